@@ -1,0 +1,119 @@
+# Every target sets up what it needs: the first call makes .venv from requirements/cpu.txt, later calls find it ready.
+# Options of a command go through ARGS:  make demo ARGS="--set spec.seed=2"
+#                                        make test ARGS="tests/rollout -k lease"
+
+SHELL       := bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS   += --no-builtin-rules --no-print-directory
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON     := 3.11
+UV_VERSION := 0.13.8
+ARGS       ?=
+
+CACHE  := $(or $(TAPFORGE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tapforge)
+UV     := $(CACHE)/uv-$(UV_VERSION)/bin/uv
+LOCK   := requirements/cpu.txt
+BIN    := .venv/bin
+# Stamps: the packages of the lock are in .venv; so is this checkout. Their names hold the checkout's path, because the
+# commands of an environment that was moved or copied still start the old one.
+HERE   := $(shell pwd | cksum | cut -d' ' -f1)
+LOCKED := .venv/.locked-$(HERE)
+READY  := .venv/.ready-$(HERE)
+
+.PHONY: help demo demo-cluster tiny bench-operator test lint format lock setup clean
+
+help: ## this list
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | expand -t 16
+	@for script in bench/*.py; do echo "bench-$$(basename "$$script" .py)"; done | paste -sd' ' | sed 's/^/benchmarks:     /'
+
+demo: $(READY) ## train on the simulated phone: manifests/samples/quickstart.yaml
+	@$(BIN)/tapforge run -f manifests/samples/quickstart.yaml $(ARGS)
+
+demo-cluster: $(READY) ## a run on a Kubernetes of this machine, from apply to Complete: needs Go and root
+	@$(BIN)/python -m e2e.demo
+
+tiny: $(READY) ## rebuild the tiny base model from its seed (about ten minutes)
+	@$(BIN)/tapforge tiny build $(ARGS)
+
+bench-operator: $(READY) ## the operator on a real control plane: e2e/bench; a part of it: ARGS="--only claims"
+	@$(BIN)/python -m e2e.bench $(ARGS)
+
+bench-%: bench/%.py $(READY) ## a benchmark of bench/; writes bench-results/*.json
+	@$(BIN)/python $< $(ARGS)
+
+# Every check runs, also after one that failed; the names of those that failed are in $$failed.
+define LINT
+failed=; \
+check() { echo "lint: $$*"; $(BIN)/"$$@" || failed+=" '$$*'"; }; \
+check ruff check --quiet --output-format concise; \
+check ruff format --check --quiet --output-format concise; \
+check mypy --no-error-summary; \
+check lint-imports --no-logo; \
+if [ -n "$$failed" ]; then echo "lint: failed:$$failed"; else echo "lint: clean"; fi
+endef
+
+test: $(READY) ## lint, then every test, whatever lint said; fails if either does
+	@$(LINT); \
+	echo "test: pytest $(ARGS)"; \
+	$(BIN)/python -m pytest $(ARGS); \
+	[ -z "$$failed" ]
+
+lint: $(READY) ## ruff, mypy, import rules
+	@$(LINT); [ -z "$$failed" ]
+
+format: $(READY) ## write every file as ruff would have it
+	@$(BIN)/ruff check --quiet --fix --exit-zero; $(BIN)/ruff format --quiet
+
+# cpu.txt is this checkout's environment; the others are the images' (Dockerfile). What both hold has the same version, but
+# for GPUs: vLLM's build for those wants versions of its own. The operator needs no pictures, arrays or colours.
+COMPILE = $(UV) pip compile --quiet --python-version $(PYTHON) --no-header --output-file
+IMAGE   = --no-annotate pyproject.toml $(ARGS)
+lock: $(UV) ## write requirements/*.txt again from pyproject.toml; newest versions: ARGS=--upgrade
+	@echo "lock: $(LOCK)"
+	@$(COMPILE) $(LOCK) --extra operator --extra trainer-cpu --extra dev pyproject.toml $(ARGS)
+	@echo "lock: requirements of the images"
+	@$(COMPILE) requirements/operator.txt --constraint $(LOCK) --extra operator $(IMAGE) \
+	    $(addprefix --no-emit-package ,numpy pillow psutil rich markdown-it-py mdurl pygments)
+	@$(COMPILE) requirements/phone.txt --constraint $(LOCK) $(IMAGE)
+	@$(COMPILE) requirements/trainer-cpu.txt --constraint $(LOCK) --extra trainer-cpu $(IMAGE)
+	@$(COMPILE) requirements/trainer-gpu.txt --extra trainer-gpu $(IMAGE)
+	@echo hatchling | $(COMPILE) requirements/build.txt --no-annotate $(ARGS) -
+
+setup: $(READY) ## only the environment
+	@echo "setup: ready"
+
+clean: ## remove the environment and every cache in the checkout; recorded runs and results stay
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	@find crds operator trainer tests bench e2e -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- setting up -------------------------------------------------------------------------------------------------------
+
+$(READY): $(LOCKED) pyproject.toml | $(UV)
+	@echo "setup: this checkout into .venv"
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+# Hard links make the second environment free; they work only inside one file system. Compiled bytecode halves the time
+# in which torch and vLLM are imported, at every start, also where Python is told to write none.
+$(LOCKED): $(LOCK) | $(UV)
+	@version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true); \
+	if [ "$$version" != $(PYTHON) ] || [ -n "$$(ls .venv/.locked-* 2>/dev/null | grep -v $(HERE))" ]; then \
+	    echo "setup: Python $(PYTHON) environment in .venv"; \
+	    $(UV) venv --quiet --clear --python $(PYTHON) .venv; \
+	fi
+	@echo "setup: $$(grep -c == $(LOCK)) packages into .venv (the first time they are downloaded, which takes minutes)"
+	@SECONDS=0; cached=$$($(UV) cache dir); mkdir -p "$$cached"; \
+	[ "$$(stat -c %d "$$cached")" = "$$(stat -c %d .venv)" ] || export UV_LINK_MODE=copy; \
+	$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python $(LOCK); \
+	echo "setup: packages there after $$SECONDS s"
+	@touch $@
+
+# Needed only while something is being set up: an environment that is ready works without it.
+.SECONDARY: $(UV)
+$(UV):
+	@echo "setup: uv $(UV_VERSION) into $(CACHE) (once per machine)"
+	@python3 -m venv --clear "$(CACHE)/uv-$(UV_VERSION)" || { \
+	    echo "setup: python3 can't make environments; on Debian: apt install python3-venv" >&2; exit 1; }
+	@"$(CACHE)/uv-$(UV_VERSION)/bin/python" -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)

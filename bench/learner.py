@@ -1,0 +1,116 @@
+"""Tokens per second of an update, and what it wastes.
+
+    python bench/learner.py [--samples 640] [--updates 6] [--ranks 1] [--freeze-vision]
+
+The tiny Qwen3-VL, FSDP2 ranks as Ray actors, samples of the quickstart's shape with a screen each; the vision tower
+learns too unless it is frozen. One update is: check, lay out, plan, send, forward, backward, clip, AdamW. The first one
+warms up and is not counted. Also: seconds for the GiGPO advantages of 100,000 steps. Writes bench-results/learner.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from load.machine import machine, show, write
+from load.samples import samples
+
+from tapforge_trainer.agents.tokens import Tokens
+from tapforge_trainer.algorithms.registry import estimate
+from tapforge_trainer.algorithms.steps import Steps
+from tapforge_trainer.policy.learner import Learner
+from tapforge_trainer.policy.settings import LearnerSettings, UpdateSettings
+from tapforge_trainer.tiny.folder import write_model
+
+ADVANTAGE_STEPS = 100_000
+
+
+async def measure(folder: Path, count: int, updates: int, ranks: int, threads: int, freeze: bool) -> dict[str, Any]:
+    import ray
+
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as the trainer does
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    settings = LearnerSettings(
+        str(folder), Tokens.load(folder).allowed_ids, ranks=ranks, threads=threads, freeze_vision=freeze
+    )
+    data, frames = samples(folder, count)
+    learner = Learner(settings)
+    try:
+        started = time.perf_counter()
+        await learner.ready()
+        start = time.perf_counter() - started
+        update = UpdateSettings(learning_rate=1e-4)
+        first = await learner.update(data, frames, update, 0)
+        figures = [await learner.update(data, frames, update, version) for version in range(1, updates)]
+    finally:
+        await learner.close()
+        ray.shutdown()
+    seconds = [f["seconds"] for f in figures]
+    return {
+        "tokens_per_second": round(figures[0]["tokens"] / statistics.median(seconds), 1),
+        "samples_per_second": round(count / statistics.median(seconds), 1),
+        "padding_share": round(figures[0]["padding_share"], 4),
+        "peak_mib": round(max(f["peak_mib"] for f in [first, *figures]), 1),
+        "update_seconds": round(statistics.median(seconds), 3),
+        "update_seconds_computing": round(statistics.median(f["seconds_computing"] for f in figures), 3),
+        "first_update_seconds": round(first["seconds"], 3),
+        "start_seconds": round(start, 1),
+        "samples": count,
+        "tokens": int(figures[0]["tokens"]),
+        "updates": updates - 1,
+        "ranks": ranks,
+        "threads": threads,
+        "freeze_vision": freeze,
+    }
+
+
+def advantages_seconds(steps: int) -> float:
+    """GiGPO over groups of 8 episodes of 1 to 20 steps with a few hundred states each."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 21, steps)
+    trajectory = np.repeat(np.arange(len(lengths)), lengths)[:steps]
+    data = Steps(
+        group=trajectory // 8,
+        trajectory=trajectory,
+        state=rng.integers(0, 200, steps),
+        reward=(rng.random(steps) < 0.05).astype(float),
+        valid=np.ones(steps, bool),
+    )
+    best = float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        estimate("gigpo", data)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, default=640, help="answers per update")
+    parser.add_argument("--updates", type=int, default=7, help="the first is not counted")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=None, help="per rank; cores / ranks if not given")
+    parser.add_argument("--freeze-vision", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("bench-results/learner.json"))
+    args = parser.parse_args()
+    facts = machine()
+    threads = args.threads or max(1, len(os.sched_getaffinity(0)) // args.ranks)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        write_model(folder, 0)
+        figures = asyncio.run(measure(folder, args.samples, args.updates, args.ranks, threads, args.freeze_vision))
+    figures["advantages_100k_seconds"] = round(advantages_seconds(ADVANTAGE_STEPS), 4)
+    write(args.out, figures | facts)
+    shown = ("tokens_per_second", "samples_per_second", "padding_share", "peak_mib", "advantages_100k_seconds")
+    show(f"Learner, {facts['cores']} cores", shown, [[figures[name] for name in shown]])
+
+
+if __name__ == "__main__":
+    main()

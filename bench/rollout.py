@@ -1,0 +1,238 @@
+"""The same work scheduled in lock-step and asynchronously, over phones with heavy-tailed latency.
+
+    python bench/rollout.py [--slots 16] [--updates 6] [--sigmas 0.25 0.5 1 1.5]
+
+Both sides: the same phones in a process of their own behind real sockets, the same client, adapter and scripted engine,
+the same tasks in the same order, the same answers (from the same seeds; the number of steps they execute is compared
+and must be equal), latencies drawn from the same log-normal numbers (named by task, repetition and step), one update
+per batch with the same fixed time to learn. Measured is the wall time from the first reset to the end of the last
+update, for the same number of usable samples.
+
+- Lock-step, as rollout workers of published GUI trainers do it: one episode per slot; all running episodes are asked
+  together, and all their phones step together. Finished slots drop out of the following rounds (nobody waits for them
+  any more); the next batch begins after the update.
+- Asynchronous: `Scheduler` with a staleness bound of 1. Groups are consumed in issue order, none is dropped for being
+  late. It also records everything to disk, which the lock-step side is spared. At the end it has begun episodes of
+  batches that are not learned from any more: they count as no sample, and the time they took from others does.
+
+`busy_share` is the share of slot time in which phones work on a call; `sample_age` the mean number of policy versions
+between a group's admission and its update (0 for lock-step). Writes bench-results/rollout.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from load.machine import machine, show, write
+from load.phones import SameLength, SlowPhones
+from load.policy import SAMPLING, ScriptedEngine, adapter
+
+from tapforge_envs.protocol import Environment, Observation, Reason, needs_score
+from tapforge_envs.slots.source import Verdict
+from tapforge_trainer.agents.agent import Agent, ContextLimit, Turn
+from tapforge_trainer.agents.parsing import ParseFailure
+from tapforge_trainer.records import Generator
+from tapforge_trainer.rollout.episode import Standing, after_answer
+from tapforge_trainer.rollout.limits import EpisodeLimits, GroupLimits
+from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.rollout.scheduler import Scheduler
+from tapforge_trainer.rollout.work import Work, seed_of
+from tapforge_trainer.tasks.source import TaskSource
+
+GROUP, MAX_STEPS, SEED = 4, 16, 0
+#: of one answer, whether it is asked for alone or in a batch; and of one update
+ENGINE_SECONDS, LEARN_SECONDS = 0.005, 0.1
+MALFORMED = EpisodeLimits().max_parse_failures
+
+
+@dataclass
+class Load:
+    slots: SlowPhones
+    agent: Agent
+    engine: Generator
+    groups_per_update: int
+    updates: int
+
+    def tasks(self) -> TaskSource:
+        return TaskSource(SameLength(MAX_STEPS), SEED)
+
+
+@dataclass
+class Figures:
+    seconds: float
+    #: environment steps of the samples that were learned from
+    steps: int
+    busy_share: float
+    sample_age: float = 0.0
+
+
+# --- lock-step --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Player:
+    """An episode in a lock-step batch."""
+
+    work: Work
+    environment: Environment
+    seen: Observation
+    history: list[Turn]
+    standing: Standing
+    reason: Reason | None = None
+
+
+async def lock_step(load: Load) -> Figures:
+    tasks, steps, order = load.tasks(), 0, 0
+    begun, worked = time.perf_counter(), load.slots.working
+    for _ in range(load.updates):
+        works = []
+        for _ in range(load.groups_per_update):
+            task = tasks.next()
+            for member in range(GROUP):
+                seed = seed_of(SEED, "train", order, member, 0)
+                works.append(Work(f"g{order}", order, member, 0, 0, task, seed))
+            order += 1
+        steps += await _batch(load, works)
+        await asyncio.sleep(LEARN_SECONDS)
+    seconds = time.perf_counter() - begun
+    return Figures(seconds, steps, (load.slots.working - worked) / (seconds * load.slots.size))
+
+
+async def _batch(load: Load, works: list[Work]) -> int:
+    leases = [await load.slots.acquire(60) for _ in works]
+    first = await asyncio.gather(*(le.environment.reset(w.task) for le, w in zip(leases, works, strict=True)))
+    players = [
+        _Player(work, lease.environment, seen, [], Standing())
+        for work, lease, seen in zip(works, leases, first, strict=True)
+    ]
+    running = players
+    while running:
+        await _round(load, running)
+        running = [p for p in running if p.reason is None]
+    await asyncio.gather(*(p.environment.evaluate() for p in players if p.reason and needs_score(p.reason)))
+    for lease in leases:
+        await load.slots.release(lease, Verdict.CLEAN)
+    return sum(p.standing.executed for p in players)
+
+
+async def _round(load: Load, running: list[_Player]) -> None:
+    """One answer and one step of every running episode; ends when the slowest phone has answered."""
+    prompts = []
+    for p in running:
+        prompt = load.agent.prompt(p.work.task.goal, p.history, p.seen)
+        if isinstance(prompt, ContextLimit):
+            raise RuntimeError(f"the benchmark's context is too small: {prompt}")
+        prompts.append(prompt)
+    generations = await asyncio.gather(
+        *(
+            load.engine.generate(prompt, replace(SAMPLING, seed=seed_of(p.work.seed, p.standing.answers)))
+            for prompt, p in zip(prompts, running, strict=True)
+        )
+    )
+    moves = []
+    for p, generation in zip(running, generations, strict=True):
+        text = load.agent.decode(generation.ids)
+        answer = load.agent.read(text, generation.finish_reason)
+        if isinstance(answer, ParseFailure):
+            raise RuntimeError(f"the scripted engine's answer is malformed: {answer}")
+        index = p.standing.executed
+        p.standing, p.reason = after_answer(p.standing, answer, p.work.task.max_steps, MALFORMED)
+        p.history.append(Turn(p.seen, text, answer))
+        moves.append(p.environment.step(answer, index))
+    for p, result in zip(running, await asyncio.gather(*moves), strict=True):
+        p.seen = result.observation
+
+
+# --- asynchronous -----------------------------------------------------------------------------------------------------
+
+
+async def asynchronous(load: Load, folder: Path) -> Figures:
+    recorder = Recorder(folder)
+    begun, worked, steps = time.perf_counter(), load.slots.working, 0
+    scheduler = Scheduler(
+        load.slots,
+        load.agent,
+        load.engine,
+        SAMPLING,
+        tasks=load.tasks(),
+        groups=GroupLimits(GROUP, load.groups_per_update, max_staleness=1, deadline_seconds=None),
+        recorder=recorder,
+        seed=SEED,
+    )
+    for version in range(1, load.updates + 1):
+        batch = await scheduler.next_batch()
+        steps += sum(len(e.steps) for g in batch for e in g.episodes)
+        await asyncio.sleep(LEARN_SECONDS)
+        scheduler.set_version(version)
+    seconds = time.perf_counter() - begun
+    busy = (load.slots.working - worked) / (seconds * load.slots.size)
+    age = scheduler.stats().mean_sample_age
+    await scheduler.close()
+    recorder.close()
+    return Figures(seconds, steps, busy, age)
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+async def compare(sigma: float, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    agent = adapter(folder / "model")
+    figures = []
+    for side in ("lock-step", "asynchronous"):
+        # Each side has fresh phones, whose latencies begin from the same names.
+        slots = SlowPhones(args.slots, args.processes, args.median, sigma)
+        await slots.start()
+        try:
+            load = Load(slots, agent, ScriptedEngine(agent, ENGINE_SECONDS), args.slots // GROUP, args.updates)
+            if side == "lock-step":
+                figures.append(await lock_step(load))
+            else:
+                figures.append(await asynchronous(load, folder / f"sigma-{sigma}"))
+        finally:
+            await slots.close()
+    lock, free = figures
+    if lock.steps != free.steps:
+        raise RuntimeError(f"the sides did different work: {lock.steps} and {free.steps} steps")
+    return {
+        "sigma": sigma,
+        "lockstep_seconds": round(lock.seconds, 2),
+        "async_seconds": round(free.seconds, 2),
+        "ratio": round(lock.seconds / free.seconds, 2),
+        "busy_share": round(free.busy_share, 3),
+        "lockstep_busy_share": round(lock.busy_share, 3),
+        "sample_age": round(free.sample_age, 2),
+        "samples": args.updates * (args.slots // GROUP) * GROUP,
+        "env_steps": lock.steps,
+        "slots": args.slots,
+        "median_step_seconds": args.median,
+        **machine(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--slots", type=int, default=16, help="a batch is one episode per slot; a multiple of 4")
+    parser.add_argument("--updates", type=int, default=6)
+    parser.add_argument("--median", type=float, default=0.02, help="median latency of a phone's step, seconds")
+    parser.add_argument("--processes", type=int, default=1, help="phone servers")
+    parser.add_argument("--sigmas", type=float, nargs="+", default=[0.25, 0.5, 1.0, 1.5])
+    parser.add_argument("--out", type=Path, default=Path("bench-results/rollout.json"))
+    args = parser.parse_args()
+    if args.slots % GROUP:
+        parser.error(f"--slots {args.slots} is no multiple of the group size {GROUP}")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [asyncio.run(compare(sigma, args, Path(folder))) for sigma in args.sigmas]
+    write(args.out, rows)
+    shown = ("sigma", "lockstep_seconds", "async_seconds", "ratio", "busy_share", "lockstep_busy_share", "sample_age")
+    title = f"{args.slots} phones, {rows[0]['cores']} cores, {rows[0]['samples']} samples"
+    show(title, shown, [[row[name] for name in shown] for row in rows])
+
+
+if __name__ == "__main__":
+    main()

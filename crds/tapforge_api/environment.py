@@ -1,0 +1,118 @@
+"""Where a run's phones and tasks come from. Times are seconds, sizes are pixels."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from .base import UNIQUE, DnsLabel, OneOf, Path, Positive, Rule, Seconds, Spec, Url, Word, compare
+from .pool import EmulatorPoolSpec
+
+Split = Literal["train", "validation", "test"]
+
+
+class Latency(Spec):
+    """Artificial, log-normal slowness of a simulated phone's steps."""
+
+    median_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(0.0, description="median of a step, seconds")
+    sigma: Annotated[float, Field(ge=0, le=5)] = Field(
+        0.0, description="standard deviation of the logarithm of a step's duration; 0: all steps take the median"
+    )
+
+
+class Processes(Spec):
+    """Simulated phones on the machine of the driver."""
+
+    count: Annotated[int, Field(ge=1, le=4096)] = Field(2, description="phones, each of which is one slot")
+    servers: Annotated[int, Field(ge=1, le=256)] = Field(
+        1, description="server processes that the phones are spread over; one is good for some hundred steps a second"
+    )
+    latency: Latency | None = Field(
+        None, description="artificial slowness; without it the phones are as fast as they can"
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (compare("servers", "<=", "count", "a server without a phone does nothing"),)
+
+
+class Urls(OneOf):
+    """Environment servers that somebody else runs, one phone each."""
+
+    list: Annotated[tuple[Url, ...], Field(min_length=1, max_length=4096), UNIQUE] | None = Field(
+        None, description="addresses, each of one phone's server"
+    )
+    file: Path | None = Field(
+        None, description="file with one address per line; blank lines and # comments are skipped"
+    )
+
+
+class PoolReference(Spec):
+    """An EmulatorPool in the run's namespace; phones are claimed from the operator."""
+
+    name: DnsLabel = Field(description="metadata.name of the EmulatorPool")
+    slots: Annotated[int, Field(ge=1, le=4096)] = Field(
+        16, description="phones that are claimed at most; the run begins with the first one and takes what comes free"
+    )
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = Field(
+        0,
+        description="whose claims are served first where phones are short: the larger; runs of a smaller one may be "
+        "asked for phones at the end of their episodes",
+    )
+
+
+class OwnPool(Spec):
+    """An EmulatorPool that the operator makes for the run alone, under its name. It exists while the run is active."""
+
+    slots: Annotated[int, Field(ge=1, le=4096)] = Field(
+        16, description="phones that are claimed at most; the run begins with the first one and takes what comes free"
+    )
+    spec: EmulatorPoolSpec = Field(description="the pool, as in an EmulatorPool")
+
+
+class EnvironmentSource(OneOf):
+    """Where phones come from."""
+
+    processes: Processes | None = Field(None, description="simulated phones on the driver's machine")
+    urls: Urls | None = Field(None, description="servers that already run")
+    pool: PoolReference | None = Field(None, description="an EmulatorPool of the cluster")
+    own_pool: OwnPool | None = Field(None, description="an EmulatorPool of the run's own, made for it on the cluster")
+
+
+class Screen(Spec):
+    """Size that the simulated phones draw at, in pixels."""
+
+    width: Annotated[int, Field(ge=32, le=4096)] = Field(96, description="width, pixels")
+    height: Annotated[int, Field(ge=32, le=4096)] = Field(160, description="height, pixels")
+
+
+class Deadlines(Spec):
+    """How long a call to a phone may take. A call that takes longer makes the episode invalid, never a failure."""
+
+    acquire_seconds: Seconds = Field(120.0, description="to get a slot and an answer from its health check, seconds")
+    reset_seconds: Seconds = Field(30.0, description="to set up a task, seconds")
+    step_seconds: Seconds = Field(15.0, description="to carry out an action and return the next frame, seconds")
+    evaluate_seconds: Seconds = Field(15.0, description="to judge an episode, seconds")
+    episode_seconds: Seconds = Field(600.0, description="for a whole episode, model time included, seconds")
+
+
+class EnvironmentSpec(Spec):
+    """The phones of a run."""
+
+    source: EnvironmentSource = Field(
+        EnvironmentSource(processes=Processes()), description="where phones come from; exactly one member"
+    )
+    protocol: Literal["tapforge"] = Field("tapforge", description="what the phones' servers speak")
+    screen: Screen = Field(Screen(), description="size of a simulated phone; other phones have their own")
+    deadlines: Deadlines = Field(Deadlines(), description="how long calls to a phone may take")
+
+
+class Tasks(Spec):
+    """What is practised. Evaluation names its own split."""
+
+    suite: Word = Field("quickstart", description="task suite of the environment")
+    split: Split = Field("train", description="part of the suite that episodes are drawn from")
+    templates: Annotated[tuple[Word, ...], Field(max_length=1024), UNIQUE] = Field(
+        (), description="task templates to draw from; empty: all of the split"
+    )
+    file: Path | None = Field(None, description="JSONL file with one task per line, instead of the suite")
+    max_tasks: Positive | None = Field(None, description="at most this many different tasks; without it all")

@@ -1,0 +1,359 @@
+"""How a run learns: from weights and a warm start over rollouts and an algorithm to updated weights.
+
+Defaults are those of the published GUI-agent runs; a sample manifest for a small machine overrides most of them.
+Times are seconds, sizes are tokens unless a field's name says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from .base import Count, Fraction, OneOf, Path, Positive, Rule, Seconds, Seed, Spec, Word, compare
+from .environment import Split
+
+# --- model ------------------------------------------------------------------------------------------------------------
+
+
+class TinyModel(Spec):
+    """The tiny Qwen3-VL that tapforge builds itself; nothing is downloaded."""
+
+
+class ModelFolder(Spec):
+    """A model in a folder, in Hugging Face's layout."""
+
+    folder: Path = Field(description="folder with config.json, tokenizer and safetensors")
+
+
+class HuggingFaceModel(Spec):
+    """A model of a Hugging Face repository."""
+
+    repo: Annotated[str, Field(min_length=3, max_length=200, pattern=r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$")] = Field(
+        description="repository, as OWNER/NAME"
+    )
+    revision: Word = Field("main", description="branch, tag or commit; pin a commit for runs that can be repeated")
+
+
+class ModelSource(OneOf):
+    """Where the initial weights come from."""
+
+    tiny: TinyModel | None = Field(None, description="the built-in tiny model; write `tiny: {}`")
+    path: ModelFolder | None = Field(None, description="a local folder")
+    hugging_face: HuggingFaceModel | None = Field(None, description="a repository of Hugging Face")
+
+
+class Adapter(Spec):
+    """How screens and history become a prompt, and an answer an action."""
+
+    name: Word = Field("qwen3-vl", description="model adapter: prompt format, action format and coordinate convention")
+    prompt: Literal["full", "compact"] = Field(
+        "full", description="full: the model's published system prompt with its tools; compact: goal and history only"
+    )
+    history_images: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="frames in the prompt, the current one included"
+    )
+    history_steps: Annotated[int, Field(ge=0, le=512)] = Field(
+        16, description="earlier answers in the prompt, as text; the oldest go first"
+    )
+    max_parse_failures: Annotated[int, Field(ge=1, le=100)] = Field(
+        3, description="malformed answers in a row after which an episode fails"
+    )
+
+
+class Model(Spec):
+    """The policy."""
+
+    source: ModelSource = Field(ModelSource(tiny=TinyModel()), description="initial weights; exactly one member")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="number format of engines and of the learner's forward pass; masters are float32"
+    )
+    freeze_vision: bool = Field(True, description="leave the vision tower as it is")
+    context_tokens: Annotated[int, Field(ge=64, le=1_048_576)] = Field(
+        8192, description="prompt and answer together, tokens; visual tokens count"
+    )
+    adapter: Adapter = Field(Adapter(), description="prompt and action format")
+
+
+class WarmStart(Spec):
+    """A short supervised phase on a demonstrator's episodes before reinforcement learning."""
+
+    demonstrations: Positive = Field(1000, description="episodes shown")
+    steps: Positive = Field(300, description="optimizer steps")
+    batch_size: Annotated[int, Field(ge=1, le=65536)] = Field(32, description="answers per optimizer step")
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = Field(1e-3, description="peak learning rate; cosine decay")
+    warmup_steps: Count = Field(0, description="optimizer steps over which the rate rises from 0")
+    carelessness: Fraction = Field(
+        0.0, description="probability that the demonstrator errs at a decision that invites carelessness"
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        compare("warmup_steps", "<=", "steps", "the learning rate would never reach its peak"),
+    )
+
+
+# --- rollout ----------------------------------------------------------------------------------------------------------
+
+
+class DynamicSampling(Spec):
+    """Groups whose members all succeed or all fail teach nothing to group methods; this replaces them."""
+
+    enabled: bool = Field(False, description="replace groups without contrast by further tasks")
+    max_rounds: Annotated[int, Field(ge=1, le=64)] = Field(
+        4, description="refills per update, after which the update takes what there is"
+    )
+
+
+class Rollout(Spec):
+    """How episodes are played."""
+
+    group_size: Annotated[int, Field(ge=2, le=1024)] = Field(
+        8, description="episodes of the same task, compared with each other"
+    )
+    groups_per_update: Annotated[int, Field(ge=1, le=65536)] = Field(
+        16, description="groups that an update learns from"
+    )
+    max_staleness: Annotated[int, Field(ge=0, le=64)] = Field(
+        1, description="policy versions that a sample may lag behind at its update; 0: strictly on-policy"
+    )
+    concurrency: Annotated[int, Field(ge=1, le=65536)] | None = Field(
+        None, description="episodes at once; without it as many as there are slots"
+    )
+    temperature: Annotated[float, Field(gt=0, le=10)] = Field(1.0, description="sampling temperature in training")
+    response_tokens: Annotated[int, Field(ge=1, le=65536)] = Field(256, description="longest answer, tokens")
+    max_reruns: Annotated[int, Field(ge=0, le=100)] = Field(
+        2, description="times an invalid episode is played again on another slot"
+    )
+    min_valid: Annotated[int, Field(ge=2, le=1024)] = Field(
+        2, description="valid episodes that a group needs at its deadline; with fewer it is dropped and counted"
+    )
+    group_deadline_seconds: Seconds = Field(
+        600.0, description="time from a group's first episode until it goes on without its missing members, seconds"
+    )
+    dynamic_sampling: DynamicSampling = Field(DynamicSampling(), description="replacement of groups without contrast")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        compare("min_valid", "<=", "group_size", "no group could ever have that many valid episodes"),
+    )
+
+
+# --- algorithm --------------------------------------------------------------------------------------------------------
+
+Normalization = Literal["mean", "mean_std"]
+
+
+class Grpo(Spec):
+    """Group-relative advantage of whole episodes."""
+
+    normalization: Normalization = Field(
+        "mean_std", description="mean: return minus the group's mean; mean_std: divided by its standard deviation too"
+    )
+
+
+class Gigpo(Spec):
+    """Group-in-group advantage: GRPO's, plus one among steps of the same state."""
+
+    normalization: Normalization = Field(
+        "mean_std", description="mean: return minus the group's mean; mean_std: divided by its standard deviation too"
+    )
+    gamma: Fraction = Field(0.95, description="discount per step of the returns that same-state steps are compared by")
+    weight: Annotated[float, Field(ge=0, le=100)] = Field(
+        1.0, description="weight of the step advantage beside the episode advantage"
+    )
+
+
+class Rloo(Spec):
+    """Return minus the mean of the group's other members."""
+
+
+class Advantage(OneOf):
+    """The advantage estimator."""
+
+    grpo: Grpo | None = Field(None, description="group-relative")
+    gigpo: Gigpo | None = Field(None, description="group-in-group")
+    rloo: Rloo | None = Field(None, description="leave one out; write `rloo: {}`")
+
+
+class Loss(Spec):
+    """The clipped policy loss."""
+
+    clip_low: Annotated[float, Field(ge=0, le=1)] = Field(0.2, description="the ratio is clipped below 1 - clipLow")
+    clip_high: Annotated[float, Field(ge=0, le=10)] = Field(0.28, description="the ratio is clipped above 1 + clipHigh")
+    dual_clip: Annotated[float, Field(gt=1, le=100)] | None = Field(
+        None, description="a negative advantage costs a token at most dualClip x its size; without it unbounded"
+    )
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = Field(
+        "token_mean", description="how token losses become one number; always over the whole batch of all ranks"
+    )
+    importance_cap: Annotated[float, Field(gt=0, le=1000)] = Field(
+        2.0, description="truncation of the weight between the learner's old and the engine's log-probabilities"
+    )
+
+
+class Kl(Spec):
+    """Pull towards the initial policy. A coefficient of 0 loads no reference model."""
+
+    coefficient: Annotated[float, Field(ge=0, le=100)] = Field(0.0, description="weight of the KL term; 0: none")
+    estimator: Literal["k1", "k2", "k3"] = Field("k2", description="estimator of the divergence per token")
+
+
+class Algorithm(Spec):
+    """How episodes become gradients."""
+
+    advantage: Advantage = Field(Advantage(gigpo=Gigpo()), description="advantage estimator; exactly one member")
+    statistics: Literal["trajectories", "steps"] = Field(
+        "trajectories",
+        description="whether a group's mean and deviation count every episode once, or every one of its steps",
+    )
+    loss: Loss = Field(Loss(), description="policy loss")
+    kl: Kl = Field(Kl(), description="pull towards the initial policy")
+    invalid_answer_penalty: Annotated[float, Field(ge=0, le=100)] = Field(
+        0.0, description="subtracted from the reward of a step whose answer could not be parsed"
+    )
+
+
+# --- learner, engine, sync --------------------------------------------------------------------------------------------
+
+Threads = Annotated[int, Field(ge=1, le=1024)]
+
+
+class Learner(Spec):
+    """The optimizer's side: FSDP2 ranks and AdamW."""
+
+    ranks: Annotated[int, Field(ge=1, le=4096)] = Field(1, description="processes that share the model (FSDP2)")
+    threads: Threads | None = Field(None, description="CPU threads of a rank; without it chosen by the machine's cores")
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = Field(1e-6, description="learning rate of AdamW")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="decay of AdamW's first moment")
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.99, description="decay of AdamW's second moment")
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="AdamW's weight decay")
+    warmup_updates: Count = Field(0, description="updates over which the learning rate rises from 0")
+    gradient_clip: Annotated[float, Field(gt=0, le=1e6)] = Field(1.0, description="largest norm of the gradient")
+    mini_batches: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1, description="optimizer steps per update; a group is never split between two"
+    )
+    tokens_per_micro_batch: Annotated[int, Field(ge=64, le=16_777_216)] = Field(
+        8192, description="tokens in one forward pass of a rank; a longer sample goes alone"
+    )
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        return self.beta1, self.beta2
+
+
+class Engine(Spec):
+    """The sampling side: vLLM engines."""
+
+    replicas: Annotated[int, Field(ge=1, le=4096)] = Field(1, description="engines, each with the whole model")
+    max_concurrent_sequences: Annotated[int, Field(ge=1, le=65536)] = Field(
+        64, description="answers that one engine samples at once"
+    )
+    max_batched_tokens: Annotated[int, Field(ge=64, le=16_777_216)] | None = Field(
+        None, description="tokens in one pass of an engine; without it vLLM's choice"
+    )
+    kv_cache_mib: Annotated[int, Field(ge=1, le=16_777_216)] = Field(
+        128, alias="kvCacheMiB", description="key-value cache of an engine, MiB"
+    )
+    threads: Threads | None = Field(
+        None, description="CPU threads of an engine; without it chosen by the machine's cores"
+    )
+
+
+class Sync(Spec):
+    """How new weights reach the engines."""
+
+    mid_episode: bool = Field(
+        True, description="new weights arrive while episodes run; otherwise no episode sees two versions"
+    )
+
+
+# --- evaluation, checkpoints, end -------------------------------------------------------------------------------------
+
+
+class Evaluation(Spec):
+    """How success is measured: the same tasks before, in between and after, by a pinned policy version."""
+
+    split: Split = Field("test", description="part of the suite that is measured on")
+    episodes: Annotated[int, Field(ge=1, le=1_000_000)] = Field(200, description="different tasks, one episode each")
+    repeats: Annotated[int, Field(ge=1, le=1000)] = Field(
+        1, description="episodes per task when sampled; greedy answers are played once"
+    )
+    sampled: bool = Field(True, description="measure with answers sampled at sampledTemperature")
+    greedy: bool = Field(True, description="measure with the most probable answers")
+    sampled_temperature: Annotated[float, Field(gt=0, le=10)] = Field(
+        1.0, description="temperature of the sampled mode"
+    )
+    floors: bool = Field(True, description="also measure a random and an always-infeasible policy on the same tasks")
+    every_updates: Count = Field(0, description="also measure every so many updates; 0: only before and after")
+    seed: Seed = Field(1_000_003, description="seed of the choice of tasks; apart from spec.seed so that runs compare")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="at least one of sampled and greedy must be true",
+            cel="self.sampled || self.greedy",
+            holds=lambda o: o.sampled or o.greedy,
+        ),
+    )
+
+
+class VolumeClaim(Spec):
+    """A PersistentVolumeClaim of the run's namespace. With several Ray Pods it must be writable from several nodes."""
+
+    claim_name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")] = (
+        Field(description="metadata.name of the claim")
+    )
+    sub_path: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._/-]*$")] | None = (
+        Field(None, description="folder of the volume, instead of its root")
+    )
+
+
+class Storage(Spec):
+    """Where a run on a cluster keeps what has to outlast its Ray clusters, in a folder of its own below this root."""
+
+    volume_claim: VolumeClaim = Field(description="a volume")
+
+
+def _folder(field: str, attribute: str) -> Rule:
+    return Rule(
+        message=f"{field} must be a folder, not a URI: mount the storage, and name the folder that it is mounted at",
+        cel=f"!has(self.{field}) || !self.{field}.matches('://')",
+        holds=lambda o: getattr(o, attribute) is None or "://" not in getattr(o, attribute),
+    )
+
+
+class Checkpoints(Spec):
+    """What is kept of a run, so that it can go on elsewhere."""
+
+    directory: Path | None = Field(None, description="folder; without it runs/NAME/checkpoints")
+    storage: Storage | None = Field(
+        None,
+        description="where a run on a cluster keeps its checkpoints, instead of directory; without it they are lost "
+        "with the Ray cluster. A laptop pays no attention",
+    )
+    every_updates: Positive = Field(10, description="updates between two checkpoints; there is always one at the end")
+    keep: Annotated[int, Field(ge=1, le=1000)] = Field(2, description="checkpoints kept; older ones are deleted")
+    resume_from: Path | None = Field(
+        None,
+        description="folder of a checkpoint to go on from; without it the newest in directory. One of another run "
+        "gives its weights only, and only until the run has its own",
+    )
+    export: bool = Field(True, description="write the final weights in Hugging Face's layout")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="directory and storage must not both be set: storage says where checkpoints are on a cluster",
+            cel="!(has(self.directory) && has(self.storage))",
+            holds=lambda o: o.directory is None or o.storage is None,
+        ),
+        _folder("directory", "directory"),
+        _folder("resumeFrom", "resume_from"),
+    )
+
+
+class Stop(Spec):
+    """When a run ends: at the first limit it reaches."""
+
+    max_updates: Positive = Field(100, description="updates")
+    max_seconds: Seconds | None = Field(None, description="time of the reinforcement phase, seconds; without it none")
+    target_success: Fraction | None = Field(
+        None, description="success rate in training episodes over the last update from which the run may end"
+    )

@@ -1,0 +1,123 @@
+"""`TrainingRun`: who learns what, how, on which hardware. The same file runs on a laptop and on a cluster.
+
+On a cluster a run that has started keeps what it was started with: of its spec only the fields in `CHANGEABLE` may be
+edited from then on, because only those can reach a run that is under way.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from .base import API_VERSION, DNS_LABEL, Change, Metadata, Rule, Seed, Spec, camel, compare
+from .cluster import ClusterSpec
+from .environment import EnvironmentSpec, Tasks
+from .learning import Algorithm, Checkpoints, Engine, Evaluation, Learner, Model, Rollout, Stop, Sync, WarmStart
+from .run_status import TrainingRunStatus
+
+#: Kubernetes objects derived from a run append a suffix to its name and still have to fit in 63 characters
+MAX_RUN_NAME = 43
+
+#: fields of a run's spec that may be edited after its start
+CHANGEABLE = ("suspend", "stop")
+
+
+class RunMetadata(Metadata):
+    """Name, namespace and labels of a run."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_RUN_NAME, pattern=DNS_LABEL)] = Field(
+        description="name of the run; also of its folder and its cluster objects"
+    )
+
+
+def _enough_slots(source: str) -> Rule:
+    """A run doesn't wait for more phones than it would take."""
+    at = f"self.environment.source.{camel(source)}"
+
+    def holds(spec: TrainingRunSpec) -> bool:
+        pool = getattr(spec.environment.source, source)
+        return spec.cluster is None or pool is None or spec.cluster.min_ready_slots <= pool.slots
+
+    return Rule(
+        message=f"cluster.minReadySlots must be <= environment.source.{camel(source)}.slots: it would wait for phones "
+        "that it doesn't take",
+        cel=f"!has(self.cluster) || !has({at}) || self.cluster.minReadySlots <= {at}.slots",
+        holds=holds,
+    )
+
+
+class TrainingRunSpec(Spec):
+    """What a run does."""
+
+    seed: Seed = Field(0, description="seed of task order, layouts and sampling")
+    model: Model = Field(Model(), description="the policy")
+    environment: EnvironmentSpec = Field(EnvironmentSpec(), description="the phones")
+    tasks: Tasks = Field(Tasks(), description="what is practised")
+    warm_start: WarmStart | None = Field(None, description="supervised phase before; without it there is none")
+    rollout: Rollout = Field(Rollout(), description="how episodes are played")
+    algorithm: Algorithm = Field(Algorithm(), description="how episodes become gradients")
+    learner: Learner = Field(Learner(), description="the optimizer's side")
+    engine: Engine = Field(Engine(), description="the sampling side")
+    sync: Sync = Field(Sync(), description="how new weights reach the engines")
+    evaluation: Evaluation = Field(Evaluation(), description="how success is measured")
+    checkpoints: Checkpoints = Field(Checkpoints(), description="what is kept")
+    stop: Stop = Field(Stop(), description="when the run ends")
+    cluster: ClusterSpec | None = Field(
+        None, description="the machines on a cluster; needed there. A laptop pays no attention"
+    )
+    suspend: bool = Field(
+        False,
+        description="true: the run gives its phones and machines back after a checkpoint, or doesn't start; false: it "
+        "goes on from there. A laptop pays no attention",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        compare("rollout.response_tokens", "<", "model.context_tokens", "the answer has to leave room for a prompt"),
+        compare(
+            "learner.mini_batches", "<=", "rollout.groups_per_update", "a group is never split between minibatches"
+        ),
+        *(_enough_slots(name) for name in ("pool", "own_pool")),
+    )
+
+
+def _started(run: TrainingRun) -> bool:
+    return run.status is not None and bool(run.status.start_time)
+
+
+def _fixed_after_start(name: str) -> Change:
+    """A field of spec that a run keeps from its start on."""
+    field, old, new = camel(name), f"oldSelf.spec.{camel(name)}", f"self.spec.{camel(name)}"
+    same = f"{new} == {old}"
+    if TrainingRunSpec.model_fields[name].default is None:
+        same = f"has({new}) == has({old}) && (!has({new}) || {same})"
+    return Change(
+        message=f"can't be changed after the run's start, only {' and '.join(CHANGEABLE)} can; make another run",
+        cel=f"!has(oldSelf.status) || oldSelf.status.startTime == '' || ({same})",
+        holds=lambda before, after: (
+            not _started(before) or bool(getattr(before.spec, name) == getattr(after.spec, name))
+        ),
+        at=f"spec.{field}",
+    )
+
+
+class TrainingRun(Spec):
+    """A model that learns to use phones by online reinforcement learning: who learns what, how, on which hardware. The
+    same file runs on a laptop, by `tapforge run -f FILE`."""
+
+    api_version: Literal["tapforge.dev/v1alpha1"] = Field(API_VERSION, description="version of this API")
+    kind: Literal["TrainingRun"] = Field("TrainingRun", description="kind of this object")
+    metadata: RunMetadata = Field(description="name, namespace, labels")
+    spec: TrainingRunSpec = Field(TrainingRunSpec(), description="what the run does")
+    status: TrainingRunStatus | None = Field(None, description="what the operator last saw; not part of a file")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="metadata.name must begin with a letter where spec.cluster is set: RayJobs are named after the run",
+            cel="!has(self.spec.cluster) || self.metadata.name.matches('^[a-z]')",
+            holds=lambda o: o.spec.cluster is None or o.metadata.name[0].isalpha(),
+        ),
+    )
+    changes: ClassVar[tuple[Change, ...]] = tuple(
+        _fixed_after_start(name) for name in TrainingRunSpec.model_fields if name not in CHANGEABLE
+    )

@@ -1,0 +1,90 @@
+"""What claims are compared with: the two writes of each, by a client that needs no broker to know which Pod is free.
+
+    python -m e2e.bench.patch_load < load.json
+
+The same open loop as claims_load: the n-th pair is begun n / rate seconds after the first, the second write follows the
+first after `hold` seconds. Prints seconds of each first write from the time at which it was meant to be sent until its
+answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import aiohttp
+
+from .raw import Job, connector
+
+_MERGE = "application/merge-patch+json"
+_HEADERS = {"Content-Type": _MERGE, "Accept": "application/json"}
+#: as much as a claim writes
+_LABELS = {"example.com/claimed": "true", "example.com/run": "a-run"}
+_NOTES = {
+    "example.com/claim": "x" * 150,
+    "example.com/fence": "1000",
+    "example.com/safe": "false",
+    "example.com/a": "b",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    #: its requests are left out
+    job: Job
+    pods: list[str]
+    rate: float
+    seconds: float
+    hold: float = 0.1
+    warm_up: float = 3.0
+
+
+def _patch(there: bool) -> bytes:
+    fill = {"labels": _LABELS, "annotations": _NOTES}
+    metadata = fill if there else {kind: dict.fromkeys(values) for kind, values in fill.items()}
+    return json.dumps({"metadata": metadata}).encode()
+
+
+async def run(load: Load) -> dict[str, Any]:
+    took: list[float] = []
+    errors: dict[str, int] = {}
+    on, off = _patch(True), _patch(False)
+    deadline = aiohttp.ClientTimeout(total=30)
+    async with aiohttp.ClientSession(load.job.server, connector=connector(load.job), timeout=deadline) as session:
+
+        async def write(path: str, body: bytes) -> None:
+            async with session.patch(path, data=body, headers=_HEADERS) as answer:
+                await answer.read()
+                answer.raise_for_status()
+
+        async def pair(path: str, intended: float, counted: bool) -> None:
+            try:
+                await write(path, on)
+                if counted:
+                    took.append(time.monotonic() - intended)
+                await asyncio.sleep(load.hold)
+                await write(path, off)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                errors[type(error).__name__] = errors.get(type(error).__name__, 0) + 1
+
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for number in range(int(load.rate * (load.warm_up + load.seconds))):
+                intended = began + number / load.rate
+                await asyncio.sleep(max(0.0, intended - time.monotonic()))
+                path = load.pods[number % len(load.pods)]
+                group.create_task(pair(path, intended, intended - began >= load.warm_up))
+    return {"took": took, "errors": errors}
+
+
+def as_json(load: Load) -> str:
+    return json.dumps(asdict(load))
+
+
+if __name__ == "__main__":
+    given = json.load(sys.stdin)
+    print(json.dumps(asyncio.run(run(Load(**{**given, "job": Job(**given["job"])})))))

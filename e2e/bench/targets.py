@@ -1,0 +1,117 @@
+"""What is aimed at, and the figures next to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    what: str
+    #: dotted where it is inside
+    figure: str
+    sign: Literal["<=", ">="]
+    value: float
+    unit: str = ""
+
+    def met(self, found: float) -> bool:
+        return found <= self.value if self.sign == "<=" else found >= self.value
+
+
+TARGETS: Sequence[Target] = (
+    Target("creates, of the raw client's rate: 0 to 1,000", "create.steps.1000.ratio", ">=", 0.8),
+    Target("creates, of the raw client's rate: to 5,000", "create.steps.5000.ratio", ">=", 0.8),
+    Target("writes per slot", "writes_per_slot", "<=", 1.05),
+    Target("sick slot to replacement, 1 % of 5,000: p99", "replace_p99_s", "<=", 1.0, "s"),
+    Target("claims at 300/s: p99", "claims_p99_ms", "<=", 20.0, "ms"),
+    Target("claims at 300/s in a storm of 1,000 Pods: p99", "claims_storm_p99_ms", "<=", 200.0, "ms"),
+    Target("kill -9 at 5,000 slots to the first right grant", "first_grant_after_kill_s", "<=", 5.0, "s"),
+    Target("peak memory, 5,000 Pods of 5 KB", "peak_mib_5000", "<=", 200.0, "MiB"),
+    Target("peak memory, 20,000 Pods of 5 KB", "peak_mib_20000", "<=", 450.0, "MiB"),
+    Target("steady writes per minute, beside the Lease", "steady_writes_per_minute", "<=", 0.0),
+)
+
+#: measured without a target: (what, figure, unit)
+REPORTED: Sequence[tuple[str, str, str]] = (
+    ("creates per second", "creates_per_s", "1/s"),
+    ("creates per second, raw client", "raw_creates_per_s", "1/s"),
+    ("operator CPU per 1,000 slots created", "cpu_s_per_1000_slots", "s"),
+    ("raw client CPU per 1,000 Pods created", "raw_cpu_s_per_1000_slots", "s"),
+    ("pool until all Ready", "ready_seconds", "s"),
+    ("ReplicaSet until all Ready", "replicaset_ready_seconds", "s"),
+    ("pool : ReplicaSet", "ready_ratio", ""),
+    ("sick slot to replacement: p50", "replace_p50_s", "s"),
+    ("claims: p50", "claims_p50_ms", "ms"),
+    ("claims in a storm: p50", "claims_storm_p50_ms", "ms"),
+    ("raw client's write at 300/s: p50", "raw_patch_p50_ms", "ms"),
+    ("raw client's write at 300/s: p99", "raw_patch_p99_ms", "ms"),
+    ("raw client's write in a storm: p50", "raw_patch_storm_p50_ms", "ms"),
+    ("raw client's write in a storm: p99", "raw_patch_storm_p99_ms", "ms"),
+)
+
+#: what stands at the top of the results, and the scenario it comes from
+HEADLINES: Mapping[str, Sequence[str]] = {
+    "create": (
+        "creates_per_s",
+        "raw_creates_per_s",
+        "creates_ratio",
+        "writes_per_slot",
+        "cpu_s_per_1000_slots",
+        "raw_cpu_s_per_1000_slots",
+    ),
+    "ready": ("ready_seconds", "replicaset_ready_seconds", "ready_ratio"),
+    "replace": ("replace_p50_s", "replace_p99_s"),
+    "steady": ("steady_writes_per_minute",),
+    "kill": ("first_grant_after_kill_s",),
+    "memory": ("peak_mib_5000", "peak_mib_20000"),
+    "claims": (
+        "claims_p50_ms",
+        "claims_p99_ms",
+        "claims_storm_p50_ms",
+        "claims_storm_p99_ms",
+        "raw_patch_p50_ms",
+        "raw_patch_p99_ms",
+        "raw_patch_storm_p50_ms",
+        "raw_patch_storm_p99_ms",
+    ),
+}
+
+
+def results(scenarios: Mapping[str, Mapping[str, Any]], about: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's content: headlines, targets, and each scenario's own figures."""
+    # A scenario that was not run this time may be of a time when it had fewer figures.
+    top = {figure: found[figure] for name, found in scenarios.items() for figure in HEADLINES[name] if figure in found}
+    where = {**top, **scenarios}
+    targets = []
+    for target in TARGETS:
+        if (found := _at(where, target.figure)) is not None:
+            entry = {"what": target.what, "figure": target.figure, "found": found, "met": target.met(found)}
+            targets.append({**entry, "target": f"{target.sign} {target.value:g}", "unit": target.unit})
+    return {**top, "targets": targets, **about, "scenarios": dict(scenarios)}
+
+
+def rows(written: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Of the table: what, found, target, whether it is met."""
+    shown = [
+        (t["what"], f"{t['found']:g} {t['unit']}".strip(), f"{t['target']} {t['unit']}".strip(), _word(t["met"]))
+        for t in written["targets"]
+    ]
+    shown += [
+        (what, f"{written[figure]:g} {unit}".strip(), "", "") for what, figure, unit in REPORTED if figure in written
+    ]
+    return shown
+
+
+def _word(met: bool) -> str:
+    return "yes" if met else "NO"
+
+
+def _at(figures: Mapping[str, Any], name: str) -> float | None:
+    found: Any = figures
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return None
+        found = found[part]
+    return found

@@ -1,0 +1,134 @@
+"""Processes that end together: when told so, and at the latest when the process that started them ends (guardian.py).
+
+Each writes what it says into a file of its own. A process is started again under its name with the arguments it had.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_GUARDIAN = Path(__file__).with_name("guardian.py")
+_STOP_SECONDS = 10.0
+#: below the range that outgoing connections take theirs from, so that a port stays free while its server is away
+_PORTS = range(18000, 32000)
+
+
+@dataclass(slots=True)
+class _Member:
+    arguments: tuple[str, ...]
+    environment: dict[str, str] | None
+    process: subprocess.Popen[bytes]
+    #: somebody ended it on purpose
+    stopped: bool = False
+
+
+class Family:
+    """The processes of one cluster. `folder` is removed with them, and the cgroups of that name."""
+
+    def __init__(self, folder: Path, logs: Path, *, keep: bool = False, cgroup: str = "") -> None:
+        self._logs = logs
+        self._members: dict[str, _Member] = {}
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_GUARDIAN), "" if keep else str(folder), cgroup],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+            process_group=0,
+        )
+
+    def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """`environment` replaces the inherited one, where it is given."""
+        if name in self._members and self.running(name):
+            raise RuntimeError(f"{name} is running already (pid {self.pid(name)}): stop it first")
+        if self._guardian.poll() is not None:
+            raise RuntimeError(f"the cluster has been stopped, so {name} can't be started in it: make a new one")
+        given = dict(environment) if environment is not None else None
+        with open(self.log(name), "ab") as log:
+            process = subprocess.Popen(
+                list(arguments),
+                env=given,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._logs,
+                process_group=self._guardian.pid,
+            )
+        self._members[name] = _Member(tuple(arguments), given, process)
+
+    def start_again(self, name: str) -> None:
+        member = self._member(name)
+        self.start(name, member.arguments, member.environment)
+
+    def stop(self, name: str, number: signal.Signals = signal.SIGTERM, seconds: float = _STOP_SECONDS) -> None:
+        """Ends one process; killed when it isn't gone in time. Nothing happens when it is gone already."""
+        self._member(name).stopped = True
+        process = self._member(name).process
+        process.send_signal(number)
+        # One that was stopped takes no other signal before it goes on.
+        process.send_signal(signal.SIGCONT)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(_STOP_SECONDS)
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        self._member(name).process.send_signal(number)
+
+    def pid(self, name: str) -> int:
+        return self._member(name).process.pid
+
+    def running(self, name: str) -> bool:
+        return name in self._members and self._members[name].process.poll() is None
+
+    def crashed(self) -> list[str]:
+        """Those that ended without having been stopped."""
+        return [name for name, member in self._members.items() if not member.stopped and not self.running(name)]
+
+    def names(self) -> list[str]:
+        return [name for name in self._members if self.running(name)]
+
+    def log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    def last_words(self, name: str, lines: int = 15) -> str:
+        path = self.log(name)
+        said = path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []
+        return "\n".join(said) or "(it said nothing)"
+
+    def close(self) -> None:
+        """Kills them all; returns when they are gone."""
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.close()
+        self._guardian.wait(_STOP_SECONDS)
+        for member in self._members.values():
+            member.process.wait(_STOP_SECONDS)
+
+    def _member(self, name: str) -> _Member:
+        if name not in self._members:
+            raise KeyError(f"no process is called {name}; there are {', '.join(self._members) or 'none'}")
+        return self._members[name]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that nobody listens on, all different."""
+    found: list[int] = []
+    for port in random.sample(_PORTS, k=len(_PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise RuntimeError(
+        f"{count} free ports are needed between {_PORTS.start} and {_PORTS.stop}, and {len(found)} are left"
+    )

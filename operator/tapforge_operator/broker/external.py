@@ -1,0 +1,197 @@
+"""A claim of an external URL: it has no Pod, so a `coordination.k8s.io` Lease carries its mark. Pure.
+
+1. One Lease for each URL of a pool, named by the pool's UID and the URL, made when the URL is first claimed and deleted
+   with the pool (its owner).
+2. The slot's UID is made of the same two, not the Lease's: a Lease that somebody deleted doesn't make a new slot.
+3. `holderIdentity`, `leaseTransitions` and the times are for people and tools; what counts is the signed mark and the
+   fence annotation, as on a Pod.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from tapforge_api.base import API_VERSION
+
+from .. import names
+from ..kube.client import path
+from ..objects import PoolObject
+from ..slots import written_number
+from .mark import Keys, Mark
+from .records import Clear, SlotView
+
+Object = dict[str, Any]
+
+_GROUP = "coordination.k8s.io/v1"
+_HASH = 20
+_LONGEST_REST = 7200
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """An external URL of a pool."""
+
+    pool: str
+    pool_uid: str
+    namespace: str
+    url: str
+
+    @property
+    def uid(self) -> str:
+        return f"url-{self._digest}"
+
+    @property
+    def lease(self) -> str:
+        """Name of its Lease."""
+        return f"{self.pool[: 63 - _HASH - 1].rstrip('-.')}-{self._digest}"
+
+    @property
+    def _digest(self) -> str:
+        return names.digest(self.pool_uid, self.url, length=_HASH)
+
+
+def urls_of(pool: PoolObject) -> list[Url]:
+    listed = (pool.spec.get("external") or {}).get("urls") or ()
+    return [Url(pool.name, pool.uid, pool.namespace, str(url)) for url in listed]
+
+
+def url_of(lease: Mapping[str, Any]) -> Url | None:
+    """What a Lease is of; None for a Lease of something else. Annotations are anybody's to write, so the name has to
+    agree."""
+    metadata = lease["metadata"]
+    owner = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), None)
+    url = (metadata.get("annotations") or {}).get(names.URL)
+    if owner is None or owner.get("kind") != "EmulatorPool" or not url:
+        return None
+    known = Url(owner["name"], owner["uid"], metadata["namespace"], url)
+    return known if known.lease == metadata["name"] else None
+
+
+def slot_uid(lease: Mapping[str, Any]) -> str | None:
+    """The slot that a Lease is of."""
+    url = url_of(lease)
+    return url.uid if url else None
+
+
+class Leases:
+    """Leases by their slot, also of URLs that are in no pool's list at present."""
+
+    def __init__(self, leases: Iterable[Mapping[str, Any]] = ()):
+        self._known = {uid: lease for lease in leases if (uid := slot_uid(lease))}
+
+    def get(self, uid: str) -> Mapping[str, Any] | None:
+        return self._known.get(uid)
+
+    def claimed(self, keys: Keys) -> list[SlotView]:
+        """Slots that somebody holds, or may hold."""
+        views = [view_of(url, lease, keys) for lease in self._known.values() if (url := url_of(lease))]
+        return [view for view in views if view.mark or view.foreign]
+
+    def note(self, lease: Mapping[str, Any], deleted: bool) -> str | None:
+        """Returns the slot that it is of."""
+        uid = slot_uid(lease)
+        if uid is not None and deleted:
+            self._known.pop(uid, None)
+        elif uid is not None:
+            self._known[uid] = lease
+        return uid
+
+    def keep(self, there: Iterable[Mapping[str, Any]]) -> Set[str]:
+        """Forgets all that are not there. Returns the slots of those that are."""
+        slots = {uid for lease in there if (uid := slot_uid(lease))}
+        self._known = {uid: lease for uid, lease in self._known.items() if uid in slots}
+        return slots
+
+
+def view_of(url: Url, lease: Mapping[str, Any] | None, keys: Keys) -> SlotView:
+    """The slot as its Lease tells, or without one."""
+    base = SlotView(
+        uid=url.uid,
+        pool=url.pool_uid,
+        namespace=url.namespace,
+        name=url.lease,
+        version="",
+        address=url.url,
+        ready=True,
+        lasting=True,
+    )
+    return with_lease(base, lease, keys) if lease else base
+
+
+def with_lease(view: SlotView, lease: Mapping[str, Any], keys: Keys) -> SlotView:
+    metadata, spec = lease["metadata"], lease.get("spec") or {}
+    annotations = metadata.get("annotations") or {}
+    reading = keys.read(annotations.get(names.CLAIM, ""), view.uid)
+    return SlotView(
+        uid=view.uid,
+        pool=view.pool,
+        namespace=view.namespace,
+        name=view.name,
+        version=metadata["resourceVersion"],
+        address=view.address,
+        ready=True,
+        lasting=True,
+        transitions=int(spec.get("leaseTransitions") or 0),
+        fence=written_number(annotations.get(names.FENCE)),
+        episodes=written_number(annotations.get(names.EPISODES)),
+        strikes=written_number(annotations.get(names.STRIKES)),
+        # Annotations are anybody's to write: nobody keeps a phone away for ever.
+        rest=float(min(written_number(annotations.get(names.REST)), _LONGEST_REST)),
+        mark=reading.mark,
+        foreign=reading.foreign,
+    )
+
+
+def where(view: SlotView) -> str:
+    return path("leases", view.namespace, view.name, group=_GROUP)
+
+
+def collection(view: SlotView) -> str:
+    return path("leases", view.namespace, group=_GROUP)
+
+
+def claim_body(view: SlotView, mark: Mark, keys: Keys, pool: str) -> Object:
+    """The patch of a Lease that is there, or the whole of one that is not. `pool`: its name."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    labels = {names.CLAIMED: "true", names.RUN: mark.run or None}
+    annotations: dict[str, str | None] = {names.CLAIM: keys.write(mark), names.FENCE: str(mark.fence)}
+    spec = {
+        "holderIdentity": mark.holder,
+        "leaseDurationSeconds": max(1, int(mark.ttl)),
+        "acquireTime": now,
+        "renewTime": now,
+        "leaseTransitions": view.transitions + 1,
+    }
+    if view.version:
+        metadata: Object = {"resourceVersion": view.version, "labels": labels, "annotations": annotations}
+        return {"metadata": metadata, "spec": spec}
+    owner = {"apiVersion": API_VERSION, "kind": "EmulatorPool", "name": pool, "uid": view.pool, "controller": True}
+    ours = {names.POOL: pool, names.POOL_UID: view.pool, names.MANAGED_BY: names.OPERATOR}
+    metadata = {
+        "name": view.name,
+        "namespace": view.namespace,
+        "labels": {name: value for name, value in {**ours, **labels}.items() if value is not None},
+        "annotations": {**annotations, names.URL: view.address},
+        "ownerReferences": [owner],
+    }
+    return {"apiVersion": _GROUP, "kind": "Lease", "metadata": metadata, "spec": spec}
+
+
+def clear_patch(view: SlotView, work: Clear) -> Object:
+    return {
+        "metadata": {
+            "resourceVersion": view.version,
+            "labels": {names.CLAIMED: None, names.RUN: None},
+            "annotations": {
+                names.CLAIM: None,
+                names.EPISODES: str(work.episodes),
+                names.STRIKES: str(work.strikes) if work.strikes else None,
+                names.REST: str(math.ceil(work.rest)) if work.rest else None,
+            },
+        },
+        "spec": {"holderIdentity": None},
+    }

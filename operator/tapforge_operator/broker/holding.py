@@ -1,0 +1,398 @@
+"""Slots and their claims, from the mark on the slot to the claim's end.
+
+Who gets a slot is the business of `ledger.py`, which also states the rules.
+
+Times are seconds and only go forward.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal, TypeVar
+
+from tapforge_api.claims import Verdict
+
+from ..pool.records import Device, Held
+from .mark import Mark, claim_parts
+from .records import Claim, Clear, Counts, Pace, Remove, SlotView, State, Work
+from .requests import Requests
+from .table import Slot, Table
+
+#: ended claims whose end can still be explained, and UIDs that are known to be gone
+_REMEMBERED = 20_000
+_MANY_TIMERS = 10_000
+_TAMPERED = "its claim annotation was changed by somebody else"
+_EXPIRED = "it was not renewed in time"
+
+V = TypeVar("V")
+
+
+class Holding:
+    def __init__(self, pace: Pace | None = None):
+        self._pace = pace or Pace()
+        self._table = Table()
+        self._requests = Requests(self._pace.remember)
+        #: claims that are held, by their id
+        self._live: dict[str, Claim] = {}
+        #: (when, uid, fence): the earliest end of a claim (it may have been renewed since), or of a rest
+        self._timers: list[tuple[float, str, int]] = []
+        self._work: list[Work] = []
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._why: OrderedDict[str, str] = OrderedDict()
+
+    # --- what the API server said -------------------------------------------------------------------------------------
+
+    def observe(self, view: SlotView, now: float) -> None:
+        """A slot is like this."""
+        slot = self._table.get(view.uid)
+        if slot is None:
+            if view.uid not in self._gone:
+                self._meet(view, now)
+        elif view.order > slot.view.order:
+            self._table.see(slot, view)
+            self._check(slot, now)
+
+    def forget(self, uid: str, now: float, why: str = "its Pod is gone") -> None:
+        """The slot is no more."""
+        slot = self._table.get(uid)
+        if slot is None:
+            return
+        if not slot.view.lasting:
+            _keep(self._gone, uid, None)
+        pause = self._left_of_use(slot, now) if slot.view.lasting else 0.0
+        if slot.claim is not None:
+            self._end(slot, State.DOOMED, why, now)
+        if pause:
+            slot.retired = slot.condemned = why
+            self._rest(slot, pause, now)
+        else:
+            self._table.drop(slot)
+
+    def vanished(self, uid: str, order: int, now: float) -> None:
+        """Somebody deleted the Lease of an external URL, at that version. The URL is still there."""
+        slot = self._table.get(uid)
+        if slot is None or order < slot.view.order or slot.state in (State.GRANTING, State.RELEASING):
+            return  # the answer to our own write tells
+        self._table.see(slot, _without_lease(slot.view))
+        if slot.state is State.HELD:
+            pause = self._end_of_use(slot, now)
+            self._end(slot, State.FREE, "its Lease was deleted by somebody else", now)
+            self._rest(slot, pause, now)
+
+    def missing(self, uid: str, order: int, now: float) -> bool:
+        """A list of that version doesn't have the Lease of an external URL. True when it was there."""
+        slot = self._table.get(uid)
+        if slot is None or not slot.view.version or order < slot.view.order:
+            return False
+        self.vanished(uid, order, now)
+        return True
+
+    def retire(self, uid: str, why: str) -> None:
+        """An external URL is no longer in its pool: it goes as soon as it is given back."""
+        slot = self._table.get(uid)
+        if slot is not None:
+            slot.retired = slot.condemned = why
+            self._table.recall(slot, why, yields=False)
+            self._table.place(slot)
+            self._drop_retired(slot)
+
+    def reinstate(self, uid: str) -> None:
+        """The URL is back in its pool before it was given back."""
+        slot = self._table.get(uid)
+        if slot is not None and slot.retired:
+            slot.retired = slot.condemned = ""
+            if slot.claim is None or not slot.claim.yields:
+                self._table.recall(slot, "", yields=False)
+            self._table.place(slot)
+
+    def wear(self, pool: str, after: int | None) -> None:
+        """Slots of the pool are not granted again after so many episodes."""
+        self._table.wear(pool, after)
+
+    def cleared(self, uid: str, view: SlotView | None, now: float) -> None:
+        """The mark is off the slot. `view` is what is there now, None: nothing is."""
+        slot = self._table.get(uid)
+        if slot is None or slot.state is not State.RELEASING:
+            return
+        if view is None and not slot.view.lasting:
+            self.forget(uid, now)
+            return
+        pause, slot.pause = slot.pause, 0.0
+        self._table.move(slot, State.FREE)
+        self._after_write(slot, view, now, pause)
+
+    # --- holders ------------------------------------------------------------------------------------------------------
+
+    def claim(self, claim_id: str) -> Claim | None:
+        """The claim, while somebody holds it."""
+        return self._live.get(claim_id)
+
+    def view(self, claim: Claim) -> SlotView | None:
+        """The slot of a claim that somebody holds."""
+        return self._table[claim.mark.uid].view if self._lives(claim) else None
+
+    def why(self, claim_id: str) -> str:
+        """Why nobody holds the claim."""
+        slot, _ = self._slot_of(claim_id)
+        if claim_id in self._why:
+            return self._why[claim_id]
+        if slot is None:
+            return "no such claim is known, or its slot is gone"
+        return slot.condemned or slot.view.ended or "its slot is free or somebody else's"
+
+    def ahead(self, claim_id: str) -> SlotView | None:
+        """The slot, when the claim is later than all that is known of it: somebody has to look at the slot."""
+        slot, fence = self._slot_of(claim_id)
+        return slot.view if slot is not None and fence > slot.fence else None
+
+    def renew(self, claim: Claim, episodes: int, now: float) -> Literal["held", "recalled", "lost"]:
+        """Another life for a claim that `claim` found."""
+        if claim.expires <= now:
+            self._spoil(claim.mark.uid, _EXPIRED, now, pause=self._pace.step_deadline, strike=True)
+            return "lost"
+        claim.expires = now + claim.mark.ttl
+        if episodes > claim.episodes:
+            claim.episodes = episodes
+            self._table.note(self._table[claim.mark.uid])
+        if not claim.recalled:
+            return "held"
+        claim.told = True
+        return "recalled"
+
+    def give_back(self, claim: Claim, verdict: Verdict, episodes: int, now: float) -> None:
+        """Ends a claim that `claim` found."""
+        uid = claim.mark.uid
+        claim.episodes = max(claim.episodes, episodes)
+        if claim.expires <= now:
+            self._spoil(uid, _EXPIRED, now, pause=self._pace.step_deadline, strike=True)
+        elif verdict == "clean":
+            self._release(uid, "it was given back", now)
+        else:
+            broken = verdict == "broken"
+            pause = 0.0 if broken else self._pace.step_deadline
+            self._spoil(uid, f"it was given back {verdict}", now, pause=pause, strike=broken)
+
+    # --- the pool's side ----------------------------------------------------------------------------------------------
+
+    def condemn(self, uid: str) -> bool:
+        """True: nobody holds the slot and nobody will get it. False: it is claimed, or is being."""
+        slot = self._table.get(uid)
+        if slot is None:
+            _keep(self._gone, uid, None)
+            return True
+        if slot.claim is not None:
+            return False
+        slot.condemned = slot.condemned or "the pool gives it up"
+        self._table.place(slot)
+        return True
+
+    def recall(self, uid: str, reason: str) -> None:
+        """The pool wants the slot back at the end of the episode, and nobody gets it afterwards; "" takes that back."""
+        slot = self._table.get(uid)
+        if slot is not None:
+            self._table.recall(slot, reason, yields=False)
+
+    def held(self, pool: str) -> Mapping[str, Held]:
+        """Claimed slots of a pool by UID, and those that nobody gets any more while their Pod is still there."""
+        return self._table.held(pool)
+
+    def waiting(self, pool: str) -> int:
+        """Slots that waiting acquires want now."""
+        known = self._table.find_pool(pool)
+        return known.queue.wanted if known else 0
+
+    def counts(self, pool: str) -> Counts:
+        return self._table.counts(pool)
+
+    def take_touched(self) -> set[str]:
+        """Pools that share devices with others, where that made a difference; each is handed out once."""
+        return self._table.take_touched()
+
+    def devices(self, pool: str) -> list[Device]:
+        """The external URLs of a pool."""
+        return self._table.devices(pool)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def expire(self, now: float) -> set[str]:
+        """Ends what is over. Returns the pools in which something changed."""
+        changed: set[str] = set()
+        if len(self._timers) > 4 * len(self._table) + _MANY_TIMERS:
+            self._forget_old_timers()
+        while self._timers and self._timers[0][0] <= now:
+            _, uid, fence = heapq.heappop(self._timers)
+            slot = self._table.get(uid)
+            if slot is None:
+                continue
+            claim = slot.claim
+            if slot.state is State.HELD and claim is not None and claim.mark.fence == fence:
+                if claim.expires > now:
+                    heapq.heappush(self._timers, (claim.expires, uid, fence))
+                    continue
+                self._spoil(uid, _EXPIRED, now, pause=self._pace.step_deadline, strike=True)
+                changed.add(slot.view.pool)
+            elif slot.state is State.RESTING and slot.until <= now:
+                self._table.move(slot, State.FREE)
+                changed.add(slot.view.pool)
+                self._drop_retired(slot)
+        self._requests.purge(now)
+        return changed
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _forget_old_timers(self) -> None:
+        """Those of claims that ended long before their time."""
+        self._timers = [
+            (when, uid, fence)
+            for when, uid, fence in self._timers
+            if fence < 0 or ((slot := self._table.get(uid)) and slot.claim and slot.claim.mark.fence == fence)
+        ]
+        heapq.heapify(self._timers)
+
+    def _slot_of(self, claim_id: str) -> tuple[Slot | None, int]:
+        parts = claim_parts(claim_id)
+        return (self._table.get(parts[0]), parts[1]) if parts else (None, 0)
+
+    def _lives(self, claim: Claim) -> bool:
+        slot = self._table.get(claim.mark.uid)
+        return slot is not None and slot.claim is claim and slot.state is State.HELD
+
+    def _meet(self, view: SlotView, now: float) -> None:
+        """A slot that this ledger never saw."""
+        slot = self._table.add(view)
+        if view.ended:
+            return
+        if view.mark is not None:
+            self._adopt(slot, view.mark, now)
+        elif view.foreign and view.lasting:
+            # Somebody may hold it who can't be proved any more, for as long as a claim can live.
+            self._rest(slot, self._pace.unproved, now)
+        elif view.foreign and view.served:
+            self._doom(slot, "its claim was signed with another key, so nobody can prove to hold it")
+        elif view.rest:
+            self._rest(slot, view.rest, now)  # nobody knows how much of it is over
+
+    def _check(self, slot: Slot, now: float) -> None:
+        """What the newest view means for the slot's claim."""
+        view, mark = slot.view, slot.view.mark
+        news = mark is not None and mark.fence > slot.fence and not view.ended
+        if slot.state is State.HELD and slot.claim is not None:
+            fence = slot.claim.mark.fence
+            if view.ended:
+                self._end(slot, State.FREE, view.ended, now)
+            elif mark is not None and mark.fence > fence:
+                self._end(slot, State.FREE, "another operator gave the slot to somebody else", now)
+                self._adopt(slot, mark, now)
+            elif mark is None or mark.fence < fence:
+                self._spoil(view.uid, _TAMPERED, now, pause=self._end_of_use(slot, now))
+        elif slot.state in (State.FREE, State.RESTING) and mark is not None and news:
+            self._adopt(slot, mark, now)
+        if slot.state in (State.FREE, State.RESTING):
+            slot.fence = max(slot.fence, view.fence)
+            self._table.place(slot)
+
+    def _adopt(self, slot: Slot, mark: Mark, now: float) -> None:
+        """Somebody else, or this operator in an earlier life, wrote the mark."""
+        claim = Claim(mark)
+        slot.fence = max(slot.fence, mark.fence)
+        self._table.take(slot, claim, State.HELD)
+        self._begin_life(claim, now)
+        self._requests.claimed((slot.view.pool, mark.holder, mark.request), claim)
+        claimed = [(other.claim.mark.fence, other) for other in self._table.sharing(slot) if other.claim is not None]
+        for _, other in sorted(claimed, key=lambda pair: pair[0])[:-1]:
+            # A leader of the past wrote it with its last breath and told nobody, or didn't know that they are one.
+            if other.state is State.HELD:
+                self._release(other.view.uid, "its device has a later claim, through another pool", now)
+
+    def _begin_life(self, claim: Claim, now: float) -> None:
+        mark = claim.mark
+        self._live[claim.id] = claim
+        claim.expires = now + mark.ttl
+        heapq.heappush(self._timers, (claim.expires, mark.uid, mark.fence))
+
+    def _after_write(self, slot: Slot, view: SlotView | None, now: float, pause: float) -> None:
+        """What a free slot is after a write: `view`, or without a Lease."""
+        if view is None:
+            self._table.see(slot, _without_lease(slot.view))
+        elif view.order >= slot.view.order:
+            self._table.see(slot, view)
+        self._check(slot, now)
+        if slot.state is State.FREE and pause:
+            self._rest(slot, pause, now)
+        self._drop_retired(slot)
+
+    def _release(self, uid: str, why: str, now: float, pause: float = 0.0, strikes: int = 0) -> None:
+        """Ends a claim on a slot that goes on: the mark has to come off first."""
+        slot = self._table.get(uid)
+        if slot is None or slot.claim is None:
+            return
+        claim = slot.claim
+        if claim.recalled and not claim.yields:
+            slot.condemned = slot.condemned or claim.recalled
+        slot.pause, slot.strikes = pause, strikes
+        self._work.append(Clear(slot.view, claim.mark, slot.view.episodes + claim.episodes, strikes, pause))
+        self._end(slot, State.RELEASING, why, now)
+
+    def _spoil(self, uid: str, why: str, now: float, *, pause: float, strike: bool = False) -> None:
+        """A claim ends badly. `pause`: seconds that its holder may still be in a call; `strike`: it speaks against the
+        slot."""
+        slot = self._table.get(uid)
+        if slot is None or slot.claim is None:
+            return
+        if slot.view.lasting:
+            strikes = slot.strikes + strike
+            self._release(uid, why, now, pause + self._pace.pause(strikes) * strike, strikes)
+        else:
+            self._end(slot, State.FREE, why, now)
+            self._doom(slot, why)
+
+    def _end_of_use(self, slot: Slot, now: float) -> float:
+        """Seconds until the holder of an external URL has surely stopped: it hears that the claim is lost when it
+        renews it, or when it no longer can."""
+        return (max(0.0, slot.claim.expires - now) if slot.claim else 0.0) + self._pace.step_deadline
+
+    def _left_of_use(self, slot: Slot, now: float) -> float:
+        """Seconds for which a device that leaves its pool goes to nobody through another one."""
+        match slot.state:
+            case State.HELD:
+                return self._end_of_use(slot, now)
+            case State.RELEASING:
+                return slot.pause
+            case State.RESTING:
+                return max(0.0, slot.until - now)
+            case _:
+                return 0.0
+
+    def _doom(self, slot: Slot, why: str) -> None:
+        slot.condemned = why
+        self._table.move(slot, State.DOOMED)
+        self._work.append(Remove(slot.view, why, slot.fence))
+
+    def _end(self, slot: Slot, state: State, why: str, now: float) -> None:
+        claim = self._table.end(slot, state)
+        self._live.pop(claim.id, None)
+        _keep(self._why, claim.id, why)
+        self._requests.ended((slot.view.pool, claim.mark.holder, claim.mark.request), claim, now)
+
+    def _rest(self, slot: Slot, seconds: float, now: float) -> None:
+        slot.until = now + seconds
+        self._table.move(slot, State.RESTING)
+        heapq.heappush(self._timers, (slot.until, slot.view.uid, -1))
+
+    def _drop_retired(self, slot: Slot) -> None:
+        if slot.retired and slot.state is State.FREE:
+            self._table.drop(slot)
+
+
+def _without_lease(view: SlotView) -> SlotView:
+    return replace(view, version="", mark=None, foreign=False)
+
+
+def _keep(memory: OrderedDict[str, V], key: str, value: V) -> None:
+    memory[key] = value
+    memory.move_to_end(key)
+    while len(memory) > _REMEMBERED:
+        memory.popitem(last=False)

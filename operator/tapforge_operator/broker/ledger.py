@@ -1,0 +1,214 @@
+"""Who holds which slot: a pure state machine without clock or I/O, keyed by the UID of the slot.
+
+    free -> granting -> held -> releasing -> free        given back clean
+            granting -> free                             the mark could not be written, and certainly is not there
+                        held -> doomed                   given back dirty or broken, expired, or its mark tampered with
+                        held -> releasing -> resting     the same of an external URL, which can't be thrown away
+                                             resting -> free
+    resting: not granted for a while.  doomed: never granted again; the shell deletes the Pod.
+
+Rules:
+1. A slot has at most one claim. Nobody hears of a claim before its mark is on the slot (`granted`).
+2. A claim's fence is larger than every earlier one of its slot, in this term and all earlier ones.
+3. A slot that ended, is doomed or condemned is never granted again. UIDs of Pods never come back.
+4. A verified mark on a slot that is new to this ledger is a claim with a whole life before it: the time in which no
+   operator ran ages nobody's claim. On a slot that is known, only a mark with a larger fence is news (another leader
+   wrote it); an older one is a replay and means nothing.
+5. What the API server said earlier (`SlotView.order`) never overrides what it said later.
+6. A request that is repeated gets the claims that it got, not more.
+7. A device that several pools name counts as one: it is granted through one of them at a time, and rests for all.
+8. Slots go to the highest priority, then to who has the fewest, then to who came first; from the fullest node.
+
+Whoever may patch Pods can end a claim: a mark that is taken off dooms its slot. Should the operator die in between, its
+successor finds a free slot: that is beyond what can be known.
+
+What has to be done outside is collected for `take_work`. Times are seconds and only go forward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from .holding import Holding
+from .mark import Mark
+from .reclaim import balance
+from .records import Answer, Claim, Grant, Pace, Party, SlotView, State, Waiter, Want, Work
+from .table import Slot
+
+_TERM_BITS = 24
+_AWAY = "its caller went away before the answer"
+
+
+class Ledger(Holding):
+    def __init__(self, term: int, pace: Pace | None = None):
+        """`term`: number of this leadership, larger than every earlier one's."""
+        super().__init__(pace)
+        self._term = term
+        self._grants = 0
+        self._tickets = 0
+        self._waiters: dict[int, Waiter] = {}
+
+    def take_work(self) -> list[Work]:
+        """What is to be done outside, each piece once."""
+        work, self._work = self._work, []
+        return work
+
+    # --- who wants slots ----------------------------------------------------------------------------------------------
+
+    def enqueue(self, want: Want, now: float) -> int:
+        """Returns the ticket that an `Answer` will name; that of the waiter, where the request waits already."""
+        key = (want.pool, want.holder, want.request)
+        known = self._requests.find(key)
+        if known is not None and known.waiter is not None and known.waiter.open:
+            return known.waiter.ticket
+        self._tickets += 1
+        if known is not None:
+            self._work.append(Answer(self._tickets, tuple(filter(self._lives, known.claims.values())), repeated=True))
+            return self._tickets
+        waiter = Waiter(self._tickets, want, since=now, rank=self._tickets)
+        self._waiters[waiter.ticket] = waiter
+        self._requests.begin(key, waiter)
+        self._table.pool(want.pool).queue.enter(waiter, now)
+        return waiter.ticket
+
+    def conclude(self, ticket: int, now: float) -> None:
+        """Answer now, with what there is. What is still being granted is given back as soon as it is there."""
+        waiter = self._waiters.get(ticket)
+        if waiter is not None and waiter.open:
+            self._answer(waiter, now)
+
+    def withdraw(self, ticket: int, now: float) -> None:
+        """Nobody listens: what was granted is given back. Never after `delivered`."""
+        waiter = self._waiters.pop(ticket, None)
+        if waiter is None:
+            return
+        waiter.withdrawn = True
+        self._table.pool(waiter.want.pool).queue.remove(waiter)
+        self._requests.drop(_key(waiter), waiter)
+        for claim in filter(self._lives, waiter.got):
+            self._release(claim.mark.uid, _AWAY, now)
+
+    def delivered(self, ticket: int) -> None:
+        """The answer reached its caller, as far as one can know."""
+        self._waiters.pop(ticket, None)
+
+    def granting(self, ticket: int) -> bool:
+        """Slots are being granted to the waiter."""
+        waiter = self._waiters.get(ticket)
+        return waiter is not None and waiter.open and bool(waiter.pending)
+
+    def close(self, pool: str, now: float) -> None:
+        """The pool is gone: whoever waits for it is answered."""
+        for waiter in [w for w in self._waiters.values() if w.want.pool == pool]:
+            self.conclude(waiter.ticket, now)
+        self._table.close(pool)
+
+    def assign(self, pool: str, now: float) -> None:
+        """Chooses slots for those who wait, while there are any."""
+        known, packing = self._table.pool(pool), self._table.packing
+        kept: Counter[Party] = Counter()
+        served: dict[int, Waiter] = {}
+        while packing.free(pool) > kept.total() and (turn := known.queue.turn(known.tally.held, kept, now)):
+            party, waiter = turn
+            uid = packing.next(pool)
+            if waiter is None or uid is None:
+                kept[party] += 1
+                continue
+            self._grant(self._table[uid], waiter)
+            served[waiter.ticket] = waiter
+            if len(waiter.pending) == waiter.want.slots:
+                known.queue.remove(waiter)
+        for waiter in served.values():
+            known.queue.remove(waiter)
+
+    def balance(self, pool: str, now: float) -> bool:
+        """Asks for slots back where others have waited long enough for their share. True when anything changed."""
+        return balance(self._table, pool, now - self._pace.patience)
+
+    # --- what became of a Grant ---------------------------------------------------------------------------------------
+
+    def granted(self, uid: str, fence: int, view: SlotView, now: float) -> int:
+        """The mark is on the slot. Returns the ticket that it was meant for."""
+        slot, claim = self._granting(uid, fence)
+        if slot is None or claim is None:
+            return 0
+        slot.fence = fence
+        self._table.move(slot, State.HELD)
+        self._begin_life(claim, now)
+        if view.order >= slot.view.order:
+            self._table.see(slot, view)
+        self._check(slot, now)
+        waiter = self._waiters.get(claim.ticket)
+        if self._lives(claim):
+            if waiter is not None and waiter.open:
+                waiter.got.append(claim)
+                self._requests.claimed(_key(waiter), claim)
+            else:
+                self._release(uid, _AWAY, now)
+        self._settle(claim, now)
+        return claim.ticket
+
+    def refused(self, uid: str, fence: int, view: SlotView | None, now: float, pause: float = 0.0) -> None:
+        """The mark is not on the slot, and will not be. `view` is what is there instead, None: nothing is. `pause`:
+        seconds before it is tried again."""
+        slot, claim = self._granting(uid, fence)
+        if slot is None or claim is None:
+            return
+        if view is None and not slot.view.lasting:
+            self.forget(uid, now)
+            return
+        self._end(slot, State.FREE, "it was never granted", now)
+        self._after_write(slot, view, now, pause)
+        self._settle(claim, now)
+
+    def forget(self, uid: str, now: float, why: str = "its Pod is gone") -> None:
+        """The slot is no more."""
+        slot = self._table.get(uid)
+        granting = slot.claim if slot is not None and slot.state is State.GRANTING else None
+        super().forget(uid, now, why)
+        if granting is not None:
+            self._settle(granting, now)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _grant(self, slot: Slot, waiter: Waiter) -> None:
+        self._grants += 1
+        want = waiter.want
+        fence = max((self._term << _TERM_BITS) + self._grants, slot.fence + 1)
+        mark = Mark(slot.view.uid, fence, want.holder, want.run, want.request, want.priority, want.ttl)
+        self._table.take(slot, Claim(mark, waiter.ticket), State.GRANTING)
+        self._work.append(Grant(slot.view, mark))
+        waiter.pending.add(mark.uid)
+
+    def _granting(self, uid: str, fence: int) -> tuple[Slot | None, Claim | None]:
+        slot = self._table.get(uid)
+        if slot is None or slot.state is not State.GRANTING or slot.claim is None or slot.claim.mark.fence != fence:
+            return None, None
+        return slot, slot.claim
+
+    def _settle(self, claim: Claim, now: float) -> None:
+        """One of the waiter's grants has an outcome."""
+        waiter = self._waiters.get(claim.ticket)
+        if waiter is None:
+            return
+        waiter.pending.discard(claim.mark.uid)
+        if waiter.pending or not waiter.open:
+            return
+        if any(map(self._lives, waiter.got)):
+            self._answer(waiter, now)
+        else:
+            self._table.pool(waiter.want.pool).queue.add(waiter)
+
+    def _answer(self, waiter: Waiter, now: float) -> None:
+        waiter.answered = True
+        queue = self._table.pool(waiter.want.pool).queue
+        queue.remove(waiter)
+        claims = tuple(filter(self._lives, waiter.got))
+        queue.remember(waiter, waiter.want.slots - len(claims), now + self._pace.linger)
+        if not claims:
+            self._requests.drop(_key(waiter), waiter)
+        self._work.append(Answer(waiter.ticket, claims))
+
+
+def _key(waiter: Waiter) -> tuple[str, str, str]:
+    return (waiter.want.pool, waiter.want.holder, waiter.want.request)

@@ -1,0 +1,48 @@
+"""What the broker answers, made of what the ledger knows. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from tapforge_api.claims import Acquire, Renewed
+from tapforge_api.claims import Claim as ClaimMessage
+from tapforge_api.claims import Held as HeldMessage
+
+from ..objects import PoolObject
+from .records import Claim, Counts, SlotView
+
+WRONG_SECRET: Final = "the secret is not that of this claim"
+_DEFAULT_PORT: Final = 8000
+
+
+def claim_message(claim: Claim, view: SlotView, pool: PoolObject) -> ClaimMessage:
+    return ClaimMessage(
+        id=claim.id,
+        secret=claim.secret,
+        slot=view.name,
+        url=url_of(view, pool),
+        fence=claim.mark.fence,
+        ttl_seconds=claim.mark.ttl,
+    )
+
+
+def url_of(view: SlotView, pool: PoolObject) -> str:
+    if view.lasting:
+        return view.address
+    host = f"[{view.address}]" if ":" in view.address else view.address
+    return f"http://{host}:{int(pool.spec.get('port') or _DEFAULT_PORT)}"
+
+
+def said(given: HeldMessage, state: Literal["held", "recalled", "lost"], reason: str = "") -> Renewed:
+    # Thousands at once, all of them made of what was checked before.
+    return Renewed.model_construct(id=given.id, state=state, reason=reason[:256])
+
+
+def why_none(ask: Acquire, counts: Counts, repeated: bool) -> str:
+    if repeated:
+        return f"request {ask.request} was answered before and its claims have ended; ask with a new one"
+    return (
+        f"no slot came free within {ask.wait_seconds:g} s: of {counts.slots} slots {counts.held} are claimed, "
+        f"{counts.booting} boot, {counts.resting} rest after trouble, {counts.doomed} are being replaced; "
+        f"others wait for {counts.waiting}"
+    )

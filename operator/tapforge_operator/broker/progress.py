@@ -1,0 +1,29 @@
+"""Progress over HTTP: the path of `tapforge_api.progress`, beside the claims and under their rules. Only a Pod of the
+run itself may report for it."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from tapforge_api.progress import REPORT, Progress
+
+from ..reports import NotNow, Reports
+from .auth import Auth, Denied
+from .server import answer, read, token
+
+
+def add_progress(app: web.Application, reports: Reports, auth: Auth) -> None:
+    async def report(request: web.Request) -> web.Response:
+        namespace, name = request.match_info["namespace"], request.match_info["run"]
+        run = (await auth.caller(token(request))).run
+        if run is None or (run.namespace, run.name) != (namespace, name):
+            who = f"a Pod of TrainingRun {run.namespace}/{run.name}" if run is not None else "no Pod of a TrainingRun"
+            text = f"only a Pod of TrainingRun {name} in namespace {namespace} may report for it; this is {who}"
+            raise Denied(403, "Forbidden", text)
+        said = await read(request, Progress)
+        try:
+            return answer(await reports.take(run.uid, said))
+        except NotNow as error:
+            raise Denied(503, "NotNow", str(error)) from error
+
+    app.router.add_post(REPORT, report)

@@ -1,0 +1,91 @@
+"""Who waits for slots of a pool, and whose turn it is.
+
+The turn is that of the highest priority, within it of who has the fewest slots, within it of who came first. A wish
+that was answered in part or not at all is remembered for a moment: its caller will ask again at once, and a slot that
+is its turn's is kept for it meanwhile, instead of going back to where it was recalled from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from .records import Party, Waiter
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    slots: int
+    since: float
+    until: float
+    rank: int
+
+
+class Queue:
+    def __init__(self) -> None:
+        self._waiting: dict[Party, deque[Waiter]] = {}
+        self._memories: dict[Party, _Memory] = {}
+        self.wanted = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def __iter__(self) -> Iterator[Waiter]:
+        for waiters in self._waiting.values():
+            yield from waiters
+
+    def enter(self, waiter: Waiter, now: float) -> None:
+        """A new waiter; one that asks again keeps the age and the rank of its wish."""
+        memory = self._memories.pop(waiter.party, None)
+        if memory is not None and memory.until > now:
+            waiter.since, waiter.rank = memory.since, memory.rank
+        self.add(waiter)
+
+    def add(self, waiter: Waiter) -> None:
+        """Also one that comes back: waiters of a party are served in the order of their tickets."""
+        waiters = self._waiting.setdefault(waiter.party, deque())
+        waiters.append(waiter)
+        if len(waiters) > 1 and waiters[-2].ticket > waiter.ticket:
+            self._waiting[waiter.party] = deque(sorted(waiters, key=lambda w: w.ticket))
+        self.wanted += waiter.want.slots
+
+    def remove(self, waiter: Waiter) -> None:
+        waiters = self._waiting.get(waiter.party)
+        if waiters is None or waiter not in waiters:
+            return
+        waiters.remove(waiter)
+        self.wanted -= waiter.want.slots
+        if not waiters:
+            del self._waiting[waiter.party]
+
+    def remember(self, waiter: Waiter, slots: int, until: float) -> None:
+        if slots > 0 and waiter.party not in self._waiting:
+            self._memories[waiter.party] = _Memory(slots, waiter.since, until, waiter.rank)
+
+    def turn(self, held: Mapping[Party, int], kept: Counter[Party], now: float) -> tuple[Party, Waiter | None] | None:
+        """Whose turn it is: a waiter, or (None) a party that a free slot is kept for. `kept`
+        counts what was kept in this round."""
+        best: tuple[tuple[int, int, int], Party, Waiter | None] | None = None
+        for party, waiters in self._waiting.items():
+            rank = (-party[1], held.get(party, 0), waiters[0].rank)
+            if best is None or rank < best[0]:
+                best = rank, party, waiters[0]
+        if best is None:
+            return None  # for nobody in sight nothing is kept
+        for party, memory in list(self._memories.items()):
+            if memory.until <= now:
+                del self._memories[party]
+            elif party not in self._waiting and kept[party] < memory.slots:
+                rank = (-party[1], held.get(party, 0) + kept[party], memory.rank)
+                if rank < best[0]:
+                    best = rank, party, None
+        return best[1], best[2]
+
+    def wishes(self, since: float) -> dict[Party, int]:
+        """Slots that are wanted by party, of wishes that are at least that old."""
+        result: dict[Party, int] = {}
+        for party, waiters in self._waiting.items():
+            if wanted := sum(w.want.slots for w in waiters if w.since <= since):
+                result[party] = wanted
+        return result

@@ -1,0 +1,400 @@
+"""The broker's shell: it waits, writes and answers as the ledger says.
+
+1. Nothing is answered before it is written. A claim is told after its mark is on the slot.
+2. Only a leader grants, renews and deletes; when the leadership ends, whoever waits gets `NotLeading`, and nothing more
+   is written. The next leader finds everything on the slots.
+3. Renewals touch no API server: an outage of it dirties no phone. Many of them are one call.
+4. Every wait has an end: the caller's for the first slot, `settle` for the writes after it.
+
+`begin` starts a leadership, `end` ends it; in between `observe`, `forget`, ... are fed by the watches. All in one event
+loop. Times are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+from tapforge_api.claims import Acquire, Acquired, Release, Released, Renew, RenewedAll
+from tapforge_api.claims import Held as HeldMessage
+
+from ..objects import PoolObject
+from ..pool.records import Device, Held
+from ..slots import Slot
+from ..telemetry import Telemetry
+from . import external, pods
+from .clock import RunningClock
+from .directory import UNLISTED, Directory, PoolNotFound
+from .ledger import Ledger
+from .looking import Behind, look_again
+from .mark import Keys, proves
+from .messages import WRONG_SECRET, claim_message, said, why_none
+from .records import Answer, Claim, Clear, Counts, Grant, Holder, Pace, Patience, Remove, SlotView, Want
+from .tickets import Tickets
+from .writes import Api, NotLeading, Writer
+
+log = logging.getLogger(__name__)
+
+Object = Mapping[str, Any]
+
+
+class Claims:
+    def __init__(
+        self,
+        api: Api,
+        keys: Keys,
+        leads: Callable[[], bool],
+        *,
+        on_change: Callable[[str], None] = lambda pool_uid: None,
+        saw_pod: Callable[[Object], object] | None = None,
+        telemetry: Telemetry | None = None,
+        pace: Pace | None = None,
+        patience: Patience | None = None,
+        clock: RunningClock | None = None,
+    ):
+        """`on_change`: claims or wishes of the pool with that UID changed. `saw_pod`: a Pod as an answer showed it."""
+        self._keys = keys
+        self._leads = leads
+        self._on_change = on_change
+        self._telemetry = telemetry
+        self._pace = pace
+        self._patience = patience or Patience()
+        self._clock = clock or RunningClock()
+        self._directory = Directory()
+        self._writer = Writer(api, keys, leads, self._directory.name, saw_pod)
+        self._ledger: Ledger | None = None
+        self._tickets = Tickets()
+        self._tasks: dict[asyncio.Task[None], str] = {}
+        self._leases = external.Leases()
+        #: pools that somebody waits for
+        self._hungry: set[str] = set()
+
+    # --- leadership ---------------------------------------------------------------------------------------------------
+
+    def begin(
+        self, term: int, pools: Iterable[PoolObject], slots: Iterable[Slot], leases: Iterable[Object] = ()
+    ) -> None:
+        """This process leads in that term and has read everything once: claims found on slots live again from now."""
+        if self._ledger is not None:
+            raise RuntimeError(f"the broker already leads; end that leadership before term {term} begins")
+        self._clock.tick()
+        self._ledger = Ledger(term, self._pace)
+        self._leases = external.Leases(leases)
+        for pool in pools:
+            self._adopt_pool(self._ledger, pool)
+        for view in self._directory.unlisted(self._leases.claimed(self._keys)):
+            self._ledger.observe(view, self._clock.now())
+            self._ledger.retire(view.uid, UNLISTED)
+        for slot in slots:
+            self.observe(slot)
+        self._spawn(self._keep_time(self._ledger), "")
+
+    async def end(self) -> None:
+        """The leadership is over. May be called again."""
+        self._ledger = None
+        tasks, self._tasks = list(self._tasks), {}
+        for task in tasks:
+            task.cancel()
+        self._tickets.send_away()
+        self._leases, self._hungry = external.Leases(), set()
+        for uid in self._directory.uids():
+            self._directory.drop(uid)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def leading(self) -> bool:
+        return self._ledger is not None and self._leads()
+
+    # --- what the watches said ----------------------------------------------------------------------------------------
+
+    def observe(self, slot: Slot) -> None:
+        if self._ledger is not None:
+            self._ledger.observe(pods.view_of(slot, self._keys), self._clock.now())
+            self._serve(slot.pool_uid)
+
+    def forget(self, slot: Slot) -> None:
+        if self._ledger is not None:
+            self._ledger.forget(slot.uid, self._clock.now())
+            self._serve(slot.pool_uid)
+
+    def observe_pool(self, pool: PoolObject) -> None:
+        if self._ledger is not None:
+            self._adopt_pool(self._ledger, pool)
+            self._serve(pool.uid)
+
+    def forget_pool(self, uid: str) -> None:
+        urls = self._directory.drop(uid)
+        if self._ledger is not None:
+            for url in urls:
+                self._ledger.forget(url.uid, self._clock.now(), "its pool was deleted")
+            self._ledger.close(uid, self._clock.now())
+            self._work()
+
+    def observe_lease(self, lease: Object, deleted: bool = False) -> None:
+        """A Lease with the labels of a pool's slot."""
+        if self._ledger is None or (uid := self._leases.note(lease, deleted)) is None:
+            return
+        if (url := self._directory.url(uid)) is None:
+            return
+        view = external.view_of(url, lease, self._keys)
+        if deleted:
+            self._ledger.vanished(view.uid, view.order, self._clock.now())
+        else:
+            self._ledger.observe(view, self._clock.now())
+        self._serve(url.pool_uid, changed=deleted)
+
+    def keep_leases(self, there: Iterable[Object], namespace: str, version: str) -> None:
+        """These Leases are there, and according to a list of that version no others in the namespace ("": anywhere)."""
+        if self._ledger is None:
+            return
+        known = self._leases.keep(there)
+        for url in self._directory.urls():
+            missing = url.uid not in known and namespace in ("", url.namespace)
+            if missing and self._ledger.missing(url.uid, int(version), self._clock.now()):
+                self._on_change(url.pool_uid)
+
+    def _adopt_pool(self, ledger: Ledger, pool: PoolObject) -> None:
+        after = (pool.spec.get("recycle") or {}).get("afterEpisodes")
+        ledger.wear(pool.uid, int(after) if after else None)
+        urls, removed = self._directory.put(pool)
+        for url in urls:
+            ledger.reinstate(url.uid)
+            ledger.observe(external.view_of(url, self._leases.get(url.uid), self._keys), self._clock.now())
+        for url in removed:
+            ledger.retire(url.uid, UNLISTED)
+
+    # --- what the pool's keeper asks ----------------------------------------------------------------------------------
+
+    def held(self, pool_uid: str) -> Mapping[str, Held]:
+        return self._ledger.held(pool_uid) if self._ledger else {}
+
+    def waiting(self, pool_uid: str) -> int:
+        return self._ledger.waiting(pool_uid) if self._ledger else 0
+
+    def counts(self, pool_uid: str) -> Counts:
+        return self._ledger.counts(pool_uid) if self._ledger else Counts()
+
+    def devices(self, pool_uid: str) -> Sequence[Device]:
+        return self._ledger.devices(pool_uid) if self._ledger else ()
+
+    def condemn(self, uid: str) -> bool:
+        """True: nobody holds the slot and nobody will get it. False: it is claimed, or nobody knows."""
+        return self._ledger.condemn(uid) if self._ledger else False
+
+    def recall(self, uid: str, reason: str) -> None:
+        if self._ledger is not None:
+            self._ledger.recall(uid, reason)
+
+    def find_pool(self, namespace: str, name: str) -> PoolObject:
+        """Raises PoolNotFound."""
+        return self._directory.find(namespace, name)
+
+    # --- what callers ask ---------------------------------------------------------------------------------------------
+
+    async def acquire(self, namespace: str, name: str, holder: Holder, ask: Acquire) -> Acquired:
+        """Raises PoolNotFound, NotLeading. Cancelled, it leaves nothing claimed."""
+        ledger, began = self._lead(), time.monotonic()
+        pool = self.find_pool(namespace, name)
+        want = Want(pool.uid, holder.name, holder.run, ask.request, ask.slots, ask.ttl_seconds, ask.priority)
+        ticket = ledger.enqueue(want, self._clock.now())
+        future = self._tickets.wait_on(ticket)
+        self._serve(pool.uid, changed=True)
+        try:
+            answer = await self._wait(ledger, ticket, future, ask.wait_seconds)
+        except asyncio.CancelledError:
+            if self._tickets.leave(ticket, future) and self._ledger is ledger:
+                ledger.withdraw(ticket, self._clock.now())
+                self._serve(pool.uid, changed=True)
+            raise
+        self._tickets.leave(ticket, future)
+        if answer.repeated:
+            # Claims of an earlier leader are told after a second look: it may have ended them with its last breath.
+            await self._look([v for c in answer.claims if not c.ticket and (v := ledger.view(c)) is not None])
+        self._lead().delivered(ticket)
+        claims = [(claim, view) for claim in answer.claims if (view := ledger.view(claim)) is not None]
+        if self._telemetry is not None:
+            self._telemetry.claim_waited(f"{namespace}/{name}", time.monotonic() - began, bool(claims))
+        if claims:
+            for claim, _ in claims:
+                self._secret(claim)
+            return Acquired(claims=tuple(claim_message(claim, view, pool) for claim, view in claims))
+        if pool.uid not in self._directory:
+            raise PoolNotFound(f"EmulatorPool {name} in namespace {namespace} was deleted")
+        return Acquired(waiting=why_none(ask, ledger.counts(pool.uid), answer.repeated))
+
+    async def renew(self, ask: Renew) -> RenewedAll:
+        ledger = self._lead()
+        found = await self._find(ledger, ask.claims)
+        now = self._clock.now()
+        answers = []
+        for given, claim in zip(ask.claims, found, strict=True):
+            if claim is None:
+                answers.append(said(given, "lost", ledger.why(given.id)))
+            elif not proves(self._secret(claim), given.secret):
+                answers.append(said(given, "lost", WRONG_SECRET))
+            else:
+                state = ledger.renew(claim, given.episodes, now)
+                reason = claim.recalled if state == "recalled" else ledger.why(given.id) if state == "lost" else ""
+                answers.append(said(given, state, reason))
+        self._work()
+        return RenewedAll.model_construct(claims=tuple(answers))
+
+    async def release(self, ask: Release) -> Released:
+        ledger = self._lead()
+        found = await self._find(ledger, ask.claims)
+        now = self._clock.now()
+        refused, slots = set(), set()
+        for given, claim in zip(ask.claims, found, strict=True):
+            if claim is not None and not proves(self._secret(claim), given.secret):
+                refused.add(given.id)
+            elif claim is not None:
+                slots.add(claim.mark.uid)
+                ledger.give_back(claim, given.verdict, given.episodes, now)
+        self._work()
+        if tasks := self._writing(slots):
+            await asyncio.wait(tasks, timeout=self._patience.release)
+        answers = [said(g, "lost", WRONG_SECRET if g.id in refused else ledger.why(g.id)) for g in ask.claims]
+        return Released.model_construct(claims=tuple(answers))
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    async def _wait(self, ledger: Ledger, ticket: int, future: asyncio.Future[Answer], seconds: float) -> Answer:
+        await asyncio.wait([future], timeout=seconds)
+        if not future.done() and ledger.granting(ticket):
+            await asyncio.wait([future], timeout=self._patience.settle)
+        if not future.done():
+            ledger.conclude(ticket, self._clock.now())
+            self._work()
+        return await future
+
+    def _writing(self, uids: set[str]) -> list[asyncio.Task[None]]:
+        """Writes on these slots that are under way."""
+        return [task for task, uid in self._tasks.items() if uid in uids]
+
+    def _secret(self, claim: Claim) -> str:
+        if not claim.secret:
+            claim.secret = self._keys.secret(claim.id)
+        return claim.secret
+
+    async def _find(self, ledger: Ledger, asked: Sequence[HeldMessage]) -> list[Claim | None]:
+        """The claims that are meant. Looks at slots whose claims are later than what is known of them: another leader
+        granted them, and the watch did not tell yet. Only the proof of such a claim makes anybody look."""
+        found = [ledger.claim(given.id) for given in asked]
+        behind = [
+            view
+            for given, claim in zip(asked, found, strict=True)
+            if claim is None
+            and (view := ledger.ahead(given.id)) is not None
+            and proves(self._keys.secret(given.id), given.secret)
+        ]
+        if not behind:
+            return found
+        await self._look(behind)
+        if tasks := self._writing({view.uid for view in behind}):
+            _, pending = await asyncio.wait(tasks, timeout=self._patience.look)
+            if pending:
+                raise Behind("a slot is being written while this broker begins to lead; ask again")
+        return [ledger.claim(given.id) for given in asked]
+
+    async def _look(self, views: Sequence[SlotView]) -> None:
+        if views:
+            await look_again(self._writer, self._lead(), views, self._clock.now, self._patience.look)
+
+    # --- what the ledger asks for -------------------------------------------------------------------------------------
+
+    def _lead(self) -> Ledger:
+        if self._ledger is None or not self._leads():
+            raise NotLeading
+        return self._ledger
+
+    def _serve(self, pool_uid: str, changed: bool = False) -> None:
+        """Grants what can be granted."""
+        if self._ledger is None:
+            return
+        if self._ledger.waiting(pool_uid):
+            self._hungry.add(pool_uid)
+            self._ledger.assign(pool_uid, self._clock.now())
+        self._work()
+        if changed:
+            self._on_change(pool_uid)
+
+    def _work(self) -> None:
+        if self._ledger is None:
+            return
+        for work in self._ledger.take_work():
+            match work:
+                case Answer():
+                    self._tickets.answer(work)
+                case Grant():
+                    self._spawn(self._grant(self._ledger, work), work.view.uid)
+                case Clear():
+                    self._spawn(self._clear(self._ledger, work), work.view.uid)
+                case Remove():
+                    self._spawn(self._remove(work), work.view.uid)
+        for pool_uid in self._ledger.take_touched():
+            self._on_change(pool_uid)
+
+    async def _grant(self, ledger: Ledger, work: Grant) -> None:
+        outcome = await self._writer.claim(work.view, work.mark)
+        if self._ledger is not ledger:
+            return
+        uid, fence, now = work.mark.uid, work.mark.fence, self._clock.now()
+        if outcome.done and outcome.view is not None:
+            ticket = ledger.granted(uid, fence, outcome.view, now)
+            waited, pool = self._tickets.waited(ticket), self._directory.key(work.view.pool)
+            if self._telemetry is not None and waited is not None and pool:
+                self._telemetry.claim_granted(pool, waited)
+            if ledger.granting(ticket):
+                asyncio.get_running_loop().call_later(self._patience.siblings, self._conclude, ledger, ticket)
+        else:
+            ledger.refused(uid, fence, outcome.view, now, outcome.pause)
+        self._serve(work.view.pool, changed=True)
+
+    async def _clear(self, ledger: Ledger, work: Clear) -> None:
+        view = await self._writer.clear(work)
+        if self._ledger is ledger:
+            ledger.cleared(work.view.uid, view, self._clock.now())
+            self._serve(work.view.pool, changed=True)
+
+    async def _remove(self, work: Remove) -> None:
+        await self._writer.remove(work)
+        self._on_change(work.view.pool)
+
+    def _conclude(self, ledger: Ledger, ticket: int) -> None:
+        """The first slot has waited long enough for the others of its call."""
+        if self._ledger is ledger and ledger.granting(ticket):
+            ledger.conclude(ticket, self._clock.now())
+            self._work()
+
+    async def _keep_time(self, ledger: Ledger) -> None:
+        while self._ledger is ledger:
+            await asyncio.sleep(self._patience.tick)
+            now = self._clock.tick()
+            if not self._leads():
+                continue
+            changed = ledger.expire(now)
+            for pool_uid in list(self._hungry):
+                if ledger.balance(pool_uid, now):
+                    changed.add(pool_uid)
+                if not ledger.waiting(pool_uid):
+                    self._hungry.discard(pool_uid)
+                self._serve(pool_uid)
+            for pool_uid in changed:
+                self._serve(pool_uid, changed=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], uid: str) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = uid
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if task.cancelled() or isinstance(error := task.exception(), NotLeading | None):
+            return
+        # A slot that nobody looks after any more must not be granted: to lead no longer is the safe end.
+        log.critical("the broker stops leading: %s", error, exc_info=error)
+        self._ledger = None
+        self._tickets.send_away()

@@ -1,0 +1,277 @@
+"""Slots, their claims and what is counted of them. The moves here keep every count right; which move is allowed when is
+the ledger's business.
+
+A slot can be granted when it is free, ready, not at its end, not condemned, and not worn out by episodes; an external
+URL only while nobody has its device through another pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ..pool.records import Device, Held
+from .devices import Devices, device_of
+from .packing import Packing
+from .queue import Queue
+from .records import Claim, Counts, SlotView, State
+from .tally import Share, Tally
+
+_BUSY = (State.GRANTING, State.HELD, State.RELEASING)
+#: nobody else may have the device
+_TAKEN = (*_BUSY, State.RESTING)
+#: a larger fence was not written by us: hardly any room is left above it
+_MAX_FENCE = 2**62
+
+
+class Slot:
+    __slots__ = (
+        "claim", "condemned", "device", "fence", "pause", "retired", "share", "state", "strikes", "until", "view",
+    )  # fmt: skip
+
+    def __init__(self, view: SlotView):
+        self.view = view
+        self.state = State.FREE
+        self.claim: Claim | None = None
+        #: what several pools may name; "" for a Pod
+        self.device = device_of(view.address) if view.lasting else ""
+        #: the largest fence that was ever written on it, as far as is known
+        self.fence = view.fence
+        #: why nobody gets it any more
+        self.condemned = ""
+        #: why it is no longer in its pool's list of URLs
+        self.retired = ""
+        self.strikes = view.strikes
+        #: how long it rests after its release
+        self.pause = 0.0
+        #: end of its rest
+        self.until = 0.0
+        #: what it adds to its pool's counts at present
+        self.share: Share | None = None
+
+
+class Pool:
+    __slots__ = ("asked", "changed", "closed", "held", "queue", "slots", "tally", "worn_after")
+
+    def __init__(self) -> None:
+        self.slots: dict[str, Slot] = {}
+        self.queue = Queue()
+        self.tally = Tally()
+        #: claimed slots, and those that nobody gets any more while their Pod is still there
+        self.held: dict[str, Held] = {}
+        #: slots that changed since `held` was written
+        self.changed: set[str] = set()
+        #: claims were asked back for those who wait
+        self.asked = False
+        #: it was deleted; the record goes with its last slot
+        self.closed = False
+        #: episodes after which a slot is not granted again
+        self.worn_after: int | None = None
+
+
+class Table:
+    def __init__(self) -> None:
+        self._slots: dict[str, Slot] = {}
+        self._pools: dict[str, Pool] = {}
+        self._devices = Devices()
+        #: pools whose devices were taken or given back through another pool
+        self._touched: set[str] = set()
+        self.packing = Packing()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots.values())
+
+    def get(self, uid: str) -> Slot | None:
+        return self._slots.get(uid)
+
+    def __getitem__(self, uid: str) -> Slot:
+        return self._slots[uid]
+
+    def sharing(self, slot: Slot) -> list[Slot]:
+        """All slots of its device; none for a Pod."""
+        return [self._slots[uid] for uid in self._devices.slots(slot.device)] if slot.device else []
+
+    def find_pool(self, key: str) -> Pool | None:
+        return self._pools.get(key)
+
+    def pool(self, key: str) -> Pool:
+        return self._pools.setdefault(key, Pool())
+
+    # --- moves --------------------------------------------------------------------------------------------------------
+
+    def add(self, view: SlotView) -> Slot:
+        slot = self._slots[view.uid] = self.pool(view.pool).slots[view.uid] = Slot(view)
+        self.place(slot)
+        return slot
+
+    def drop(self, slot: Slot) -> None:
+        """Only of a slot without a claim."""
+        self.move(slot, State.DOOMED)
+        pool = self.pool(slot.view.pool)
+        if slot.share is not None:
+            pool.tally.add(slot.share, -1)
+        if slot.device:
+            self._devices.drop(slot.device, slot.view.uid)
+        del self._slots[slot.view.uid], pool.slots[slot.view.uid]
+        pool.held.pop(slot.view.uid, None)
+        pool.changed.discard(slot.view.uid)
+        if pool.closed and not pool.slots:
+            del self._pools[slot.view.pool]
+
+    def close(self, key: str) -> None:
+        """The pool is gone. Only of one that nobody waits for."""
+        pool = self._pools.get(key)
+        if pool is not None:
+            pool.closed = True
+            if not pool.slots:
+                del self._pools[key]
+
+    def see(self, slot: Slot, view: SlotView) -> None:
+        """Takes over what the API server says. A slot stays with the pool in which it was first seen."""
+        if view.pool != slot.view.pool:
+            view = replace(view, pool=slot.view.pool, ended="its Pod was given to another pool")
+        if view.node != slot.view.node:
+            self.packing.withdraw(slot.view.pool, slot.view.node, slot.view.uid)
+            if slot.state in _BUSY:
+                self.packing.claimed(slot.view.node, -1)
+                self.packing.claimed(view.node, +1)
+        slot.view = view
+        self.place(slot)
+
+    def take(self, slot: Slot, claim: Claim, state: State) -> None:
+        slot.claim = claim
+        self.move(slot, state)
+
+    def end(self, slot: Slot, state: State) -> Claim:
+        """Ends the slot's claim."""
+        claim = slot.claim
+        if claim is None:
+            raise ValueError(f"slot {slot.view.name} ({slot.view.uid}) is {slot.state}: it has no claim to end")
+        slot.claim = None
+        self.move(slot, state)
+        return claim
+
+    def recall(self, slot: Slot, reason: str, *, yields: bool) -> None:
+        """Asks the slot's claim back; "" takes that back."""
+        if slot.claim is not None:
+            slot.claim.recalled, slot.claim.yields = reason, yields and bool(reason)
+            self.place(slot)
+
+    def move(self, slot: Slot, state: State) -> None:
+        change = (state in _BUSY) - (slot.state in _BUSY)
+        slot.state = state
+        if change:
+            self.packing.claimed(slot.view.node, change)
+        self.place(slot)
+
+    def place(self, slot: Slot) -> None:
+        """After anything changed: offers the slot or takes it back, and counts it anew."""
+        view, pool, claim = slot.view, self.pool(slot.view.pool), slot.claim
+        open_ = slot.state is State.FREE and not view.ended and not slot.condemned
+        if slot.device:
+            for other in self._devices.note(slot.device, view.uid, slot.state in _TAKEN):
+                self._touched.add(self._slots[other].view.pool)
+                self.place(self._slots[other])
+            open_ = open_ and not self._devices.taken_elsewhere(slot.device, view.uid)
+        if open_ and view.ready and not self._worn(slot, pool) and slot.fence < _MAX_FENCE:
+            self.packing.offer(view.pool, view.node, view.uid)
+        else:
+            self.packing.withdraw(view.pool, view.node, view.uid)
+        share = Share(
+            slot.state,
+            claim.party if claim else None,
+            yields=claim is not None and claim.yields,
+            leaves=claim is not None and bool(claim.recalled) and not claim.yields,
+            booting=open_ and view.booting,
+            returning=slot.state is State.RELEASING and not slot.condemned and not slot.pause,
+        )
+        if share != slot.share:
+            if slot.share is not None:
+                pool.tally.add(slot.share, -1)
+            pool.tally.add(share, +1)
+            slot.share = share
+        pool.changed.add(view.uid)
+
+    def note(self, slot: Slot) -> None:
+        """The slot's episodes changed: the pool's planner is told of it."""
+        self.pool(slot.view.pool).changed.add(slot.view.uid)
+
+    @staticmethod
+    def _write_down(slot: Slot, held: dict[str, Held]) -> None:
+        view, claim = slot.view, slot.claim
+        if claim is not None:
+            episodes = view.episodes + claim.episodes
+            held[view.uid] = Held(claim.mark.holder, recalled=claim.recalled, episodes=episodes)
+        elif slot.state is State.DOOMED:
+            held[view.uid] = Held("", expired=True, episodes=view.episodes)
+        elif slot.state is State.FREE and slot.condemned and not view.ended:
+            held[view.uid] = Held("", condemned=True, episodes=view.episodes)
+        elif view.uid in held:
+            del held[view.uid]
+
+    def wear(self, key: str, after: int | None) -> None:
+        """Slots of the pool are not granted again after so many episodes."""
+        pool = self.pool(key)
+        pool.closed = False
+        if pool.worn_after != after:
+            pool.worn_after = after
+            for slot in pool.slots.values():
+                self.place(slot)
+
+    @staticmethod
+    def _worn(slot: Slot, pool: Pool) -> bool:
+        return pool.worn_after is not None and slot.view.episodes >= pool.worn_after
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    def held(self, key: str) -> Mapping[str, Held]:
+        """A copy: what is planned by it stays as it was."""
+        pool = self._pools.get(key)
+        if pool is None:
+            return {}
+        for uid in pool.changed:
+            self._write_down(pool.slots[uid], pool.held)
+        pool.changed.clear()
+        return dict(pool.held)
+
+    def counts(self, key: str) -> Counts:
+        pool = self._pools.get(key)
+        if pool is None:
+            return Counts()
+        tally = pool.tally
+        return Counts(
+            slots=len(pool.slots),
+            free=self.packing.free(key),
+            held=tally.held.total(),
+            booting=tally.booting,
+            resting=tally.states[State.RESTING],
+            doomed=tally.states[State.DOOMED],
+            waiting=pool.queue.wanted,
+        )
+
+    def devices(self, key: str) -> list[Device]:
+        """The external URLs of a pool; not those that are no longer its own and only rest."""
+        pool = self._pools.get(key)
+        return [
+            self._device(slot)
+            for slot in (pool.slots.values() if pool else ())
+            if slot.view.lasting and not (slot.retired and slot.state is State.RESTING)
+        ]
+
+    def take_touched(self) -> set[str]:
+        """Pools whose devices were taken or given back through another pool; each is handed out once."""
+        touched, self._touched = self._touched, set()
+        return touched
+
+    def _device(self, slot: Slot) -> Device:
+        """Nobody asks a device how it is but its holder: it counts as ready until claims of it ended badly."""
+        url, claimed = slot.view.address, slot.claim is not None
+        if slot.state is State.RESTING:
+            why = f"{slot.strikes} claims in a row ended badly" if slot.strikes else "rests"
+            return Device(url, "quarantined", claimed, why)
+        if not claimed and self._devices.taken_elsewhere(slot.device, slot.view.uid):
+            return Device(url, "quarantined", claimed, "somebody has it through another pool that names it")
+        return Device(url, "ready", claimed)

@@ -1,0 +1,53 @@
+"""How many slots of a pool are what: counted as they change, so that nobody ever has to look at all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from .records import Party, State
+
+
+class Share(NamedTuple):
+    """What one slot adds to the counts of its pool."""
+
+    state: State
+    #: whose claim it has
+    party: Party | None
+    #: the claim is asked back for somebody who waits
+    yields: bool
+    #: the claim is asked back by the pool: the slot serves nobody afterwards
+    leaves: bool
+    booting: bool
+    #: it will be free as soon as its mark is off
+    returning: bool
+
+
+class Tally:
+    __slots__ = ("booting", "held", "leaving", "returning", "states", "yielding")
+
+    def __init__(self) -> None:
+        self.states: Counter[State] = Counter()
+        #: claims that are being granted or held, by party; and of these those that are asked back
+        self.held: Counter[Party] = Counter()
+        self.yielding: Counter[Party] = Counter()
+        self.leaving: Counter[Party] = Counter()
+        self.booting = 0
+        self.returning = 0
+
+    def add(self, share: Share, sign: int) -> None:
+        self.states[share.state] += sign
+        self.booting += sign * share.booting
+        self.returning += sign * share.returning
+        if share.party is not None:
+            _count(self.held, share.party, sign)
+            if share.yields:
+                _count(self.yielding, share.party, sign)
+            if share.leaves:
+                _count(self.leaving, share.party, sign)
+
+
+def _count(counter: Counter[Party], party: Party, sign: int) -> None:
+    counter[party] += sign
+    if not counter[party]:
+        del counter[party]

@@ -1,0 +1,215 @@
+"""Claims written on the cluster, until it is certain what became of them.
+
+1. A write whose fate is unknown (no answer, 5xx) is sent again as it was, with the same resourceVersion: either attempt
+   can be carried out, never both, and the slot is not used for anything else before one of them is, or before the slot
+   is seen at a later version, at which neither can be.
+2. Nothing is sent unless this process leads at that moment; then `NotLeading` ends the wait.
+3. Pauses between attempts grow and heed the server's wishes; every attempt has the client's deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..kube.client import ApiError
+from ..logs import ref
+from . import external, pods
+from .mark import Keys, Mark
+from .records import Clear, Remove, SlotView
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 2.0
+#: after an answer that no repetition changes: a missing permission, say
+_REFUSED_PAUSE = 5.0
+
+
+class Api(Protocol):
+    """What is asked of the API server; `kube.client.Client` is one."""
+
+    async def get(self, path: str) -> Object: ...
+    async def create(self, path: str, body: Object) -> Object: ...
+    async def patch(self, path: str, body: Object) -> Object: ...
+    async def delete(self, path: str, body: Object | None = None) -> Object: ...
+
+
+class NotLeading(Exception):
+    """This process does not lead (any more)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a write. `view`: the slot as it is now, None when it is gone."""
+
+    done: bool
+    view: SlotView | None
+    #: seconds that the slot should be left alone
+    pause: float = 0.0
+
+
+class Writer:
+    def __init__(
+        self,
+        api: Api,
+        keys: Keys,
+        leads: Callable[[], bool],
+        pools: Callable[[str], str],
+        saw_pod: Callable[[Mapping[str, Any]], object] | None = None,
+    ):
+        """`pools`: name of a pool by its UID, "" of one that is gone. `saw_pod` is told of every Pod that an answer
+        shows."""
+        self._api = api
+        self._keys = keys
+        self._leads = leads
+        self._pools = pools
+        self._saw_pod = saw_pod
+
+    async def claim(self, view: SlotView, mark: Mark) -> Outcome:
+        """Writes the mark on the slot as it was seen."""
+        pause = _Pause()
+        unclear = False
+        while True:
+            self._check()
+            if view.lasting and not self._pools(view.pool):
+                return _gone(view)  # a Lease without an owner would stay for ever
+            try:
+                return Outcome(True, await self._write_claim(view, mark))
+            except ApiError as error:
+                unclear |= error.unclear
+                if error.status == 404:
+                    return _gone(view)
+                if error.status != 409 and error.passing:
+                    await pause.wait(error)
+                    continue
+                if error.status != 409:
+                    log.error("the claim of slot %s could not be written: %s", view.name, error, extra=_ref(view))
+                    if not unclear:
+                        return Outcome(False, view, _REFUSED_PAUSE)
+            found = await self.look(view)
+            if found is None:
+                if view.lasting and unclear and not view.version:
+                    await pause.wait()  # an earlier attempt may still create it
+                    continue
+                return _gone(view)
+            if found.mark == mark:
+                return Outcome(True, found)
+            if found.order > view.order:
+                return Outcome(False, found)
+            await pause.wait()  # nothing changed since: an earlier attempt may still be carried out
+
+    async def clear(self, work: Clear) -> SlotView | None:
+        """Takes the mark off the slot; returns it as it is now, None when it is gone."""
+        view, pause = work.view, _Pause()
+        while True:
+            self._check()
+            try:
+                return await self._write_clear(view, work)
+            except ApiError as error:
+                if error.status == 404:
+                    return None
+                if error.status != 409:
+                    if not error.passing:
+                        log.error("slot %s could not be released: %s", view.name, error, extra=_ref(view))
+                    await pause.wait(error)
+            found = await self.look(view)
+            if found is None or found.mark is None or found.mark.fence != work.mark.fence:
+                return found
+            view = found
+
+    async def remove(self, work: Remove) -> None:
+        """Deletes the Pod of the slot as it was seen: a delete that is late hits no claim of the next leader."""
+        view, pause = work.view, _Pause()
+        log.info("slot %s goes: %s", view.name, work.reason, extra=_ref(view))
+        while True:
+            self._check()
+            try:
+                pod = await self._api.delete(pods.where(view), pods.delete_options(view))
+            except ApiError as error:
+                if error.status == 404:
+                    return
+                if error.status != 409:
+                    if not error.passing:
+                        log.error("slot %s could not be deleted: %s", view.name, error, extra=_ref(view))
+                    await pause.wait(error)
+                    continue
+            else:
+                if self._saw_pod is not None and pod.get("kind") == "Pod":
+                    self._saw_pod(pod)
+                return
+            found = await self.look(view)
+            if found is None or (found.mark is not None and found.mark.fence > work.fence):
+                return
+            view = found
+
+    async def look(self, view: SlotView) -> SlotView | None:
+        """The slot as it is now; None when it is gone."""
+        pause = _Pause()
+        while True:
+            self._check()
+            try:
+                found = await self._api.get(external.where(view) if view.lasting else pods.where(view))
+            except ApiError as error:
+                if error.status == 404:
+                    return None
+                await pause.wait(error)
+            else:
+                return self._read(view, found)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    async def _write_claim(self, view: SlotView, mark: Mark) -> SlotView | None:
+        if not view.lasting:
+            return self._read(view, await self._api.patch(pods.where(view), pods.claim_patch(view, mark, self._keys)))
+        body = external.claim_body(view, mark, self._keys, self._pools(view.pool))
+        if view.version:
+            return self._read(view, await self._api.patch(external.where(view), body))
+        return self._read(view, await self._api.create(external.collection(view), body))
+
+    async def _write_clear(self, view: SlotView, work: Clear) -> SlotView | None:
+        if view.lasting:
+            patch = external.clear_patch(view, work)
+            return self._read(view, await self._api.patch(external.where(view), patch))
+        return self._read(view, await self._api.patch(pods.where(view), pods.clear_patch(view, work.episodes)))
+
+    def _read(self, view: SlotView, found: Object) -> SlotView | None:
+        if view.lasting:
+            return external.with_lease(view, found, self._keys)
+        if self._saw_pod is not None:
+            self._saw_pod(found)
+        seen = pods.read(found, self._keys)
+        return seen if seen is not None and seen.uid == view.uid else None
+
+    def _check(self) -> None:
+        if not self._leads():
+            raise NotLeading
+
+
+def _ref(view: SlotView) -> Mapping[str, object]:
+    return ref("Lease" if view.lasting else "Pod", view.namespace, view.name, "" if view.lasting else view.uid)
+
+
+def _gone(view: SlotView) -> Outcome:
+    # A URL without its Lease is tried again, and a missing namespace must not be asked in a tight circle.
+    return Outcome(False, None, _REFUSED_PAUSE if view.lasting else 0.0)
+
+
+class _Pause:
+    """Growing pauses between attempts."""
+
+    def __init__(self) -> None:
+        self._next = _FIRST_PAUSE
+
+    async def wait(self, error: ApiError | None = None) -> None:
+        refused = error is not None and not error.passing
+        wanted = _REFUSED_PAUSE if refused else self._next * random.uniform(0.5, 1.0)
+        wanted = max(wanted, error.retry_after if error else 0.0)
+        self._next = min(2 * self._next, _LONGEST_PAUSE)
+        await asyncio.sleep(wanted)

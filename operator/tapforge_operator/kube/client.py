@@ -1,0 +1,266 @@
+"""Calls to the API server: plain dicts in, plain dicts out, over one connection pool.
+
+Promises:
+1. Every call ends within its deadline, retries included.
+2. What was certainly not carried out (429, a refused connection) is sent again while there is time, after the pause
+   that the server asked for. Reads and deletes are sent again after any passing trouble.
+3. A create or patch whose fate is unknown (connection lost, 5xx, deadline) is never sent again: it raises an `ApiError`
+   with `unclear`, and the caller looks at the object.
+4. At most `in_flight` calls are under way at once; the others wait in their order.
+
+Times are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Self
+from urllib.parse import quote
+
+import aiohttp
+import kopf
+
+from .connection import Credentials
+
+Object = dict[str, Any]
+
+MERGE = "application/merge-patch+json"
+#: called after each attempt: verb, status (0: no answer), seconds
+Watcher = Callable[[str, int, float], None]
+
+_PAGE = 500
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 2.0
+
+
+class ApiError(Exception):
+    """The API server said no, or nothing. `status` is 0 where there was no answer."""
+
+    def __init__(self, what: str, status: int, reason: str, message: str, retry_after: float = 0.0):
+        super().__init__(f"{what}: {status or 'no answer'} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+        #: it may have been carried out
+        self.unclear = status == 0 or status >= 500
+
+    @property
+    def passing(self) -> bool:
+        """The same call may succeed later without anybody changing anything."""
+        return self.status in (0, 429) or self.status >= 500
+
+
+class NotSent(ApiError):
+    """There was nobody to send it to."""
+
+    def __init__(self, what: str, message: str):
+        super().__init__(what, 0, "NoConnection", message)
+        self.unclear = False
+
+
+def path(kind: str, namespace: str = "", name: str = "", sub: str = "", group: str = "") -> str:
+    """`path("pods", "default", "a")`; `group` is "apps/v1" and the like, "" for the core group. Names are escaped, so
+    that none of them can reach another object. Raises ValueError for a name that is none."""
+    for part in (namespace, name, sub):
+        if part in (".", ".."):
+            raise ValueError(f"{part!r} is no name of a Kubernetes object")
+    parts = ["/apis/" + group if group else "/api/v1"]
+    parts += [f"namespaces/{quote(namespace, safe='')}"] if namespace else []
+    parts += [kind, *(quote(part, safe="") for part in (name, sub) if part)]
+    return "/".join(parts)
+
+
+class Client:
+    """`async with Client(connection()) as client`."""
+
+    def __init__(
+        self,
+        info: kopf.ConnectionInfo,
+        in_flight: int = 64,
+        deadline: float = 10.0,
+        watcher: Watcher | None = None,
+    ):
+        self._base = info.server.rstrip("/")
+        self._info = info
+        self._credentials = Credentials(info)
+        self._slots = asyncio.Semaphore(in_flight)
+        self._deadline = deadline
+        self._watcher = watcher
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._info.as_ssl_context(), keepalive_timeout=60),
+            proxy=self._info.proxy_url,
+            trust_env=self._info.trust_env,
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers={"User-Agent": "tapforge-operator", "Accept": "application/json"},
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    # --- verbs --------------------------------------------------------------------------------------------------------
+
+    async def get(self, path: str, deadline: float | None = None) -> Object:
+        return await self._call("get", "GET", path, deadline=deadline, again=True)
+
+    async def pages(
+        self, path: str, selector: str = "", *, deadline: float = 60.0, size: int = _PAGE
+    ) -> AsyncIterator[tuple[list[Object], str]]:
+        """All objects that the label selector takes, page by page, so that twenty thousand are never there at once; and
+        the list's resourceVersion with each page. Each page has the deadline. Raises ApiError 410 when the list took so
+        long that the server forgot its version: begin again."""
+        token = ""
+        while True:
+            query = {"limit": str(size)}
+            query |= {"labelSelector": selector} if selector else {}
+            query |= {"continue": token} if token else {}
+            page = await self._call("list", "GET", path, query=query, deadline=deadline, again=True)
+            yield page["items"], page["metadata"]["resourceVersion"]
+            token = page["metadata"].get("continue") or ""
+            if not token:
+                return
+
+    async def watch(
+        self, path: str, selector: str = "", *, since: str, seconds: float = 270.0, silence: float = 100.0
+    ) -> AsyncIterator[Object]:
+        """What happens after that resourceVersion, as events, until the server ends the watch: after so many seconds at
+        the latest. Not one of the calls that `in_flight` counts. Raises ApiError, also when the server was silent for
+        too long (it sends bookmarks about once a minute) or says that the version is too old (410)."""
+        query = {"watch": "1", "resourceVersion": since, "timeoutSeconds": f"{seconds:.0f}"}
+        query |= {"allowWatchBookmarks": "true"} | ({"labelSelector": selector} if selector else {})
+        what = f"WATCH {path}"
+        timeout = aiohttp.ClientTimeout(total=seconds + silence, sock_read=silence)
+        if self._session is None:
+            raise RuntimeError("a Client is used inside `async with`")
+        try:
+            async with self._session.get(
+                self._base + path, params=query, headers=self._credentials.headers(), timeout=timeout
+            ) as response:
+                if response.status >= 300:
+                    raise _refusal(
+                        what, response.status, await response.text(), response.headers.get("Retry-After", "")
+                    )
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        event = json.loads(line)
+                        if event["type"] == "ERROR":
+                            said = event["object"]
+                            raise ApiError(what, said.get("code", 500), said.get("reason", ""), said.get("message", ""))
+                        yield event
+        except (TimeoutError, aiohttp.ClientError) as error:
+            raise ApiError(what, 0, "ConnectionLost", f"{type(error).__name__}: {error}") from error
+
+    async def create(
+        self, path: str, body: Object, deadline: float | None = None, *, dry_run: bool = False, strict: bool = False
+    ) -> Object:
+        """`dry_run`: the server says what it would say, and keeps nothing. `strict`: it refuses fields that it doesn't
+        know, which it would leave out in silence."""
+        query = ({"dryRun": "All"} if dry_run else {}) | ({"fieldValidation": "Strict"} if strict else {})
+        return await self._call("create", "POST", path, body, deadline=deadline, query=query)
+
+    async def patch(self, path: str, body: Object, content_type: str = MERGE, deadline: float | None = None) -> Object:
+        return await self._call("patch", "PATCH", path, body, content_type, deadline=deadline)
+
+    async def replace(self, path: str, body: Object, deadline: float | None = None) -> Object:
+        return await self._call("update", "PUT", path, body, deadline=deadline)
+
+    async def delete(self, path: str, body: Object | None = None, deadline: float | None = None) -> Object:
+        """`body` is a DeleteOptions; with a precondition on the UID a repeated delete can't hit a successor."""
+        return await self._call("delete", "DELETE", path, body, deadline=deadline, again=True)
+
+    async def text(self, path: str, *, deadline: float | None = None, **params: str) -> str:
+        """An answer that is no JSON: the log of a container."""
+        _, text = await self._once("get", "GET", path, None, "", params, deadline or self._deadline)
+        return text
+
+    # --- one call -----------------------------------------------------------------------------------------------------
+
+    async def _call(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        content_type: str = "application/json",
+        *,
+        query: Mapping[str, str] | None = None,
+        deadline: float | None = None,
+        again: bool = False,
+    ) -> Object:
+        end = time.monotonic() + (deadline or self._deadline)
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                _, text = await self._once(verb, method, path, body, content_type, query or {}, end - time.monotonic())
+                return json.loads(text)
+            except ApiError as error:
+                wait = max(error.retry_after, pause * random.uniform(0.5, 1.0))
+                safe = error.status == 429 or isinstance(error, NotSent) or (again and error.passing)
+                if not safe or time.monotonic() + wait >= end:
+                    raise
+            await asyncio.sleep(wait)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _once(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        body: Object | None,
+        content_type: str,
+        query: Mapping[str, str],
+        deadline: float,
+    ) -> tuple[int, str]:
+        if self._session is None:
+            raise RuntimeError("a Client is used inside `async with`")
+        what = f"{method} {path}"
+        status, began = 0, time.monotonic()
+        sent = False
+        try:
+            async with asyncio.timeout(max(deadline, 0.001)), self._slots:
+                began, sent = time.monotonic(), True
+                async with self._session.request(
+                    method,
+                    self._base + path,
+                    params=query,
+                    data=None if body is None else json.dumps(body, separators=(",", ":")).encode(),
+                    headers={**self._credentials.headers(), "Content-Type": content_type or "application/json"},
+                ) as response:
+                    text = await response.text()
+                    status = response.status
+        except TimeoutError as error:
+            if not sent:
+                raise NotSent(what, f"{deadline:g} s went by in the queue of calls to the API server") from error
+            raise ApiError(what, 0, "Deadline", f"no answer within {deadline:g} s") from error
+        except (aiohttp.ClientConnectorError, aiohttp.ClientConnectorCertificateError) as error:
+            raise NotSent(what, f"the API server at {self._base} can't be reached: {error}") from error
+        except aiohttp.ClientError as error:
+            raise ApiError(what, 0, "ConnectionLost", f"{type(error).__name__}: {error}") from error
+        finally:
+            if self._watcher is not None and sent:
+                self._watcher(verb, status, time.monotonic() - began)
+        if status < 300:
+            return status, text
+        raise _refusal(what, status, text, response.headers.get("Retry-After", ""))
+
+
+def _refusal(what: str, status: int, text: str, retry_after: str) -> ApiError:
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = {}
+    if not isinstance(said, dict):
+        said = {}
+    seconds = float(retry_after) if retry_after.isdigit() else 0.0
+    return ApiError(what, status, str(said.get("reason", "")), str(said.get("message", text[:500])), seconds)

@@ -1,0 +1,167 @@
+"""`tapforge-operator`: keeps EmulatorPools as they should be and hands out claims of their phones.
+
+What happens, in order: watch everything; answer the kubelet; wait to lead; read everything once more, consistently;
+rebuild the claims from what is written on the slots; serve. A process that loses its leadership ends: what it had in
+memory may be wrong by then, and its successor has read everything itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import click
+from aiohttp import web
+
+from . import garbage, logs
+from .health import application, silence
+from .kube.client import Client
+from .kube.connection import NoCluster, connection
+from .kube.election import Election, Timing
+from .leadership import Leadership
+from .settings import Settings
+from .slot_watch import SlotWatch
+from .telemetry import Telemetry
+from .watches import watch
+from .world import Scope
+
+log = logging.getLogger("tapforge_operator")
+
+LEASE = "tapforge-operator"
+#: that what was told to end may take to do so, seconds
+_END_SECONDS = 5.0
+#: and what nobody told
+_REST_SECONDS = 0.5
+
+
+def _identity() -> str:
+    """Two processes on one machine have to differ: who finds its own name in the Lease leads at once."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+@click.command(context_settings={"auto_envvar_prefix": "TAPFORGE_OPERATOR", "show_default": True})
+@click.option("--identity", envvar="POD_NAME", default=_identity, help="name in the leader Lease")
+@click.option("--own-namespace", envvar="POD_NAMESPACE", default="tapforge-system", help="for Lease, keys, certificate")
+@click.option("--namespace", "namespaces", multiple=True, help="watch only this namespace; may be repeated")
+@click.option("--nodes/--no-nodes", default=True, help="watch nodes, to notice cordoned and lost ones")
+@click.option("--host", default="0.0.0.0", help="address to listen on")
+@click.option("--broker-port", type=click.IntRange(0, 65535), default=8443, help="port of the claims, HTTPS; 0: any")
+@click.option("--health-port", type=click.IntRange(0, 65535), default=8080, help="port of health and metrics; 0: any")
+@click.option("--broker-url", default="", help="the claims' address for runs' Pods; default: that of the Service")
+@click.option("--certificate-name", "names", multiple=True, help="name or address the certificate is also good for")
+@click.option("--in-flight", type=click.IntRange(1, 1024), default=64, help="calls to the API server at once")
+@click.option("--lease-seconds", type=click.FloatRange(3), default=15.0, help="until another one may lead, seconds")
+@click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING"]), default="INFO")
+@click.option("--plain-logs", is_flag=True, help="lines for people instead of JSON")
+def main(
+    identity: str,
+    own_namespace: str,
+    namespaces: tuple[str, ...],
+    nodes: bool,
+    host: str,
+    broker_port: int,
+    health_port: int,
+    broker_url: str,
+    names: tuple[str, ...],
+    in_flight: int,
+    lease_seconds: float,
+    log_level: str,
+    plain_logs: bool,
+) -> None:
+    """Runs the operator until SIGTERM or the end of its leadership."""
+    logs.configure(log_level, plain_logs)
+    garbage.look_less_often()
+    settings = Settings(
+        identity=identity,
+        namespace=own_namespace,
+        scope=Scope(namespaces, nodes),
+        host=host,
+        broker_port=broker_port,
+        health_port=health_port,
+        broker_url=broker_url,
+        names=names,
+        in_flight=in_flight,
+        timing=Timing(lease_seconds, lease_seconds * 2 / 3, lease_seconds / 5),
+    )
+    try:
+        ended = asyncio.run(run(settings))
+    except NoCluster as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(0 if ended == "stopped" else 1)
+
+
+async def run(settings: Settings) -> str:
+    """Runs until it is stopped; returns why it ended: "stopped" or what went wrong."""
+    watching = asyncio.Event()
+    info = connection()
+    telemetry = Telemetry(settings.identity)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(Client(info, settings.in_flight, watcher=telemetry.api_call))
+        # Elections have a pool of their own: a queue of writes must not cost the leadership.
+        voter = await stack.enter_async_context(Client(info, 2, watcher=telemetry.api_call))
+        election = Election(voter, settings.namespace, LEASE, settings.identity, settings.timing)
+        leadership = Leadership(settings, client, election, telemetry)
+        await _serve_health(stack, settings, telemetry, leadership)
+        watches_end = asyncio.Event()
+        world, scope = leadership.world, settings.scope
+        slots = SlotWatch(world, client, scope.each, lambda: telemetry.event("pods"))
+        watches = asyncio.create_task(watch(world, slots, scope.namespaces, watching, watches_end), name="the watches")
+        leading = asyncio.create_task(leadership.run(), name="the leadership")
+        stopped = asyncio.create_task(_signalled(watching), name="waiting")
+        done, _ = await asyncio.wait({watches, leading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        # Watches end last: kopf takes every task that began after it for its own, and ends those it finds.
+        await leadership.close()
+        await _end(leading)
+        await _end(stopped)
+        watches_end.set()
+        await asyncio.wait({watches}, timeout=_END_SECONDS)
+        # kopf's generators may be closing in tasks that nobody waits for; the loop would close them a second time.
+        if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(rest, timeout=_REST_SECONDS)
+        return _why(done - {stopped})
+
+
+async def _signalled(watching: asyncio.Event) -> None:
+    """Returns at the first SIGTERM or SIGINT. Until the watches have begun, kopf answers them: it takes both when
+    it starts, and would end the watches before this process gave up its leadership."""
+    await watching.wait()
+    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    await stopping.wait()
+
+
+async def _end(task: asyncio.Task[object]) -> None:
+    task.cancel()
+    await asyncio.wait({task}, timeout=_END_SECONDS)
+
+
+def _why(ended: Iterable[asyncio.Task[Any]]) -> str:
+    for task in ended:
+        error = None if task.cancelled() else task.exception()
+        log.error("%s ended", task.get_name(), exc_info=error)
+        return f"{task.get_name()}: {error or 'ended'}"
+    log.info("stopped")
+    return "stopped"
+
+
+async def _serve_health(
+    stack: AsyncExitStack, settings: Settings, telemetry: Telemetry, leadership: Leadership
+) -> None:
+    app = application(telemetry, silence(telemetry, settings.silence_seconds), leadership.unready)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, settings.host, settings.health_port).start()
+    log.info("health and metrics on port %d", runner.addresses[0][1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What the operator knows of objects that are no slots: small records read off them, the objects themselves are not
+kept (a pool's is: its spec and status are needed whole)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolObject:
+    """An EmulatorPool as the API server has it; the spec is not checked yet."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    deleting: bool
+    #: the object itself, without the notes of who wrote which field
+    body: Object
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.namespace, self.name
+
+    @property
+    def spec(self) -> Object:
+        """As it is stored: not checked."""
+        return self.body.get("spec") or {}
+
+
+@dataclass(frozen=True, slots=True)
+class RunObject:
+    """A TrainingRun as the API server has it, and what it wants of a pool; the spec is not checked yet."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    #: name of the EmulatorPool; "" when its phones come from elsewhere
+    pool: str
+    #: phones that it wants now: 0 when it is suspended or at its end
+    wanted: int
+    #: the object itself, without the notes of who wrote which field
+    body: Object = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeObject:
+    """Whether slots on a node have a future."""
+
+    name: str
+    uid: str
+    resource_version: str
+    #: cordoned: nothing new is scheduled there, a drain may follow; lost: its kubelet no longer answers
+    state: Literal["fine", "cordoned", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseObject:
+    """The Lease that carries the claim of an external URL."""
+
+    namespace: str
+    uid: str
+    resource_version: str
+    body: Object
+
+
+def observe_lease(lease: Object) -> LeaseObject:
+    metadata = lease["metadata"]
+    return LeaseObject(metadata["namespace"], metadata["uid"], metadata["resourceVersion"], lease)
+
+
+def observe_pool(pool: Object) -> PoolObject:
+    metadata = pool["metadata"]
+    return PoolObject(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        deleting="deletionTimestamp" in metadata,
+        body={**pool, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}},
+    )
+
+
+def observe_run(run: Object, default_slots: int) -> RunObject:
+    """`default_slots`: phones that a run wants which doesn't say how many."""
+    metadata, spec = run["metadata"], run.get("spec") or {}
+    source = (spec.get("environment") or {}).get("source") or {}
+    own = source.get("ownPool")
+    reference = {**own, "name": metadata["name"]} if own else source.get("pool") or {}
+    ended = any(
+        c.get("type") in ("Complete", "Failed") and c.get("status") == "True"
+        for c in (run.get("status") or {}).get("conditions") or ()
+    )
+    idle = ended or bool(spec.get("suspend")) or "deletionTimestamp" in metadata or not reference.get("name")
+    return RunObject(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        pool=reference.get("name") or "",
+        wanted=0 if idle else int(reference.get("slots") or default_slots),
+        body={**run, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}},
+    )
+
+
+def observe_node(node: Object) -> NodeObject:
+    metadata, spec = node["metadata"], node.get("spec") or {}
+    ready = next((c for c in (node.get("status") or {}).get("conditions") or () if c["type"] == "Ready"), None)
+    state: Literal["fine", "cordoned", "lost"] = "cordoned" if spec.get("unschedulable") else "fine"
+    # The node controller writes Unknown when the kubelet has been silent for its grace period (40 s by default). False
+    # means that the kubelet speaks and complains: its Pods' own conditions tell the rest.
+    if ready is not None and ready.get("status") == "Unknown":
+        state = "lost"
+    return NodeObject(metadata["name"], metadata["uid"], metadata["resourceVersion"], state)
+
+
+def belongs(metadata: Object, pool_uid: str) -> bool:
+    """The object was made by the operator for this pool: its controller is the pool."""
+    return any(o.get("controller") and o.get("uid") == pool_uid for o in metadata.get("ownerReferences") or ())

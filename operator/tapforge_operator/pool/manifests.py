@@ -1,0 +1,164 @@
+"""A pool's objects as plain dicts: the Pod of a slot, the disruption budget of the claimed ones.
+
+What the user's template says stands; where it is silent a Pod is unprivileged: no service-account token, no service
+environment, no privilege escalation, no capabilities, the runtime's default seccomp profile. Always the operator's are:
+`restartPolicy: Never` (a phone is replaced, never restarted in place), the owner, the pool's labels, and an explicit
+`safe-to-evict: "true"`, which a claim turns over.
+
+* `kvm.mode: DevicePlugin` asks for one `kvm.resourceName`; `HostPath` mounts the node's /dev/kvm and is privileged.
+* The emulator's container is probed on `readinessPath` (adb: on the port), unless it has probes of its own. The startup
+  probe gives up well after the pool's own boot deadline, which is the one that counts.
+* The budget selects claimed Pods and asks for 2147483647 of them: with `maxUnavailable` the expected number would come
+  from the pool's scale, and evictions would slip through. Pods that are broken anyway may always be evicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tapforge_api.base import API_VERSION, INT32
+from tapforge_api.pool import EmulatorPoolSpec
+from tapforge_api.template import PodTemplate
+
+from .. import names
+from .records import NewSlot, Pool, Reason
+
+Json = dict[str, Any]
+
+KVM_DEVICE = "/dev/kvm"
+_KVM_VOLUME = "tapforge-kvm"
+#: seconds between two looks of the startup probe: a phone serves that soon after it can
+_STARTUP_PERIOD = 2
+#: the startup probe gives up this much after the boot deadline, seconds
+_STARTUP_MARGIN = 60.0
+
+
+def slot_pods(pool: Pool) -> Callable[[NewSlot], Json]:
+    """Builds the Pods of the pool. They share their spec: nobody changes it. Make another builder when the pool's
+    generation changes."""
+    template = pool.spec.template
+    if template is None:
+        raise ValueError(f"pool {pool.namespace}/{pool.name} has external devices: there are no Pods to make")
+    spec = _pod_spec(pool.spec, template)
+    labels = {**template.metadata.labels, **_labels(pool), names.TEMPLATE: pool.template}
+    annotations = {**template.metadata.annotations, names.SAFE_TO_EVICT: "true"}
+    owners = [_owner(pool)]
+
+    def pod(slot: NewSlot) -> Json:
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": slot.name,
+                "namespace": pool.namespace,
+                "labels": {**labels, names.ORDINAL: str(slot.ordinal)},
+                "annotations": annotations,
+                "ownerReferences": owners,
+            },
+            "spec": spec,
+        }
+
+    return pod
+
+
+def disruption_budget(pool: Pool) -> Json:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {
+            "name": f"{pool.name}-claimed",
+            "namespace": pool.namespace,
+            "labels": _labels(pool),
+            "ownerReferences": [_owner(pool)],
+        },
+        "spec": {
+            "minAvailable": INT32,
+            "selector": {"matchLabels": {names.POOL_UID: pool.uid, names.CLAIMED: "true"}},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
+def retain_patch(reason: Reason) -> Json:
+    """Merge patch that takes a failed Pod out of its pool and keeps it for a look at its log."""
+    return {
+        "metadata": {
+            "labels": {names.CLAIMED: None, names.RUN: None},
+            "annotations": {
+                names.RETAINED: str(reason),
+                names.CLAIM: None,
+                names.SAFE_TO_EVICT: "true",
+                names.DO_NOT_DISRUPT: None,
+            },
+        }
+    }
+
+
+def _labels(pool: Pool) -> dict[str, str]:
+    return {names.POOL: pool.name, names.POOL_UID: pool.uid, names.MANAGED_BY: names.OPERATOR}
+
+
+def _owner(pool: Pool) -> Json:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "EmulatorPool",
+        "name": pool.name,
+        "uid": pool.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def _pod_spec(spec: EmulatorPoolSpec, template: PodTemplate) -> Json:
+    pod: Json = template.written()["spec"]
+    pod["restartPolicy"] = "Never"
+    pod.setdefault("enableServiceLinks", False)
+    pod.setdefault("automountServiceAccountToken", False)
+    pod["securityContext"] = {"seccompProfile": {"type": "RuntimeDefault"}, **(pod.get("securityContext") or {})}
+    emulator = next(c for c in pod["containers"] if c["name"] == names.CONTAINER)
+    _give_kvm(spec, pod, emulator)
+    _probe(spec, emulator)
+    for container in [*pod["containers"], *(pod.get("initContainers") or ())]:
+        container["securityContext"] = _unprivileged(container.get("securityContext") or {})
+    return pod
+
+
+def _unprivileged(context: Json) -> Json:
+    """What the context does not say. The API server refuses a privileged container that may not escalate."""
+    if context.get("privileged"):
+        return context
+    capabilities = {"drop": ["ALL"], **(context.get("capabilities") or {})}
+    escalates = "CAP_SYS_ADMIN" in (capabilities.get("add") or ())
+    return {**({} if escalates else {"allowPrivilegeEscalation": False}), **context, "capabilities": capabilities}
+
+
+def _give_kvm(spec: EmulatorPoolSpec, pod: Json, emulator: Json) -> None:
+    if spec.kvm.mode == "DevicePlugin":
+        resources = emulator["resources"] = dict(emulator.get("resources") or {})
+        resources["limits"] = {spec.kvm.resource_name: "1", **(resources.get("limits") or {})}
+    elif spec.kvm.mode == "HostPath":
+        emulator["securityContext"] = {"privileged": True, **(emulator.get("securityContext") or {})}
+        mounts = emulator.get("volumeMounts") or []
+        if not any(mount.get("mountPath") == KVM_DEVICE for mount in mounts):
+            emulator["volumeMounts"] = [*mounts, {"name": _KVM_VOLUME, "mountPath": KVM_DEVICE}]
+            volume = {"name": _KVM_VOLUME, "hostPath": {"path": KVM_DEVICE, "type": "CharDevice"}}
+            pod["volumes"] = [*(pod.get("volumes") or ()), volume]
+
+
+def _probe(spec: EmulatorPoolSpec, emulator: Json) -> None:
+    if "readinessProbe" in emulator:
+        return
+    look: Json = {"httpGet": {"path": spec.readiness_path, "port": spec.port}}
+    if spec.protocol == "adb":
+        look = {"tcpSocket": {"port": spec.port}}
+    emulator["readinessProbe"] = {**look, "periodSeconds": 5, "timeoutSeconds": 3, "failureThreshold": 3}
+    if "startupProbe" not in emulator:
+        looks = math.ceil((spec.boot.deadline_seconds + _STARTUP_MARGIN) / _STARTUP_PERIOD)
+        emulator["startupProbe"] = {
+            **look,
+            "periodSeconds": _STARTUP_PERIOD,
+            "timeoutSeconds": 3,
+            "failureThreshold": looks,
+        }

@@ -1,0 +1,96 @@
+"""How fast sick slots are replaced, and when boots that fail slow the pool down.
+
+*Budget.* Within an hour `health.maxReplacementsPercentPerHour` of the desired slots are given up as sick, but five in
+any case: a percentage of a few slots says nothing. The rest waits. A slot is counted once, however often its removal is
+planned. Boots that fail in a row are not counted: the back-off is the tighter bound, and it ends when boots work again.
+What was spent is in the status, a little coarser (`portions`), so that a restart is no new hour.
+
+*Back-off.* Counts only slots of the current template that never became ready, and only in a row: a slot that is ready
+and was created no earlier than the one that failed is proof that boots work. Slots that were created before the last
+failure was seen belong to the same failure, so a whole batch counts once. The n-th failure in a row holds creates for
+1 s, 2 s, 4 s, ... up to 5 minutes and halves how many slots may boot at a time, down to one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ..slots import Slot
+from .history import BootFailures
+
+HOUR = 3600.0
+FIRST, CAP = 1.0, 300.0
+#: creates in one plan, and slots that may boot at a time while boots fail
+PER_PASS = 500
+#: sick slots that a pool of any size may replace within an hour
+LEAST = 5
+#: failures in a row before the pool says so
+WORTH_SAYING = 2
+#: what was spent is remembered in portions of so many seconds: an hour has at most twelve
+PORTION = 300.0
+
+Spent = tuple[tuple[float, int], ...]
+
+
+def within_the_hour(spent: Spent, now: float) -> Spent:
+    return tuple((t, n) for t, n in spent if now - t < HOUR)
+
+
+def budget(spent: Spent, desired: int, percent: int) -> int:
+    """Sick slots that may still be given up. `spent` is of this hour."""
+    return max(0, max(LEAST, math.ceil(desired * percent / 100)) - sum(n for _, n in spent))
+
+
+def spend(spent: Spent, slots: int, now: float) -> Spent:
+    return (*spent, (now, slots)) if slots else spent
+
+
+def budget_returns_at(spent: Spent) -> float | None:
+    return spent[0][0] + HOUR if spent else None
+
+
+def portions(spent: Spent) -> Spent:
+    """The same in fewer entries; each is as late as the last replacement in it, so that none comes back too early."""
+    coarse: list[tuple[float, int]] = []
+    began = -math.inf
+    for t, n in spent:
+        if t - began < PORTION:
+            coarse[-1] = (t, coarse[-1][1] + n)
+        else:
+            coarse.append((t, n))
+            began = t
+    return tuple(coarse)
+
+
+def proof(slots: Iterable[Slot], template: str) -> float:
+    """Creation of the newest slot of the template that serves: boots of those before it are no failures in a row."""
+    return max((slot.created for slot in slots if slot.ready and slot.template == template), default=-math.inf)
+
+
+def count_boots(before: BootFailures, failed: Sequence[Slot], proof: float, template: str, now: float) -> BootFailures:
+    """The failures in a row, after `failed` were given up before they were ready."""
+    if before.template != template:
+        before = BootFailures(template=template)
+    if before.times and proof >= before.created:
+        before = BootFailures(template=template)
+    newest = max((slot.created for slot in failed if slot.template == template), default=-math.inf)
+    if newest <= proof:
+        return before
+    if before.times == 0 or newest >= math.floor(before.at):
+        return BootFailures(before.times + 1, now, newest, template)
+    return replace(before, created=max(before.created, newest))
+
+
+def boots_again_at(boots: BootFailures) -> float:
+    return boots.at + min(CAP, FIRST * 2.0 ** min(boots.times - 1, 16))
+
+
+def allowed(boots: BootFailures, wanted: int, booting: int, now: float) -> int:
+    """Creates that the back-off lets through. `booting`: slots that boot now."""
+    if boots.times == 0:
+        return wanted
+    if now < boots_again_at(boots):
+        return 0
+    return max(0, min(wanted, max(1, PER_PASS >> min(boots.times, 16)) - booting))

@@ -1,0 +1,1 @@
+"""Decides about TrainingRuns: what their objects are, when an attempt begins and ends, what the status says. Pure."""

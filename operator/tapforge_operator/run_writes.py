@@ -1,0 +1,270 @@
+"""Carries out a run's plan, and looks at what only some plans need.
+
+Promises:
+1. Every single write asks first whether this process still leads.
+2. A RayJob is created only when everything that its Pods mount is there. A create whose fate is unknown is looked at,
+   never repeated blindly; its name makes a second one a conflict.
+3. A delete names the UID.
+4. What the API server refuses to make is remembered as a `Refusal` until the next create.
+5. An Event that can't be written is nobody's trouble.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from tapforge_api.base import API_VERSION
+
+from . import names
+from .broker.tls import CA, CONFIG_MAP
+from .kube.client import ApiError, Client, Object, path
+from .logs import ref
+from .objects import belongs
+from .pool.refusals import NEEDS_A_PERSON, refusal
+from .ray_jobs import GROUP
+from .run import manifests
+from .run.conditions import Event
+from .run.manifests import RUN_KEY, Broker
+from .run.records import RayJob, RayPod, Refusal, Run, Trial, VolumeSeen, observe_ray_pod
+from .world import World
+from .writes import NotLeading
+
+log = logging.getLogger(__name__)
+
+_EVENT_SECONDS: Final = 5.0
+_PODS: Final = 500
+#: between two creates of what was refused
+_REFUSED_SECONDS: Final = 15.0
+
+
+class RunWrites:
+    """The writes of one run, and its looks at what isn't watched."""
+
+    def __init__(self, client: Client, world: World, leads: Callable[[], bool], own_namespace: str, broker_url: str):
+        self._client = client
+        self._world = world
+        self._leads = leads
+        self._own_namespace = own_namespace
+        self._broker_url = broker_url
+        #: why the last create was refused
+        self.refusal: Refusal | None = None
+        #: newest attempt whose RayJob was made
+        self.made = 0
+        self._refused_at = -_REFUSED_SECONDS
+
+    def _ask_leave(self) -> None:
+        if not self._leads():
+            raise NotLeading
+
+    # --- creates ------------------------------------------------------------------------------------------------------
+
+    async def create_job(self, run: Run, number: int) -> None:
+        if self._rests():
+            return
+        broker = await self._broker()
+        await self.keep_config(run, broker)
+        if self.refusal is None:
+            where = path("rayjobs", run.namespace, group=GROUP)
+            made = await self._create(run, where, manifests.ray_job(run, number, broker))
+            if made is not None:
+                self.made = number
+                self._world.saw_ray_job(made)
+
+    async def try_job(self, run: Run) -> Trial:
+        """What the API server would say to the RayJob."""
+        self._ask_leave()
+        body = manifests.ray_job(run, max(1, run.status.attempts + 1), await self._broker())
+        try:
+            await self._client.create(path("rayjobs", run.namespace, group=GROUP), body, dry_run=True)
+        except ApiError as error:
+            refused = _refused(body, error)
+            if refused is None and error.status != 409:
+                raise
+            return Trial(run.generation, refused)
+        return Trial(run.generation)
+
+    async def create_pool(self, run: Run) -> None:
+        if self._rests():
+            return
+        self.refusal = None
+        made = await self._create(run, path("emulatorpools", run.namespace, group=API_VERSION), manifests.own_pool(run))
+        if made is not None:
+            self._world.saw_pool(made)
+
+    async def keep_config(self, run: Run, broker: Broker | None = None) -> None:
+        """The ConfigMaps that Pods of the run mount: as they were and as they have to be."""
+        self.refusal = None
+        where = path("configmaps", run.namespace)
+        for body in (manifests.config_map(run), manifests.broker_config_map(run, broker or await self._broker())):
+            name = body["metadata"]["name"]
+            there = await self._find(f"{where}/{name}")
+            if there is None:
+                there = await self._create(run, where, body)
+                if there is None:
+                    return
+            if not belongs(there["metadata"], run.uid):
+                self._refuse(Refusal("NameTaken", f"ConfigMap {name} exists and is not this run's: delete it", True))
+            elif there.get("data") == body["data"]:
+                continue
+            elif body.get("immutable"):
+                text = f"ConfigMap {name} is not as this run was resolved at its start: delete it, it is made again"
+                self._refuse(Refusal("ConfigChanged", text, True))
+            else:
+                self._ask_leave()
+                await self._client.patch(f"{where}/{name}", {"data": body["data"]})
+            if self.refusal is not None:
+                return
+
+    def _rests(self) -> bool:
+        """The last create was refused a moment ago."""
+        return self.refusal is not None and time.monotonic() < self._refused_at + _REFUSED_SECONDS
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self.refusal, self._refused_at = refusal, time.monotonic()
+
+    async def _broker(self) -> Broker:
+        found = await self._client.get(path("configmaps", self._own_namespace, CONFIG_MAP))
+        return Broker(self._broker_url, found["data"][CA])
+
+    async def _create(self, run: Run, where: str, body: Object) -> Object | None:
+        """The object, as it was made or as it was there; None when there is none, and `refusal` says why."""
+        self._ask_leave()
+        try:
+            made = await self._client.create(where, body)
+        except ApiError as error:
+            if error.status == 409 or error.unclear:
+                return await self._look_at(run, where, body, error)
+            refused = _refused(body, error)
+            if refused is None:
+                raise
+            self._refuse(refused)
+            return None
+        log.info("%s %s made", body["kind"], body["metadata"]["name"], extra=_ref(run))
+        return made
+
+    async def _look_at(self, run: Run, where: str, body: Object, error: ApiError) -> Object | None:
+        name = body["metadata"]["name"]
+        found = await self._find(f"{where}/{name}")
+        if found is None:
+            raise error
+        if belongs(found["metadata"], run.uid):
+            return found
+        what = f"{body['kind']} {name} exists and is not this run's"
+        if "deletionTimestamp" in found["metadata"]:
+            self._refuse(Refusal("NameTaken", f"{what}; it is being deleted"))
+        else:
+            # An earlier run of this name that the garbage collector has not come to looks the same for some seconds.
+            ours = (found["metadata"].get("labels") or {}).get(names.MANAGED_BY) == names.OPERATOR
+            self._refuse(Refusal("NameTaken", f"{what}: delete it, or give the run another name", not ours))
+        return None
+
+    # --- deletes ------------------------------------------------------------------------------------------------------
+
+    async def delete_job(self, run: Run, job: RayJob) -> None:
+        where = path("rayjobs", job.namespace, job.name, group=GROUP)
+        left = await self._delete(where, job.uid)
+        log.info("RayJob %s goes", job.name, extra=_ref(run))
+        if left is not None and left.get("kind") == "RayJob":
+            self._world.saw_ray_job(left)
+        elif left is None:
+            self._world.ray_jobs.drop(job.uid)
+
+    async def delete_pool(self, run: Run, uid: str) -> None:
+        left = await self._delete(path("emulatorpools", run.namespace, run.name, group=API_VERSION), uid)
+        log.info("own pool goes", extra=_ref(run))
+        if left is not None and left.get("kind") == "EmulatorPool":
+            self._world.saw_pool(left)
+        elif left is None:
+            self._world.pools.drop(uid)
+
+    async def _delete(self, where: str, uid: str) -> Object | None:
+        """What is left of the object: itself on its way out, or the API server's word that it is gone; None when there
+        was none."""
+        self._ask_leave()
+        try:
+            return await self._client.delete(where, {"preconditions": {"uid": uid}, "propagationPolicy": "Background"})
+        except ApiError as error:
+            if error.status not in (404, 409):  # 409: another one has the name by now
+                raise
+            return None
+
+    # --- looks --------------------------------------------------------------------------------------------------------
+
+    async def look_at_volume(self, run: Run) -> VolumeSeen:
+        storage = run.spec.checkpoints.storage
+        if storage is None:
+            return VolumeSeen(False)
+        found = await self._find(path("persistentvolumeclaims", run.namespace, storage.volume_claim.claim_name))
+        return VolumeSeen(found is not None, tuple((found or {}).get("spec", {}).get("accessModes") or ()))
+
+    async def look_at_config(self, run: Run) -> str:
+        """The run as it is resolved in its ConfigMap; "" when there is none."""
+        found = await self._find(path("configmaps", run.namespace, names.config_name(run.name, run.uid)))
+        mine = found is not None and belongs(found["metadata"], run.uid)
+        return (found.get("data") or {}).get(RUN_KEY, "") if found is not None and mine else ""
+
+    async def look_at_pods(self, run: Run, number: int) -> tuple[RayPod, ...]:
+        selector = f"{names.RUN_UID}={run.uid},{names.ATTEMPT}={number}"
+        pods: list[RayPod] = []
+        async for page, _ in self._client.pages(path("pods", run.namespace), selector, size=_PODS):
+            pods += map(observe_ray_pod, page)
+        return tuple(pods)
+
+    async def _find(self, where: str) -> Object | None:
+        try:
+            return await self._client.get(where)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    async def tell(self, run: Run, events: Iterable[Event]) -> None:
+        for event in events:
+            self._ask_leave()
+            now = time.time()
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+            body = {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {
+                    "name": f"{run.name}.{names.digest(run.uid, event.reason, now)}",
+                    "namespace": run.namespace,
+                },
+                "involvedObject": {
+                    "apiVersion": API_VERSION,
+                    "kind": "TrainingRun",
+                    "name": run.name,
+                    "namespace": run.namespace,
+                    "uid": run.uid,
+                },
+                "type": event.type,
+                "reason": event.reason,
+                "message": event.message[:1000],
+                "source": {"component": names.OPERATOR},
+                "reportingComponent": names.OPERATOR,
+                "firstTimestamp": stamp,
+                "lastTimestamp": stamp,
+                "count": 1,
+            }
+            try:
+                await self._client.create(path("events", run.namespace), body, deadline=_EVENT_SECONDS)
+            except ApiError as error:
+                log.warning("an Event could not be written: %s", error, extra=_ref(run))
+
+
+def _refused(body: Object, error: ApiError) -> Refusal | None:
+    """None for trouble that passes, and is to be tried again."""
+    what = f"{body['kind']} {body['metadata']['name']} was refused: {error.message}"
+    if error.status == 404 and body["kind"] == "RayJob":
+        return Refusal("KubeRayMissing", "the cluster knows no RayJobs (rayjobs.ray.io): install KubeRay 1.4 or newer")
+    known = refusal(error.status, error.reason, error.message)
+    return None if known is None else Refusal(known.reason, what, stalls=known.reason in NEEDS_A_PERSON)
+
+
+def _ref(run: Run) -> Object:
+    return ref("TrainingRun", run.namespace, run.name, run.uid)

@@ -1,0 +1,102 @@
+"""A small model folder: a byte-level tokenizer with Qwen3-VL's special tokens, and its image processor's settings."""
+
+import io
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tapforge_envs.protocol import Frame
+from tapforge_trainer.agents import make_agent
+from tapforge_trainer.agents.qwen3vl import Qwen3VL
+from tapforge_trainer.agents.tokens import Tokens
+
+SPECIALS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+#: as in Qwen's tokenizer, ordinary tokens that the model may say
+UNMARKED = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+CORPUS = [
+    '<tool_call>\n{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [166, 100]}}\n</tool_call>',
+    "open the settings and turn on the wifi",
+    " click click home back type",
+]
+
+
+def draw_png(width: int, height: int, seed: int = 0, mode: str = "RGB") -> bytes:
+    """A screen of rectangles; equal arguments give equal bytes."""
+    dice = random.Random(seed)
+    image = Image.new("RGB", (width, height), (dice.randrange(256), dice.randrange(256), dice.randrange(256)))
+    for _ in range(12):
+        corner = (dice.randrange(width), dice.randrange(height))
+        image.paste((dice.randrange(256), dice.randrange(256), dice.randrange(256)), (*corner, width, height))
+    out = io.BytesIO()
+    image.convert(mode).save(out, "PNG")
+    return out.getvalue()
+
+
+def draw_frame(width: int = 96, height: int = 160, seed: int = 0, mode: str = "RGB") -> Frame:
+    return Frame.of(draw_png(width, height, seed, mode), width, height)
+
+
+@pytest.fixture(scope="session")
+def png() -> Callable[..., bytes]:
+    return draw_png
+
+
+@pytest.fixture(scope="session")
+def frame() -> Callable[..., Frame]:
+    return draw_frame
+
+
+def train_tokenizer() -> Tokenizer:
+    built = Tokenizer(models.BPE())
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    built.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=360, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=[], show_progress=False
+    )
+    built.train_from_iterator(CORPUS * 4, trainer)
+    built.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
+    built.add_tokens([AddedToken(text, special=False, normalized=False) for text in UNMARKED])
+    return built
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    train_tokenizer().save(str(folder / "tokenizer.json"))
+    size = {"shortest_edge": 4 * 32 * 32, "longest_edge": 256 * 32 * 32}
+    (folder / "preprocessor_config.json").write_text(json.dumps({"patch_size": 16, "merge_size": 2, "size": size}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokens(model_folder: Path) -> Tokens:
+    return Tokens.load(model_folder)
+
+
+@pytest.fixture(scope="session")
+def agent_of(model_folder: Path) -> Callable[..., Qwen3VL]:
+    def build(**changes) -> Qwen3VL:
+        options = {
+            "prompt": "compact",
+            "history_images": 1,
+            "history_steps": 8,
+            "context_tokens": 4096,
+            "response_tokens": 64,
+        }
+        return make_agent("qwen3-vl", model_folder, **{**options, **changes})
+
+    return build

@@ -1,0 +1,257 @@
+"""Frames are checked to the last pixel and resized once."""
+
+import io
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tapforge_envs.protocol import EnvironmentFault, Frame, Reason
+from tapforge_trainer.agents.vision import FrameFitter, VisionGrid, fit_frame
+
+GRID = VisionGrid(patch=16, merge=2, min_tokens=4, max_tokens=256)
+
+sides = st.integers(1, 3000)
+bounds = st.tuples(st.integers(1, 40), st.integers(0, 400)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+
+
+@given(sides, sides, bounds)
+@example(96, 160, (15, 15))
+@example(10, 2000, (1, 3))
+@example(2999, 15, (7, 7))
+def test_a_fitted_size_is_whole_within_bounds_and_stays(width: int, height: int, limits: tuple[int, int]) -> None:
+    grid = VisionGrid(16, 2, *limits)
+    if max(width, height) > 200 * min(width, height):
+        with pytest.raises(ValueError, match="no size of a screen"):
+            grid.fit(width, height)
+        return
+    w, h = grid.fit(width, height)
+    assert w % 32 == h % 32 == 0
+    assert limits[0] <= (w // 32) * (h // 32) <= limits[1]
+    assert grid.fit(w, h) == (w, h)
+    assert grid.visual_tokens(width, height) == grid.visual_tokens(w, h) == (w // 32) * (h // 32)
+
+
+@pytest.mark.parametrize(
+    ("size", "fitted"),
+    [((96, 160), (96, 160)), ((1080, 2400), (320, 736)), ((100, 170), (96, 160)), ((20, 20), (64, 64))],
+)
+def test_sizes(size: tuple[int, int], fitted: tuple[int, int]) -> None:
+    assert GRID.fit(*size) == fitted
+
+
+@pytest.mark.parametrize("limits", [(0, 4), (5, 4)])
+def test_impossible_bounds_are_refused(limits: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="min_tokens"):
+        VisionGrid(16, 2, *limits)
+
+
+def test_a_right_frame_passes_byte_identical(png: Callable[..., bytes]) -> None:
+    for mode in ("RGB", "L", "P"):
+        right = Frame.of(png(96, 160, 1, mode), 96, 160)
+        assert fit_frame(right, GRID) is right
+
+
+def test_a_wrong_size_becomes_a_png_of_the_right_size(frame: Callable[..., Frame]) -> None:
+    fitted = fit_frame(frame(101, 333), GRID)
+    assert (fitted.width, fitted.height) == GRID.fit(101, 333)
+    assert fitted == Frame.of(fitted.data, fitted.width, fitted.height)
+    assert fit_frame(fitted, GRID) is fitted
+    assert fit_frame(frame(101, 333), GRID) == fitted
+
+
+def test_colours_that_decoders_disagree_about_become_rgb(png: Callable[..., bytes]) -> None:
+    source = Frame.of(png(96, 160, 1, "RGBA"), 96, 160)
+    fitted = fit_frame(source, GRID)
+    plain = Image.open(io.BytesIO(fitted.data))
+    assert plain.mode == "RGB"
+    assert plain.tobytes() == Image.open(io.BytesIO(png(96, 160, 1))).tobytes()
+
+
+def test_jpeg_is_a_frame_too(png: Callable[..., bytes]) -> None:
+    out = io.BytesIO()
+    Image.open(io.BytesIO(png(96, 160))).save(out, "JPEG")
+    source = Frame.of(out.getvalue(), 96, 160, "image/jpeg")
+    assert fit_frame(source, GRID) is source
+
+
+def test_every_cut_off_png_is_a_fault(png: Callable[..., bytes]) -> None:
+    data = png(96, 160)
+    for length in range(len(data)):
+        with pytest.raises(EnvironmentFault) as fault:
+            fit_frame(Frame.of(data[:length], 96, 160), GRID)
+        assert fault.value.reason is Reason.ENV_ERROR
+
+
+def test_every_flipped_bit_is_a_fault(png: Callable[..., bytes]) -> None:
+    data = png(96, 160)
+    for at in range(0, len(data), 3):
+        broken = bytearray(data)
+        broken[at] ^= 1 << (at % 8)
+        with pytest.raises(EnvironmentFault):
+            fit_frame(Frame.of(bytes(broken), 96, 160), GRID)
+
+
+def _chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def _png_of(pixels: bytes) -> Frame:
+    """A PNG of 96x160 whose every checksum is right."""
+    header = struct.pack(">IIBBBBB", 96, 160, 8, 2, 0, 0, 0)
+    chunks = (_chunk(b"IHDR", header), _chunk(b"IDAT", pixels), _chunk(b"IEND", b""))
+    return Frame.of(b"\x89PNG\r\n\x1a\n" + b"".join(chunks), 96, 160)
+
+
+ROW = b"\0" + b"\x55" * 96 * 3
+
+
+@pytest.mark.parametrize("rows", [0, 1, 80, 159, 161])
+def test_a_well_formed_png_with_another_number_of_rows_is_a_fault(rows: int) -> None:
+    assert fit_frame(_png_of(zlib.compress(ROW * 160)), GRID).width == 96
+    with pytest.raises(EnvironmentFault, match=f"instead of {160 * 289}"):
+        fit_frame(_png_of(zlib.compress(ROW * rows)), GRID)
+
+
+def test_pixels_that_do_not_unpack_are_a_fault() -> None:
+    pixels = zlib.compress(ROW * 160)
+    for broken in (
+        pixels[:-1],
+        pixels[:-4] + b"\0\0\0\0",
+        b"\0" + pixels[1:],
+        zlib.compress(b"\x09" + ROW[1:] + ROW * 159),
+    ):
+        with pytest.raises(EnvironmentFault):
+            fit_frame(_png_of(broken), GRID)
+
+
+@pytest.mark.parametrize("size", [(96, 160), (97, 1), (3, 3), (5, 66)])
+def test_interlaced_pngs_count_their_rows_right(size: tuple[int, int]) -> None:
+    # Pillow writes none, so the passes are laid out here: each row of a pass is a filter byte and its grey pixels
+    width, height = size
+    passes = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+    pixels = b""
+    for x, y, dx, dy in passes:
+        columns, rows = len(range(x, width, dx)), len(range(y, height, dy))
+        pixels += (b"\0" + b"\x80" * columns) * rows if columns else b""
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 1)
+    for body, whole in ((pixels, True), (pixels[:-1], False)):
+        chunks = (_chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(body)), _chunk(b"IEND", b""))
+        frame = Frame.of(b"\x89PNG\r\n\x1a\n" + b"".join(chunks), width, height)
+        if whole:
+            fitted = Image.open(io.BytesIO(fit_frame(frame, GRID).data)).convert("L")
+            assert set(fitted.tobytes()) == {0x80}
+        else:
+            with pytest.raises(EnvironmentFault, match="unpacks"):
+                fit_frame(frame, GRID)
+
+
+@pytest.mark.parametrize("announced", [(160, 96), (96, 161), (95, 160), (1080, 2400)])
+def test_another_size_than_announced_is_a_fault(png: Callable[..., bytes], announced: tuple[int, int]) -> None:
+    with pytest.raises(EnvironmentFault, match="96x160"):
+        fit_frame(Frame.of(png(96, 160), *announced), GRID)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"<html>no screen today</html>", b"%!PS-Adobe-3.0 EPSF-3.0\n", b"GIF89a" + b"\0" * 50]
+)
+def test_what_is_no_picture_is_a_fault(data: bytes) -> None:
+    with pytest.raises(EnvironmentFault):
+        fit_frame(Frame.of(data, 96, 160), GRID)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_a_fault(data: bytes) -> None:
+    for whole in (data, b"\x89PNG\r\n\x1a\n" + data):
+        with pytest.raises(EnvironmentFault):
+            fit_frame(Frame.of(whole, 96, 160), GRID)
+
+
+def test_a_frame_under_another_frames_hash_is_a_fault(frame: Callable[..., Frame]) -> None:
+    lie = Frame(frame(seed=1).data, frame(seed=2).sha256, 96, 160)
+    with pytest.raises(EnvironmentFault, match="hash"):
+        fit_frame(lie, GRID)
+
+
+def test_the_shape_of_a_ribbon_is_a_fault(frame: Callable[..., Frame]) -> None:
+    with pytest.raises(EnvironmentFault, match="no size of a screen"):
+        fit_frame(frame(1, 500), GRID)
+
+
+def test_a_fitter_remembers_by_content_and_forgets_the_oldest(frame: Callable[..., Frame]) -> None:
+    fitter = FrameFitter(GRID, max_entries=4)
+    first = fitter.fit(frame(100, 100, seed=0))
+    assert fitter.fit(frame(100, 100, seed=0)) is first
+    assert fitter.fit(first) is first
+    for seed in range(1, 4):
+        fitter.fit(frame(100, 100, seed=seed))
+    again = fitter.fit(frame(100, 100, seed=0))
+    assert again is not first and again == first
+    assert len(fitter._seen) <= 4
+
+
+def test_a_fitter_holds_a_bounded_number_of_bytes(frame: Callable[..., Frame]) -> None:
+    one = len(fit_frame(frame(100, 100), GRID).data)
+    fitter = FrameFitter(GRID, max_bytes=3 * one)
+    for seed in range(12):
+        fitter.fit(frame(100, 100, seed=seed))
+        held = sum(len(fitted.data) for fitted in fitter._seen.values() if fitted)
+        assert held == fitter._bytes <= 3 * one
+    assert fitter._seen
+
+
+def test_threads_share_a_fitter(frame: Callable[..., Frame]) -> None:
+    screens = [frame(100, 100, seed=seed) for seed in range(8)]
+    alone = [fit_frame(screen, GRID) for screen in screens]
+    fitter = FrameFitter(GRID, max_entries=3)
+    with ThreadPoolExecutor(4) as pool:
+        fitted = list(pool.map(fitter.fit, screens * 20))
+    assert fitted == alone * 20
+    assert fitter._bytes == sum(len(kept.data) for kept in fitter._seen.values() if kept)
+
+
+def test_a_remembered_hash_does_not_excuse_another_announced_size(frame: Callable[..., Frame]) -> None:
+    fitter = FrameFitter(GRID)
+    good = frame()
+    fitter.fit(good)
+    with pytest.raises(EnvironmentFault):
+        fitter.fit(Frame(good.data, good.sha256, 160, 96))
+
+
+def test_visual_tokens_are_those_of_a_fitted_frame(frame: Callable[..., Frame]) -> None:
+    fitter = FrameFitter(GRID)
+    assert fitter.visual_tokens(frame()) == 15
+    with pytest.raises(ValueError, match="not been fitted"):
+        fitter.visual_tokens(frame(100, 100))
+
+
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json"])
+def test_the_grid_is_the_image_processors_own(tmp_path: Path, file: str) -> None:
+    settings = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 16777216}}
+    (tmp_path / file).write_text(json.dumps({"image_processor": settings} if file.startswith("pro") else settings))
+    assert VisionGrid.load(tmp_path) == VisionGrid(16, 2, 64, 16384)
+
+
+def test_bounds_that_are_no_whole_tokens_are_rounded_inwards(tmp_path: Path) -> None:
+    settings = {"patch_size": 14, "merge_size": 2, "min_pixels": 56 * 56 + 1, "max_pixels": 28 * 28 * 1280 - 1}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert VisionGrid.load(tmp_path) == VisionGrid(14, 2, 5, 1279)
+
+
+def test_missing_and_broken_settings_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"preprocessor_config\.json"):
+        VisionGrid.load(tmp_path)
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"preprocessor_config\.json is no JSON"):
+        VisionGrid.load(tmp_path)
+    path.write_text('{"patch_size": 16, "merge_size": 2}')
+    with pytest.raises(ValueError, match="shortest_edge"):
+        VisionGrid.load(tmp_path)

@@ -1,0 +1,195 @@
+"""Properties of the estimators that hold for any batch, and the refusal of arrays that make no sense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tapforge_trainer.algorithms.populations import discounted_to_go
+from tapforge_trainer.algorithms.registry import estimate
+from tapforge_trainer.algorithms.steps import NO_STATE, Steps
+
+VARIANTS = [
+    ("grpo", {"normalization": "mean_std"}),
+    ("grpo", {"normalization": "mean"}),
+    ("grpo", {"normalization": "mean_std", "row_statistics": True}),
+    ("rloo", {}),
+    ("gigpo", {"normalization": "mean_std"}),
+    ("gigpo", {"normalization": "mean", "gamma": 0.9, "weight": 0.5}),
+    ("gigpo", {"normalization": "mean", "row_statistics": True}),
+    ("gae", {"gamma": 0.9, "lambda_": 0.8}),
+]
+quick = settings(max_examples=25, deadline=None)
+each_variant = pytest.mark.parametrize(("name", "options"), VARIANTS)
+in_groups = pytest.mark.parametrize(("name", "options"), VARIANTS[:-1])
+
+trajectory = st.tuples(
+    st.integers(0, 2),  # group
+    st.booleans(),  # valid
+    st.lists(st.tuples(st.integers(NO_STATE, 3), st.sampled_from([0.0, 0.0, 1.0, -0.5, 0.1])), min_size=1, max_size=6),
+)
+batches = st.lists(trajectory, min_size=1, max_size=9)
+
+
+def build(trajectories) -> Steps:
+    rows = [(g, t, state, reward, valid) for t, (g, valid, steps) in enumerate(trajectories) for state, reward in steps]
+    steps = Steps(*(np.array(column) for column in zip(*rows, strict=True)))
+    return replace(steps, value=np.cos(np.arange(len(steps))))
+
+
+@each_variant
+@quick
+@given(batch=batches, seed=st.integers(0, 1000))
+def test_order_of_trajectories_and_names_do_not_matter(name, options, batch, seed):
+    steps = build(batch)
+    total = estimate(name, steps, **options).total
+    random = np.random.default_rng(seed)
+    # shuffles all steps, then puts those of each trajectory back in time order
+    order = random.permutation(len(steps))
+    for t in np.unique(steps.trajectory):
+        places = np.flatnonzero(steps.trajectory[order] == t)
+        order[places] = np.sort(order[places])
+    shuffled = Steps(
+        group=(steps.group * 7 + 3)[order],
+        trajectory=(1000 - steps.trajectory)[order],
+        state=np.where(steps.state == NO_STATE, NO_STATE, steps.state + 50)[order],
+        reward=steps.reward[order],
+        valid=steps.valid[order],
+        value=steps.value[order],
+    )
+    np.testing.assert_allclose(estimate(name, shuffled, **options).total, total[order], atol=1e-9)
+
+
+@each_variant
+@quick
+@given(batch=batches)
+def test_invalid_trajectories_change_nothing(name, options, batch):
+    steps = build(batch)
+    valid = steps.valid
+    alone = Steps(*(getattr(steps, f)[valid] for f in ("group", "trajectory", "state", "reward", "valid", "value")))
+    with_invalid = estimate(name, steps, **options)
+    np.testing.assert_array_equal(with_invalid.total[valid], estimate(name, alone, **options).total)
+    assert not with_invalid.total[~valid].any()
+    assert not with_invalid.state_group_size[~valid].any()
+
+
+def test_reward_of_an_invalid_trajectory_may_be_unknown():
+    steps = Steps([0, 0, 0], [0, 1, 2], [0, 0, 0], [1.0, 0.0, np.nan], [True, True, False])
+    np.testing.assert_allclose(estimate("gigpo", steps, normalization="mean").total, [1.0, -1.0, 0.0])
+
+
+@in_groups
+@quick
+@given(batch=batches, reward=st.sampled_from([0.0, 0.1, 1.0, -3.3]))
+def test_group_without_variance_gives_exactly_zero(name, options, batch, reward):
+    # One and the same reward at the end of trajectories of one length: nothing to tell apart, even after discounting.
+    steps = build([(group, valid, [(0, 0.0), (0, reward)]) for group, valid, _ in batch])
+    steps = replace(steps, state=np.tile([0, 1], len(batch)))
+    assert not estimate(name, steps, **options).total.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [v for v in VARIANTS[:-1] if v[0] != "gigpo" and "row_statistics" not in v[1]]
+)
+@quick
+@given(batch=batches)
+def test_advantages_of_a_group_sum_to_zero_over_trajectories(name, options, batch):
+    steps = build(batch)
+    total = estimate(name, steps, **options).total
+    _, first = np.unique(steps.trajectory, return_index=True)
+    for group in np.unique(steps.group):
+        members = first[(steps.group[first] == group) & steps.valid[first]]
+        assert total[members].sum() == pytest.approx(0.0, abs=1e-9)
+
+
+@in_groups
+@quick
+@given(batch=batches, scale=st.floats(0.5, 20), shift=st.floats(-5, 5))
+@example(batch=[(0, True, [(0, -0.5), (0, 0.1)]), (0, True, [(0, 0.1), (0, -0.5)])], scale=1.0, shift=1.0)
+def test_scaling_and_shifting_rewards(name, options, batch, scale, shift):
+    steps = build(batch)
+    if options.get("normalization") == "mean_std":
+        # Small beside every real spread, large beside what rounding leaves of a spread that is none (1e-16).
+        options = options | {"epsilon": 1e-9}
+    total = estimate(name, steps, **options).total
+    scaled = estimate(name, replace(steps, reward=steps.reward * scale), **options).total
+    expected = total if options.get("normalization") == "mean_std" else total * scale
+    np.testing.assert_allclose(scaled, expected, rtol=1e-4, atol=1e-4)
+    # The same bonus to every trajectory, on its last step, changes no episode advantage.
+    last = np.zeros(len(steps), dtype=bool)
+    last[[np.flatnonzero(steps.trajectory == t)[-1] for t in np.unique(steps.trajectory)]] = True
+    shifted = estimate(name, replace(steps, reward=steps.reward + shift * last), **options)
+    np.testing.assert_allclose(shifted.episode, estimate(name, steps, **options).episode, atol=1e-4)
+
+
+@quick
+@given(batch=batches)
+def test_steps_without_a_state_have_no_step_advantage(batch):
+    steps = build(batch)
+    result = estimate("gigpo", steps, normalization="mean_std")
+    keyless = (steps.state == NO_STATE) & steps.valid
+    assert not result.step[keyless].any()
+    assert (result.state_group_size[keyless] == 1).all()
+    blind = estimate("gigpo", replace(steps, state=np.full(len(steps), NO_STATE)), normalization="mean_std")
+    np.testing.assert_array_equal(blind.total, estimate("grpo", steps, normalization="mean_std").total)
+
+
+@quick
+@given(batch=batches)
+def test_state_groups_do_not_cross_groups(batch):
+    steps = build(batch)
+    sizes = estimate("gigpo", steps).state_group_size
+    for i in np.flatnonzero(steps.valid):
+        if steps.state[i] != NO_STATE:
+            same = steps.valid & (steps.group == steps.group[i]) & (steps.state == steps.state[i])
+            assert sizes[i] == same.sum()
+
+
+def test_step_credit_tells_steps_of_one_trajectory_apart():
+    # All start in state 0; one goes right (state 1, success), two go wrong (state 2).
+    steps = build([(0, True, [(0, 0), (1, 1)]), (0, True, [(0, 0), (2, 0)]), (0, True, [(0, 0), (2, 0)])])
+    result = estimate("gigpo", steps, normalization="mean", gamma=0.9)
+    np.testing.assert_allclose(result.step, [0.6, 0, -0.3, 0, -0.3, 0], atol=1e-12)
+    np.testing.assert_array_equal(result.state_group_size, [3, 1, 3, 2, 3, 2])
+
+
+@quick
+@given(
+    values=st.lists(st.floats(-10, 10), max_size=70),
+    labels=st.lists(st.integers(0, 3), min_size=70, max_size=70),
+    discount=st.floats(0, 1),
+)
+def test_discounted_sums_equal_the_recursion(values, labels, discount):
+    labels = np.array(labels[: len(values)], dtype=np.int64)
+    expected, running = [0.0] * len(values), dict.fromkeys(range(4), 0.0)
+    for i in reversed(range(len(values))):
+        running[labels[i]] = values[i] + discount * running[labels[i]]
+        expected[i] = running[labels[i]]
+    np.testing.assert_allclose(discounted_to_go(np.array(values, dtype=float), labels, discount), expected, atol=1e-9)
+
+
+@each_variant
+def test_no_steps(name, options):
+    assert len(estimate(name, Steps([], [], [], [], [], []), **options).total) == 0
+
+
+def test_refuses_what_makes_no_sense():
+    with pytest.raises(ValueError, match="one entry per step"):
+        Steps([0], [0, 1], [0], [0.0], [True])
+    with pytest.raises(ValueError, match="reward of step 1 is nan"):
+        Steps([0, 0], [0, 1], [0, 0], [0.0, np.nan], [True, True])
+    with pytest.raises(ValueError, match="trajectory 5 has steps in two groups"):
+        estimate("grpo", Steps([0, 1], [5, 5], [0, 0], [0.0, 1.0], [True, True]))
+    with pytest.raises(ValueError, match="trajectory 5 is valid at some steps"):
+        estimate("grpo", Steps([0, 0], [5, 5], [0, 0], [0.0, 1.0], [True, False]))
+    one = Steps([0], [0], [0], [1.0], [True])
+    with pytest.raises(ValueError, match="gamma is 1.5"):
+        estimate("gigpo", one, gamma=1.5)
+    with pytest.raises(ValueError, match="unknown normalization 'std'"):
+        estimate("gigpo", one, normalization="std")
+    with pytest.raises(ValueError, match="critic"):
+        estimate("gae", one)

@@ -1,0 +1,210 @@
+"""What the golden numbers don't show: splits, weights, importance correction, KL, extreme numbers, metrics."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tapforge_trainer.algorithms.losses import importance_weight, kl, policy_loss
+from tapforge_trainer.algorithms.objective import Counts, Objective
+
+quick = settings(max_examples=25, deadline=None)
+OBJECTIVES = {
+    "token mean": Objective(),
+    "sequence mean of means, dual": Objective(aggregation="seq_mean_token_mean", dual_clip=3.0),
+    "sequence mean of sums, kl": Objective(aggregation="seq_mean_token_sum", kl="k3", kl_coefficient=0.1),
+    "gspo": Objective(ratio="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="seq_mean_token_mean"),
+    "capped kl": Objective(kl_coefficient=0.1, kl_advantage_cap=True, importance_cap=1.2),
+}
+each_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+
+
+def batch_of(lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    n = sum(lengths)
+    old = -torch.rand(n, generator=random, dtype=torch.float64) * 3
+    noise = torch.randn(4, n, generator=random, dtype=torch.float64)
+    per_sequence = torch.randn(len(lengths), generator=random, dtype=torch.float64)
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return {
+        "logp": old + 0.3 * noise[0],
+        "old_logp": old,
+        "behavior_logp": old + 0.3 * noise[1],
+        "ref_logp": old + 0.5 * noise[2],
+        "advantage": per_sequence[sequence],
+        "weight": torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64)[sequence % 3],
+        "sequence": sequence,
+    }
+
+
+def run(batch: dict[str, torch.Tensor], objective: Objective, counts: Counts):
+    leaf = batch["logp"].clone().requires_grad_()
+    result = policy_loss(**(batch | {"logp": leaf}), objective=objective, counts=counts)
+    result.loss.backward()
+    return result, leaf.grad
+
+
+def counts_of(batch: dict[str, torch.Tensor]) -> Counts:
+    ids = batch["sequence"].unique()
+    return Counts.of(
+        (int((batch["sequence"] == i).sum()), float(batch["weight"][batch["sequence"] == i][0])) for i in ids
+    )
+
+
+def part(batch: dict[str, torch.Tensor], sequences: list[int]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The tokens of some sequences, renumbered, and where they were."""
+    where = torch.isin(batch["sequence"], torch.tensor(sequences, dtype=torch.int64)).nonzero()[:, 0]
+    chosen = {name: values[where] for name, values in batch.items()}
+    chosen["sequence"] = torch.unique(chosen["sequence"], return_inverse=True)[1]
+    return chosen, where
+
+
+@each_objective
+@quick
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=7),
+    owner=st.lists(st.integers(0, 3), min_size=7, max_size=7),
+    seed=st.integers(0, 99),
+)
+def test_any_split_adds_up_to_the_whole(objective, lengths, owner, seed):
+    batch = batch_of(lengths, seed)
+    counts = counts_of(batch)
+    whole, gradient = run(batch, objective, counts)
+    loss, added = torch.zeros((), dtype=torch.float64), torch.zeros_like(gradient)
+    sums = dict.fromkeys(whole.sums, 0.0)
+    maxima = dict.fromkeys(whole.maxima, 0.0)
+    for micro in range(4):  # an empty micro-batch is one of the cases
+        chosen, where = part(batch, [i for i in range(len(lengths)) if owner[i] == micro])
+        result, some = run(chosen, objective, counts)
+        loss += result.loss.detach()
+        added[where] += some
+        sums = {name: value + result.sums[name].item() for name, value in sums.items()}
+        maxima = {name: max(value, result.maxima[name].item()) for name, value in maxima.items()}
+    torch.testing.assert_close(loss, whole.loss.detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(added, gradient, rtol=0, atol=1e-12)
+    assert sums == pytest.approx({name: value.item() for name, value in whole.sums.items()}, abs=1e-12)
+    assert maxima == pytest.approx({name: value.item() for name, value in whole.maxima.items()}, abs=1e-12)
+
+
+@each_objective
+def test_tokens_of_weight_zero_are_not_there(objective):
+    batch = batch_of([3, 4, 2, 5])  # sequence 1 has weight 0
+    counts = counts_of(batch)
+    without, where = part(batch, [0, 2, 3])
+    expected, gradient = run(without, objective, counts)
+    silent = batch["weight"] == 0
+    for name, poison in (("logp", -math.inf), ("old_logp", math.nan), ("ref_logp", 1e30), ("advantage", math.inf)):
+        batch[name] = torch.where(silent, poison, batch[name])
+    batch["behavior_logp"] = torch.where(silent, math.nan, batch["behavior_logp"])
+    result, all_gradients = run(batch, objective, counts)
+    assert result.loss.item() == pytest.approx(expected.loss.item(), abs=1e-12)
+    torch.testing.assert_close(all_gradients[where], gradient)
+    assert not all_gradients[silent].any()
+    assert all(torch.isfinite(value) for value in (result.sums | result.maxima).values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shift", [-500.0, -30.0, 30.0, 500.0])
+@each_objective
+def test_extreme_ratios_stay_finite(objective, shift, dtype):
+    batch = batch_of([3, 2, 4])
+    batch["logp"] = batch["logp"] + shift
+    batch = {name: values if name == "sequence" else values.to(dtype) for name, values in batch.items()}
+    result, gradient = run(batch, objective, Counts(9.0, 3.0))
+    assert torch.isfinite(result.loss)
+    assert torch.isfinite(gradient).all()
+
+
+def test_on_policy_gradient_is_the_policy_gradient():
+    batch = batch_of([3, 2])
+    batch |= {"old_logp": batch["logp"], "weight": torch.ones(5, dtype=torch.float64), "behavior_logp": batch["logp"]}
+    result, gradient = run(batch, Objective(), Counts(5.0, 2.0))
+    torch.testing.assert_close(gradient, -batch["advantage"] / 5)
+    assert result.sums["ratio_mean"].item() == pytest.approx(1.0)
+    assert result.sums["importance_mean"].item() == pytest.approx(1.0)
+    assert result.sums["approx_kl"].item() == result.sums["engine_gap"].item() == 0.0
+
+
+def test_importance_weight_is_a_truncated_constant():
+    gap = torch.tensor([-1.0, 0.0, 0.5, 3.0, 800.0], requires_grad=True)
+    weight = importance_weight(gap, 2.0)
+    assert weight.tolist() == pytest.approx([math.exp(-1), 1.0, math.exp(0.5), 2.0, 2.0])
+    assert not weight.requires_grad
+    batch = batch_of([5]) | {"advantage": torch.ones(5, dtype=torch.float64), "weight": torch.ones(5)}
+    batch["logp"] = batch["old_logp"]
+    batch["behavior_logp"] = batch["old_logp"] - gap.detach().double()
+    result, gradient = run(batch, Objective(importance_cap=2.0), Counts(5.0, 1.0))
+    torch.testing.assert_close(gradient, -weight.double() / 5)
+    assert result.sums["importance_capped"].item() == pytest.approx(0.4)
+    assert result.maxima["engine_gap_max"].item() == pytest.approx(800.0)
+    _, uncorrected = run(batch, Objective(importance_cap=None), Counts(5.0, 1.0))
+    torch.testing.assert_close(uncorrected, torch.full((5,), -0.2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "gradient", "metric"),
+    [
+        (0.5, 1.0, 0.0, "clip_fraction_high"),
+        (-0.5, -1.0, 0.0, "clip_fraction_low"),
+        (-0.5, 1.0, -math.exp(-0.5), None),  # the clip never stops a step back towards the old policy
+        (0.5, -1.0, math.exp(0.5), None),
+        (2.0, -1.0, 0.0, "dual_clip_fraction"),
+    ],
+)
+def test_where_the_gradient_stops(log_ratio, advantage, gradient, metric):
+    one = torch.ones(1, dtype=torch.float64)
+    logp = (one * (log_ratio - 1)).requires_grad_()
+    counts, zero = Counts(1.0, 1.0), torch.zeros(1, dtype=torch.int64)
+    result = policy_loss(logp, -one, one * advantage, zero, objective=Objective(dual_clip=3.0), counts=counts)
+    result.loss.backward()
+    assert logp.grad.item() == pytest.approx(gradient)
+    told = ("clip_fraction_high", "clip_fraction_low", "dual_clip_fraction")
+    assert {name for name in told if result.sums[name]} == ({metric} if metric else set())
+
+
+@quick
+@given(st.lists(st.floats(-8, 8), min_size=1, max_size=20), st.floats(0, 5))
+def test_kl_estimators(distances, cap):
+    ref = torch.linspace(-3, 0, len(distances), dtype=torch.float64)
+    leaf = (ref + torch.tensor(distances, dtype=torch.float64)).requires_grad_()
+    for kind in ("k2", "k3"):
+        assert (kl(leaf, ref, kind) >= 0).all()
+        assert not kl(ref, ref, kind).any()
+    assert (kl(leaf, ref, "k2", torch.full_like(ref, cap)) <= kl(leaf, ref, "k2") + 1e-12).all()
+    kl(leaf, ref, "k2", torch.full_like(ref, cap)).sum().backward()
+    assert (leaf.grad.abs() <= cap + 1e-9).all()
+
+
+def test_a_coefficient_needs_a_reference_and_zero_needs_none():
+    batch = batch_of([2])
+    del batch["ref_logp"]
+    result, _ = run(batch, Objective(), Counts(2.0, 1.0))
+    assert "kl_loss" not in result.sums
+    with pytest.raises(ValueError, match="no ref_logp"):
+        run(batch, Objective(kl_coefficient=0.1), Counts(2.0, 1.0))
+
+
+def test_counts_are_weighted_and_ignore_empty_sequences():
+    assert Counts.of([(3, 1.0), (4, 0.0), (5, 0.5), (0, 1.0)]) == Counts(tokens=5.5, sequences=1.5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error"),
+    [
+        ("aggregation", "mean", "one of token_mean"),
+        ("ratio", "tokens", "one of token, sequence"),
+        ("clip_low", 1.1, "low lies in"),
+        ("dual_clip", 1.0, "over 1"),
+        ("importance_cap", 0.0, "over 0"),
+        ("kl_coefficient", -0.1, "at least 0"),
+    ],
+)
+def test_objectives_that_make_no_sense(field, value, error):
+    with pytest.raises(ValueError, match=error):
+        Objective(**{field: value})
+    with pytest.raises(ValueError, match="set kl to k2"):
+        Objective(kl="k3", kl_advantage_cap=True)

@@ -1,0 +1,87 @@
+"""Estimators by name: strict, nearest name, and those that an installed package offers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tapforge_trainer.algorithms.registry import UnknownName, estimate, estimator, names
+from tapforge_trainer.algorithms.steps import Steps
+
+PAIR = Steps([0, 0], [0, 1], [0, 0], [1.0, 0.0], [True, True])
+
+
+def install(folder, monkeypatch, entry_point: str, source: str) -> None:
+    """Puts a real distribution with one entry point on the path."""
+    (folder / "their_estimator.py").write_text(source)
+    info = folder / "their_estimator-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-estimator\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[tapforge.algorithms]\n{entry_point}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "their_estimator", raising=False)
+
+
+def test_names_are_strict():
+    assert {"gae", "gigpo", "grpo", "rloo"} <= set(names())
+    with pytest.raises(UnknownName, match="'gigo'; did you mean 'gigpo'"):
+        estimator("gigo")
+    with pytest.raises(UnknownName, match="option of gigpo 'gama'; did you mean 'gamma'"):
+        estimate("gigpo", PAIR, gama=1.0)
+    with pytest.raises(UnknownName, match="option of rloo 'normalization'"):
+        estimate("rloo", PAIR, normalization="mean")
+
+
+def test_an_estimator_of_another_package(tmp_path, monkeypatch):
+    source = """
+import numpy as np
+from tapforge_trainer.algorithms.steps import Advantages
+
+def raw(steps, *, scale=1.0):
+    zero = np.zeros(len(steps))
+    return Advantages(steps.reward * scale, zero, zero, np.ones(len(steps), dtype=np.int64))
+"""
+    install(tmp_path, monkeypatch, "raw = their_estimator:raw", source)
+    assert "raw" in names()
+    np.testing.assert_array_equal(estimate("raw", PAIR, scale=3.0).total, [3.0, 0.0])
+    with pytest.raises(UnknownName, match="did you mean 'scale'"):
+        estimate("raw", PAIR, scal=3.0)
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "source", "error"),
+    [
+        ("gigpo = their_estimator:f", "def f(steps): ...", "offered more than once"),
+        ("bad = their_estimator:f", "f = 3", "is no function"),
+    ],
+)
+def test_a_bad_offer_is_refused(tmp_path, monkeypatch, entry_point, source, error):
+    install(tmp_path, monkeypatch, entry_point, source)
+    with pytest.raises((ValueError, TypeError), match=error):
+        estimator(entry_point.split()[0])
+
+
+def test_a_wrong_number_of_advantages_is_an_error(tmp_path, monkeypatch):
+    source = """
+import numpy as np
+from tapforge_trainer.algorithms.steps import Advantages
+
+def short(steps):
+    return Advantages(*[np.zeros(1)] * 4)
+"""
+    install(tmp_path, monkeypatch, "short = their_estimator:short", source)
+    with pytest.raises(ValueError, match="short returned 1 advantages for 2 steps"):
+        estimate("short", PAIR)
+
+
+def test_estimators_and_objectives_cost_no_torch():
+    program = (
+        "import sys, tapforge_trainer.algorithms.registry, tapforge_trainer.algorithms.objective;"
+        "import tapforge_trainer.batch;"
+        "print([m for m in ('torch', 'ray', 'vllm', 'transformers') if m in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert answer.stdout.strip() == "[]"

@@ -1,0 +1,232 @@
+"""`tapforge plan`: what a run would do, and what keeps it from starting."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapforge_api import TrainingRun, load
+from tapforge_trainer.plan import LocalFiles, inspect_files, plan, render
+
+HEAD = "apiVersion: tapforge.dev/v1alpha1\nkind: TrainingRun\nmetadata: {name: x}\n"
+
+
+def run(*overrides: str) -> TrainingRun:
+    return load(HEAD, overrides)
+
+
+def test_the_numbers() -> None:
+    p = plan(
+        run(
+            "rollout.groupSize=4",
+            "rollout.groupsPerUpdate=6",
+            "rollout.maxStaleness=2",
+            "learner.miniBatches=3",
+            "stop.maxUpdates=10",
+            "model.contextTokens=1000",
+            "rollout.responseTokens=100",
+            "evaluation={episodes: 50, repeats: 2, everyUpdates: 5}",
+            "warmStart={steps: 7, batchSize: 3}",
+            "engine={replicas: 2, maxConcurrentSequences: 8}",
+        )
+    )
+    assert (p.episodes_per_update, p.episodes, p.optimizer_steps, p.groups_in_flight) == (24, 240, 30, 18)
+    assert (p.prompt_tokens, p.sequences_at_once, p.warm_start_answers) == (900, 16, 21)
+    assert (p.evaluation_episodes, p.evaluations) == (150, 3)  # before, after 5 of 10 updates, at the end
+
+
+@pytest.mark.parametrize(
+    ("every", "updates", "times"), [(0, 10, 2), (5, 10, 3), (5, 11, 4), (10, 10, 2), (11, 10, 2), (1, 3, 4)]
+)
+def test_evaluations_are_before_between_and_after(every: int, updates: int, times: int) -> None:
+    assert plan(run(f"evaluation.everyUpdates={every}", f"stop.maxUpdates={updates}")).evaluations == times
+
+
+@pytest.mark.parametrize(
+    ("staleness", "mini_batches", "source"), [(0, 1, "engine"), (0, 2, "learner"), (1, 1, "learner"), (1, 2, "learner")]
+)
+def test_only_a_strictly_on_policy_run_trusts_the_engines_log_probabilities(
+    staleness: int, mini_batches: int, source: str
+) -> None:
+    assert plan(run(f"rollout.maxStaleness={staleness}", f"learner.miniBatches={mini_batches}")).old_logprobs == source
+
+
+def test_a_reference_is_loaded_for_a_kl_term_only() -> None:
+    assert not plan(run()).reference
+    assert plan(run("algorithm.kl.coefficient=0.01")).reference
+    assert "no reference model" in render(plan(run()))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "files", "slots", "at_once"),
+    [
+        (["environment.source.processes.count=5"], LocalFiles(), 5, 5),
+        (["environment.source.processes.count=5", "rollout.concurrency=3"], LocalFiles(), 5, 3),
+        (["environment.source.processes.count=5", "rollout.concurrency=9"], LocalFiles(), 5, 5),
+        (["environment.source.urls.list=[http://a, http://b]"], LocalFiles(), 2, 2),
+        (["environment.source.urls.file=f"], LocalFiles(urls=7), 7, 7),
+        (["environment.source.urls.file=f"], LocalFiles(), None, None),
+        (["environment.source.pool.name=p", "rollout.concurrency=4"], LocalFiles(), None, 4),
+    ],
+)
+def test_slots(overrides: list[str], files: LocalFiles, slots: int | None, at_once: int | None) -> None:
+    p = plan(run(*overrides), files)
+    assert (p.slots, p.concurrency) == (slots, at_once)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "note"),
+    [
+        (["rollout.concurrency=9"], "rollout.concurrency is 9, but only 2 slots exist"),
+        (["environment.source.processes.count=65"], "65 episodes at once, but the engines sample 64"),
+        (
+            ["environment.source.processes.count=64", "rollout={groupsPerUpdate: 2, groupSize: 2}"],
+            "admits 8: slots will",
+        ),
+        (["rollout.groupsPerUpdate=15", "learner.miniBatches=2"], "15 groups don't divide into 2 equal minibatches"),
+        (["learner.tokensPerMicroBatch=64"], "a sample may have 8192 tokens"),
+        (["environment.deadlines.stepSeconds=601"], "stepSeconds is longer than episodeSeconds"),
+        (["rollout.groupDeadlineSeconds=599"], "slow episodes are left out"),
+        (["evaluation.split=train"], "nothing is held out"),
+        (["tasks={file: f, suite: s}"], "tasks.suite and tasks.split choose no tasks"),
+        (["environment.source.pool.name=p"], "needs a cluster"),
+    ],
+)
+def test_what_is_allowed_and_probably_not_meant_is_noted(overrides: list[str], note: str) -> None:
+    p = plan(run(*overrides))
+    assert len(p.notes) == 1 and note in p.notes[0]
+    assert f"note: {p.notes[0]}" in render(p)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("pool.name=p", "up to 16 of the pool p, claimed from the operator"),
+        (
+            "pool={name: p, slots: 2000, priority: -3}",
+            "up to 2,000 of the pool p, claimed from the operator, priority -3",
+        ),
+        ("urls.list=[http://a, http://b]", "2 servers by URL"),
+        ("urls.file=f", "the servers in f"),
+    ],
+)
+def test_where_phones_come_from(source: str, words: str) -> None:
+    assert plan(run(f"environment.source.{source}")).phones == words
+
+
+def test_defaults_need_no_note() -> None:
+    assert plan(run()).notes == ()
+
+
+@given(
+    st.integers(2, 64), st.integers(1, 64), st.integers(0, 3), st.integers(1, 50), st.integers(0, 9), st.integers(1, 8)
+)
+def test_plans_are_consistent_and_can_be_shown(
+    size: int, groups: int, staleness: int, updates: int, every: int, batches: int
+) -> None:
+    p = plan(
+        run(
+            f"rollout={{groupSize: {size}, groupsPerUpdate: {groups}, maxStaleness: {staleness}}}",
+            f"learner.miniBatches={min(batches, groups)}",
+            f"stop.maxUpdates={updates}",
+            f"evaluation.everyUpdates={every}",
+        )
+    )
+    assert p.episodes == updates * p.episodes_per_update == updates * size * groups
+    assert p.groups_in_flight == (staleness + 1) * groups
+    assert 2 <= p.evaluations <= 1 + updates or (updates == 1 and p.evaluations == 2)
+    assert f"{groups:,} groups x {size:,} = {size * groups:,} episodes" in render(p)
+
+
+def test_the_whole_text() -> None:
+    text = render(
+        plan(run("warmStart={}", "stop={maxUpdates: 1, maxSeconds: 90, targetSuccess: 0.9}", "tasks.templates=[a]"))
+    )
+    assert text.splitlines() == [
+        "run         x, seed 0",
+        "policy      the built-in tiny Qwen3-VL, float32",
+        "loaded      1 learner rank, 1 engine of 128 MiB key-value cache, no reference model",
+        "phones      2 simulated phones in 1 server, 96x160 pixels",
+        "slots       2; episodes at once: 2; answers sampled at once: 64",
+        "tasks       suite quickstart, split train, templates a",
+        "warm start  9,600 demonstrated answers",
+        "update      16 groups x 8 = 128 episodes, one sample per step, 1 optimizer step",
+        (
+            "staleness   at most 1 version: up to 32 groups in flight; old log-probabilities from the learner; new "
+            "weights arrive mid-episode"
+        ),
+        "algorithm   gigpo (normalization mean_std, gamma 0.95, weight 1.0), clip 0.2/0.28, token_mean, no KL term",
+        "context     8,192 tokens: prompt up to 7,936, answer up to 256",
+        (
+            "evaluation  split test, 200 tasks, sampled at 1 and greedy; floors of a random and an always-infeasible "
+            "policy; 400 episodes, 2 times"
+        ),
+        (
+            "ends        after 1 update, or after 90 s, or when 90% of an update's episodes succeed; 128 episodes and "
+            "1 optimizer step at most"
+        ),
+        "written to  runs/x; checkpoints in runs/x/checkpoints",
+    ]
+
+
+# --- local files ------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_are_there(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (model / name).touch()
+    (tmp_path / "urls").write_text("# phones\nhttp://a:1\nb:2\n")
+    (tmp_path / "tasks").write_text(
+        '{"suite": "s", "template": "t", "seed": 1}\n{"suite": "s", "template": "t", "seed": 2}\n'
+    )
+    files = inspect_files(
+        run(
+            f"model.source.path.folder={model}",
+            f"environment.source.urls.file={tmp_path / 'urls'}",
+            f"tasks.file={tmp_path / 'tasks'}",
+            f"checkpoints.resumeFrom={model}",
+        ),
+        tmp_path / "runs",
+    )
+    assert files == LocalFiles((), urls=2, tasks=2)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("model.source.path.folder={0}/none", "spec.model.source.path.folder: the folder {0}/none doesn't exist (what"),
+        ("model.source.path.folder={0}/broken", "{0}/broken is a file, expected a folder"),
+        (
+            "model.source.path.folder={0}",
+            "the folder {0} lacks config.json, a tokenizer (tokenizer.json or vocab.json)",
+        ),
+        (
+            "environment.source.urls.file={0}/none",
+            "spec.environment.source.urls.file: the list of phones {0}/none can't",
+        ),
+        ("environment.source.urls.file={0}/twice", "twice:1 and {0}/twice:3 both name http://a:1"),
+        ("tasks.file={0}/none", "spec.tasks.file: the task file {0}/none can't be read"),
+        ("tasks.file={0}/broken", "spec.tasks.file: {0}/broken:2: "),
+        ("checkpoints.resumeFrom={0}/none", "spec.checkpoints.resumeFrom: the folder {0}/none doesn't exist"),
+        ("checkpoints.directory={0}/broken/x", "{0}/broken/x can't be a folder: {0}/broken is a file"),
+    ],
+)
+def test_files_that_are_not(tmp_path: Path, override: str, expected: str) -> None:
+    (tmp_path / "broken").write_text('{"suite": "s", "template": "t"}\n{"suite": \n')
+    (tmp_path / "twice").write_text("http://a:1\n\na:1\n")
+    files = inspect_files(run(override.format(tmp_path)), tmp_path / "runs")
+    assert len(files.errors) == 1 and expected.format(tmp_path) in files.errors[0]
+
+
+def test_every_wrong_file_is_named_at_once(tmp_path: Path) -> None:
+    overrides = ("tasks.file=nope", "environment.source.urls.file=nope", "model.source.path.folder=nope")
+    assert len(inspect_files(run(*overrides), tmp_path).errors) == 3
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    errors = inspect_files(run(), tmp_path / "runs").errors
+    assert len(errors) == 2 and all("runs is a file" in e for e in errors)

@@ -1,0 +1,191 @@
+"""What becomes of recorded groups: rewards, who is compared, what is left out, the tokens of a sample, the figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.batch import BatchRules, build_batch, step_rewards
+from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
+
+TASK = Task(suite="quickstart", template="open", params={"app": "clock"})
+REASONS = {Outcome.SUCCESS: Reason.DONE, Outcome.FAILURE: Reason.STEP_LIMIT, Outcome.INVALID: Reason.ENV_ERROR}
+RULES = BatchRules(options={"normalization": "mean", "gamma": 0.9})
+
+
+def step(
+    episode: str, index: int, state: str | None, parse_error: str | None = None, reward: float = 0.0
+) -> StepRecord:
+    generation = Generation(
+        prompt_ids=(1, 2, 3), ids=(7, 8), logprobs=(-0.5, -0.25), versions=(4, 5), finish_reason="stop"
+    )
+    action = None if parse_error else {"type": "home"}
+    return StepRecord(
+        episode, index, (f"frame-{state}",), state, None, generation, "go", action, parse_error, reward, "", 0.1, 0.1
+    )
+
+
+def episode(name: str, outcome: Outcome | None, states: list[str | None], group: str = "g", seed: int = 0, **other):
+    steps = tuple(step(name, i, state) for i, state in enumerate(states))
+    reason = REASONS[outcome] if outcome else Reason.RECLAIMED
+    record = EpisodeRecord(name, group, TASK, 0, "slot", seed, reason, outcome, None, "", steps, 0.0, 1.0)
+    return replace(record, **other)
+
+
+def group_of(*episodes: EpisodeRecord, name: str = "g", order: int = 0) -> GroupRecord:
+    return GroupRecord(name, order, TASK, 4, episodes)
+
+
+PAIR = (
+    episode("won", Outcome.SUCCESS, ["home", "clock"], seed=1),
+    episode("lost", Outcome.FAILURE, ["home", "mail"], seed=2),
+)
+
+
+def test_a_sample_holds_the_engines_own_tokens():
+    samples = build_batch([group_of(*PAIR)], RULES).samples
+    assert [(s.episode, s.spans[0].step) for s in samples] == [("won", 0), ("won", 1), ("lost", 0), ("lost", 1)]
+    first = samples[0]
+    assert (first.ids, first.frames, first.group) == ((1, 2, 3, 7, 8), ("frame-home",), "g")
+    (span,) = first.spans
+    assert (span.start, span.end, span.logprobs, span.versions) == (3, 5, (-0.5, -0.25), (4, 5))
+    assert first.ids[span.start : span.end] == (7, 8)
+    assert span.weight == 1.0
+
+
+def test_advantages_and_their_parts():
+    batch = build_batch([group_of(*PAIR)], RULES)
+    assert [s.spans[0].advantage for s in batch.samples] == pytest.approx([0.95, 0.5, -0.95, -0.5])
+    assert [(c.episode, c.step, c.reward, c.state_group_size) for c in batch.credits] == [
+        ("won", 0, 0.0, 2),
+        ("won", 1, 1.0, 1),
+        ("lost", 0, 0.0, 2),
+        ("lost", 1, 0.0, 1),
+    ]
+    assert [c.episode_advantage + c.step_advantage for c in batch.credits] == pytest.approx(
+        [c.advantage for c in batch.credits]
+    )
+
+
+def test_rewards_of_steps():
+    rules = BatchRules(success_reward=2.0, failure_reward=-1.0, invalid_answer_penalty=0.25)
+    steps = (step("e", 0, "a", reward=0.5), step("e", 1, "a", parse_error="no tool call"), step("e", 2, "b"))
+    assert step_rewards(replace(PAIR[0], steps=steps), rules) == pytest.approx([0.5, -0.25, 2.0])
+    assert step_rewards(replace(PAIR[1], steps=steps), rules) == pytest.approx([0.5, -0.25, -1.0])
+
+
+def test_invalid_and_stopped_episodes_change_no_advantage():
+    with_them = build_batch(
+        [
+            group_of(
+                episode("sick", Outcome.INVALID, ["home", "home"]),
+                PAIR[1],
+                episode("stopped", None, ["home"]),
+                PAIR[0],
+            )
+        ],
+        RULES,
+    )
+    without = build_batch([group_of(*PAIR)], RULES)
+    assert with_them.samples == without.samples
+    assert with_them.credits == without.credits
+    figures = with_them.statistics
+    assert (figures.episodes, figures.episodes_invalid, figures.episodes_stopped) == (4, 1, 1)
+    assert figures.success_rate == 0.5
+    assert figures.success_rate_attempted == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("min_valid", "dropped"), [(2, 0), (3, 1)])
+def test_groups_with_too_few_valid_members_are_dropped(min_valid, dropped):
+    batch = build_batch([group_of(*PAIR, episode("x", Outcome.INVALID, ["home"]))], replace(RULES, min_valid=min_valid))
+    assert batch.statistics.groups_dropped == dropped
+    assert bool(batch.samples) is not bool(dropped)
+    assert batch.statistics.success_rate == 0.5  # dropping a group hides no episode from the success rate
+
+
+def test_flat_groups_are_counted_and_left_out():
+    won = [episode(f"w{i}", Outcome.SUCCESS, ["home", "clock"], group="flat") for i in range(3)]
+    groups = [group_of(*won, name="flat", order=1), group_of(*PAIR)]
+    batch = build_batch(groups, RULES)
+    assert batch.statistics.groups_flat == 1
+    assert {sample.group for sample in batch.samples} == {"g"}
+    assert len(batch.credits) == 10
+    kept = build_batch(groups, replace(RULES, keep_flat_groups=True))
+    assert len(kept.samples) == 10
+    assert kept.statistics.groups_flat == 1
+
+
+def test_steps_and_episodes_without_tokens():
+    silent = replace(PAIR[1].steps[1], generation=Generation((1, 2, 3), (), (), (), "length"))
+    pair = (PAIR[0], replace(PAIR[1], steps=(PAIR[1].steps[0], silent)))
+    batch = build_batch([group_of(*pair, episode("none", Outcome.FAILURE, []))], RULES)
+    assert [(s.episode, s.spans[0].step) for s in batch.samples] == [("won", 0), ("won", 1), ("lost", 0)]
+    assert batch.statistics.episodes_without_steps == 1
+    assert batch.statistics.group_size_mean == 2
+
+
+def test_figures_show_how_states_met():
+    lost = replace(PAIR[1], steps=(PAIR[1].steps[0], replace(PAIR[1].steps[1], parse_error="no tool call")))
+    figures = build_batch([group_of(PAIR[0], lost)], RULES).statistics
+    assert figures.state_groups == 3
+    assert figures.state_group_size_mean == pytest.approx(4 / 3)
+    assert figures.state_group_size_max == 2
+    assert figures.singleton_group_share == pytest.approx(2 / 3)
+    assert figures.singleton_step_share == pytest.approx(1 / 2)
+    assert figures.step_advantage_spread == pytest.approx(0.45 / 2**0.5)
+    assert figures.valid_action_ratio == pytest.approx(3 / 4)
+    assert (figures.samples, figures.response_tokens, figures.steps_mean) == (4, 8, 2.0)
+
+
+def test_unique_state_keys_make_gigpo_inert_and_visible():
+    keyless = [replace(e, steps=tuple(replace(s, state_key=None) for s in e.steps)) for e in PAIR]
+    figures = build_batch([group_of(*keyless)], RULES).statistics
+    assert figures.singleton_step_share == 1.0
+    assert figures.step_advantage_spread == 0.0
+
+
+def test_nothing_to_train_on():
+    batch = build_batch([], RULES)
+    assert batch.samples == batch.credits == ()
+    assert batch.statistics.success_rate is None
+    assert batch.statistics.singleton_step_share is None
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.permutations(range(4)),
+    st.permutations(range(2)),
+    st.lists(st.sampled_from([Outcome.SUCCESS, Outcome.FAILURE]), min_size=8, max_size=8),
+)
+def test_the_order_of_arrival_changes_nothing(order, groups, outcomes):
+    def build(episode_order, group_order):
+        records = [
+            group_of(
+                *(episode(f"{g}{i}", outcomes[4 * g + i], ["home", f"s{i % 2}"], f"g{g}", i) for i in episode_order),
+                name=f"g{g}",
+                order=g,
+            )
+            for g in group_order
+        ]
+        return build_batch(records, RULES)
+
+    assert build(order, groups) == build(range(4), range(2))
+
+
+def test_refuses_what_must_not_be_compared():
+    other = Task(suite="quickstart", template="open", params={"app": "mail"})
+    with pytest.raises(ValueError, match="only attempts at the same task"):
+        build_batch([group_of(PAIR[0], replace(PAIR[1], task=other))], RULES)
+    with pytest.raises(ValueError, match="episode won is in group g and again in h"):
+        build_batch([group_of(*PAIR), group_of(PAIR[0], name="h", order=1)], RULES)
+    damaged = replace(PAIR[0].steps[0], generation=Generation((1,), (7, 8), (-0.5,), (4, 4), "stop"))
+    with pytest.raises(ValueError, match="step 0 of episode won has 2 tokens, 1 log-prob"):
+        build_batch([group_of(replace(PAIR[0], steps=(damaged,)), PAIR[1])], RULES)
+    with pytest.raises(ValueError, match="min_valid is 1"):
+        BatchRules(min_valid=1)
+    with pytest.raises(ValueError, match="at least 0"):
+        BatchRules(invalid_answer_penalty=-1)

@@ -1,0 +1,310 @@
+"""An API server in memory, honest about what claims rest on: resourceVersions, UIDs, merge patches, preconditions,
+watch events; and a broker process in front of it that can lose its connection, its answers or its life at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tapforge_api.claims import Acquire, Given, Held, Release, Renew
+from tapforge_operator import names
+from tapforge_operator.broker.clock import RunningClock
+from tapforge_operator.broker.mark import Keys
+from tapforge_operator.broker.records import Holder, Pace, Patience
+from tapforge_operator.broker.service import Claims
+from tapforge_operator.kube.client import ApiError
+from tapforge_operator.objects import observe_pool
+from tapforge_operator.slots import observe
+
+Object = dict[str, Any]
+KEYS = Keys(b"k" * 32)
+NAMESPACE = "lab"
+POOL = "phones"
+LEASES = "/apis/coordination.k8s.io/v1"
+
+
+class Cluster:
+    def __init__(self) -> None:
+        self.objects: dict[str, Object] = {}
+        self.version = 100
+        self.watchers: list[Callable[[str, str, Object], None]] = []
+        self._uids = itertools.count(1)
+
+    # --- what users and kubelets do -----------------------------------------------------------------------------------
+
+    def put(self, path: str, body: Object) -> Object:
+        self.version += 1
+        fresh = path not in self.objects
+        body = copy.deepcopy(body)
+        body.setdefault("metadata", {})["resourceVersion"] = str(self.version)
+        body["metadata"].setdefault("uid", f"uid-{next(self._uids)}")
+        self.objects[path] = body
+        self._tell("ADDED" if fresh else "MODIFIED", path)
+        return body
+
+    def drop(self, path: str) -> None:
+        body = self.objects.pop(path)
+        self.version += 1
+        body["metadata"]["resourceVersion"] = str(self.version)
+        for watcher in self.watchers:
+            watcher("DELETED", path, copy.deepcopy(body))
+
+    def touch(self, path: str, **annotations: str) -> None:
+        """Somebody else changes the object."""
+        body = self.objects[path]
+        body["metadata"].setdefault("annotations", {}).update(annotations)
+        self.put(path, body)
+
+    def _tell(self, event: str, path: str) -> None:
+        for watcher in self.watchers:
+            watcher(event, path, copy.deepcopy(self.objects[path]))
+
+    # --- what the API answers -----------------------------------------------------------------------------------------
+
+    def get(self, path: str) -> Object:
+        if path not in self.objects:
+            raise refusal(404, path)
+        return copy.deepcopy(self.objects[path])
+
+    def create(self, path: str, body: Object) -> Object:
+        where = f"{path}/{body['metadata']['name']}"
+        if where in self.objects:
+            raise refusal(409, where)
+        return copy.deepcopy(self.put(where, body))
+
+    def patch(self, path: str, body: Object) -> Object:
+        if path not in self.objects:
+            raise refusal(404, path)
+        current = self.objects[path]
+        for name in ("resourceVersion", "uid"):
+            wanted = body.get("metadata", {}).get(name)
+            if wanted is not None and wanted != current["metadata"][name]:
+                raise refusal(409, path)
+        merged = merge(current, body)
+        merged["metadata"] |= {name: current["metadata"][name] for name in ("uid",)}
+        return copy.deepcopy(self.put(path, merged))
+
+    def delete(self, path: str, body: Object | None = None) -> Object:
+        if path not in self.objects:
+            raise refusal(404, path)
+        for name, wanted in ((body or {}).get("preconditions") or {}).items():
+            if wanted != self.objects[path]["metadata"][name]:
+                raise refusal(409, path)
+        gone = copy.deepcopy(self.objects[path])
+        self.drop(path)
+        return gone
+
+
+def merge(current: Any, change: Any) -> Any:
+    """JSON merge patch."""
+    if not isinstance(change, dict):
+        return copy.deepcopy(change)
+    result = dict(current) if isinstance(current, dict) else {}
+    for key, value in change.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge(result.get(key), value)
+    return result
+
+
+def refusal(status: int, what: str) -> ApiError:
+    return ApiError(what, status, {404: "NotFound", 409: "Conflict"}.get(status, "Error"), "refused")
+
+
+class Door:
+    """One process' way to the cluster. `script` decides the fate of each write: None (fine), a status (refused),
+    "lost before" and "lost after" (no answer; not carried out, or carried out), "late" (carried out when `release` is
+    called, answered never), "die" (carried out, then nothing ever answers any more)."""
+
+    def __init__(self, cluster: Cluster, script: Callable[[int], str | int | None] = lambda number: None):
+        self.cluster = cluster
+        self.script = script
+        self.writes = 0
+        self.dead = False
+        self._late: list[Callable[[], object]] = []
+
+    async def get(self, path: str) -> Object:
+        await self._way()
+        return self.cluster.get(path)
+
+    async def create(self, path: str, body: Object) -> Object:
+        return await self._write(lambda: self.cluster.create(path, body))
+
+    async def patch(self, path: str, body: Object) -> Object:
+        return await self._write(lambda: self.cluster.patch(path, body))
+
+    async def delete(self, path: str, body: Object | None = None) -> Object:
+        return await self._write(lambda: self.cluster.delete(path, body))
+
+    def release_late(self) -> None:
+        late, self._late = self._late, []
+        for act in late:
+            with contextlib.suppress(ApiError):
+                act()
+
+    async def _way(self) -> None:
+        if self.dead:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+
+    async def _write(self, act: Callable[[], Object]) -> Object:
+        await self._way()
+        self.writes += 1
+        fate = self.script(self.writes)
+        if fate is None:
+            answer = act()
+            await self._way()
+            return answer
+        if isinstance(fate, int):
+            raise refusal(fate, "write")
+        if fate == "late":
+            self._late.append(act)
+        if fate in ("die", "lost after"):
+            with contextlib.suppress(ApiError):
+                act()
+        if fate == "die":
+            self.dead = True
+            await self._way()
+        raise ApiError("write", 0, "Deadline", "no answer")
+
+
+def pod_path(name: str) -> str:
+    return f"/api/v1/namespaces/{NAMESPACE}/pods/{name}"
+
+
+class Lab:
+    """A cluster with one pool, and the brokers that look at it."""
+
+    def __init__(self, slots: int = 0, nodes: int = 1, urls: tuple[str, ...] = (), **spec: Any):
+        self.cluster = Cluster()
+        external = {"external": {"urls": list(urls)}} if urls else {}
+        body = {"kind": "EmulatorPool", "metadata": {"name": POOL, "namespace": NAMESPACE}, "spec": external | spec}
+        self.pool = self.cluster.put(f"/apis/tapforge.dev/v1alpha1/namespaces/{NAMESPACE}/emulatorpools/{POOL}", body)
+        self.pool_uid = self.pool["metadata"]["uid"]
+        for number in range(slots):
+            self.add_slot(number, f"n{number % nodes}")
+
+    def add_slot(self, number: int, node: str = "n0", ready: bool = True) -> str:
+        name = f"phone-{number}"
+        owner = {"kind": "EmulatorPool", "name": POOL, "uid": self.pool_uid, "controller": True}
+        labels = {names.POOL: POOL, names.POOL_UID: self.pool_uid, names.ORDINAL: str(number)}
+        body = {
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": [owner]},
+            "spec": {"nodeName": node},
+        }
+        self.cluster.put(pod_path(name), body)
+        self.set_ready(name, ready)
+        return name
+
+    def set_ready(self, name: str, ready: bool = True, phase: str = "Running") -> None:
+        body = self.cluster.objects[pod_path(name)]
+        body["status"] = {
+            "phase": phase,
+            "podIP": "10.0.0.7",
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        }
+        self.cluster.put(pod_path(name), body)
+
+    def pod(self, name: str) -> Object:
+        return self.cluster.objects[pod_path(name)]
+
+    def leases(self) -> list[Object]:
+        return [body for path, body in self.cluster.objects.items() if path.startswith(LEASES)]
+
+
+PATIENCE = Patience(tick=0.01, settle=1.0, siblings=0.1, release=1.0, look=1.0)
+PACE = Pace(patience=0.05, linger=0.02, remember=5.0, step_deadline=0.2, first_pause=0.1, longest_pause=0.4)
+
+
+class Broker:
+    """A broker process: a leadership over the lab, fed by a watch that may be late."""
+
+    def __init__(self, lab: Lab, term: int = 1, door: Door | None = None, pace: Pace = PACE, speed: float = 1.0):
+        self.lab = lab
+        self.door = door or Door(lab.cluster)
+        self.leading = True
+        #: events wait here while it is a list
+        self.held_back: list[tuple[str, str, Object]] | None = None
+        self.woken: set[str] = set()
+        self.claims = Claims(
+            self.door,
+            KEYS,
+            lambda: self.leading,
+            on_change=self.woken.add,
+            pace=pace,
+            patience=PATIENCE,
+            clock=RunningClock(speed, lambda: time.monotonic() * speed),
+        )
+        objects = list(lab.cluster.objects.items())
+        pods = [slot for path, body in objects if "/pods/" in path and (slot := observe(copy.deepcopy(body)))]
+        leases = [copy.deepcopy(body) for path, body in objects if path.startswith(LEASES)]
+        pools = [observe_pool(copy.deepcopy(body)) for path, body in objects if "/emulatorpools/" in path]
+        self.claims.begin(term, pools, pods, leases)
+        lab.cluster.watchers.append(self._event)
+
+    def _event(self, event: str, path: str, body: Object) -> None:
+        if self.held_back is not None:
+            self.held_back.append((event, path, body))
+        else:
+            self._hear(event, path, body)
+
+    def _hear(self, event: str, path: str, body: Object) -> None:
+        if self.door.dead:
+            return
+        deleted = event == "DELETED"
+        if "/pods/" in path and (slot := observe(body)):
+            self.claims.forget(slot) if deleted else self.claims.observe(slot)
+        elif "/emulatorpools/" in path:
+            pool = observe_pool(body)
+            self.claims.forget_pool(pool.uid) if deleted else self.claims.observe_pool(pool)
+        elif path.startswith(LEASES):
+            self.claims.observe_lease(body, deleted)
+
+    def hear_all(self) -> None:
+        events, self.held_back = self.held_back or [], None
+        for event in events:
+            self._hear(*event)
+
+    async def acquire(self, holder: str = "a", request: str = "", **ask: Any):
+        ask = {"request": request or f"request-{next(_REQUESTS)}", "wait_seconds": 0.5, "ttl_seconds": 5.0} | ask
+        answer = await self.claims.acquire(
+            NAMESPACE, POOL, Holder(f"run/{NAMESPACE}/{holder}/u", holder), Acquire(**ask)
+        )
+        return list(answer.claims)
+
+    async def renew(self, *claims: Any, episodes: int = 0):
+        ask = Renew(claims=tuple(Held(id=c.id, secret=c.secret, episodes=episodes) for c in claims))
+        return list((await self.claims.renew(ask)).claims)
+
+    async def release(self, *claims: Any, verdict: str = "clean", episodes: int = 0):
+        given = tuple(Given(id=c.id, secret=c.secret, episodes=episodes, verdict=verdict) for c in claims)
+        return list((await self.claims.release(Release(claims=given))).claims)
+
+    async def die(self) -> None:
+        """As by kill -9: nothing more is written or answered."""
+        self.door.dead = True
+        self.lab.cluster.watchers.remove(self._event)
+        await self.claims.end()
+
+    async def end(self) -> None:
+        if self._event in self.lab.cluster.watchers:
+            self.lab.cluster.watchers.remove(self._event)
+        await self.claims.end()
+
+
+_REQUESTS = itertools.count(10_000_000)
+
+
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    """Waits for something that has to become true."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

@@ -1,0 +1,49 @@
+"""The look after the broker's certificate goes on, whatever a single look meets."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from datetime import UTC, datetime
+from typing import Any
+
+from tapforge_operator.broker import tls
+from tapforge_operator.kube.client import ApiError
+
+
+class Contested:
+    """A Secret with nothing of use in it; somebody else is faster at the first `conflicts` writes."""
+
+    def __init__(self, conflicts: int):
+        self.conflicts = conflicts
+        self.data: dict[str, str] = {"tls.crt": base64.b64encode(b"none").decode()}
+
+    async def get(self, path: str) -> dict[str, Any]:
+        if path.endswith(tls.SECRET):
+            return {"metadata": {"resourceVersion": "1"}, "data": self.data}
+        raise ApiError(path, 404, "NotFound", "there is none")
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    async def patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self.conflicts:
+            self.conflicts -= 1
+            raise ApiError(path, 409, "Conflict", "it changed")
+        self.data = body["data"]
+        return body
+
+    async def delete(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        raise ApiError(path, 404, "NotFound", "there is none")
+
+
+async def test_a_secret_that_is_written_over_again_and_again_ends_no_look_after_it() -> None:
+    material = tls.renewed({}, ["localhost"], datetime.now(UTC))
+    api, context = Contested(conflicts=20), tls.context(material)
+    keeps = asyncio.create_task(tls.keep(api, "system", ["localhost"], context, material, every=0.01))
+    async with asyncio.timeout(20):
+        while api.conflicts or "hmac.key" not in api.data:
+            assert not keeps.done()
+            await asyncio.sleep(0.02)
+    keeps.cancel()
+    await asyncio.gather(keeps, return_exceptions=True)

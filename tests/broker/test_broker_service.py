@@ -1,0 +1,358 @@
+"""What callers of the broker see, against an API server in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from claim_cluster import NAMESPACE, POOL, Broker, Door, Lab, pod_path, until
+
+from tapforge_api.claims import Acquire
+from tapforge_operator import names
+from tapforge_operator.broker.directory import PoolNotFound
+from tapforge_operator.broker.records import Holder
+from tapforge_operator.broker.writes import NotLeading
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Callable[..., Broker]]:
+    brokers: list[Broker] = []
+
+    def make(lab: Lab, term: int = 1, door: Door | None = None) -> Broker:
+        brokers.append(Broker(lab, term, door))
+        return brokers[-1]
+
+    yield make
+    for broker in brokers:
+        await broker.end()
+
+
+async def test_a_claim_is_on_its_slot_when_it_is_answered(start):
+    lab = Lab(1)
+    broker = start(lab)
+    [claim] = await broker.acquire("train")
+    pod = lab.pod("phone-0")["metadata"]
+    assert pod["labels"][names.CLAIMED] == "true"
+    assert pod["labels"][names.RUN] == "train"
+    assert pod["annotations"][names.SAFE_TO_EVICT] == "false"
+    assert pod["annotations"][names.DO_NOT_DISRUPT] == "true"
+    assert int(pod["annotations"][names.FENCE]) == claim.fence
+    assert claim.url == "http://10.0.0.7:8000"
+    assert claim.id == f"{pod['uid']}.{claim.fence}"
+    assert lab.pool_uid in broker.woken
+    [held] = broker.claims.held(lab.pool_uid).values()
+    assert (held.holder, held.expired, held.recalled) == ("run/lab/train/u", False, "")
+
+    [said] = await broker.release(claim, episodes=3)
+    assert said.state == "lost"
+    pod = lab.pod("phone-0")["metadata"]
+    assert names.CLAIMED not in pod["labels"]
+    assert names.RUN not in pod["labels"]
+    assert names.CLAIM not in pod["annotations"]
+    assert names.DO_NOT_DISRUPT not in pod["annotations"]
+    assert pod["annotations"][names.SAFE_TO_EVICT] == "true"
+    assert pod["annotations"][names.EPISODES] == "3"
+    [again] = await broker.acquire("eval")
+    assert again.fence > claim.fence
+    assert not await broker.acquire("late", wait_seconds=0)
+
+
+async def test_several_slots_at_once_and_one_at_least(start):
+    lab = Lab(3)
+    broker = start(lab)
+    claims = await broker.acquire(slots=8)
+    assert len(claims) == len({c.id for c in claims}) == 3
+    waiting = asyncio.create_task(broker.acquire("b", slots=2, wait_seconds=5))
+    await until(lambda: broker.claims.waiting(lab.pool_uid) == 2)
+    await broker.release(claims[0])
+    assert len(await waiting) == 1
+
+
+async def test_who_waits_is_told_why_in_the_end(start):
+    broker = start(Lab(1))
+    await broker.acquire()
+    ask = Acquire(request="in-vain-1", wait_seconds=0.05)
+    answer = await broker.claims.acquire(NAMESPACE, POOL, Holder("user/u"), ask)
+    assert not answer.claims
+    assert "of 1 slots 1 are claimed" in answer.waiting
+
+
+async def test_a_slot_that_becomes_ready_goes_to_who_waits(start):
+    lab = Lab()
+    broker = start(lab)
+    waiting = asyncio.create_task(broker.acquire(wait_seconds=5))
+    await until(lambda: broker.claims.waiting(lab.pool_uid))
+    lab.add_slot(0, ready=False)
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    lab.set_ready("phone-0")
+    assert len(await waiting) == 1
+
+
+async def test_a_request_that_is_sent_again_gets_the_same_claims(start):
+    lab = Lab(4)
+    broker = start(lab)
+    first = await broker.acquire(request="request-1", slots=2)
+    again = await broker.acquire(request="request-1", slots=2)
+    assert {c.id: c.secret for c in first} == {c.id: c.secret for c in again}
+    # Another caller's request of the same name is another one; and so is it after a restart.
+    other = await broker.acquire("b", request="request-1")
+    await broker.die()
+    broker = start(lab, term=2)
+    assert {c.id for c in await broker.acquire(request="request-1", slots=2)} == {c.id for c in first}
+    assert {c.id for c in await broker.acquire("b", request="request-1")} == {c.id for c in other}
+    await broker.release(*first)
+    assert await broker.acquire(request="request-1") == []
+    assert len(await broker.acquire(request="request-2", slots=9)) == 3
+
+
+async def test_two_calls_of_one_request_share_its_outcome(start):
+    lab = Lab()
+    broker = start(lab)
+    calls = [asyncio.create_task(broker.acquire(request="request-1", wait_seconds=5)) for _ in range(2)]
+    await until(lambda: broker.claims.waiting(lab.pool_uid))
+    calls[0].cancel()
+    await asyncio.sleep(0.02)
+    lab.add_slot(0)
+    assert len(await calls[1]) == 1
+    assert len(broker.claims.held(lab.pool_uid)) == 1
+
+
+async def test_a_caller_that_goes_away_leaves_nothing_claimed(start):
+    lab = Lab()
+    broker = start(lab)
+    call = asyncio.create_task(broker.acquire(wait_seconds=5))
+    await until(lambda: broker.claims.waiting(lab.pool_uid))
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert broker.claims.waiting(lab.pool_uid) == 0
+    lab.add_slot(0)
+    # While the claim is being written:
+    for steps in range(6):
+        call = asyncio.create_task(broker.acquire(wait_seconds=5))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        call.cancel()
+        ended = await asyncio.gather(call, return_exceptions=True)
+        if isinstance(ended[0], asyncio.CancelledError):
+            await until(lambda: not broker.claims.held(lab.pool_uid))
+            await until(lambda: names.CLAIM not in str(lab.pod("phone-0")))
+        else:
+            await broker.release(*ended[0])
+    assert len(await broker.acquire()) == 1
+
+
+@pytest.mark.parametrize("verdict", ["dirty", "broken"])
+async def test_a_spoiled_slot_is_deleted_and_never_granted_again(start, verdict):
+    lab = Lab(1)
+    broker = start(lab)
+    [claim] = await broker.acquire()
+    await broker.release(claim, verdict=verdict)
+    assert pod_path("phone-0") not in lab.cluster.objects
+    assert await broker.acquire(wait_seconds=0.05) == []
+
+
+async def test_a_claim_that_is_not_renewed_takes_its_pod_along(start):
+    lab = Lab(2)
+    broker = start(lab)
+    kept, lost = await broker.acquire(slots=2)
+    broker.claims._ledger.claim(lost.id).expires = 0.0
+    broker.claims._ledger._timers.append((0.0, lost.id.split(".")[0], lost.fence))
+    broker.claims._ledger._timers.sort()
+    await until(lambda: len(lab.cluster.objects) == 2)
+    said = await broker.renew(kept, lost)
+    assert [s.state for s in said] == ["held", "lost"]
+    assert "not renewed" in said[1].reason
+
+
+async def test_renewals_need_the_secret_and_no_api_server(start):
+    lab = Lab(2)
+    broker = start(lab)
+    mine, other = await broker.acquire(slots=2)
+    broker.door.dead = True
+    forged = mine.model_copy(update={"secret": other.secret})
+    said = await broker.renew(mine, forged, other.model_copy(update={"id": "nobody-knows.5"}), episodes=4)
+    assert [s.state for s in said] == ["held", "lost", "lost"]
+    assert "secret" in said[1].reason
+    assert (await broker.release(forged))[0].reason == said[1].reason
+    assert (await broker.renew(mine))[0].state == "held"
+    assert broker.claims.held(lab.pool_uid)[mine.id.split(".")[0]].episodes == 4
+    broker.door.dead = False
+
+
+async def test_giving_back_twice_changes_nothing(start):
+    lab = Lab(1)
+    broker = start(lab)
+    [claim] = await broker.acquire()
+    await broker.release(claim)
+    [new] = await broker.acquire("b")
+    said = await broker.release(claim, verdict="broken")
+    assert said[0].state == "lost"
+    assert (await broker.renew(claim))[0].state == "lost"
+    assert (await broker.renew(new))[0].state == "held"
+
+
+async def test_a_dead_pod_ends_its_claim_and_is_left_to_its_pool(start):
+    lab = Lab(2)
+    broker = start(lab)
+    claims = await broker.acquire(slots=2)
+    lab.set_ready(claims[0].slot, ready=False, phase="Failed")
+    lab.cluster.drop(pod_path(claims[1].slot))
+    said = await broker.renew(*claims)
+    assert [s.state for s in said] == ["lost", "lost"]
+    assert "its Pod ended" in said[0].reason
+    assert "gone" in said[1].reason
+    assert broker.claims.held(lab.pool_uid) == {}
+    assert broker.claims.condemn(lab.pod(claims[0].slot)["metadata"]["uid"])
+
+
+async def test_condemned_slots_are_nobodys(start):
+    lab = Lab(2)
+    broker = start(lab)
+    [claim] = await broker.acquire()
+    uid = claim.id.split(".")[0]
+    other = next(n for n in ("phone-0", "phone-1") if n != claim.slot)
+    assert not broker.claims.condemn(uid)
+    assert broker.claims.condemn(lab.pod(other)["metadata"]["uid"])
+    assert await broker.acquire("b", wait_seconds=0.05) == []
+    broker.claims.recall(uid, "its node is drained")
+    said = await broker.renew(claim)
+    assert (said[0].state, said[0].reason) == ("recalled", "its node is drained")
+    await broker.release(claim)
+    assert await broker.acquire("b", wait_seconds=0.05) == []
+    assert broker.claims.condemn(uid)
+
+
+async def test_a_worn_slot_is_not_granted_again(start):
+    lab = Lab(1, recycle={"afterEpisodes": 3})
+    broker = start(lab)
+    for episodes in (2, 1):
+        [claim] = await broker.acquire()
+        await broker.release(claim, episodes=episodes)
+    assert lab.pod("phone-0")["metadata"]["annotations"][names.EPISODES] == "3"
+    assert await broker.acquire(wait_seconds=0.05) == []
+
+
+async def test_claims_come_from_the_fullest_node(start):
+    lab = Lab(9, nodes=3)
+    broker = start(lab)
+    claims = [(await broker.acquire())[0] for _ in range(6)]
+    nodes = [lab.pod(c.slot)["spec"]["nodeName"] for c in claims]
+    assert nodes == sorted(nodes, key=nodes.index)
+    assert len(set(nodes)) == 2
+
+
+async def test_unknown_and_vanishing_pools(start):
+    lab = Lab()
+    broker = start(lab)
+    ask = Acquire(request="request-1", wait_seconds=5)
+    with pytest.raises(PoolNotFound, match="no EmulatorPool other in namespace lab"):
+        await broker.claims.acquire(NAMESPACE, "other", Holder("user/u"), ask)
+    call = asyncio.create_task(broker.acquire(wait_seconds=5))
+    await until(lambda: broker.claims.waiting(lab.pool_uid))
+    path = next(p for p in lab.cluster.objects if "emulatorpools" in p)
+    lab.pool["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    lab.cluster.put(path, lab.pool)
+    with pytest.raises(PoolNotFound, match="is being deleted"):
+        await broker.acquire()
+    lab.cluster.drop(path)
+    with pytest.raises(PoolNotFound, match="was deleted"):
+        await call
+
+
+async def test_who_does_not_lead_answers_nothing(start):
+    lab = Lab(1)
+    broker = start(lab)
+    [claim] = await broker.acquire()
+    waiting = asyncio.create_task(broker.acquire(wait_seconds=5))
+    await until(lambda: broker.claims.waiting(lab.pool_uid))
+    broker.leading = False
+    for call in (broker.acquire(), broker.renew(claim), broker.release(claim)):
+        with pytest.raises(NotLeading):
+            await call
+    await broker.claims.end()
+    with pytest.raises(NotLeading):
+        await waiting
+    assert not broker.claims.condemn(claim.id.split(".")[0])
+    assert names.CLAIM in lab.pod("phone-0")["metadata"]["annotations"]
+
+
+async def test_a_broker_that_breaks_leads_no_longer_and_keeps_nobody_waiting(start, caplog):
+    lab = Lab(1)
+    broker = start(lab)
+    [claim] = await broker.acquire()
+    waiting = asyncio.create_task(broker.acquire(wait_seconds=60))
+    await until(lambda: broker.claims.waiting(lab.pool_uid))
+    broker.claims._ledger._table = None  # a bug of its own
+    with pytest.raises(NotLeading):
+        await waiting
+    assert not broker.claims.leading
+    assert "stops leading" in caplog.text
+    with pytest.raises(NotLeading):
+        await broker.renew(claim)
+
+
+async def test_forged_marks_and_labels_mean_nothing(start):
+    lab = Lab(1)
+    broker = start(lab)
+    [claim] = await broker.acquire()
+    real = lab.pod("phone-0")["metadata"]["annotations"][names.CLAIM]
+    await broker.release(claim)
+    lab.cluster.touch(pod_path("phone-0"), **{names.CLAIM: '{"v":1,"key":"x","fence":9,"signature":"00"}'})
+    assert len(broker.claims.held(lab.pool_uid)) == 0
+    lab.cluster.touch(pod_path("phone-0"), **{names.CLAIM: real})  # a replay
+    assert len(broker.claims.held(lab.pool_uid)) == 0
+    lab.add_slot(1)
+    lab.cluster.touch(pod_path("phone-1"), **{names.CLAIM: real})  # copied to another slot
+    assert len(broker.claims.held(lab.pool_uid)) == 0
+    claims = await broker.acquire("b", slots=9)
+    assert len(claims) == 2
+    assert min(c.fence for c in claims) > claim.fence
+
+
+async def test_a_mark_that_somebody_takes_off_ends_the_slot(start):
+    lab = Lab(1)
+    broker = start(lab)
+    [claim] = await broker.acquire()
+    lab.cluster.touch(pod_path("phone-0"), **{names.CLAIM: ""})
+    await until(lambda: pod_path("phone-0") not in lab.cluster.objects)
+    said = await broker.renew(claim)
+    assert said[0].state == "lost"
+    assert "changed by somebody else" in said[0].reason
+
+
+async def test_changes_by_others_between_look_and_claim_only_cost_a_retry(start):
+    lab = Lab(1)
+    broker = start(lab)
+    broker.held_back = []
+    for number in range(3):
+        lab.cluster.touch(pod_path("phone-0"), note=str(number))
+    assert len(await broker.acquire()) == 1
+    broker.hear_all()
+    assert len(broker.claims.held(lab.pool_uid)) == 1
+
+
+async def test_fair_share_is_reclaimed_at_the_end_of_an_episode(start):
+    lab = Lab(4)
+    broker = start(lab)
+    mine = await broker.acquire("a", slots=4)
+    others = asyncio.create_task(broker.acquire("b", slots=4, wait_seconds=5))
+
+    back: list = []
+    async with asyncio.timeout(5):
+        while not back:
+            await asyncio.sleep(0.01)
+            said = await broker.renew(*mine)
+            back = [claim for claim, word in zip(mine, said, strict=True) if word.state == "recalled"]
+    assert len(back) == 2
+    await broker.release(*back)
+    got = await others
+    if len(got) == 1:
+        got += await broker.acquire("b", slots=3, wait_seconds=5)
+    assert len(got) == 2
+    mine = [c for c in mine if c not in back]
+    asks = [asyncio.create_task(broker.acquire(h, slots=2, wait_seconds=0.3)) for h in ("a", "b")]
+    await asyncio.sleep(0.2)
+    assert {s.state for s in await broker.renew(*mine, *got)} == {"held"}
+    assert await asyncio.gather(*asks) == [[], []]

@@ -1,0 +1,179 @@
+"""A device that several pools name has one holder at a time all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from claim_cluster import POOL, Broker, Door, Lab, until
+
+from tapforge_api.claims import Acquire, Claim
+from tapforge_operator import names
+from tapforge_operator.broker.devices import device_of
+from tapforge_operator.broker.records import Holder
+from tapforge_operator.broker.writes import NotLeading
+
+URL = "http://10.1.0.1:7555/a"
+
+
+def add_pool(lab: Lab, namespace: str, name: str, *urls: str) -> str:
+    """Returns where it is."""
+    body = {"kind": "EmulatorPool", "metadata": {"name": name, "namespace": namespace}}
+    path = f"/apis/tapforge.dev/v1alpha1/namespaces/{namespace}/emulatorpools/{name}"
+    lab.cluster.put(path, {**body, "spec": {"external": {"urls": list(urls)}}})
+    return path
+
+
+async def acquire(broker: Broker, namespace: str, name: str, request: str, **ask: Any) -> list[Claim]:
+    question = Acquire(**{"request": request, "wait_seconds": 0.05, "ttl_seconds": 5.0} | ask)
+    return list((await broker.claims.acquire(namespace, name, Holder("user/ann"), question)).claims)
+
+
+@pytest.mark.parametrize("namespace", ["lab", "elsewhere"])
+async def test_a_device_is_handed_out_through_one_pool_at_a_time(namespace: str) -> None:
+    lab = Lab(urls=(URL,))
+    path = add_pool(lab, namespace, "other", URL.replace("10.1.0.1:7555/a", "10.1.0.1:7555/a/"))
+    other = lab.cluster.objects[path]["metadata"]["uid"]
+    broker = Broker(lab)
+    [claim] = await broker.acquire()
+    assert await acquire(broker, namespace, "other", "request-1") == []
+    [device] = broker.claims.devices(other)
+    assert (device.state, device.claimed) == ("quarantined", False)
+    assert "another pool" in device.reason
+    assert other in broker.woken
+    await broker.release(claim)
+    assert [d.state for d in broker.claims.devices(other)] == ["ready"]
+    [claim] = await acquire(broker, namespace, "other", "request-2")
+    assert await broker.acquire(wait_seconds=0.05) == []
+    assert claim.fence > 0
+    await broker.end()
+
+
+async def test_who_waits_in_the_other_pool_gets_it_when_it_comes_back() -> None:
+    lab = Lab(urls=(URL,))
+    add_pool(lab, "lab", "other", URL)
+    broker = Broker(lab)
+    [claim] = await broker.acquire()
+    await broker.release(claim, verdict="broken")
+    assert await acquire(broker, "lab", "other", "request-1", wait_seconds=0) == [], "it rests for all"
+    [again] = await acquire(broker, "lab", "other", "request-2", wait_seconds=5)
+    assert again.fence > claim.fence
+    await broker.end()
+
+
+async def test_the_next_operator_knows_it_too() -> None:
+    lab = Lab(urls=(URL,))
+    add_pool(lab, "elsewhere", "other", URL)
+    first = Broker(lab, 1)
+    [claim] = await first.acquire()
+    await first.die()
+    second = Broker(lab, 2)
+    assert await acquire(second, "elsewhere", "other", "request-1") == []
+    assert (await second.renew(claim))[0].state == "held"
+    await second.release(claim)
+    assert len(await acquire(second, "elsewhere", "other", "request-2")) == 1
+    await second.end()
+
+
+async def test_the_next_operator_knows_who_has_a_device_that_left_their_pool_meanwhile() -> None:
+    lab = Lab(urls=(URL,))
+    path = next(iter(lab.cluster.objects))
+    add_pool(lab, "lab", "other", URL)
+    first = Broker(lab, 1)
+    [claim] = await first.acquire()
+    pool = lab.cluster.get(path)
+    pool["spec"]["external"]["urls"] = ["http://10.1.0.9:1"]
+    lab.cluster.put(path, pool)
+    await first.die()
+    second = Broker(lab, 2)
+    assert await acquire(second, "lab", "other", "request-1") == []
+    [told] = await second.renew(claim)
+    assert (told.state, told.reason) == ("recalled", "its URL is no longer in the pool")
+    await second.release(claim)
+    assert [d.url for d in second.claims.devices(lab.pool_uid)] == ["http://10.1.0.9:1"]
+    assert len(await acquire(second, "lab", "other", "request-2")) == 1
+    await second.end()
+
+
+async def test_a_claim_that_an_earlier_leader_wrote_with_its_last_breath_and_never_told() -> None:
+    lab = Lab(urls=(URL,))
+    add_pool(lab, "elsewhere", "other", URL)
+    first = Broker(lab, 1, door=Door(lab.cluster, lambda number: "late"))
+    call = asyncio.create_task(first.acquire(request="request-1"))
+    await until(lambda: first.door.writes)
+    late = first.door
+    await first.die()
+    with pytest.raises(NotLeading):
+        await call
+    second = Broker(lab, 2)
+    [claim] = await acquire(second, "elsewhere", "other", "request-2")
+    late.release_late()
+    await until(lambda: [names.CLAIM in lease["metadata"]["annotations"] for lease in lab.leases()].count(True) == 1)
+    assert (await second.renew(claim))[0].state == "held"
+    assert await second.acquire(request="request-1", wait_seconds=0) == []
+    await second.release(claim)
+    assert len(await second.acquire(request="request-3")) == 1
+    await second.end()
+
+
+async def test_of_two_claims_that_are_written_the_later_one_counts() -> None:
+    """As an operator left them that didn't know that they were of one device."""
+    lab = Lab(urls=(URL,))
+    first = Broker(lab)
+    [early] = await first.acquire()
+    await first.die()
+    path = add_pool(lab, "elsewhere", "other", URL)
+    other, lone = lab.cluster.objects[path], Lab()
+    lone.cluster.objects = {path: other}
+    apart = Broker(lone, 2)
+    [late] = await acquire(apart, "elsewhere", "other", "request-2")
+    await apart.die()
+    lab.cluster.objects |= lone.cluster.objects
+    second = Broker(lab, 3)
+    assert [s.state for s in await second.renew(early, late)] == ["lost", "held"]
+    await second.end()
+
+
+async def test_the_end_of_a_pool_gives_a_device_to_nobody_before_its_holder_can_know() -> None:
+    lab = Lab(urls=(URL,))
+    other = add_pool(lab, "lab", "other", URL)
+    broker = Broker(lab)
+    await acquire(broker, "lab", "other", "request-1", ttl_seconds=5.0)
+    lab.cluster.drop(other)
+    assert await broker.acquire(wait_seconds=0.05) == []
+    await broker.end()
+
+    broker = Broker(lab := Lab(urls=(URL,)), speed=20.0)  # a claim of 5 s ends after 0.25 s
+    other = add_pool(lab, "lab", "other", URL)
+    await acquire(broker, "lab", "other", "request-1", ttl_seconds=5.0)
+    lab.cluster.drop(other)
+    assert len(await broker.acquire(wait_seconds=5)) == 1
+    await broker.end()
+
+
+async def test_a_device_that_leaves_a_pool_while_it_rests_rests_for_the_others_too() -> None:
+    lab = Lab(urls=(URL, "http://10.1.0.9:1"))
+    add_pool(lab, "lab", "other", URL)
+    broker = Broker(lab)
+    claims = await broker.acquire(slots=2)
+    claim = next(c for c in claims if c.url == URL)
+    await broker.release(claim, verdict="broken")
+    path = next(p for p in lab.cluster.objects if p.endswith(f"/emulatorpools/{POOL}"))
+    pool = lab.cluster.get(path)
+    pool["spec"]["external"]["urls"] = ["http://10.1.0.9:1"]
+    lab.cluster.put(path, pool)
+    assert [d.url for d in broker.claims.devices(lab.pool_uid)] == ["http://10.1.0.9:1"]
+    assert await acquire(broker, "lab", "other", "request-1", wait_seconds=0) == []
+    await until(lambda: broker.claims.counts(lab.pool_uid).slots == 1)
+    assert len(await acquire(broker, "lab", "other", "request-2", wait_seconds=5)) == 1
+    await broker.end()
+
+
+def test_what_is_one_device() -> None:
+    same = ["http://Phone.example", "http://phone.example:80/", "http://phone.example/"]
+    assert len(set(map(device_of, same))) == 1
+    others = ["https://phone.example", "http://phone.example/a", "http://phone.example:81", "http://phone.example?a=1"]
+    assert len(set(map(device_of, [*same, *others]))) == 1 + len(others)
+    assert device_of("http://[::1") == "http://[::1"
+    assert device_of("http://a:99999") == "http://a:99999"

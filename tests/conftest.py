@@ -1,0 +1,21 @@
+"""For every test: nothing asks the network for a model or reports usage (set before torch, Ray or vLLM is imported, so
+that the processes they start have it too), and hypothesis has no deadline, because machines that run tests are shared.
+In CI hypothesis plays the same examples every time: new ones are found where somebody can look at them.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+os.environ |= {
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+settings.register_profile("tapforge", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("tapforge")

@@ -1,0 +1,196 @@
+"""Leaving a Ray Pod, with real processes: who is told, and who is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from small_broker import NAMESPACE, Authority
+from small_operator import RUN, SmallOperator
+from test_drive import SPEC
+
+from tapforge_api import attempt as told
+from tapforge_api.progress import EXIT_STOPPED
+from tapforge_trainer.cluster.leaving import ACTORS, leave, place
+
+POLICY = Path(__file__).parents[2] / "trainer" / "tapforge_trainer" / "policy"
+
+#: a driver that makes a checkpoint when it is told to stop, or that is deaf; it says when it has begun
+DRIVER = """
+import os, pathlib, signal, sys, time
+from tapforge_trainer.cluster.leaving import known
+
+place, deaf = pathlib.Path(os.environ["TAPFORGE_WORK"]), sys.argv[1] == "deaf"
+
+def stop(*_):
+    (place / "told").write_text("")
+    if not deaf:
+        time.sleep(0.3)
+        (place / "checkpoint").write_text("")
+        sys.exit(75)
+
+signal.signal(signal.SIGTERM, stop)
+with known(os.environ):
+    print("begun", flush=True)
+    while True:
+        time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a Pod has it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+@contextmanager
+def _process(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _pod(work: Path, uid: str = "") -> dict[str, str]:
+    """The environment of a Pod of a run that only this test knows."""
+    uid = uid or str(uuid.uuid5(uuid.NAMESPACE_URL, str(work)))
+    return {told.RUN: RUN, told.RUN_UID: uid, told.WORK: str(work)}
+
+
+@contextmanager
+def _driver(pod: dict[str, str], kind: str = "good") -> Iterator[subprocess.Popen[str]]:
+    with _process(sys.executable, "-c", DRIVER, kind, **pod) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        yield process
+
+
+def _soon(holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 30
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.05)
+    return holds()
+
+
+def test_a_driver_is_told_and_waited_for_until_its_checkpoint_is_there(tmp_path: Path) -> None:
+    pod = _pod(tmp_path)
+    with _driver(pod) as driver:
+        assert leave(pod, 60)
+        assert (tmp_path / "checkpoint").exists()
+        assert driver.wait(30) == EXIT_STOPPED
+    assert leave(pod, 60) and not place(pod).exists(), "a second hook finds nobody"
+
+
+@pytest.mark.parametrize(("kind", "seconds", "code"), [("good", 60, 0), ("deaf", 0, 1)])
+def test_the_command_of_the_hook(tmp_path: Path, kind: str, seconds: int, code: int) -> None:
+    pod = _pod(tmp_path)
+    command = [sys.executable, "-m", "tapforge_trainer.cli", *told.farewell(seconds)[1:]]
+    with _driver(pod, kind) as driver:
+        ended = subprocess.run(command, env={**os.environ, **pod}, stderr=subprocess.PIPE, text=True, check=False)
+        assert ended.returncode == code, ended.stderr
+        assert ("has not stopped within 0 s" in ended.stderr) is (code == 1)
+        assert kind == "deaf" or driver.wait(30) == EXIT_STOPPED
+
+
+def test_a_driver_that_does_not_stop_is_left_when_the_time_is_over(tmp_path: Path) -> None:
+    pod = _pod(tmp_path)
+    with _driver(pod, "deaf") as driver:
+        assert not leave(pod, 1.0)
+        assert driver.poll() is None
+        assert _soon((tmp_path / "told").exists)
+
+
+def test_nobody_is_taken_for_a_driver_that_was_killed(tmp_path: Path) -> None:
+    pod = _pod(tmp_path)
+    with _driver(pod) as driver:
+        driver.kill()
+        driver.wait()
+    with _process("sleep", "600") as stranger:
+        place(pod).write_text(str(stranger.pid))
+        try:
+            assert leave(pod, 60)
+        finally:
+            place(pod).unlink()
+        assert stranger.poll() is None
+
+
+def test_without_a_driver_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+    assert leave(_pod(tmp_path), 60) and leave(_pod(tmp_path / "nowhere"), 60)
+
+
+@pytest.mark.parametrize("actor", ACTORS)
+@pytest.mark.parametrize("parted", [False, True], ids=["alone", "with its environment at its parent"])
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a process that is called as one of Ray's")
+def test_a_pod_of_ranks_or_engines_waits_for_them(tmp_path: Path, actor: str, parted: bool) -> None:
+    pod = _pod(tmp_path)
+    named = f"exec -a {actor}.run sleep 600"
+    command = f"(unset {told.RUN_UID}; echo $BASHPID; {named}); true" if parted else f"echo $$; {named}"
+    with _process("bash", "-c", command, **pod) as started:
+        assert started.stdout is not None
+        rank = int(started.stdout.readline())
+        assert _soon(lambda: Path(f"/proc/{rank}/cmdline").read_bytes().startswith(actor.encode()))
+        assert not leave(pod, 0.5)
+        assert leave(_pod(tmp_path, "of another run"), 60)
+        left: list[bool] = []
+        waiting = threading.Thread(target=lambda: left.append(leave(pod, 60)))
+        waiting.start()
+        os.kill(rank, signal.SIGTERM)
+        started.wait()
+        waiting.join(60)
+        assert left == [True]
+
+
+def test_ranks_and_engines_are_called_so() -> None:
+    code = "".join(file.read_text() for file in POLICY.glob("*.py"))
+    assert {f"ray::{name}" for name in re.findall(r"ray\.remote\((\w+)\)", code)} == set(ACTORS)
+
+
+@pytest.mark.parametrize("restarts", ["0", "2"])
+async def test_a_run_that_is_left_stops_in_order_and_says_so(
+    operator: SmallOperator, authority: Authority, tmp_path: Path, restarts: str
+) -> None:
+    access = authority.access(operator.port)
+    pod = {
+        told.RUN: RUN,
+        told.NAMESPACE: NAMESPACE,
+        told.RUN_UID: str(uuid.uuid4()),
+        told.ATTEMPT: "1",
+        told.STORAGE: str(tmp_path / "storage"),
+        told.WORK: str(tmp_path / "work"),
+        told.GRACE: "50",
+        told.BROKER_URL: str(access.url),
+        told.BROKER_CA: str(access.ca),
+        told.BROKER_TOKEN_FILE: str(access.token),
+    }
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # the driver begins with waiting for its phone, for 5 s
+        (tmp_path / "run.yaml").write_text(SPEC % f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        run = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tapforge_trainer.cli", "run", "-f", "run.yaml", "--restarts", restarts),
+            cwd=tmp_path,
+            env={**os.environ, **pod},
+        )
+        try:
+            await operator.until(lambda: any(report.phase == "Loading" for report in operator.reports), 60)
+            assert await asyncio.to_thread(leave, pod, 60)
+            assert await asyncio.wait_for(run.wait(), 30) == EXIT_STOPPED
+        finally:
+            if run.returncode is None:
+                run.kill()
+                await run.wait()
+    (last,) = operator.finals
+    assert last.final == "stopped" and "SIGTERM" in last.message

@@ -1,0 +1,231 @@
+"""The operator as a process of its own, with the rights that the manifests give it and no others.
+
+It belongs to the cluster: it ends with it, whatever ends the tests. The first start takes ports that are free; later
+ones take the same again, as behind a Service. What it logs lies beside the logs of the components.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from e2e.cluster import Cluster
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+ACCOUNT = "tapforge-operator"
+#: namespace that the manifests are written for
+_THEIRS = "tapforge-system"
+_NUMBERS = itertools.count(1)
+
+
+class Operator:
+    """One that is not started yet. `namespaces`: what it watches."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        own_namespace: str,
+        namespaces: Sequence[str],
+        *,
+        identity: str = "operator-0",
+        lease_seconds: float = 15.0,
+        kubeconfig: Path | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        """`kubeconfig`: another way to the API server than that of its service account."""
+        self.cluster = cluster
+        self.own_namespace = own_namespace
+        self.identity = identity
+        self.name = f"{identity}-{next(_NUMBERS)}"
+        self._namespaces = tuple(namespaces)
+        self._lease_seconds = lease_seconds
+        self._kubeconfig = kubeconfig
+        self._more = tuple(arguments)
+        self._ports = {"broker": 0, "health": 0}
+        #: where in its log the present process begins
+        self._began = 0
+
+    # --- coming and going ---------------------------------------------------------------------------------------------
+
+    def start(self) -> Operator:
+        """Returns at once."""
+        if self._kubeconfig is None:
+            token = self.cluster.token(self.own_namespace, ACCOUNT)
+            self._kubeconfig = self.cluster.user_with_token(self.name, token)
+        log = self.cluster.log(self.name)
+        self._began = log.stat().st_size if log.exists() else 0
+        command = [sys.executable, "-m", "tapforge_operator.main"]
+        command += [f"--identity={self.identity}", f"--own-namespace={self.own_namespace}", "--host=127.0.0.1"]
+        command += [f"--{name}-port={port}" for name, port in self._ports.items()]
+        command += [f"--lease-seconds={self._lease_seconds}", *self._more]
+        command += [f"--namespace={namespace}" for namespace in self._namespaces]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("KUBERNETES_", "POD_", "TAPFORGE_"))}
+        self.cluster.run(self.name, command, environment | {"KUBECONFIG": str(self._kubeconfig)})
+        return self
+
+    def wait_ready(self, *, leads: bool = True, seconds: float = 60.0) -> Operator:
+        """Until it answers and (or not) leads."""
+        self.cluster.wait_for(f"the ports of {self.name}", self._listens, seconds)
+        self.cluster.wait_for(f"{self.name} to be ready", lambda: self.health("readyz") == "", seconds)
+        if leads:
+            self.cluster.wait_for(f"{self.name} to lead", lambda: self.term > 0, seconds)
+        return self
+
+    def kill9(self) -> None:
+        self.cluster.stop_component(self.name, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """As a Pod is stopped: it may finish what it does."""
+        self.cluster.stop_component(self.name, signal.SIGTERM)
+
+    def restart(self, number: signal.Signals = signal.SIGKILL) -> Operator:
+        self.cluster.stop_component(self.name, number)
+        return self.start().wait_ready()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It stands still inside the block; its connections stay open."""
+        self.cluster.send_signal(self.name, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.cluster.send_signal(self.name, signal.SIGCONT)
+
+    def expect_end(self, seconds: float = 30.0) -> None:
+        """Waits until it ended by itself."""
+        pid = self.cluster.pid(self.name)
+
+        def ended() -> bool:
+            stat = Path(f"/proc/{pid}/stat")
+            return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+        self.cluster.wait_for(f"the end of {self.name}", ended, seconds)
+        self.kill9()
+
+    # --- asking it ----------------------------------------------------------------------------------------------------
+
+    @property
+    def broker(self) -> str:
+        return f"https://127.0.0.1:{self._ports['broker']}"
+
+    @property
+    def ca(self) -> Path:
+        """What the broker's certificate is checked against, as users get it."""
+        file = self.cluster.folder / f"{self.own_namespace}-broker-ca.crt"
+        where = f"/api/v1/namespaces/{self.own_namespace}/configmaps/tapforge-broker-ca"
+        file.write_text(self.cluster.api("GET", where)["data"]["ca.crt"])
+        return file
+
+    def health(self, path: str) -> str:
+        """Why it is not well; "" when it is."""
+        try:
+            self._get(path)
+        except urllib.error.HTTPError as error:
+            return error.read().decode() or str(error.code)
+        return ""
+
+    def metrics(self, name: str, **labels: str) -> float:
+        """The sum of what is measured under the name, of the series with these labels."""
+        total = 0.0
+        for line in self._get("metrics").splitlines():
+            series, _, value = line.rpartition(" ")
+            word, _, said = series.partition("{")
+            if word == name and all(f'{label}="{wanted}"' in said for label, wanted in labels.items()):
+                total += float(value)
+        return total
+
+    @property
+    def term(self) -> int:
+        """Number of its leadership; 0 while it does not lead."""
+        return int(self.metrics("tapforge_leader_term"))
+
+    def log(self) -> str:
+        """What the present process said."""
+        with self.cluster.log(self.name).open("rb") as file:
+            file.seek(self._began)
+            return file.read().decode(errors="replace")
+
+    def trouble(self) -> list[str]:
+        """What the present process said of itself as an error; what kopf tries again is none."""
+        lines = [line for line in self.log().splitlines() if '"level":"ERROR"' in line or '"CRITICAL"' in line]
+        return [line for line in lines if '"logger":"tapforge_operator' in line or '"logger":"asyncio' in line]
+
+    def last_words(self, space: str = "", lines: int = 60) -> str:
+        """What it and those before it said last, of a namespace and of trouble elsewhere."""
+        file = self.cluster.log(self.name)
+        said = file.read_text(errors="replace").splitlines() if file.exists() else []
+        told = [line for line in said if space in line or '"level":"INFO"' not in line]
+        return "\n".join(line[:1000] for line in told[-lines:]) or "(nothing)"
+
+    def _get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports['health']}/{path}", timeout=5) as answer:
+            return str(answer.read().decode())
+
+    def _listens(self) -> bool:
+        said = self.log()
+        for name, words in (("health", r"health and metrics on port (\d+)"), ("broker", r"claims on port (\d+)")):
+            found = re.search(words, said)
+            if found is None:
+                return False
+            self._ports[name] = int(found[1])
+        return True
+
+
+@dataclass
+class Ground:
+    """An operator's own namespace, and one for each test of a file: the operator watches these alone, so that operators
+    of several files don't meet."""
+
+    own: str
+    spaces: list[str]
+    left: list[str] = field(default_factory=list)
+
+
+# --- what it may ------------------------------------------------------------------------------------------------------
+
+
+def install(cluster: Cluster, own_namespace: str, namespaces: Sequence[str]) -> None:
+    """What the manifests install for an operator in `own_namespace`, but its Deployment; and its rights in the
+    namespaces."""
+    documents: list[dict[str, Any]] = []
+    for file in ("access", "operator", "people", "protection"):
+        documents += _read(MANIFESTS / "base" / f"{file}.yaml", own_namespace)
+    documents += _read(MANIFESTS / "components" / "nodes" / "nodes.yaml", own_namespace)
+    documents += _read(MANIFESTS / "components" / "confinement" / "policy.yaml", own_namespace)
+    for namespace in namespaces:
+        for document in _read(MANIFESTS / "overlays" / "namespaced" / "binding.yaml", own_namespace):
+            document["metadata"]["namespace"] = namespace
+            documents.append(document)
+    documents = [d for d in documents if d["kind"] not in ("Deployment", "Service")]
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": own_namespace}}
+    cluster.apply(space, *documents)
+
+
+def uninstall(cluster: Cluster, own_namespace: str) -> None:
+    """What is an operator's alone, beside its namespace."""
+    mine = f"tapforge.dev/installed={own_namespace}"
+    kinds = "clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings"
+    cluster.kubectl("delete", kinds, "-l", mine, "--wait=false")
+
+
+def _read(file: Path, own_namespace: str) -> list[dict[str, Any]]:
+    documents = list(yaml.safe_load_all(file.read_text().replace(_THEIRS, own_namespace)))
+    for document in documents:
+        if document["kind"] in ("ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"):
+            metadata = document["metadata"]
+            metadata["name"] += f".{own_namespace}"
+            metadata.setdefault("labels", {})["tapforge.dev/installed"] = own_namespace
+            if "policyName" in document["spec" if "spec" in document else "roleRef"]:
+                document["spec"]["policyName"] += f".{own_namespace}"
+    return documents

@@ -1,0 +1,138 @@
+"""What the benchmarks of the operator count with: the audit log, percentiles, targets, Pods equal to the operator's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e.bench import pools
+from e2e.bench.audit import Audit, read
+from e2e.bench.figures import percentile
+from e2e.bench.targets import HEADLINES, REPORTED, TARGETS, results, rows
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapforge_operator.slots import observe
+
+
+def line(name: str = "a", stage: str = "ResponseComplete", **more: Any) -> str:
+    event = {
+        "stage": stage,
+        "verb": "create",
+        "user": {"username": "somebody"},
+        "userAgent": "client/1",
+        "objectRef": {"resource": "pods", "namespace": "phones", "name": name},
+        "responseStatus": {"code": 201},
+        "requestReceivedTimestamp": "2026-01-01T00:00:00.000250Z",
+        "stageTimestamp": "2026-01-01T00:00:00.250000Z",
+    }
+    return json.dumps(event | more)
+
+
+def test_a_line_of_the_audit_log():
+    write = read(line())
+    assert write is not None
+    assert (write.user, write.agent, write.verb, write.resource) == ("somebody", "client/1", "create", "pods")
+    assert (write.namespace, write.name, write.status, write.done) == ("phones", "a", 201, True)
+    assert write.ended - write.began == pytest.approx(0.24975)
+
+
+def test_subresources_are_told_apart_and_refusals_are_not_done():
+    about = {"resource": "pods", "subresource": "status", "namespace": "phones", "name": "a"}
+    write = read(line(objectRef=about, responseStatus={"code": 409}))
+    assert write is not None
+    assert (write.resource, write.done) == ("pods/status", False)
+
+
+@pytest.mark.parametrize("text", [line(stage="RequestReceived"), line(stage="Panic"), line(objectRef=None)])
+def test_what_is_no_finished_write_is_passed_over(text):
+    assert read(text) is None
+
+
+def test_the_log_is_followed_while_it_grows_also_in_the_middle_of_a_line(tmp_path: Path):
+    path = tmp_path / "audit.log"
+    audit = Audit(path)
+    assert audit.mark() == 0
+    first, second = line("a") + "\n", line("b") + "\n"
+    path.write_text(first + second[:40])
+    mark = audit.mark()
+    assert mark == 1
+    with path.open("a") as log:
+        log.write(second[40:])
+    assert [write.name for write in audit.since(mark)] == ["b"]
+    assert [write.name for write in audit.since(0)] == ["a", "b"]
+
+
+def test_waiting_counts_each_object_once_and_says_how_many_were_missing(tmp_path: Path):
+    path = tmp_path / "audit.log"
+    path.write_text("".join(line(name) + "\n" for name in ("a", "a", "b")))
+    audit = Audit(path)
+    assert [w.name for w in audit.wait("pods", 0, lambda w: w.done, 2, seconds=0)] == ["a", "b"]
+    with pytest.raises(TimeoutError, match="pods: 2 of 3"):
+        audit.wait("pods", 0, lambda w: w.done, 3, seconds=0)
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "found"),
+    [([3.0], 99, 3.0), ([1.0, 2.0, 3.0, 4.0], 50, 2.0), (list(range(1, 101)), 99, 99), (list(range(1, 1001)), 99, 990)],
+)
+def test_percentiles_are_values_that_were_measured(values, percent, found):
+    assert percentile(values, percent) == found
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.integers(1, 100))
+def test_so_many_values_do_not_exceed_a_percentile(values, percent):
+    found = percentile(values, percent)
+    assert sum(value <= found for value in values) >= len(values) * percent / 100
+    assert sum(value < found for value in values) < len(values) * percent / 100
+
+
+def test_of_nothing_there_is_no_percentile():
+    with pytest.raises(ValueError, match="nothing was measured"):
+        percentile([], 50)
+
+
+def figures(value: float) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {name: dict.fromkeys(keys, value) for name, keys in HEADLINES.items()}
+    found["create"]["steps"] = {step: {"ratio": value} for step in ("1000", "5000")}
+    return found
+
+
+def test_every_target_and_every_reported_figure_is_one_that_a_scenario_gives():
+    made = results(figures(1.0), {})
+    assert len(made["targets"]) == len(TARGETS)
+    assert len(rows(made)) == len(TARGETS) + len(REPORTED)
+
+
+@pytest.mark.parametrize(("value", "met"), [(0.0, {">=": False, "<=": True}), (1e6, {">=": True, "<=": False})])
+def test_targets_are_met_from_the_right_side(value, met):
+    for target in results(figures(value), {})["targets"]:
+        assert target["met"] is met[target["target"].split()[0]]
+
+
+def test_scenarios_that_did_not_run_have_no_row():
+    some = {"steady": figures(0.0)["steady"]}
+    assert [row[0] for row in rows(results(some, {}))] == ["steady writes per minute, beside the Lease"]
+
+
+def test_the_raw_clients_pods_are_slots_of_the_pool_like_the_operators():
+    made = pools.pool("phones", "default", 0)
+    made["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
+    pods = pools.equal_pods(made, 3, first=2)
+    assert len({pod["metadata"]["name"] for pod in pods}) == 3
+    for pod, ordinal in zip(pods, (2, 3, 4), strict=True):
+        stored = {**pod, "metadata": {**pod["metadata"], "uid": "p", "resourceVersion": "2"}}
+        slot = observe(stored)
+        assert slot is not None
+        assert (slot.pool, slot.pool_uid, slot.ordinal) == ("phones", "u", ordinal)
+
+
+def test_a_replica_set_has_the_pods_containers_and_none_of_the_operators_labels():
+    made = pools.pool("phones", "default", 0)
+    made["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
+    template = pools.replica_set("phones", "default")["spec"]["template"]
+    pod = pools.equal_pods(made, 1)[0]
+    assert template["spec"] == {**pod["spec"], "restartPolicy": "Always"}
+    assert not [label for label in template["metadata"]["labels"] if label.startswith("tapforge.dev/")]

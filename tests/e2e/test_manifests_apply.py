@@ -1,0 +1,358 @@
+"""The manifests on a real API server, as a person applies them: both overlays install into an empty cluster, and
+the operator's service account may do what it needs and is refused everything else.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e.cluster import MERGE, Cluster, Options, Refused
+from operator_process import Operator
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+OPERATOR = "system:serviceaccount:tapforge-system:tapforge-operator"
+POOLS = "/apis/tapforge.dev/v1alpha1/namespaces/default/emulatorpools"
+
+
+@pytest.fixture(scope="module")
+def own(cluster: Cluster) -> Iterator[Cluster]:
+    """A cluster of its own, because what is installed holds for every namespace; `cluster` says whether there can be
+    one at all."""
+    # This admission plugin is on in some distributions.
+    strict = {"kube-apiserver": {"enable-admission-plugins": "NodeRestriction,OwnerReferencesPermissionEnforcement"}}
+    with Cluster(Options(nodes=1, flags=strict)) as own:
+        yield own
+
+
+def install(own: Cluster, overlay: str) -> Cluster:
+    own.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / overlay))
+    own.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+    for policy in own.api("GET", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies")["items"]:
+        _wait_checked(own, policy["metadata"]["name"])
+    if overlay == "namespaced":  # what the other overlay may have left behind
+        wide = ("tapforge-operator-pools", "tapforge-operator-nodes")
+        own.kubectl("delete", "clusterrolebinding", *wide, "--ignore-not-found")
+    return own
+
+
+@pytest.fixture(params=["namespaced", "cluster"])
+def overlay(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def installed(own: Cluster, overlay: str) -> Cluster:
+    return install(own, overlay)
+
+
+@pytest.fixture
+def whole(own: Cluster) -> Cluster:
+    """With pools in every namespace."""
+    return install(own, "cluster")
+
+
+def _wait_checked(own: Cluster, policy: str) -> None:
+    path = f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{policy}"
+    status = own.wait_for(f"{policy} is checked", lambda: own.api("GET", path).get("status"))
+    assert not status["typeChecking"].get("expressionWarnings"), status
+
+
+def as_operator(installed: Cluster) -> Path:
+    """A kubeconfig with the token that the operator's Pod gets."""
+    return installed.user_with_token("operator", installed.token("tapforge-system", "tapforge-operator"))
+
+
+def refused(cluster: Cluster, kubeconfig: Path, *arguments: str, input: str | None = None) -> str:
+    done = cluster.kubectl(*arguments, kubeconfig=kubeconfig, check=False, input=input)
+    assert done.returncode != 0, f"kubectl {' '.join(arguments)} was allowed: {done.stdout}"
+    assert "Forbidden" in done.stderr or "forbidden" in done.stderr, done.stderr
+    return done.stderr
+
+
+def test_applying_it_again_changes_nothing(installed, overlay):
+    path = "/apis/apps/v1/namespaces/tapforge-system/deployments/tapforge-operator"
+    before = installed.api("GET", path)
+    again = installed.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / overlay))
+    assert "Warning" not in again.stderr
+    after = installed.api("GET", path)
+    assert (before["spec"], before["metadata"]["generation"]) == (after["spec"], after["metadata"]["generation"])
+
+
+def test_its_pod_is_allowed_where_only_restricted_pods_are(whole):
+    """The namespace enforces it; a Pod that was refused would never appear."""
+    pods = "/api/v1/namespaces/tapforge-system/pods"
+    found = whole.wait_for("the operator's Pod", lambda: whole.api("GET", pods)["items"])
+    assert found[0]["spec"]["serviceAccountName"] == "tapforge-operator"
+    privileged = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}
+    privileged["spec"] = {"containers": [{"name": "x", "image": "x", "securityContext": {"privileged": True}}]}
+    with pytest.raises(Refused, match="violates PodSecurity"):
+        whole.api("POST", pods, privileged)
+
+
+HERE, THERE = "default", "kube-public"
+#: who may what: verb, group, resource, namespace ("" is the whole cluster), name; in which overlays
+QUESTIONS = [
+    ("list", "tapforge.dev", "emulatorpools", HERE, "", {"cluster", "namespaced"}),
+    ("watch", "tapforge.dev", "trainingruns", HERE, "", {"cluster", "namespaced"}),
+    ("list", "tapforge.dev", "emulatorpools", "", "", {"cluster"}),
+    ("patch", "tapforge.dev", "emulatorpools/status", HERE, "", {"cluster", "namespaced"}),
+    ("patch", "tapforge.dev", "emulatorpools", HERE, "", set()),
+    ("update", "tapforge.dev", "emulatorpools", HERE, "", set()),
+    ("create", "tapforge.dev", "emulatorpools", HERE, "", {"cluster", "namespaced"}),
+    ("delete", "tapforge.dev", "emulatorpools", HERE, "", {"cluster", "namespaced"}),
+    ("deletecollection", "tapforge.dev", "emulatorpools", HERE, "", set()),
+    ("patch", "tapforge.dev", "trainingruns", HERE, "", set()),
+    ("watch", "", "pods", HERE, "", {"cluster", "namespaced"}),
+    ("create", "", "pods", HERE, "", {"cluster", "namespaced"}),
+    ("create", "", "pods", THERE, "", {"cluster"}),
+    ("delete", "", "pods", "kube-system", "", {"cluster"}),
+    ("deletecollection", "", "pods", HERE, "", set()),
+    ("create", "", "pods/exec", HERE, "", set()),
+    ("create", "", "pods/eviction", HERE, "", set()),
+    ("get", "", "pods/log", HERE, "", {"cluster", "namespaced"}),
+    ("delete", "coordination.k8s.io", "leases", HERE, "", set()),
+    ("delete", "policy", "poddisruptionbudgets", HERE, "", set()),
+    ("create", "policy", "poddisruptionbudgets", HERE, "", {"cluster", "namespaced"}),
+    ("patch", "coordination.k8s.io", "leases", HERE, "", {"cluster", "namespaced"}),
+    ("patch", "coordination.k8s.io", "leases", "kube-system", "", {"cluster"}),
+    ("patch", "coordination.k8s.io", "leases", "tapforge-system", "tapforge-operator", {"cluster", "namespaced"}),
+    ("patch", "coordination.k8s.io", "leases", "tapforge-system", "another", {"cluster"}),
+    ("get", "batch", "jobs", HERE, "", {"cluster", "namespaced"}),
+    ("create", "ray.io", "rayjobs", HERE, "", {"cluster", "namespaced"}),
+    ("patch", "ray.io", "rayjobs", HERE, "", set()),
+    ("get", "ray.io", "rayclusters", HERE, "", {"cluster", "namespaced"}),
+    ("list", "ray.io", "rayclusters", HERE, "", set()),
+    ("create", "batch", "jobs", HERE, "", set()),
+    ("create", "apps", "deployments", HERE, "", set()),
+    ("list", "", "nodes", "", "", {"cluster"}),
+    ("patch", "", "nodes", "", "", set()),
+    ("list", "", "namespaces", "", "", set()),
+    ("get", "", "secrets", HERE, "", set()),
+    ("list", "", "secrets", "", "", set()),
+    ("list", "", "secrets", "tapforge-system", "", set()),
+    ("get", "", "secrets", "tapforge-system", "another", set()),
+    ("get", "", "secrets", "tapforge-system", "tapforge-broker", {"cluster", "namespaced"}),
+    ("get", "", "configmaps", HERE, "", {"cluster", "namespaced"}),
+    ("list", "", "configmaps", HERE, "", set()),
+    ("delete", "", "configmaps", HERE, "", set()),
+    ("get", "", "configmaps", "tapforge-system", "tapforge-broker-ca", {"cluster", "namespaced"}),
+    ("create", "", "serviceaccounts/token", HERE, "", set()),
+    ("create", "authentication.k8s.io", "tokenreviews", "", "", {"cluster", "namespaced"}),
+    ("create", "authorization.k8s.io", "subjectaccessreviews", "", "", {"cluster", "namespaced"}),
+    ("create", "rbac.authorization.k8s.io", "clusterrolebindings", "", "", set()),
+    ("impersonate", "", "users", "", "", set()),
+]
+
+
+def may(cluster: Cluster, user: str, verb: str, group: str, resource: str, namespace: str, name: str = "") -> bool:
+    kind, _, sub = resource.partition("/")
+    attributes = {"verb": verb, "group": group, "resource": kind, "subresource": sub}
+    spec = {"user": user, "resourceAttributes": attributes | {"namespace": namespace, "name": name}}
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    return cluster.api("POST", path, body)["status"]["allowed"]
+
+
+def test_the_operator_may_what_it_needs_and_no_more(installed, overlay):
+    wrong = [
+        (verb, group, resource, namespace, name)
+        for verb, group, resource, namespace, name, where in QUESTIONS
+        if may(installed, OPERATOR, verb, group, resource, namespace, name) is not (overlay in where)
+    ]
+    assert not wrong
+
+
+def test_what_it_may_not_is_refused_to_its_token(installed, overlay):
+    token = as_operator(installed)
+    installed.kubectl("apply", "-f", str(MANIFESTS / "samples" / "pool-autoscaled.yaml"))
+    assert "autoscaled" in installed.kubectl("get", "emulatorpools", "-n", HERE, kubeconfig=token).stdout
+    refused(installed, token, "get", "secrets", "-n", HERE)
+    refused(installed, token, "get", "secrets", "-n", "kube-system")
+    refused(installed, token, "create", "deployment", "x", "--image=x", "-n", HERE)
+    larger = '-p={"spec":{"replicas":9}}'
+    refused(installed, token, "patch", "emulatorpools", "autoscaled", "--type=merge", larger, "-n", HERE)
+    refused(installed, token, "annotate", "emulatorpools", "autoscaled", "mine=1", "-n", HERE)
+    refused(installed, token, "scale", "emulatorpools", "autoscaled", "--replicas=9", "-n", HERE)
+    refused(installed, token, "delete", "emulatorpools", "autoscaled", "-n", HERE)
+    refused(installed, token, "create", "token", "default", "-n", HERE)
+    if overlay == "namespaced":
+        refused(installed, token, "get", "nodes")
+        refused(installed, token, "get", "pods", "-n", THERE)
+    else:
+        assert "fake-0" in installed.kubectl("get", "nodes", kubeconfig=token).stdout
+
+
+def test_it_writes_only_what_a_pool_controls(whole):
+    """RBAC would let it: this is the policy's work."""
+    token = as_operator(whole)
+    spec = {"containers": [{"name": "x", "image": "x"}]}
+    pods = f"/api/v1/namespaces/{HERE}/pods"
+    foreign = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "foreign"}, "spec": spec}
+    whole.api("POST", pods, foreign)
+    owner = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "EmulatorPool", "name": "owner", "controller": True}
+    owner |= {"uid": _pool(whole, "owner"), "blockOwnerDeletion": True}
+    own = foreign | {"metadata": {"name": "own", "ownerReferences": [owner]}}
+    assert "only what an EmulatorPool controls" in refused(whole, token, "delete", "pod", "foreign", "-n", HERE)
+    refused(whole, token, "label", "pod", "foreign", "tapforge.dev/claimed=true", "-n", HERE)
+    said = refused(whole, token, "run", "alone", "--image=x", "-n", HERE)
+    assert "an EmulatorPool controls whatever the operator writes" in said
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "theirs"}}
+    whole.api("POST", f"/apis/coordination.k8s.io/v1/namespaces/{HERE}/leases", lease)
+    refused(whole, token, "annotate", "lease", "theirs", "x=1", "-n", HERE)
+    whole.kubectl("create", "-n", HERE, "-f", "-", kubeconfig=token, input=json.dumps(own))
+    whole.kubectl("label", "pod", "own", "tapforge.dev/claimed=true", "-n", HERE, kubeconfig=token)
+    patch = '[{"op": "remove", "path": "/metadata/ownerReferences"}]'
+    refused(whole, token, "patch", "pod", "own", "--type=json", f"-p={patch}", "-n", HERE)
+    whole.kubectl("delete", "pod", "own", "--wait=false", "-n", HERE, kubeconfig=token)
+
+
+def _pool(cluster: Cluster, name: str, namespace: str = HERE) -> str:
+    spec = {"external": {"urls": ["http://127.0.0.1:9"]}}
+    pool = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "EmulatorPool", "metadata": {"name": name}, "spec": spec}
+    return cluster.api("POST", POOLS.replace(HERE, namespace), pool)["metadata"]["uid"]
+
+
+def _claimed(cluster: Cluster, name: str, slots: int, namespace: str = HERE) -> str:
+    path = f"{POOLS.replace(HERE, namespace)}/{name}"
+    cluster.api("PATCH", f"{path}/status", {"status": {"claimed": slots}}, MERGE)
+    return path
+
+
+def test_a_pool_with_claimed_slots_is_deleted_only_on_purpose(whole):
+    _pool(whole, "busy")
+    path = _claimed(whole, "busy", 3)
+    with pytest.raises(Refused, match="3 slots of this pool are claimed; stop their runs, or annotate"):
+        whole.api("DELETE", path)
+    whole.api("PATCH", path, {"metadata": {"annotations": {"tapforge.dev/allow-delete-claimed": "yes"}}}, MERGE)
+    with pytest.raises(Refused, match="are claimed"):
+        whole.api("DELETE", path)
+    whole.api("PATCH", path, {"metadata": {"annotations": {"tapforge.dev/allow-delete-claimed": "true"}}}, MERGE)
+    whole.api("DELETE", path)
+    _pool(whole, "idle")
+    whole.api("DELETE", _claimed(whole, "idle", 0))
+    _pool(whole, "new")
+    whole.api("DELETE", f"{POOLS}/new")
+
+
+def test_a_claimed_pool_is_spared_when_all_are_deleted(whole):
+    """Whoever may edit may delete all at once; each of them is asked for."""
+    for name, slots in (("busy", 2), ("idle", 0)):
+        _pool(whole, name, THERE)
+        _claimed(whole, name, slots, THERE)
+    theirs = POOLS.replace(HERE, THERE)
+    with pytest.raises(Refused, match="2 slots of this pool are claimed"):
+        whole.api("DELETE", theirs)
+    assert "busy" in {pool["metadata"]["name"] for pool in whole.api("GET", theirs)["items"]}
+    _claimed(whole, "busy", 0, THERE)
+    whole.api("DELETE", theirs)
+    whole.wait_for("the end of both", lambda: not whole.api("GET", theirs)["items"])
+
+
+def test_a_namespace_goes_with_its_claimed_pools(whole):
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ends"}}
+    whole.api("POST", "/api/v1/namespaces", space)
+    _pool(whole, "busy", "ends")
+    _claimed(whole, "busy", 3, "ends")
+    whole.api("DELETE", "/api/v1/namespaces/ends")
+    whole.wait_for("the end of the namespace", lambda: not whole.exists("/api/v1/namespaces/ends"), 60)
+
+
+def test_people_get_their_rights_by_the_clusters_own_roles(whole):
+    for role, user in (("view", "vera"), ("edit", "ed"), ("tapforge-claimer", "clara")):
+        whole.kubectl("create", "rolebinding", user, f"--clusterrole={role}", f"--user={user}", "-n", HERE)
+    pools = ("tapforge.dev", "emulatorpools", HERE)
+    whole.wait_for("the roles are put together", lambda: may(whole, "ed", "create", *pools))
+    assert may(whole, "vera", "list", *pools)
+    assert may(whole, "ed", "list", *pools)
+    assert may(whole, "ed", "update", "tapforge.dev", "emulatorpools/scale", HERE)
+    assert may(whole, "clara", "create", "tapforge.dev", "emulatorpools/claim", HERE)
+    denied = [
+        ("vera", "create", *pools),
+        ("vera", "delete", *pools),
+        ("ed", "patch", "tapforge.dev", "emulatorpools/status", HERE),
+        ("ed", "create", "tapforge.dev", "emulatorpools/claim", HERE),
+        ("clara", "list", *pools),
+        ("clara", "create", "tapforge.dev", "emulatorpools/claim", THERE),
+    ]
+    assert not [question for question in denied if may(whole, *question)]
+
+
+# --- the operator itself, as nobody but its service account -----------------------------------------------------------
+
+#: what each overlay adds to the operator's arguments: namespaces, others
+SCOPE: dict[str, tuple[list[str], list[str]]] = {"cluster": ([], []), "namespaced": ([HERE], ["--no-nodes"])}
+
+
+def ask(it: Operator, path: str, body: dict[str, Any], token: str = "") -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"{it.broker}{path}",
+        data=json.dumps(body).encode(),
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+    )
+    with urllib.request.urlopen(request, timeout=30, context=ssl.create_default_context(cafile=it.ca)) as answer:
+        return json.load(answer)
+
+
+def ready(cluster: Cluster, pool: str, slots: int) -> bool:
+    status = cluster.api("GET", f"{POOLS}/{pool}").get("status") or {}
+    return status.get("ready", 0) >= slots and any(
+        c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ())
+    )
+
+
+def test_the_operator_lives_with_these_rights(installed, overlay):
+    for kind in ("emulatorpools", "pods"):
+        installed.kubectl("delete", kind, "--all", "--wait=false", "-n", HERE)
+    # The Deployment's Pod is a fake one, which leads nothing.
+    namespaces, more = SCOPE[overlay]
+    it = Operator(installed, "tapforge-system", namespaces, identity=overlay, arguments=more).start().wait_ready()
+    for name in ("pool-phones.yaml", "pool-devices.yaml"):
+        installed.kubectl("apply", "-f", str(MANIFESTS / "samples" / name), "-n", HERE)
+    installed.wait_for("phones", lambda: ready(installed, "phones", 2), 60)
+    installed.wait_for("devices", lambda: ready(installed, "devices", 3), 60)
+    assert it.health("healthz") == ""
+    token, claims = _claimer(installed), "/v1/namespaces/default/pools/{}/claims"
+    held = [
+        ask(it, claims.format(pool), {"request": f"try-{pool}-{overlay}", "waitSeconds": 30}, token)["claims"][0]
+        for pool in ("phones", "devices")
+    ]
+    proofs = [{"id": claim["id"], "secret": claim["secret"]} for claim in held]
+    renewed = ask(it, "/v1/claims/renew", {"claims": proofs})["claims"]
+    assert [claim["state"] for claim in renewed] == ["held", "held"]
+    pod = f"/api/v1/namespaces/{HERE}/pods/{held[0]['slot']}"
+    assert installed.api("GET", pod)["metadata"]["labels"]["tapforge.dev/claimed"] == "true"
+    installed.wait_for("the claim in the status", lambda: _claims(installed, "phones"))
+    with pytest.raises(Refused, match="are claimed"):
+        installed.api("DELETE", f"{POOLS}/phones")
+    ask(it, "/v1/claims/release", {"claims": [{**proof, "verdict": "broken"} for proof in proofs]})
+    installed.wait_for("the broken phone's end", lambda: not installed.exists(pod), 60)
+    installed.wait_for(
+        "its replacement", lambda: ready(installed, "phones", 2) and _claims(installed, "phones") == 0, 60
+    )
+    assert it.metrics("tapforge_pool_slots", pool="default/phones", state="ready") >= 2
+    assert it.metrics("tapforge_claim_seconds_count", pool="default/phones") == 1
+    it.stop()
+    lines = [json.loads(line) for line in it.log().splitlines()]
+    assert not [line for line in lines if ": 403 " in str(line) or "orbidden" in str(line)]
+    assert not [line for line in lines if line["level"] == "ERROR"]
+    installed.kubectl("delete", "emulatorpools", "--all", "--wait=false", "-n", HERE)
+
+
+def _claims(cluster: Cluster, pool: str) -> int:
+    return cluster.api("GET", f"{POOLS}/{pool}")["status"].get("claimed", 0)
+
+
+def _claimer(cluster: Cluster) -> str:
+    """The token of somebody who may claim, as in docs/pools.md."""
+    account = f"/api/v1/namespaces/{HERE}/serviceaccounts/tester"
+    if not cluster.exists(account):
+        cluster.kubectl("create", "serviceaccount", "tester", "-n", HERE)
+        allow = ("--clusterrole=tapforge-claimer", f"--serviceaccount={HERE}:tester")
+        cluster.kubectl("create", "rolebinding", "tester-claims", *allow, "-n", HERE)
+    return cluster.token(HERE, "tester", "tapforge.dev/broker")

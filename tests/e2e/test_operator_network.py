@@ -1,0 +1,276 @@
+"""The way between the operator and the API server is bad: answers are lost, late, wrong or missing, watches are cut,
+and a leader that is cut off for long enough is no leader any more, whatever it still believes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from claiming import Denied, account, caller
+from e2e.cluster import Cluster, fake
+from faulty_proxy import FaultyProxy
+from holders import Holder, Judge
+from live_pool import LivePool, name, phone, uid, uids
+from operator_process import ACCOUNT, Ground, Operator
+
+from tapforge_operator import names
+
+TTL = {"ttlSeconds": 60}
+
+
+@pytest.fixture(scope="module")
+def network(cluster: Cluster) -> Iterator[FaultyProxy]:
+    with FaultyProxy(cluster) as proxy:
+        yield proxy
+
+
+def through(cluster: Cluster, ground: Ground, network: FaultyProxy, identity: str, lease_seconds: float) -> Operator:
+    """An operator that reaches the API server over the network only."""
+    own = cluster.user_with_token(identity, cluster.token(ground.own, ACCOUNT))
+    way = network.kubeconfig(own)
+    return Operator(cluster, ground.own, ground.spaces, identity=identity, kubeconfig=way, lease_seconds=lease_seconds)
+
+
+@pytest.fixture(scope="module")
+def operator(cluster: Cluster, ground: Ground, network: FaultyProxy) -> Iterator[Operator]:
+    one = through(cluster, ground, network, "behind", 15).start().wait_ready()
+    yield one
+    one.stop()
+
+
+@pytest.fixture(autouse=True)
+def repaired(network: FaultyProxy) -> Iterator[None]:
+    yield
+    network.clear()
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_lost_and_missing_answers_to_everything(
+    cluster: Cluster, space: str, operator: Operator, network: FaultyProxy
+) -> None:
+    """Creates, claims, releases, deletes, statuses: nothing is done twice, nothing is forgotten."""
+    here = f"/namespaces/{space}/"
+    met = [
+        network.fault("POST", f"{here}pods\\?", does, times, after)
+        for after, (does, times) in enumerate([(500, 2), (429, 2), ("lost", 2), ("refused", 1), (409, 1), ("late", 1)])
+    ]
+    met += [
+        network.fault("PATCH", f"{here}pods/", does, 2, after) for after, does in enumerate([500, "lost", 409, 429])
+    ]
+    met += [network.fault("DELETE", f"{here}pods/", does, 1, after) for after, does in enumerate(["lost", 500, 429])]
+    met += [network.fault("PATCH", f"{here}emulatorpools/", does, 1) for does in (500, "lost", 409)]
+    met += [network.fault("POST", f"{here}poddisruptionbudgets", "lost")]
+    pool = LivePool(cluster, space, replicas=12, health={"maxReplacementsPercentPerHour": 10_000})
+    who = caller(operator, space)
+    judge = Judge()
+    holders = [Holder(who, "phones", judge, seed, dirty=0.3) for seed in range(4)]
+    for holder in holders:
+        holder.start()
+    most = 0
+
+    def suffered() -> bool:
+        nonlocal most
+        most = max(most, len(pool.pods()))
+        return all(fault.met == fault.times for fault in met) and judge.granted > 20
+
+    pool.wait("all faults to have happened", suffered, 60)
+    for holder in holders:
+        holder.stop()
+    for holder in holders:
+        holder.join(60)
+        assert holder.error is None, holder.error
+    pool.wait_ready(12, 60)
+    pool.wait("all to be free", lambda: pool.status()["claimed"] == 0)
+    assert not [pod for pod in pool.pods() if names.CLAIMED in pod["metadata"]["labels"]]
+    assert judge.accusations == [] and judge.lost == []
+    assert most <= 12
+    assert cluster.exists(f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets/phones-claimed")
+
+
+def test_who_can_not_be_checked_now_may_ask_again(
+    cluster: Cluster, space: str, operator: Operator, network: FaultyProxy
+) -> None:
+    pool = LivePool(cluster, space, replicas=1)
+    pool.wait_ready(1)
+    who = caller(operator, space)
+    network.fault("POST", "/tokenreviews$", 500)
+    with pytest.raises(Denied) as denied:
+        who.acquire()
+    assert (denied.value.status, denied.value.reason) == (503, "CannotAuthenticate")
+    network.fault("POST", "/subjectaccessreviews$", "refused")
+    with pytest.raises(Denied) as denied:
+        who.acquire()
+    assert denied.value.status == 503
+    assert len(who.acquire(**TTL)) == 1
+
+
+# --- watches ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_happened_behind_a_cut_watch_is_found_out(
+    cluster: Cluster, space: str, operator: Operator, network: FaultyProxy
+) -> None:
+    pool = LivePool(cluster, space, replicas=4)
+    leaving = LivePool(cluster, space, "leaving", replicas=1)
+    pods = pool.wait_ready(4)
+    leaving.wait_ready(1)
+    who = caller(operator, space)
+    held, gone = who.acquire(slots=2, **TTL)
+    away = network.fault("GET", "watch=", "refused", times=10_000)
+    assert network.cut_watches() >= 4
+    pool.annotate(gone.slot, {fake.EXIT: "0"})
+    pool.wait("the crash", lambda: pool.pod(gone.slot)["status"]["phase"] == "Failed")
+    (free, *_) = [pod for pod in pods if name(pod) not in (held.slot, gone.slot)]
+    cluster.api("DELETE", pool.place(name(free)))
+    pool.edit(replicas=5)
+    leaving.delete()
+    pool.wait("watches to be asked for in vain", lambda: away.met > 4)
+    new = LivePool(cluster, space, "new", replicas=1)
+    network.clear()
+    pool.wait("the crash to be noticed", lambda: who.state(gone) == "lost", 60)
+    after = pool.wait_ready(5, 60)
+    assert not {uid(free), gone.id.rpartition(".")[0]} & set(uids(after))
+    assert who.state(held) == "held"
+    new.wait_ready(1, 60)
+    leaving.wait("its end", lambda: not leaving.all_pods())
+    key = f"{space}/leaving"
+    pool.wait("it to be forgotten", lambda: operator.metrics("tapforge_pool_slots", pool=key, state="desired") == 0)
+
+
+def test_versions_that_the_server_forgot_are_read_anew(
+    cluster: Cluster, space: str, operator: Operator, network: FaultyProxy
+) -> None:
+    """410 Gone, as a watch gets it that was away for too long."""
+    pool = LivePool(cluster, space, replicas=2)
+    pool.wait_ready(2)
+    forgotten = network.fault("GET", "watch=", "expired", times=6)
+    network.cut_watches()
+    pool.edit(replicas=4)
+    pool.wait_ready(4, 60)
+    pool.wait("all to have happened", lambda: forgotten.met == 6, 60)
+    pool.edit(replicas=3)
+    pool.wait_ready(3)
+
+
+def test_an_operator_that_can_watch_no_more_ends_and_the_next_one_goes_on(
+    cluster: Cluster, space: str, operator: Operator, network: FaultyProxy
+) -> None:
+    """410 Gone in the middle of a list: what kopf takes for the end. It is the process' end, and nothing is lost."""
+    pool = LivePool(cluster, space, replicas=2)
+    pods = pool.wait_ready(2)
+    who = caller(operator, space)
+    claim = who.acquire_one(**TTL)
+    network.fault("GET", "watch=", "expired", times=100)
+    network.fault("GET", "/pods\\?.*limit=", 410, times=100)
+    network.cut_watches()
+    operator.expect_end()
+    network.clear()
+    operator.start().wait_ready()
+    assert who.state(claim) == "held"
+    assert uids(pool.wait_ready(2)) == uids(pods)
+
+
+# --- two at once ------------------------------------------------------------------------------------------------------
+
+
+def writes(network: FaultyProxy, since: int) -> list[str]:
+    """What was written over the network since then, but for the leader Lease."""
+    return [
+        f"{s.method} {s.path}" for s in network.seen[since:] if s.writes and "/leases/tapforge-operator" not in s.path
+    ]
+
+
+@pytest.fixture
+def two(cluster: Cluster, ground: Ground, network: FaultyProxy, operator: Operator) -> Iterator[list[Operator]]:
+    """The leader behind the network, and one that stands by on another way; in the place of the other operator."""
+    operator.stop()
+    leader = through(cluster, ground, network, "leader", 3).start().wait_ready()
+    other = (
+        Operator(cluster, ground.own, ground.spaces, identity="other", lease_seconds=3).start().wait_ready(leads=False)
+    )
+    yield [leader, other]
+    leader.kill9()
+    other.stop()
+    operator.start().wait_ready()
+
+
+def test_a_leader_that_was_cut_off_stops_and_another_goes_on(
+    cluster: Cluster, space: str, network: FaultyProxy, two: list[Operator]
+) -> None:
+    leader, other = two
+    pool = LivePool(cluster, space, replicas=4)
+    pool.wait_ready(4)
+    by_leader, by_other = caller(leader, space), caller(other, space)
+    held = by_leader.acquire_one(**TTL)
+    with pytest.raises(Denied) as denied:
+        by_other.acquire()
+    assert (denied.value.status, denied.value.reason) == (503, "NotLeader")
+    with ThreadPoolExecutor(4) as threads:
+        with network.silence():
+            late = [threads.submit(by_leader.acquire, waitSeconds=1, **TTL) for _ in range(3)]
+            pool.annotate(name(pool.pods()[0]), {"something": "happens"})
+            other.wait_ready()
+            assert by_other.state(held) == "held", "the claim went over to the other one"
+            rest = by_other.acquire(slots=3, waitSeconds=10, **TTL)
+            leader.expect_end()
+        # What was on its way for the old leader arrives only now.
+        for wish in late:
+            with pytest.raises((Denied, OSError)):
+                wish.result(timeout=30)
+    assert len(rest) == 3 and min(claim.fence for claim in rest) > held.fence
+    assert {said.state for said in by_other.renew(held, *rest)} == {"held"}
+    by_other.release(held, *rest)
+    pool.wait("all to be free", lambda: pool.status()["claimed"] == 0 and pool.status()["ready"] == 4)
+    assert pool.status()["replacedTotal"] == 0
+
+
+def test_a_leader_that_stood_still_writes_nothing_when_it_goes_on(
+    cluster: Cluster, space: str, network: FaultyProxy, two: list[Operator]
+) -> None:
+    leader, other = two
+    pool = LivePool(cluster, space, replicas=4)
+    pods = pool.wait_ready(4)
+    by_leader, by_other = caller(leader, space), caller(other, space)
+    dead = by_leader.acquire_one(ttlSeconds=5)
+    with leader.paused():
+        other.wait_ready()
+        held = by_other.acquire(slots=2, **TTL)
+        assert len(held) == 2
+        pool.wait("the unrenewed claim to end", lambda: dead.id.rpartition(".")[0] not in uids(pool.pods()))
+        pods = pool.wait_ready(4)
+        # Enough for a leader to do, as soon as it looks: a crash, another size, another template.
+        victim = next(name(pod) for pod in pods if name(pod) not in [claim.slot for claim in held])
+        pool.annotate(victim, {fake.EXIT: "0"})
+        pool.edit(replicas=5, template=phone("phone:2"))
+        before = len(network.seen)
+        time.sleep(0.5)
+    with pytest.raises((Denied, OSError)):
+        by_leader.renew(*held)
+    leader.expect_end()
+    assert writes(network, before) == []
+    pool.wait("the other one's work", lambda: len(pool.pods()) == 5 and pool.status()["updated"] == 3, 60)
+    assert by_other.release(*held)
+    pool.wait("the rest of it", lambda: pool.status()["updated"] == pool.status()["ready"] == 5, 60)
+
+
+def test_an_operator_that_stands_by_takes_over_at_once_when_the_leader_leaves(
+    cluster: Cluster, space: str, network: FaultyProxy, two: list[Operator]
+) -> None:
+    leader, other = two
+    pool = LivePool(cluster, space, replicas=2)
+    pool.wait_ready(2)
+    claim = caller(leader, space).acquire_one(**TTL)
+    term = leader.term
+    assert other.term == 0
+    leader.stop()
+    other.wait_ready()
+    assert other.term == term + 1
+    who = caller(other, space)
+    assert who.state(claim) == "held"
+    who.release(claim)
+    assert account(cluster, space)

@@ -1,0 +1,211 @@
+"""The operator dies and comes back, at the worst moments: holders keep their slots, nobody gets one twice, no Pod is
+made or lost that should not be, and one that is only exchanged for a newer release changes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from claiming import Denied, caller
+from e2e.cluster import API_SERVER, Cluster, Refused, fake
+from holders import Holder, Judge, slot_of
+from live_pool import LivePool, name, phone, uid, uids
+from operator_process import Ground, Operator
+
+from tapforge_operator import names
+
+TTL = {"ttlSeconds": 60}
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+
+
+@contextmanager
+def counted(pool: LivePool) -> Iterator[list[int]]:
+    """How many slots there were at many moments, as consistent lists."""
+    seen: list[int] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.05):
+            try:
+                seen.append(len(pool.pods()))
+            except (OSError, Refused):  # the API server is away
+                continue
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    yield seen
+    over.set()
+    thread.join()
+
+
+def test_ten_kills_in_a_busy_pool(cluster: Cluster, space: str, operator: Operator) -> None:
+    """Holders claim and play, phones crash, the size and the template change; the operator is killed all the while,
+    also before it leads and in the middle of its start."""
+    strategy = {"maxSurge": 1, "maxUnavailable": 1}
+    sick = {"maxReplacementsPercentPerHour": 10_000}
+    pool = LivePool(cluster, space, replicas=8, updateStrategy=strategy, health=sick)
+    pool.wait_ready(8)
+    judge, chance = Judge(), random.Random(1)
+    holders = [Holder(caller(operator, space), "phones", judge, seed) for seed in range(5)]
+    for holder in holders:
+        holder.start()
+    with counted(pool) as seen:
+        for kill in range(10):
+            time.sleep(chance.choice([0.2, 0.7, 1.2, 2.0]))
+            if kill in (3, 7):
+                pool.edit(replicas=6 if kill == 3 else 8)
+            if kill == 5:
+                pool.edit(template=phone("phone:2"))
+            victim = chance.choice(pool.pods() or [None])
+            if victim is not None and kill % 2:
+                judge.harm(uid(victim))
+                pool.annotate(name(victim), {fake.EXIT: "0"})
+            operator.kill9()
+            operator.start()
+            if kill % 3:
+                operator.wait_ready()
+        operator.wait_ready()
+        granted = judge.granted
+        pool.wait("claims after the last kill", lambda: judge.granted > granted + 5)
+        for holder in holders:
+            holder.stop()
+        for holder in holders:
+            holder.join(90)
+            assert not holder.is_alive() and holder.error is None, holder.error
+        pool.wait_ready(8, 60)
+    assert judge.accusations == []
+    assert judge.lost == [], "operators come and go, claims stay"
+    assert judge.granted > 30 and judge.renewed > 50
+    assert max(seen) <= 8 + 1, "planned and surge"
+    pool.wait("all to be new", lambda: pool.status()["updated"] == 8 and pool.status()["claimed"] == 0, 60)
+    assert not [pod for pod in pool.pods() if names.CLAIMED in pod["metadata"]["labels"]]
+
+
+def test_an_upgrade_with_claims_held_changes_nothing(cluster: Cluster, space: str, operator: Operator) -> None:
+    pool = LivePool(cluster, space, replicas=3)
+    devices = LivePool(cluster, space, "devices", external={"urls": ["http://10.2.0.1:8000", "http://10.2.0.2:8000"]})
+    pool.wait_ready(3)
+    who = caller(operator, space)
+    claims = [*who.acquire(slots=2, **TTL), *who.acquire("devices", waitSeconds=5, **TTL)]
+    assert len(claims) == 3
+    pool.wait("the statuses to say so", lambda: (pool.status()["claimed"], devices.status()["claimed"]) == (2, 1))
+
+    def versions() -> dict[str, str]:
+        things = [pool.object(), devices.object(), *pool.all_pods()]
+        things += cluster.api("GET", f"/apis/coordination.k8s.io/v1/namespaces/{space}/leases")["items"]
+        things += cluster.api("GET", f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets")["items"]
+        return {thing["metadata"]["uid"]: thing["metadata"]["resourceVersion"] for thing in things}
+
+    before, term = versions(), operator.term
+    operator.stop()
+    operator.start().wait_ready()
+    assert operator.term > term
+    assert {said.state for said in who.renew(*claims)} == {"held"}
+    reconciled = f"{space}/phones"
+    pool.wait("a look at the pool", lambda: operator.metrics("tapforge_reconcile_seconds_count", pool=reconciled) > 0)
+    # Only status.claimed's budget is somebody else's to write: the disruption controller's, and it had no reason to.
+    assert versions() == before
+    fresh = who.acquire_one(**TTL)
+    assert fresh.slot not in [claim.slot for claim in claims] and fresh.fence > max(c.fence for c in claims[:2])
+    who.release(*claims, fresh)
+    pool.wait("all to be free", lambda: (pool.status()["claimed"], devices.status()["claimed"]) == (0, 0))
+
+
+def test_what_happened_while_nobody_was_there_is_found_out(cluster: Cluster, space: str, operator: Operator) -> None:
+    """Pods that went, crashed, or were claimed and never renewed; a pool that was edited, one that was deleted, one
+    that is new."""
+    pool = LivePool(cluster, space, replicas=4)
+    leaving = LivePool(cluster, space, "leaving", replicas=1)
+    pods = pool.wait_ready(4)
+    leaving.wait_ready(1)
+    who = caller(operator, space)
+    held, crashed, deleted = who.acquire(slots=3, **TTL)
+    left = who.acquire_one("leaving", ttlSeconds=5)
+    leaving.wait("the status to say so", lambda: leaving.status()["claimed"] == 1)
+    operator.kill9()
+    pool.annotate(crashed.slot, {fake.EXIT: "0"})
+    cluster.api("DELETE", pool.place(deleted.slot))
+    pool.edit(replicas=5)
+    leaving.delete(claimed=True)
+    leaving.wait("its end", lambda: not leaving.all_pods())
+    new = LivePool(cluster, space, "new", replicas=1)
+    operator.start().wait_ready()
+    assert [said.state for said in who.renew(held, crashed, deleted, left)] == ["held", "lost", "lost", "lost"]
+    after = pool.wait_ready(5)
+    assert not {slot_of(crashed), slot_of(deleted)} & set(uids(after))
+    kept = set(uids(pods)) & set(uids(after))
+    assert len(kept) == 2, "the held one and the free one"
+    new.wait_ready(1)
+
+
+def test_a_stopped_operator_lets_its_callers_go_at_once(cluster: Cluster, space: str, operator: Operator) -> None:
+    pool = LivePool(cluster, space, replicas=1)
+    pool.wait_ready(1)
+    who = caller(operator, space)
+    claim = who.acquire_one(**TTL)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(who.acquire, waitSeconds=60)
+        pool.wait("somebody to wait", lambda: operator.metrics("tapforge_claims_waiting", pool=f"{space}/phones") == 1)
+        operator.stop()
+        with pytest.raises((Denied, OSError)) as refusal:
+            waiting.result(timeout=5)
+    if isinstance(refusal.value, Denied):
+        assert refusal.value.status == 503
+    lease = cluster.api("GET", f"{LEASES.format(operator.own_namespace)}/tapforge-operator")
+    assert lease["spec"].get("holderIdentity", "") == "", "the next one need not wait"
+    operator.start().wait_ready()
+    assert who.state(claim) == "held"
+
+
+# --- the API server goes away -----------------------------------------------------------------------------------------
+
+
+def test_holders_keep_renewing_while_the_api_server_is_away(cluster: Cluster, space: str, operator: Operator) -> None:
+    """Restarted at once, it is missed by nobody; and nothing that was under way is lost or done twice."""
+    pool = LivePool(cluster, space, replicas=6)
+    pods = pool.wait_ready(6)
+    who = caller(operator, space)
+    claims = who.acquire(slots=2, **TTL)
+    pid = cluster.pid(operator.name)
+    pool.edit(replicas=30)
+    with cluster.without(API_SERVER):
+        assert {said.state for said in who.renew(*claims)} == {"held"}
+    pool.wait_ready(30, 60)
+    assert set(uids(pods)) <= set(uids(pool.pods()))
+    assert {said.state for said in who.renew(*claims)} == {"held"}
+    who.release(*claims)
+    assert cluster.pid(operator.name) == pid and operator.term > 0, "the same process still leads"
+
+
+@pytest.fixture
+def hasty(cluster: Cluster, ground: Ground, operator: Operator) -> Iterator[Operator]:
+    """One whose leadership is short, in the place of the other."""
+    operator.stop()
+    one = Operator(cluster, ground.own, ground.spaces, identity="hasty", lease_seconds=3).start().wait_ready()
+    yield one
+    one.stop()
+    operator.start().wait_ready()
+
+
+def test_an_api_server_that_hangs_for_long_ends_the_leadership_and_nothing_else(
+    cluster: Cluster, space: str, hasty: Operator
+) -> None:
+    pool = LivePool(cluster, space, replicas=2)
+    pods = pool.wait_ready(2)
+    who = caller(hasty, space)
+    claim = who.acquire_one(**TTL)
+    with cluster.paused(API_SERVER):
+        assert who.state(claim) == "held", "renewals need no API server"
+        hasty.expect_end()
+        with pytest.raises(OSError, match="refused"):
+            who.acquire()
+    hasty.start().wait_ready()
+    assert who.state(claim) == "held"
+    assert uids(pool.wait_ready(2)) == uids(pods)
+    who.release(claim)

@@ -1,0 +1,95 @@
+"""The operator where it may less: without a look at nodes, as in chosen namespaces only; when a right is taken away
+from it; when one of its namespaces is gone. What it may not is named, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import yaml
+from claiming import caller
+from e2e.cluster import Cluster
+from live_pool import LivePool, stays, uids
+from operator_process import ACCOUNT, MANIFESTS, Ground, Operator
+
+ROLES = "/apis/rbac.authorization.k8s.io/v1"
+
+
+@pytest.fixture(scope="module")
+def operator(cluster: Cluster, ground: Ground) -> Iterator[Operator]:
+    cluster.api("DELETE", f"{ROLES}/clusterrolebindings/tapforge-operator-nodes.{ground.own}")
+    one = Operator(cluster, ground.own, ground.spaces, arguments=["--no-nodes"]).start().wait_ready()
+    yield one
+    one.stop()
+
+
+def may(cluster: Cluster, ground: Ground, verb: str, resource: str, namespace: str = "") -> bool:
+    attributes = {"verb": verb, "resource": resource, "namespace": namespace}
+    user = f"system:serviceaccount:{ground.own}:{ACCOUNT}"
+    groups = ["system:authenticated", "system:serviceaccounts"]
+    body = {"spec": {"user": user, "groups": groups, "resourceAttributes": attributes}}
+    where = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    return bool(cluster.api("POST", where, body)["status"]["allowed"])
+
+
+def test_pools_work_without_a_look_at_nodes(cluster: Cluster, space: str, ground: Ground, operator: Operator) -> None:
+    assert not may(cluster, ground, "list", "nodes") and not may(cluster, ground, "list", "pods")
+    pool = LivePool(cluster, space, replicas=2)
+    pool.wait_ready(2)
+    who = caller(operator, space)
+    who.release(who.acquire_one())
+
+
+def test_a_right_that_is_taken_away_is_named(cluster: Cluster, space: str, ground: Ground, operator: Operator) -> None:
+    pool = LivePool(cluster, space, replicas=1)
+    kept = uids(pool.wait_ready(1))
+    roles = [
+        r for r in yaml.safe_load_all((MANIFESTS / "base" / "access.yaml").read_text()) if r["kind"] == "ClusterRole"
+    ]
+    role = next(role for role in roles if role["metadata"]["name"] == "tapforge-operator-pools")
+    role["metadata"]["name"] = "without-creates"
+    for rule in role["rules"]:
+        if rule["resources"] == ["pods"]:
+            rule["verbs"].remove("create")
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "without-creates", "namespace": space},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "without-creates"},
+        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": ground.own}],
+    }
+    cluster.apply(role, binding)
+    usual = f"{ROLES}/namespaces/{space}/rolebindings/tapforge-operator-pools"
+    before = cluster.api("GET", usual)
+    cluster.api("DELETE", usual)
+    cluster.wait_for("the right to be gone", lambda: not may(cluster, ground, "create", "pods", space))
+    pool.edit(replicas=2)
+    pool.wait("word of it", lambda: pool.says("Stalled", "True", "Forbidden"))
+    assert "cannot create resource" in pool.condition("Stalled")["message"]
+    assert uids(pool.pods()) == kept
+    del before["metadata"]["resourceVersion"], before["metadata"]["uid"]
+    cluster.api("POST", usual.rpartition("/")[0], before)
+    assert set(kept) < set(uids(pool.wait_ready(2)))
+    assert pool.says("Stalled", "False")
+
+
+def test_a_namespace_that_can_not_be_read_keeps_nobody_elses_waiting(
+    cluster: Cluster, space: str, ground: Ground, operator: Operator
+) -> None:
+    """One that was deleted takes the rights in it along."""
+    gone = ground.spaces[0]
+    assert gone != space
+    pool = LivePool(cluster, space, replicas=1)
+    pool.wait_ready(1)
+    who = caller(operator, space)
+    claim = who.acquire_one()
+    cluster.api("DELETE", f"/api/v1/namespaces/{gone}")
+    cluster.wait_for("the end of the namespace", lambda: not cluster.exists(f"/api/v1/namespaces/{gone}"), 60)
+    assert not may(cluster, ground, "list", "pods", gone)
+    operator.restart()
+    assert gone in operator.log() and "forbidden" in operator.log()
+    assert who.state(claim) == "held"
+    pool.edit(replicas=2)
+    pool.wait_ready(2)
+    stays("it ended", lambda: operator.term > 0)

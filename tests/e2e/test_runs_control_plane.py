@@ -1,0 +1,383 @@
+"""Runs on a real control plane with KubeRay's kinds in it. KubeRay itself is played by the tests: they write what it
+would write into RayJobs' status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from claiming import Denied
+from e2e.cluster import MERGE, Cluster, Options, Refused, kuberay
+from live_pool import LivePool, phone, stays
+from live_run import SMALL, LiveRun, pool_source
+from operator_process import Operator
+
+from tapforge_api import load
+from tapforge_operator import names
+from tapforge_operator.run.manifests import RUN_KEY
+
+ROOT = Path(__file__).parents[2]
+CRDS = sorted((ROOT / "crds").glob("*.yaml"))
+SAFE = {"storage": {"volumeClaim": {"claimName": "lasting"}}}
+OWN = {"environment": {"source": {"ownPool": {"slots": 2, "spec": {"replicas": 2, "template": phone()}}}}}
+Space = str
+
+
+@pytest.fixture(scope="module")
+def cluster(addons: None) -> Iterator[Cluster]:
+    """One of this file's own: the others' knows no RayJobs."""
+    with Cluster(Options(nodes=3, qps=200)) as up:
+        up.apply(*CRDS)
+        yield up
+
+
+@pytest.fixture(scope="module")
+def ray_kinds(cluster: Cluster) -> None:
+    kuberay.install(cluster)
+
+
+@pytest.fixture
+def space(cluster: Cluster, space: str, request: pytest.FixtureRequest) -> str:
+    """With a volume for checkpoints, and with KubeRay's kinds in the cluster, unless the test brings them."""
+    if "absent" not in request.node.name:
+        request.getfixturevalue("ray_kinds")
+    _claim_volume(cluster, space, "lasting", "ReadWriteMany")
+    return space
+
+
+def _claim_volume(cluster: Cluster, space: Space, name: str, mode: str) -> None:
+    claim = {
+        "metadata": {"name": name},
+        "spec": {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    cluster.api("POST", f"/api/v1/namespaces/{space}/persistentvolumeclaims", claim)
+
+
+def test_absent_kuberay_is_named_and_waited_for(
+    cluster: Cluster, space: Space, operator: Operator, request: pytest.FixtureRequest
+) -> None:
+    """First: afterwards KubeRay's kinds are there."""
+    run = LiveRun(cluster, space)
+    run.wait("word of it", lambda: run.says("Stalled", "True", "KubeRayMissing"))
+    assert "install KubeRay" in run.status()["message"]
+    request.getfixturevalue("ray_kinds")
+    run.wait_job()
+    assert run.says("Stalled", "False")
+
+
+# --- from begin to end ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_from_its_file_to_complete(cluster: Cluster, space: Space, operator: Operator) -> None:
+    run = LiveRun(cluster, space, checkpoints=SAFE, **pool_source())
+    run.wait_ready("False", "PoolNotFound")
+    pool = LivePool(cluster, space, replicas=2)
+    job = run.wait_job()
+    assert pool.status()["ready"] >= 1, "the machines wait for phones"
+    written = load(run.config()["data"][RUN_KEY])
+    assert written.metadata.name == "run" and run.config()["immutable"] is True
+    run.runs()
+    driver = run.driver(operator)
+    assert driver.report(update=3).stop == ""
+    driver.report(update=4, checkpoint={"update": 4, "path": "/storage/4"})
+    assert run.status()["checkpoint"]["update"] == 4, "answered when it stands in the status"
+    columns = cluster.kubectl("get", "trainingruns", "run", "-n", space).stdout.splitlines()
+    assert columns[0].split() == ["NAME", "STATUS", "UPDATE", "SUCCESS", "PHONES", "AGE"]
+    assert columns[1].split()[:5] == ["run", "Running", "4", "0.5", "1"]
+    driver.report(update=10, final="complete")
+    assert run.status()["progress"]["update"] == 10
+    run.kuberay_says(1, "SUCCEEDED", "Complete")
+    done = run.wait_ready("True", "Complete")
+    assert run.says("Complete", "True") and run.says("Failed", "False") and done["completionTime"]
+    told = [reason for reason, _ in run.events()]
+    told = [reason for reason in told if reason != "WaitingForPhones"]  # it may not have to
+    assert told == ["PoolNotFound", "Starting", "AttemptStarted", "Running", "Finishing", "Complete"]
+    assert run.attempts() == [1] and run.jobs()[0]["spec"] == job["spec"], "made once, never written again"
+
+
+def test_a_run_brings_its_own_pool_and_takes_everything_with_it(
+    cluster: Cluster, space: Space, operator: Operator
+) -> None:
+    run = LiveRun(cluster, space, checkpoints=SAFE, **OWN)
+    run.wait_job()
+    pools = f"/apis/tapforge.dev/v1alpha1/namespaces/{space}/emulatorpools"
+    pool = cluster.api("GET", f"{pools}/run")
+    assert pool["metadata"]["ownerReferences"][0]["uid"] == run.uid and pool["spec"]["replicas"] == 2
+    source = load(run.config()["data"][RUN_KEY]).spec.environment.source
+    assert source.pool is not None and (source.pool.name, source.pool.slots) == ("run", 2)
+    run.runs()
+    claims = run.driver(operator).caller.acquire("run", slots=2, waitSeconds=20)
+    assert claims, "a Pod of the run may claim its own pool's phones"
+    run.delete()
+
+    def left() -> list[str]:
+        mine = f"labelSelector={names.RUN_UID}%3D{run.uid}"
+        kinds = [
+            f"/api/v1/namespaces/{space}/configmaps",
+            f"/apis/ray.io/v1/namespaces/{space}/rayjobs",
+            pools,
+        ]
+        found = [thing["metadata"]["name"] for kind in kinds for thing in cluster.api("GET", f"{kind}?{mine}")["items"]]
+        pods = cluster.api("GET", f"/api/v1/namespaces/{space}/pods")["items"]
+        return found + [pod["metadata"]["name"] for pod in pods]
+
+    cluster.wait_for("nothing to be left", lambda: left() == [], 60)
+
+
+def test_an_own_pool_goes_with_the_end_of_its_run(cluster: Cluster, space: Space, operator: Operator) -> None:
+    run = LiveRun(cluster, space, checkpoints=SAFE, **OWN)
+    run.runs()
+    run.kuberay_says(1, "FAILED", "Failed", reason="AppFailed", message="exit code 1, last logs:\nno such suite")
+    run.wait("Failed", lambda: run.says("Failed", "True", "DriverFailed"))
+    assert "no such suite" in run.status()["message"] and run.says("Stalled", "True", "DriverFailed")
+    pool = f"/apis/tapforge.dev/v1alpha1/namespaces/{space}/emulatorpools/run"
+    run.wait("its pool to go", lambda: not cluster.exists(pool))
+    assert run.attempts() == [1], "its RayJob and the logs of its Pods stay"
+
+
+def test_a_name_at_the_limit_fits_everywhere(cluster: Cluster, space: Space, operator: Operator) -> None:
+    name = "a" + "-b23456789" * 4 + "-c"
+    assert len(name) == 43
+    run = LiveRun(cluster, space, name, cluster={**SMALL, "backoffLimit": 1}, checkpoints=SAFE, **OWN)
+    run.runs()
+    cluster.api("DELETE", run.job_path(1))
+    assert run.wait_job(2)["metadata"]["name"] == f"{name}-2"
+    with pytest.raises(Refused, match=r"metadata.name.*43"):
+        LiveRun(cluster, space, f"{name}d")
+    with pytest.raises(Refused, match="must begin with a letter"):
+        LiveRun(cluster, space, "1st")
+
+
+def test_a_run_that_is_made_again_begins_anew(cluster: Cluster, space: Space, operator: Operator) -> None:
+    first = LiveRun(cluster, space, checkpoints=SAFE)
+    first.runs()
+    first.kuberay_says(1, "SUCCEEDED", "Complete")
+    done = first.wait_ready("True", "Complete")
+    again = {k: v for k, v in first.object().items() if k in ("apiVersion", "kind", "spec")}
+    cluster.apply({**again, "metadata": {"name": "run", "namespace": space, "labels": {"applied": "again"}}})
+    stays("applied again, a finished run stays so", lambda: first.status() == done and first.attempts() == [1])
+    first.delete()
+    first.wait("its end", lambda: not cluster.exists(first.path))
+    second = LiveRun(cluster, space, checkpoints=SAFE)
+    job = second.wait_job()
+    env = {e["name"]: e.get("value") for e in _head(job)["containers"][0]["env"]}
+    assert env["TAPFORGE_STORAGE"] == f"/var/lib/tapforge/storage/{space}/{second.uid}" and second.uid != first.uid
+    assert env["TAPFORGE_ATTEMPT"] == "1"
+
+
+def _head(job: dict) -> dict:
+    return job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+
+
+# --- suspended, lost, restarted ---------------------------------------------------------------------------------------
+
+
+def test_a_run_is_suspended_and_goes_on(cluster: Cluster, space: Space, operator: Operator) -> None:
+    run = LiveRun(cluster, space, checkpoints=SAFE)
+    run.runs()
+    driver = run.driver(operator)
+    assert driver.report(update=2).stop == ""
+    run.edit(suspend=True)
+    run.wait_ready("False", "Stopping")
+    orders = driver.report(update=2)
+    assert orders.stop == "suspend" and 0 < orders.grace_seconds <= 60
+    driver.report(update=3, final="stopped", checkpoint={"update": 3, "path": "/storage/3"})
+    status = run.wait_ready("True", "Suspended")
+    assert run.jobs() == [] and status["rayJob"] == "" and "update 3" in status["message"]
+    assert run.says("Suspended", "True") and status["lostClusters"] == 0
+    with pytest.raises(Refused, match="can't be changed after the run's start"):
+        run.edit(seed=5)
+    run.edit(suspend=False, stop={"maxUpdates": 5})
+    run.runs(2)
+    limits = run.driver(operator, 2).report(update=3).limits
+    assert limits is not None and limits.max_updates == 5
+    assert [r for r, _ in run.events()].count("AttemptStarted") == 2
+
+
+def test_a_lost_cluster_is_followed_by_another_attempt(cluster: Cluster, space: Space, operator: Operator) -> None:
+    run = LiveRun(cluster, space, cluster={**SMALL, "backoffLimit": 1}, checkpoints=SAFE)
+    run.runs()
+    old = run.driver(operator)
+    old.report(update=2)
+    first = run.config()
+    cluster.api("DELETE", f"/api/v1/namespaces/{space}/configmaps/{first['metadata']['name']}")
+    run.kuberay_says(1, "RUNNING", "Failed", reason="SubmissionFailed", message="BackoffLimitExceeded")
+    run.wait("the loss to be counted", lambda: run.status()["lostClusters"] == 1)
+    run.runs(2)
+    assert run.attempts() == [2], "the first one is gone"
+    again = run.config()
+    assert again["data"] == first["data"] and again["metadata"]["uid"] != first["metadata"]["uid"]
+    assert old.attempt == 1 and run.driver(operator, 2).report(update=2, attempt=1).stop == "superseded"
+    run.kuberay_says(2, "FAILED", "Failed", reason="AppFailed", message="The actor died unexpectedly")
+    run.wait("Failed", lambda: run.says("Failed", "True", "BackoffLimitExceeded"))
+    assert "The actor died" in run.status()["message"]
+    assert [reason for reason, _ in run.events()].count("ClusterLost") == 2
+
+
+def test_a_restarted_operator_takes_up_the_run_where_it_is(cluster: Cluster, space: Space, operator: Operator) -> None:
+    run = LiveRun(cluster, space, checkpoints=SAFE)
+    job = run.wait_job()
+    operator.restart()
+    run.runs()
+    driver = run.driver(operator)
+    driver.report(update=6, checkpoint={"update": 6, "path": "/storage/6"})
+    before = run.status()
+    assert before["progress"]["update"] == 6
+    operator.restart()
+    driver.report(update=6)
+    stays("nothing is begun again", lambda: run.attempts() == [1] and run.status()["attempts"] == 1)
+    assert run.status()["resolved"] == before["resolved"]
+    assert run.jobs()[0]["metadata"]["uid"] == job["metadata"]["uid"]
+
+
+def test_a_queue_may_edit_the_rayjob(cluster: Cluster, space: Space, operator: Operator) -> None:
+    run = LiveRun(cluster, space, labels={"kueue.x-k8s.io/queue-name": "gpus", "team": "a"}, checkpoints=SAFE)
+    labels = run.wait_job()["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "gpus" and "team" not in labels
+    cluster.api("PATCH", run.job_path(), {"spec": {"suspend": True}}, MERGE)
+    run.kuberay_says(1, "", "Suspended")
+    run.wait_ready("False", "Queued")
+    assert run.says("Suspended", "True", "Queued") and run.says("Reconciling", "True")
+    head = {"headGroupSpec": {"template": {"spec": {"nodeSelector": {"gpu": "a100"}}}}}
+    cluster.api("PATCH", run.job_path(), {"spec": {"suspend": False, "rayClusterSpec": head}}, MERGE)
+    run.runs()
+    operator.restart()
+    run.edit(stop={"maxUpdates": 3})
+    run.wait("the operator to have seen it", lambda: run.says("Ready", "True", "Running"))
+    job = run.wait_job()
+    assert _head(job)["nodeSelector"] == {"gpu": "a100"} and job["spec"]["suspend"] is False
+    assert run.status()["lostClusters"] == 0
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+def test_a_volume_for_one_node_is_refused_for_several(cluster: Cluster, space: Space, operator: Operator) -> None:
+    _claim_volume(cluster, space, "disk", "ReadWriteOnce")
+    workers = [{"name": "gpu", "replicas": 2}]
+    checkpoints = {"storage": {"volumeClaim": {"claimName": "disk"}}}
+    run = LiveRun(cluster, space, cluster={**SMALL, "workers": workers}, checkpoints=checkpoints)
+    run.wait("word of it", lambda: run.says("Stalled", "True", "VolumeNotShared"))
+    assert "3 Ray Pods" in run.status()["message"] and run.jobs() == []
+    run.edit(cluster=SMALL)
+    assert _head(run.wait_job())["volumes"][-1]["name"] in ("tapforge-run", "tapforge-storage", "tapforge-broker")
+
+
+def test_a_template_that_no_rayjob_can_have_is_put_right_before_the_start(
+    cluster: Cluster, space: Space, operator: Operator
+) -> None:
+    ray = {"name": "ray", "resources": {"limits": {"cpu": "many"}}}
+    wrong = {**SMALL, "head": {"template": {"spec": {"containers": [ray]}}}}
+    run = LiveRun(cluster, space, cluster=wrong)
+    run.wait("word of it", lambda: run.says("Stalled", "True", "Invalid"))
+    assert "many" in run.status()["message"] or "cpu" in run.status()["message"]
+    assert run.status()["startTime"] == "", "nothing has begun: everything may still be edited"
+    run.edit(cluster=SMALL)
+    run.wait_job()
+
+
+def test_a_quota_holds_the_run_until_it_is_raised(cluster: Cluster, space: Space, operator: Operator) -> None:
+    cluster.kubectl("create", "quota", "few", "--hard=count/rayjobs.ray.io=0", "-n", space)
+    used = f"/api/v1/namespaces/{space}/resourcequotas/few"
+    cluster.wait_for("the quota to be counted", lambda: "used" in cluster.api("GET", used)["status"])
+    run = LiveRun(cluster, space)
+    run.wait_ready("False", "QuotaExceeded")
+    assert run.says("Stalled", "False"), "it may pass by itself"
+    cluster.kubectl("delete", "quota", "few", "-n", space)
+    run.wait_job(seconds=45)
+
+
+def test_ray_pods_without_a_node_say_what_they_lack(cluster: Cluster, space: Space, operator: Operator) -> None:
+    run = LiveRun(cluster, space)
+    job = run.wait_job()
+    run.kuberay_says(1, "", "Initializing")
+    pod = {
+        "metadata": {
+            "name": "run-1-head",
+            "labels": {
+                names.RUN_UID: run.uid,
+                names.ATTEMPT: "1",
+                "ray.io/group": "headgroup",
+                "ray.io/node-type": "head",
+            },
+        },
+        "spec": {**_head(job), "volumes": []},
+    }
+    container = pod["spec"]["containers"][0]
+    container["volumeMounts"], container["resources"] = [], {"limits": {"nvidia.com/gpu": "8"}}
+    cluster.api("POST", f"/api/v1/namespaces/{space}/pods", pod)
+    run.wait_ready("False", "Unschedulable", 45)
+    assert "nvidia.com/gpu" in run.status()["message"] and "headgroup" in run.status()["message"]
+
+
+def test_a_foreign_pool_under_the_runs_name_is_left_alone(cluster: Cluster, space: Space, operator: Operator) -> None:
+    pool = LivePool(cluster, space, "run")
+    run = LiveRun(cluster, space, **OWN)
+    run.wait("word of it", lambda: run.says("Stalled", "True", "PoolNameTaken"))
+    run.delete()
+    run.wait("its end", lambda: not cluster.exists(run.path))
+    stays("the pool is somebody else's", lambda: pool.object()["metadata"]["uid"] == pool.uid)
+
+
+def test_only_the_runs_own_pods_report_for_it(cluster: Cluster, space: Space, operator: Operator) -> None:
+    one, two = (LiveRun(cluster, space, name) for name in ("one", "two"))
+    driver = one.driver(operator)
+    two.wait_job()
+    with pytest.raises(Denied) as caught:
+        driver.report(run="two")
+    assert caught.value.status == 403 and "TrainingRun two" in caught.value.message
+    with pytest.raises(Denied) as caught:
+        driver.report(run="three")
+    assert caught.value.status == 403
+    with pytest.raises(Denied) as caught:
+        driver.report(attempt=2, patience=0)
+    assert caught.value.status == 503, "an attempt that nobody has begun"
+    with pytest.raises(Denied) as caught:
+        driver.report(checkpoint={"update": -1, "path": "x"})
+    assert caught.value.status == 400
+    assert driver.report().stop == ""
+
+
+# --- what comes with it -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "manifests" / "samples").glob("run-*.yaml")), ids=lambda f: f.stem)
+def test_the_samples_are_taken(cluster: Cluster, space: Space, file: Path) -> None:
+    cluster.kubectl("apply", "--server-side", "--dry-run=server", "-n", space, "-f", str(file))
+    kinds = [document["kind"] for document in yaml.safe_load_all(file.read_text())]
+    assert "TrainingRun" in kinds
+
+
+WORKERS = [{"name": "gpu", "replicas": 2, "rayStartParams": {"num-cpus": "1"}}, {"name": "none", "replicas": 0}]
+
+
+def test_kuberay_takes_what_is_made(cluster: Cluster, space: Space, operator: Operator) -> None:
+    """KubeRay itself, as far as it gets with Pods that only pretend to run."""
+    name = "a" + "-b23456789" * 4 + "-c"
+    run = LiveRun(cluster, space, name, checkpoints=SAFE, cluster={**SMALL, "workers": WORKERS})
+    run.wait_job()
+    kuberay.start(cluster)
+    try:
+        status = run.wait("its Ray cluster", lambda: run.status() if run.status().get("rayCluster") else None, 60)
+        pods = f"/api/v1/namespaces/{space}/pods?labelSelector={names.RUN_UID}%3D{run.uid}"
+        run.wait("a head and two workers", lambda: len(cluster.api("GET", pods)["items"]) == 3, 60)
+        made = cluster.api("GET", f"/apis/ray.io/v1/namespaces/{space}/rayclusters/{status['rayCluster']}")
+        assert made["metadata"]["annotations"]["ray.io/disable-provisioned-head-restart"] == "true"
+        groups = sorted(pod["metadata"]["labels"]["ray.io/group"] for pod in cluster.api("GET", pods)["items"])
+        assert groups == ["gpu", "gpu", "headgroup"]
+        job = run.wait_job()
+        assert job["status"]["jobDeploymentStatus"] in ("Initializing", "Running"), job["status"]
+        assert run.says("Ready", "False") and run.says("Stalled", "False")
+        run.edit(suspend=True)
+        run.wait_ready("True", "Suspended", 60)
+        assert run.jobs() == [], "KubeRay has let go of it"
+    finally:
+        cluster.stop_component(kuberay.KUBERAY)
+
+
+def test_the_operator_saw_no_trouble(operator: Operator) -> None:
+    """Last: after everything above."""
+    said = [line for line in operator.log().splitlines() if '"ERROR"' in line or '"CRITICAL"' in line]
+    assert not said

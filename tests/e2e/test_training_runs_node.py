@@ -1,0 +1,180 @@
+"""Runs from apply to Complete with nothing pretended: real phones, KubeRay, Ray, vLLM and the learner, while phones,
+drivers and Ray clusters die; two that share phones; one that can't work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.cluster import Cluster
+from e2e.installed import room
+from live_pool import LivePool, name, note_of, ready, uid, uids
+from live_run import pool_source
+from trained import START, Times, Trained, phones, volume
+
+from tapforge_operator import names
+from tapforge_trainer.rollout.recorder import Recording
+
+PHONES = 4
+#: more than any test waits for
+MANY = {"maxUpdates": 1000}
+
+
+@pytest.fixture
+def times() -> Iterator[Times]:
+    yield (found := Times())
+    print(found)
+
+
+def _claimed(pool: LivePool) -> list[str]:
+    """Slots that somebody holds."""
+    return [name(pod) for pod in pool.pods() if note_of(pod, names.CLAIM)]
+
+
+def test_a_run_is_complete_though_everything_of_it_died(real: Cluster, times: Times) -> None:
+    space = room(real, "real-life")
+    pool = LivePool(real, space, **phones(PHONES))
+    disk = volume(real, space)
+    pool.wait_ready(PHONES, 90)
+    run = Trained(
+        real,
+        space,
+        "life",
+        **pool_source("phones", PHONES),
+        stop=MANY,
+        checkpoints={"everyUpdates": 1, "storage": {"volumeClaim": {"claimName": "checkpoints"}}},
+    )
+    times.of("apply to the first update", lambda: run.wait_update(1))
+    assert run.says("Ready", "True", "Running") and run.status()["leases"] == {"wanted": PHONES, "held": PHONES}
+
+    # A phone dies in the middle of an episode.
+    victim = next(pod for pod in pool.pods() if name(pod) in _claimed(pool))
+    real.node.kill(victim)
+
+    def replaced() -> bool:
+        now = [pod for pod in pool.pods() if ready(pod)]
+        return len(now) == PHONES and uid(victim) not in uids(now)
+
+    times.of("phone killed to its successor ready", lambda: pool.wait("the phone's successor", replaced, 90))
+    pool.wait("the run to have it", lambda: len(_claimed(pool)) == PHONES, 60)
+    reached = run.wait_update(run.update() + 2)
+
+    # The driver dies, and its Ray cluster lives.
+    before = run.head()
+    os.kill(run.driver_pid(), signal.SIGKILL)
+    times.of("driver killed to its next update", lambda: run.wait_update(reached + 2))
+    assert uid(run.head()) == uid(before) and run.attempts() == [1]
+    assert run.status()["progress"]["restarts"] == 1
+
+    # The Ray cluster dies.
+    real.api("DELETE", f"/api/v1/namespaces/{space}/pods/{name(before)}", {"gracePeriodSeconds": 0})
+    run.wait("the end of the first attempt", lambda: run.status()["lostClusters"] == 1, 120)
+    reached = run.update()
+    times.of("Ray cluster lost to the next attempt's update", lambda: run.wait_update(reached + 1))
+    assert run.attempts() == [2]
+
+    # It is suspended, and goes on.
+    run.edit(suspend=True)
+    times.of("suspend to stopped", lambda: run.wait("it to stop", lambda: run.says("Suspended", "True"), 120))
+    status = run.status()
+    assert status["checkpoint"]["update"] == status["progress"]["update"] >= reached + 1
+    run.wait("its machines to be gone", lambda: not run.jobs() and not run.heads(), 120)
+    pool.wait("its phones to be given back", lambda: pool.status()["claimed"] == 0, 60)
+    reached = status["progress"]["update"]
+    run.edit(suspend=False)
+    times.of("resume to the next update", lambda: run.wait_update(reached + 1))
+    assert run.status()["attempts"] == 3 and run.status()["lostClusters"] == 1
+
+    # It ends.
+    run.edit(stop={"maxUpdates": run.update() + 1})
+    run.wait_complete()
+    run.wait("its machines to be gone", lambda: not run.heads(), 120)
+    pool.wait("its phones to be given back", lambda: pool.status()["claimed"] == 0, 60)
+    told = [reason for reason, _ in run.events()]
+    happened = {"AttemptStarted", "DriverRestarted", "ClusterLost", "Stopping", "Suspended", "Running", "Complete"}
+    assert happened <= set(told), told
+    _nothing_was_learned_from_deaths(run, disk)
+
+    run.delete()
+    run.wait("nothing of it to be left", lambda: not _left(real, space, run.uid), 60)
+
+
+def _nothing_was_learned_from_deaths(run: Trained, disk: Path) -> None:
+    (folder,) = disk.glob(f"{run.namespace}/{run.uid}/attempt-*/life")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["updates"] == run.update()
+    assert summary["invalid_episodes"] > 0
+    recording = Recording(folder / "rollout")
+    broken = [episode for episode in recording.episodes() if not episode.valid]
+    assert broken
+    assert all(episode.valid for group in recording.groups() for episode in group.episodes)
+    # Every update, whoever did it.
+    lines = (json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines())
+    assert {event["update"] for event in lines if event["event"] == "update"} == set(range(1, summary["updates"] + 1))
+
+
+def _left(real: Cluster, space: str, owner: str) -> list[str]:
+    """What stands in the namespace and says that it is the run's."""
+    found = []
+    for group, kind in (
+        ("api/v1", "pods"),
+        ("api/v1", "configmaps"),
+        ("apis/batch/v1", "jobs"),
+        ("apis/ray.io/v1", "rayjobs"),
+        ("apis/ray.io/v1", "rayclusters"),
+    ):
+        for thing in real.api("GET", f"/{group}/namespaces/{space}/{kind}")["items"]:
+            about = thing["metadata"]
+            owners = [one["uid"] for one in about.get("ownerReferences", ())]
+            if owner in (about.get("labels", {}).get(names.RUN_UID), *owners):
+                found.append(f"{kind}/{about['name']}")
+    return found
+
+
+def test_two_runs_share_the_phones_there_are_and_one_that_fails_says_why(real: Cluster, times: Times) -> None:
+    space = room(real, "real-share")
+    pool = LivePool(real, space, **phones(PHONES))
+    pool.wait_ready(PHONES, 90)
+    ask = {**pool_source("phones", 3 * PHONES), "stop": MANY}
+    fragile = Trained(real, space, "fragile", **ask, cluster={"driverRestarts": 0, "backoffLimit": 0})
+    fragile.wait_update(1)
+    assert f"it could use {3 * PHONES} phones, and pool phones has {PHONES} at most" in fragile.status()["message"]
+    assert fragile.status()["leases"] == {"wanted": 3 * PHONES, "held": PHONES}
+    other = Trained(real, space, "other", **ask)
+    other.wait_update(1, 2 * START)
+
+    def held(run: Trained) -> int:
+        return int(run.status()["leases"]["held"])
+
+    other.wait("half of the phones for each", lambda: held(other) == held(fragile) == PHONES // 2, 120)
+    os.kill(fragile.driver_pid(), signal.SIGKILL)
+    fragile.wait("the failure", lambda: fragile.says("Failed", "True"), 120)
+    message = fragile.status()["message"]
+    assert "the driver was killed" in message and "exit code 137" in message, message
+    other.wait("all phones", lambda: held(other) == PHONES, 120)
+
+    # Nothing stays of a run that is deleted while it trains, and its phones are free again.
+    def gone() -> bool:
+        return not _left(real, space, other.uid)
+
+    other.delete()
+    times.of("run deleted to nothing left", lambda: pool.wait("nothing of the run to be left", gone, 180))
+    pool.wait("its phones to be free", lambda: pool.status()["claimed"] == 0, 90)
+    pool.wait_ready(PHONES, 90)
+
+
+def test_a_run_whose_file_can_not_work_fails_at_once_and_says_what_to_do(real: Cluster) -> None:
+    space = room(real, "real-wrong")
+    LivePool(real, space, **phones(1)).wait_ready(1, 90)
+    run = Trained(real, space, "wrong", **pool_source("phones", 1), tasks={"file": "/there/is/none.jsonl"})
+    run.wait("the failure", run.over, 240)
+    status = run.status()
+    assert run.says("Failed", "True", "Configuration"), run.describe()
+    assert "/there/is/none.jsonl" in status["message"], status["message"]
+    assert status["attempts"] == 1 and status["progress"]["restarts"] == 0
+    run.wait("its machines to be gone", lambda: not run.heads(), 120)

@@ -1,0 +1,203 @@
+"""Who reaches whom by the NetworkPolicies of manifests/components/network, with the labels that Pods really have: those
+that the operator's own functions give them. No network of a test cluster enforces policies, so they are read here as
+the API documents them: who is selected by no policy of a direction is open in that direction, all others reach what
+one of their policies names.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pools import body, pool
+from runs_made import made
+
+from tapforge_api import load_pool
+from tapforge_operator import names
+from tapforge_operator.pool.manifests import slot_pods
+from tapforge_operator.pool.records import NewSlot
+from tapforge_operator.run.manifests import Broker, ray_job
+
+Json = dict[str, Any]
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+NETWORK = MANIFESTS / "components" / "network"
+
+
+def read(path: Path) -> list[Json]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+#: as they are in a cluster with the component in the operator's namespace and the one for phones in `lab`
+POLICIES = [
+    *read(NETWORK / "operator.yaml"),
+    *({**p, "metadata": {**p["metadata"], "namespace": "lab"}} for p in read(NETWORK / "phones" / "phones.yaml")),
+]
+
+
+@dataclass(frozen=True)
+class End:
+    """Of a connection: a Pod, or an address of somebody else."""
+
+    namespace: str = ""
+    labels: Json = field(default_factory=dict)
+    address: str = "10.64.0.9"
+
+    @property
+    def namespace_labels(self) -> Json:
+        return {"kubernetes.io/metadata.name": self.namespace}
+
+
+def selects(selector: Json, labels: Json) -> bool:
+    assert set(selector) <= {"matchLabels", "matchExpressions"}
+    expressions = selector.get("matchExpressions", [])
+    assert all(e["operator"] == "Exists" for e in expressions)
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(e["key"] in labels for e in expressions)
+
+
+def names_it(peer: Json, end: End, namespace: str) -> bool:
+    """`namespace`: the policy's, which a peer without a namespaceSelector means."""
+    if block := peer.get("ipBlock"):
+        address = ipaddress.ip_address(end.address)
+        inside = [net for net in (block["cidr"], *block["except"]) if address in ipaddress.ip_network(net)]
+        return inside == [block["cidr"]]
+    if not end.namespace:
+        return False
+    where = (
+        selects(peer["namespaceSelector"], end.namespace_labels)
+        if "namespaceSelector" in peer
+        else end.namespace == namespace
+    )
+    return where and selects(peer["podSelector"], end.labels)
+
+
+def lets(direction: str, one: End, other: End, port: tuple[str, int]) -> bool:
+    """Whether `one` may have the connection with `other` in this direction."""
+    selecting = [
+        p
+        for p in POLICIES
+        if p["metadata"]["namespace"] == one.namespace
+        and direction in p["spec"]["policyTypes"]
+        and selects(p["spec"]["podSelector"], one.labels)
+    ]
+    peers = "from" if direction == "Ingress" else "to"
+    rules = [(p, rule) for p in selecting for rule in p["spec"].get(direction.lower(), [])]
+    return not selecting or any(
+        ("ports" not in rule or port in [(p["protocol"], p["port"]) for p in rule["ports"]])
+        and (peers not in rule or any(names_it(peer, other, p["metadata"]["namespace"]) for peer in rule[peers]))
+        for p, rule in rules
+    )
+
+
+def reaches(one: End, other: End, port: int, protocol: str = "TCP") -> bool:
+    return lets("Egress", one, other, (protocol, port)) and lets("Ingress", other, one, (protocol, port))
+
+
+def phone(**labels: str) -> End:
+    template = {"metadata": {"labels": labels}, "spec": body()["spec"]["template"]["spec"]}
+    pod = slot_pods(pool(template=template))(NewSlot(name="phones-1", ordinal=0))
+    return End("lab", pod["metadata"]["labels"])
+
+
+def run_pods() -> dict[str, End]:
+    run = made(cluster={"image": "i", "workers": [{"name": "gpu", "replicas": 1}]})
+    spec = ray_job(run, 1, Broker("https://broker", "ca"))["spec"]
+    cluster = spec["rayClusterSpec"]
+    templates = {
+        "head": cluster["headGroupSpec"]["template"],
+        "worker": cluster["workerGroupSpecs"][0]["template"],
+        "submitter": spec["submitterPodTemplate"],
+    }
+    return {name: End("lab", template["metadata"]["labels"]) for name, template in templates.items()}
+
+
+(DEPLOYMENT,) = [d for d in read(MANIFESTS / "base" / "operator.yaml") if d["kind"] == "Deployment"]
+RUN = run_pods()
+ENDS = {
+    **RUN,
+    "operator": End("tapforge-system", DEPLOYMENT["spec"]["template"]["metadata"]["labels"]),
+    "phone": phone(),
+    "phone with internet": phone(**{"phone-egress": "internet"}),
+    "run elsewhere": End("other", RUN["head"].labels),
+    "somebody": End("lab", {"app": "x"}),
+    "a client": End("other", {"tapforge.dev/broker-client": "true"}),
+    "prometheus": End("monitoring", {"app.kubernetes.io/name": "prometheus"}),
+    "dns": End("kube-system", {"k8s-app": "kube-dns"}),
+    "metadata": End(address="169.254.169.254"),
+    "metadata by IPv6": End(address="fd00:ec2::254"),
+    "the API server": End(address="172.18.0.2"),
+    "a neighbour": End(address="192.168.1.1"),
+    "the internet": End(address="93.184.216.34"),
+}
+TABLE = """
+head                  phone                 8000  yes
+worker                phone                 8000  yes
+phone_of_a_run        phone                 8000  no
+somebody              phone                 8000  no
+run_elsewhere         phone                 8000  no
+prometheus            phone                 8000  no
+operator              phone                 8000  no
+phone                 phone                 8000  no
+phone                 head                  8265  no
+phone                 head                  6379  no
+phone                 somebody              80    no
+phone                 operator              8443  no
+phone                 the_API_server        443   no
+phone                 metadata              80    no
+phone                 metadata              53    no
+phone                 metadata_by_IPv6      80    no
+phone                 the_internet          443   no
+phone                 dns                   53    yes
+phone                 dns                   443   no
+phone_with_internet   the_internet          443   yes
+phone_with_internet   dns                   53    yes
+phone_with_internet   metadata              80    no
+phone_with_internet   metadata_by_IPv6      80    no
+phone_with_internet   a_neighbour           80    no
+phone_with_internet   somebody              80    no
+head                  phone_with_internet   8000  yes
+somebody              phone_with_internet   8000  no
+head                  operator              8443  yes
+run_elsewhere         operator              8443  yes
+a_client              operator              8443  yes
+somebody              operator              8443  no
+prometheus            operator              8443  no
+prometheus            operator              8080  yes
+operator              the_API_server        6443  yes
+operator              the_API_server        443   yes
+operator              metadata              443   no
+operator              metadata_by_IPv6      443   no
+operator              dns                   53    yes
+operator              the_internet          80    no
+operator              head                  8265  no
+head                  metadata              80    yes
+head                  the_internet          443   yes
+"""
+#: a phone that is claimed carries its run's name, and isn't a Pod of the run for that
+ENDS["phone of a run"] = End("lab", {**phone().labels, names.RUN: "run", names.CLAIMED: "true"})
+
+
+@pytest.mark.parametrize("line", [line for line in TABLE.split("\n") if line])
+def test_who_reaches_whom(line: str) -> None:
+    one, other, port, said = (word.replace("_", " ") for word in line.split())
+    assert reaches(ENDS[one], ENDS[other], int(port)) is (said == "yes")
+
+
+def test_dns_is_asked_by_datagrams_too() -> None:
+    assert all(reaches(ENDS[name], ENDS["dns"], 53, "UDP") for name in ("phone", "operator"))
+
+
+def test_the_internet_is_one_label_of_the_template_away() -> None:
+    template = {"metadata": {"labels": {"phone-egress": "internet"}}, **body()["spec"]["template"]}
+    text = yaml.safe_dump(
+        {
+            "apiVersion": "tapforge.dev/v1alpha1",
+            "kind": "EmulatorPool",
+            "metadata": {"name": "x"},
+            "spec": {"replicas": 1, "template": template},
+        }
+    )
+    assert load_pool(text).spec.template is not None, "a label that the operator kept for itself would be refused"

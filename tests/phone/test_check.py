@@ -1,0 +1,151 @@
+"""The conformance check: silent on the real server, and the right words for every sickness."""
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from tapforge_envs.check import check, run_check
+from tapforge_envs.phone import catalog
+from tapforge_envs.phone.server import application
+from tapforge_envs.phone.slot import Slot
+from tapforge_envs.protocol import StepResult
+
+
+@pytest.mark.asyncio
+async def test_the_real_server_conforms(server):
+    assert await check(server.url(0)) == []
+    assert await check(f"http://127.0.0.1:{server.port}/") == []  # the bare root is slot 0
+
+
+#: fault -> (rule, words) of a violation that must be among those found
+SICK = {
+    "hung": ([{"kind": "hung", "atStep": 2}], "step", "no answer within 0.5 s; yet /health says ok"),
+    "slow": ([{"kind": "slow", "medianSeconds": 60}], "reset", "no answer within 0.5 s"),
+    "corrupt": ([{"kind": "corrupt", "atStep": 1}], "frame", "cut off or corrupted"),
+    "half": ([{"kind": "half", "atStep": 1}], "frame", "is no whole picture"),
+    "wrong size": ([{"kind": "wrong_size", "atStep": 1}], "frame", "the picture is 48x80 pixels, announced was 96x160"),
+    "lying health": ([{"kind": "lying_health"}], "reset", "answers 503 instead of 200"),
+    "lying about a hang": ([{"kind": "hung", "atStep": 0}, {"kind": "lying_health"}], "reset", "yet /health says ok"),
+    "lost task": ([{"kind": "lost_task", "atStep": 3}], "instance", "the task is lost"),
+    "error": ([{"kind": "error", "atStep": 0}], "step", "answers 500 instead of 200 (fault on demand"),
+    "error by chance": ([{"kind": "error", "probability": 0.9, "seed": 3}], "step", "answers 500 instead of 200"),
+    "no verdict": ([{"kind": "error", "calls": ["evaluate"]}], "evaluate", "answers 500 instead of 200"),
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", SICK)
+async def test_a_sick_phone_is_found_out(server, name):
+    faults, rule, words = SICK[name]
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{server.url(1)}/faults", json=faults) as answer:
+            assert answer.status == 200
+        try:
+            violations = await check(server.url(1), deadline=0.5)
+        finally:
+            async with session.post(f"{server.url(1)}/faults", json=[]) as answer:
+                assert answer.status == 200
+    found = [v for v in violations if v.rule == rule and words in v.words]
+    assert found, "\n".join(map(str, violations))
+    assert await check(server.url(1)) == []  # faults off: healthy again
+
+
+def test_a_crash_is_found_out(start_server):
+    running = start_server("--faults", json.dumps([{"kind": "crashed", "atStep": 4}]))
+    violations = asyncio.run(check(running.url(0)))
+    assert running.process.wait(timeout=20) == 1
+    assert [v.rule for v in violations] == ["step"]
+    assert "the server is gone" in violations[0].words
+
+
+class Forgetful(Slot):
+    """Executes a step again when it is sent again."""
+
+    def step(self, episode, index, action):
+        running = self._running(episode)
+        running.results[index:] = []
+        return super().step(episode, index, action)
+
+
+class Open(Slot):
+    """Serves anybody, in any order."""
+
+    def step(self, episode, index, action):
+        running = self.episode
+        index = min(index, len(running.results))
+        return super().step(running.id, index, action)
+
+    def evaluate(self, episode):
+        return self.episode.phone.evaluate()
+
+    def close(self, episode):
+        pass
+
+
+class Dice(Slot):
+    """Another phone at every reset."""
+
+    def reset(self, episode, task):
+        self.resets = getattr(self, "resets", 0) + 1
+        return super().reset(episode, task.model_copy(update={"seed": self.resets}))
+
+
+class Endless(Slot):
+    """Never done."""
+
+    def step(self, episode, index, action):
+        result = super().step(episode, index, action)
+        return StepResult(result.observation)
+
+
+class Agreeable(Slot):
+    """Takes any task there is none of for the first of its list."""
+
+    def reset(self, episode, task):
+        if "no-such-name" in (task.suite, task.template):
+            task = catalog.tasks("quickstart", "train").sample(0, 0)
+        return super().reset(episode, task)
+
+
+BROKEN = {
+    Forgetful: ("idempotent step", "answered with different bytes"),
+    Open: ("fence", "answers 200 instead of 409"),
+    Dice: ("determinism", "gave different bytes"),
+    Endless: ("end", "done is false"),
+    Agreeable: ("unknown name", "answers 200 instead of 404"),
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", BROKEN)
+async def test_a_server_that_breaks_a_rule_is_found_out(kind):
+    rule, words = BROKEN[kind]
+    app = application([kind(96, 160, ["quickstart"])], [], asyncio.Event())
+    async with TestServer(app) as running:
+        violations = await check(str(running.make_url("/")))
+    assert [v for v in violations if v.rule == rule and words in v.words], "\n".join(map(str, violations))
+
+
+@pytest.mark.asyncio
+async def test_something_else_on_the_port_is_named():
+    async def hello(request: web.Request) -> web.Response:
+        return web.Response(text="hello")
+
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", hello)
+    async with TestServer(app) as running:
+        violations = await check(str(running.make_url("/")))
+    assert "no JSON object" in violations[0].words
+    assert {v.rule for v in violations} == {"health", "tasks"}
+
+
+def test_run_check_prints_and_returns_an_exit_code(server, capsys):
+    assert run_check(server.url(2)) == 0
+    assert "conforms to tapforge/1" in capsys.readouterr().out
+    assert run_check("http://127.0.0.1:1") == 1
+    assert "the server is gone" in capsys.readouterr().out
+    assert run_check("127.0.0.1:80") == 2

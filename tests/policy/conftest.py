@@ -1,0 +1,79 @@
+"""One tiny model folder, one Ray, one engine and one learner of two ranks for all tests of this room: each takes many
+seconds to start. Tests that change weights begin by putting the first ones back (`fresh`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from safetensors.torch import load_file, save_file
+from tiny_samples import Tiny
+
+from tapforge_trainer.policy.engine_client import Engines
+from tapforge_trainer.policy.learner import Learner
+from tapforge_trainer.policy.probe import Probe, make_probe
+from tapforge_trainer.tiny.folder import write_model
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    write_model(folder, 0)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    # Flatter than the model starts: many different tokens get sampled.
+    weights["model.language_model.embed_tokens.weight"] *= 0.25
+    save_file(weights, path, {"format": "pt"})
+    return Tiny.of(folder)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    import ray
+    import tiny_samples
+
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.cloudpickle.register_pickle_by_value(tiny_samples)
+    yield
+    ray.shutdown()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def both(tiny: Tiny, ray_cluster: None) -> AsyncIterator[tuple[Engines, Learner]]:
+    """An engine and two ranks, started side by side."""
+    engines = Engines(tiny.engine_settings(), tiny.form, tiny.tokens.image_pad)
+    learner = Learner(tiny.learner_settings(ranks=2))
+    await asyncio.gather(engines.ready(), learner.ready())
+    yield engines, learner
+    await engines.close()
+    await learner.close()
+
+
+@pytest.fixture(scope="session")
+def probe(tiny: Tiny) -> Probe:
+    tokens = tiny.tokens
+    marks = tokens.image_pad, tokens.vision_start, tokens.vision_end
+    return make_probe(tiny.form, tokens.allowed_ids, *marks, tiny.engine_settings().context_tokens)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def first_weights(both: tuple[Engines, Learner], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tapforge_trainer.policy import checkpoints
+
+    root = tmp_path_factory.mktemp("first")
+    await checkpoints.save(both[1], root, 0, {})
+    return root
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def fresh(both: tuple[Engines, Learner], first_weights: Path) -> Learner:
+    """The learner of two ranks with its first weights and no optimizer state."""
+    from tapforge_trainer.policy import checkpoints
+
+    await checkpoints.load(both[1], first_weights)
+    return both[1]

@@ -1,0 +1,314 @@
+"""What ranks make of samples: gradients, updates, checkpoints, exports."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load
+from tiny_samples import Tiny, plain_logprobs, plain_model
+
+from tapforge_trainer.algorithms.losses import policy_loss
+from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.policy import checkpoints
+from tapforge_trainer.policy.batches import Columns, Part, SampleError, micro_batch, plan
+from tapforge_trainer.policy.export import export
+from tapforge_trainer.policy.forward import VLPolicy
+from tapforge_trainer.policy.frames import FrameStore
+from tapforge_trainer.policy.learner import Learner, LearnerError
+from tapforge_trainer.policy.settings import UpdateSettings
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+OBJECTIVE = Objective(clip_low=0.2, clip_high=0.28, importance_cap=None)
+
+
+def gradients(
+    rank: Any, data: Columns, frames: dict, parts: list[list[Part]], counts: Counts, objective: Objective
+) -> dict[str, np.ndarray]:
+    """Runs on a rank: whole gradients by name."""
+    from functools import partial
+
+    from tapforge_trainer.policy.metrics import Tally
+    from tapforge_trainer.policy.rank import MiniBatch, _policy_loss
+
+    tally = Tally()
+    loss = partial(_policy_loss, data, data.behavior, None, objective, counts, tally, 1, False)
+    rank.accumulate(data, frames, MiniBatch(tuple(parts[rank.rank]), counts), UpdateSettings(), loss, tally)
+    found = {}
+    for name, parameter in rank.policy.model.named_parameters():
+        full = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
+        found[name] = full.numpy().copy()
+    rank.optimizer.zero_grad()
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _by_value() -> None:
+    """Functions of this module run on ranks, whose processes can't import it."""
+    import sys
+
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def expected_gradients(tiny: Tiny, data: Columns, frames: dict, counts: Counts, objective: Objective) -> dict[str, Any]:
+    policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary)
+    micro = micro_batch(data, Part(tuple(range(len(data)))), tiny.vocabulary)
+    logp, _ = policy(micro, FrameStore(tiny.form).get(micro.frames, frames))
+    at = micro.response
+    result = policy_loss(
+        logp,
+        torch.from_numpy(data.behavior[at]),
+        torch.from_numpy(data.advantage[at]),
+        torch.from_numpy(data.span[at]),
+        objective=objective,
+        counts=counts,
+    )
+    result.loss.backward()
+    return {name: parameter.grad.numpy() for name, parameter in policy.model.named_parameters()}
+
+
+def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float = 1e-5) -> None:
+    assert found.keys() == expected.keys()
+    scale = max(float(np.linalg.norm(value)) for value in expected.values())
+    for name, value in expected.items():
+        assert np.linalg.norm(found[name] - value) <= tolerance * max(float(np.linalg.norm(value)), 1e-2 * scale), name
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean"])
+@pytest.mark.parametrize("budget", [100_000, 150, 1])
+async def test_gradients_do_not_depend_on_ranks_and_micro_batches(
+    tiny: Tiny, fresh: Learner, budget: int, aggregation: Any
+) -> None:
+    """Two ranks, unequal micro-batches (with one sample each: 9 for 2 ranks), against one plain pass over all."""
+    samples, frames = tiny.mixed()
+    data = tiny.columns(samples, frames)
+    objective = replace(OBJECTIVE, aggregation=aggregation)
+    counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
+    expected = expected_gradients(tiny, data, frames, counts, objective)
+    parts = plan(data.lengths, 2, budget)
+    found = await fresh.run(gradients, data, frames, parts, counts, objective)
+    assert_close(found[0], expected)
+    assert_close(found[1], found[0], 0.0)
+
+
+async def test_a_rank_without_images_keeps_in_step(tiny: Tiny, fresh: Learner) -> None:
+    samples, frames = tiny.mixed()
+    data = tiny.columns(samples, frames)
+    texts = [k for k, sample in enumerate(samples) if not sample.frames]
+    others = [k for k, sample in enumerate(samples) if sample.frames]
+    counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
+    parts = [[Part(tuple(texts))], [Part(tuple(others))]]
+    found = await asyncio.wait_for(fresh.run(gradients, data, frames, parts, counts, OBJECTIVE), 60)
+    assert_close(found[0], expected_gradients(tiny, data, frames, counts, OBJECTIVE))
+
+
+async def weights(learner: Learner) -> bytes:
+    return bytes(await (await learner.weights()))
+
+
+async def test_updates_are_reproducible_to_the_bit(tiny: Tiny, fresh: Learner, first_weights: Path) -> None:
+    samples, frames = tiny.mixed()
+    settings = UpdateSettings(objective=OBJECTIVE, learning_rate=1e-3, mini_batches=2)
+    results = []
+    for _ in range(2):
+        await checkpoints.load(fresh, first_weights)
+        figures = [await fresh.update(samples, frames, settings, version) for version in range(2)]
+        results.append((await weights(fresh), [f["loss"] for f in figures]))
+    assert results[0] == results[1]
+
+
+async def test_going_on_from_a_checkpoint_equals_going_on(tiny: Tiny, fresh: Learner, tmp_path: Path) -> None:
+    samples, frames = tiny.mixed()
+    settings = UpdateSettings(objective=OBJECTIVE, learning_rate=1e-3, warmup_steps=5)
+    await fresh.update(samples, frames, settings, 0)
+    await fresh.logprobs(samples, frames)  # as a sync does
+    await checkpoints.save(fresh, tmp_path, 1, {"order": [3, 1], "version": 1})
+    for version in (1, 2):
+        await fresh.update(samples, frames, settings, version)
+    uninterrupted = await weights(fresh)
+    await fresh.logprobs(samples, frames)
+    assert await checkpoints.load(fresh, tmp_path) == {"order": [3, 1], "version": 1}
+    figures = {}
+    for version in (1, 2):
+        figures = await fresh.update(samples, frames, settings, version)
+    assert figures["learning_rate"] == pytest.approx(1e-3 * 3 / 5)
+    assert await weights(fresh) == uninterrupted
+
+
+async def test_another_number_of_ranks_goes_on(tiny: Tiny, fresh: Learner, tmp_path: Path) -> None:
+    """Saved by two ranks, loaded by one, and the next update is the same up to rounding."""
+    from tapforge_trainer.policy.rank import MiniBatch, Rank
+
+    samples, frames = tiny.mixed()
+    settings = UpdateSettings(objective=OBJECTIVE, learning_rate=1e-3)
+    await fresh.update(samples, frames, settings, 0)
+    folder = await checkpoints.save(fresh, tmp_path, 1, {})
+    await fresh.update(samples, frames, settings, 1)
+    expected = load(await weights(fresh))
+    one = Rank(tiny.learner_settings(ranks=1), 0, f"file://{tmp_path}/rendezvous")
+    try:
+        checkpoints._load_rank(one, str(folder), checkpoints.read_state(folder)["counters"])
+        data = tiny.columns(samples, frames)
+        counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
+        one.update(data, frames, [MiniBatch(tuple(plan(data.lengths, 1, 8192)[0]), counts)], settings, 1)
+        for name, tensor in one.weights().items():
+            assert torch.allclose(tensor, expected[name], atol=2e-5), name
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+async def test_a_full_disk_leaves_the_checkpoint_before(
+    tiny: Tiny, fresh: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await checkpoints.save(fresh, tmp_path, 1, {"n": 1})
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "_flush", full)
+        with pytest.raises(
+            checkpoints.CheckpointError, match=r"update-00000002.*disk is full.*update-00000001 is still"
+        ):
+            await checkpoints.save(fresh, tmp_path, 2, {"n": 2})
+    assert checkpoints.latest(tmp_path) == tmp_path / "update-00000001"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "update-00000001"]
+    assert await checkpoints.load(fresh, tmp_path) == {"n": 1}
+
+
+async def test_ranks_that_do_not_see_the_drivers_folder_say_so(fresh: Learner, tmp_path: Path) -> None:
+    with pytest.raises(LearnerError, match=r"nowhere is the driver's.*a volume that all of them mount"):
+        await fresh.run(checkpoints._save_rank, str(tmp_path / "nowhere"))
+    assert list(tmp_path.iterdir()) == []
+    await checkpoints.save(fresh, tmp_path, 1, {})
+
+
+def _mount(folder: Path, options: str) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this process may not mount a file system")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of two megabytes."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    _mount(folder, "size=2m")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+async def test_a_disk_that_fills_while_ranks_write(fresh: Learner, small_disk: Path, tmp_path: Path) -> None:
+    with pytest.raises(checkpoints.CheckpointError, match=r"disk is full.*no earlier one"):
+        await checkpoints.save(fresh, small_disk, 1, {})
+    assert list(small_disk.iterdir()) == []
+    await checkpoints.save(fresh, tmp_path / "large", 1, {})
+
+
+async def test_a_volume_that_becomes_read_only(fresh: Learner, small_disk: Path) -> None:
+    _mount(small_disk, "remount,size=64m")
+    await checkpoints.save(fresh, small_disk, 1, {"n": 1})
+    _mount(small_disk, "remount,ro")
+    with pytest.raises(
+        checkpoints.CheckpointError, match=r"update-00000002.*file system is read-only.*update-00000001 is still"
+    ):
+        await checkpoints.save(fresh, small_disk, 2, {"n": 2})
+    assert await checkpoints.load(fresh, small_disk) == {"n": 1}
+
+
+async def test_the_newest_checkpoints_are_kept(fresh: Learner, tmp_path: Path) -> None:
+    for update in (1, 2, 3, 3):
+        await checkpoints.save(fresh, tmp_path, update, {"update": update}, keep=2)
+    assert sorted(path.name for path in tmp_path.glob("update-*")) == ["update-00000002", "update-00000003"]
+    assert await checkpoints.load(fresh, tmp_path, tmp_path / "update-00000002") == {"update": 2}
+    assert await checkpoints.load(fresh, tmp_path / "elsewhere") is None
+
+
+async def test_a_damaged_checkpoint_is_named(fresh: Learner, tmp_path: Path) -> None:
+    folder = await checkpoints.save(fresh, tmp_path, 1, {})
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps(state | {"format": 99}))
+    with pytest.raises(checkpoints.CheckpointError, match="format 99"):
+        await checkpoints.load(fresh, tmp_path)
+    (folder / "state.json").write_text(json.dumps(state))
+    for part in folder.glob("*.distcp"):
+        part.unlink()
+    with pytest.raises(checkpoints.CheckpointError, match="update-00000001"):
+        await checkpoints.load(fresh, tmp_path)
+    (tmp_path / "latest").write_text("update-00000009\n")
+    with pytest.raises(checkpoints.CheckpointError, match="update-00000009"):
+        await checkpoints.load(fresh, tmp_path)
+
+
+async def test_an_export_is_a_model_folder(tiny: Tiny, fresh: Learner, tmp_path: Path) -> None:
+    samples, frames = tiny.mixed()
+    await fresh.update(samples, frames, UpdateSettings(objective=OBJECTIVE, learning_rate=1e-2), 0)
+    folder = await export(fresh, tmp_path / "out")
+    exported = replace(tiny, folder=folder)
+    mine = await fresh.logprobs(samples, frames)
+    model = plain_model(exported)
+    for sample, logprobs in zip(samples, mine, strict=True):
+        with torch.no_grad():
+            assert torch.allclose(plain_logprobs(model, exported, sample, frames), torch.tensor(logprobs), atol=1e-5)
+    assert Tiny.of(folder).tokens.allowed_ids == tiny.tokens.allowed_ids
+    assert not list(tmp_path.glob(".partial*"))
+    await export(fresh, folder)  # replaces
+
+
+async def test_learning_moves_towards_advantage_and_imitation(tiny: Tiny, fresh: Learner) -> None:
+    samples, frames = tiny.mixed()
+    before = await fresh.logprobs(samples, frames)
+    on_policy = [
+        replace(s, spans=(replace(s.spans[0], logprobs=logprobs),)) for s, logprobs in zip(samples, before, strict=True)
+    ]
+    figures = await fresh.update(on_policy, frames, UpdateSettings(objective=OBJECTIVE, learning_rate=1e-3), 0)
+    assert figures["gap_max"] < 1e-4
+    assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+    after = await fresh.logprobs(samples, frames)
+    gain = [sum(b) - sum(a) for a, b in zip(before, after, strict=True)]
+    advantages = [s.spans[0].advantage * len(s.spans[0].logprobs) for s in samples]
+    assert np.corrcoef(gain, advantages)[0, 1] > 0.5
+
+    first = await fresh.supervised(samples, frames, UpdateSettings(learning_rate=3e-3))
+    for _ in range(5):
+        last = await fresh.supervised(samples, frames, UpdateSettings(learning_rate=3e-3))
+    assert last["loss"] < first["loss"] - 0.3
+
+
+async def test_old_samples_get_importance_weights(tiny: Tiny, fresh: Learner) -> None:
+    """The engine's log-probabilities are from other weights: the ratio starts at 1 all the same, and the cap works."""
+    samples, frames = tiny.mixed()
+    settings = UpdateSettings(objective=replace(OBJECTIVE, importance_cap=1.5), learning_rate=0.0, off_policy=True)
+    figures = await fresh.update(samples, frames, settings, version=3)
+    assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert figures["importance_mean"] <= 1.5
+    mine = await fresh.logprobs(samples, frames)
+    gaps = np.concatenate([np.subtract(a, s.spans[0].logprobs) for a, s in zip(mine, samples, strict=True)])
+    assert figures["importance_mean"] == pytest.approx(float(np.minimum(np.exp(gaps), 1.5).mean()), rel=1e-4)
+    assert "gap_mean" not in figures  # nothing of version 3 was there to compare
+
+
+async def test_a_sample_that_must_not_be_learned_changes_nothing(tiny: Tiny, fresh: Learner) -> None:
+    samples, frames = tiny.mixed(4)
+    before = await weights(fresh)
+    ids = list(samples[1].ids)
+    ids[samples[1].spans[0].start] = tiny.tokens.image_pad
+    with pytest.raises(SampleError, match="episode-1"):
+        await fresh.update([samples[0], replace(samples[1], ids=tuple(ids))], frames, UpdateSettings(), 0)
+    broken = replace(samples[0], spans=(replace(samples[0].spans[0], advantage=float("nan")),))
+    with pytest.raises(LearnerError, match="gradient's norm is nan"):
+        await fresh.update([broken], frames, UpdateSettings(), 0)
+    assert await weights(fresh) == before

@@ -1,0 +1,131 @@
+"""One rank in this process: what settings change, without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_samples import Tiny
+
+from tapforge_envs.protocol import Frame
+from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.policy.batches import Columns, plan
+from tapforge_trainer.policy.rank import MiniBatch, Rank
+from tapforge_trainer.policy.settings import UpdateSettings
+from tapforge_trainer.records import Sample
+
+OBJECTIVE = Objective(importance_cap=None)
+
+
+@contextmanager
+def one_rank(tiny: Tiny, folder: Path, **changes: Any) -> Iterator[Rank]:
+    rendezvous = folder / f"rendezvous-{len(list(folder.iterdir()))}"
+    rank = Rank(tiny.learner_settings(**changes), 0, f"file://{rendezvous}")
+    try:
+        yield rank
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def whole(data: Columns, samples: list[Sample], budget: int = 8192) -> MiniBatch:
+    counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
+    return MiniBatch(tuple(plan(data.lengths, 1, budget)[0]), counts)
+
+
+def learn(
+    rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, Frame], **settings: Any
+) -> dict[str, torch.Tensor]:
+    data = tiny.columns(samples, frames)
+    options = {"objective": OBJECTIVE, "learning_rate": 1e-3} | settings
+    rank.update(data, frames, [whole(data, samples)], UpdateSettings(**options), 0)
+    return {name: tensor.clone() for name, tensor in rank.weights().items()}
+
+
+def logprobs(rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, Frame]) -> np.ndarray:
+    data = tiny.columns(samples, frames)
+    return rank.logprobs(data, frames, whole(data, samples).parts, 1.0)
+
+
+def test_a_frozen_tower_stays_and_the_rest_learns_the_same(tiny: Tiny, tmp_path: Path) -> None:
+    samples, frames = tiny.mixed()
+    with one_rank(tiny, tmp_path) as rank:
+        before = {name: tensor.clone() for name, tensor in rank.weights().items()}
+        free = learn(rank, tiny, samples, frames, gradient_clip=1e9)
+    with one_rank(tiny, tmp_path, freeze_vision=True) as rank:
+        frozen = learn(rank, tiny, samples, frames, gradient_clip=1e9)
+        assert logprobs(rank, tiny, samples, frames).shape == (sum(len(s.spans[0].logprobs) for s in samples),)
+    for name, tensor in frozen.items():
+        if ".visual." in name:
+            assert torch.equal(tensor, before[name]), name
+            assert not torch.equal(free[name], before[name]), name
+        else:
+            assert torch.allclose(tensor, free[name], atol=2e-5), name
+
+
+def test_recomputed_activations_change_nothing(tiny: Tiny, tmp_path: Path) -> None:
+    samples, frames = tiny.mixed()
+    found = []
+    for recompute in (False, True):
+        with one_rank(tiny, tmp_path, recompute=recompute) as rank:
+            found.append(learn(rank, tiny, samples, frames))
+    for name, tensor in found[0].items():
+        assert torch.allclose(tensor, found[1][name], atol=1e-6), name
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_bfloat16_is_near_and_keeps_fp32_masters(tiny: Tiny, tmp_path: Path, freeze: bool) -> None:
+    samples, frames = tiny.mixed()
+    with one_rank(tiny, tmp_path) as rank:
+        exact = logprobs(rank, tiny, samples, frames)
+    with one_rank(tiny, tmp_path, dtype="bfloat16", freeze_vision=freeze) as rank:
+        near = logprobs(rank, tiny, samples, frames)
+        learn(rank, tiny, samples, frames, learning_rate=1e-5)
+        trained = [p for p in rank.policy.parameters() if p.requires_grad]
+        assert {p.dtype for p in trained} == {torch.float32}
+        assert {t.dtype for t in rank.weights().values()} == {torch.bfloat16}
+        moved = logprobs(rank, tiny, samples, frames)
+    assert 0 < np.abs(near - exact).mean() < 0.05
+    assert np.isfinite(moved).all()
+
+
+def test_kl_pulls_towards_the_first_weights(tiny: Tiny, tmp_path: Path) -> None:
+    samples, frames = tiny.mixed()
+    data = tiny.columns(samples, frames)
+    pulled = UpdateSettings(objective=replace(OBJECTIVE, kl_coefficient=1.0), learning_rate=0.0)
+    with one_rank(tiny, tmp_path, reference=True) as rank:
+        assert rank.reference is not None
+        assert rank.update(data, frames, [whole(data, samples)], pulled, 0).sums["kl_loss"] == pytest.approx(
+            0, abs=1e-9
+        )
+        learn(rank, tiny, samples, frames, learning_rate=1e-2)
+        far = rank.update(data, frames, [whole(data, samples)], pulled, 1).sums["kl_loss"]
+        assert far > 0.01
+        only_kl = [replace(s, spans=(replace(s.spans[0], advantage=0.0),)) for s in samples]
+        for _ in range(8):
+            learn(rank, tiny, only_kl, frames, objective=pulled.objective, learning_rate=1e-3)
+        assert rank.update(data, frames, [whole(data, samples)], pulled, 2).sums["kl_loss"] < far / 2
+
+
+def test_a_kl_term_without_a_reference_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    samples, frames = tiny.mixed(3)
+    with one_rank(tiny, tmp_path) as rank, pytest.raises(ValueError, match="without a reference"):
+        learn(rank, tiny, samples, frames, objective=replace(OBJECTIVE, kl_coefficient=0.1))
+
+
+def test_several_mini_batches_keep_the_first_ones_old_log_probabilities(tiny: Tiny, tmp_path: Path) -> None:
+    """Two steps on the same samples: at the second one the ratio is no longer 1, because the old policy stayed."""
+    samples, frames = tiny.mixed()
+    data = tiny.columns(samples, frames)
+    batch = whole(data, samples)
+    with one_rank(tiny, tmp_path) as rank:
+        settings = UpdateSettings(objective=OBJECTIVE, learning_rate=3e-3)
+        tally = rank.update(data, frames, [batch, batch], settings, 0)
+        assert rank.steps == 2
+    assert tally.maxima["ratio_max"] > 1.01
+    assert tally.maxima["engine_gap_max"] > 0.1  # the samples' own are random numbers

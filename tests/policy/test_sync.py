@@ -1,0 +1,453 @@
+"""Engine and learner speak of the same policy: before a sync, after it, and not while they differ."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_samples import Tiny, frame, of_generation
+
+from tapforge_envs.protocol import Frame
+from tapforge_trainer.policy import engine_client
+from tapforge_trainer.policy.engine_client import EngineDied, EngineError, Engines, PromptMismatch
+from tapforge_trainer.policy.learner import Learner, LearnerError
+from tapforge_trainer.policy.probe import Probe
+from tapforge_trainer.policy.settings import UpdateSettings
+from tapforge_trainer.policy.sync import SyncMismatch, synchronize, verify
+from tapforge_trainer.records import Generation, Prompt, Sampling
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+TOLERANCE = 1e-4
+SHOTS = [frame(96, 160, k) for k in range(4)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _by_value() -> None:
+    import sys
+
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def shake(rank: Any, size: float, part: str, seed: int = 0) -> None:
+    """Adds noise to the weights whose name holds `part`; the same on every rank."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in rank.policy.model.named_parameters():
+            if part in name:
+                whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+                changed = whole + size * torch.randn_like(whole)
+                if hasattr(parameter, "full_tensor"):
+                    from torch.distributed.tensor import distribute_tensor
+
+                    changed = distribute_tensor(changed, parameter.device_mesh, parameter.placements)
+                parameter.copy_(changed)
+
+
+async def gap(tiny: Tiny, learner: Learner, prompts: Sequence[Prompt], said: Sequence[Generation], **how: Any) -> float:
+    samples = [of_generation(prompt, generation) for prompt, generation in zip(prompts, said, strict=True)]
+    frames = {f.sha256: f for prompt in prompts for f in prompt.frames}
+    mine = await learner.logprobs(samples, frames, **how)
+    return max(float(np.abs(np.subtract(a, g.logprobs)).max()) for a, g in zip(mine, said, strict=True))
+
+
+def prompts_of(tiny: Tiny, count: int = 12) -> list[Prompt]:
+    shown: list[list[Frame]] = [[SHOTS[0]], [], [SHOTS[1], SHOTS[2]], [SHOTS[3]], [frame(64, 128, 9), SHOTS[0]]]
+    return [tiny.prompt(shown[k % 5], k, before=3 + 13 * (k % 11)) for k in range(count)]
+
+
+async def ask(engines: Engines, prompts: Sequence[Prompt], **how: Any) -> list[Generation]:
+    options = {"max_tokens": 12} | how
+    return list(await asyncio.gather(*(engines.generate(prompt, Sampling(**options)) for prompt in prompts)))
+
+
+@pytest.fixture
+def next_version(both: tuple[Engines, Learner]) -> int:
+    return both[0].version + 1
+
+
+async def test_engine_and_learner_agree_before_and_after_a_sync_and_not_between(
+    tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner, probe: Probe, next_version: int
+) -> None:
+    engines, learner = both[0], fresh
+    prompts = prompts_of(tiny)
+    await synchronize(learner, engines, probe, next_version)
+    before = await ask(engines, prompts)
+    assert await gap(tiny, learner, prompts, before) < TOLERANCE
+    await learner.run(shake, 0.02, "")
+    assert await gap(tiny, learner, prompts, before) > 0.01
+    worst = await synchronize(learner, engines, probe, next_version + 1)
+    assert worst < TOLERANCE
+    after = await ask(engines, prompts)
+    assert await gap(tiny, learner, prompts, after) < TOLERANCE
+    assert {v for g in after for v in g.versions} == {next_version + 1}
+    assert [g.logprobs for g in after] != [g.logprobs for g in before]
+
+
+async def test_the_vision_tower_and_its_cached_frames_are_renewed(
+    tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner, probe: Probe, next_version: int
+) -> None:
+    engines = both[0]
+    await synchronize(fresh, engines, probe, next_version)
+    prompts = [tiny.prompt([SHOTS[0]], k) for k in range(6)]
+    old = await ask(engines, prompts)
+    await fresh.run(shake, 0.1, "visual")
+    assert await gap(tiny, fresh, prompts, old) > 0.001
+    await synchronize(fresh, engines, probe, next_version + 1)
+    assert await gap(tiny, fresh, prompts, await ask(engines, prompts)) < TOLERANCE
+
+
+def _keep_the_tied_heads_old_pack(actor: Any) -> None:
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+    from tapforge_trainer.policy.weight_transfer import CPUWeightTransfer
+
+    actor.finish = CPUWeightTransfer.finish_weight_update
+    CPUWeightTransfer.finish_weight_update = lambda self: finalize_layerwise_reload(self.model, self.model_config)
+
+
+def _repack(actor: Any) -> None:
+    from tapforge_trainer.policy.weight_transfer import CPUWeightTransfer
+
+    CPUWeightTransfer.finish_weight_update = actor.finish
+
+
+def _break_reset(actor: Any, cache: str) -> None:
+    setattr(actor._sampler._llm, cache, lambda **_: True)
+
+
+def _mend_reset(actor: Any, cache: str) -> None:
+    delattr(actor._sampler._llm, cache)
+
+
+async def test_the_probe_sees_a_stale_tied_head(
+    both: tuple[Engines, Learner], fresh: Learner, probe: Probe, next_version: int
+) -> None:
+    engines = both[0]
+    actor = engines._engines[0].actor
+    await synchronize(fresh, engines, probe, next_version)
+    await fresh.run(shake, 0.02, "embed_tokens")
+    await actor.__ray_call__.remote(_keep_the_tied_heads_old_pack)
+    with pytest.raises(SyncMismatch, match=f"version {next_version + 1}.*differ by"):
+        await synchronize(fresh, engines, probe, next_version + 1)
+    await actor.__ray_call__.remote(_repack)
+    assert await synchronize(fresh, engines, probe, next_version + 2) < TOLERANCE
+
+
+@pytest.mark.parametrize("cache, part", [("reset_prefix_cache", "layers.0"), ("reset_encoder_cache", "visual")])
+async def test_the_probe_sees_a_stale_cache(
+    both: tuple[Engines, Learner], fresh: Learner, probe: Probe, next_version: int, cache: str, part: str
+) -> None:
+    """The same probe at each sync: what was computed with the weights before would be found again."""
+    engines = both[0]
+    actor = engines._engines[0].actor
+    await synchronize(fresh, engines, probe, next_version)
+    await fresh.run(shake, 0.1, part)
+    await actor.__ray_call__.remote(_break_reset, cache)
+    with pytest.raises(SyncMismatch):
+        await synchronize(fresh, engines, probe, next_version + 1)
+    await actor.__ray_call__.remote(_mend_reset, cache)
+    assert await synchronize(fresh, engines, probe, next_version + 2) < TOLERANCE
+
+
+async def test_a_failed_sync_fails_the_requests_in_flight_and_the_next_one_repairs(
+    tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner, probe: Probe, next_version: int
+) -> None:
+    engines = both[0]
+    await synchronize(fresh, engines, probe, next_version)
+    payload = await fresh.weights()
+    await fresh.run(shake, 0.05, "")
+    running = asyncio.create_task(ask(engines, prompts_of(tiny, 16), max_tokens=400))
+    await asyncio.sleep(0.1)
+    await engines.renew(payload, next_version + 1, "keep", 60)
+    with pytest.raises(SyncMismatch) as mismatch:
+        await verify(fresh, engines, probe, next_version + 1, TOLERANCE, 60)
+    await engines.discard(str(mismatch.value), 60)
+    with pytest.raises(EngineError, match="does not answer with the new weights"):
+        await running
+    await synchronize(fresh, engines, probe, next_version + 2)
+    prompts = prompts_of(tiny, 5)
+    assert await gap(tiny, fresh, prompts, await ask(engines, prompts)) < TOLERANCE
+
+
+async def test_weights_that_can_not_be_loaded_leave_the_engine_repairable(
+    tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner, probe: Probe, next_version: int
+) -> None:
+    engines = both[0]
+    running = asyncio.create_task(ask(engines, prompts_of(tiny, 16), max_tokens=400))
+    await asyncio.sleep(0.1)
+    with pytest.raises(EngineError, match="renew failed"):
+        await engines.renew(b"no weights", next_version, "keep", 60)
+    for waiting in (running, ask(engines, prompts_of(tiny, 2))):
+        with pytest.raises(EngineError, match=f"weights of version {next_version} failed"):
+            await waiting
+    await synchronize(fresh, engines, probe, next_version)
+    prompts = prompts_of(tiny, 5)
+    assert await gap(tiny, fresh, prompts, await ask(engines, prompts)) < TOLERANCE
+
+
+async def test_mid_episode_keep_gives_every_token_its_version(
+    tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner, probe: Probe, next_version: int
+) -> None:
+    """Answers that were half said when the weights changed: each token's log-probability is that of its version."""
+    engines = both[0]
+    await synchronize(fresh, engines, probe, next_version)
+    prompts = prompts_of(tiny, 8)
+    running = asyncio.create_task(ask(engines, prompts, max_tokens=500))
+    await asyncio.sleep(0.4)
+    old = fresh.logprobs
+    await fresh.run(shake, 0.02, "")
+    await synchronize(fresh, engines, probe, next_version + 1, mode="keep")
+    said = await running
+    mixed = [g for g in said if len(set(g.versions)) == 2]
+    assert mixed
+    assert all(list(g.versions) == sorted(g.versions) for g in said)
+    samples = [of_generation(prompt, g) for prompt, g in zip(prompts, said, strict=True)]
+    mine = await old(samples, {f.sha256: f for prompt in prompts for f in prompt.frames})
+    for g, logprobs in zip(said, mine, strict=True):
+        gaps = np.abs(np.subtract(logprobs, g.logprobs))
+        new = np.asarray(g.versions) == next_version + 1
+        if new.any():
+            assert gaps[new].max() < TOLERANCE
+        if (~new).any():
+            assert gaps[~new].max() > 1e-3
+
+
+async def test_mid_episode_wait_mixes_no_versions(
+    tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner, probe: Probe, next_version: int
+) -> None:
+    engines = both[0]
+    await synchronize(fresh, engines, probe, next_version)
+    running = asyncio.create_task(ask(engines, prompts_of(tiny, 6), max_tokens=150))
+    await asyncio.sleep(0.1)
+    await fresh.run(shake, 0.02, "")
+    syncing = asyncio.create_task(synchronize(fresh, engines, probe, next_version + 1, mode="wait"))
+    await asyncio.sleep(0.15)
+    later = await ask(engines, prompts_of(tiny, 3))
+    await syncing
+    said = await running
+    assert {version for g in said for version in g.versions} == {next_version}
+    assert all(len(set(g.versions)) == 1 for g in later)
+
+
+async def test_nothing_but_allowed_tokens_is_sampled(
+    tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner, probe: Probe, next_version: int
+) -> None:
+    """With weights that would say a vision placeholder about every second time."""
+
+    def tempt(rank: Any, tokens: list[int]) -> None:
+        from torch.distributed.tensor import distribute_tensor
+
+        with torch.no_grad():
+            parameter = rank.policy.language.embed_tokens.weight
+            whole = parameter.full_tensor()
+            for token in tokens:
+                whole[token] = 3.0 * torch.randn(whole.shape[1], generator=torch.Generator().manual_seed(token))
+            parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements))
+
+    engines = both[0]
+    await fresh.run(tempt, [tiny.tokens.image_pad, tiny.tokens.video_pad, tiny.tokens.vision_start])
+    await synchronize(fresh, engines, probe, next_version)
+    prompts = prompts_of(tiny, 20)
+    said = await ask(engines, prompts, max_tokens=40)
+    everything = [token for g in said for token in g.ids]
+    assert len(everything) > 400
+    assert len(set(everything)) > 50
+    assert not set(everything) & set(tiny.tokens.banned_ids)
+    assert await gap(tiny, fresh, prompts, said) < TOLERANCE
+
+
+async def test_temperature_seed_and_ends(
+    tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner, probe: Probe
+) -> None:
+    engines = both[0]
+    await synchronize(fresh, engines, probe, engines.version + 1)
+    prompts = prompts_of(tiny, 6)
+    cool = await ask(engines, prompts, temperature=0.5)
+    assert await gap(tiny, fresh, prompts, cool, temperature=0.5) < TOLERANCE
+    assert await gap(tiny, fresh, prompts, cool) > 0.05
+    seeded = [await ask(engines, prompts, seed=11) for _ in range(2)]
+    assert [g.ids for g in seeded[0]] == [g.ids for g in seeded[1]]
+    greedy = [await ask(engines, prompts, temperature=0.0) for _ in range(2)]
+    assert [g.ids for g in greedy[0]] == [g.ids for g in greedy[1]]
+    for generation in cool:
+        stopped = generation.ids[-1] == tiny.tokens.im_end
+        assert generation.finish_reason == ("stop" if stopped else "length")
+        assert stopped or len(generation.ids) == 12
+
+
+async def test_prompt_ids_are_the_agents_for_every_size(tiny: Tiny, both: tuple[Engines, Learner]) -> None:
+    sizes = [(32, 32), (64, 64), (32, 128), (128, 32), (96, 160), (224, 96), (32, 480), (352, 320)]
+    prompts = [tiny.prompt([frame(w, h, 3), frame(h, w, 4)], k) for k, (w, h) in enumerate(sizes)]
+    for prompt, generation in zip(prompts, await ask(both[0], prompts, max_tokens=2), strict=True):
+        assert generation.prompt_ids == tiny.expand(prompt.ids, prompt.frames)
+        assert len(generation.prompt_ids) == prompt.expanded_length
+
+
+async def test_the_engine_gets_what_vllms_own_processor_would_make(tiny: Tiny, both: tuple[Engines, Learner]) -> None:
+    """Ids, places, patches and grids, for sizes that leave the processor nothing to resize."""
+
+    def compare(self: Any, ids: tuple[int, ...], frames: list[Frame]) -> list[tuple]:
+        import io
+
+        from PIL import Image
+        from vllm import SamplingParams
+
+        from tapforge_trainer.policy.sampler import Request
+
+        sampler = self._sampler
+        images = [Image.open(io.BytesIO(f.data)).convert("RGB") for f in frames]
+        names = [f.sha256 for f in frames]
+        data = {"multi_modal_data": {"image": images}, "multi_modal_uuids": {"image": names}} if frames else {}
+        for f in frames:
+            sampler._frames.put(f.sha256, f.data)
+        mine = sampler._prompt(Request("compare", ids, tuple(names), 1, 1.0))
+        rows = []
+        for prompt in (mine, {"prompt_token_ids": list(ids), **data}):
+            request = sampler._llm.input_processor.process_inputs(
+                "compare", prompt, SamplingParams(), supported_tasks=sampler._llm.get_supported_tasks()
+            )
+            features = request.mm_features or []
+            places = [
+                (feature.identifier, feature.mm_position.offset, feature.mm_position.length) for feature in features
+            ]
+            tensors = [{key: tensor.numpy() for key, tensor in feature.data.get_data().items()} for feature in features]
+            rows.append((request.prompt_token_ids, places, tensors))
+        return rows
+
+    sizes = [(64, 64), (96, 160), (224, 96), (32, 480), (352, 320)]
+    shots = [frame(width, height, 5) for width, height in sizes]
+    for shown in ([shots[0]], shots[1:4], [shots[4], shots[4]], []):
+        prompt = tiny.prompt(shown)
+        actor = both[0]._engines[0].actor
+        mine, theirs = await actor.__ray_call__.remote(compare, prompt.ids, list(prompt.frames))
+        assert mine[:2] == theirs[:2]
+        for a, b in zip(mine[2], theirs[2], strict=True):
+            assert a.keys() == b.keys()
+            assert np.array_equal(a["image_grid_thw"], b["image_grid_thw"])
+            assert np.allclose(a["pixel_values"], b["pixel_values"], atol=1e-6)
+
+
+async def test_a_prompt_that_is_not_the_agents_is_an_error(tiny: Tiny, both: tuple[Engines, Learner]) -> None:
+    """Bytes that hold another size than the frame announces."""
+    true = frame(96, 160, 0)
+    lying = Frame(true.data, "c0ffee" * 8, 64, 64)
+    with pytest.raises(PromptMismatch, match=r"prompt of \d+ tokens, expected were \d+.*c0ffeec0ffee 64x64"):
+        await ask(both[0], [tiny.prompt([lying])])
+    broken = Frame(true.data[:99], "bad" * 16, 96, 160)
+    with pytest.raises(EngineError, match="frame badbadbadbad of 99 bytes can't be decoded"):
+        await ask(both[0], [tiny.prompt([broken])])
+
+
+async def test_a_refused_prompt_harms_no_other(tiny: Tiny, both: tuple[Engines, Learner]) -> None:
+    good, long = tiny.prompt([SHOTS[0]]), tiny.prompt([], before=1100)
+    results = await asyncio.gather(
+        *(both[0].generate(prompt, Sampling(4)) for prompt in (good, long, good)), return_exceptions=True
+    )
+    assert isinstance(results[1], EngineError)
+    assert "1024" in str(results[1])
+    assert isinstance(results[0], Generation)
+    assert isinstance(results[2], Generation)
+
+
+async def test_frames_that_the_engine_dropped_are_sent_again(tiny: Tiny, both: tuple[Engines, Learner]) -> None:
+    engines = both[0]
+    actor = engines._engines[0].actor
+
+    def forget(self: Any, mib: int) -> int:
+        sampler = self._sampler
+        sampler._frames._max_bytes = mib * 1024 * 1024
+        return len(sampler._frames._ready)
+
+    await ask(engines, [tiny.prompt([shot]) for shot in SHOTS])
+    await actor.__ray_call__.remote(forget, 0)
+    await ask(engines, [tiny.prompt([shot]) for shot in SHOTS])
+    assert await actor.__ray_call__.remote(forget, 256) <= 1
+    again = await ask(engines, [tiny.prompt([shot]) for shot in SHOTS])
+    assert all(g.ids for g in again)
+
+
+async def test_frames_travel_once_and_calls_are_few(
+    tiny: Tiny, both: tuple[Engines, Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = both[0]
+    calls = engines._calls
+    await ask(engines, [tiny.prompt([SHOTS[k % 4]], k) for k in range(32)])
+    assert engines._calls - calls <= 2 + 12 + 2  # one submit, at most one result call per step
+    assert all(shot.sha256 in engines._engines[0].known for shot in SHOTS)
+
+
+async def test_a_deadline_ends_a_generation_and_frees_the_engine(
+    tiny: Tiny, both: tuple[Engines, Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = both[0]
+    monkeypatch.setattr(engines, "_deadline", 0.05)
+    with pytest.raises(EngineError, match=r"did not answer within 0 s"):
+        await ask(engines, [tiny.prompt([])], max_tokens=900)
+    monkeypatch.setattr(engines, "_deadline", 60.0)
+    assert (await ask(engines, [tiny.prompt([])]))[0].ids
+    assert not engines._engines[0].waiting
+    sampler_idle = lambda self: not self._sampler._llm.has_unfinished_requests()  # noqa: E731
+    assert await engines._engines[0].actor.__ray_call__.remote(sampler_idle)
+
+
+async def test_a_cancelled_generation_is_aborted(tiny: Tiny, both: tuple[Engines, Learner]) -> None:
+    engines = both[0]
+    task = asyncio.create_task(engines.generate(tiny.prompt([SHOTS[0]]), Sampling(900)))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await ask(engines, [tiny.prompt([])]))[0].ids
+    sampler_idle = lambda self: not self._sampler._llm.has_unfinished_requests()  # noqa: E731
+    assert await engines._engines[0].actor.__ray_call__.remote(sampler_idle)
+
+
+async def test_a_dead_engine_is_named_and_comes_back_with_the_current_weights(
+    tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner, probe: Probe, next_version: int
+) -> None:
+    import ray
+
+    engines = both[0]
+    await fresh.run(shake, 0.02, "")
+    await synchronize(fresh, engines, probe, next_version)
+    running = asyncio.create_task(ask(engines, [tiny.prompt([SHOTS[0]])], max_tokens=900))
+    await asyncio.sleep(0.1)
+    ray.kill(engines._engines[0].actor)
+    with pytest.raises(EngineDied, match="engine 0 died"):
+        await asyncio.wait_for(running, 60)
+    with pytest.raises(EngineDied):
+        await ask(engines, [tiny.prompt([])])
+    await engines.restart()
+    assert not engines.dead
+    prompts = prompts_of(tiny, 5)
+    said = await ask(engines, prompts)
+    assert {version for g in said for version in g.versions} == {next_version}
+    assert await gap(tiny, fresh, prompts, said) < TOLERANCE
+
+
+async def test_what_differs_is_named() -> None:
+    waiting = engine_client._Waiting(
+        Prompt((1, 2), (), 2),
+        Sampling(1),
+        np.asarray([1, 2, 3], np.int32).tobytes(),
+        None,  # type: ignore[arg-type]
+    )
+    text = engine_client._difference(1, waiting, np.asarray([1, 5, 3, 4], np.int32).tobytes())
+    assert "prompt of 4 tokens, expected were 3; they differ from token 1 on" in text
+
+
+async def test_a_dead_rank_ends_an_update_at_once(tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner) -> None:
+    """The last test: the other rank waits for the dead one and can't be used again."""
+    import ray
+
+    samples, frames = tiny.mixed()
+    ray.kill(fresh._ranks[1])
+    with pytest.raises(LearnerError, match="died during update"):
+        await asyncio.wait_for(fresh.update(samples, frames, UpdateSettings(), 0), 60)

@@ -1,0 +1,268 @@
+"""One attempt, on a real phone over real sockets: what executes, what counts, and why it ends."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from phones import phones
+from scripted import AGENT, DONE, GIVE_UP, INFEASIBLE, TASKS, BytesAgent, Demonstrator, Script, always, say, way
+
+from tapforge_envs.clients.tapforge_http import Deadlines, TapforgeClient, new_session
+from tapforge_envs.protocol import Answer, Back, EnvironmentFault, Home, Outcome, Reason, Wait
+from tapforge_trainer.agents.parsing import ParseFailure
+from tapforge_trainer.records import Sampling
+from tapforge_trainer.rollout.episode import Call, EngineFault, Episode, Standing, after_answer
+from tapforge_trainer.rollout.limits import EpisodeLimits
+from tapforge_trainer.rollout.work import Work
+
+TASK = next(t for t in (TASKS.sample(0, i) for i in range(100)) if t.feasible and len(way(t)) >= 4)
+SAMPLING = Sampling(max_tokens=64)
+QUICK = Deadlines(health=0.5, reset=0.5, step=0.25, evaluate=0.5, close=0.5)
+BAD = ParseFailure("json", "bad")
+
+
+@pytest.mark.parametrize(
+    ("standing", "answer", "after", "reason"),
+    [
+        (Standing(), Home(), Standing(1, 0, 1), None),
+        (Standing(3, 2, 1), Home(), Standing(4, 0, 2), None),
+        (Standing(9, 0, 9), Home(), Standing(10, 0, 10), Reason.STEP_LIMIT),
+        (Standing(), BAD, Standing(1, 1, 0), None),
+        (Standing(5, 2, 3), BAD, Standing(6, 3, 3), Reason.PARSE_FAILURES),
+        (Standing(9, 0, 9), BAD, Standing(10, 1, 9), Reason.STEP_LIMIT),
+        (Standing(9, 2, 7), BAD, Standing(10, 3, 7), Reason.PARSE_FAILURES),
+        (Standing(), DONE, Standing(1, 0, 1), Reason.DONE),
+        (Standing(), GIVE_UP, Standing(1, 0, 1), Reason.DONE),
+        (Standing(9, 0, 9), DONE, Standing(10, 0, 10), Reason.DONE),
+        (Standing(4, 1, 3), Answer(text="7"), Standing(5, 0, 4), Reason.DONE),
+        (Standing(), INFEASIBLE, Standing(1, 0, 1), Reason.DECLARED_INFEASIBLE),
+    ],
+)
+def test_what_follows_from_an_answer(standing, answer, after, reason):
+    assert after_answer(standing, answer, max_steps=10, max_parse_failures=3) == (after, reason)
+
+
+@asynccontextmanager
+async def a_phone(deadlines=QUICK):
+    async with phones() as server, new_session() as session:
+        yield server, TapforgeClient(server.url(), session, deadlines, "phone-0")
+
+
+def episode(generator, task=TASK, agent=AGENT, limits=None, **kw) -> Episode:
+    work = Work("g000001", 1, 2, kw.pop("attempt", 0), kw.pop("issue", 0), task, seed=99)
+    return Episode(work, agent, generator, SAMPLING, limits or EpisodeLimits(generate_seconds=5))
+
+
+def play(generator, *faults, **kw):
+    """(what was played, how many steps the phone executed)"""
+
+    async def run():
+        async with a_phone() as (server, client):
+            await server.set_faults(0, *faults)
+            played = await episode(generator, **kw).play(client, "phone-0")
+            running = server.slots[0].episode
+            return played, len(running.results) if running else 0
+
+    return asyncio.run(run())
+
+
+def test_a_solved_task():
+    played, executed = play(Demonstrator([TASK]), issue=3)
+    record = played.record
+    assert (record.reason, record.outcome, record.score) == (Reason.DONE, Outcome.SUCCESS, 1.0)
+    assert record.valid and record.id == "g000001.2.3" and record.slot == "phone-0" and record.seed == 99
+    steps = way(TASK)
+    assert [s.index for s in record.steps] == list(range(len(steps)))
+    assert [s.action for s in record.steps] == [a.model_dump() for _, a in steps]
+    assert [s.frames for s in record.steps] == [(screen,) for screen, _ in steps]
+    assert {f.sha256 for f in played.frames.values()} == set(played.frames) == {screen for screen, _ in steps}
+    assert all(s.state_key and s.app and s.parse_error is None for s in record.steps)
+    assert executed == len(steps)
+    assert record.started <= record.ended and played.broke is None
+
+
+def test_a_task_given_up_is_judged_like_done():
+    record = play(always(GIVE_UP))[0].record
+    assert (record.reason, record.outcome, record.score) == (Reason.DONE, Outcome.FAILURE, 0.0)
+
+
+def test_declared_infeasible_is_decided_by_the_task_and_not_by_the_judge():
+    played, executed = play(always(INFEASIBLE), {"kind": "error", "calls": ["evaluate"]})
+    assert (played.record.reason, played.record.outcome) == (Reason.DECLARED_INFEASIBLE, Outcome.FAILURE)
+    assert played.record.score is None and executed == 1
+    task = next(t for t in (TASKS.sample(0, i) for i in range(500)) if not t.feasible)
+    assert play(always(INFEASIBLE), task=task)[0].record.outcome is Outcome.SUCCESS
+
+
+def test_malformed_answers_execute_nothing_and_leave_the_screen():
+    played, executed = play(always("what?", Home(), "{}", "hm"), limits=EpisodeLimits(max_parse_failures=2))
+    record = played.record
+    assert (record.reason, record.outcome) == (Reason.PARSE_FAILURES, Outcome.FAILURE)
+    assert [s.action is None for s in record.steps] == [True, False, True, True]
+    assert [bool(s.parse_error) for s in record.steps] == [True, False, True, True]
+    assert executed == 1
+    assert record.steps[0].frames == record.steps[1].frames
+    assert record.steps[2].frames == record.steps[3].frames
+
+
+def test_environment_steps_are_numbered_by_executed_actions():
+    # A phone refuses a step from the future: malformed answers in between must not leave gaps.
+    played, executed = play(always("x", Home(), "x", Back(), "x", DONE))
+    assert played.record.reason is Reason.DONE and executed == 3
+
+
+def test_the_step_limit_counts_answers_and_is_a_failure_even_when_the_task_is_solved():
+    task = TASK.model_copy(update={"max_steps": 2})
+    record = play(always("x", Home(), Home()), task=task)[0].record
+    assert (record.reason, record.outcome, record.score) == (Reason.STEP_LIMIT, Outcome.FAILURE, None)
+    assert len(record.steps) == 2
+    solved = TASK.model_copy(update={"max_steps": len(way(TASK)) - 1})
+    assert play(Demonstrator([TASK]), task=solved)[0].record.outcome is Outcome.FAILURE
+
+
+def test_the_last_allowed_answer_may_be_the_end():
+    task = TASK.model_copy(update={"max_steps": len(way(TASK))})
+    assert play(Demonstrator([TASK]), task=task)[0].record.outcome is Outcome.SUCCESS
+
+
+def test_a_prompt_that_outgrows_the_context_ends_the_episode_as_a_failure():
+    agent = BytesAgent(context=AGENT.prompt(TASK.goal, [], _seen()).expanded_length + 10)
+    record = play(always(Home()), agent=agent)[0].record
+    assert (record.reason, record.outcome, len(record.steps)) == (Reason.CONTEXT_LIMIT, Outcome.FAILURE, 1)
+
+
+def _seen():
+    from tapforge_envs.phone import catalog
+
+    phone = catalog.phone_for("quickstart", 96, 160)
+    return phone.reset(TASK.seed, catalog.rules_of(TASK))
+
+
+def test_an_answer_that_was_cut_off_is_a_parse_failure():
+    cut = Script(lambda step, prompt, s: say(Home(), prompt, finish_reason="length") if step == 0 else DONE)
+    record = play(cut)[0].record
+    assert record.steps[0].parse_error.startswith("cut_off") and record.reason is Reason.DONE
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "call", "steps"),
+    [
+        ({"kind": "error", "atStep": 1}, Reason.ENV_ERROR, "step", 2),
+        ({"kind": "hung", "atStep": 1}, Reason.DEADLINE, "step", 2),
+        ({"kind": "half", "atStep": 0}, Reason.ENV_ERROR, "step", 1),
+        ({"kind": "wrong_size", "calls": ["reset"]}, Reason.ENV_ERROR, "reset", 0),
+        ({"kind": "lost_task", "atStep": 1}, Reason.ENV_ERROR, "step", 2),
+        ({"kind": "lying_health"}, Reason.ENV_ERROR, "reset", 0),
+        ({"kind": "error", "calls": ["evaluate"]}, Reason.JUDGE_ERROR, "evaluate", 3),
+        ({"kind": "hung", "calls": ["evaluate"]}, Reason.DEADLINE, "evaluate", 3),
+    ],
+)
+def test_a_phone_that_breaks_makes_the_episode_invalid_and_keeps_its_steps(fault, reason, call, steps):
+    played, _ = play(always(Home(), Back(), DONE), fault)
+    record = played.record
+    assert (record.reason, record.outcome, record.score) == (reason, Outcome.INVALID, None)
+    assert (played.broke.name, len(record.steps)) == (call, steps)
+    assert "phone-0" in record.message
+    if call == "step":
+        assert played.broke.action == record.steps[-1].action == (Home(), Back())[steps - 1].model_dump()
+        assert "the phone failed" in record.steps[-1].note
+
+
+def test_a_frame_that_the_agent_refuses_is_the_fault_of_the_call_that_brought_it():
+    class Picky(BytesAgent):
+        def prompt(self, goal, history, observation):
+            if len(history) == 1:
+                raise EnvironmentFault("the frame is no picture")
+            return super().prompt(goal, history, observation)
+
+    played, _ = play(always(Home()), agent=Picky())
+    assert (played.record.reason, played.record.outcome) == (Reason.ENV_ERROR, Outcome.INVALID)
+    assert played.broke == Call("step", 0, Home().model_dump()) and len(played.record.steps) == 1
+
+
+def test_an_episode_that_takes_too_long_is_invalid():
+    slow = {"kind": "slow", "medianSeconds": 0.2, "calls": ["step"]}
+    played, _ = play(always(Wait()), slow, limits=EpisodeLimits(episode_seconds=0.3))
+    assert (played.record.reason, played.record.outcome) == (Reason.DEADLINE, Outcome.INVALID)
+    assert "longer than 0.3 s" in played.record.message and played.broke.name == "step"
+
+
+@pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.RECLAIMED])
+@pytest.mark.parametrize("where", ["model", "phone", "before"])
+def test_a_stopped_episode_keeps_its_steps_and_has_no_outcome(reason, where):
+    async def run():
+        async with a_phone(Deadlines()) as (server, client):
+            if where == "phone":
+                await server.set_faults(0, {"kind": "slow", "medianSeconds": 30, "calls": ["step"]})
+            asked = asyncio.Event()
+
+            def answer(step, prompt, sampling):
+                asked.set()
+                return Home()
+
+            generator = Script(answer, seconds=0.02)
+            one = episode(generator)
+            if where == "before":
+                one.stop(reason)
+            task = asyncio.create_task(one.play(client, "phone-0"))
+            if where != "before":
+                await asked.wait()
+                await asyncio.sleep(0.01)
+                one.stop(reason)
+            played = await task
+            assert (played.record.reason, played.record.outcome, played.record.valid) == (reason, None, False)
+            assert not task.cancelled() and task.cancelling() == 0
+            assert (len(played.record.steps) >= 1) == (where == "model")
+
+    asyncio.run(run())
+
+
+def test_only_our_own_reasons_stop_an_episode():
+    with pytest.raises(ValueError, match="not as done"):
+        episode(always(DONE)).stop(Reason.DONE)
+
+
+def test_cancelling_the_task_from_outside_is_no_record():
+    async def run():
+        async with a_phone() as (_, client):
+            task = asyncio.create_task(episode(Script(lambda *a: DONE, seconds=10)).play(client, "phone-0"))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(run())
+
+
+def test_an_aborted_answer_is_our_doing():
+    record = play(Script(lambda step, prompt, s: say(Home(), prompt, finish_reason="abort")))[0].record
+    assert (record.reason, record.outcome) == (Reason.CANCELLED, None)
+
+
+def test_an_engine_that_does_not_answer_or_breaks_is_not_the_episodes_end():
+    with pytest.raises(EngineFault, match="no answer within 0.05 s"):
+        play(Script(lambda *a: DONE, seconds=10), limits=EpisodeLimits(generate_seconds=0.05))
+
+    def broken(step, prompt, sampling):
+        raise ConnectionResetError("the engine is gone")
+
+    with pytest.raises(ConnectionResetError):
+        play(Script(broken))
+
+
+def test_every_step_has_its_own_seed_and_a_repeated_episode_the_same_ones():
+    def seeds():
+        found = []
+
+        def answer(step, prompt, sampling):
+            found.append(sampling)
+            return Home() if step < 3 else DONE
+
+        play(Script(answer))
+        return found
+
+    first, second = seeds(), seeds()
+    assert first == second
+    assert len({s.seed for s in first}) == 4
+    assert {replace(s, seed=None) for s in first} == {SAMPLING}

@@ -1,0 +1,41 @@
+"""A floor is a figure that can be had again: it depends on neither the machine's speed nor on how many play at once."""
+
+import pytest
+from house import FEASIBLE, run
+from phones import phones
+from scripted import AGENT
+
+from tapforge_envs.slots.urls import UrlSlots, parse_urls
+from tapforge_trainer.evaluation import Arena, floors, play
+from tapforge_trainer.rollout.limits import EpisodeLimits, GroupLimits
+
+
+@pytest.mark.parametrize("name", ["random", "always_infeasible"])
+def test_the_same_seed_plays_the_same_episodes_whatever_runs_beside_them(tmp_path, name):
+    async def played(seed: int, concurrency: int) -> list[list[dict | None]]:
+        async with phones(4) as server:
+            slots = UrlSlots(parse_urls(server.urls, "phones"))
+            await slots.start()
+            arena = Arena(slots, AGENT, EpisodeLimits(), GroupLimits(), 99, concurrency, 10.0)
+            try:
+                episodes = await play(
+                    arena,
+                    floors(AGENT)[name],
+                    FEASIBLE[:4],
+                    repeats=2,
+                    temperature=1.0,
+                    seed=seed,
+                    folder=tmp_path / f"{seed}-{concurrency}",
+                )
+            finally:
+                await slots.close()
+            return [[step.action for step in e.steps] for e in episodes]
+
+    async def go():
+        one = await played(7, 1)
+        assert one == await played(7, 4)
+        if name == "random":
+            assert one != await played(8, 4)
+            assert one[0] != one[1], "repeats of a task are played differently"
+
+    run(go())

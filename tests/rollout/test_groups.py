@@ -1,0 +1,358 @@
+"""The book of groups for every order of events: the staleness bound, issue order, bounded re-runs, deadlines, and
+groups without contrast."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.records import EpisodeRecord
+from tapforge_trainer.rollout.fixed import FixedBook
+from tapforge_trainer.rollout.groups import Dropped, GroupBook
+from tapforge_trainer.rollout.limits import GroupLimits
+from tapforge_trainer.rollout.work import Work
+
+ENDS = {
+    "success": (Reason.DONE, Outcome.SUCCESS),
+    "failure": (Reason.STEP_LIMIT, Outcome.FAILURE),
+    "invalid": (Reason.ENV_ERROR, Outcome.INVALID),
+    "stopped": (Reason.CANCELLED, None),
+}
+
+
+def task(number: int = 0) -> Task:
+    return Task(suite="s", template="t", seed=number)
+
+
+def ended(work: Work, end: str, slot: str = "a") -> EpisodeRecord:
+    reason, outcome = ENDS[end]
+    score = {"success": 1.0}.get(end)
+    return EpisodeRecord(
+        work.episode, work.group, work.task, work.attempt, slot, work.seed, reason, outcome, score, "", (), 0.0, 1.0
+    )
+
+
+def play(book: GroupBook, ends: list[str], now: float = 0.0):
+    """Plays the next attempts with these ends; the last settlement, if any."""
+    settled = None
+    for end in ends:
+        work = book.next_work(now)
+        settled = book.played(work, ended(work, end)) or settled
+    return settled
+
+
+LIMITS = GroupLimits(group_size=3, groups_per_update=2, max_staleness=1, max_reruns=1, deadline_seconds=10.0)
+
+
+class Book(RuleBasedStateMachine):
+    @initialize(
+        size=st.integers(2, 4),
+        per_update=st.integers(1, 3),
+        staleness=st.integers(0, 2),
+        reruns=st.integers(0, 2),
+        dynamic=st.booleans(),
+        rounds=st.integers(1, 2),
+    )
+    def begin(self, size, per_update, staleness, reruns, dynamic, rounds):
+        self.limits = GroupLimits(size, per_update, staleness, reruns, 2, 10.0, dynamic, rounds)
+        self.book = GroupBook(self.limits)
+        self.now = 0.0
+        self.running: list[Work] = []
+        self.episodes: set[str] = set()
+        self.attempts: dict[tuple[str, int], int] = {}
+        self.learning = False
+        self.consumed: list[int] = []
+        self.fate: dict[int, Dropped | None] = {}
+        self.uniform = 0
+        self.version = 0
+        self.tasks = 0
+
+    def settle(self, settled):
+        if settled is None:
+            return
+        group = settled.group
+        assert group.order not in self.fate
+        self.fate[group.order] = settled.dropped
+        assert all(e.valid for e in group.episodes)
+        outcomes = {e.outcome for e in group.episodes}
+        if settled.dropped is None:
+            assert self.limits.min_valid <= len(group.episodes) <= self.limits.group_size
+        elif settled.dropped is Dropped.TOO_FEW_VALID:
+            assert len(group.episodes) < self.limits.min_valid
+        elif settled.dropped is Dropped.UNIFORM:
+            self.uniform += 1
+            assert self.limits.dynamic_sampling and len(outcomes) == 1
+            assert self.uniform <= self.limits.max_rounds * self.limits.groups_per_update
+        for work in settled.stop:
+            assert work in self.running
+
+    @precondition(lambda self: self.book.room)
+    @rule()
+    def admit(self):
+        self.book.admit(task(self.tasks))
+        self.tasks += 1
+
+    @rule()
+    def start(self):
+        work = self.book.next_work(self.now)
+        if work is None:
+            return
+        assert work.episode not in self.episodes
+        assert work.attempt <= self.limits.max_reruns
+        assert work.order not in self.fate
+        self.episodes.add(work.episode)
+        self.running.append(work)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), end=st.sampled_from(sorted(ENDS)), slot=st.sampled_from("ab"))
+    def end(self, data, end, slot):
+        work = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        before = self.book.counts.reruns
+        self.settle(self.book.played(work, ended(work, end, slot)))
+        if end == "stopped":
+            assert self.book.counts.reruns == before
+
+    @rule(seconds=st.floats(0.0, 6.0))
+    def time_passes(self, seconds):
+        self.now += seconds
+        for settled in self.book.expire(self.now):
+            self.settle(settled)
+        deadline = self.book.next_deadline()
+        assert deadline is None or deadline > self.now
+
+    @rule(number=st.integers(0, 5))
+    def quarantine(self, number):
+        for settled in self.book.drop_task(task(number).key):
+            assert settled.dropped is Dropped.QUARANTINED
+            self.settle(settled)
+
+    @precondition(lambda self: self.book.ready() and not self.learning)
+    @rule()
+    def consume(self):
+        batch = self.book.consume()
+        self.uniform = 0
+        assert len(batch) == self.limits.groups_per_update
+        for group in batch:
+            assert self.fate[group.order] is None
+            assert 0 <= self.version - group.version <= self.limits.max_staleness
+        self.consumed.extend(g.order for g in batch)
+        assert self.consumed == sorted(set(self.consumed))
+        # Nothing was skipped: every earlier group was consumed or dropped.
+        for order in range(self.consumed[-1]):
+            assert order in self.consumed or self.fate[order] is not None
+        self.learning = True
+
+    @precondition(lambda self: self.learning)
+    @rule(weights=st.booleans())
+    def update_is_over(self, weights):
+        self.version += weights
+        self.book.set_version(self.version)
+        self.learning = False
+
+    @invariant()
+    def no_more_under_way_than_the_bound_allows(self):
+        if not hasattr(self, "book"):
+            return
+        dropped = sum(f is not None for f in self.fate.values())
+        learned = len(self.consumed) - (self.limits.groups_per_update if self.learning else 0)
+        assert self.book.under_way == self.tasks - dropped - learned <= self.limits.capacity
+        if self.limits.max_staleness == 0 and self.learning:
+            assert not self.book.room
+
+
+Book.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestBook = Book.TestCase
+
+
+def test_strictly_on_policy_nothing_is_admitted_between_batch_and_version():
+    book = GroupBook(replace(LIMITS, max_staleness=0))
+    for n in range(2):
+        book.admit(task(n))
+    play(book, ["success"] * 6)
+    assert not book.room
+    book.consume()
+    assert not book.room and book.next_work(0.0) is None
+    with pytest.raises(ValueError, match="under way"):
+        book.admit(task(2))
+    book.set_version(1)
+    book.admit(task(2))
+    assert book.next_work(0.0).order == 2
+
+
+def test_a_late_group_holds_the_later_ones_back_and_is_consumed_first():
+    book = GroupBook(LIMITS)
+    for n in range(4):
+        book.admit(task(n))
+    works = [book.next_work(0.0) for _ in range(12)]
+    for work in works[3:]:
+        book.played(work, ended(work, "success"))
+        assert not book.ready()
+    for work in works[:3]:
+        book.played(work, ended(work, "failure"))
+    assert [g.order for g in book.consume()] == [0, 1]
+    assert [g.order for g in book.consume()] == [2, 3]
+
+
+def test_an_invalid_episode_is_played_again_elsewhere_with_another_seed_but_not_for_ever():
+    book = GroupBook(LIMITS)
+    book.admit(task())
+    first = book.next_work(0.0)
+    book.played(first, ended(first, "invalid", "bad-phone"))
+    again = book.next_work(0.0)
+    assert (again.member, again.attempt, again.issue, again.avoid) == (first.member, 1, 1, {"bad-phone"})
+    assert again.seed != first.seed and again.task == first.task
+    book.played(again, ended(again, "invalid", "other-phone"))
+    assert [w.member for w in iter(lambda: book.next_work(0.0), None)] == [1, 2]
+    assert book.counts.reruns == 1
+
+
+def test_what_we_stopped_is_played_again_with_the_same_seed_and_not_counted():
+    book = GroupBook(LIMITS)
+    book.admit(task())
+    first = book.next_work(0.0)
+    book.played(first, ended(first, "stopped"))
+    again = book.next_work(0.0)
+    assert (again.member, again.attempt, again.seed) == (first.member, 0, first.seed)
+    assert again.episode != first.episode
+    assert book.counts.reruns == 0
+
+
+def test_an_engine_that_stops_everything_comes_to_an_end():
+    book = GroupBook(LIMITS)
+    book.admit(task())
+    attempts = 0
+    while work := book.next_work(0.0):
+        settled = book.played(work, ended(work, "stopped"))
+        attempts += 1
+        assert attempts < 1000
+    assert settled.dropped is Dropped.TOO_FEW_VALID
+
+
+def test_at_its_deadline_a_group_goes_on_with_enough_members_or_is_dropped():
+    book = GroupBook(LIMITS)
+    book.admit(task(0))
+    book.admit(task(1))
+    works = [book.next_work(5.0) for _ in range(6)]
+    for work in works[:2] + works[3:4]:
+        book.played(work, ended(work, "success"))
+    assert book.next_deadline() == 15.0
+    assert book.expire(14.9) == []
+    first, second = book.expire(15.0)
+    assert (first.dropped, len(first.group.episodes), first.stop) == (None, 2, (works[2],))
+    assert (second.dropped, second.stop) == (Dropped.TOO_FEW_VALID, tuple(works[4:]))
+    assert book.counts.dropped == {"too_few_valid": 1}
+    # Late ones are not taken in any more.
+    assert book.played(works[2], ended(works[2], "success")) is None
+    assert book.played(works[4], ended(works[4], "success")) is None
+    assert book.next_deadline() is None
+
+
+def test_what_was_not_begun_at_the_deadline_is_not_begun_any_more():
+    book = GroupBook(LIMITS)
+    book.admit(task(0))
+    works = [book.next_work(0.0) for _ in range(2)]
+    for work in works:
+        book.played(work, ended(work, "success"))
+    (settled,) = book.expire(10.0)
+    assert settled.dropped is None
+    assert book.next_work(10.0) is None
+
+
+def test_the_deadline_counts_from_the_first_episode_not_from_admission():
+    book = GroupBook(LIMITS)
+    book.admit(task(0))
+    assert book.next_deadline() is None
+    book.next_work(100.0)
+    assert book.next_deadline() == 110.0
+
+
+def test_groups_without_contrast_are_dropped_by_outcome_for_a_bounded_number_of_rounds():
+    limits = GroupLimits(2, 1, 0, 0, 2, None, dynamic_sampling=True, max_rounds=2)
+    book = GroupBook(limits)
+    for round_ in range(2):
+        book.admit(task(round_))
+        assert play(book, ["success", "success"]).dropped is Dropped.UNIFORM
+    book.admit(task(2))
+    assert play(book, ["failure", "failure"]).dropped is None
+    assert [g.order for g in book.consume()] == [2]
+    book.set_version(1)
+    book.admit(task(3))
+    assert play(book, ["failure", "failure"]).dropped is Dropped.UNIFORM
+    book.admit(task(4))
+    assert play(book, ["failure", "success"]).dropped is None
+
+
+def test_a_lone_success_and_an_invalid_one_are_no_contrast():
+    limits = GroupLimits(3, 1, 0, 0, 2, None, dynamic_sampling=True)
+    book = GroupBook(limits)
+    book.admit(task())
+    settled = play(book, ["success", "invalid", "success"])
+    assert settled.dropped is Dropped.UNIFORM
+
+
+def test_an_interrupted_run_takes_its_groups_up_again():
+    book = GroupBook(LIMITS, seed=7)
+    for n in range(3):
+        book.admit(task(n))
+    works = [book.next_work(0.0) for _ in range(7)]
+    for work in (*works[:4], works[5]):
+        book.played(work, ended(work, "success"))
+    after = GroupBook(LIMITS, seed=7, version=0, prefix="second-")
+    settled = after.resume(book.unfinished())
+    assert [s.group.order for s in settled] == [0]
+    assert after.next_order == 3
+    rest = list(iter(lambda: after.next_work(0.0), None))
+    assert [(w.order, w.member) for w in rest] == [(1, 1), (2, 0), (2, 1), (2, 2)]
+    assert {w.seed for w in rest} >= {works[4].seed, works[6].seed}
+    assert not {w.seed for w in rest} & {w.seed for w in (*works[:4], works[5])}
+    assert after.under_way == 3
+
+
+def test_seeds_depend_on_the_place_alone():
+    def seeds(book):
+        for n in range(2):
+            book.admit(task(n))
+        return [w.seed for w in iter(lambda: book.next_work(0.0), None)]
+
+    assert seeds(GroupBook(LIMITS, seed=1)) == seeds(GroupBook(LIMITS, seed=1, prefix="other"))
+    assert not set(seeds(GroupBook(LIMITS, seed=1))) & set(seeds(GroupBook(LIMITS, seed=2)))
+
+
+@pytest.mark.parametrize("bad", [{"min_valid": 1}, {"min_valid": 4}, {"groups_per_update": 0}, {"max_staleness": -1}])
+def test_impossible_limits(bad):
+    with pytest.raises(ValueError, match="min_valid|limits"):
+        replace(LIMITS, **bad)
+
+
+def test_an_older_version_is_refused():
+    book = GroupBook(LIMITS, version=3)
+    with pytest.raises(ValueError, match="older"):
+        book.set_version(2)
+
+
+def test_fixed_lists_give_one_record_per_place_in_order():
+    book = FixedBook([task(0), task(1)], 2, max_reruns=1, seed=0, prefix="eval-")
+    ends = iter(["success", "invalid", "stopped", "failure", "invalid", "success"])
+    seen = []
+    while work := book.next_work(0.0):
+        seen.append((work.order, work.member, work.attempt, work.avoid))
+        book.played(work, ended(work, next(ends), f"phone-{len(seen)}"))
+    assert seen == [
+        (0, 0, 0, frozenset()),
+        (0, 1, 0, frozenset()),
+        (1, 0, 0, frozenset()),
+        (1, 1, 0, frozenset()),
+        (0, 1, 1, {"phone-2"}),
+        (1, 0, 0, frozenset()),
+    ]
+    assert book.done
+    results = book.results()
+    assert [(r.task.seed, r.outcome) for r in results] == [
+        (0, Outcome.SUCCESS),
+        (0, Outcome.INVALID),
+        (1, Outcome.SUCCESS),
+        (1, Outcome.FAILURE),
+    ]

@@ -1,0 +1,107 @@
+"""Where phones break is counted, and only a task that breaks one slot after the other is quarantined."""
+
+import pytest
+
+from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.records import EpisodeRecord, Generation, StepRecord
+from tapforge_trainer.rollout.episode import Call, Played
+from tapforge_trainer.rollout.hazard import Hazard, signature
+from tapforge_trainer.rollout.work import Work
+
+TASK = Task(suite="s", template="t")
+TAP = {"type": "tap", "x": 0.51, "y": 0.5}
+
+
+def episode(slot, started, ended, broke=None, actions=(TAP,), task=TASK, reason=Reason.ENV_ERROR) -> Played:
+    generation = Generation((), (), (), (), "stop")
+    steps = tuple(
+        StepRecord("e", i, (), None, None, generation, "", action, None, 0.0, "", 0.0, 0.0)
+        for i, action in enumerate(actions)
+    )
+    outcome, score = (Outcome.INVALID, None) if broke else (Outcome.SUCCESS, 1.0)
+    record = EpisodeRecord(
+        "e", "g", task, 0, slot, 0, reason if broke else Reason.DONE, outcome, score, "", steps, started, ended
+    )
+    return Played(Work("g", 0, 0, 0, 0, task, 0), record, {}, broke)
+
+
+def crash(slot, started, ended, action=TAP, **kw) -> Played:
+    return episode(slot, started, ended, Call("step", 0, action), (action,), **kw)
+
+
+def hazard_after_good_episodes(*slots) -> Hazard:
+    hazard = Hazard()
+    for slot in slots:
+        hazard.note(episode(slot, -2, -1, task=Task(suite="s", template="harmless")))
+    return hazard
+
+
+def test_the_same_action_on_a_second_slot_after_the_first_break_quarantines_the_task():
+    hazard = hazard_after_good_episodes("a", "b", "c")
+    assert hazard.note(crash("a", 0, 1)) is None
+    why = hazard.note(crash("b", 1, 2, {"type": "tap", "x": 0.5, "y": 0.52}))
+    assert "'tap x=8 y=8' broke a and then b" in why
+    assert hazard.quarantined == {TASK.key: why}
+    assert hazard.note(crash("c", 3, 4)) is None, "said once"
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        (crash("a", 1, 2), "the same slot is sick itself"),
+        (crash("b", 0.5, 2), "both ran when the first one broke: one event, as when a host dies"),
+        (crash("b", 1, 2, {"type": "tap", "x": 0.9, "y": 0.5}), "another place on the screen"),
+        (crash("b", 1, 2, {"type": "home"}), "another action"),
+        (crash("b", 1, 2, task=Task(suite="s", template="u")), "another task"),
+        (episode("b", 1, 2, Call("reset"), ()), "another call"),
+        (episode("b", 1, 2), "nothing broke"),
+        (crash("b", 1, 2, reason=Reason.LEASE_LOST), "the phone was taken away, whatever was done on it"),
+    ],
+)
+def test_what_does_not_accuse_the_task(second, why):
+    hazard = hazard_after_good_episodes("a", "b")
+    hazard.note(crash("a", 0, 1))
+    assert hazard.note(second) is None, why
+
+
+def test_phones_that_break_at_everything_accuse_nobody():
+    hazard = hazard_after_good_episodes("b")
+    assert hazard.note(crash("a", 0, 1)) is None
+    assert hazard.note(crash("b", 1, 2)) is None, "a was never seen healthy"
+    assert hazard.note(crash("a", 2, 3)) is None, "and still is not"
+    hazard.note(episode("a", 3, 4, task=Task(suite="s", template="harmless")))
+    assert hazard.note(crash("a", 4, 5)), "b was proven when it broke, and a is now"
+
+
+@pytest.mark.parametrize("call", [Call("reset"), Call("evaluate")])
+def test_a_task_that_breaks_reset_or_judge(call):
+    hazard = hazard_after_good_episodes("a", "b")
+    hazard.note(episode("a", 0, 1, call, ()))
+    assert hazard.note(episode("b", 2, 3, call, ()))
+
+
+def test_counts_by_step_action_and_task():
+    hazard = Hazard()
+    home = {"type": "home"}
+    hazard.note(episode("a", 0, 1, None, (TAP, home)))
+    hazard.note(episode("b", 0, 1, Call("step", 1, home), (TAP, home), reason=Reason.DEADLINE))
+    hazard.note(episode("c", 0, 1, Call("evaluate"), (home,), reason=Reason.JUDGE_ERROR))
+    assert {k: (e.tried, e.broke) for k, e in hazard.by_step.items()} == {0: (3, 0), 1: (2, 1)}
+    assert {k: (e.tried, e.broke) for k, e in hazard.by_action.items()} == {
+        "reset": (3, 0),
+        "tap": (2, 0),
+        "home": (3, 1),
+        "evaluate": (2, 1),
+    }
+    assert hazard.by_task[TASK.key].rate == 2 / 3
+    assert hazard.as_dict()["by_reason"] == {"deadline": 1, "judge_error": 1}
+    assert hazard.as_dict()["by_step"] == {"1": {"tried": 2, "broke": 1}}
+
+
+def test_signatures_look_at_the_cell_not_at_the_pixel():
+    assert signature(Call("step", 0, TAP)) == signature(Call("step", 7, {"type": "tap", "x": 0.56, "y": 0.55}))
+    assert signature(Call("step", 0, {"type": "tap", "x": 1.0, "y": 1.0})) == "tap x=15 y=15"
+    assert signature(Call("step", 0, {"type": "type", "text": "a"})) != signature(
+        Call("step", 0, {"type": "type", "text": "b"})
+    )
+    assert signature(Call("reset")) == "reset"

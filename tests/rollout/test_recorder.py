@@ -1,0 +1,278 @@
+"""The recording: equal records back, nothing lost by a crash at any byte, a full disk said by name."""
+
+import errno
+import io
+import json
+import math
+import os
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tapforge_envs.protocol import Frame, Outcome, Reason, Task
+from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
+from tapforge_trainer.rollout.frames import FrameError, FrameStore
+from tapforge_trainer.rollout.lines import decode_episode, decode_step, encode_episode, encode_step, pack, unpack
+from tapforge_trainer.rollout.recorder import FILE, Recorder, Recording, RecordingError
+
+tokens = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**31)), max_size=30).map(tuple)
+floats = st.floats(allow_nan=False, width=64)
+jsons = st.dictionaries(st.text(max_size=5), st.one_of(st.text(max_size=5), floats, st.integers()), max_size=3)
+texts = st.text(max_size=20)
+
+
+@st.composite
+def steps(draw):
+    ids = draw(tokens)
+    return StepRecord(
+        episode=draw(texts),
+        index=draw(st.integers(0, 100)),
+        frames=tuple(draw(st.lists(st.text("0123456789abcdef", min_size=64, max_size=64), max_size=3))),
+        state_key=draw(st.none() | texts),
+        app=draw(st.none() | texts),
+        generation=Generation(
+            draw(tokens),
+            ids,
+            tuple(draw(floats) for _ in ids),
+            tuple(draw(st.integers(0, 3)) for _ in ids),
+            draw(st.sampled_from(["stop", "length", "abort"])),
+        ),
+        text=draw(texts),
+        action=draw(st.none() | jsons),
+        parse_error=draw(st.none() | texts),
+        reward=draw(floats),
+        note=draw(texts),
+        seconds_model=draw(floats),
+        seconds_environment=draw(floats),
+    )
+
+
+def bits(step: StepRecord) -> list[bytes]:
+    return [struct.pack("<d", x) for x in (*step.generation.logprobs, step.reward, step.seconds_model)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps())
+def test_a_step_survives_bit_for_bit(step):
+    line = encode_step(step)
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    back = decode_step(json.loads(line))
+    assert back == step
+    assert bits(back) == bits(step)
+
+
+@given(tokens)
+def test_runs_of_tokens_are_packed_and_unpacked(ids):
+    packed = pack(ids)
+    assert unpack(packed) == ids
+    assert len(packed) <= len(ids)
+    assert len(pack((7,) * 1000)) == 1
+
+
+@settings(deadline=None)
+@given(st.builds(Task, suite=texts, template=texts, params=st.dictionaries(texts, texts, max_size=2)), floats, floats)
+def test_an_episode_survives(task, score, started):
+    episode = EpisodeRecord(
+        "e", "g", task, 1, "slot", 2**62, Reason.DONE, Outcome.SUCCESS, score, "märz", (), started, math.inf
+    )
+    assert decode_episode(json.loads(encode_episode(episode)), ()) == episode
+
+
+# --- whole recordings -------------------------------------------------------------------------------------------------
+
+
+def a_frame(number: int) -> Frame:
+    return Frame.of(b"frame %d" % number, 1, 1)
+
+
+def an_episode(group: int, member: int, length: int = 3) -> tuple[EpisodeRecord, dict[str, Frame]]:
+    name = f"g{group}.{member}.0"
+    frames = [a_frame(10 * group + i) for i in range(length)]
+    own = tuple(
+        StepRecord(
+            name,
+            i,
+            (frames[i].sha256,),
+            "key",
+            None,
+            Generation((1, 2, 2, 2, 2, 2), (3, 4), (-0.1, -1e-300), (0, 0), "stop"),
+            "text",
+            {"type": "home"},
+            None,
+            0.0,
+            "",
+            0.1,
+            0.2,
+        )
+        for i in range(length)
+    )
+    task = Task(suite="s", template="t", seed=group)
+    record = EpisodeRecord(name, f"g{group}", task, 0, "slot", 5, Reason.DONE, Outcome.SUCCESS, 1.0, "", own, 1.0, 2.0)
+    return record, {f.sha256: f for f in frames}
+
+
+def a_group(group: int, *episodes: EpisodeRecord) -> GroupRecord:
+    return GroupRecord(f"g{group}", group, episodes[0].task, 0, episodes)
+
+
+def record(folder, groups: int = 2) -> list[GroupRecord]:
+    recorder = Recorder(folder)
+    written = []
+    for number in range(groups):
+        members = [an_episode(number, m) for m in range(2)]
+        for episode, frames in members:
+            recorder.episode(episode, frames)
+        written.append(a_group(number, *(e for e, _ in members)))
+        recorder.group(written[-1])
+    recorder.close()
+    return written
+
+
+def test_what_was_written_is_read(tmp_path):
+    written = record(tmp_path)
+    recording = Recording(tmp_path)
+    assert list(recording.groups()) == written
+    assert list(recording.episodes()) == [e for g in written for e in g.episodes]
+    assert recording.dropped is None
+    assert recording.frames.get(a_frame(11).sha256) == b"frame 11"
+
+
+def test_a_group_that_was_written_twice_is_read_once(tmp_path):
+    written = record(tmp_path)
+    recorder = Recorder(tmp_path)
+    recorder.group(written[0])
+    other = a_group(0, written[0].episodes[0])
+    recorder.group(other)
+    recorder.close()
+    assert list(Recording(tmp_path).groups()) == [*written, other]
+
+
+def test_dropped_groups_are_kept_apart(tmp_path):
+    recorder = Recorder(tmp_path)
+    episode, frames = an_episode(0, 0)
+    recorder.episode(episode, frames)
+    recorder.group(a_group(0, episode), "too_few_valid")
+    recorder.close()
+    assert list(Recording(tmp_path).groups()) == []
+    assert len(list(Recording(tmp_path).groups(dropped=True))) == 1
+    assert list(Recording(tmp_path).episodes()) == [episode]
+
+
+def test_a_frame_is_written_once_and_under_its_hash(tmp_path):
+    store = FrameStore(tmp_path)
+    frame = a_frame(1)
+    store.put(frame)
+    path = tmp_path / frame.sha256[:2] / f"{frame.sha256}.png"
+    before = path.stat()
+    store.put(frame)
+    FrameStore(tmp_path).put(frame)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns and path.stat().st_ino == before.st_ino
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    path.write_bytes(b"damaged")
+    with pytest.raises(FrameError, match="damaged"):
+        FrameStore(tmp_path).get(frame.sha256)
+    with pytest.raises(FrameError, match="is not in"):
+        store.get("0" * 64)
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
+def test_a_frame_comes_back_with_its_size_and_type(kind, tmp_path):
+    out = io.BytesIO()
+    Image.new("RGB", (9, 7)).save(out, kind)
+    frame = Frame.of(out.getvalue(), 9, 7, f"image/{kind}")
+    store = FrameStore(tmp_path)
+    store.put(frame)
+    assert FrameStore(tmp_path).frame(frame.sha256) == frame
+    noise = Frame.of(b"noise", 1, 1)
+    store.put(noise)
+    with pytest.raises(FrameError, match="no image"):
+        store.frame(noise.sha256)
+
+
+def test_a_crash_at_any_byte_loses_only_what_was_unfinished(tmp_path):
+    written = record(tmp_path / "whole", groups=2)
+    data = (tmp_path / "whole" / FILE).read_bytes()
+    episodes = [e for g in written for e in g.episodes]
+    line_ends = [i + d for i, byte in enumerate(data) if byte == 10 for d in (0, 1, 2)]
+    for cut in sorted({*range(0, len(data), 97), *line_ends}):
+        folder = tmp_path / f"cut{cut}"
+        folder.mkdir()
+        (folder / FILE).write_bytes(data[:cut])
+        finished = sum(b'"kind":"episode"' in line for line in data[: data[:cut].rfind(b"\n") + 1].splitlines())
+        recording = Recording(folder)
+        kept = list(recording.episodes())
+        assert kept == episodes[:finished]
+        # Going on writing: the unfinished end is gone, and what follows can be read.
+        recorder = Recorder(folder)
+        more, frames = an_episode(9, 0)
+        recorder.episode(more, frames)
+        recorder.close()
+        after = Recording(folder)
+        assert list(after.episodes()) == [*kept, more]
+        assert after.dropped is None
+
+
+def test_what_was_cut_off_is_said(tmp_path, caplog):
+    record(tmp_path)
+    path = tmp_path / FILE
+    path.write_bytes(path.read_bytes()[:-9])
+    recording = Recording(tmp_path)
+    assert len(list(recording.groups())) == 1
+    assert "the last line was cut off" in recording.dropped
+    caplog.clear()
+    Recorder(tmp_path).close()
+    assert str(path) in caplog.text and "dropped" in caplog.text
+
+
+def test_a_broken_line_in_the_middle_is_an_error_with_its_number(tmp_path):
+    record(tmp_path)
+    path = tmp_path / FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"{broken\n", *lines[2:]]))
+    with pytest.raises(RecordingError, match=f"{FILE}:3: not JSON"):
+        list(Recording(tmp_path).episodes())
+    path.write_bytes(b"".join(lines[1:]))
+    with pytest.raises(RecordingError, match=f"{FILE}:3: broken record: .*2 steps, its line says 3"):
+        list(Recording(tmp_path).episodes())
+    with pytest.raises(RecordingError, match="can't be read"):
+        list(Recording(tmp_path / "nowhere").episodes())
+
+
+def test_a_full_disk_names_the_path_and_loses_nothing(tmp_path, monkeypatch):
+    recorder = Recorder(tmp_path)
+    kept, frames = an_episode(0, 0)
+    recorder.episode(kept, frames)
+    real, room = os.pwrite, 100
+
+    def pwrite(file, data, offset):
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = real(file, bytes(data[:room]), offset)
+        room -= done
+        return done
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(RecordingError, match="no space left for .*rollout.jsonl.*nothing recorded so far is lost"):
+        recorder.episode(*an_episode(0, 1))
+    monkeypatch.undo()
+    recorder.close()
+    recording = Recording(tmp_path)
+    assert list(recording.episodes()) == [kept] and recording.dropped is None
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_disk_that_is_really_full(tmp_path):
+    (tmp_path / FILE).symlink_to("/dev/full")
+    with pytest.raises(RecordingError, match="rollout.jsonl"):
+        recorder = Recorder(tmp_path)
+        recorder.episode(*an_episode(0, 0))
+
+
+def test_a_folder_that_can_not_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordingError, match="can't be written"):
+        Recorder(tmp_path / "file" / "folder")

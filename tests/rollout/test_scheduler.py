@@ -1,0 +1,264 @@
+"""Many episodes at once on real phones over real sockets: the staleness bound as a learner sees it, no waiting for the
+slowest, deadlines, pauses, fixed lists, everything on disk before it is learned from."""
+
+import asyncio
+
+import pytest
+from house import FEASIBLE, POOL, a_house, half_careless, run, until
+from scripted import DONE, GIVE_UP, Demonstrator, Script, always, way
+
+from tapforge_envs.clients.tapforge_http import Deadlines
+from tapforge_envs.protocol import Home, Outcome
+from tapforge_trainer.records import Sampling
+from tapforge_trainer.rollout.limits import GroupLimits
+from tapforge_trainer.rollout.recorder import Recorder, Recording
+from tapforge_trainer.tasks.source import FixedTasks, TaskSource
+
+
+def test_batches_come_in_issue_order_with_members_of_one_task_each(tmp_path):
+    async def go():
+        generator = Demonstrator(POOL, half_careless)
+        async with a_house(generator, recorder=Recorder(tmp_path)) as house:
+            expected = TaskSource(FixedTasks(tuple(POOL)), seed=1).take(6)
+            seen = []
+            for version in range(1, 4):
+                batch = await house.scheduler.next_batch(2)
+                seen += batch
+                # What is learned from is on disk already.
+                recorded = {g.id: g for g in Recording(tmp_path).groups()}
+                assert [recorded[g.id] for g in batch] == batch
+                generator.version = version
+                house.scheduler.set_version(version)
+            assert [g.order for g in seen] == [0, 1, 2, 3, 4, 5]
+            assert [g.task for g in seen] == expected
+            for group in seen:
+                assert len(group.episodes) == 3
+                assert {e.task.key for e in group.episodes} == {group.task.key}
+                assert {e.group for e in group.episodes} == {group.id}
+            outcomes = {e.outcome for g in seen for e in g.episodes}
+            assert outcomes == {Outcome.SUCCESS, Outcome.FAILURE}
+            recording = Recording(tmp_path)
+            for group in seen:
+                for step in (s for e in group.episodes for s in e.steps):
+                    assert all(recording.frames.get(f) for f in step.frames)
+
+    run(go())
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_no_sample_is_older_than_the_bound(staleness):
+    async def go():
+        generator = Demonstrator(POOL)
+        limits = GroupLimits(2, 2, staleness)
+        async with a_house(generator, limits=limits) as house:
+            for version in range(1, 5):
+                batch = await house.scheduler.next_batch()
+                for group in batch:
+                    tokens = {v for e in group.episodes for s in e.steps for v in s.generation.versions}
+                    assert min(tokens) >= group.version >= version - 1 - staleness
+                if staleness == 0:
+                    assert tokens == {version - 1}
+                calls = generator.calls
+                await asyncio.sleep(0.1)
+                if staleness == 0:
+                    assert generator.calls == calls, "on-policy nothing is played while the learner works"
+                generator.version = version
+                house.scheduler.set_version(version)
+            ages = house.scheduler.stats().sample_age
+            assert sum(ages.values()) == 8 and max(ages) <= staleness
+
+    run(go())
+
+
+def test_finished_slots_go_on_while_one_is_slow():
+    async def go():
+        # One of three slots takes 0.2 s for every step, the others nothing.
+        async with a_house(Demonstrator(POOL), count=3, limits=GroupLimits(3, 2, 2)) as house:
+            await house.server.set_faults(1, {"kind": "slow", "medianSeconds": 0.2})
+            batch = await house.scheduler.next_batch()
+            by_slot = dict.fromkeys(house.server.urls, 0)
+            for episode in (e for g in batch for e in g.episodes):
+                by_slot[episode.slot] += 1
+            slow = by_slot.pop(house.server.url(1))
+            assert all(n >= 2 * slow for n in by_slot.values()), (slow, by_slot)
+
+    run(go())
+
+
+def test_groups_without_contrast_are_replaced_by_the_next_tasks(tmp_path):
+    async def go():
+        limits = GroupLimits(3, 2, 0, dynamic_sampling=True, max_rounds=2)
+        recorder = Recorder(tmp_path)
+        async with a_house(always(GIVE_UP), limits=limits, tasks=FEASIBLE, recorder=recorder) as house:
+            batch = await house.scheduler.next_batch()
+            # Nothing but failures: four groups (2 rounds of 2) are dropped, then the update takes what there is.
+            assert house.scheduler.stats().dropped == {"uniform": 4}
+            assert [g.order for g in batch] == [4, 5]
+            # The recorder writes behind the loop.
+            await until(lambda: len(list(Recording(tmp_path).groups(dropped=True))) == 6)
+
+    run(go())
+
+
+def test_a_group_at_its_deadline_goes_on_without_the_missing_and_frees_their_slots():
+    async def go():
+        limits = GroupLimits(3, 1, 0, deadline_seconds=0.4)
+        async with a_house(always(GIVE_UP), count=3, limits=limits, deadlines=Deadlines()) as house:
+            await house.server.set_faults(2, {"kind": "slow", "medianSeconds": 60})
+            (group,) = await house.scheduler.next_batch()
+            assert len(group.episodes) == 2
+            assert house.scheduler.stats().group_sizes == {2: 1}
+            await asyncio.sleep(0.05)
+            assert house.slots.counts().free == 3
+            assert house.scheduler.stats().stopped == {"cancelled": 1}
+
+    run(go())
+
+
+@pytest.mark.parametrize("how", ["pause", "fixed"])
+def test_deadlines_stand_still_while_groups_can_not_go_on(how):
+    async def go():
+        limits = GroupLimits(3, 1, 0, deadline_seconds=1.0)
+        # Three places, two slots: the third member begins after the interruption.
+        async with a_house(Script(lambda *a: GIVE_UP, seconds=0.1), count=2, limits=limits) as house:
+            batch = asyncio.create_task(house.scheduler.next_batch())
+            await until(lambda: house.slots.counts().leased == 2)
+            if how == "pause":
+                await house.scheduler.pause(drain=True)
+                await asyncio.sleep(1.2)
+                house.scheduler.resume()
+            else:
+                slow = Script(lambda *a: GIVE_UP, seconds=1.3)
+                await house.scheduler.run_fixed(FEASIBLE[:1], generator=slow)
+            (group,) = await batch
+            assert len(group.episodes) == 3
+
+    run(go())
+
+
+def test_a_reclaimed_slot_is_left_and_its_episode_played_again():
+    async def go():
+        generator = Script(lambda *a: Home(), seconds=0.05)
+        async with a_house(generator, count=2, limits=GroupLimits(2, 1, 0)) as house:
+            batch = asyncio.create_task(house.scheduler.next_batch())
+            await asyncio.sleep(0.1)
+            house.scheduler.reclaim(house.server.url(0))
+            (group,) = await batch
+            assert len(group.episodes) == 2
+            stats = house.scheduler.stats()
+            assert stats.stopped == {"reclaimed": 1} and stats.reruns == 0
+            assert sorted(e.id[-2:] for e in group.episodes) == [".0", ".1"]
+
+    run(go())
+
+
+def test_while_paused_no_answer_is_sampled_and_afterwards_everything_goes_on():
+    async def go():
+        generator = Demonstrator(POOL, seconds=0.01)
+        async with a_house(generator) as house:
+            batch = asyncio.create_task(house.scheduler.next_batch())
+            await asyncio.sleep(0.1)
+            await house.scheduler.pause()
+            assert generator.inside == 0
+            calls = generator.calls
+            await asyncio.sleep(0.1)
+            assert generator.calls == calls
+            house.scheduler.resume()
+            assert len(await batch) == 2
+
+    run(go())
+
+
+def test_draining_plays_episodes_to_their_end_so_that_none_sees_two_versions():
+    async def go():
+        generator = Demonstrator(POOL, seconds=0.01)
+        async with a_house(generator, limits=GroupLimits(2, 2, 1)) as house:
+            seen = []
+            for version in range(1, 5):
+                seen += await house.scheduler.next_batch()
+                await house.scheduler.pause(drain=True)
+                assert house.scheduler.running == 0 and house.slots.counts().leased == 0
+                generator.version = version
+                house.scheduler.set_version(version)
+                house.scheduler.resume()
+            for episode in (e for g in seen for e in g.episodes):
+                assert len({v for s in episode.steps for v in s.generation.versions}) == 1
+
+    run(go())
+
+
+def test_a_fixed_list_is_played_in_full_and_returned_in_order():
+    async def go():
+        async with a_house(Demonstrator(POOL)) as house:
+            await house.server.set_faults(0, {"kind": "error", "probability": 0.3})
+            episodes = await house.scheduler.run_fixed(POOL, repeats=2)
+            assert [e.task for e in episodes] == [t for t in POOL for _ in range(2)]
+            assert all(e.outcome is Outcome.SUCCESS for e in episodes if e.valid)
+            assert sum(e.valid for e in episodes) >= 20
+            assert house.source.state == 0, "no training task was drawn"
+
+    run(go())
+
+
+def test_a_fixed_list_has_its_own_sampling_and_generator_and_interrupts_training():
+    async def go():
+        trainer = Demonstrator(POOL, seconds=0.01)
+        asked: list[Sampling] = []
+
+        def answer(step, prompt, sampling):
+            asked.append(sampling)
+            return GIVE_UP
+
+        async with a_house(trainer) as house:
+            await house.scheduler.next_batch()
+            episodes = await house.scheduler.run_fixed(FEASIBLE, sampling=Sampling(7, 0.0), generator=Script(answer))
+            assert {e.outcome for e in episodes} == {Outcome.FAILURE}
+            assert {(s.max_tokens, s.temperature) for s in asked} == {(7, 0.0)}
+            house.scheduler.set_version(1)
+            assert len(await house.scheduler.next_batch()) == 2
+
+    run(go())
+
+
+def test_time_in_which_slots_are_lent_counts_neither_as_busy_nor_as_idle():
+    async def go():
+        async with a_house(always(GIVE_UP)) as house:
+            await house.scheduler.run_fixed(FEASIBLE)
+            await house.scheduler.pause(drain=True)
+            before = house.scheduler.stats()
+            await asyncio.sleep(0.1)
+            after = house.scheduler.stats()
+            assert (after.elapsed, after.slot_seconds) == (before.elapsed, before.slot_seconds)
+            house.scheduler.resume()
+            await asyncio.sleep(0.02)
+            assert house.scheduler.stats().elapsed > before.elapsed
+
+    run(go())
+
+
+def test_wrong_use_is_said():
+    async def go():
+        async with a_house(always(DONE)) as house:
+            with pytest.raises(ValueError, match="groups_per_update = 2"):
+                await house.scheduler.next_batch(3)
+            with pytest.raises(ValueError, match="at least once"):
+                await house.scheduler.run_fixed(POOL, repeats=0)
+
+    run(go())
+
+
+def test_the_busy_share_says_what_slots_did():
+    async def go():
+        async with a_house(Script(lambda *a: GIVE_UP, seconds=0.05), count=4, concurrency=2) as house:
+            await house.scheduler.run_fixed(FEASIBLE, repeats=2)
+            stats = house.scheduler.stats()
+            assert 0.2 < stats.busy_share <= 0.5, "two of four slots were allowed to work"
+            assert stats.episodes == 2 * len(FEASIBLE) == stats.env_steps
+            span = house.scheduler.stats().since(stats)
+            assert span.episodes == 0 and span.busy_seconds < stats.busy_seconds
+
+    run(go())
+
+
+def test_the_demonstrator_of_these_tests_knows_its_way():
+    assert all(len(way(t)) >= 1 for t in POOL) and len(FEASIBLE) >= 6

@@ -1,0 +1,89 @@
+"""A run that is stopped by Ctrl-C and goes on, the second time on phones of which some are sick and one is dead."""
+
+from __future__ import annotations
+
+import pytest
+from whole import PHONES, SICK, Run
+
+from tapforge_envs.protocol import Outcome, Reason
+
+
+def test_ctrl_c_ends_with_a_checkpoint_and_leaves_no_process(trained: Run, interrupted: Run) -> None:
+    assert interrupted.finished.code == 130, interrupted.finished.said
+    assert interrupted.finished.left_behind == []
+    assert "Traceback" not in interrupted.finished.err
+    assert "the same command goes on" in interrupted.finished.out
+    updates = [event["update"] for event in interrupted.events("update")]
+    assert interrupted.state["update"] == updates[-1] > trained.summary["updates"]
+
+
+def test_what_was_recorded_is_still_there(trained: Run, interrupted: Run, resumed: Run) -> None:
+    for earlier, later in ((trained, interrupted), (interrupted, resumed)):
+        before = (earlier.folder / "rollout" / "rollout.jsonl").read_bytes()
+        assert (later.folder / "rollout" / "rollout.jsonl").read_bytes().startswith(before)
+    names = [episode.id for episode in resumed.recording("rollout").episodes()]
+    assert len(names) == len(set(names))
+
+
+def test_it_goes_on_where_it_stopped(trained: Run, interrupted: Run, resumed: Run) -> None:
+    assert resumed.finished.code == 0, resumed.finished.said
+    assert resumed.finished.left_behind == []
+    last = interrupted.state["update"] + 3
+    assert [event["update"] for event in resumed.events("update")] == list(range(1, last + 1))
+    assert resumed.summary["updates"] == last
+    assert len(resumed.events("warm_start")) == 1
+    assert resumed.summary["success_before"] == trained.summary["success_before"]
+    assert resumed.summary["seconds_total"] > trained.summary["seconds_total"]
+    assert resumed.summary["episodes"] > interrupted.state["episodes"] > trained.summary["episodes"]
+
+
+def test_the_same_tasks_come_in_the_same_order_without_a_gap(resumed: Run) -> None:
+    groups = {group.order: group for group in resumed.recording("rollout").groups(dropped=True)}
+    assert sorted(groups) == list(range(len(groups)))
+
+
+def test_groups_under_way_at_the_stop_are_finished_and_not_played_twice(interrupted: Run, resumed: Run) -> None:
+    """Each with the seed of its place, so that no member is another one's copy."""
+    assert interrupted.state["unfinished"] != []
+    groups = {group.order: group for group in resumed.recording("rollout").groups(dropped=True)}
+    for left in interrupted.state["unfinished"]:
+        group = groups[left["order"]]
+        assert group.task.model_dump() == left["task"]
+        assert set(left["episodes"]) <= {episode.id for episode in group.episodes}
+        assert len({episode.seed for episode in group.episodes}) == len(group.episodes)
+
+
+def test_the_kl_reference_stays_and_pulls(trained: Run, interrupted: Run, resumed: Run) -> None:
+    weights = {(run.folder / "reference" / "model.safetensors").read_bytes() for run in (trained, interrupted, resumed)}
+    assert len(weights) == 1
+    assert resumed.events("update")[-1]["learner"]["kl_reference"] > 0
+
+
+@pytest.mark.parametrize("kind", SICK[:3])
+def test_sick_phones_cost_invalid_episodes_that_say_why(resumed: Run, phones: list[str], kind: str) -> None:
+    sick = phones[SICK.index(kind)]
+    # An episode that was still being played when the run ended has no outcome on any phone.
+    here = [e for e in resumed.recording("rollout").episodes() if e.slot == sick]
+    spoilt = [e for e in here if e.reason is not Reason.CANCELLED]
+    assert spoilt != []
+    assert {episode.outcome for episode in spoilt} == {Outcome.INVALID}
+    assert all(sick in episode.message for episode in spoilt)
+
+
+def test_invalid_episodes_are_counted_and_in_no_group_and_in_no_rate(interrupted: Run, resumed: Run) -> None:
+    episodes = list(resumed.recording("rollout").episodes())
+    invalid = {episode.id for episode in episodes if episode.outcome is Outcome.INVALID}
+    assert 0 < resumed.summary["invalid_episodes"] <= len(invalid)
+    assert interrupted.state["invalid"] == 0
+    for group in resumed.recording("rollout").groups():
+        assert 2 <= len(group.episodes) <= 4  # minValid; a place that only sick phones played is lost
+        assert invalid.isdisjoint(episode.id for episode in group.episodes)
+    for result in resumed.summary["success_after"].values():
+        assert result["episodes"] == 16 - result["invalid"] > 0
+
+
+def test_the_dead_phone_is_named_and_never_played_on(resumed: Run, phones: list[str]) -> None:
+    assert len(phones) == PHONES + 1
+    assert f"phones.txt:{len(phones) + 1}" in resumed.finished.err
+    assert phones[-1] not in {episode.slot for episode in resumed.recording("rollout").episodes()}
+    assert set(phones[len(SICK) : -1]) <= {episode.slot for episode in resumed.recording("rollout").episodes()}

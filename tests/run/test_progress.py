@@ -1,0 +1,116 @@
+"""When reinforcement is over, what a checkpoint keeps, and what is given up at a stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from tapforge_api.learning import Stop
+from tapforge_envs.phone import catalog
+from tapforge_envs.protocol import Outcome, Reason
+from tapforge_trainer.orders import Interrupted, unless
+from tapforge_trainer.progress import Progress, belongs, ended, kept, resumed
+from tapforge_trainer.records import EpisodeRecord
+from tapforge_trainer.rollout.groups import Resumed
+from tapforge_trainer.rollout.recorder import Recorder
+
+
+@pytest.mark.parametrize(
+    ("state", "run", "uid", "own"),
+    [
+        (asdict(Progress(run="tiny", update=7)), "tiny", "", True),
+        (asdict(Progress(run="tiny")), "heir", "", False),
+        (asdict(Progress()), "tiny", "", False),
+        ({"update": 7}, "tiny", "", False),
+        (asdict(Progress()), "", "", False),
+        (asdict(Progress(run="tiny", uid="a")), "tiny", "a", True),
+        (asdict(Progress(run="tiny", uid="a")), "tiny", "b", False),
+        (asdict(Progress(run="tiny")), "tiny", "a", False),
+        ({"run": "tiny"}, "tiny", "", True),
+    ],
+)
+def test_whose_checkpoint_it_is(state: dict[str, object], run: str, uid: str, own: bool) -> None:
+    """A run that is made again under its name is another one."""
+    assert belongs(state, run, uid) is own
+
+
+@pytest.mark.parametrize(
+    "stop, progress, why",
+    [
+        (Stop(max_updates=3), Progress(update=2), ""),
+        (Stop(max_updates=3), Progress(update=3), "3 updates"),
+        (Stop(max_updates=3), Progress(update=9), "9 updates"),
+        (Stop(max_seconds=10), Progress(seconds_rl=9.9, seconds_sft=99), ""),
+        (Stop(max_seconds=10), Progress(seconds_rl=10), "10 s of reinforcement"),
+        (Stop(target_success=0.5), Progress(success=None), ""),
+        (Stop(target_success=0.5), Progress(success=0.49), ""),
+        (Stop(target_success=0.5), Progress(success=0.5), "50% success in an update's episodes"),
+    ],
+)
+def test_a_run_ends_at_the_first_limit_that_it_reaches(stop: Stop, progress: Progress, why: str) -> None:
+    assert ended(stop, progress) == why
+
+
+TASK = catalog.tasks("quickstart", "train").sample(0, 0)
+
+
+def _episode(name: str) -> EpisodeRecord:
+    return EpisodeRecord(
+        name, "g1-000004", TASK, 0, "local-0", 7, Reason.DONE, Outcome.SUCCESS, 1.0, "", (), started=1.0, ended=2.0
+    )
+
+
+def test_groups_under_way_survive_a_checkpoint_and_the_recording(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    first, second = _episode("g1-000004-0"), _episode("g1-000004-1")
+    recorder.episode(first, {})
+    recorder.episode(second, {})
+    recorder.close()
+    group = Resumed(4, TASK, 2, (first, second))
+    empty = Resumed(5, TASK, 2, ())
+    progress = Progress(update=3, unfinished=kept([group, empty]))
+    again = Progress(**json.loads(json.dumps(asdict(progress))))
+    assert again == progress
+    assert resumed(again, tmp_path) == [group, empty]
+
+
+def test_episodes_that_never_reached_the_disk_are_played_again(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.episode(_episode("g1-000004-0"), {})
+    recorder.close()
+    group = Resumed(4, TASK, 2, (_episode("g1-000004-0"), _episode("g1-000004-1")))
+    progress = Progress(unfinished=kept([group]))
+    assert resumed(progress, tmp_path) == [replace(group, episodes=group.episodes[:1])]
+    assert resumed(progress, tmp_path / "of another run") == [replace(group, episodes=())]
+
+
+async def test_work_is_given_up_when_a_stop_is_asked_for() -> None:
+    stop, cleaned = asyncio.Event(), []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(True)
+
+    asyncio.get_running_loop().call_soon(stop.set)
+    with pytest.raises(Interrupted):
+        await unless(stop, work())
+    assert cleaned == [True]
+
+
+async def test_what_work_returns_or_raises_comes_through() -> None:
+    async def returns() -> int:
+        return 3
+
+    async def fails() -> int:
+        raise ZeroDivisionError
+
+    assert await unless(asyncio.Event(), returns()) == 3
+    with pytest.raises(ZeroDivisionError):
+        await unless(asyncio.Event(), fails())

@@ -1,0 +1,207 @@
+"""What a run leaves behind after its first session: figures, pictures, weights, and every step that it learned from."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+from whole import Run, tapforge
+
+from tapforge_envs.protocol import Outcome
+from tapforge_trainer.policy.frames import PixelFormat, decode
+from tapforge_trainer.records import EpisodeRecord
+
+MODES = ("sampled", "greedy")
+UPDATES, GROUPS, MEMBERS, EPISODES = 2, 4, 4, 16
+
+
+def test_it_ends_well_and_leaves_no_process(trained: Run) -> None:
+    assert trained.finished.code == 0, trained.finished.said
+    assert trained.finished.left_behind == []
+    assert "Traceback" not in trained.finished.err
+    for name in ("summary.json", "curve.png", "replay.html", "export"):
+        assert f"/{name}" in trained.finished.out
+
+
+@pytest.mark.parametrize("when", ["success_before", "success_after"])
+@pytest.mark.parametrize("mode", MODES)
+def test_success_is_said_with_its_interval_and_its_number_of_episodes(trained: Run, when: str, mode: str) -> None:
+    result = trained.summary[when][mode]
+    low, high = result["interval"]
+    assert 0 <= low <= result["success"] <= high <= 1
+    assert result["episodes"] + result["invalid"] == EPISODES
+    assert sum(result["reasons"].values()) == EPISODES
+
+
+def test_the_summary_is_complete_and_adds_up(trained: Run) -> None:
+    summary = trained.summary
+    assert summary["updates"] == UPDATES
+    assert summary["ended_after"] == f"{UPDATES} updates"
+    assert summary["episodes"] >= UPDATES * GROUPS * MEMBERS
+    assert summary["invalid_episodes"] == 0
+    assert summary["env_steps_per_second"] > 0
+    assert 0 < summary["slot_busy_share"] <= 1
+    parts = [summary[f"seconds_{part}"] for part in ("start", "sft", "rl")]
+    assert all(part > 0 for part in parts)
+    assert sum(parts) <= summary["seconds_total"]
+    assert set(summary["floors"]) == {"random", "always_infeasible"}
+    assert all(floor["episodes"] == EPISODES for floor in summary["floors"].values())
+    assert "test" in summary["held_out"]["held_out"]
+
+
+def test_the_pictures_open_from_disk(trained: Run) -> None:
+    assert (trained.folder / "curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    page = (trained.folder / "replay.html").read_text()
+    assert page.lstrip().lower().startswith("<!doctype html")
+    assert "data:image/png;base64," in page
+    assert re.findall(r"""(?:src|href)\s*=\s*["']?(?!data:|#)[^"'\s>]+""", page) == []
+
+
+def test_the_export_is_the_checkpoint_and_loads_with_transformers(trained: Run) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from transformers import Qwen3VLForConditionalGeneration
+
+    model = Qwen3VLForConditionalGeneration.from_pretrained(trained.folder / "export", dtype=torch.float32)
+    exported = dict(model.named_parameters())
+    saved = {f"weight.{name}": torch.empty_like(tensor) for name, tensor in exported.items()}
+    with warnings.catch_warnings(action="ignore"):  # about being a single process
+        dcp.load(saved, checkpoint_id=trained.folder / "checkpoints" / f"update-{UPDATES:08d}")
+    for name, tensor in exported.items():
+        torch.testing.assert_close(tensor.detach(), saved[f"weight.{name}"], rtol=0, atol=0)
+
+
+def test_the_kl_reference_is_the_policy_after_the_warm_start(trained: Run) -> None:
+    from safetensors.torch import load_file
+
+    from tapforge_trainer.tiny.build import base_folder
+
+    reference, base, last = (
+        load_file(folder / "model.safetensors")
+        for folder in (trained.folder / "reference", base_folder(), trained.folder / "export")
+    )
+    assert any((reference[name] != base[name].to(reference[name].dtype)).any() for name in reference)
+    assert any((reference[name] != last[name]).any() for name in reference)
+    first, *_ = trained.events("update")
+    assert first["learner"]["kl_reference"] == pytest.approx(0, abs=1e-9)
+
+
+def test_every_answer_of_a_measurement_is_of_one_version(trained: Run) -> None:
+    """Also of the measurement in between, while training is paused."""
+    versions = {"before": 1, "update-1": 2, "after": 3}
+    for name, version in versions.items():
+        for mode in MODES:
+            episodes = list(trained.recording("evaluation", f"{name}-{mode}").episodes())
+            assert len(episodes) == EPISODES
+            assert {v for e in episodes for s in e.steps for v in s.generation.versions} == {version}
+    measured = {(e["name"], e["mode"]): e["policy_version"] for e in trained.events("evaluation")}
+    assert measured == {(name, mode): version for name, version in versions.items() for mode in MODES}
+
+
+def test_the_same_tasks_are_measured_each_time_and_none_was_practised(trained: Run) -> None:
+    def keys(*place: str) -> list[str]:
+        return sorted(e.task.key for e in trained.recording(*place).episodes())
+
+    before = keys("evaluation", "before-sampled")
+    assert len(set(before)) == EPISODES
+    for name in ("before-greedy", "after-sampled", "after-greedy", "floor-random", "floor-always_infeasible"):
+        assert keys("evaluation", name) == before
+    assert not set(before) & set(keys("rollout"))
+
+
+def test_every_step_is_recorded_as_the_engine_saw_it(trained: Run) -> None:
+    config = json.loads((trained.folder / "export" / "config.json").read_text())
+    form = PixelFormat.of_folder(trained.folder / "export")
+    recording = trained.recording("rollout")
+    steps = [step for episode in recording.episodes() for step in episode.steps]
+    assert len(steps) > UPDATES * GROUPS * MEMBERS
+    for step in steps:
+        generation = step.generation
+        assert len(generation.ids) == len(generation.logprobs) == len(generation.versions) > 0
+        assert len(generation.ids) <= 24
+        assert len(generation.prompt_ids) + len(generation.ids) <= 256
+        assert all(-math.inf < logprob <= 0 for logprob in generation.logprobs)
+        frames = [recording.frames.frame(name) for name in step.frames]
+        tokens = sum(math.prod(form.grid(frame.width, frame.height)) for frame in frames)
+        assert generation.prompt_ids.count(config["image_token_id"]) == tokens > 0
+        assert config["image_token_id"] not in generation.ids
+        assert (step.action is None) == (step.parse_error is not None)
+    for name in {name for step in steps for name in step.frames}:
+        frame = recording.frames.frame(name)
+        assert decode(frame.data, name).shape == (frame.height, frame.width, 3)
+
+
+def test_groups_are_of_one_task_and_as_old_as_allowed(trained: Run) -> None:
+    groups = list(trained.recording("rollout").groups())
+    assert len(groups) >= UPDATES * GROUPS
+    assert [g.order for g in groups if g.order < UPDATES * GROUPS] != []
+    for group in groups:
+        assert len(group.episodes) == MEMBERS
+        assert all(_counts(episode) and episode.task == group.task for episode in group.episodes)
+        versions = {v for e in group.episodes for s in e.steps for v in s.generation.versions}
+        assert group.version <= min(versions) and max(versions) <= group.version + 1
+
+
+def _counts(episode: EpisodeRecord) -> bool:
+    return episode.outcome in (Outcome.SUCCESS, Outcome.FAILURE)
+
+
+def test_engine_and_learner_agree(trained: Run) -> None:
+    updates = trained.events("update")
+    assert [event["update"] for event in updates] == [1, 2]
+    for event in updates:
+        assert event["learner"]["gap"] < 1e-4
+        assert event["sample_age"] <= 1
+    # on the tokens that the learner's very weights sampled
+    assert updates[0]["learner"]["gap_max"] < 1e-3
+
+
+def test_a_complete_run_says_so_and_starts_nothing(trained: Run, tmp_path: Path) -> None:
+    copy = trained.copied(tmp_path)
+    before = copy.events("reinforcement")
+    again = tapforge("run", "-f", trained.file, "--runs", tmp_path, place=tmp_path)
+    assert again.code == 0, again.said
+    assert "complete after 2 updates" in again.out
+    assert copy.events("reinforcement") == before
+    assert copy.summary == trained.summary
+
+
+def test_view_draws_again(trained: Run, tmp_path: Path) -> None:
+    copy = trained.copied(tmp_path)
+    for name in ("curve.png", "replay.html"):
+        (copy.folder / name).unlink()
+    drawn = tapforge("view", copy.folder, place=tmp_path)
+    assert drawn.code == 0, drawn.said
+    pages = [(run.folder / "replay.html").read_text() for run in (copy, trained)]
+    here, there = (re.sub(r"<dd>[\d.]+</dd>", "", page) for page in pages)  # the first was drawn within the run's time
+    assert here == there
+    assert (copy.folder / "curve.png").stat().st_size > 0
+
+
+def test_export_writes_the_last_checkpoint(trained: Run, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    copy = trained.copied(tmp_path)
+    written = tapforge("export", copy.folder, tmp_path / "model", place=tmp_path)
+    assert written.code == 0, written.said
+    assert written.left_behind == []
+    here, there = (load_file(f / "model.safetensors") for f in (tmp_path / "model", trained.folder / "export"))
+    assert here.keys() == there.keys()
+    assert all((here[name] == there[name]).all() for name in here)
+
+
+def test_eval_measures_the_export(trained: Run, tmp_path: Path) -> None:
+    copy = trained.copied(tmp_path)
+    few = ("--set", "spec.evaluation.episodes=4", "--set", "spec.evaluation.sampled=false")
+    measured = tapforge("eval", "-f", trained.file, "--runs", tmp_path, *few, place=tmp_path)
+    assert measured.code == 0, measured.said
+    assert measured.left_behind == []
+    result = json.loads(measured.out)
+    assert set(result) == {"greedy", "floors"}
+    assert result["greedy"]["episodes"] == 4
+    place = next((copy.folder / "evaluations").iterdir())
+    assert json.loads((place / "result.json").read_text()) == result

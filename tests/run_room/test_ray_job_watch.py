@@ -1,0 +1,137 @@
+"""RayJobs that are watched, that can't be watched, and that nobody knows yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from runs_made import UID, made
+from small_api import Line, SmallApi, refuse
+
+from tapforge_operator import ray_jobs
+from tapforge_operator.ray_jobs import RayJobWatch
+from tapforge_operator.run.manifests import Broker, ray_job
+from tapforge_operator.telemetry import Telemetry
+from tapforge_operator.world import Scope, World
+
+LAB = "/apis/ray.io/v1/namespaces/lab/rayjobs"
+JOB = f"{LAB}/run-1"
+
+
+class Refusing(Line):
+    """Lists and watches of some paths fail, as long as they are here."""
+
+    def __init__(self, api: SmallApi) -> None:
+        super().__init__(api)
+        self.refusals: dict[str, tuple[int, str]] = {}
+        self.cuts = 0
+
+    async def pages(self, path: str, selector: str = "", **more: Any) -> AsyncIterator[tuple[list[Any], str]]:
+        if path in self.refusals:
+            raise refuse(*self.refusals[path])
+        async for page in super().pages(path, selector, **more):
+            yield page
+
+    async def watch(self, path: str, selector: str = "", *, since: str, **more: Any) -> AsyncIterator[Any]:
+        seen = 0
+        async for event in super().watch(path, selector, since=since, **more):
+            if seen == 1 and self.cuts:
+                self.cuts -= 1
+                raise refuse(410, "Expired")
+            seen += 1
+            yield event
+
+
+class Ground:
+    def __init__(self, *spaces: str) -> None:
+        self.api = SmallApi()
+        self.line = Refusing(self.api)
+        self.world = World(Scope(), Telemetry(), lambda _: None)
+        self.changes = 0
+        self.watch = RayJobWatch(self.world, self.line, spaces, self._changed)  # type: ignore[arg-type]
+        body = ray_job(made(), 1, Broker("u", "c"))
+        body["metadata"]["namespace"] = "lab"
+        self.api.create(LAB, body)
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def deployments(self) -> list[str]:
+        return [job.deployment for job in self.world.ray_jobs.of(UID).values()]
+
+    def says(self, deployment: str) -> None:
+        self.api.patch(f"{JOB}/status", {"status": {"jobDeploymentStatus": deployment}})
+
+    async def until(self, *deployments: str) -> None:
+        async with asyncio.timeout(5):
+            while self.deployments() != list(deployments):  # noqa: ASYNC110 - the world tells nobody here
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_jobs, "_ABSENT_SECONDS", 0.01)
+    monkeypatch.setattr(ray_jobs, "_FIRST_PAUSE", 0.001)
+
+
+async def test_what_happens_between_list_and_watch_and_through_cuts_is_not_missed() -> None:
+    ground = Ground("lab")
+    await ground.watch.sync()
+    assert ground.deployments() == [""]
+    ground.says("Initializing")
+    ground.line.cuts = 2
+    task = asyncio.create_task(ground.watch.run())
+    for deployment in ("Running", "Complete", "Failed", "Retrying"):
+        ground.says(deployment)
+        await ground.until(deployment)
+    ground.api.delete(JOB)
+    ground.api.finalise(JOB)
+    await ground.until()
+    task.cancel()
+
+
+async def test_what_vanished_while_nobody_watched_is_gone() -> None:
+    ground = Ground("lab")
+    await ground.watch.sync()
+    ground.api.delete(JOB)
+    ground.api.finalise(JOB)
+    await ground.watch.sync()
+    assert ground.deployments() == []
+
+
+@pytest.mark.parametrize(("status", "words"), [(404, "install KubeRay"), (403, "may not look")])
+async def test_rayjobs_that_come_later_are_found(status: int, words: str) -> None:
+    ground = Ground("lab")
+    ground.line.refusals[LAB] = (status, "No")
+    await ground.watch.sync()
+    assert words in ground.world.no_ray_jobs["lab"] and ground.changes == 1
+    task = asyncio.create_task(ground.watch.run())
+    await asyncio.sleep(0.03)
+    assert ground.changes == 1, "told once"
+    del ground.line.refusals[LAB]
+    await ground.until("")
+    assert not ground.world.no_ray_jobs["lab"] and ground.changes == 2
+    task.cancel()
+
+
+async def test_one_namespaces_trouble_is_no_others() -> None:
+    ground = Ground("lab", "other")
+    ground.line.refusals["/apis/ray.io/v1/namespaces/other/rayjobs"] = (403, "Forbidden")
+    await ground.watch.sync()
+    assert not ground.world.no_ray_jobs.get("lab") and ground.world.no_ray_jobs["other"]
+    assert ground.deployments() == [""]
+
+
+async def test_an_api_server_that_is_away_is_asked_again() -> None:
+    ground = Ground("lab")
+    await ground.watch.sync()
+    ground.line.dead.set()
+    task = asyncio.create_task(ground.watch.run())
+    await asyncio.sleep(0.02)
+    ground.says("Running")
+    ground.line.dead.clear()
+    await ground.until("Running")
+    assert not ground.world.no_ray_jobs.get("lab"), "to be away is no reason to give up"
+    task.cancel()

@@ -1,0 +1,145 @@
+"""Local phone servers: they come up, are replaced when they die, and die with their parent; a taken port is said."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from phones import TASKS
+
+from tapforge_envs.protocol import EnvironmentFault
+from tapforge_envs.slots.processes import ProcessSlots, ServerCommand, spread
+from tapforge_envs.slots.source import SlotError, Verdict
+from tapforge_envs.slots.table import Backoff
+
+SOON = Backoff(first=0.05, cap=0.5, strikes=50)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone_soon(pids: list[int]) -> bool:
+    for _ in range(100):
+        if not any(alive(p) for p in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("count", "processes", "shares"), [(1, 1, [1]), (5, 2, [3, 2]), (2, 8, [1, 1]), (6, 3, [2, 2, 2])]
+)
+def test_slots_are_spread_evenly(count, processes, shares):
+    assert spread(count, processes) == shares
+
+
+def test_no_phones_is_an_error():
+    with pytest.raises(SlotError, match="at least 1"):
+        spread(0, 1)
+
+
+def test_episodes_on_local_phones_a_death_and_the_end():
+    async def run():
+        slots = ProcessSlots(3, processes=2, backoff=SOON)
+        await slots.start()
+        try:
+            before = slots.pids
+            assert os.getpgid(before[0]) != os.getpgid(0), "Ctrl-C is for the trainer, not for its phones"
+            leases = [await slots.acquire(5) for _ in range(3)]
+            assert [lease.slot for lease in leases] == ["local-0", "local-1", "local-2"]
+            assert len({tuple(u.rsplit("/slot/", 1)) for u in slots.urls}) == 3
+            for lease in leases:
+                await lease.environment.reset(TASKS.sample(0, 0))
+            os.kill(before[0], signal.SIGKILL)  # hosts local-0 and local-1
+            with pytest.raises(EnvironmentFault, match="local-0: evaluate"):
+                await leases[0].environment.evaluate()
+            await leases[2].environment.evaluate()
+            for lease, verdict in zip(leases, (Verdict.DIRTY, Verdict.CLEAN, Verdict.CLEAN), strict=True):
+                await slots.release(lease, verdict)
+            healthy = set()
+            while len(healthy) < 3:
+                lease = await slots.acquire(20)
+                try:
+                    await lease.environment.reset(TASKS.sample(0, 1))
+                    healthy.add(lease.slot)
+                except EnvironmentFault:  # leased in the moment before its server's death was noticed
+                    await slots.release(lease, Verdict.DIRTY)
+            assert slots.replaced == 1
+            assert slots.pids[1] == before[1] and slots.pids[0] != before[0]
+        finally:
+            pids = slots.pids
+            await slots.close()
+        assert not any(alive(p) for p in pids)
+
+    asyncio.run(run())
+
+
+def test_a_taken_port_is_said():
+    async def run():
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            slots = ProcessSlots(1, command=ServerCommand(port=port))
+            with pytest.raises(SlotError, match=f"port {port} on 127.0.0.1 is in use"):
+                await slots.start()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_does_not_start_is_quoted():
+    async def run():
+        slots = ProcessSlots(1, command=ServerCommand(arguments=("--suites", "quickstrat")))
+        with pytest.raises(SlotError, match="ended before it was ready; last words: .*quickstrat"):
+            await slots.start()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import time; time.sleep(60)", "was not ready within 1 s"),
+        ("print('hello')", "said 'hello' instead of its port"),
+        ("print('x' * 100_000)", "was not ready|instead of its port"),
+    ],
+)
+def test_a_server_that_never_says_its_port_is_given_up(program, words, tmp_path, monkeypatch):
+    (tmp_path / "odd_server.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def run():
+        slots = ProcessSlots(1, command=ServerCommand(module="odd_server", start_seconds=1))
+        with pytest.raises(SlotError, match=words):
+            await slots.start()
+        assert not any(alive(p) for p in slots.pids)
+
+    asyncio.run(run())
+
+
+def test_phones_die_with_a_parent_that_is_killed():
+    code = (
+        "import asyncio\n"
+        "from tapforge_envs.slots.processes import ProcessSlots\n"
+        "async def main():\n"
+        "    slots = ProcessSlots(2, processes=2)\n"
+        "    await slots.start()\n"
+        "    print(*slots.pids, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    pids = [int(p) for p in parent.stdout.readline().split()]
+    assert len(pids) == 2 and all(alive(p) for p in pids)
+    parent.kill()
+    parent.communicate(timeout=10)
+    assert gone_soon(pids)

@@ -1,0 +1,201 @@
+"""The client: every call ends in time; a lost answer is asked for again without doing anything twice; damaged, foreign
+or stale answers are faults with the right reason."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from phones import TASKS, phones
+from rough_network import rough_network
+
+from tapforge_envs.clients.tapforge_http import Deadlines, TapforgeClient, check_frame, new_session
+from tapforge_envs.phone import catalog
+from tapforge_envs.protocol import EnvironmentFault, Frame, Home, Reason, Tap
+
+TASK = TASKS.sample(0, 0)
+QUICK = Deadlines(health=0.8, reset=0.8, step=0.8, evaluate=0.8, close=0.8)
+
+
+def opening_tap() -> Tap:
+    """A tap that changes the first screen."""
+    phone = catalog.phone_for("quickstart", 96, 160)
+    phone.reset(TASK.seed, catalog.rules_of(TASK))
+    x, y, wide, high = phone.screen().widgets[0].box
+    return Tap(x=x + wide / 2, y=y + high / 2)
+
+
+@asynccontextmanager
+async def a_phone(deadlines=None):
+    async with phones() as server, new_session() as session:
+        yield server, TapforgeClient(server.url(), session, deadlines)
+
+
+@asynccontextmanager
+async def a_far_phone(deadlines=QUICK):
+    async with phones() as server, rough_network(server.port) as network, new_session() as session:
+        yield server, network, TapforgeClient(network.url(), session, deadlines, "far")
+
+
+def test_an_episode_from_reset_to_verdict():
+    async def run():
+        async with a_phone() as (server, client):
+            first = await client.reset(TASK)
+            result = await client.step(opening_tap(), 0)
+            assert result.observation.frame.sha256 != first.frame.sha256
+            assert (first.frame.width, first.frame.height) == (96, 160)
+            assert first.state_key and result.observation.app
+            score = await client.evaluate()
+            assert 0 <= score.value <= 1
+            await client.close()
+            assert server.slots[0].episode is None
+
+    asyncio.run(run())
+
+
+def test_one_connection_serves_a_whole_episode():
+    async def run():
+        async with a_far_phone() as (_, network, client):
+            await client.reset(TASK)
+            for index in range(5):
+                await client.step(Home(), index)
+            await client.close()
+            assert len(network.seen) == 7
+            assert network.connections == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", ["late", "hang", "drop_answer", "refuse", "half_answer"])
+def test_a_lost_step_is_sent_once_more_and_done_once(fault):
+    async def run():
+        async with a_far_phone() as (server, network, client):
+            await client.reset(TASK)
+            network.plan.append(("/step", fault))
+            result = await client.step(opening_tap(), 0)
+            assert network.seen.count("/slot/0/step") == 2
+            assert len(server.slots[0].episode.results) == 1
+            assert result == server.slots[0].episode.results[0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("call", "faults", "reason", "words"),
+    [
+        ("/step", ["late", "late"], Reason.DEADLINE, "far: step 0 (home): no answer twice within 0.8 s"),
+        ("/step", ["late", "hang"], Reason.DEADLINE, "no answer twice"),
+        ("/step", ["refuse", "refuse"], Reason.ENV_ERROR, "connection broke"),
+        ("/step", ["half_answer", "half_answer"], Reason.ENV_ERROR, "connection broke"),
+        ("/step", ["garbage", "garbage"], Reason.ENV_ERROR, "connection broke"),
+        ("/reset", ["hang"], Reason.DEADLINE, "far: reset: no answer within 0.8 s"),
+        ("/evaluate", ["hang"], Reason.DEADLINE, "far: evaluate: no answer"),
+        ("/close", ["hang"], Reason.DEADLINE, "far: close: no answer"),
+    ],
+)
+def test_what_stays_lost_is_a_fault(call, faults, reason, words):
+    async def run():
+        async with a_far_phone() as (_, network, client):
+            network.plan.extend((call, f) for f in faults)
+            with pytest.raises(EnvironmentFault) as caught:
+                await client.reset(TASK)
+                await client.step(Home(), 0)
+                await client.evaluate()
+                await client.close()
+            assert caught.value.reason is reason
+            assert words in str(caught.value)
+            assert not network.plan
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("corrupt", "cut off or corrupted"),
+        ("half", "half a PNG"),
+        ("wrong_size", "announced was"),
+        ("lost_task", "the task is lost"),
+        ("error", "answered 500"),
+        ("lying_health", "answered 503"),
+    ],
+)
+def test_a_sick_phone_is_a_fault_that_names_slot_and_call(kind, words):
+    async def run():
+        async with a_phone() as (server, client):
+            await client.reset(TASK)
+            await server.set_faults(0, {"kind": kind})
+            await client.health()
+            with pytest.raises(EnvironmentFault) as caught:
+                await client.step(Home(), 0)
+            assert caught.value.reason is Reason.ENV_ERROR
+            assert words in str(caught.value)
+            assert server.url() in str(caught.value)
+            assert "step 0" in str(caught.value)
+
+    asyncio.run(run())
+
+
+def test_a_hung_phone_runs_into_the_deadline_and_says_so_to_its_health_check():
+    async def run():
+        async with a_phone(QUICK) as (server, client):
+            await client.reset(TASK)
+            await server.set_faults(0, {"kind": "hung"})
+            with pytest.raises(EnvironmentFault) as caught:
+                await client.step(Home(), 0)
+            assert caught.value.reason is Reason.DEADLINE
+            with pytest.raises(EnvironmentFault, match="answered 503"):
+                await client.health()
+
+    asyncio.run(run())
+
+
+def test_somebody_else_on_the_phone_is_a_lost_lease():
+    async def run():
+        async with a_phone() as (server, client), new_session() as session:
+            await client.reset(TASK)
+            await client.step(Home(), 0)
+            await TapforgeClient(server.url(), session).reset(TASK)
+            with pytest.raises(EnvironmentFault, match="somebody else") as caught:
+                await client.step(Home(), 1)
+            assert caught.value.reason is Reason.LEASE_LOST
+
+    asyncio.run(run())
+
+
+def test_a_restarted_phone_has_lost_the_task():
+    async def run():
+        async with a_phone() as (server, client):
+            await client.reset(TASK)
+            server.slots[0].restart()
+            with pytest.raises(EnvironmentFault, match="the task is lost") as caught:
+                await client.step(Home(), 0)
+            assert caught.value.reason is Reason.ENV_ERROR
+
+    asyncio.run(run())
+
+
+def test_nobody_there():
+    async def run():
+        async with phones() as server:
+            url = server.url()
+        async with new_session() as session:
+            with pytest.raises(EnvironmentFault, match="nobody answers") as caught:
+                await TapforgeClient(url, session, QUICK).reset(TASK)
+            assert caught.value.reason is Reason.ENV_ERROR
+
+    asyncio.run(run())
+
+
+def test_an_unknown_task_is_refused_in_the_servers_words():
+    async def run():
+        async with a_phone() as (_, client):
+            with pytest.raises(EnvironmentFault, match="answered 404.*quickstart"):
+                await client.reset(TASK.model_copy(update={"suite": "quickstrat"}))
+
+    asyncio.run(run())
+
+
+def test_other_image_types_are_left_to_their_decoder():
+    check_frame(Frame.of(b"\xff\xd8 a jpeg", 10, 10, "image/jpeg"))
+    with pytest.raises(EnvironmentFault, match="does not begin like one"):
+        check_frame(Frame.of(b"\xff\xd8 a jpeg", 10, 10))

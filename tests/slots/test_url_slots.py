@@ -1,0 +1,264 @@
+"""Lists of servers: every problem names its line; dead and twice-listed ones are found; leases are exclusive and wait
+in order; sick slots come back when they are healthy."""
+
+import asyncio
+import random
+import time
+
+import pytest
+from phones import TASKS, phones
+
+from tapforge_envs.clients.tapforge_http import Deadlines
+from tapforge_envs.protocol import EnvironmentFault, Home
+from tapforge_envs.slots.source import NoSlot, SlotError, Verdict
+from tapforge_envs.slots.table import Backoff
+from tapforge_envs.slots.urls import Address, UrlSlots, parse_urls, read_urls
+
+SOON = Backoff(first=0.01, cap=0.05, strikes=3, quarantine=0.2)
+QUICK = Deadlines(health=1, reset=1, step=1, evaluate=1, close=1)
+
+
+def addresses(*urls: str) -> list[Address]:
+    return parse_urls(urls, "phones.txt")
+
+
+def test_comments_blank_lines_and_missing_schemes():
+    lines = ["# the lab", "", "10.0.0.7:8000  # by the window", "https://phones.example/slot/3/", "  HTTP://Ten:80  "]
+    assert [(a.url, a.origin) for a in parse_urls(lines, "lab.txt")] == [
+        ("http://10.0.0.7:8000", "lab.txt:3"),
+        ("https://phones.example/slot/3", "lab.txt:4"),
+        ("http://ten", "lab.txt:5"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["a:1", "b:1", "http://a:1/"], "phones.txt:1 and phones.txt:3 both name http://a:1"),
+        (["http://ten", "ten:80"], "phones.txt:1 and phones.txt:2 both name http://ten"),
+        (["a:1", "ftp://b"], "phones.txt:2: 'ftp://b' is no http"),
+        (["a:1", "b:99999"], "phones.txt:2: 'b:99999'"),
+        (["two words"], "phones.txt:1: 'two words'"),
+        (["http://"], "phones.txt:1: 'http://'"),
+        (["a:1/?x=1"], "phones.txt:1: 'a:1/?x=1': a phone's URL ends with its path"),
+        (["# nothing"], "phones.txt names no server"),
+        ([], "phones.txt names no server"),
+    ],
+)
+def test_a_bad_list_is_an_error_that_names_the_line(lines, words):
+    with pytest.raises(SlotError) as caught:
+        parse_urls(lines, "phones.txt")
+    assert words in str(caught.value)
+
+
+def test_a_file(tmp_path):
+    path = tmp_path / "phones.txt"
+    path.write_text("a:1\n# b\nc:2\n")
+    assert [a.url for a in read_urls(path)] == ["http://a:1", "http://c:2"]
+    with pytest.raises(SlotError, match="missing.txt can't be read"):
+        read_urls(tmp_path / "missing.txt")
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(SlotError, match="can't be read"):
+        read_urls(path)
+
+
+def test_when_all_are_dead_the_start_fails_and_names_each():
+    async def run():
+        async with phones(2) as gone:
+            urls = gone.urls
+        slots = UrlSlots(addresses(*urls), QUICK, SOON)
+        with pytest.raises(SlotError) as caught:
+            await slots.start()
+        for number, url in enumerate(urls, start=1):
+            assert f"phones.txt:{number}: {url}: health: nobody answers" in str(caught.value)
+
+    asyncio.run(run())
+
+
+def test_one_dead_server_is_named_and_taken_in_when_it_comes_up(caplog):
+    async def run():
+        async with phones() as later:
+            url = later.url()
+        async with phones() as server:
+            slots = UrlSlots(addresses(server.url(), url), QUICK, SOON)
+            await slots.start()
+            try:
+                assert f"phones.txt:2: {url}: health: nobody answers" in caplog.text
+                first = await slots.acquire(1)
+                assert first.slot == server.url()
+                async with phones(port=later.port):
+                    second = await slots.acquire(5)
+                    assert second.slot == url
+                    await second.environment.reset(TASKS.sample(0, 0))
+            finally:
+                await slots.close()
+
+    asyncio.run(run())
+
+
+def test_one_server_under_two_names_is_an_error():
+    async def run():
+        async with phones(2) as server:
+            other = server.url(1).replace("127.0.0.1", "localhost")
+            slots = UrlSlots(addresses(*server.urls, other), QUICK, SOON)
+            with pytest.raises(SlotError) as caught:
+                await slots.start()
+            assert "phones.txt:2" in str(caught.value) and "phones.txt:3" in str(caught.value)
+            assert "same server" in str(caught.value)
+
+    asyncio.run(run())
+
+
+async def started(server, **kw) -> UrlSlots:
+    slots = UrlSlots(addresses(*server.urls), QUICK, kw.pop("backoff", SOON))
+    await slots.start()
+    return slots
+
+
+def test_those_who_wait_are_served_in_their_order_and_never_two_at_once():
+    async def run():
+        async with phones(2) as server:
+            slots = await started(server)
+            held: set[str] = set()
+            order: list[int] = []
+            dice = random.Random(1)
+
+            async def hold(number: int) -> None:
+                lease = await slots.acquire(10)
+                order.append(number)
+                assert lease.slot not in held
+                held.add(lease.slot)
+                await asyncio.sleep(dice.random() * 0.002)
+                held.discard(lease.slot)
+                await slots.release(lease, Verdict.CLEAN)
+
+            await asyncio.gather(*(hold(n) for n in range(50)))
+            assert order == sorted(order)
+            assert slots.counts().free == 2
+            await slots.close()
+
+    asyncio.run(run())
+
+
+def test_waiters_that_give_up_or_are_cancelled_lose_no_slot():
+    async def run():
+        async with phones(1) as server:
+            slots = await started(server)
+            dice = random.Random(2)
+
+            async def hold() -> None:
+                lease = await slots.acquire(0.0005 + dice.random() * 0.004)
+                try:
+                    await asyncio.sleep(dice.random() * 0.002)
+                finally:
+                    await slots.release(lease, Verdict.CLEAN)
+
+            tasks = [asyncio.create_task(hold()) for _ in range(200)]
+            for task in tasks:
+                await asyncio.sleep(dice.random() * 0.0005)
+                if dice.random() < 0.5:
+                    task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {type(r) for r in results} <= {type(None), NoSlot, asyncio.CancelledError}
+            assert slots.counts().free == 1
+            assert (await slots.acquire(1)).slot == server.url()
+            await slots.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+def test_a_waiter_that_goes_away_in_the_moment_it_is_served_gives_the_slot_back(how):
+    async def run():
+        async with phones(1) as server:
+            slots = await started(server)
+            first = await slots.acquire(1)
+            waiting = asyncio.create_task(slots.acquire(0.05 if how == "deadline" else 60))
+            await asyncio.sleep(0)
+            if how == "deadline":
+                # The loop is held until the deadline has passed: alarm and lease are served in the same round.
+                time.sleep(0.06)  # noqa: ASYNC251
+            await slots.release(first, Verdict.CLEAN)
+            if how == "cancel":
+                waiting.cancel()
+            await asyncio.wait([waiting])
+            if waiting.cancelled() or waiting.exception():
+                assert (slots.counts().free, slots.counts().leased) == (1, 0)
+            else:
+                await slots.release(waiting.result(), Verdict.CLEAN)
+            assert how == "deadline" or waiting.cancelled()
+            assert (await slots.acquire(1)).slot == server.url()
+            await slots.close()
+
+    asyncio.run(run())
+
+
+def test_a_dirty_slot_waits_for_a_healthy_probe():
+    async def run():
+        async with phones(1) as server:
+            slots = await started(server)
+            lease = await slots.acquire(1)
+            await server.set_faults(0, {"kind": "hung"})
+            with pytest.raises(EnvironmentFault):
+                await lease.environment.reset(TASKS.sample(0, 0))
+                await lease.environment.step(Home(), 0)
+            await slots.release(lease, Verdict.DIRTY, "it hung")
+            with pytest.raises(NoSlot) as caught:
+                await slots.acquire(0.05)
+            assert server.url() in str(caught.value)
+            await server.set_faults(0)
+            assert (await slots.acquire(5)).slot == server.url()
+            await slots.close()
+
+    asyncio.run(run())
+
+
+def test_repeated_failures_end_in_quarantine_and_a_repaired_phone_leaves_it():
+    async def run():
+        async with phones(2) as server:
+            slots = await started(server)
+            bad = await slots.acquire(1)
+            for _ in range(SOON.strikes):
+                await slots.release(bad, Verdict.DIRTY, "the episode broke")
+                if slots.usable == 2:
+                    other = await slots.acquire(1)
+                    bad = await slots.acquire(1, avoid=frozenset({other.slot}))
+                    await slots.release(other, Verdict.CLEAN)
+            assert (slots.usable, slots.size, slots.counts().quarantines) == (1, 2, 1)
+            assert "the episode broke" in slots.describe()
+            # Only the other slot is left: it is granted although it is to be avoided.
+            left = await slots.acquire(1, avoid=frozenset({other.slot}))
+            assert left.slot == other.slot
+            assert (await slots.acquire(5)).slot == bad.slot
+            await slots.close()
+
+    asyncio.run(run())
+
+
+def test_a_slot_to_avoid_is_not_granted_while_another_may_come_free():
+    async def run():
+        async with phones(2) as server:
+            slots = await started(server)
+            first = await slots.acquire(1)
+            waiting = asyncio.create_task(slots.acquire(5, avoid=frozenset(server.urls) - {first.slot}))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            await slots.release(first, Verdict.CLEAN)
+            assert (await waiting).slot == first.slot
+            await slots.close()
+
+    asyncio.run(run())
+
+
+def test_close_ends_those_who_wait():
+    async def run():
+        async with phones(1) as server:
+            slots = await started(server)
+            await slots.acquire(1)
+            waiting = asyncio.create_task(slots.acquire(60))
+            await asyncio.sleep(0)
+            await slots.close()
+            with pytest.raises(SlotError, match="closed"):
+                await waiting
+
+    asyncio.run(run())

@@ -1,0 +1,165 @@
+"""What holds for the checkout as a whole: the lock, the start of the command, the documented commands, and that no
+tracked file knows the machine it was written on.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "requirements" / "cpu.txt"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HEAVY = ("torch", "ray", "vllm", "transformers", "matplotlib", "safetensors", "tokenizers")
+
+
+def _pins() -> list[str]:
+    return [line for line in LOCK.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def test_the_lock_holds_one_version_per_package_and_no_address() -> None:
+    pins = _pins()
+    wrong = [line for line in pins if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*==[0-9][A-Za-z0-9.!+]*", line)]
+    assert not wrong, "neither options, addresses nor ranges: `make lock` writes this file"
+    assert "://" not in LOCK.read_text()
+    names = [line.partition("==")[0] for line in pins]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_the_lock_satisfies_the_project() -> None:
+    versions = dict(line.split("==") for line in _pins())
+    extras = PROJECT["optional-dependencies"]
+    wanted = [Requirement(text) for text in [*PROJECT["dependencies"], *extras["trainer-cpu"], *extras["dev"]]]
+    unmet = [
+        f"{need} (locked: {versions.get(canonicalize_name(need.name), 'nothing')})"
+        for need in wanted
+        if not need.specifier.contains(versions.get(canonicalize_name(need.name), "0"), prereleases=True)
+    ]
+    assert not unmet, "run `make lock`"
+
+
+def _commands() -> list[tuple[str, ...]]:
+    """Every command and subcommand of `tapforge`, as words."""
+    import click
+
+    from tapforge_trainer.cli import cli
+
+    def below(command: click.Command, words: tuple[str, ...]) -> list[tuple[str, ...]]:
+        inner = command.commands if isinstance(command, click.Group) else {}
+        return [words] + [found for name, child in inner.items() for found in below(child, (*words, name))]
+
+    return below(cli, ())
+
+
+def test_every_help_text_comes_without_heavy_packages() -> None:
+    asked = _commands()
+    script = f"""
+import sys
+from tapforge_trainer.cli import cli
+for words in {asked!r}:
+    try:
+        cli.main([*words, "--help"], prog_name="tapforge")
+    except SystemExit as end:
+        assert not end.code, words
+print("loaded:", *sorted(set(sys.modules) & set({HEAVY!r})))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage: tapforge") == len(asked)
+    assert done.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_importing_the_api_or_a_phone_server_needs_no_trainer() -> None:
+    script = f"""
+import sys
+import tapforge_api, tapforge_envs.check, tapforge_envs.phone.server
+print(*sorted(set(sys.modules) & {{*{HEAVY!r}, "tapforge_trainer"}}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == []
+
+
+def _tracked() -> list[Path]:
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+# Written so that this file doesn't match itself.
+FOREIGN = re.compile(
+    r"(?<![\w.$}~-])/(?:work|root|workspace|home/\w+|Users/\w+)/"  # somebody's machine
+    r"|(?<![\w-])(?:shared)/(?:design|reference|golden)"  # what lies beside a checkout
+    r"|--(?:extra-)?(?:index-url)|--(?:find-links)"  # a registry
+    r"|(?:pypi\.org|pythonhosted\.org|hf-mirror|artifactory|/simple/)",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "foreign"),
+    [
+        ("see /ro" + "ot/x", True),
+        ("cd /wo" + "rk/main", True),
+        ("uv pip --ind" + "ex-url x", True),
+        ("https://py" + "pi.org/project/x", True),
+        ("../sha" + "red/design/x.md", True),
+        ("the network/route", False),
+        ("frames/root/x", False),
+        ("${HOME}/work/x", False),
+    ],
+)
+def test_what_counts_as_foreign(text: str, foreign: bool) -> None:
+    assert bool(FOREIGN.search(text)) is foreign
+
+
+def test_no_tracked_file_names_a_machine_or_a_registry() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line}"
+        for path in _tracked()
+        if path != Path(__file__)
+        for number, line in enumerate(_lines(path), 1)
+        if FOREIGN.search(line)
+    ]
+    assert not found
+
+
+def test_a_python_file_stays_readable() -> None:
+    names = {str(path.relative_to(ROOT)): path for path in _tracked() if path.suffix == ".py"}
+    lengths = {name: len(_lines(path)) for name, path in names.items() if not name.startswith("tests/")}
+    assert lengths
+    assert not {name: lines for name, lines in lengths.items() if lines > 400}, "one file, one idea"
+
+
+def _lines(path: Path) -> list[str]:
+    """None of a picture or of weights."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        return []
+
+
+def test_every_documented_make_target_exists() -> None:
+    rules = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    rules |= {f"bench-{script.stem}" for script in (ROOT / "bench").glob("*.py")}
+    named = {
+        (page, target)
+        for page in ("README.md", "CONTRIBUTING.md", ".ci/run")
+        for target in re.findall(r"(?:^|`|&& )make ([a-z][a-z-]*)", (ROOT / page).read_text(), re.MULTILINE)
+    }
+    assert (".ci/run", "test") in named
+    assert not {(page, target) for page, target in named if target not in rules}
+
+
+def test_every_benchmark_stands_in_the_table() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    listed = set(re.findall(r"^\| `make bench-([a-z-]+)` \|", page, re.MULTILINE))
+    assert {script.stem for script in (ROOT / "bench").glob("*.py")} <= listed

@@ -1,0 +1,67 @@
+"""The learning curve: drawn from any figures a run can have, without a display, without inventing points."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from tapforge_trainer.statistics import wilson
+from tapforge_trainer.viewer.curve import EvaluationPoint, UpdatePoint, draw_curve, trailing_mean
+
+UPDATES = [UpdatePoint(i, i / 10, 0.9, 0.2, 0.5, 0.7) for i in range(1, 9)]
+GAP = UpdatePoint(9, None, None, None, None, None)
+EVALUATIONS = [
+    EvaluationPoint(0, "sampled", 0.4, wilson(40, 100)),
+    EvaluationPoint(8, "sampled", 1.0, wilson(100, 100)),
+    EvaluationPoint(0, "greedy", 0.0, None),
+]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("updates", "evaluations", "floors"),
+    [
+        (UPDATES, EVALUATIONS, {"random": 0.02, "infeasible": 0.02}),
+        ([], [], {}),
+        ([GAP], [], {}),
+        ([], EVALUATIONS, {}),
+    ],
+)
+def test_draws_whatever_a_run_has(tmp_path, updates, evaluations, floors):
+    path = tmp_path / "curve.png"
+    draw_curve(path, title="a run", updates=updates, evaluations=evaluations, floors=floors)
+    with Image.open(path) as image:
+        image.load()
+        assert (image.format, image.size) == ("PNG", (1440, 1080))
+        assert len(image.convert("L").getcolors(256)) > 1
+
+
+def test_a_gap_draws_nothing(tmp_path):
+    for name, updates in (("with", [*UPDATES, GAP]), ("without", [*UPDATES, UpdatePoint(9, *[float("nan")] * 5)])):
+        draw_curve(tmp_path / name, title="a run", updates=updates)
+    assert (tmp_path / "with").read_bytes() == (tmp_path / "without").read_bytes()
+
+
+@pytest.mark.parametrize("update", [0, 8, 30])
+def test_every_evaluation_is_on_the_picture(tmp_path, update):
+    for name, rate in (("low", 0.4), ("high", 0.6)):
+        point = EvaluationPoint(update, "greedy", rate, None)
+        draw_curve(tmp_path / name, title="a run", updates=UPDATES, evaluations=[EVALUATIONS[2], point])
+    assert (tmp_path / "low").read_bytes() != (tmp_path / "high").read_bytes()
+
+
+def test_trailing_mean_looks_back_only():
+    assert trailing_mean([1.0, None, 3.0, 5.0, 7.0], window=2) == [1.0, None, 3.0, 4.0, 6.0]
+
+
+def test_drawing_leaves_no_pyplot_behind(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from tapforge_trainer.viewer.curve import draw_curve\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        f"draw_curve(Path({str(tmp_path / 'c.png')!r}), title='t', updates=[])\n"
+        "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -1,0 +1,239 @@
+"""The replay page: what is on it, that it loads nothing, that hostile text stays text, that no picture is made up."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from PIL import Image
+
+from tapforge_envs.protocol import Frame, Outcome, Reason, Task
+from tapforge_trainer.batch import BatchRules, build_batch
+from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
+from tapforge_trainer.rollout.frames import FrameError
+from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.viewer.recorded import replay_of
+from tapforge_trainer.viewer.replay import LARGEST, Replay, replay_html
+
+RULES = BatchRules(options={"normalization": "mean"})
+GENERATION = Generation((1, 2, 3), (7, 8), (-0.5, -0.25), (4, 4), "stop")
+REASONS = {Outcome.SUCCESS: Reason.DONE, Outcome.FAILURE: Reason.STEP_LIMIT, Outcome.INVALID: Reason.ENV_ERROR}
+EVIL = """</pre></style></script><script>alert("x")</script><img src=http://a.example/x onerror='alert(1)'>{{ 7*7 }}"""
+
+
+def screen(color: str, width: int = 12, height: int = 20) -> Frame:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height), color).save(buffer, "PNG")
+    return Frame.of(buffer.getvalue(), width, height)
+
+
+FRAMES = {color: screen(color) for color in ("red", "green", "blue")}
+STORE = {frame.sha256: frame.data for frame in FRAMES.values()}
+
+
+def get(sha256: str) -> bytes:
+    if sha256 not in STORE:
+        raise FrameError(f"frame {sha256} was <b>lost</b>")
+    return STORE[sha256]
+
+
+def step(name: str, index: int, color: str, **other) -> StepRecord:
+    record = StepRecord(
+        name,
+        index,
+        (FRAMES[color].sha256,),
+        color,
+        "home",
+        GENERATION,
+        "I tap",
+        {"type": "tap", "x": 0.5, "y": 0.5},
+        None,
+        0.0,
+        "",
+        0.1,
+        0.1,
+    )
+    return replace(record, **other)
+
+
+def episode(
+    name: str, outcome: Outcome | None, colors: str = "red green", group: str = "g", app: str = "clock", **other
+):
+    steps = tuple(step(name, i, color) for i, color in enumerate(colors.split()))
+    task = Task(suite="quickstart", template="open", params={"app": app}, goal=f"open the {app}")
+    reason = REASONS[outcome] if outcome else Reason.CANCELLED
+    return replace(EpisodeRecord(name, group, task, 0, "s1", 0, reason, outcome, None, "", steps, 0.0, 1.0), **other)
+
+
+def group(*episodes: EpisodeRecord, order: int = 0) -> GroupRecord:
+    return GroupRecord(episodes[0].group, order, episodes[0].task, 3, episodes)
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, and all text."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+    def of_class(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for _, attributes in self.elements if name in (attributes.get("class") or "").split()]
+
+
+GROUP = group(
+    episode("won", Outcome.SUCCESS, "red green"),
+    episode("lost", Outcome.FAILURE, "red blue"),
+    episode("sick", Outcome.INVALID, "red", message="POST /step: timed out"),
+    episode("stopped", None, "red"),
+)
+
+
+def test_a_group_with_its_credits():
+    credits = build_batch([GROUP], RULES).credits
+    page = Page(replay_html(Replay("a run", get, groups=[GROUP], credits=credits)))
+    assert [e["data-outcome"] for e in page.of_class("episode")] == ["success", "failure", "invalid", "stopped"]
+    steps = page.of_class("step")
+    # red was seen twice by episodes that count; those of others belong to no state group
+    assert [s.get("data-state") for s in steps] == ["A", None, "A", None, None, None]
+    assert "A ×2" in page.text
+    assert "adv +0.97" in page.text  # 0.5 of the episode, 0.475 of the step
+    assert "return +1.00" in page.text
+    assert "1 of 2 succeeded" in page.text
+    assert "POST /step: timed out" in page.text
+
+
+def test_each_frame_is_in_the_file_once_and_byte_for_byte():
+    html = replay_html(Replay("a run", get, groups=[GROUP]))
+    uris = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]+)", html)
+    assert sorted(hashlib.sha256(base64.b64decode(uri)).hexdigest() for uri in uris) == sorted(STORE)
+
+
+def test_large_frames_are_scaled_down():
+    big = screen("red", 1080, 2400)
+    record = group(
+        *(
+            replace(e, steps=tuple(replace(s, frames=(big.sha256,)) for s in e.steps))
+            for e in (GROUP.episodes[0], GROUP.episodes[1])
+        )
+    )
+    html = replay_html(Replay("a run", lambda sha256: big.data, groups=[record]))
+    (uri,) = re.findall(r"data:image/jpeg;base64,([A-Za-z0-9+/=]+)", html)
+    assert Image.open(io.BytesIO(base64.b64decode(uri))).size == (324, LARGEST)
+
+
+def test_the_mark_is_where_the_phone_was_touched():
+    touched = step("won", 0, "red", action={"type": "tap", "x": 1.0, "y": 0.25})
+    html = replay_html(Replay("a run", get, groups=[group(replace(GROUP.episodes[0], steps=(touched,)))]))
+    page = Page(html)
+    (svg,) = [a for tag, a in page.elements if tag == "svg"]
+    assert svg["viewbox"] == "0 0 12 20"
+    assert {(a["cx"], a["cy"]) for tag, a in page.elements if tag == "circle"} == {("11.5", "5.5")}
+
+
+def test_nothing_is_loaded_and_hostile_text_stays_text():
+    task = Task(suite=EVIL, template=EVIL, params={EVIL: EVIL}, goal=EVIL)
+    actions = [
+        {"type": "type", "text": EVIL},
+        {"type": EVIL},
+        {"type": "open_app", "name": EVIL},
+        {"type": "terminate", "status": EVIL},
+        {"type": "scroll", "direction": EVIL, "x": 0.5, "y": 0.5},
+        None,
+    ]
+    steps = tuple(
+        step("e", i, "red", text=EVIL, note=EVIL, app=EVIL, state_key=EVIL, parse_error=EVIL, action=action)
+        for i, action in enumerate(actions)
+    )
+    evil = episode("e", Outcome.SUCCESS, steps=steps, task=task, slot=EVIL, message=EVIL, id=EVIL)
+    replay = Replay(EVIL, get, {EVIL: EVIL}, [evil], [evil], [GroupRecord(EVIL, 0, task, 1, (evil,))])
+    html = replay_html(replay)
+    page = Page(html)
+    harmless = Page(replay_html(Replay("t", get, {"a": "b"}, [episode("e", Outcome.SUCCESS)])))
+    assert not {tag for tag, _ in page.elements} & {"img", "iframe", "object", "link", "base"}
+    assert sum(tag == "script" for tag, _ in page.elements) == 1 == sum(tag == "script" for tag, _ in harmless.elements)
+    assert not [a for _, a in page.elements if {"src", "href", "onerror", "onclick"} & a.keys()]
+    assert EVIL in page.text
+    assert "{{ 7*7 }}" in page.text
+    assert not re.search(r"url\((?![\"']data:image/)", html)
+
+
+def test_the_policy_allows_the_pages_own_script_only():
+    html = replay_html(Replay("a run", get, groups=[GROUP]))
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    (policy,) = [a["content"] for tag, a in Page(html).elements if a.get("http-equiv") == "Content-Security-Policy"]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'; img-src data:;")
+
+
+def test_a_missing_or_broken_frame_is_named_and_nothing_is_drawn():
+    lost = step("won", 0, "red", frames=("f" * 64,))
+    page = Page(replay_html(Replay("a run", get, groups=[group(replace(GROUP.episodes[0], steps=(lost,)))])))
+    assert "frame ffffffffffff can't be shown" in page.text
+    assert "was <b>lost</b>" in page.text
+    assert len(page.of_class("missing")) == 1
+    assert not [tag for tag, _ in page.elements if tag == "svg"]
+    assert "tap (" not in page.text
+    assert "1 frame of this page" in page.text
+    half = Page(replay_html(Replay("a run", lambda sha256: b"\x89PNG", groups=[GROUP])))
+    assert len(half.of_class("missing")) == len(half.of_class("step"))
+
+
+def test_before_and_after_are_paired_by_task():
+    before = [episode("b1", Outcome.FAILURE, app="clock"), episode("b2", Outcome.SUCCESS, app="mail")]
+    after = [episode("a2", Outcome.SUCCESS, app="mail"), episode("a1", Outcome.SUCCESS, app="clock")]
+    page = Page(replay_html(Replay("a run", get, before=before, after=[*after, episode("a3", None, app="maps")])))
+    assert [e["data-outcome"] for e in page.of_class("episode")] == ["failure", "success", "success", "success"]
+    assert "In all:\n1 learned, 1 kept." in page.text
+
+
+def test_an_empty_run_says_so():
+    assert "There is nothing to show" in replay_html(Replay("a run", get))
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    for name, members in (("train", GROUP.episodes), ("before", GROUP.episodes[1:2]), ("after", GROUP.episodes[:1])):
+        recorder = Recorder(tmp_path / name)
+        for record in members:
+            recorder.episode(record, {f.sha256: f for f in FRAMES.values()})
+        if name == "train":
+            recorder.group(GROUP)
+        recorder.close()
+    return tmp_path
+
+
+def test_from_recordings_on_disk(run_folder):
+    replay = replay_of(
+        title="a run",
+        rules=RULES,
+        training=run_folder / "train",
+        before=run_folder / "before",
+        after=run_folder / "after",
+        facts={"updates": "1"},
+    )
+    html = replay_html(replay)
+    expected = Replay(
+        "a run",
+        get,
+        {"updates": "1"},
+        GROUP.episodes[1:2],
+        GROUP.episodes[:1],
+        [GROUP],
+        credits=build_batch([GROUP], RULES).credits,
+    )
+    assert html == replay_html(expected)
+    assert "1 learned." in html

@@ -1,0 +1,329 @@
+"""Conformance of any server of tapforge's environment protocol (`wire.py`): every violation in words.
+
+Rules that are checked: health, task list, what an observation is (hash, size, decodable picture), equal resets and
+equal steps give equal bytes, a re-sent step is answered from the store and not executed again, steps from the future
+and other episodes' calls are refused (409), malformed requests (400), unknown names (404), coordinates 0 and 1, a
+verdict before the end, the end of an episode, close, and that the process stays the same one all the while.
+
+Every call has a deadline. The check holds the slot while it runs and leaves it closed. A server that doesn't answer at
+all ends the check with the violations seen so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import aiohttp
+from PIL import Image, UnidentifiedImageError
+
+from .protocol import EnvironmentFault, StepResult, Task
+from .wire import MAX_OBSERVATION, PROTOCOL, decode_step
+
+#: seconds a call may take
+DEADLINE = 10.0
+#: taps that a run consists of: far apart, so that on most screens some of them change something
+_TAPS = ((0.0, 0.0), (0.5, 0.3), (0.17, 0.5), (0.83, 0.7), (0.5, 0.9), (1.0, 1.0), (0.5, 0.5), (0.17, 0.3))
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    #: the rule that was broken: "health", "idempotent step", ...
+    rule: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.words}"
+
+
+class _Unreachable(Exception):
+    """The server doesn't answer any more; nothing further can be checked. The violation is written already."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """An observation as it came."""
+
+    result: StepResult
+    instance: str
+    body: bytes
+
+
+class _Check:
+    def __init__(self, session: aiohttp.ClientSession, url: str, deadline: float):
+        self.session = session
+        self.url = url.rstrip("/")
+        self.deadline = deadline
+        self.violations: list[Violation] = []
+        self.instance: str | None = None
+        self.health_said_ok = False
+
+    def say(self, rule: str, words: str) -> None:
+        self.violations.append(Violation(rule, words))
+
+    # --- one call ---
+
+    async def call(self, rule: str, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        name = f"{method} {path}"
+        try:
+            async with self.session.request(method, self.url + path, data=data) as answer:
+                content = await answer.content.read(MAX_OBSERVATION + 1)
+                while not answer.content.at_eof() and len(content) <= MAX_OBSERVATION:
+                    content += await answer.content.read(MAX_OBSERVATION)
+                if len(content) > MAX_OBSERVATION:
+                    self.say(rule, f"{name} answers with more than {MAX_OBSERVATION} bytes")
+                    raise _Unreachable
+                return answer.status, content
+        except TimeoutError as error:
+            self.say(rule, f"{name} has no answer within {self.deadline:g} s{self._lie()}")
+            raise _Unreachable from error
+        except (aiohttp.ClientError, OSError) as error:
+            self.say(rule, f"{name} failed, the server is gone or breaks the connection: {error}{self._lie()}")
+            raise _Unreachable from error
+
+    def _lie(self) -> str:
+        return "; yet /health says ok" if self.health_said_ok else ""
+
+    async def observation(self, rule: str, path: str, body: dict[str, Any]) -> _Seen | None:
+        """A call that must answer with an observation."""
+        status, content = await self.call(rule, "POST", path, body)
+        if status != 200:
+            self.say(rule, f"POST {path} answers {status} instead of 200{_error_of(content)}{self._lie()}")
+            return None
+        try:
+            result, instance = decode_step(content)
+        except EnvironmentFault as error:
+            self.say("frame", f"POST {path}: {error}")
+            return None
+        frame = result.observation.frame
+        try:
+            with Image.open(io.BytesIO(frame.data)) as image:
+                image.load()
+                if image.size != (frame.width, frame.height):
+                    self.say(
+                        "frame",
+                        f"POST {path}: the picture is {image.width}x{image.height} pixels, announced was "
+                        f"{frame.width}x{frame.height}",
+                    )
+        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+            self.say("frame", f"POST {path}: a frame of {len(frame.data)} bytes is no whole picture: {error}")
+        if self.instance is not None and instance != self.instance:
+            self.say(
+                "instance",
+                f"POST {path} comes from instance {instance!r}, {self.instance!r} was running: the task is lost",
+            )
+            self.instance = instance
+        return _Seen(result, instance, content)
+
+    async def refused(self, rule: str, path: str, body: Any, want: int, what: str) -> None:
+        """A call that must be refused with status `want` and words."""
+        status, content = await self.call(rule, "POST", path, body)
+        if status != want:
+            self.say(rule, f"{what}: POST {path} answers {status} instead of {want}{_error_of(content)}")
+        elif not _error_of(content):
+            self.say(rule, f"{what}: POST {path} answers {want} without {{'error': words}}")
+
+    # --- the rules ---
+
+    async def health(self, again: bool = False) -> None:
+        status, content = await self.call("health", "GET", "/health")
+        fields = _object(content)
+        if status != 200:
+            self.say("health", f"GET /health answers {status} instead of 200{_error_of(content)}")
+            return
+        if fields is None:
+            self.say("health", f"GET /health answers {content[:80]!r}, which is no JSON object")
+            return
+        if fields.get("status") != "ok":
+            self.say("health", f"status is {fields.get('status')!r} instead of 'ok', with HTTP status 200")
+        if fields.get("protocol") != PROTOCOL:
+            self.say("health", f"protocol is {fields.get('protocol')!r}, this client speaks {PROTOCOL!r}")
+        instance = fields.get("instance")
+        if not isinstance(instance, str) or not instance:
+            self.say("health", f"instance is {instance!r}; it names the process and must not be empty")
+        elif again and self.instance is not None and instance != self.instance:
+            self.say("instance", f"/health names instance {instance!r}, before it was {self.instance!r}: it restarted")
+        elif not again:
+            self.instance = instance
+        self.health_said_ok = True
+
+    async def tasks(self) -> Task | None:
+        status, content = await self.call("tasks", "GET", "/tasks?limit=2")
+        fields = _object(content)
+        listed = fields.get("tasks") if fields else None
+        if status != 200 or not isinstance(listed, list):
+            self.say("tasks", f"GET /tasks answers {status} without a list 'tasks'{_error_of(content)}")
+            return None
+        if not 1 <= len(listed) <= 2:
+            self.say("tasks", f"GET /tasks?limit=2 lists {len(listed)} tasks")
+        status, content = await self.call("tasks", "GET", "/tasks?suite=no-such-suite")
+        if status != 404:
+            self.say("unknown name", f"GET /tasks?suite=no-such-suite answers {status} instead of 404")
+        found = None
+        for item in listed:
+            try:
+                found = found or Task.model_validate(item)
+            except ValueError as error:
+                self.say("tasks", f"{item!r} is no task: {error}")
+        return found
+
+    async def walk(self, rule: str, task: Task, resend: bool) -> list[bytes]:
+        """An episode of taps; every answer. With `resend`, every step is sent twice, the second time with another
+        action: the index decides, not the content."""
+        episode = _episode()
+        seen = await self.observation(rule, "/reset", {"episode": episode, "task": task.model_dump()})
+        if seen is None:
+            return []
+        bodies = [seen.body]
+        for index, (x, y) in enumerate(_TAPS):
+            step = {"episode": episode, "index": index, "action": {"type": "tap", "x": x, "y": y}}
+            seen = await self.observation("step", "/step", step)
+            if seen is None:
+                return bodies
+            bodies.append(seen.body)
+            if seen.result.done:
+                self.say("step", f"the episode is done after a tap at ({x}, {y})")
+            if resend:
+                other = {**step, "action": {"type": "back"}}
+                again = await self.observation("idempotent step", "/step", other if index % 2 else step)
+                if again is not None and again.body != seen.body:
+                    self.say("idempotent step", f"step {index} was sent twice and answered with different bytes")
+        return bodies
+
+    async def determinism(self, task: Task) -> None:
+        plain = await self.walk("reset", task, resend=False)
+        doubled = await self.walk("reset", task, resend=True)
+        if not plain or not doubled:
+            return
+        if plain[0] != doubled[0]:
+            self.say("determinism", f"two resets with task {task.key!r} gave different bytes")
+        else:
+            for index, (one, two) in enumerate(zip(plain[1:], doubled[1:], strict=False)):
+                if one != two:
+                    self.say(
+                        "idempotent step",
+                        f"after the same actions step {index} looks different when every step is sent twice: "
+                        "re-sent steps are executed again, or the phone isn't deterministic",
+                    )
+                    return
+
+    async def episodes(self, task: Task) -> None:
+        """Fences, refusals, verdict, end and close of one episode."""
+        old, episode = _episode(), _episode()
+        for name in (old, episode):
+            if await self.observation("reset", "/reset", {"episode": name, "task": task.model_dump()}) is None:
+                return
+        tap = {"type": "tap", "x": 0.5, "y": 0.5}
+        step = {"episode": episode, "index": 0, "action": tap}
+        await self.refused("fence", "/step", {**step, "episode": old}, 409, "a step of the episode before")
+        await self.refused("fence", "/evaluate", {"episode": old}, 409, "a verdict for the episode before")
+        await self.refused("fence", "/close", {"episode": old}, 409, "closing the episode before")
+        await self.refused("future step", "/step", {**step, "index": 1}, 409, "step 1 before step 0")
+        for what, path, body in _malformed(episode, task):
+            await self.refused("malformed request", path, body, 400, what)
+        wanted = task.model_dump()
+        for field in ("suite", "template"):
+            unknown = {"episode": _episode(), "task": {**wanted, field: "no-such-name"}}
+            await self.refused("unknown name", "/reset", unknown, 404, f"{field} 'no-such-name'")
+        # a refused reset may have ended the episode; nothing is promised about that
+        episode = _episode()
+        if await self.observation("reset", "/reset", {"episode": episode, "task": wanted}) is None:
+            return
+        await self.observation("step", "/step", {"episode": episode, "index": 0, "action": tap})
+        await self.verdict(episode, "before the end")
+        end = {"episode": episode, "index": 1, "action": {"type": "terminate", "status": "failure"}}
+        seen = await self.observation("step", "/step", end)
+        if seen is not None and not seen.result.done:
+            self.say("end", "a terminate action didn't end the episode: done is false")
+        await self.verdict(episode, "after the end")
+        status, content = await self.call("close", "POST", "/close", {"episode": episode})
+        if status != 200:
+            self.say("close", f"POST /close answers {status} instead of 200{_error_of(content)}")
+        late = {"episode": episode, "index": 2, "action": tap}
+        await self.refused("close", "/step", late, 409, "a step after close")
+
+    async def verdict(self, episode: str, when: str) -> None:
+        status, content = await self.call("evaluate", "POST", "/evaluate", {"episode": episode})
+        fields = _object(content)
+        if status != 200 or fields is None:
+            words = f"POST /evaluate {when} answers {status} instead of 200 with JSON"
+            self.say("evaluate", f"{words}{_error_of(content)}{self._lie()}")
+            return
+        value, reason, effects = (fields.get("value"), fields.get("reason"), fields.get("side_effects"))
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            self.say("evaluate", f"value {when} is {value!r}, must be a number from 0 to 1")
+        if not isinstance(reason, str):
+            self.say("evaluate", f"reason {when} is {reason!r}, must be a string")
+        if not isinstance(effects, list) or not all(isinstance(effect, str) for effect in effects):
+            self.say("evaluate", f"side_effects {when} is {effects!r}, must be a list of strings")
+
+    async def everything(self) -> None:
+        await self.health()
+        task = await self.tasks()
+        if task is None:
+            return
+        await self.determinism(task)
+        await self.episodes(task)
+        await self.health(again=True)
+
+
+def _malformed(episode: str, task: Task) -> Iterator[tuple[str, str, Any]]:
+    step = {"episode": episode, "index": 0, "action": {"type": "home"}}
+    yield "a body that is no JSON", "/step", b"{"
+    yield "a body that is no object", "/step", []
+    yield "a reset without a task", "/reset", {"episode": episode}
+    yield "a reset without an episode", "/reset", {"task": task.model_dump()}
+    yield "an unknown action", "/step", {**step, "action": {"type": "no-such-action"}}
+    yield ("a coordinate of 1.5", "/step", {**step, "action": {"type": "tap", "x": 1.5, "y": 0.5}})
+    yield ("a coordinate of -0.1", "/step", {**step, "action": {"type": "tap", "x": 0.5, "y": -0.1}})
+    yield ("an action without its coordinates", "/step", {**step, "action": {"type": "tap"}})
+    yield "an index of -1", "/step", {**step, "index": -1}
+    yield "a verdict without an episode", "/evaluate", {}
+
+
+def _episode() -> str:
+    return f"check-{uuid4().hex[:12]}"
+
+
+def _object(content: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _error_of(content: bytes) -> str:
+    """The server's own words about a refusal, or nothing."""
+    fields = _object(content)
+    error = fields.get("error") if fields else None
+    return f" ({error})" if isinstance(error, str) and error else ""
+
+
+async def check(url: str, deadline: float = DEADLINE) -> list[Violation]:
+    """All violations of the server (or slot) at `url`; none means that it conforms. `deadline`: seconds per call."""
+    timeout = aiohttp.ClientTimeout(total=deadline)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        running = _Check(session, url, deadline)
+        with contextlib.suppress(_Unreachable):  # written as a violation where it happened
+            await running.everything()
+        return list(dict.fromkeys(running.violations))
+
+
+def run_check(url: str, deadline: float = DEADLINE) -> int:
+    """Prints what was found. 0: conforms, 1: violations, 2: `url` is none."""
+    if not url.startswith(("http://", "https://")):
+        print(f"{url!r} is no URL of an environment server: it must start with http:// or https://")
+        return 2
+    violations = asyncio.run(check(url, deadline))
+    for violation in violations:
+        print(violation)
+    print(f"{url} conforms to {PROTOCOL}" if not violations else f"{url}: {len(violations)} violations of {PROTOCOL}")
+    return 1 if violations else 0

@@ -1,0 +1,321 @@
+"""The phone server: K independent phones behind tapforge's own protocol (`tapforge_envs/wire.py`).
+
+    python -m tapforge_envs.phone.server --host 127.0.0.1 --port 0 --slots 4 --width 96 --height 160
+
+- Slot i answers under /slot/i; / is slot 0. One line of JSON, {"port": N, "slots": K}, says that it is ready.
+- Faults (`faults.py`) come from --faults (a JSON list, for every slot) or POST /slot/i/faults, GET shows them.
+- Exit codes: 0 after SIGTERM or SIGINT, 2 when it can't start (the message says why).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
+from typing import Annotated, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tapforge_envs.protocol import Action, StepResult, Task
+from tapforge_envs.wire import CONTENT_TYPE, PROTOCOL
+
+from . import catalog, faults
+from .faults import FAULTS, Call, Fault
+from .slot import Refused, Slot
+from .tasks import SPLITS
+
+#: pixels per side
+_SMALLEST, _LARGEST = 32, 4096
+_TASK_LIMIT = 1000
+#: seconds that calls in flight get at shutdown
+_GRACE = 0.2
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    episode: str = Field(min_length=1, max_length=200)
+
+
+class _Reset(_Request):
+    task: Task
+
+
+class _Step(_Request):
+    index: int = Field(ge=0)
+    action: Annotated[Action, Field(discriminator="type")]
+
+
+_Body = TypeVar("_Body", bound=BaseModel)
+_Handler = Callable[["SlotServer", web.Request], Awaitable[web.StreamResponse]]
+
+
+class SlotServer:
+    """One slot on the wire: reads requests, adds faults and time."""
+
+    def __init__(self, slot: Slot, initial_faults: list[Fault], stopping: asyncio.Event):
+        self.slot = slot
+        self.faults = initial_faults
+        self.stopping = stopping
+        self.hung = False
+        #: (episode, call, index) -> loop time at which a slow answer is ready
+        self._ready: dict[tuple[str, Call, int], float] = {}
+
+    async def health(self, request: web.Request) -> web.Response:
+        lying = any(f.kind == "lying_health" for f in self.faults)
+        body = {
+            "status": "ok" if lying or not self.hung else "hung: give the slot other faults or start the server anew",
+            "protocol": PROTOCOL,
+            "instance": self.slot.instance,
+            "width": self.slot.width,
+            "height": self.slot.height,
+            "suites": list(self.slot.suites),
+            "episode": self.slot.episode.id if self.slot.episode else None,
+        }
+        return web.json_response(body, status=200 if lying or not self.hung else 503)
+
+    async def tasks(self, request: web.Request) -> web.Response:
+        query = request.query
+        try:
+            limit = int(query.get("limit", "100"))
+            seed = int(query.get("seed", "0"))
+        except ValueError as error:
+            raise Refused(400, f"limit and seed are whole numbers: {error}") from error
+        if not 1 <= limit <= _TASK_LIMIT:
+            raise Refused(400, f"limit is {limit}, must be 1 to {_TASK_LIMIT}")
+        names = [query["suite"]] if query.get("suite") else list(self.slot.suites)
+        splits = [query["split"]] if query.get("split") else list(SPLITS)
+        if names[0] not in self.slot.suites:
+            raise Refused(404, catalog.unknown("suite", names[0], list(self.slot.suites)))
+        try:
+            sets = [catalog.tasks(name, split) for name in names for split in splits]
+        except catalog.UnknownTask as error:
+            raise Refused(404, str(error)) from error
+        endless = (tasks.sample(seed, index) for index in range(limit) for tasks in sets)
+        return web.json_response({"tasks": [task.model_dump() for task in islice(endless, limit)]})
+
+    async def reset(self, request: web.Request) -> web.Response:
+        body = await _read(request, _Reset)
+        fault = await self._strike("reset", body.episode, -1)
+        result = self.slot.reset(body.episode, body.task)
+        self._ready.clear()
+        await self._delay("reset", body.episode, -1)
+        return self._observation(result, fault)
+
+    async def step(self, request: web.Request) -> web.Response:
+        body = await _read(request, _Step)
+        fault = await self._strike("step", body.episode, body.index)
+        result = self.slot.step(body.episode, body.index, body.action)
+        await self._delay("step", body.episode, body.index)
+        return self._observation(result, fault)
+
+    async def evaluate(self, request: web.Request) -> web.Response:
+        body = await _read(request, _Request)
+        await self._strike("evaluate", body.episode, -1)
+        score = self.slot.evaluate(body.episode)
+        await self._delay("evaluate", body.episode, -1)
+        return web.json_response(
+            {"value": score.value, "reason": score.reason, "side_effects": list(score.side_effects)}
+        )
+
+    async def close(self, request: web.Request) -> web.Response:
+        body = await _read(request, _Request)
+        if self.hung:
+            await self._never()
+        self.slot.close(body.episode)
+        return web.json_response({})
+
+    async def get_faults(self, request: web.Request) -> web.Response:
+        return web.json_response([f.model_dump(by_alias=True, exclude_defaults=True) for f in self.faults])
+
+    async def post_faults(self, request: web.Request) -> web.Response:
+        """Replaces the slot's faults and wakes it if it hung."""
+        try:
+            self.faults = FAULTS.validate_json(await request.read())
+        except ValidationError as error:
+            raise Refused(400, f"the body is no list of faults: {_words(error)}") from error
+        self.hung = False
+        return await self.get_faults(request)
+
+    # --- faults and time ---
+
+    async def _strike(self, call: Call, episode: str, index: int) -> Fault | None:
+        """The fault of this call that is about its answer; those that prevent one strike here."""
+        if self.hung:
+            await self._never()
+        if not self.faults:
+            return None
+        fault = faults.striking(self.faults, call, episode, index)
+        if fault is None:
+            return None
+        match fault.kind:
+            case "hung":
+                self.hung = True
+                await self._never()
+            case "crashed":
+                os._exit(1)
+            case "error":
+                raise Refused(500, f"fault on demand: error at {call} {index} of episode {episode!r}")
+            case "lying_health":
+                raise Refused(503, f"fault on demand: {call} is refused, whatever the health check says")
+        return fault
+
+    async def _never(self) -> None:
+        await self.stopping.wait()
+        raise Refused(503, "the phone hangs (fault on demand) and the server is stopping")
+
+    async def _delay(self, call: Call, episode: str, index: int) -> None:
+        """Waits until a slow phone would have answered; a re-sent call waits for the rest of the time only."""
+        if not self.faults:
+            return
+        seconds = faults.latency(self.faults, call, episode, index)
+        if seconds > 0:
+            now = asyncio.get_running_loop().time()
+            ready = self._ready.setdefault((episode, call, index), now + seconds)
+            await asyncio.sleep(max(0.0, ready - now))
+
+    def _observation(self, result: StepResult, fault: Fault | None) -> web.Response:
+        kind = fault.kind if fault else None
+        if kind == "lost_task":
+            self.slot.restart()
+            result = self.slot.stranger()
+        elif kind == "half":
+            result = faults.halved(result)
+        elif kind == "wrong_size":
+            result = faults.resized(result)
+        body = self.slot.encode(result)
+        if kind == "corrupt":
+            body = faults.corrupt(body)
+        return web.Response(body=body, content_type=CONTENT_TYPE)
+
+
+async def _read(request: web.Request, model: type[_Body]) -> _Body:
+    data = await request.read()
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise Refused(400, f"{request.path} can't read its body: {_words(error)}") from error
+
+
+def _words(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(str(part) for part in e['loc']) or 'body'}: {e['msg']}" for e in error.errors(include_url=False)[:5]
+    )
+
+
+@web.middleware
+async def _refusals(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refused as error:
+        return web.json_response({"error": str(error)}, status=error.status)
+    except web.HTTPException as error:  # no such route, wrong method, body too large
+        return web.json_response({"error": f"{request.method} {request.path}: {error.reason}"}, status=error.status)
+
+
+def application(slots: Sequence[Slot], initial_faults: list[Fault], stopping: asyncio.Event) -> web.Application:
+    """The server as an aiohttp application. Setting `stopping` lets hung calls go."""
+    servers = [SlotServer(slot, list(initial_faults), stopping) for slot in slots]
+
+    def at(handler: _Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def call(request: web.Request) -> web.StreamResponse:
+            name = request.match_info.get("slot", "0")
+            if not (name.isdecimal() and int(name) < len(servers)):
+                raise Refused(404, f"no slot {name!r}; this server has slots 0 to {len(servers) - 1}")
+            return await handler(servers[int(name)], request)
+
+        return call
+
+    app = web.Application(middlewares=[_refusals])
+    for prefix in ("", "/slot/{slot}"):
+        for path, get in (
+            ("/health", SlotServer.health),
+            ("/tasks", SlotServer.tasks),
+            ("/faults", SlotServer.get_faults),
+        ):
+            app.router.add_get(prefix + path, at(get))
+        for path, post in (
+            ("/reset", SlotServer.reset),
+            ("/step", SlotServer.step),
+            ("/evaluate", SlotServer.evaluate),
+            ("/close", SlotServer.close),
+            ("/faults", SlotServer.post_faults),
+        ):
+            app.router.add_post(prefix + path, at(post))
+    return app
+
+
+async def serve(args: argparse.Namespace, initial_faults: list[Fault]) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    slots = [Slot(args.width, args.height, args.suites) for _ in range(args.slots)]
+    runner = web.AppRunner(application(slots, initial_faults, stopping), access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, args.host, args.port, shutdown_timeout=_GRACE)
+        try:
+            await site.start()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                print(f"port {args.port} on {args.host} is in use; --port 0 takes a free one", file=sys.stderr)
+            else:
+                print(f"can't listen on {args.host}:{args.port}: {error.strerror or error}", file=sys.stderr)
+            return 2
+        print(json.dumps({"port": runner.addresses[0][1], "slots": args.slots}), flush=True)
+        await stopping.wait()
+        return 0
+    finally:
+        await runner.cleanup()
+
+
+def _side(text: str) -> int:
+    value = int(text)
+    if not _SMALLEST <= value <= _LARGEST:
+        raise argparse.ArgumentTypeError(f"{value} pixels; must be {_SMALLEST} to {_LARGEST}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 4096:
+        raise argparse.ArgumentTypeError(f"{value} slots; must be 1 to 4096")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tapforge_envs.phone.server", description="Simulated phones over HTTP."
+    )
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--slots", type=_count, default=1, help="independent phones, under /slot/0 and on")
+    parser.add_argument("--width", type=_side, default=96, help="pixels")
+    parser.add_argument("--height", type=_side, default=160, help="pixels")
+    parser.add_argument("--suites", nargs="+", default=list(catalog.SUITES), help="suites that are served")
+    parser.add_argument("--faults", default="[]", help="JSON list of faults for every slot")
+    args = parser.parse_args(argv)
+    try:
+        for name in args.suites:
+            catalog.suite(name)
+        initial_faults = FAULTS.validate_json(args.faults)
+    except catalog.UnknownTask as error:
+        print(error, file=sys.stderr)
+        return 2
+    except ValidationError as error:
+        print(f"--faults is no list of faults: {_words(error)}", file=sys.stderr)
+        return 2
+    return asyncio.run(serve(args, initial_faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

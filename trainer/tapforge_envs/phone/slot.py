@@ -1,0 +1,117 @@
+"""One slot of the phone server: a phone, the episode that holds it, and every answer that was given to it.
+
+- A reset starts an episode and ends the one before. Re-sent with the same id and task, it is answered from the store.
+- A step that was answered is answered again with the stored bytes and never executed twice.
+- A call of another episode, or a step from the future, is refused; nothing changes by a refused call.
+- The phone is built anew when a task asks for another image than the one that is running.
+
+No I/O and no clock here: the server adds both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from tapforge_envs.protocol import Action, Score, StepResult, Task
+from tapforge_envs.wire import encode_step
+
+from . import catalog
+from .device import Phone
+
+
+class Refused(Exception):
+    """The call can't be served: an HTTP status and words that name the value and the remedy."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass
+class Episode:
+    id: str
+    task: Task
+    phone: Phone
+    first: StepResult
+    #: one per answered step, in order
+    results: list[StepResult] = field(default_factory=list)
+
+
+class Slot:
+    def __init__(self, width: int, height: int, suites: Sequence[str]):
+        self.width = width
+        self.height = height
+        self.suites = tuple(suites)
+        self.episode: Episode | None = None
+        self._closed: str | None = None
+        self._phone: Phone | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """As if the server had been started anew: another instance, and no episode."""
+        self.instance = uuid4().hex
+        self.episode = None
+        self._closed = None
+        self._phone = None
+
+    def reset(self, episode: str, task: Task) -> StepResult:
+        running = self.episode
+        if running is not None and running.id == episode:
+            if running.task == task:
+                return running.first
+            raise Refused(
+                409, f"episode {episode!r} runs task {running.task.key!r} already; a new task needs a new episode id"
+            )
+        try:
+            if task.suite not in self.suites:
+                raise catalog.UnknownTask(catalog.unknown("suite", task.suite, list(self.suites)))
+            rules = catalog.rules_of(task)
+        except catalog.UnknownTask as error:
+            raise Refused(404, str(error)) from error
+        image = catalog.suite(task.suite).image
+        if self._phone is None or self._phone.image is not image:
+            self._phone = Phone(image, self.width, self.height)
+        observation = self._phone.reset(task.seed, rules)
+        self.episode = Episode(episode, task, self._phone, StepResult(observation))
+        return self.episode.first
+
+    def step(self, episode: str, index: int, action: Action) -> StepResult:
+        running = self._running(episode)
+        if index < len(running.results):
+            return running.results[index]
+        if index > len(running.results):
+            raise Refused(
+                409, f"step {index} of episode {episode!r} is from the future; the next one is {len(running.results)}"
+            )
+        result = running.phone.step(action)
+        running.results.append(result)
+        return result
+
+    def evaluate(self, episode: str) -> Score:
+        return self._running(episode).phone.evaluate()
+
+    def close(self, episode: str) -> None:
+        if episode == self._closed:
+            return
+        self._running(episode)
+        self.episode = None
+        self._closed = episode
+
+    def encode(self, result: StepResult) -> bytes:
+        return encode_step(result, self.instance)
+
+    def stranger(self) -> StepResult:
+        """What a phone shows that knows of no task (lost it in a restart)."""
+        image = catalog.suite(self.suites[0]).image
+        return StepResult(Phone(image, self.width, self.height).observe())
+
+    def _running(self, episode: str) -> Episode:
+        if self.episode is None:
+            raise Refused(409, f"no episode is running here, so {episode!r} isn't; start one with /reset")
+        if self.episode.id != episode:
+            raise Refused(
+                409, f"episode {episode!r} doesn't hold this slot, {self.episode.id!r} does; start one with /reset"
+            )
+        return self.episode

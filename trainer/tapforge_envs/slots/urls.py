@@ -1,0 +1,136 @@
+"""Phones at addresses that somebody else runs: a list of URLs, or a file with one URL per line.
+
+In a file `#` begins a comment; a missing scheme means `http://`. Every problem of the list is an error that names the
+line: no valid address, the same server twice (also under two names: equal instance and path). Servers that are dead at
+the start are named and nursed like any sick slot; when all are dead the start fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from yarl import URL
+
+from ..clients.tapforge_http import Deadlines, TapforgeClient, new_session
+from ..protocol import Environment, EnvironmentFault
+from .leasing import LeasedSlots
+from .source import SlotError
+from .table import Backoff
+
+log = logging.getLogger(__name__)
+
+#: servers asked for their health at the same time
+PROBES_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    url: str
+    #: where it was written, for messages: "phones.txt:3"
+    origin: str
+
+
+def parse_urls(lines: Sequence[str], origin: str) -> list[Address]:
+    """Pure: the addresses in `lines`; `origin` is the name of the file or field."""
+    found: dict[str, Address] = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.split("#", 1)[0].strip()
+        if not text:
+            continue
+        here = f"{origin}:{number}"
+        url = _normal(text, here)
+        if earlier := found.get(url):
+            raise SlotError(f"{earlier.origin} and {here} both name {url}: a phone can serve one episode at a time")
+        found[url] = Address(url, here)
+    if not found:
+        raise SlotError(f"{origin} names no server: write one URL per line, such as http://10.0.0.7:8000")
+    return list(found.values())
+
+
+def read_urls(path: Path) -> list[Address]:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SlotError(f"the list of phones {path} can't be read: {error}") from error
+    return parse_urls(text.splitlines(), str(path))
+
+
+def _normal(text: str, here: str) -> str:
+    full = text if "://" in text else f"http://{text}"
+    try:
+        url = URL(full)
+        port = url.port
+    except ValueError as error:
+        raise SlotError(f"{here}: {text!r} is no URL: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host or port is None or any(c.isspace() for c in text):
+        raise SlotError(f"{here}: {text!r} is no http(s) URL such as http://10.0.0.7:8000")
+    if url.query_string or url.fragment:
+        raise SlotError(f"{here}: {text!r}: a phone's URL ends with its path, without '?' or '#'")
+    return str(url.with_path(url.path.rstrip("/") or "/")).rstrip("/")
+
+
+class UrlSlots(LeasedSlots):
+    def __init__(
+        self, addresses: Sequence[Address], deadlines: Deadlines | None = None, backoff: Backoff | None = None
+    ) -> None:
+        super().__init__([a.url for a in addresses], backoff)
+        self._addresses = {a.url: a for a in addresses}
+        self._deadlines = deadlines or Deadlines()
+        self._session: aiohttp.ClientSession | None = None
+
+    def connect(self, slot: str) -> Environment:
+        return self._client(slot)
+
+    async def probe(self, slot: str) -> None:
+        await self._client(slot).health()
+
+    async def start(self) -> None:
+        """Asks every server for its health once. Raises SlotError when none answers or one is listed twice."""
+        self._session = new_session()
+        gate = asyncio.Semaphore(PROBES_AT_ONCE)
+
+        async def ask(slot: str) -> str | EnvironmentFault:
+            async with gate:
+                try:
+                    return await self._client(slot).health()
+                except EnvironmentFault as fault:
+                    return fault
+
+        answers = dict(zip(self._addresses, await asyncio.gather(*map(ask, self._addresses)), strict=True))
+        dead = {slot: a for slot, a in answers.items() if isinstance(a, EnvironmentFault)}
+        try:
+            if len(dead) == len(answers):
+                listed = "".join(f"\n  {self._addresses[s].origin}: {fault}" for s, fault in dead.items())
+                raise SlotError(f"none of the {len(answers)} phones answers:{listed}")
+            self._refuse_twins({s: a for s, a in answers.items() if isinstance(a, str)})
+        except SlotError:
+            await self._session.close()
+            raise
+        for slot, fault in dead.items():
+            log.warning("%s: %s; it is asked again with growing pauses", self._addresses[slot].origin, fault)
+            self._mark_dead(slot, str(fault))
+
+    async def close(self) -> None:
+        await super().close()
+        if self._session:
+            await self._session.close()
+
+    def _client(self, slot: str) -> TapforgeClient:
+        if self._session is None:
+            raise SlotError("UrlSlots.start() comes before the first lease")
+        return TapforgeClient(slot, self._session, self._deadlines)
+
+    def _refuse_twins(self, instances: dict[str, str]) -> None:
+        """The same server under two names: equal instance, and equal path because one server may host many phones."""
+        seen: dict[tuple[str, str], str] = {}
+        for slot, instance in instances.items():
+            key = (instance, URL(slot).path)
+            if instance and (twin := seen.get(key)):
+                a, b = self._addresses[twin], self._addresses[slot]
+                raise SlotError(f"{a.origin} ({a.url}) and {b.origin} ({b.url}) are the same server ({instance})")
+            seen[key] = slot

@@ -1,0 +1,87 @@
+"""tapforge's own environment protocol over HTTP, in one place for servers and clients.
+
+    GET  /health    -> 200 {"status": "ok", "protocol": "tapforge/1", "instance": ID}; 503 when it can't serve
+    GET  /tasks     ?suite=&split=&limit=  -> {"tasks": [Task, ...]}
+    POST /reset     {"episode": ID, "task": Task}                -> observation
+    POST /step      {"episode": ID, "index": n, "action": {...}} -> observation; index counts from 0
+    POST /evaluate  {"episode": ID}                              -> {"value", "reason", "side_effects"}
+    POST /close     {"episode": ID}                              -> {}
+
+- An observation travels as one line of JSON (`ObservationHead`), a newline, and the bytes of the frame: no base64.
+- `episode` fences: a reset starts a new episode and ends the one before; a call with another episode's id gets 409.
+- An index that was answered is answered again with the stored bytes; an index from the future gets 409.
+- A request that can't be read gets 400, an unknown suite or template 404, each with {"error": "..."} that names the
+  value and the remedy. 5xx means that the phone is sick.
+- `instance` changes when the server process does: a client that sees another one has lost its episode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .protocol import EnvironmentFault, Frame, Observation, StepResult
+
+PROTOCOL = "tapforge/1"
+CONTENT_TYPE = "application/x-tapforge-observation"
+#: bytes; a frame of 1080x2400 as PNG stays well below
+MAX_OBSERVATION = 32 * 1024 * 1024
+
+
+class ObservationHead(BaseModel):
+    """The line of JSON before the frame."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    sha256: str
+    width: int = Field(ge=1)
+    height: int = Field(ge=1)
+    media_type: str = "image/png"
+    app: str | None = None
+    state_key: str | None = None
+    ui_tree: str | None = None
+    done: bool = False
+    reward: float = 0.0
+    note: str = ""
+    instance: str = ""
+
+
+def encode_step(result: StepResult, instance: str = "") -> bytes:
+    o = result.observation
+    head = ObservationHead(
+        sha256=o.frame.sha256,
+        width=o.frame.width,
+        height=o.frame.height,
+        media_type=o.frame.media_type,
+        app=o.app,
+        state_key=o.state_key,
+        ui_tree=o.ui_tree,
+        done=result.done,
+        reward=result.reward,
+        note=result.note,
+        instance=instance,
+    )
+    return head.model_dump_json(exclude_defaults=True).encode() + b"\n" + o.frame.data
+
+
+def decode_step(body: bytes) -> tuple[StepResult, str]:
+    """(result, instance). Raises EnvironmentFault when the body is not an observation or the frame is not the one that
+    its hash names (cut off, corrupted)."""
+    line, newline, data = body.partition(b"\n")
+    if not newline:
+        raise EnvironmentFault(
+            f"answer of {len(body)} bytes is no observation: it has no line of JSON before the frame"
+        )
+    try:
+        head = ObservationHead.model_validate_json(line)
+    except ValueError as error:
+        raise EnvironmentFault(f"the line before the frame can't be read: {error}") from error
+    seen = hashlib.sha256(data).hexdigest()
+    if seen != head.sha256:
+        raise EnvironmentFault(
+            f"frame of {len(data)} bytes has hash {seen[:12]}, announced was {head.sha256[:12]}: cut off or corrupted"
+        )
+    frame = Frame(data, seen, head.width, head.height, head.media_type)
+    observation = Observation(frame, app=head.app, state_key=head.state_key, ui_tree=head.ui_tree)
+    return StepResult(observation, done=head.done, reward=head.reward, note=head.note), head.instance

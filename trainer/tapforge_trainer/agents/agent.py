@@ -1,0 +1,77 @@
+"""What a rollout asks of a model adapter.
+
+An agent is pure but for bounded caches: the same goal, history and observation give the same prompt, and the same text
+gives the same action. It knows nothing of engines. An answer that can't be understood is a value (`ParseFailure`), a
+prompt that can't fit is a value (`ContextLimit`); only a frame that is not what it says raises (`EnvironmentFault`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from tapforge_envs.protocol import Action, Observation
+
+from ..records import FinishReason, Prompt
+from .parsing import ParseFailure
+
+PromptStyle = Literal["full", "compact"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An earlier step: what was seen, what the model answered, and the action it was understood as."""
+
+    observation: Observation
+    text: str
+    action: Action | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLimit:
+    """Not even the shortest form of the prompt leaves room for an answer: the episode ends as context_limit."""
+
+    prompt_tokens: int
+    response_tokens: int
+    context_tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"a prompt of {self.prompt_tokens} tokens and an answer of {self.response_tokens} exceed the context of "
+            f"{self.context_tokens}"
+        )
+
+
+class Agent(Protocol):
+    #: what the policy may say: every ordinary token and the end mark
+    allowed_ids: tuple[int, ...]
+    #: the rest of the vocabulary: few ids, for engines that mask those instead
+    banned_ids: tuple[int, ...]
+    #: what ends an answer
+    stop_ids: tuple[int, ...]
+
+    def prompt(self, goal: str, history: Sequence[Turn], observation: Observation) -> Prompt | ContextLimit:
+        """The prompt for the next step; `history` holds all earlier steps, oldest first."""
+        ...
+
+    def read(self, text: str, finish_reason: FinishReason) -> Action | ParseFailure:
+        """What the answer means."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of sampled ids, without the end mark."""
+        ...
+
+    def expand(self, prompt: Prompt) -> tuple[int, ...]:
+        """The prompt's ids as the engine sees them: one placeholder per visual token."""
+        ...
+
+    def answer_ids(self, action: Action) -> tuple[int, ...]:
+        """The canonical answer for an action, with the end mark: a demonstration."""
+        ...
+
+    def prepare(self, observation: Observation) -> Observation:
+        """The observation with its frame as the model sees it. Costs what a resize costs; `prompt` does the same, so
+        for large screens call this first in a thread."""
+        ...

@@ -1,0 +1,108 @@
+"""Model text -> action, strictly.
+
+Promises:
+- The action comes from exactly one <tool_call>...</tool_call> block that stands after the reasoning: after the last
+  </think>. Words outside the block never become an action, and a block inside unfinished reasoning doesn't count.
+- Everything else is a `ParseFailure` that names what is wrong: never an exception, never another action.
+- The block holds one JSON object and nothing else. Duplicate keys, NaN, Infinity, unknown names, missing or extra
+  fields are failures; so is text after the block, and so are bytes that were no UTF-8 (they decode to U+FFFD).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+from tapforge_envs.protocol import Action
+
+from .actions import TOOL_NAME, read_arguments
+
+FailureKind = Literal[
+    "cut_off",  # the answer reached the token limit
+    "aborted",  # the engine gave the answer up
+    "reasoning",  # the reasoning has no end
+    "no_tool_call",
+    "several_tool_calls",
+    "broken_block",  # tags in the wrong order, text after the block, broken characters
+    "json",
+    "shape",  # JSON, but not {"name": ..., "arguments": {...}}
+    "action",  # unknown action, wrong fields, value outside its range
+]
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class ParseFailure:
+    """An answer that is no action. `kind` is for counting, `detail` for people."""
+
+    kind: FailureKind
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}"
+
+
+def parse(text: str) -> Action | ParseFailure:
+    """The action of a complete answer."""
+    spoken = without_reasoning(text)
+    if spoken is None:
+        return ParseFailure("reasoning", f"{_THINK_OPEN} is never closed")
+    opened, closed = spoken.count(_OPEN), spoken.count(_CLOSE)
+    if opened == 0:
+        return ParseFailure("no_tool_call", f"the answer has no {_OPEN}")
+    if opened > 1 or closed > 1:
+        return ParseFailure("several_tool_calls", f"{opened} {_OPEN} and {closed} {_CLOSE}; exactly one is allowed")
+    _, _, rest = spoken.partition(_OPEN)
+    block, closing, after = rest.partition(_CLOSE)
+    if not closing:
+        return ParseFailure("broken_block", f"{_CLOSE} {'stands before ' + _OPEN if closed else 'is missing'}")
+    if after and not after.isspace():
+        return ParseFailure("broken_block", f"{len(after.strip())} characters of text after {_CLOSE}")
+    if "\ufffd" in block:
+        return ParseFailure("broken_block", "the tool call holds bytes that are no UTF-8")
+    return _parse_block(block)
+
+
+def without_reasoning(text: str) -> str | None:
+    """What was said after the last </think>; None when reasoning was begun and never ended."""
+    spoken = text.rpartition(_THINK_CLOSE)[2]
+    return None if _THINK_OPEN in spoken else spoken
+
+
+def _parse_block(block: str) -> Action | ParseFailure:
+    try:
+        call = _DECODER.decode(block)
+    except RecursionError:
+        return ParseFailure("json", "nested too deeply")
+    except ValueError as error:
+        return ParseFailure("json", str(error)[:200])
+    if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:
+        return ParseFailure("shape", 'the tool call is not an object of exactly "name" and "arguments"')
+    if call["name"] != TOOL_NAME:
+        return ParseFailure("shape", f"the tool's name is {ascii(call['name'])[:60]} instead of {TOOL_NAME!r}")
+    arguments = call["arguments"]
+    if not isinstance(arguments, dict):
+        return ParseFailure("shape", f"arguments are a {type(arguments).__name__} instead of an object")
+    try:
+        return read_arguments(arguments)
+    except ValueError as error:
+        return ParseFailure("action", str(error))
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {ascii(twice)[:60]} occurs twice")
+    return result
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)

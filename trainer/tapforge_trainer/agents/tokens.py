@@ -1,0 +1,90 @@
+"""Text and token ids, with a strict border between words and structure.
+
+Promises:
+- `encode` never yields a special token: text that spells "<|image_pad|>" stays text. Structure is only made of the ids
+  that this class names.
+- `allowed_ids` are what a policy may say: every ordinary token and <|im_end|>. Other special tokens are banned at
+  sampling and in log-probabilities.
+- `expand` turns one placeholder per frame into one per visual token; nothing else changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+#: texts beyond this are encoded without being remembered
+_CACHED_CHARACTERS = 2_000
+_SPECIALS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
+
+class Tokens:
+    """A model's vocabulary. Owns its tokenizer: nobody else may change that object's settings."""
+
+    def __init__(self, tokenizer: Tokenizer, origin: str = "tokenizer"):
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True  # "encode special tokens as text": the name is the library's
+        self._tokenizer = tokenizer
+        special = {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        missing = [text for text in _SPECIALS if text not in special]
+        if missing:
+            raise ValueError(
+                f"{origin} has no special token {', '.join(missing)}; a tokenizer of the Qwen3-VL family has them, "
+                "marked as special (else text could spell them)"
+            )
+        self.im_start, self.im_end, self.vision_start, self.vision_end, self.image_pad, self.video_pad = (
+            special[text] for text in _SPECIALS
+        )
+        self.stop_ids: tuple[int, ...] = (self.im_end,)
+        self.banned_ids: tuple[int, ...] = tuple(sorted(set(special.values()) - {self.im_end}))
+        everything = set(tokenizer.get_vocab(with_added_tokens=True).values())
+        self.allowed_ids: tuple[int, ...] = tuple(sorted(everything - set(self.banned_ids)))
+        self._remembered = lru_cache(maxsize=8192)(self._encode)
+
+    @staticmethod
+    def load(model_folder: Path) -> Tokens:
+        from tokenizers import Tokenizer  # costs start-up time that a CLI without a model need not pay
+
+        path = model_folder / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing; use a complete Qwen3-VL model folder")
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"{path} is no tokenizer: {error}") from error
+        return Tokens(tokenizer, str(path))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of plain text: no special tokens, whatever the text spells."""
+        return self._remembered(text) if len(text) <= _CACHED_CHARACTERS else self._encode(text)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of an answer, without the end mark. Special tokens show as their names; they hide nowhere."""
+        end = len(ids)
+        while end and ids[end - 1] in self.stop_ids:
+            end -= 1
+        return self._tokenizer.decode(ids[:end], skip_special_tokens=False)
+
+    def expand(self, ids: Sequence[int], visual_tokens: Sequence[int]) -> tuple[int, ...]:
+        """`visual_tokens` holds the number for each frame, in order. Raises ValueError if counts differ."""
+        pad = self.image_pad
+        found = ids.count(pad)
+        if found != len(visual_tokens):
+            raise ValueError(f"{found} image placeholders for {len(visual_tokens)} frames")
+        expanded: list[int] = []
+        counts = iter(visual_tokens)
+        for id in ids:
+            if id == pad:
+                expanded.extend([pad] * next(counts))
+            else:
+                expanded.append(id)
+        return tuple(expanded)

@@ -1,0 +1,266 @@
+"""Frames as the model sees them: resized once, here, so that no image processor has anything left to resize.
+
+Promises:
+- The size of a fitted frame is a multiple of patch x merge on both sides and within the processor's bounds: a fixed
+  point of the processor's own resizing. One visual token is one cell of patch x merge pixels squared.
+- A PNG that already has such a size and plain colours passes through byte-identical.
+- Every frame is decoded to its last pixel before it is let through, and must have the announced size. Half a file, a
+  wrong checksum or another size raises EnvironmentFault: the episode is invalid, there is no placeholder.
+- Caches are bounded and belong to the `FrameFitter`, which may be called from several threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import struct
+import threading
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from tapforge_envs.protocol import EnvironmentFault, Frame
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+#: samples per pixel by PNG colour type
+_PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+#: start and step of the passes of an interlaced PNG
+_PNG_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+#: what screens come as; other decoders of Pillow are not let near bytes from a network
+_FORMATS = ("PNG", "JPEG", "WEBP")
+#: modes that every decoder turns into the same RGB pixels
+_PLAIN_MODES = ("RGB", "L", "P", "1")
+#: a screen that is longer than this compared with its other side is none; image processors refuse it too
+_MAX_ASPECT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class VisionGrid:
+    """How an image becomes visual tokens. Bounds are numbers of visual tokens, both inclusive."""
+
+    patch: int
+    merge: int
+    min_tokens: int
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.patch < 1 or self.merge < 1 or not 1 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(f"{self} is no vision grid: patch, merge and 1 <= min_tokens <= max_tokens are needed")
+
+    @property
+    def cell(self) -> int:
+        """Pixels of a visual token's side."""
+        return self.patch * self.merge
+
+    @staticmethod
+    def load(model_folder: Path) -> VisionGrid:
+        """From the image processor's own configuration, so that the two can't disagree."""
+        path, config = _image_processor_config(model_folder)
+        try:
+            size = config.get("size") or {}
+            patch, merge = int(config["patch_size"]), int(config["merge_size"])
+            least = int(config.get("min_pixels") or size["shortest_edge"])
+            most = int(config.get("max_pixels") or size["longest_edge"])
+        except KeyError as error:
+            raise ValueError(f"{path} lacks {error}; an image processor of the Qwen-VL family has it") from error
+        area = (patch * merge) ** 2
+        return VisionGrid(patch, merge, min_tokens=max(1, -(-least // area)), max_tokens=most // area)
+
+    def fit(self, width: int, height: int) -> tuple[int, int]:
+        """The size that an image of this size is resized to: itself if it is already right."""
+        if width < 1 or height < 1 or max(width, height) > _MAX_ASPECT * min(width, height):
+            raise ValueError(f"{width}x{height} is no size of a screen")
+        cell = self.cell
+        columns, rows = round(width / cell), round(height / cell)
+        if columns * rows > self.max_tokens:
+            shrink = math.sqrt(self.max_tokens * cell * cell / (width * height))
+            columns, rows = math.floor(width * shrink / cell), math.floor(height * shrink / cell)
+        elif columns * rows < self.min_tokens:
+            grow = math.sqrt(self.min_tokens * cell * cell / (width * height))
+            columns, rows = math.ceil(width * grow / cell), math.ceil(height * grow / cell)
+        columns, rows = max(1, columns), max(1, rows)
+        if not self._allows(columns, rows):
+            columns, rows = self._nearest(width / height)
+        return columns * cell, rows * cell
+
+    def _allows(self, columns: int, rows: int) -> bool:
+        within = self.min_tokens <= columns * rows <= self.max_tokens
+        return within and max(columns, rows) <= _MAX_ASPECT * min(columns, rows)
+
+    def _nearest(self, aspect: float) -> tuple[int, int]:
+        """Narrow bounds or extreme shapes: of all allowed grids the one whose shape is nearest, larger ones first."""
+        best: tuple[float, int, int, int] | None = None
+        for columns in range(1, self.max_tokens + 1):
+            low, high = -(-self.min_tokens // columns), self.max_tokens // columns
+            rows = min(max(round(columns / aspect), low, 1), high)
+            if rows < low or not self._allows(columns, rows):
+                continue
+            candidate = (abs(math.log(columns / rows / aspect)), -columns * rows, columns, rows)
+            best = candidate if best is None else min(best, candidate)
+        if best is None:
+            raise ValueError(f"no image has {self.min_tokens} to {self.max_tokens} visual tokens; widen the bounds")
+        return best[2], best[3]
+
+    def visual_tokens(self, width: int, height: int) -> int:
+        """Tokens of an image of this size, after fitting."""
+        width, height = self.fit(width, height)
+        return (width // self.cell) * (height // self.cell)
+
+
+def _image_processor_config(model_folder: Path) -> tuple[Path, dict]:
+    """Where the processors themselves look: the common file's section first."""
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        path = model_folder / name
+        if not path.is_file():
+            continue
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is no JSON: {error}") from error
+        if name == "processor_config.json":
+            config = config.get("image_processor")
+        if config is not None:
+            return path, config
+    raise FileNotFoundError(
+        f"{model_folder} has no preprocessor_config.json (nor an image_processor in processor_config.json), which says "
+        "how images are resized; use a complete Qwen3-VL model folder"
+    )
+
+
+class FrameFitter:
+    """Checks frames and brings them to the model's size, remembering what it saw by content hash."""
+
+    def __init__(self, grid: VisionGrid, *, max_entries: int = 8192, max_bytes: int = 64 * 1024 * 1024):
+        self.grid = grid
+        self._max_entries, self._max_bytes = max_entries, max_bytes
+        #: (hash, width, height) -> the fitted frame, or None where the frame is right as it is
+        self._seen: OrderedDict[tuple[str, int, int], Frame | None] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._tokens: dict[tuple[int, int], int] = {}
+
+    def fit(self, frame: Frame) -> Frame:
+        """The frame as the model sees it. Raises EnvironmentFault for a frame that is not what it says."""
+        key = (frame.sha256, frame.width, frame.height)
+        with self._lock:
+            if key in self._seen:
+                self._seen.move_to_end(key)
+                known = self._seen[key]
+                return frame if known is None else known
+        fitted = fit_frame(frame, self.grid)  # outside the lock: large screens are fitted in threads, side by side
+        with self._lock:
+            if fitted is frame:
+                self._remember(key, None)
+            else:
+                self._remember(key, fitted)
+                self._remember((fitted.sha256, fitted.width, fitted.height), None)
+        return fitted
+
+    def visual_tokens(self, frame: Frame) -> int:
+        """Visual tokens of a fitted frame."""
+        size = (frame.width, frame.height)
+        tokens = self._tokens.get(size)
+        if tokens is None:
+            if self.grid.fit(*size) != size:
+                raise ValueError(f"a frame of {size[0]}x{size[1]} has not been fitted; call fit() first")
+            tokens = self.grid.visual_tokens(*size)
+            if len(self._tokens) >= 1024:
+                self._tokens.clear()
+            self._tokens[size] = tokens
+        return tokens
+
+    def _remember(self, key: tuple[str, int, int], fitted: Frame | None) -> None:
+        before = self._seen.pop(key, None)
+        self._seen[key] = fitted
+        self._bytes -= len(before.data) if before else 0
+        self._bytes += len(fitted.data) if fitted else 0
+        while self._seen and (len(self._seen) > self._max_entries or self._bytes > self._max_bytes):
+            _, old = self._seen.popitem(last=False)
+            self._bytes -= len(old.data) if old else 0
+
+
+def fit_frame(frame: Frame, grid: VisionGrid) -> Frame:
+    """The frame itself if it is right, else a PNG of the right size. Raises EnvironmentFault (see module)."""
+    image = _decode(frame)
+    try:
+        size = grid.fit(frame.width, frame.height)
+    except ValueError as error:
+        raise EnvironmentFault(f"frame {frame.sha256[:12]}: {error}") from error
+    plain = image.mode in _PLAIN_MODES and "transparency" not in image.info and "exif" not in image.info
+    if plain and size == (frame.width, frame.height):
+        return frame
+    image = image.convert("RGB")
+    if size != image.size:
+        image = image.resize(size, Image.Resampling.BICUBIC)
+    out = io.BytesIO()
+    image.save(out, "PNG", compress_level=1)
+    return Frame.of(out.getvalue(), *size)
+
+
+def _decode(frame: Frame) -> Image.Image:
+    """Every pixel of the frame. Raises EnvironmentFault."""
+    what = f"frame {frame.sha256[:12]} of {len(frame.data)} bytes"
+    if hashlib.sha256(frame.data).hexdigest() != frame.sha256:
+        raise EnvironmentFault(f"{what} is not what its hash names")
+    if frame.data.startswith(_PNG_SIGNATURE):
+        _check_png(frame.data, what)
+    try:
+        image = Image.open(io.BytesIO(frame.data), formats=_FORMATS)
+        if image.size != (frame.width, frame.height):
+            raise EnvironmentFault(
+                f"{what} is {image.size[0]}x{image.size[1]} pixels, announced was {frame.width}x{frame.height}"
+            )
+        image.load()
+    except EnvironmentFault:
+        raise
+    except Exception as error:  # whatever a decoder says about broken bytes, the screen was not delivered
+        raise EnvironmentFault(f"{what} can't be decoded: {type(error).__name__}: {error}") from error
+    return image
+
+
+def _check_png(data: bytes, what: str) -> None:
+    """What Pillow forgives: wrong checksums, no end mark, missing rows (it would paint them black)."""
+    at, end = len(_PNG_SIGNATURE), len(data)
+    header = b""
+    pixels: list[bytes] = []
+    while at + 12 <= end:
+        length = int.from_bytes(data[at : at + 4], "big")
+        after = at + 12 + length
+        if after > end:
+            break
+        kind = data[at + 4 : at + 8]
+        if zlib.crc32(data[at + 4 : after - 4]) != int.from_bytes(data[after - 4 : after], "big"):
+            raise EnvironmentFault(f"{what}: the PNG's {kind!r} at byte {at} has a wrong checksum")
+        if kind == b"IHDR":
+            header = data[at + 8 : after - 4]
+        elif kind == b"IDAT":
+            pixels.append(data[at + 8 : after - 4])
+        elif kind == b"IEND":
+            _check_png_rows(header, b"".join(pixels), what)
+            return
+        at = after
+    raise EnvironmentFault(f"{what} is cut off: the PNG has no end")
+
+
+def _check_png_rows(header: bytes, pixels: bytes, what: str) -> None:
+    if len(header) != 13:
+        raise EnvironmentFault(f"{what}: the PNG's header has {len(header)} bytes instead of 13")
+    width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", header)
+    bits = depth * _PNG_SAMPLES.get(colour, 1)
+    expected = 0
+    for x, y, dx, dy in _PNG_PASSES if interlaced else ((0, 0, 1, 1),):
+        columns, rows = -(-(width - x) // dx), -(-(height - y) // dy)
+        if columns > 0 and rows > 0:
+            expected += rows * (1 + (columns * bits + 7) // 8)
+    inflater = zlib.decompressobj()
+    try:
+        found = len(inflater.decompress(pixels, expected + 1))
+    except zlib.error as error:
+        raise EnvironmentFault(f"{what}: the PNG's pixels can't be unpacked: {error}") from error
+    if found != expected or not inflater.eof:
+        raise EnvironmentFault(f"{what}: the PNG unpacks to {found} bytes of pixels instead of {expected}")

@@ -1,0 +1,40 @@
+"""GiGPO: the episode's advantage (as in GRPO) plus `weight` times an advantage of the step itself.
+
+The step's own advantage compares its discounted return to go with those of all steps in the same group that saw the
+same state, across trajectories and across time. A step whose state nobody else saw gets 0, so GiGPO falls back to GRPO
+where state keys are unique; `state_group_size` makes that visible.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .grpo import episode_advantage
+from .populations import Normalization, compare, discounted_to_go, labels
+from .steps import NO_STATE, Advantages, Steps
+
+
+def gigpo(
+    steps: Steps,
+    *,
+    normalization: Normalization = "mean_std",
+    gamma: float = 0.95,
+    weight: float = 1.0,
+    row_statistics: bool = False,
+    epsilon: float = 1e-6,
+) -> Advantages:
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gamma is {gamma}; a discount lies in [0, 1]")
+    n = len(steps)
+    valid = steps.valid
+    episode, step = np.zeros(n), np.zeros(n)
+    size = np.zeros(n, dtype=np.int64)
+    episode[valid] = episode_advantage(steps, normalization, row_statistics, epsilon)
+    to_go = discounted_to_go(steps.reward[valid], steps.trajectory[valid], gamma)
+    state = steps.state[valid]
+    # Steps without a key are states of their own: numbered past all others.
+    alone = np.cumsum(state == NO_STATE) + state.max(initial=0)
+    population, count = labels(steps.group[valid], np.where(state == NO_STATE, alone, state))
+    step[valid] = compare(to_go, population, count, normalization, epsilon)
+    size[valid] = np.bincount(population, minlength=count)[population]
+    return Advantages(episode + weight * step, episode, step, size)

@@ -1,0 +1,42 @@
+"""GRPO: a trajectory's return against the other trajectories of its group; the same advantage at each of its steps.
+
+`normalization="mean"` is Dr. GRPO. `row_statistics` takes mean and deviation over one entry per step instead of one per
+trajectory, as some published code does: long trajectories then weigh more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .populations import Normalization, compare, labels
+from .steps import Advantages, Floats, Ints, Steps
+
+
+def grpo(
+    steps: Steps,
+    *,
+    normalization: Normalization = "mean_std",
+    row_statistics: bool = False,
+    epsilon: float = 1e-6,
+) -> Advantages:
+    episode = np.zeros(len(steps))
+    episode[steps.valid] = episode_advantage(steps, normalization, row_statistics, epsilon)
+    return Advantages(episode, episode, np.zeros(len(steps)), steps.valid.astype(np.int64))
+
+
+def episode_advantage(steps: Steps, normalization: Normalization, row_statistics: bool, epsilon: float) -> Floats:
+    """One entry per *valid* step."""
+    group, groups = labels(steps.group[steps.valid])
+    returns, first, trajectory = returns_of(steps)
+    if row_statistics:
+        return compare(returns[trajectory], group, groups, normalization, epsilon)
+    return compare(returns, group[first], groups, normalization, epsilon)[trajectory]
+
+
+def returns_of(steps: Steps) -> tuple[Floats, Ints, Ints]:
+    """Over valid steps: (undiscounted return of each trajectory, index of one of its steps, each step's trajectory)."""
+    trajectory, count = labels(steps.trajectory[steps.valid])
+    returns = np.bincount(trajectory, steps.reward[steps.valid], minlength=count).astype(np.float64)
+    member = np.zeros(count, dtype=np.int64)
+    member[trajectory] = np.arange(len(trajectory))
+    return returns, member, trajectory

@@ -1,0 +1,76 @@
+"""Comparing values inside populations, and sums over time inside trajectories: the arithmetic of all estimators.
+
+Everything is vectorised over all populations at once; no Python loop runs over steps.
+A population is given as a dense label per value: 0 .. count-1 (`labels`). In a population of fewer than two members,
+and in one whose values are all equal, every comparison is exactly 0.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+
+from .steps import Floats, Ints
+
+#: mean: distance from the mean; mean_std: that, divided by the unbiased standard deviation plus epsilon
+Normalization = Literal["mean", "mean_std"]
+
+
+def labels(*keys: Ints) -> tuple[Ints, int]:
+    """Dense labels of the distinct tuples of `keys`, and how many there are."""
+    label = np.unique(keys[0], return_inverse=True)[1]
+    for key in keys[1:]:
+        dense = np.unique(key, return_inverse=True)[1]
+        label = np.unique(label * (dense.max(initial=0) + 1) + dense, return_inverse=True)[1]
+    return label, int(label.max(initial=-1)) + 1
+
+
+def center(values: Floats, population: Ints, count: int) -> Floats:
+    """Distance of each value from its population's mean."""
+    size = np.bincount(population, minlength=count)
+    mean = np.bincount(population, values, minlength=count) / np.maximum(size, 1)
+    # A mean of equal floats can be off by a rounding error, which a tiny deviation would blow up.
+    return np.where(_varied(values, population, count)[population], values - mean[population], 0.0)
+
+
+def compare(values: Floats, population: Ints, count: int, mode: Normalization, epsilon: float) -> Floats:
+    """`center`, divided by the unbiased standard deviation plus epsilon if the mode says so."""
+    if mode not in get_args(Normalization):
+        raise ValueError(f"unknown normalization {mode!r}; known are {', '.join(get_args(Normalization))}")
+    distance = center(values, population, count)
+    if mode == "mean":
+        return distance
+    size = np.bincount(population, minlength=count)
+    variance = np.bincount(population, distance**2, minlength=count) / np.maximum(size - 1, 1)
+    return distance / (np.sqrt(variance) + epsilon)[population]
+
+
+def _varied(values: Floats, population: Ints, count: int) -> np.ndarray:
+    """Which populations hold two different values."""
+    varied = np.zeros(count, dtype=bool)
+    first = np.zeros(count)
+    first[population] = values
+    varied[population[values != first[population]]] = True
+    return varied
+
+
+def discounted_to_go(values: Floats, trajectory: Ints, discount: float) -> Floats:
+    """values[t] + discount * values[t+1] + discount^2 * values[t+2] + ... inside each trajectory.
+
+    By doubling: after k rounds an entry holds the sum of the next 2^k values, so the longest trajectory costs log2(its
+    length) passes over the array.
+    """
+    order = np.argsort(trajectory, kind="stable")
+    ordered = trajectory[order]
+    sums = values[order].copy()
+    reach = 1
+    while reach < len(sums):
+        same = ordered[:-reach] == ordered[reach:]
+        if not same.any():
+            break
+        sums[:-reach] += np.where(same, discount**reach * sums[reach:], 0.0)
+        reach *= 2
+    result = np.empty_like(sums)
+    result[order] = sums
+    return result

@@ -1,0 +1,77 @@
+"""Advantage estimators by name: ours, and those that installed packages offer.
+
+An estimator is a function of `Steps` and keyword options that returns `Advantages`. Others offer one by an entry point
+in the group `tapforge.algorithms`:
+
+    [project.entry-points."tapforge.algorithms"]
+    my_estimator = "my_package.module:function"
+
+Names are strict: an unknown one is an error that names the nearest, as is an option that an estimator does not have. A
+name that is offered twice is an error: nobody's estimator replaces another silently.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
+from typing import Any
+
+from .gae import gae
+from .gigpo import gigpo
+from .grpo import grpo
+from .rloo import rloo
+from .steps import Advantages, Steps
+
+ENTRY_POINTS = "tapforge.algorithms"
+
+Estimator = Callable[..., Advantages]
+
+_BUILT_IN: dict[str, Estimator] = {"gae": gae, "gigpo": gigpo, "grpo": grpo, "rloo": rloo}
+
+
+class UnknownName(ValueError):
+    """A name or an option that nobody has; the message says which are known and which is nearest."""
+
+
+def names() -> list[str]:
+    """All estimators that can be asked for, sorted. Loads no entry point."""
+    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+
+
+def estimator(name: str) -> Estimator:
+    offered = [point for point in entry_points(group=ENTRY_POINTS) if point.name == name]
+    if len(offered) + (name in _BUILT_IN) > 1:
+        who = [point.value for point in offered] + ["tapforge's own"] * (name in _BUILT_IN)
+        raise ValueError(f"the estimator {name!r} is offered more than once: {', '.join(who)}; uninstall or rename one")
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    if not offered:
+        raise UnknownName(_unknown("estimator", name, names()))
+    found = offered[0].load()
+    if not callable(found):
+        raise TypeError(f"the entry point {offered[0].value!r} of the estimator {name!r} is no function: {found!r}")
+    return found
+
+
+def estimate(name: str, steps: Steps, **options: Any) -> Advantages:
+    """Runs the named estimator and checks what it returns."""
+    function = estimator(name)
+    known = inspect.signature(function).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+        mine = [key for key, parameter in known.items() if parameter.kind is parameter.KEYWORD_ONLY]
+        for option in options:
+            if option not in mine:
+                raise UnknownName(_unknown(f"option of {name}", option, mine))
+    result = function(steps, **options)
+    if len(result.total) != len(steps):
+        raise ValueError(f"{name} returned {len(result.total)} advantages for {len(steps)} steps; one per step is due")
+    return result
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {name!r}{hint} Known: {', '.join(known) or 'none'}"

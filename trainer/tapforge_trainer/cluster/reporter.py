@@ -1,0 +1,148 @@
+"""Says to the operator every few seconds how far the run is, and brings its orders back (`tapforge_api.progress`).
+
+Promises:
+1. It never disturbs the training: it waits for nobody, and whatever goes wrong is one log line when it begins and one
+   when it is over. An answer that doesn't come is given up after `Pace.answer`.
+2. While the operator is away, reports go on with growing pauses; each carries everything, so none has to be made up
+   for.
+3. The last report is sent until it is answered, or `Pace.final` is over, or it was refused `Pace.refusals` times.
+4. Reports of an attempt are numbered in the order of their time, also over restarts of its driver.
+
+Times are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Self
+
+from tapforge_api.progress import FINAL_SECONDS, Progress
+from tapforge_api.progress import Orders as Answer
+from tapforge_envs.slots.broker_calls import Access, BrokerAway, BrokerCalls
+from tapforge_envs.slots.source import SlotError
+
+from ..orders import Orders, Why
+from ..telemetry import View
+from .attempt import Attempt
+from .standing import Final, report_of
+
+log = logging.getLogger(__name__)
+
+#: at most so much of a stop's grace is kept for the last report
+_FAREWELL = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    #: between two reports, until the operator says something else
+    report: float = 5.0
+    #: for an answer: one about a checkpoint waits until it stands in the run's status
+    answer: float = 25.0
+    #: longest pause while the operator is away
+    cap: float = 60.0
+    #: for the last report, with all its repetitions
+    final: float = FINAL_SECONDS
+    #: between those, growing
+    again: float = 0.5
+    #: how often the last report is refused before it is given up
+    refusals: int = 3
+
+
+class Reporter:
+    """`view` is what is reported; its owner goes on changing it."""
+
+    def __init__(self, access: Access, attempt: Attempt, view: View, orders: Orders, pace: Pace | None = None):
+        self._calls = BrokerCalls(access)
+        self._attempt = attempt
+        self._view = view
+        self._orders = orders
+        self._pace = pace or Pace()
+        self._between = self._pace.report
+        self._failures = 0
+        self._answered = asyncio.Event()
+        # Grows more slowly than the clock: what a later driver of the attempt begins with is larger.
+        self._sequence = int(time.time() * 1000)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._go_on(), name="reports to the operator")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._rest()
+        await self._calls.close()
+
+    async def answered(self, seconds: float) -> bool:
+        """Whether the operator was heard of, now or within so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._answered.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def finish(self, final: Final, message: str, seconds: float | None = None) -> bool:
+        """The last report. Returns whether the operator has it."""
+        await self._rest()
+        end = time.monotonic() + (self._pace.final if seconds is None else seconds)
+        pause, refused, trouble = self._pace.again, 0, "there was no time"
+        while (left := end - time.monotonic()) > 0:
+            try:
+                await self._calls.report(self._attempt.run, self._next(final, message), min(self._pace.answer, left))
+                return True
+            except BrokerAway as away:
+                trouble, asked = str(away), away.pause
+            except SlotError as refusal:
+                trouble, asked, refused = str(refusal), 0.0, refused + 1
+                if refused >= self._pace.refusals:
+                    break
+            await asyncio.sleep(min(max(pause, asked), max(0.0, end - time.monotonic())))
+            pause = min(2 * pause, self._pace.report)
+        log.warning("the operator was not told how the driver ended: %s", trouble)
+        return False
+
+    async def _rest(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _next(self, final: Final = "", message: str = "") -> Progress:
+        self._sequence += 1
+        return report_of(self._attempt, self._sequence, self._view, final, message)
+
+    async def _go_on(self) -> None:
+        while True:
+            pause = await self._report()
+            await asyncio.sleep(pause)
+
+    async def _report(self) -> float:
+        """Returns how long to wait with the next one."""
+        try:
+            answer = await self._calls.report(self._attempt.run, self._next(), self._pace.answer)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on
+            self._failures += 1
+            if self._failures == 1:
+                log.warning("the operator doesn't hear how far the run is: %s", error)
+            asked = error.pause if isinstance(error, BrokerAway) else 0.0
+            grown = self._between * 2 ** min(self._failures - 1, 16)
+            return max(self._between, asked, min(self._pace.cap, grown))
+        if self._failures:
+            log.warning("the operator hears again how far the run is, after %d failures", self._failures)
+            self._failures = 0
+        self._heed(answer)
+        return self._between
+
+    def _heed(self, answer: Answer) -> None:
+        self._between = answer.report_seconds
+        self._orders.limits = answer.limits or self._orders.limits
+        self._answered.set()
+        if not answer.stop:
+            return
+        why = Why(answer.stop)
+        if self._orders.why is not why:
+            log.warning("the operator orders a stop: %s", why)
+        # The last part of the grace is for saying how it ended.
+        self._orders.obey(why, answer.grace_seconds - min(_FAREWELL, answer.grace_seconds / 10))

@@ -1,0 +1,101 @@
+"""What the operator is told of a run: its view in the words of `tapforge_api.progress`. Pure.
+
+A figure that is no number, or out of the bounds of a report, is left out or cut off: a report is never refused for it.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Literal
+
+from tapforge_api.base import INT32
+from tapforge_api.progress import (
+    EXIT_COMPLETE,
+    EXIT_CONFIGURATION,
+    EXIT_STOPPED,
+    Advance,
+    Checkpoint,
+    Leases,
+    Progress,
+)
+
+from ..orders import EXIT_INTERRUPTED, Orders, Why
+from ..telemetry import View
+from .attempt import Attempt
+
+Final = Literal["", "complete", "failed", "configuration", "stopped"]
+
+_MESSAGE = 4096
+_LARGE = 1e9
+
+
+def report_of(attempt: Attempt, sequence: int, view: View, final: Final = "", message: str = "") -> Progress:
+    held = view.slots.size if view.slots is not None else 0
+    saved = view.saved
+    return Progress(
+        attempt=attempt.number,
+        sequence=sequence,
+        restarts=attempt.restarts,
+        cluster=attempt.cluster[:253],
+        phase=view.stage,
+        advance=Advance(
+            update=min(view.update, INT32),
+            max_updates=view.max_updates,
+            episodes=view.episodes,
+            success=_share(view.curve[-1] if view.curve else view.success),
+            episodes_per_hour=_figure(view.episodes_per_hour) or 0.0,
+            policy_version=min(view.version, INT32),
+            seconds_left=_figure(view.seconds_left()),
+        ),
+        leases=Leases(wanted=held if view.slots_wanted is None else view.slots_wanted, held=held),
+        checkpoint=None
+        if saved is None
+        else Checkpoint(update=saved.update, time=_timestamp(saved.time), path=saved.path),
+        final=final,
+        message=_shortened(message),
+    )
+
+
+def ending(code: int, orders: Orders, view: View, restarts_left: int) -> tuple[Final, str]:
+    """What a driver that is about to end with `code` says: how it ends, and of an end by order why."""
+    if code == EXIT_COMPLETE:
+        return "complete", ""
+    if code == EXIT_CONFIGURATION:
+        return "configuration", ""
+    if code in (EXIT_STOPPED, EXIT_INTERRUPTED):
+        return "stopped", _stopped(orders, view)
+    return ("" if restarts_left else "failed"), ""
+
+
+def _stopped(orders: Orders, view: View) -> str:
+    why = {
+        Why.TERMINATE: "its process was told to end (SIGTERM)",
+        Why.SUSPEND: "the run is suspended",
+        Why.DEADLINE: "the run's time is over",
+    }.get(orders.why or Why.INTERRUPT, "somebody pressed Ctrl-C")
+    if view.saved is None:
+        return f"{why}; there was no checkpoint yet: the run begins anew"
+    lost = view.update - view.saved.update
+    left = f", without {lost} update{'s' * (lost != 1)} that there was no time to save" if lost > 0 else ""
+    return f"{why}; the run goes on after update {view.saved.update}{left}"
+
+
+def _share(value: float | None) -> float | None:
+    return None if value is None or not 0.0 <= value <= 1.0 else float(value)
+
+
+def _figure(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(min(max(value, 0.0), _LARGE))
+
+
+def _timestamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _shortened(text: str) -> str:
+    """Both ends of a long message: what failed stands first, and what to do about it last."""
+    if len(text) <= _MESSAGE:
+        return text
+    half = (_MESSAGE - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"

@@ -1,0 +1,160 @@
+"""The files of a run on its storage, and who they belong to.
+
+    <root>/<namespace>/<run uid>/         $TAPFORGE_STORAGE: of this run alone, also among runs of the same name
+      attempt-00000002-1795176000000/     everything the run keeps, while the second attempt works on it
+        NAME/                             the run's folder, as on a laptop: recording, checkpoints, latest, summary, ...
+
+Who has a folder is an attempt and when it was started (milliseconds since the epoch), because a queue that takes an
+attempt's machines and gives it others later starts it twice, and the first one may still live. A driver that is started
+again in place keeps the time of its first start.
+
+Rules:
+1. Whoever starts later takes over what was there by renaming the folder to its own name. From then on the former has no
+   path to it: it can't move `latest`, delete a checkpoint or write one, whenever it wakes up.
+2. Files that the former may hold open, and would go on writing into, are copied before the new one reads them.
+3. Nobody takes anything from a later attempt, or from a later start of the same one: `Superseded`.
+4. Renaming is atomic, so a crash at any moment leaves one folder, which the next start finds.
+
+The volume has to rename folders atomically, as local and network file systems do. Clocks of nodes may differ by
+less than lies between two starts of an attempt.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..assembly import SetupError
+from ..rollout.recorder import FILE, FRAMES
+from ..telemetry import EVENTS
+
+#: files that are appended to, wherever they are below an attempt's folder
+_APPENDED: Final = (FILE, EVENTS)
+_LOCK: Final = ".lock"
+#: an earlier release's has no time
+_FOLDER: Final = re.compile(r"(attempt|taking)-(\d{8})(?:-(\d{13,}))?")
+#: how often another attempt may be faster
+_TRIES: Final = 5
+
+
+class Holder(NamedTuple):
+    """Who works on the files of a run. The larger one counts."""
+
+    attempt: int
+    #: milliseconds since the epoch
+    started: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.attempt:08d}-{self.started:013d}"
+
+
+class Superseded(Exception):
+    """Somebody later goes on with the run."""
+
+
+class StorageError(SetupError):
+    """The storage can't be used. The message names it and the remedy."""
+
+
+def folder_of(storage: Path, holder: Holder) -> Path:
+    return storage / f"attempt-{holder}"
+
+
+def newest(storage: Path) -> Holder | None:
+    """Who has begun to write; None: nobody has."""
+    return max(_folders(storage), default=None)
+
+
+def take_over(storage: Path, holder: Holder) -> Path:
+    """The holder's folder, with everything that earlier ones left. It stands for the folder of all runs."""
+    own = folder_of(storage, holder)
+    taking = storage / f"taking-{holder}"
+    with _in_words(storage):
+        storage.mkdir(parents=True, exist_ok=True)
+        for _ in range(_TRIES):
+            found = _folders(storage)
+            before = max(found, default=holder)
+            if before.attempt > holder.attempt:
+                raise Superseded(f"attempt {before.attempt} of the run has taken over from attempt {holder.attempt}")
+            if before > holder:
+                raise Superseded(f"attempt {holder.attempt} was started once more, later, and that one has taken over")
+            if not found:
+                own.mkdir()
+            if before == holder and own.is_dir():
+                _check(own)
+                return own
+            try:
+                if found[before] != taking:
+                    found[before].rename(taking)
+                _detach(taking)
+                taking.rename(own)
+            except FileNotFoundError:  # a later one was faster
+                continue
+            for other, folder in found.items():
+                if other < before:  # one that didn't know yet that it was over began it anew
+                    shutil.rmtree(folder, ignore_errors=True)
+    raise StorageError(
+        f"{storage} was taken over by other attempts {_TRIES} times in a row; is there only one operator?"
+    )
+
+
+def _folders(storage: Path) -> dict[Holder, Path]:
+    try:
+        entries = list(storage.iterdir())
+    except FileNotFoundError:
+        return {}
+    named = [(match, path) for path in entries if (match := _FOLDER.fullmatch(path.name))]
+    return {Holder(int(match[2]), int(match[3] or 0)): path for match, path in named}
+
+
+def _detach(folder: Path) -> None:
+    """Gives the files that are appended to, and the lock, to whoever opens them from now on."""
+    for place, inner, files in os.walk(folder):
+        inner[:] = [name for name in inner if name != FRAMES]  # many, and never appended to
+        for name in files:
+            path = Path(place, name)
+            if name == _LOCK:
+                path.unlink()
+            elif name in _APPENDED:
+                copy = path.with_name(f".{name}.copy")
+                shutil.copyfile(path, copy)
+                copy.rename(path)
+
+
+def _check(folder: Path) -> None:
+    """Whether anything can be written. On a full volume a name can be, and no byte."""
+    probe = folder / ".probe"
+    try:
+        with probe.open("wb", buffering=0) as file:
+            file.write(b"\0" * 4096)
+            os.fsync(file.fileno())
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+@contextmanager
+def _in_words(storage: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"the run's storage {storage} can't be written: {_why(error)}") from error
+
+
+def _why(error: OSError) -> str:
+    words = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{words}; make room on the volume of spec.checkpoints.storage, or enlarge its claim"
+    if error.errno == errno.EROFS:
+        return f"{words}; the volume of spec.checkpoints.storage is mounted read-only: its claim must allow writing"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return (
+            f"{words} for user {os.getuid()}, group {os.getgid()}; set securityContext.fsGroup in the templates of "
+            "spec.cluster, or give the folder of the volume to that user"
+        )
+    return words

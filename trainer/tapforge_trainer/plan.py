@@ -1,0 +1,373 @@
+"""What a TrainingRun would do, before it does it: `tapforge plan`.
+
+- `inspect_files(run)` is the edge: it looks at the local files that the run names and reports what it found and what is
+  wrong, in words. It starts nothing and opens no connection.
+- `plan(run, files)` is pure: the numbers of a run. `None` means: not known before the run.
+- `render(plan)` is pure: the same for people.
+
+Sizes are tokens, MiB or counts as their names say; times are seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tapforge_api import TrainingRun
+from tapforge_api.environment import EnvironmentSource
+from tapforge_api.learning import ModelSource
+
+from .tasks.files import read_tasks
+from .tasks.source import TaskError
+
+#: folder of all runs, below the working directory
+RUNS = Path("runs")
+
+
+# --- where things are -------------------------------------------------------------------------------------------------
+
+
+def run_folder(run: TrainingRun, runs: Path = RUNS) -> Path:
+    return runs / run.metadata.name
+
+
+def checkpoint_directory(run: TrainingRun, runs: Path = RUNS) -> str:
+    return run.spec.checkpoints.directory or str(run_folder(run, runs) / "checkpoints")
+
+
+# --- the edge ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """What the files that a run names hold. `errors` are complete sentences; with one of them the run can't start."""
+
+    errors: tuple[str, ...] = ()
+    #: addresses in the URL file
+    urls: int | None = None
+    #: tasks in the task file
+    tasks: int | None = None
+
+
+def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
+    """Looks at the model folder, the URL file, the task file, the checkpoint to resume from and the places to write."""
+    spec, errors = run.spec, []
+    if (folder := spec.model.source.path) is not None:
+        errors += model_folder_errors(Path(folder.folder))
+    urls = tasks = None
+    if (source := spec.environment.source.urls) is not None and source.file is not None:
+        urls, error = _counted(lambda: _count_urls(Path(source.file or "")), "spec.environment.source.urls.file")
+        errors += error
+    if (file := spec.tasks.file) is not None:
+        tasks, error = _counted(lambda: len(read_tasks(Path(file)).tasks), "spec.tasks.file")
+        errors += error
+    if (resume := spec.checkpoints.resume_from) is not None and not Path(resume).is_dir():
+        errors.append(f"spec.checkpoints.resumeFrom: {_why_no_folder(Path(resume))}")
+    places = {
+        "the run's folder": str(run_folder(run, runs)),
+        "spec.checkpoints.directory": checkpoint_directory(run, runs),
+    }
+    for name, place in places.items():
+        if why := _why_not_writable(Path(place)):
+            errors.append(f"{name}: {why}")
+    return LocalFiles(tuple(errors), urls, tasks)
+
+
+def model_folder_errors(folder: Path) -> list[str]:
+    """Why a folder is no model in Hugging Face's layout; empty: it looks like one."""
+    here = "spec.model.source.path.folder"
+    if not folder.is_dir():
+        return [f"{here}: {_why_no_folder(folder)}"]
+    needed = {
+        "config.json": ("config.json",),
+        "a tokenizer (tokenizer.json or vocab.json)": ("tokenizer.json", "vocab.json"),
+        "weights (*.safetensors)": ("*.safetensors",),
+    }
+    lacking = [what for what, globs in needed.items() if not any(any(folder.glob(g)) for g in globs)]
+    return [f"{here}: the folder {folder} lacks {', '.join(lacking)}"] if lacking else []
+
+
+def _count_urls(path: Path) -> int:
+    from tapforge_envs.slots.urls import read_urls  # pays for aiohttp, which other commands don't need
+
+    return len(read_urls(path))
+
+
+def _counted(count: Callable[[], int], field: str) -> tuple[int | None, list[str]]:
+    from tapforge_envs.slots.source import SlotError
+
+    try:
+        return count(), []
+    except (TaskError, SlotError) as error:
+        return None, [f"{field}: {error}"]
+
+
+def _why_no_folder(path: Path) -> str:
+    if path.exists():
+        return f"{path} is a file, expected a folder"
+    parent = next(p for p in (*path.absolute().parents, Path("/")) if p.exists())
+    return f"the folder {path} doesn't exist (what exists of it: {parent})"
+
+
+def _why_not_writable(path: Path) -> str | None:
+    """None: the folder is there and can be written, or could be made."""
+    nearest = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    if not nearest.is_dir():
+        return f"{path} can't be a folder: {nearest} is a file"
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return f"{path} can't be written: no permission in {nearest}"
+    return None
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The numbers of a run."""
+
+    name: str
+    seed: int
+    policy: str
+    dtype: str
+    #: a frozen copy of the initial policy, for the KL term
+    reference: bool
+    #: whose log-probabilities stand for the policy that acted
+    old_logprobs: Literal["engine", "learner"]
+
+    phones: str
+    slots: int | None
+    #: episodes at once; None: as many as there are slots
+    concurrency: int | None
+    practised: str
+    tasks: int | None
+
+    warm_start_answers: int
+    groups_per_update: int
+    group_size: int
+    episodes_per_update: int
+    #: groups accepted or running at any moment: what the staleness bound allows
+    groups_in_flight: int
+    optimizer_steps_per_update: int
+    max_staleness: int
+    sync_mid_episode: bool
+    updates: int
+    episodes: int
+    optimizer_steps: int
+
+    algorithm: str
+    ranks: int
+    engines: int
+    kv_cache_mib: int
+    sequences_at_once: int
+    context_tokens: int
+    prompt_tokens: int
+    response_tokens: int
+
+    #: tasks x repeats x modes, of one evaluation
+    evaluation_episodes: int
+    evaluations: int
+    evaluated: str
+    ends: str
+
+    folder: str
+    checkpoints: str
+    #: what is allowed and probably not meant
+    notes: tuple[str, ...]
+
+
+def plan(run: TrainingRun, files: LocalFiles = LocalFiles(), runs: Path = RUNS) -> Plan:
+    """Pure. `files` adds what only the named files know."""
+    spec = run.spec
+    rollout, learner, engine, evaluation, stop = spec.rollout, spec.learner, spec.engine, spec.evaluation, spec.stop
+    per_update = rollout.groups_per_update * rollout.group_size
+    between = (stop.max_updates - 1) // evaluation.every_updates if evaluation.every_updates else 0
+    on_policy = rollout.max_staleness == 0 and learner.mini_batches == 1
+    slots = known_slots(spec.environment.source, files)
+    return Plan(
+        name=run.metadata.name,
+        seed=spec.seed,
+        policy=_policy(spec.model.source),
+        dtype=spec.model.dtype,
+        reference=spec.algorithm.kl.coefficient > 0,
+        old_logprobs="engine" if on_policy else "learner",
+        phones=_phones(run),
+        slots=slots,
+        concurrency=rollout.concurrency if slots is None else min(slots, rollout.concurrency or slots),
+        practised=_practised(run),
+        tasks=files.tasks if spec.tasks.file else spec.tasks.max_tasks,
+        warm_start_answers=spec.warm_start.steps * spec.warm_start.batch_size if spec.warm_start else 0,
+        groups_per_update=rollout.groups_per_update,
+        group_size=rollout.group_size,
+        episodes_per_update=per_update,
+        groups_in_flight=(rollout.max_staleness + 1) * rollout.groups_per_update,
+        optimizer_steps_per_update=learner.mini_batches,
+        max_staleness=rollout.max_staleness,
+        sync_mid_episode=spec.sync.mid_episode,
+        updates=stop.max_updates,
+        episodes=stop.max_updates * per_update,
+        optimizer_steps=stop.max_updates * learner.mini_batches,
+        algorithm=_algorithm(run),
+        ranks=learner.ranks,
+        engines=engine.replicas,
+        kv_cache_mib=engine.kv_cache_mib,
+        sequences_at_once=engine.replicas * engine.max_concurrent_sequences,
+        context_tokens=spec.model.context_tokens,
+        prompt_tokens=spec.model.context_tokens - rollout.response_tokens,
+        response_tokens=rollout.response_tokens,
+        evaluation_episodes=evaluation.episodes * (evaluation.repeats * evaluation.sampled + evaluation.greedy),
+        evaluations=2 + between,
+        evaluated=_evaluated(run),
+        ends=_ends(run),
+        folder=str(run_folder(run, runs)),
+        checkpoints=checkpoint_directory(run, runs),
+        notes=_notes(run, slots),
+    )
+
+
+def known_slots(source: EnvironmentSource, files: LocalFiles = LocalFiles()) -> int | None:
+    """Slots, as far as the file and the files it names tell; a pool's are the operator's to grant."""
+    if source.processes is not None:
+        return source.processes.count
+    if source.urls is not None:
+        return len(source.urls.list) if source.urls.list is not None else files.urls
+    return None
+
+
+def _policy(source: ModelSource) -> str:
+    if source.path is not None:
+        return f"the model in {source.path.folder}"
+    if source.hugging_face is not None:
+        return f"{source.hugging_face.repo} at {source.hugging_face.revision}, from Hugging Face"
+    return "the built-in tiny Qwen3-VL"
+
+
+def _phones(run: TrainingRun) -> str:
+    source, screen = run.spec.environment.source, run.spec.environment.screen
+    if source.processes is not None:
+        slow = source.processes.latency
+        late = f", steps of {slow.median_seconds:g} s (log-normal, sigma {slow.sigma:g})" if slow else ""
+        servers = _count(source.processes.servers, "server")
+        size = f"{screen.width}x{screen.height} pixels"
+        return f"{_count(source.processes.count, 'simulated phone')} in {servers}, {size}{late}"
+    if source.pool is not None:
+        pool = source.pool
+        urgency = f", priority {pool.priority}" if pool.priority else ""
+        return f"up to {pool.slots:,} of the pool {pool.name}, claimed from the operator{urgency}"
+    if source.own_pool is not None:
+        return f"up to {source.own_pool.slots:,} of a pool of its own, which the operator makes"
+    assert source.urls is not None
+    return f"the servers in {source.urls.file}" if source.urls.file else f"{len(source.urls.list or ())} servers by URL"
+
+
+def _practised(run: TrainingRun) -> str:
+    tasks = run.spec.tasks
+    which = f", templates {', '.join(tasks.templates)}" if tasks.templates else ""
+    most = f", at most {tasks.max_tasks} tasks" if tasks.max_tasks else ""
+    return (f"the tasks in {tasks.file}" if tasks.file else f"suite {tasks.suite}, split {tasks.split}") + which + most
+
+
+def _algorithm(run: TrainingRun) -> str:
+    algorithm = run.spec.algorithm
+    parts = {name: getattr(algorithm.advantage.value, name, None) for name in ("normalization", "gamma", "weight")}
+    inside = ", ".join(f"{k} {v}" for k, v in parts.items() if v is not None)
+    kl = f"KL {algorithm.kl.coefficient:g} ({algorithm.kl.estimator})" if algorithm.kl.coefficient else "no KL term"
+    loss = algorithm.loss
+    name = algorithm.advantage.kind + (f" ({inside})" if inside else "")
+    return f"{name}, clip {loss.clip_low:g}/{loss.clip_high:g}, {loss.aggregation}, {kl}"
+
+
+def _evaluated(run: TrainingRun) -> str:
+    e = run.spec.evaluation
+    modes = [f"sampled at {e.sampled_temperature:g}"] * e.sampled + ["greedy"] * e.greedy
+    repeats = f" x {e.repeats}" if e.repeats > 1 else ""
+    floors = "; floors of a random and an always-infeasible policy" if e.floors else ""
+    return f"split {e.split}, {e.episodes} tasks{repeats}, {' and '.join(modes)}{floors}"
+
+
+def _ends(run: TrainingRun) -> str:
+    stop = run.spec.stop
+    parts = [f"after {_count(stop.max_updates, 'update')}"]
+    if stop.max_seconds is not None:
+        parts.append(f"after {stop.max_seconds:g} s")
+    if stop.target_success is not None:
+        parts.append(f"when {stop.target_success:.0%} of an update's episodes succeed")
+    return ", or ".join(parts)
+
+
+def _notes(run: TrainingRun, slots: int | None) -> tuple[str, ...]:
+    spec, notes = run.spec, []
+    rollout, learner, engine, deadlines = spec.rollout, spec.learner, spec.engine, spec.environment.deadlines
+    wanted = rollout.concurrency
+    if slots is not None and wanted is not None and wanted > slots:
+        notes.append(f"rollout.concurrency is {wanted}, but only {slots} slots exist: {slots} episodes run at once")
+    at_once = wanted if slots is None else min(slots, wanted or slots)
+    capacity = engine.replicas * engine.max_concurrent_sequences
+    if at_once is not None and at_once > capacity:
+        notes.append(f"{at_once} episodes at once, but the engines sample {capacity} answers at once: the rest waits")
+    bound = (rollout.max_staleness + 1) * rollout.groups_per_update * rollout.group_size
+    if at_once is not None and at_once > bound:
+        notes.append(f"{at_once} episodes at once, but rollout.maxStaleness admits {bound}: slots will idle")
+    if rollout.groups_per_update % learner.mini_batches:
+        notes.append(f"{rollout.groups_per_update} groups don't divide into {learner.mini_batches} equal minibatches")
+    if learner.tokens_per_micro_batch < spec.model.context_tokens:
+        notes.append(
+            f"a sample may have {spec.model.context_tokens} tokens, more than learner.tokensPerMicroBatch "
+            f"({learner.tokens_per_micro_batch}): it is computed alone and may need more memory"
+        )
+    if deadlines.step_seconds > deadlines.episode_seconds:
+        notes.append("environment.deadlines.stepSeconds is longer than episodeSeconds: the latter decides")
+    if rollout.group_deadline_seconds < deadlines.episode_seconds:
+        notes.append(
+            f"rollout.groupDeadlineSeconds ({rollout.group_deadline_seconds:g}) is shorter than "
+            f"environment.deadlines.episodeSeconds ({deadlines.episode_seconds:g}): slow episodes are left out"
+        )
+    if spec.evaluation.split == spec.tasks.split and spec.tasks.file is None:
+        notes.append(f"practised and evaluated on the same split ({spec.tasks.split}): nothing is held out")
+    if spec.tasks.file is not None and {"suite", "split"} & spec.tasks.model_fields_set:
+        notes.append("tasks.file is set: tasks.suite and tasks.split choose no tasks for training")
+    if spec.environment.source.pool is not None or spec.environment.source.own_pool is not None:
+        notes.append(
+            "the phones come from a pool: the run needs a cluster with the operator, and an episode waits "
+            f"environment.deadlines.acquireSeconds ({deadlines.acquire_seconds:g}) for a phone, which may have to boot"
+        )
+    return tuple(notes)
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def render(p: Plan) -> str:
+    """The plan as text, one line per fact."""
+    slots = "as many as the source has" if p.slots is None else f"{p.slots:,}"
+    at_once = "one per slot" if p.concurrency is None else f"{p.concurrency:,}"
+    reference = "a frozen reference for the KL term" if p.reference else "no reference model"
+    arrive = "mid-episode" if p.sync_mid_episode else "between episodes"
+    lines = {
+        "run": f"{p.name}, seed {p.seed}",
+        "policy": f"{p.policy}, {p.dtype}",
+        "loaded": f"{_count(p.ranks, 'learner rank')}, {_count(p.engines, 'engine')} of {p.kv_cache_mib:,} MiB "
+        f"key-value cache, {reference}",
+        "phones": p.phones,
+        "slots": f"{slots}; episodes at once: {at_once}; answers sampled at once: {p.sequences_at_once:,}",
+        "tasks": p.practised + (f" ({p.tasks:,} tasks)" if p.tasks is not None else ""),
+        "warm start": f"{p.warm_start_answers:,} demonstrated answers" if p.warm_start_answers else "none",
+        "update": f"{p.groups_per_update:,} groups x {p.group_size:,} = {p.episodes_per_update:,} episodes, one sample "
+        f"per step, {_count(p.optimizer_steps_per_update, 'optimizer step')}",
+        "staleness": f"at most {_count(p.max_staleness, 'version')}: up to {p.groups_in_flight:,} groups in flight; "
+        f"old log-probabilities from the {p.old_logprobs}; new weights arrive {arrive}",
+        "algorithm": p.algorithm,
+        "context": f"{p.context_tokens:,} tokens: prompt up to {p.prompt_tokens:,}, answer up to {p.response_tokens:,}",
+        "evaluation": f"{p.evaluated}; {p.evaluation_episodes:,} episodes, {p.evaluations:,} times",
+        "ends": f"{p.ends}; {p.episodes:,} episodes and {_count(p.optimizer_steps, 'optimizer step')} at most",
+        "written to": f"{p.folder}; checkpoints in {p.checkpoints}",
+    }
+    width = max(map(len, lines))
+    return "\n".join([*(f"{k:<{width}}  {v}" for k, v in lines.items()), *(f"note: {n}" for n in p.notes)])

@@ -1,0 +1,251 @@
+"""The policy as the loop sees it: one object with a learner, engines that sample, and what goes on between them.
+
+    imitate (supervised) -> sync -> generate ... update -> sync -> ...; save, resume, export; close
+
+Learner and engines start side by side; `start` returns when the learner can work, and whoever first needs an engine
+waits for it, so that a warm start runs while the engines are still loading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tapforge_envs.protocol import Frame
+
+from ..records import Generator, Sample
+from .settings import EngineSettings, LearnerSettings, PauseMode, UpdateSettings
+
+#: environment variable by which a cluster's job finds its Ray
+RAY_ADDRESS = "RAY_ADDRESS"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    #: None: nothing is sampled
+    engine: EngineSettings | None
+    #: None: nothing is learned; the engines answer with the folder's weights
+    learner: LearnerSettings | None
+    replicas: int = 1
+    #: new weights arrive while answers are being sampled
+    mid_episode: bool = True
+    checkpoints: Path = Path("checkpoints")
+    keep: int = 2
+
+
+class Policy:
+    def __init__(self, settings: PolicySettings):
+        self.settings = settings
+        self._learner: Any = None
+        self._engines: Any = None
+        self._probe: Any = None
+        self._engines_ready: asyncio.Task[None] | None = None
+        self._ray: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Starts Ray, the learner ranks and the engines. Raises what their own start raises; may be cancelled."""
+        with _own_signals():
+            self._ray = asyncio.create_task(asyncio.to_thread(_start_ray))
+            await asyncio.shield(self._ray)
+        from .engine_client import Engines
+        from .frames import PixelFormat
+        from .learner import Learner
+
+        engine, learner = self.settings.engine, self.settings.learner
+        if engine is not None:
+            folder = Path(engine.model)
+            self._engines = Engines(
+                engine,
+                PixelFormat.of_folder(folder),
+                _config(folder)["image_token_id"],
+                replicas=self.settings.replicas,
+            )
+            self._engines_ready = asyncio.create_task(self._engines.ready())
+        if learner is not None:
+            self._learner = Learner(learner)
+            await self._learner.ready()
+        elif self._engines_ready is not None:
+            await self._engines_ready
+
+    @property
+    def generator(self) -> Generator:
+        return self._engines
+
+    async def imitate(
+        self,
+        samples: Sequence[Sample],
+        frames: Mapping[str, Frame],
+        *,
+        steps: int,
+        batch_size: int,
+        learning_rate: float,
+        warmup_steps: int,
+        seed: int,
+    ) -> dict[str, float]:
+        """Cross-entropy on random batches, rate warmed up and then decayed along a cosine. The optimizer starts afresh
+        afterwards: its memory of imitation would be wrong for what comes next."""
+        rng = np.random.default_rng(seed)
+        figures: dict[str, float] = {}
+        for step in range(1, steps + 1):
+            chosen = rng.choice(len(samples), size=min(batch_size, len(samples)), replace=False)
+            rate = (
+                learning_rate
+                * min(1.0, step / max(1, warmup_steps))
+                * 0.5
+                * (1 + math.cos(math.pi * (step - 1) / steps))
+            )
+            batch = [samples[k] for k in chosen]
+            shown = {name: frames[name] for sample in batch for name in sample.frames}
+            figures = await self._learner.supervised(batch, shown, UpdateSettings(learning_rate=rate))
+        await self.forget_optimizer()
+        return figures
+
+    async def forget_optimizer(self) -> None:
+        """The next update is the optimizer's first."""
+        await self._learner.run(_fresh_optimizer)
+
+    async def update(
+        self, samples: Sequence[Sample], frames: Mapping[str, Frame], settings: UpdateSettings, version: int
+    ) -> dict[str, float]:
+        """`version` is that of the weights before the update."""
+        return await self._learner.update(samples, frames, settings, version)
+
+    async def sync(self, version: int) -> float:
+        """The engines answer with the learner's weights from here on, proven by a probe. Returns the largest difference
+        of a log-probability between engine and learner that the probe saw."""
+        from .probe import make_probe
+        from .sync import synchronize
+
+        engine = self.settings.engine
+        if engine is None or self._engines_ready is None:
+            raise RuntimeError("there is no engine to give the weights to: start the policy with an engine")
+        await self._engines_ready
+        if self._probe is None:
+            config = _config(Path(engine.model))
+            self._probe = make_probe(
+                self._learner.form,
+                engine.allowed_ids,
+                config["image_token_id"],
+                config["vision_start_token_id"],
+                config["vision_end_token_id"],
+                engine.context_tokens,
+            )
+        mode: PauseMode = "keep" if self.settings.mid_episode else "wait"
+        return await synchronize(self._learner, self._engines, self._probe, version, mode=mode)
+
+    async def save(self, update: int, state: Mapping[str, Any]) -> Path:
+        """A checkpoint of weights, optimizer and the driver's `state` (plain JSON). Returns its folder."""
+        from .checkpoints import save
+
+        return await save(self._learner, self.settings.checkpoints, update, dict(state), keep=self.settings.keep)
+
+    async def resume(self, folder: Path | None = None) -> dict[str, Any] | None:
+        """Loads `folder` or the newest checkpoint; returns the driver's state, or None where there is none."""
+        from .checkpoints import load
+
+        return await load(self._learner, self.settings.checkpoints, folder)
+
+    async def export(self, folder: Path) -> None:
+        from .export import export
+
+        await export(self._learner, folder)
+
+    async def refer_to(self, folder: Path) -> None:
+        """From here on the KL term pulls towards the weights in `folder` (written by `export`)."""
+        await self._learner.run(_refer_to, str(folder))
+
+    async def close(self) -> None:
+        """Ends what `start` started, however far it came."""
+        import ray
+
+        if self._ray is not None:  # a thread can't be cancelled: a Ray that comes up late would be left behind
+            await asyncio.gather(self._ray, return_exceptions=True)
+        if self._engines_ready is not None:
+            self._engines_ready.cancel()
+            await asyncio.gather(self._engines_ready, return_exceptions=True)
+        if self._engines is not None:
+            await self._engines.close()
+        if self._learner is not None:
+            await self._learner.close()
+        if self._ray is not None and ray.is_initialized():  # a Ray that somebody else of this process uses stays
+            await asyncio.to_thread(ray.shutdown)
+
+
+def _fresh_optimizer(rank: Any) -> None:
+    rank.optimizer.state.clear()
+    rank.steps = 0
+
+
+def _refer_to(rank: Any, folder: str) -> None:
+    from .rank import load_policy, shard
+
+    reference, _ = load_policy(replace(rank.settings, model=folder), rank.form)
+    reference.requires_grad_(False)
+    shard(reference, rank.mesh, rank.settings)
+    rank.reference = reference
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    import json
+
+    return json.loads((folder / "config.json").read_text())
+
+
+async def cluster_gpus() -> int | None:
+    """GPUs of the Ray cluster that this process is a driver of, wherever they are: the head has often none. None
+    outside of one."""
+    if not os.environ.get(RAY_ADDRESS):
+        return None
+    with _own_signals():
+        return await asyncio.to_thread(_count_gpus)
+
+
+def _count_gpus() -> int:
+    import ray
+
+    _start_ray()
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray puts a handler of its own in front of SIGTERM's, which prints a stack and aborts the process three seconds
+    later: no time for a checkpoint."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [(number, signal.getsignal(number)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            if handler is not None:
+                signal.signal(number, handler)
+                signal.siginterrupt(number, False)  # as asyncio has it
+
+
+def _start_ray() -> None:
+    import ray
+
+    address = os.environ.get(RAY_ADDRESS)
+    if address and ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray's workers are nice (15) by default: on a machine without an idle core, engines and ranks would hardly run
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    if not address:
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    else:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)

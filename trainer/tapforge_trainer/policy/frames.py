@@ -1,0 +1,164 @@
+"""Frames as the vision tower wants them: decoded once, cut into patches once, kept by content hash in bounded memory.
+
+Rules:
+- A frame already has the model's size (`agents/vision.py` saw to that): nothing is resized here, and a frame whose
+  sides are no multiples of patch x merge is an error.
+- Patches lie in the order of the model's image processor: block by block of merge x merge neighbours, each patch as
+  channel, row, column. The processor's temporal copy is left out: the model sums it away (`forward.py`).
+- Values stay bytes; scaling to floats happens in the tensor that a micro-batch makes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tapforge_envs.protocol import Frame
+
+
+class FrameError(ValueError):
+    """A frame that is missing, broken or of a wrong size; the message names its hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class PixelFormat:
+    """What of the image processor's settings is left when frames have the right size."""
+
+    patch: int
+    merge: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    #: visual tokens below which the processor would enlarge a frame
+    least_tokens: int = 1
+
+    @staticmethod
+    def of_folder(folder: Path) -> PixelFormat:
+        path = folder / "preprocessor_config.json"
+        try:
+            found = json.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{path} is missing; a vision model's folder has it") from error
+        try:
+            mean, std = tuple(found["image_mean"]), tuple(found["image_std"])
+            patch, merge = int(found["patch_size"]), int(found.get("merge_size", 2))
+            least = (found.get("size") or {}).get("shortest_edge", found.get("min_pixels", 1))
+            return PixelFormat(patch, merge, mean, std, max(1, -(-int(least) // (patch * merge) ** 2)))
+        except KeyError as error:
+            raise ValueError(f"{path} lacks {error}; an image processor of the Qwen-VL family has it") from error
+
+    @property
+    def cell(self) -> int:
+        """Pixels along a side of one visual token."""
+        return self.patch * self.merge
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Visual tokens (rows, columns) of a frame."""
+        if width % self.cell or height % self.cell or not width or not height:
+            raise FrameError(
+                f"a frame of {width}x{height} pixels does not divide into cells of {self.cell}; fit it first"
+            )
+        return height // self.cell, width // self.cell
+
+
+def decode(data: bytes, name: str) -> np.ndarray:
+    """RGB bytes [height, width, 3]."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return np.asarray(image.convert("RGB"))
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise FrameError(f"frame {name[:12]} of {len(data)} bytes can't be decoded: {error}") from error
+
+
+def cut(pixels: np.ndarray, form: PixelFormat) -> np.ndarray:
+    """Bytes [patches, 3 * patch * patch] in the processor's order."""
+    height, width, _ = pixels.shape
+    rows, columns = form.grid(width, height)
+    p, m = form.patch, form.merge
+    blocks = pixels.reshape(rows, m, p, columns, m, p, 3)
+    # rows, columns, row in the block, column in the block, channel, pixel row, pixel column
+    return np.ascontiguousarray(blocks.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(rows * columns * m * m, 3 * p * p)
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """A frame, ready. `values` is [patches, 3 * patch * patch], bytes."""
+
+    values: np.ndarray
+    #: visual tokens
+    rows: int
+    columns: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.columns
+
+
+class FrameStore:
+    """Ready frames by content hash; the least recently used ones go when `max_bytes` is exceeded."""
+
+    def __init__(self, form: PixelFormat, max_bytes: int = 256 * 1024 * 1024):
+        self.form = form
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._ready: OrderedDict[str, Patches] = OrderedDict()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._ready
+
+    def get(self, names: Iterable[str], frames: Mapping[str, Frame]) -> dict[str, Patches]:
+        """The named frames; those not at hand are decoded from `frames`. Nothing that is asked for now is evicted."""
+        found: dict[str, Patches] = {}
+        for name in names:
+            if name in found:
+                continue
+            ready = self._ready.get(name)
+            if ready is None:
+                frame = frames.get(name)
+                if frame is None:
+                    raise FrameError(f"frame {name[:12]} is not among the {len(frames)} that came with the samples")
+                ready = self._prepare(frame)
+            else:
+                self._ready.move_to_end(name)
+            found[name] = ready
+        self.trim()
+        return found
+
+    def at_hand(self, names: Iterable[str]) -> dict[str, Patches]:
+        """The named frames, which are all there. Nothing is evicted."""
+        for name in names:
+            self._ready.move_to_end(name)
+        return {name: self._ready[name] for name in names}
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keeps a frame at hand, beyond the bound if need be, until `trim`."""
+        if name not in self._ready:
+            self._keep(name, decode(data, name))
+
+    def trim(self) -> None:
+        """Drops what exceeds the bound."""
+        while self._bytes > self._max_bytes and self._ready:
+            _, gone = self._ready.popitem(last=False)
+            self._bytes -= gone.values.nbytes
+
+    def _prepare(self, frame: Frame) -> Patches:
+        pixels = decode(frame.data, frame.sha256)
+        if pixels.shape[:2] != (frame.height, frame.width):
+            seen = f"{pixels.shape[1]}x{pixels.shape[0]}"
+            raise FrameError(f"frame {frame.sha256[:12]} is {seen} pixels, announced was {frame.width}x{frame.height}")
+        return self._keep(frame.sha256, pixels)
+
+    def _keep(self, name: str, pixels: np.ndarray) -> Patches:
+        height, width, _ = pixels.shape
+        rows, columns = self.form.grid(width, height)
+        ready = Patches(cut(pixels, self.form), rows, columns)
+        self._ready[name] = ready
+        self._bytes += ready.values.nbytes
+        return ready

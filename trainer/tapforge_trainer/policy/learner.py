@@ -1,0 +1,252 @@
+"""The learner as the driver sees it: FSDP2 ranks as Ray actors, one call per update.
+
+The driver checks samples, plans micro-batches and adds up what the ranks saw; ranks only compute (`rank.py`). Samples
+and frames go into Ray's object store once, whatever the number of ranks. Every call has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tapforge_envs.protocol import Frame
+from tapforge_trainer.algorithms.objective import Counts
+from tapforge_trainer.records import Sample
+
+from .batches import Columns, Vocabulary, columns, padding_share, plan
+from .frames import PixelFormat
+from .metrics import Tally, summary
+from .remote import reason
+from .settings import LearnerSettings, UpdateSettings
+
+if TYPE_CHECKING:
+    from .rank import MiniBatch
+
+
+_log = logging.getLogger(__name__)
+
+
+class LearnerError(RuntimeError):
+    """A rank failed, died or did not answer in time."""
+
+
+class RankActor:
+    """`Rank` behind Ray. One call at a time."""
+
+    def __init__(self, settings: LearnerSettings, rank: int):
+        self._settings, self._index = settings, rank
+        self._rank: Any = None
+
+    def address(self) -> str:
+        """A free port on this rank's node, for the process group."""
+        import ray
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    def start(self, init_method: str) -> None:
+        from .rank import Rank
+
+        self._rank = Rank(self._settings, self._index, init_method)
+
+    def update(
+        self,
+        data: Columns,
+        frames: Mapping[str, Frame],
+        batches: Sequence[Sequence[tuple]],
+        settings: UpdateSettings,
+        version: int | None,
+    ) -> Tally:
+        mine = [_mini_batch(batch, self._index) for batch in batches]
+        if version is None:
+            return self._rank.supervised(data, frames, mine, settings)
+        return self._rank.update(data, frames, mine, settings, version)
+
+    def logprobs(
+        self, data: Columns, frames: Mapping[str, Frame], parts: Sequence[Any], temperature: float
+    ) -> np.ndarray:
+        return self._rank.logprobs(data, frames, parts[self._index], temperature)
+
+    def weights(self) -> bytes | None:
+        from .rank import pack
+
+        found = self._rank.weights()
+        return pack(found) if self._index == 0 else None
+
+    def run(self, function: Any, *arguments: Any) -> Any:
+        """Calls `function(rank, ...)`: checkpoints and exports, which have their own files."""
+        return function(self._rank, *arguments)
+
+
+def _mini_batch(batch: Sequence[Any], index: int) -> MiniBatch:
+    from .rank import MiniBatch
+
+    parts, counts = batch
+    return MiniBatch(tuple(parts[index]), counts)
+
+
+class Learner:
+    """Belongs to one event loop; calls come one after another."""
+
+    def __init__(self, settings: LearnerSettings, *, deadline: float = 1800.0):
+        import ray
+
+        self.settings = settings
+        self._deadline = deadline
+        folder = Path(settings.model)
+        self.form = PixelFormat.of_folder(folder)
+        self.vocabulary = _vocabulary(folder, settings)
+        environment = {
+            "OMP_NUM_THREADS": str(settings.threads),
+            # Shapes vary from batch to batch; each kernel that oneDNN compiles is kept until the cache is full.
+            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
+            "HF_HUB_OFFLINE": "1",
+        }
+        gpus = 0.5 if settings.transfer == "ipc" else 1
+        resources: dict[str, Any] = {"num_cpus": 0} if settings.device == "cpu" else {"num_cpus": 1, "num_gpus": gpus}
+        actor = ray.remote(RankActor).options(max_restarts=0, runtime_env={"env_vars": environment}, **resources)
+        self._ranks = [actor.remote(settings, index) for index in range(settings.ranks)]
+
+    async def ready(self, deadline: float = 300.0) -> None:
+        await self._all("start", await self.address(), deadline=deadline)
+
+    def columns(self, samples: Sequence[Sample], frames: Mapping[str, Frame]) -> Columns:
+        """Checks samples; raises `SampleError` for one that must not be learned from."""
+        grids = {name: self.form.grid(frame.width, frame.height) for name, frame in frames.items()}
+        return columns(samples, grids, self.vocabulary)
+
+    async def update(
+        self, samples: Sequence[Sample], frames: Mapping[str, Frame], settings: UpdateSettings, version: int
+    ) -> dict[str, float]:
+        """`version` is that of the learner's weights before the update. Returns the update's metrics."""
+        return await self._learn(samples, frames, settings, version)
+
+    async def supervised(
+        self, samples: Sequence[Sample], frames: Mapping[str, Frame], settings: UpdateSettings
+    ) -> dict[str, float]:
+        """Learns the samples' response tokens by cross-entropy, weighted by their spans' weights."""
+        return await self._learn(samples, frames, settings, None)
+
+    async def _learn(
+        self, samples: Sequence[Sample], frames: Mapping[str, Frame], settings: UpdateSettings, version: int | None
+    ) -> dict[str, float]:
+        import ray
+
+        started = time.perf_counter()
+        data = self.columns(samples, frames)
+        batches = [self._plan(data, chosen) for chosen in split_groups(samples, settings.mini_batches, settings.seed)]
+        needed = {name: frames[name] for names in data.frames for name in names}
+        tallies: list[Tally] = await self._all("update", ray.put(data), ray.put(needed), batches, settings, version)
+        parts = [part for per_rank, _ in batches for rank in per_rank for part in rank]
+        figures = summary(
+            tallies, time.perf_counter() - started, padding_share(data.lengths, parts), settings.gap_alarm
+        )
+        if figures.get("gap_alarm"):
+            _log.warning(
+                "engine and learner differ by %.2g per token on average (at most %.2g) on tokens of the same weights; "
+                "the bound is %.2g",
+                figures["gap_mean"],
+                figures["gap_max"],
+                settings.gap_alarm,
+            )
+        return figures
+
+    def _plan(self, data: Columns, chosen: np.ndarray) -> tuple[list[list[Any]], Counts]:
+        """Micro-batches of every rank for one optimizer step, and the counts that its loss is divided by."""
+        from .batches import Part
+
+        local = plan(data.lengths[chosen], self.settings.ranks, self.settings.tokens_per_micro_batch)
+        parts = [[Part(tuple(chosen[list(p.samples)].tolist()), p.padding) for p in rank] for rank in local]
+        counted = np.isin(data.sample, chosen)
+        _, first = np.unique(data.span[counted], return_index=True)
+        weight = data.weight[counted].astype(np.float64)
+        return parts, Counts(float(weight.sum()), float(weight[first].sum()))
+
+    async def logprobs(
+        self, samples: Sequence[Sample], frames: Mapping[str, Frame], temperature: float = 1.0
+    ) -> list[tuple[float, ...]]:
+        """Log-probabilities of each sample's response tokens under the learner's weights."""
+        import ray
+
+        data = self.columns(samples, frames)
+        parts = plan(data.lengths, self.settings.ranks, self.settings.tokens_per_micro_batch)
+        needed = {name: frames[name] for names in data.frames for name in names}
+        found: list[np.ndarray] = await self._all("logprobs", ray.put(data), ray.put(needed), parts, temperature)
+        merged = found[0]
+        for other in found[1:]:
+            merged = np.where(np.isnan(merged), other, merged)
+        return [tuple(merged[data.sample == k].tolist()) for k in range(len(samples))]
+
+    async def weights(self) -> Any:
+        """A reference to the packed weights in Ray's object store, for `Engines.renew`."""
+        references = [rank.weights.remote() for rank in self._ranks]
+        await self._call(references[1:], "weights", self._deadline)
+        import ray
+
+        done, _ = await asyncio.to_thread(ray.wait, references[:1], timeout=self._deadline, fetch_local=False)
+        if not done:
+            raise LearnerError(f"rank 0 did not gather its weights within {self._deadline:.0f} s")
+        return references[0]
+
+    async def address(self) -> str:
+        """A free port on the first rank's node, as tcp://HOST:PORT."""
+        return (await self._call([self._ranks[0].address.remote()], "address", self._deadline))[0]
+
+    async def run(self, function: Any, *arguments: Any) -> list[Any]:
+        """Calls `function(rank, *arguments)` on every rank."""
+        return await self._all("run", function, *arguments)
+
+    async def close(self) -> None:
+        import ray
+
+        for rank in self._ranks:
+            ray.kill(rank)
+
+    async def _all(self, method: str, *arguments: Any, deadline: float | None = None) -> list[Any]:
+        references = [getattr(rank, method).remote(*arguments) for rank in self._ranks]
+        return await self._call(references, method, deadline or self._deadline)
+
+    async def _call(self, references: Sequence[Any], method: str, deadline: float) -> list[Any]:
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            async with asyncio.timeout(deadline):
+                return list(await asyncio.gather(*references))
+        except TimeoutError as error:
+            raise LearnerError(f"{method} took longer than {deadline:.0f} s on {len(references)} ranks") from error
+        except RayActorError as error:
+            raise LearnerError(f"a rank died during {method}: {reason(error)}") from error
+        except RayTaskError as error:
+            raise LearnerError(f"{method} failed on a rank: {reason(error)}") from error
+
+
+def _vocabulary(folder: Path, settings: LearnerSettings) -> Vocabulary:
+    """From the folder's config alone, so that the driver needs no torch."""
+    import json
+
+    config = json.loads((folder / "config.json").read_text())
+    return Vocabulary.of(config["text_config"]["vocab_size"], config["image_token_id"], settings.allowed_ids)
+
+
+def split_groups(samples: Sequence[Sample], mini_batches: int, seed: int) -> list[np.ndarray]:
+    """Indices of samples per optimizer step: groups in an order drawn from the seed, dealt out so that steps get about
+    equally many samples. A group stays whole; with fewer groups than steps there are fewer steps."""
+    if mini_batches == 1:
+        return [np.arange(len(samples))]
+    groups: dict[str, list[int]] = {}
+    for k, sample in enumerate(samples):
+        groups.setdefault(sample.group, []).append(k)
+    names = list(groups)
+    order = np.random.default_rng(seed).permutation(len(names))
+    steps: list[list[int]] = [[] for _ in range(min(mini_batches, len(names)))]
+    for index in order:
+        min(steps, key=len).extend(groups[names[index]])
+    return [np.asarray(sorted(step), np.int64) for step in steps]

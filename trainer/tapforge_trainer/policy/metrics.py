@@ -1,0 +1,52 @@
+"""What the ranks saw in an update, and the metrics made of it. No torch: the driver reads this.
+
+Names: `gap_*` is the difference between the engine's and the learner's log-probabilities of the same tokens under the
+same weights (`gap_mean`, `gap_max` absolute, `gap_kl` the k3 estimate). It is rounding, or something is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a rank saw. `sums` add up over ranks, of `maxima` the largest counts."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, value: float) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def top(self, name: str, value: float) -> None:
+        self.maxima[name] = max(self.maxima.get(name, value), value)
+
+
+def summary(tallies: Sequence[Tally], seconds: float, padding: float, gap_alarm: float) -> dict[str, float]:
+    """Metrics of an update from what its ranks saw. `gap_alarm` is 1 when the mean gap exceeds its bound."""
+    sums: dict[str, float] = {}
+    metrics: dict[str, float] = {}
+    for tally in tallies:
+        for name, value in tally.sums.items():
+            sums[name] = sums.get(name, 0.0) + value
+        for name, value in tally.maxima.items():
+            metrics[name] = max(metrics.get(name, -math.inf), value)
+    weight = max(sums.pop("weight", 0.0), 1e-12)
+    metrics["entropy"] = sums.pop("entropy", 0.0) / weight
+    compared = sums.pop("gap_tokens", 0.0)
+    if compared:
+        metrics["gap_mean"] = sums.pop("gap_abs") / compared
+        metrics["gap_kl"] = sums.pop("gap_k3") / compared
+        metrics["gap_alarm"] = float(not metrics["gap_mean"] <= gap_alarm)
+    computing = sums.pop("seconds", 0.0)
+    metrics |= {name: value for name, value in sums.items() if name != "positions"}
+    if "policy_loss" in metrics:
+        metrics["loss"] = metrics["policy_loss"]
+    metrics["padding_share"] = padding
+    metrics["seconds"] = seconds
+    metrics["seconds_computing"] = computing
+    metrics["tokens_per_second"] = metrics.get("tokens", 0.0) / max(seconds, 1e-9)
+    return metrics

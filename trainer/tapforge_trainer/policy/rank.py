@@ -1,0 +1,323 @@
+"""One learner rank: the sharded policy, its optimizer, and what a rank does in an update. torch.distributed, no Ray.
+
+Rules:
+- Every rank runs the same number of forward and backward passes (`batches.plan` sees to that): gathers and reductions
+  are collective, a rank with one pass less would leave the others waiting for ever.
+- The loss is this rank's part of the global one, which is divided by global counts. FSDP averages gradients over
+  ranks, so it is multiplied by their number. Gradients travel once per optimizer step, with the last micro-batch.
+- Master weights and optimizer state are fp32; with dtype bfloat16 only the forward and backward passes are narrower.
+- The same samples give the same bits: nothing here draws random numbers.
+- A frozen vision tower is held whole by every rank and never sharded, so that a rank may enter it alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from tapforge_envs.protocol import Frame
+from tapforge_trainer.algorithms.losses import policy_loss
+from tapforge_trainer.algorithms.objective import Counts, Objective
+
+from .batches import Columns, Part, Vocabulary, micro_batch
+from .forward import VLPolicy
+from .frames import FrameStore, PixelFormat
+from .metrics import Tally
+from .settings import LearnerSettings, UpdateSettings
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatch:
+    """One optimizer step of one rank. Counts are those of all ranks together."""
+
+    parts: tuple[Part, ...]
+    counts: Counts
+
+
+#: (log-probabilities, indices of response tokens, weights) -> this rank's part of the global loss
+Loss = Callable[[Tensor, np.ndarray, Tensor], Tensor]
+
+
+class Rank:
+    """All methods are collective: every rank calls them in the same order."""
+
+    def __init__(self, settings: LearnerSettings, rank: int, init_method: str):
+        torch.set_num_threads(settings.threads)
+        torch.manual_seed(settings.seed)
+        self.settings, self.rank, self.world = settings, rank, settings.ranks
+        self.device = torch.device("cpu")
+        if settings.device == "cuda":
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        backend = "nccl" if settings.device == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=self.world)
+        self.mesh = init_device_mesh(settings.device, (self.world,))
+        self.form = PixelFormat.of_folder(Path(settings.model))
+        self.policy, self.vocabulary = load_policy(settings, self.form)
+        shard(self.policy, self.mesh, settings)
+        self.reference: VLPolicy | None = None
+        if settings.reference:
+            self.reference, _ = load_policy(settings, self.form)
+            self.reference.requires_grad_(False)
+            shard(self.reference, self.mesh, settings)
+        self.store = FrameStore(self.form)
+        trained = [p for p in self.policy.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            trained, lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
+        )
+        #: vLLM's trainer side, once `gpu_transfer` has connected it
+        self.transfer: Any = None
+        #: optimizer steps so far: what the warm-up counts
+        self.steps = 0
+
+    # --- learning -----------------------------------------------------------------------------------------------------
+
+    def update(
+        self,
+        data: Columns,
+        frames: Mapping[str, Frame],
+        batches: Sequence[MiniBatch],
+        settings: UpdateSettings,
+        version: int,
+    ) -> Tally:
+        """One optimizer step per mini-batch. The old log-probability is the engine's own where that is the truth (one
+        step, newest weights); else it is computed before the first step."""
+        tally = Tally()
+        everything = [part for batch in batches for part in batch.parts]
+        recompute = settings.off_policy or len(batches) > 1
+        old = self.logprobs(data, frames, everything, settings.temperature) if recompute else data.behavior
+        reference = None
+        if settings.objective.kl_coefficient > 0:
+            if self.reference is None:
+                raise ValueError("the objective has a KL term, but the learner was started without a reference")
+            reference = self._logprobs(self.reference, data, frames, everything, settings.temperature)
+        for number, batch in enumerate(batches):
+            loss = partial(
+                _policy_loss, data, old, reference, settings.objective, batch.counts, tally, len(batches), recompute
+            )
+            self._step(data, frames, batch, settings, loss, tally, compare_with=version if number == 0 else None)
+        return self._close(tally)
+
+    def supervised(
+        self, data: Columns, frames: Mapping[str, Frame], batches: Sequence[MiniBatch], settings: UpdateSettings
+    ) -> Tally:
+        """Cross-entropy on the response tokens, by weight; the samples' advantages and log-probabilities are unused."""
+        tally = Tally()
+        for batch in batches:
+
+            def loss(logp: Tensor, chosen: np.ndarray, weight: Tensor, counts: Counts = batch.counts) -> Tensor:
+                value = -(weight * logp).sum() / max(counts.tokens, 1e-12)
+                tally.add("loss", float(value.detach()) / len(batches))
+                return value
+
+            self._step(data, frames, batch, settings, loss, tally)
+        return self._close(tally)
+
+    def _step(
+        self,
+        data: Columns,
+        frames: Mapping[str, Frame],
+        batch: MiniBatch,
+        settings: UpdateSettings,
+        loss: Loss,
+        tally: Tally,
+        *,
+        compare_with: int | None = None,
+    ) -> None:
+        started = time.perf_counter()
+        self.accumulate(data, frames, batch, settings, loss, tally, compare_with=compare_with)
+        self._apply(settings, tally)
+        tally.add("seconds", (time.perf_counter() - started) / self.world)
+
+    def accumulate(
+        self,
+        data: Columns,
+        frames: Mapping[str, Frame],
+        batch: MiniBatch,
+        settings: UpdateSettings,
+        loss: Loss,
+        tally: Tally,
+        *,
+        compare_with: int | None = None,
+    ) -> None:
+        """Gradients of the whole batch, reduced over ranks, in `.grad`. `compare_with`: the version whose tokens are
+        compared with the engine's log-probabilities."""
+        self.optimizer.zero_grad(set_to_none=True)
+        for index, part in enumerate(batch.parts):
+            self.policy.set_requires_gradient_sync(index + 1 == len(batch.parts))
+            micro = micro_batch(data, part, self.vocabulary)
+            logp, entropy = self.policy(micro, self.store.get(micro.frames, frames), settings.temperature)
+            chosen = micro.response
+            weight = torch.from_numpy(data.weight[chosen] * (0.0 if part.padding else 1.0)).to(logp.device)
+            (loss(logp, chosen, weight) * self.world).backward()
+            tally.add("positions", micro.tokens)
+            if part.padding:
+                continue
+            tally.add("tokens", float(data.lengths[list(part.samples)].sum()))
+            tally.add("response_tokens", len(chosen))
+            tally.add("entropy", float((entropy * weight).sum()))
+            tally.add("weight", float(weight.sum()))
+            if compare_with is not None:
+                self._compare(logp.detach().cpu().numpy(), data, chosen, compare_with, tally)
+
+    def _apply(self, settings: UpdateSettings, tally: Tally) -> None:
+        """Clips, and moves the weights; or, if the gradient is no number, raises and leaves them."""
+        gradients = [p for p in self.policy.parameters() if p.grad is not None]
+        norm = torch.nn.utils.clip_grad_norm_(gradients, settings.gradient_clip)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        tally.top("gradient_norm", float(norm))
+        if not bool(torch.isfinite(norm)):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise FloatingPointError(
+                f"the gradient's norm is {float(norm)} at optimizer step {self.steps}; nothing was updated. Lower the "
+                "learning rate, or look at the samples of this update"
+            )
+        self.steps += 1
+        rate = settings.learning_rate * min(1.0, self.steps / max(1, settings.warmup_steps))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        tally.top("learning_rate", rate)
+
+    def _compare(self, logp: np.ndarray, data: Columns, chosen: np.ndarray, version: int, tally: Tally) -> None:
+        """Engine against learner, on tokens that the very weights sampled that are about to be updated."""
+        same = (data.version[chosen] == version) & (data.weight[chosen] > 0)
+        gap = (data.behavior[chosen] - logp)[same].astype(np.float64)
+        if len(gap):
+            tally.add("gap_tokens", len(gap))
+            tally.add("gap_abs", float(np.abs(gap).sum()))
+            tally.add("gap_k3", float((np.exp(-np.clip(gap, -20, 20)) - 1 + gap).sum()))
+            tally.top("gap_max", float(np.abs(gap).max()))
+
+    def _close(self, tally: Tally) -> Tally:
+        if self.settings.device == "cuda":
+            tally.top("peak_mib", torch.cuda.max_memory_allocated() / 2**20)
+        else:
+            import resource
+
+            tally.top("peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return tally
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def logprobs(
+        self, data: Columns, frames: Mapping[str, Frame], parts: Sequence[Part], temperature: float
+    ) -> np.ndarray:
+        """[response tokens] of all samples; those of other ranks' parts stay nan."""
+        return self._logprobs(self.policy, data, frames, parts, temperature)
+
+    def _logprobs(
+        self,
+        policy: VLPolicy,
+        data: Columns,
+        frames: Mapping[str, Frame],
+        parts: Sequence[Part],
+        temperature: float,
+    ) -> np.ndarray:
+        result = np.full(len(data.index), np.nan, np.float32)
+        with torch.no_grad():
+            for part in parts:
+                micro = micro_batch(data, part, self.vocabulary)
+                logp, _ = policy(micro, self.store.get(micro.frames, frames), temperature)
+                if not part.padding or np.isnan(result[micro.response]).any():
+                    result[micro.response] = logp.float().cpu().numpy()
+        # The root stays whole after a pass without gradients: whoever then reads or writes parameters would get or
+        # change that copy instead of the shards.
+        policy.reshard()
+        return result
+
+    def weights(self) -> dict[str, Tensor]:
+        """Whole tensors under checkpoint names in the engine's dtype; gathered by all ranks, kept by the first."""
+        dtype = getattr(torch, self.settings.dtype)
+        found: dict[str, Tensor] = {}
+        for name, parameter in self.policy.model.named_parameters():
+            full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+            if self.rank == 0:
+                found[name] = full.detach().to(dtype).cpu()
+        return found
+
+
+def _policy_loss(
+    data: Columns,
+    old: np.ndarray,
+    reference: np.ndarray | None,
+    objective: Objective,
+    counts: Counts,
+    tally: Tally,
+    steps: int,
+    correct: bool,
+    logp: Tensor,
+    chosen: np.ndarray,
+    weight: Tensor,
+) -> Tensor:
+    """`correct`: the samples' own log-probabilities are another policy's, and enter as importance weights."""
+
+    def here(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values[chosen]).to(logp.device)
+
+    _, sequence = np.unique(data.span[chosen], return_inverse=True)
+    result = policy_loss(
+        logp,
+        here(old),
+        here(data.advantage),
+        torch.from_numpy(sequence).to(logp.device),
+        objective=objective,
+        counts=counts,
+        weight=weight,
+        behavior_logp=here(data.behavior) if correct else None,
+        ref_logp=None if reference is None else here(reference),
+    )
+    for name, value in result.sums.items():
+        tally.add(name, float(value) / steps)
+    for name, value in result.maxima.items():
+        tally.top(name, float(value))
+    return result.loss
+
+
+def pack(weights: Mapping[str, Tensor]) -> bytes:
+    """Tensors by checkpoint name as safetensors bytes: what travels through Ray's object store."""
+    from safetensors.torch import save
+
+    return save({name: tensor.contiguous() for name, tensor in weights.items()})
+
+
+def load_policy(settings: LearnerSettings, form: PixelFormat) -> tuple[VLPolicy, Vocabulary]:
+    """The model of a folder with fp32 weights."""
+    from transformers import Qwen3VLForConditionalGeneration
+
+    model = Qwen3VLForConditionalGeneration.from_pretrained(settings.model, dtype=torch.float32)
+    model.train()
+    if settings.recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    size = model.get_input_embeddings().weight.shape[0]
+    vocabulary = Vocabulary.of(size, model.config.image_token_id, settings.allowed_ids)
+    return VLPolicy(model, form, vocabulary, freeze_vision=settings.freeze_vision), vocabulary
+
+
+def shard(policy: VLPolicy, mesh: Any, settings: LearnerSettings) -> None:
+    """FSDP2, bottom-up: language layers, vision blocks, the rest. The tied embedding stays with the root."""
+    options: dict[str, Any] = {"mesh": mesh}
+    if settings.dtype != "float32":
+        options["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=getattr(torch, settings.dtype), reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+    for layer in policy.language.layers:
+        fully_shard(layer, **options)
+    if settings.freeze_vision:
+        policy.visual.to(torch.device(settings.device), getattr(torch, settings.dtype))
+        fully_shard(policy, ignored_params=set(policy.visual.parameters()), **options)
+        return
+    for block in policy.visual.blocks:
+        fully_shard(block, **options)
+    fully_shard(policy, **options)

@@ -1,0 +1,337 @@
+"""A vLLM engine inside this process, driven by one thread of its own. No Ray.
+
+Why inside: `LLMEngine` in the actor's process needs one process instead of two, starts in two thirds of the time,
+samples as fast on one core as the asynchronous front end does on two, and lets *us* decide between two steps what
+happens next.
+
+Rules:
+- Everything that touches vLLM runs on the engine's thread: as a step, or as a call between two steps (`call`).
+- A request is answered exactly once, by `on_done`, with its result or with the error that names what was wrong with it.
+- Only allowed tokens can be sampled, and log-probabilities are vLLM's processed ones: after mask and temperature.
+- New weights arrive between two steps. Requests in flight either go on with them ("keep": their cache is dropped and
+  recomputed, and every token knows its version) or finish before ("wait"). While an update is unproven, results are
+  held back; they leave by `release` or turn into errors by `discard`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from .frames import FrameError, FrameStore, PixelFormat
+from .settings import EngineSettings, PauseMode
+from .vllm_start import build, image_id
+
+T = TypeVar("T")
+
+#: seconds that "wait" gives the requests in flight to finish
+DRAIN_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    key: str
+    #: one image placeholder per frame
+    ids: Sequence[int]
+    #: content hashes
+    frames: tuple[str, ...]
+    max_tokens: int
+    temperature: float
+    seed: int | None = None
+    ignore_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Arrays are int32 and float32 bytes: they travel cheaper than lists."""
+
+    key: str
+    prompt_ids: bytes = b""
+    ids: bytes = b""
+    logprobs: bytes = b""
+    #: (version, first token, end)
+    versions: tuple[tuple[int, int, int], ...] = ()
+    finish_reason: str = ""
+    error: str = ""
+    #: frames that are not at hand any more; ask again with their bytes
+    missing: tuple[str, ...] = ()
+
+
+class Sampler:
+    """Start it, wait for `ready`, then `submit`."""
+
+    def __init__(self, settings: EngineSettings, on_done: Callable[[list[Result]], None]):
+        self.settings = settings
+        self.ready: Future[None] = Future()
+        self._on_done = on_done
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._death: BaseException | None = None
+        self._form = PixelFormat.of_folder(Path(settings.model))
+        self._image_id = image_id(Path(settings.model))
+        self._frames = FrameStore(self._form, settings.frames_mib * 1024 * 1024)
+        #: no step until new weights are in
+        self._paused = False
+        self._draining = False
+        #: why nothing may be sampled: the weights are half loaded
+        self._broken = ""
+        #: requests that came while draining
+        self._queued: list[Request] = []
+        #: results held back while an update is unproven
+        self._held: list[Result] | None = None
+        self._unfinished: set[str] = set()
+        self._llm: Any = None
+        self._thread = threading.Thread(target=self._main, name="vllm", daemon=True)
+        self._thread.start()
+
+    # --- from any thread ----------------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[Request], frames: dict[str, bytes]) -> None:
+        def failed(call: Future[None]) -> None:
+            if (error := call.exception()) is not None:  # the engine is dead
+                self._on_done([Result(request.key, error=str(error)) for request in requests])
+
+        self.call(lambda: self._add(requests, frames)).add_done_callback(failed)
+
+    def abort(self, keys: Sequence[str]) -> None:
+        """Nobody waits for these any more."""
+        self.call(lambda: self._abort(keys))
+
+    def renew(self, mode: PauseMode, load: Callable[[Any], None], version: int) -> Future[None]:
+        """Pause, load new weights by `load(llm)`, drop every cache, go on; results are held back from now on."""
+        return self.call(lambda: self._renew(mode, load, version))
+
+    def pause(self, mode: PauseMode) -> Future[None]:
+        """The first half of `renew`, where weights come in by calls of their own; `proceed` is the second."""
+        return self.call(lambda: self._pause(mode))
+
+    def proceed(self, version: int) -> Future[None]:
+        return self.call(lambda: self._proceed(version))
+
+    def collective(self, method: str, **arguments: Any) -> Future[Any]:
+        """A method of vLLM's workers."""
+        return self.call(lambda: self._llm.collective_rpc(method, kwargs=arguments))
+
+    def release(self) -> Future[None]:
+        """The update is proven: what was held back leaves."""
+        return self.call(self._release)
+
+    def discard(self, why: str) -> Future[None]:
+        """The update is wrong: nothing sampled with it leaves; every request turns into an error."""
+        return self.call(lambda: self._discard(why))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Runs `function` on the engine's thread, between two steps."""
+        done: Future[T] = Future()
+        self._calls.put((function, done))
+        if self._death is not None:
+            self._refuse(self._death)
+        return done
+
+    def stop(self, timeout: float = 10.0) -> None:
+        self._calls.put(None)
+        self._thread.join(timeout)
+
+    # --- the engine's thread ------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            self._llm = build(self.settings)
+            self._llm.set_weight_version("0")
+        except BaseException as error:  # noqa: BLE001 - whoever waits for `ready` gets it
+            self.ready.set_exception(error)
+            return
+        self.ready.set_result(None)
+        try:
+            while self._turn():
+                pass
+            self._death = RuntimeError("the engine was stopped")
+        except BaseException as error:  # noqa: BLE001 - nothing can be sampled any more: everybody who waits hears why
+            self._death = error
+            why = f"the engine died: {type(error).__name__}: {error}"
+            held, self._held = self._held or [], None
+            self._deliver(held + [Result(key, error=why) for key in sorted(self._unfinished)])
+        self._refuse(self._death)
+
+    def _refuse(self, why: BaseException) -> None:
+        """Answers every call that is still in the queue."""
+        while True:
+            try:
+                call = self._calls.get(block=False)
+            except queue.Empty:
+                return
+            if call is not None:
+                call[1].set_exception(RuntimeError(f"the engine is dead: {type(why).__name__}: {why}"))
+
+    def _turn(self) -> bool:
+        """Calls first, then one step."""
+        idle = self._paused or not self._llm.has_unfinished_requests()
+        while idle or not self._calls.empty():
+            call = self._calls.get()  # ends when somebody calls, at the latest by `stop`
+            if call is None:
+                return False
+            function, done = call
+            try:
+                done.set_result(function())
+            except Exception as error:  # noqa: BLE001 - handed to whoever asked
+                done.set_exception(error)
+            idle = False
+        if not self._paused and self._llm.has_unfinished_requests():
+            self._step()
+        return True
+
+    def _step(self) -> None:
+        done = [_result(output) for output in self._llm.step() if output.finished]
+        if done:
+            self._unfinished.difference_update(result.key for result in done)
+            self._deliver(done)
+
+    def _deliver(self, done: list[Result]) -> None:
+        if self._held is not None:
+            self._held.extend(result for result in done if not result.key.startswith(PROBE))
+            done = [result for result in done if result.key.startswith(PROBE)]
+        if done:
+            self._on_done(done)
+
+    def _add(self, requests: Sequence[Request], frames: dict[str, bytes]) -> None:
+        failed: list[Result] = []
+        for name, data in frames.items():
+            try:
+                self._frames.put(name, data)
+            except FrameError as error:
+                failed += [Result(r.key, error=str(error)) for r in requests if name in r.frames]
+        wrong = {result.key for result in failed}
+        for request in requests:
+            if request.key in wrong:
+                continue
+            if self._broken:
+                failed.append(Result(request.key, error=self._broken))
+                continue
+            if self._draining and not request.key.startswith(PROBE):
+                self._queued.append(request)
+                continue
+            missing = tuple(name for name in request.frames if name not in self._frames)
+            if missing:
+                failed.append(Result(request.key, missing=missing))
+                continue
+            try:
+                self._llm.add_request(request.key, self._prompt(request), self._sampling(request))
+                self._unfinished.add(request.key)
+            except Exception as error:  # noqa: BLE001 - vLLM refuses this prompt; others are unharmed
+                failed.append(Result(request.key, error=f"{type(error).__name__}: {error}"))
+        self._frames.trim()
+        if failed:
+            self._on_done(failed)
+
+    def _prompt(self, request: Request) -> Any:
+        from .prompts import engine_input, normalizes_bytes
+
+        shown = self._frames.at_hand(request.frames)
+        normalize = not normalizes_bytes(self._llm)
+        return engine_input(request.ids, request.frames, shown, self._form, self._image_id, normalize=normalize)
+
+    def _sampling(self, request: Request) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            temperature=request.temperature,
+            top_p=1.0,
+            top_k=0,
+            seed=request.seed,
+            max_tokens=request.max_tokens,
+            logprobs=0,
+            detokenize=False,
+            stop_token_ids=[] if request.ignore_stop else list(self.settings.stop_ids),
+            ignore_eos=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _abort(self, keys: Sequence[str]) -> None:
+        gone = set(keys)
+        self._queued = [request for request in self._queued if request.key not in gone]
+        self._llm.abort_request([key for key in keys if key in self._unfinished])
+        self._unfinished -= gone
+
+    # --- new weights --------------------------------------------------------------------------------------------------
+
+    def _renew(self, mode: PauseMode, load: Callable[[Any], None], version: int) -> None:
+        self._pause(mode)
+        try:
+            load(self._llm)
+        except Exception as error:
+            self._discard(f"loading the weights of version {version} failed: {type(error).__name__}: {error}")
+            raise
+        self._proceed(version)
+
+    def _pause(self, mode: PauseMode) -> None:
+        if mode == "wait":
+            self._draining = True
+            deadline = time.monotonic() + DRAIN_SECONDS
+            while self._llm.has_unfinished_requests():
+                if time.monotonic() > deadline:
+                    self._draining = False
+                    self._admit()
+                    raise TimeoutError(
+                        f"{len(self._unfinished)} requests did not finish within {DRAIN_SECONDS:.0f} s before a weight "
+                        "sync; shorten responses or set sync.midEpisode"
+                    )
+                self._step()
+        self._paused = True
+
+    def _proceed(self, version: int) -> None:
+        self._broken = ""
+        self._llm.set_weight_version(str(version))
+        # Keys and values, processed images and image embeddings are all functions of the old weights.
+        if not self._llm.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not reset its prefix cache, so answers would mix old and new weights")
+        self._llm.reset_mm_cache()
+        self._llm.reset_encoder_cache()
+        self._held = []
+        self._paused = False
+
+    def _admit(self) -> None:
+        queued, self._queued = self._queued, []
+        if queued:
+            self._add(queued, {})
+
+    def _release(self) -> None:
+        held, self._held = self._held or [], None
+        self._draining = False
+        self._admit()
+        self._deliver(held)
+
+    def _discard(self, why: str) -> None:
+        if self._paused:  # half of the new weights may be in: the next full set mends that
+            self._broken, self._paused = why, False
+        held, self._held = self._held or [], None
+        waiting = [request.key for request in self._queued]
+        failed = sorted({*self._unfinished, *waiting, *(result.key for result in held)})
+        self._abort(list(self._unfinished))
+        self._queued, self._draining = [], False
+        self._deliver([Result(key, error=why) for key in failed])
+
+
+#: keys of requests that prove an update begin with this; their results are never held back
+PROBE = "probe-"
+
+
+def _result(output: Any) -> Result:
+    completion = output.outputs[0]
+    ids = list(completion.token_ids)
+    logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs, ids, strict=True)]
+    return Result(
+        key=output.request_id,
+        prompt_ids=np.asarray(output.prompt_token_ids, np.int32).tobytes(),
+        ids=np.asarray(ids, np.int32).tobytes(),
+        logprobs=np.asarray(logprobs, np.float32).tobytes(),
+        versions=tuple((int(span.version), span.start, span.end) for span in completion.weight_versions or ()),
+        finish_reason=completion.finish_reason,
+    )

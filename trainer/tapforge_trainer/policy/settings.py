@@ -1,0 +1,83 @@
+"""What engines and learner ranks are told. Plain data, made by the loop from a TrainingRun; no torch, no Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tapforge_trainer.algorithms.objective import Objective
+
+#: "keep": requests in flight wait and go on with the new weights; "wait": they finish with the old ones first
+PauseMode = Literal["keep", "wait"]
+#: how weights travel: ours through Ray's object store; vLLM's own over NCCL or CUDA IPC
+Transfer = Literal["tapforge-cpu", "nccl", "ipc"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """One vLLM engine."""
+
+    model: str
+    #: the tokens that may be sampled; every other one is banned
+    allowed_ids: tuple[int, ...]
+    stop_ids: tuple[int, ...]
+    dtype: str = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    context_tokens: int = 8192
+    max_sequences: int = 64
+    #: None: vLLM's choice
+    max_batched_tokens: int | None = None
+    kv_cache_mib: int = 128
+    images_per_prompt: int = 8
+    threads: int = 1
+    seed: int = 0
+    #: decoded frames kept, MiB
+    frames_mib: int = 256
+    #: share of a GPU's memory that the engine takes
+    gpu_memory_share: float = 0.85
+    transfer: Transfer = "tapforge-cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSettings:
+    """The FSDP2 ranks."""
+
+    model: str
+    allowed_ids: tuple[int, ...]
+    ranks: int = 1
+    #: CPU threads of a rank
+    threads: int = 1
+    device: Literal["cpu", "cuda"] = "cpu"
+    #: forward pass; master weights are always float32
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    freeze_vision: bool = True
+    #: load the initial weights a second time, frozen, for the KL term
+    reference: bool = False
+    #: keep only the layers' inputs and compute the rest again in the backward pass: less memory, a third more work
+    recompute: bool = False
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+    tokens_per_micro_batch: int = 8192
+    seed: int = 0
+    transfer: Transfer = "tapforge-cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettings:
+    """One call of `Learner.update`."""
+
+    objective: Objective = field(default_factory=Objective)
+    learning_rate: float = 1e-6
+    #: optimizer steps over which the rate rises linearly from 0, counted over the learner's life
+    warmup_steps: int = 0
+    gradient_clip: float = 1.0
+    temperature: float = 1.0
+    #: optimizer steps; a group is never split between two
+    mini_batches: int = 1
+    #: the samples may come from older weights than the learner's (staleness bound S > 0)
+    off_policy: bool = False
+    #: seed of the order of groups
+    seed: int = 0
+    #: mean difference between the engine's and the learner's log-probabilities of the same tokens under the same
+    #: weights from which an update's metrics raise `gap_alarm`
+    gap_alarm: float = 1e-3

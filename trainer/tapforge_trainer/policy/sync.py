@@ -1,0 +1,113 @@
+"""New weights for the engines, with proof.
+
+`synchronize` does, in this order: gather the learner's weights; in each engine, between two steps, load them, name
+the version and drop the prefix, multimodal and encoder caches; then ask the engine for tokens and compare their
+log-probabilities with the learner's. Until the comparison holds, nothing that an engine samples leaves it; if it does
+not hold, every request in flight fails and `SyncMismatch` names the worst token.
+
+The probe (`probe.py`) is the same every time: a stale image embedding, a stale prefix or a stale packed weight shows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tapforge_trainer.records import ResponseSpan, Sample
+
+from .engine_client import EngineError, Engines
+from .learner import Learner
+from .probe import PROBE_TOKENS, Probe
+from .settings import PauseMode
+
+#: largest difference of a token's log-probability that a correct sync may show, by the engine's dtype
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.05}
+
+
+class SyncMismatch(RuntimeError):
+    """An engine does not answer with the weights that it was given."""
+
+
+async def synchronize(
+    learner: Learner,
+    engines: Engines,
+    probe: Probe,
+    version: int,
+    *,
+    mode: PauseMode = "keep",
+    tolerance: float | None = None,
+    deadline: float = 600.0,
+) -> float:
+    """Returns the largest difference of a log-probability that the probe saw. Raises `SyncMismatch`."""
+    allowed = TOLERANCE[engines.settings.dtype] if tolerance is None else tolerance
+    try:
+        await _transfer(learner, engines, version, mode, deadline)
+        worst = await verify(learner, engines, probe, version, allowed, deadline)
+    except (SyncMismatch, EngineError) as error:
+        await engines.discard(str(error), deadline)
+        raise
+    await engines.release(version, deadline)
+    return worst
+
+
+async def _transfer(learner: Learner, engines: Engines, version: int, mode: PauseMode, deadline: float) -> None:
+    if engines.settings.transfer == "tapforge-cpu":
+        payload = await learner.weights()
+        await engines.renew(payload, version, mode, deadline)
+        return
+    from .gpu_transfer import send
+
+    await engines.pause(mode, deadline)
+    await learner.run(send, engines.actors, engines.settings.transfer, await learner.address(), deadline)
+    await engines.proceed(version, deadline)
+
+
+async def verify(
+    learner: Learner, engines: Engines, probe: Probe, version: int, tolerance: float, deadline: float
+) -> float:
+    requests = [
+        (f"{version}-{index}", ids, names, PROBE_TOKENS, 1.0, None, True)
+        for index, (ids, names) in enumerate(probe.prompts)
+    ]
+    frames = {name: frame.data for name, frame in probe.frames.items()}
+    answers = await engines.probe(requests, frames, deadline)
+    samples = [_sample(probe, index, row, version) for rows in answers for index, row in enumerate(rows)]
+    mine = await learner.logprobs(samples, probe.frames)
+    worst = 0.0
+    for sample, logprobs in zip(samples, mine, strict=True):
+        gaps = np.abs(np.asarray(sample.spans[0].logprobs) - np.asarray(logprobs))
+        at = int(np.argmax(gaps)) if np.all(np.isfinite(gaps)) else int(np.flatnonzero(~np.isfinite(gaps))[0])
+        if not gaps[at] <= tolerance:
+            token = sample.ids[sample.spans[0].start + at]
+            raise SyncMismatch(
+                f"after the sync to version {version} engine and learner differ by {gaps[at]:.3g} (tolerance "
+                f"{tolerance:g}) at token {at} (id {token}) of {sample.episode}: {sample.spans[0].logprobs[at]:.5f} "
+                f"against {logprobs[at]:.5f}; the engine does not answer with the new weights"
+            )
+        worst = max(worst, float(gaps[at]))
+    return worst
+
+
+def _sample(probe: Probe, index: int, row: tuple[Any, ...], version: int) -> Sample:
+    _, prompt_ids, ids, logprobs, versions, _, error, missing = row
+    ids_, names = probe.prompts[index]
+    if error or missing:
+        raise SyncMismatch(f"the probe's prompt {index} was not answered: {error or missing}")
+    prompt = probe.expand(ids_, names)
+    if prompt_ids != np.asarray(prompt, np.int32).tobytes():
+        raise SyncMismatch(
+            f"the engine saw another prompt than the probe's prompt {index}; its image processor resized"
+        )
+    if versions != ((version, 0, PROBE_TOKENS),):
+        raise SyncMismatch(f"the probe's prompt {index} was answered by versions {versions}, not by {version} alone")
+    answer = np.frombuffer(ids, np.int32).tolist()
+    span = ResponseSpan(
+        step=0,
+        start=len(prompt),
+        end=len(prompt) + len(answer),
+        logprobs=tuple(np.frombuffer(logprobs, np.float32).tolist()),
+        versions=(version,) * len(answer),
+        advantage=0.0,
+    )
+    return Sample(f"probe {index}", "probe", (*prompt, *answer), names, (span,))

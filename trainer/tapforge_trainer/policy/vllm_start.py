@@ -1,0 +1,86 @@
+"""What vLLM is told before and when it starts. Nothing here imports it at module level: the environment comes first."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .settings import EngineSettings
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def image_id(folder: Path) -> int:
+    config = _config(folder)
+    if config.get("model_type") != "qwen3_vl":
+        raise ValueError(f"{folder} holds a {config.get('model_type')} model; engines here sample from qwen3_vl ones")
+    return config["image_token_id"]
+
+
+def environment(settings: EngineSettings, scratch: str) -> dict[str, str]:
+    """What vLLM has to find in the environment before it is imported."""
+    found = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_RPC_BASE_PATH": scratch,
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    if settings.device == "cpu":
+        found |= {
+            "OMP_NUM_THREADS": str(settings.threads),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # Else the cache of compiled kernels grows by a third of a gigabyte per 3,000 requests.
+            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+            # Eager execution needs no compiler; without it the first answer comes 2 to 15 s earlier.
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+    else:
+        found["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the other runner takes no logits processor like `mask.OnlyAllowed`
+    return found
+
+
+def build(settings: EngineSettings) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    options: dict[str, Any] = {}
+    if settings.max_batched_tokens is not None:
+        options["max_num_batched_tokens"] = settings.max_batched_tokens
+    if settings.device == "cpu":
+        # On CPUs a request with its own seed breaks the engine when its prompt is computed in pieces.
+        options["enable_chunked_prefill"] = False
+        options["max_num_batched_tokens"] = max(settings.context_tokens, settings.max_batched_tokens or 0)
+        options |= {"enforce_eager": True, "kv_cache_memory_bytes": settings.kv_cache_mib * 1024 * 1024}
+        options["worker_extension_cls"] = "tapforge_trainer.policy.weight_transfer.Worker"
+    else:
+        options["gpu_memory_utilization"] = settings.gpu_memory_share
+    from .mask import BANNED, OnlyAllowed
+
+    allowed = set(settings.allowed_ids)
+    banned = [
+        token for token in range(_config(Path(settings.model))["text_config"]["vocab_size"]) if token not in allowed
+    ]
+    args = EngineArgs(
+        model=settings.model,
+        dtype=settings.dtype,
+        seed=settings.seed,
+        max_model_len=settings.context_tokens,
+        max_num_seqs=settings.max_sequences,
+        limit_mm_per_prompt={"image": settings.images_per_prompt, "video": 0},
+        skip_mm_profiling=True,
+        mm_processor_cache_gb=0,
+        logprobs_mode="processed_logprobs",
+        generation_config="vllm",
+        async_scheduling=False,
+        disable_log_stats=True,
+        logits_processors=[OnlyAllowed],
+        additional_config={BANNED: banned},
+        weight_transfer_config={"backend": settings.transfer},
+        **options,
+    )
+    return LLMEngine.from_engine_args(args)

@@ -1,0 +1,82 @@
+"""How new weights get into a vLLM engine on CPUs: an engine of ours for vLLM's own weight-transfer interface.
+
+vLLM ships transfers for GPUs only. On CPUs its linear layers keep nothing but a packed copy of their weights, so
+loading into the parameters is not enough. What happens between start and finish:
+1. start: layerwise reload puts the parameters back in place, so that checkpoint names and shapes are welcome again;
+2. receive: the model's own `load_weights` takes (checkpoint name, tensor); layers are packed as they become complete;
+3. finish: what is left is packed, and then every vocabulary-parallel head by hand. A head that is tied to the
+   embedding gets no weight of its own, so the reload leaves its first pack in place: the run would look alive and
+   learn from wrong probabilities.
+
+Importing this module in a vLLM worker registers the transfer; `Worker` is named as `worker_extension_cls` for that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from safetensors.torch import load
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+NAME = "tapforge-cpu"
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """Nothing to agree on."""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    #: safetensors bytes of the whole model, as `rank.pack` makes them
+    payload: bytes
+
+
+class CPUWeightTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    supports_draft_weight_update = False
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """No connection is kept."""
+
+    def start_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        weights = load(bytes(update_info.payload))
+        self.model.load_weights(iter(weights.items()))
+
+    def finish_weight_update(self) -> None:
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        for module in self.model.modules():
+            if isinstance(module, ParallelLMHead):
+                dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+    def shutdown(self) -> None:
+        """No connection is kept."""
+
+
+class Worker:
+    """vLLM imports this class into its worker before it makes the transfer engine. It adds nothing."""
+
+
+def register() -> None:
+    known: dict[str, Any] = WeightTransferEngineFactory._registry
+    if NAME not in known:
+        WeightTransferEngineFactory.register_engine(NAME, CPUWeightTransfer)
+
+
+register()

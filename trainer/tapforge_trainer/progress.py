@@ -1,0 +1,98 @@
+"""How far a run is: what a checkpoint keeps of the driver, as plain JSON, and when reinforcement is over.
+
+Counters go on over sessions. Finished episodes of groups under way are not kept here: they are in the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tapforge_api.learning import Stop
+from tapforge_envs.protocol import Task
+
+from .rollout.groups import Resumed
+from .rollout.recorder import FILE, Recording
+
+
+@dataclass(slots=True)
+class Progress:
+    """Times are seconds."""
+
+    #: metadata.name of the run whose progress it is; and on a cluster its metadata.uid
+    run: str = ""
+    uid: str = ""
+    update: int = 0
+    #: policy version of the learner's weights
+    version: int = 0
+    next_order: int = 0
+    tasks: int = 0
+    #: all time of the sessions before this one
+    seconds_earlier: float = 0.0
+    #: of all sessions until they could work
+    seconds_start: float = 0.0
+    seconds_sft: float = 0.0
+    seconds_rl: float = 0.0
+    #: success rate among the last update's valid episodes
+    success: float | None = None
+    episodes: int = 0
+    invalid: int = 0
+    env_steps: int = 0
+    slot_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    warm_started: bool = False
+    #: sessions that played for this run: groups that are played again after a crash get other names
+    starts: int = 0
+    unfinished: list[dict[str, Any]] = field(default_factory=list)
+    quarantined: dict[str, str] = field(default_factory=dict)
+
+
+def belongs(state: Mapping[str, Any], run: str, uid: str = "") -> bool:
+    """Whether a checkpoint's state is that of the run of this name and UID: then it goes on, else it only begins with
+    the weights, and counts from 0."""
+    return bool(run) and (state.get("run"), state.get("uid", "")) == (run, uid)
+
+
+def ended(stop: Stop, progress: Progress) -> str:
+    """Which limit of `spec.stop` is reached, in words; empty: none."""
+    if progress.update >= stop.max_updates:
+        return f"{progress.update} updates"
+    if stop.max_seconds is not None and progress.seconds_rl >= stop.max_seconds:
+        return f"{progress.seconds_rl:.0f} s of reinforcement"
+    if stop.target_success is not None and progress.success is not None and progress.success >= stop.target_success:
+        return f"{progress.success:.0%} success in an update's episodes"
+    return ""
+
+
+def kept(groups: Sequence[Resumed]) -> list[dict[str, Any]]:
+    """Groups under way as JSON."""
+    return [
+        {
+            "order": group.order,
+            "version": group.version,
+            "task": group.task.model_dump(),
+            "episodes": [episode.id for episode in group.episodes],
+        }
+        for group in groups
+    ]
+
+
+def resumed(progress: Progress, rollout: Path) -> list[Resumed]:
+    """The groups under way at the last checkpoint, with those of their episodes that are in the recording."""
+    if not progress.unfinished:
+        return []
+    wanted = {name for group in progress.unfinished for name in group["episodes"]}
+    # A run that began with another run's checkpoint has none of that run's episodes.
+    recorded = Recording(rollout).episodes() if (rollout / FILE).exists() else ()
+    found = {episode.id: episode for episode in recorded if episode.id in wanted}
+    return [
+        Resumed(
+            group["order"],
+            Task.model_validate(group["task"]),
+            group["version"],
+            tuple(found[name] for name in group["episodes"] if name in found),
+        )
+        for group in progress.unfinished
+    ]

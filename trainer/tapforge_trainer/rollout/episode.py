@@ -1,0 +1,275 @@
+"""One attempt at a task on a leased phone: observe, ask, act, until it ends for one of `protocol.Reason`.
+
+Rules:
+1. A malformed answer executes nothing: the screen stays, the answer counts as a step, and too many in a row end the
+   episode. Environment steps are numbered by executed actions, step records by answers.
+2. A final action (answer, terminate) is sent to the phone; then the judge is asked, but for a declared infeasibility,
+   which the task itself decides.
+3. Whatever the phone does wrong ends in a record with that reason, with the steps so far. What the engine or our own
+   code does wrong is raised: it would happen to every episode.
+4. `outcome_of` alone makes an outcome of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tapforge_envs.protocol import (
+    FINAL_ACTIONS,
+    Action,
+    Environment,
+    EnvironmentFault,
+    Frame,
+    Observation,
+    Reason,
+    Terminate,
+    needs_score,
+    outcome_of,
+)
+
+from ..agents.agent import Agent, ContextLimit, Turn
+from ..agents.parsing import ParseFailure
+from ..records import EpisodeRecord, Generation, Generator, Prompt, Sampling, StepRecord
+from .gate import Gate
+from .limits import EpisodeLimits
+from .work import Work, seed_of
+
+
+class EngineFault(RuntimeError):
+    """The engine didn't answer in time. Not an episode's end: the run can't go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far an episode is."""
+
+    answers: int = 0
+    malformed_in_a_row: int = 0
+    executed: int = 0
+
+
+def after_answer(
+    standing: Standing, answer: Action | ParseFailure, max_steps: int, max_parse_failures: int
+) -> tuple[Standing, Reason | None]:
+    """The new standing, and why the episode ends after this answer (its action executed), or None."""
+    answers = standing.answers + 1
+    if isinstance(answer, ParseFailure):
+        now = Standing(answers, standing.malformed_in_a_row + 1, standing.executed)
+        if now.malformed_in_a_row >= max_parse_failures:
+            return now, Reason.PARSE_FAILURES
+    else:
+        now = Standing(answers, 0, standing.executed + 1)
+        if isinstance(answer, FINAL_ACTIONS):
+            infeasible = isinstance(answer, Terminate) and answer.status == "infeasible"
+            return now, Reason.DECLARED_INFEASIBLE if infeasible else Reason.DONE
+    return now, Reason.STEP_LIMIT if answers >= max_steps else None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call to the phone, for the hazard log: reset, step or evaluate; `step` and `action` where there is one."""
+
+    name: str
+    step: int = 0
+    action: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """An attempt that ended. `frames` holds every frame that its steps name. `broke`: the call that failed."""
+
+    work: Work
+    record: EpisodeRecord
+    frames: dict[str, Frame]
+    broke: Call | None
+
+
+class Stopped(Exception):
+    """The episode ends by our own doing, in the middle of a step."""
+
+
+class Episode:
+    def __init__(
+        self,
+        work: Work,
+        agent: Agent,
+        generator: Generator,
+        sampling: Sampling,
+        limits: EpisodeLimits | None = None,
+        gate: Gate | None = None,
+        clock: Callable[[], float] = time.time,
+    ):
+        self._work = work
+        self._agent = agent
+        self._generator = generator
+        self._sampling = sampling
+        self._limits = limits or EpisodeLimits()
+        self._gate = gate or Gate()
+        self._clock = clock
+        self._steps: list[StepRecord] = []
+        self._frames: dict[str, Frame] = {}
+        self._call: Call | None = None
+        self._stop: Reason | None = None
+        self._runner: asyncio.Task[Any] | None = None
+
+    @property
+    def answers(self) -> int:
+        """Model answers so far."""
+        return len(self._steps)
+
+    def stop(self, reason: Reason) -> None:
+        """Ends the episode as `cancelled` or `reclaimed` wherever it is; `play` returns with the steps so far."""
+        if outcome_of(reason, feasible=True, threshold=1.0, score=1.0) is not None:
+            raise ValueError(f"an episode is stopped as cancelled or reclaimed, not as {reason}")
+        self._stop = reason
+        if self._runner is not None:
+            self._runner.cancel()
+
+    async def play(self, environment: Environment, slot: str) -> Played:
+        started = self._clock()
+        score: float | None = None
+        broke: Call | None = None
+        self._runner = asyncio.current_task()
+        try:
+            if self._stop is not None:
+                raise Stopped("before it began")
+            async with asyncio.timeout(self._limits.episode_seconds) as alarm:
+                reason, score, message = await self._until_the_end(environment)
+        except EnvironmentFault as fault:
+            reason, message, broke = fault.reason, str(fault), self._call
+        except TimeoutError:
+            if not alarm.expired():
+                raise
+            reason, message = Reason.DEADLINE, f"the episode took longer than {self._limits.episode_seconds:g} s"
+            broke = self._call
+        except Stopped as stopped:
+            reason, message = self._stop or Reason.CANCELLED, str(stopped)
+        except asyncio.CancelledError:
+            if self._stop is None or self._runner is None:
+                raise
+            self._runner.uncancel()
+            reason, message = self._stop, f"stopped after {len(self._steps)} answers"
+        finally:
+            self._runner = None
+        task = self._work.task
+        record = EpisodeRecord(
+            id=self._work.episode,
+            group=self._work.group,
+            task=task,
+            attempt=self._work.attempt,
+            slot=slot,
+            seed=self._work.seed,
+            reason=reason,
+            outcome=outcome_of(reason, feasible=task.feasible, threshold=task.threshold, score=score),
+            score=score,
+            message=message,
+            steps=tuple(self._steps),
+            started=started,
+            ended=self._clock(),
+        )
+        return Played(self._work, record, self._frames, broke)
+
+    async def _until_the_end(self, environment: Environment) -> tuple[Reason, float | None, str]:
+        task, limits = self._work.task, self._limits
+        self._call = Call("reset")
+        observation = await self._prepared(await environment.reset(task))
+        history: list[Turn] = []
+        standing = Standing()
+        while True:
+            prompt = self._agent.prompt(task.goal, history, observation)
+            # A frame that the agent can't accept is still the fault of the call that brought it.
+            self._call = None
+            if isinstance(prompt, ContextLimit):
+                return Reason.CONTEXT_LIMIT, None, str(prompt)
+            generation, seconds_model = await self._ask(prompt, standing.answers)
+            text = self._agent.decode(generation.ids)
+            answer = self._agent.read(text, generation.finish_reason)
+            before, (standing, reason) = (
+                standing,
+                after_answer(standing, answer, task.max_steps, limits.max_parse_failures),
+            )
+            step = self._step_record(before.answers, observation, prompt, generation, text, seconds_model)
+            if isinstance(answer, ParseFailure):
+                self._steps.append(replace(step, parse_error=str(answer)))
+                history.append(Turn(observation, text, None))
+            else:
+                wire = answer.model_dump()
+                step = replace(step, action=wire)
+                self._call = Call("step", before.answers, wire)
+                begun = time.perf_counter()
+                try:
+                    result = await environment.step(answer, before.executed)
+                except EnvironmentFault as fault:
+                    self._steps.append(replace(step, note=f"the phone failed: {fault}"))
+                    raise
+                seconds = time.perf_counter() - begun
+                self._steps.append(replace(step, reward=result.reward, note=result.note, seconds_environment=seconds))
+                history.append(Turn(observation, text, answer))
+                if result.done and reason in (None, Reason.STEP_LIMIT):
+                    reason = Reason.DONE
+                if reason is None:
+                    observation = await self._prepared(result.observation)
+            if reason is not None:
+                if not needs_score(reason):
+                    return reason, None, ""
+                return reason, *await self._judge(environment)
+
+    async def _judge(self, environment: Environment) -> tuple[float, str]:
+        self._call = Call("evaluate")
+        try:
+            score = await environment.evaluate()
+        except EnvironmentFault as fault:
+            if fault.reason is Reason.ENV_ERROR:
+                raise EnvironmentFault(str(fault), Reason.JUDGE_ERROR) from fault
+            raise
+        self._call = None
+        effects = f"; side effects: {', '.join(score.side_effects)}" if score.side_effects else ""
+        return score.value, score.reason + effects
+
+    async def _ask(self, prompt: Prompt, step: int) -> tuple[Generation, float]:
+        for frame in prompt.frames:
+            self._frames[frame.sha256] = frame
+        sampling = replace(self._sampling, seed=seed_of(self._work.seed, step))
+        async with self._gate:
+            begun = time.perf_counter()
+            try:
+                async with asyncio.timeout(self._limits.generate_seconds) as alarm:
+                    generation = await self._generator.generate(prompt, sampling)
+            except TimeoutError as error:
+                if not alarm.expired():
+                    raise
+                limit = f"{self._limits.generate_seconds:g} s"
+                raise EngineFault(f"the engine gave {self._work.episode} no answer within {limit}") from error
+            seconds = time.perf_counter() - begun
+        if generation.finish_reason == "abort":
+            raise Stopped(f"the engine aborted the answer of step {step}")
+        return generation, seconds
+
+    async def _prepared(self, observation: Observation) -> Observation:
+        frame = observation.frame
+        if frame.width * frame.height > self._limits.thread_pixels:
+            return await asyncio.to_thread(self._agent.prepare, observation)
+        return observation
+
+    def _step_record(
+        self, index: int, seen: Observation, prompt: Prompt, generation: Generation, text: str, seconds_model: float
+    ) -> StepRecord:
+        return StepRecord(
+            episode=self._work.episode,
+            index=index,
+            frames=tuple(f.sha256 for f in prompt.frames),
+            state_key=seen.state_key,
+            app=seen.app,
+            generation=generation,
+            text=text,
+            action=None,
+            parse_error=None,
+            reward=0.0,
+            note="",
+            seconds_model=seconds_model,
+            seconds_environment=0.0,
+        )

@@ -1,0 +1,294 @@
+"""Which groups are admitted, played, accepted, dropped and consumed: a pure state machine, times in seconds.
+
+Invariants:
+1. Groups under way (admitted, neither dropped nor learned from) are at most `GroupLimits.capacity` =
+   (max_staleness + 1) x groups_per_update. A group that was handed out counts until `set_version` says that its update
+   is over; so no group is more than max_staleness versions old when it is consumed, and with max_staleness 0 no episode
+   begins between a batch and the version that follows from it.
+2. Groups are consumed strictly in issue order, each once. A late group holds the later ones back; it is never dropped
+   for being late alone (that would select short tasks), only at its own deadline with too few valid members.
+3. An invalid episode is played again, on another slot, at most `max_reruns` times. One that we stopped ourselves is
+   played again and not counted.
+4. Dynamic sampling looks at outcomes, not at shaped rewards, and drops a bounded number of groups per update.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tapforge_envs.protocol import Task
+
+from ..records import EpisodeRecord, GroupRecord
+from .limits import GroupLimits
+from .work import Work, member_of, seed_of
+
+#: times a place may be played, cancelled ones included: an engine that aborts everything must not go on for ever
+MAX_ISSUES = 100
+
+
+class Dropped(StrEnum):
+    TOO_FEW_VALID = "too_few_valid"
+    UNIFORM = "uniform"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A group whose fate is decided. `stop`: attempts that still run and are of no use any more."""
+
+    group: GroupRecord
+    dropped: Dropped | None
+    stop: tuple[Work, ...] = ()
+
+
+@dataclass(slots=True)
+class _Place:
+    attempt: int = 0
+    issue: int = 0
+    running: Work | None = None
+    record: EpisodeRecord | None = None
+    lost: bool = False
+    avoid: frozenset[str] = frozenset()
+
+    @property
+    def settled(self) -> bool:
+        return self.record is not None or self.lost
+
+
+@dataclass(slots=True)
+class _Group:
+    id: str
+    order: int
+    task: Task
+    version: int
+    places: list[_Place]
+    #: when its first episode began
+    started: float | None = None
+    accepted: bool = False
+
+    def valid(self) -> tuple[EpisodeRecord, ...]:
+        return tuple(p.record for p in self.places if p.record is not None)
+
+    def as_record(self) -> GroupRecord:
+        return GroupRecord(self.id, self.order, self.task, self.version, self.valid())
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A group that was under way when a run was interrupted: finished members are kept, the others are played again."""
+
+    order: int
+    task: Task
+    version: int
+    episodes: tuple[EpisodeRecord, ...]
+
+
+@dataclass(slots=True)
+class GroupCounts:
+    admitted: int = 0
+    accepted: int = 0
+    consumed: int = 0
+    reruns: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+class GroupBook:
+    def __init__(self, limits: GroupLimits, *, seed: int = 0, version: int = 0, order: int = 0, prefix: str = "g"):
+        self.limits = limits
+        self.version = version
+        self.counts = GroupCounts()
+        self._seed = seed
+        self._prefix = prefix
+        self._order = order
+        #: not yet consumed, in issue order
+        self._groups: dict[str, _Group] = {}
+        #: (order, member) of places that nobody plays
+        self._pending: list[tuple[int, int, str]] = []
+        #: handed out; their update is not over
+        self._learning = 0
+        self._uniform_this_update = 0
+
+    # --- admission ---
+
+    @property
+    def next_order(self) -> int:
+        return self._order
+
+    @property
+    def under_way(self) -> int:
+        return len(self._groups) + self._learning
+
+    @property
+    def room(self) -> bool:
+        """Whether another group may be admitted now."""
+        return self.under_way < self.limits.capacity
+
+    def admit(self, task: Task) -> str:
+        if not self.room:
+            raise ValueError(f"{self.under_way} groups are under way, {self.limits.capacity} may be")
+        group = self._new_group(self._order, task, self.version)
+        self._order += 1
+        for member in range(self.limits.group_size):
+            heapq.heappush(self._pending, (group.order, member, group.id))
+        return group.id
+
+    def resume(self, groups: list[Resumed]) -> list[Settled]:
+        """Takes up groups of an earlier run, before any is admitted. Their places keep their seeds."""
+        settled = []
+        for old in sorted(groups, key=lambda g: g.order):
+            # The name that its finished episodes bear.
+            name = old.episodes[0].group if old.episodes else None
+            group = self._new_group(old.order, old.task, old.version, name)
+            self._order = max(self._order, old.order + 1)
+            # Each in its own place: another one would be played with the seed of a finished episode.
+            finished = {member_of(episode.id): episode for episode in old.episodes}
+            for member, place in enumerate(group.places):
+                place.record = finished.get(member)
+                if place.record is None:
+                    heapq.heappush(self._pending, (group.order, member, group.id))
+            if result := self._settle_if_complete(group):
+                settled.append(result)
+        return settled
+
+    def unfinished(self) -> list[Resumed]:
+        """What `resume` needs after an interruption: every group that no update has consumed."""
+        return [Resumed(g.order, g.task, g.version, g.valid()) for g in self._groups.values()]
+
+    def set_version(self, version: int) -> None:
+        """The update is over and the engines have these weights: what it learned from makes room for new groups."""
+        if version < self.version:
+            raise ValueError(f"policy version {version} is older than the present {self.version}")
+        self.version = version
+        self._learning = 0
+
+    # --- playing ---
+
+    def next_work(self, now: float) -> Work | None:
+        """The next attempt to play, oldest group first. It counts as running until `played`."""
+        while self._pending:
+            _, member, group_id = heapq.heappop(self._pending)
+            group = self._groups.get(group_id)
+            if group is None or group.accepted or group.places[member].settled:
+                continue
+            place = group.places[member]
+            work = Work(
+                group=group.id,
+                order=group.order,
+                member=member,
+                attempt=place.attempt,
+                issue=place.issue,
+                task=group.task,
+                seed=seed_of(self._seed, "train", group.order, member, place.attempt),
+                avoid=place.avoid,
+                session=self._prefix,
+            )
+            place.issue += 1
+            place.running = work
+            if group.started is None:
+                group.started = now
+            return work
+        return None
+
+    def played(self, work: Work, record: EpisodeRecord) -> Settled | None:
+        """Takes in the end of an attempt. Not None when it settles the group; late ones are ignored."""
+        group = self._groups.get(work.group)
+        if group is None or group.accepted:
+            return None
+        place = group.places[work.member]
+        if place.running is not work:
+            raise ValueError(f"episode {work.episode} was not running")
+        place.running = None
+        if record.valid:
+            place.record = record
+        elif record.outcome is not None:
+            place.avoid |= {record.slot}
+            if place.attempt >= self.limits.max_reruns:
+                place.lost = True
+            else:
+                place.attempt += 1
+                self.counts.reruns += 1
+        if not place.settled and place.issue >= MAX_ISSUES:
+            place.lost = True
+        if not place.settled:
+            heapq.heappush(self._pending, (group.order, work.member, group.id))
+            return None
+        return self._settle_if_complete(group)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do at the earliest."""
+        seconds = self.limits.deadline_seconds
+        starts = [g.started for g in self._groups.values() if g.started is not None and not g.accepted]
+        return min(starts) + seconds if seconds is not None and starts else None
+
+    def expire(self, now: float) -> list[Settled]:
+        """Settles groups whose deadline has passed with the valid members they have."""
+        seconds = self.limits.deadline_seconds
+        if seconds is None:
+            return []
+        late = [g for g in self._groups.values() if not g.accepted and g.started is not None]
+        return [self._settle(g) for g in late if now >= g.started + seconds]  # type: ignore[operator]
+
+    def postpone(self, seconds: float) -> None:
+        """Moves all deadlines: for as long nobody could play."""
+        for group in self._groups.values():
+            if group.started is not None:
+                group.started += seconds
+
+    def drop_task(self, key: str) -> list[Settled]:
+        """A quarantined task: its groups under way are of no use. Accepted ones stay."""
+        hit = [g for g in self._groups.values() if not g.accepted and g.task.key == key]
+        return [self._drop(g, Dropped.QUARANTINED) for g in hit]
+
+    # --- consumption ---
+
+    def ready(self) -> bool:
+        """Whether the next `groups_per_update` groups in issue order are accepted."""
+        n = self.limits.groups_per_update
+        first = [g for g, _ in zip(self._groups.values(), range(n), strict=False)]
+        return len(first) == n and all(g.accepted for g in first)
+
+    def consume(self) -> list[GroupRecord]:
+        if not self.ready():
+            raise ValueError("the next batch is not complete")
+        batch = [self._groups.pop(i) for i in list(self._groups)[: self.limits.groups_per_update]]
+        self._learning += len(batch)
+        self._uniform_this_update = 0
+        self.counts.consumed += len(batch)
+        return [g.as_record() for g in batch]
+
+    # --- inside ---
+
+    def _new_group(self, order: int, task: Task, version: int, name: str | None = None) -> _Group:
+        places = [_Place() for _ in range(self.limits.group_size)]
+        group = _Group(name or f"{self._prefix}{order:06d}", order, task, version, places)
+        self._groups[group.id] = group
+        self.counts.admitted += 1
+        return group
+
+    def _settle_if_complete(self, group: _Group) -> Settled | None:
+        return self._settle(group) if all(p.settled for p in group.places) else None
+
+    def _settle(self, group: _Group) -> Settled:
+        valid = group.valid()
+        if len(valid) < self.limits.min_valid:
+            return self._drop(group, Dropped.TOO_FEW_VALID)
+        uniform = len({r.outcome for r in valid}) == 1
+        budget = self.limits.max_rounds * self.limits.groups_per_update
+        if self.limits.dynamic_sampling and uniform and self._uniform_this_update < budget:
+            self._uniform_this_update += 1
+            return self._drop(group, Dropped.UNIFORM)
+        group.accepted = True
+        self.counts.accepted += 1
+        return Settled(group.as_record(), None, _running(group))
+
+    def _drop(self, group: _Group, why: Dropped) -> Settled:
+        del self._groups[group.id]
+        self.counts.dropped[why] += 1
+        return Settled(group.as_record(), why, _running(group))
+
+
+def _running(group: _Group) -> tuple[Work, ...]:
+    return tuple(p.running for p in group.places if p.running is not None)

@@ -1,0 +1,391 @@
+"""Episodes as asyncio tasks over slots: the shell that turns the decisions of `groups.py` into running episodes.
+
+Promises:
+1. A slot that comes free begins the next episode at once; nothing waits for the slowest, but for consumption in issue
+   order.
+2. What is admitted and consumed when is the book's decision (`groups.py`); this file only carries it out.
+3. A batch is handed out after its episodes are on disk.
+4. What the run can't go on with (no phone left, a dead engine, a full disk, no task left) is raised by whoever waits
+   for a result; every wait ends, because every call below has a deadline and drops in a row are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tapforge_envs.protocol import EnvironmentFault, Outcome, Reason, Task
+from tapforge_envs.slots.source import Lease, SlotSource, Verdict
+
+from ..agents.agent import Agent
+from ..records import EpisodeRecord, Generator, GroupRecord, Sampling
+from ..tasks.source import TaskSource
+from .episode import Episode, Played
+from .fixed import FixedBook
+from .gate import Gate
+from .group_deadlines import GroupDeadlines
+from .groups import Dropped, GroupBook, Resumed, Settled
+from .hazard import Hazard
+from .limits import EpisodeLimits, GroupLimits
+from .recorder import Recorder
+from .stats import BusyMeter, RolloutStats
+from .work import Work
+from .writer import Writer
+
+log = logging.getLogger(__name__)
+
+
+class RolloutError(RuntimeError):
+    """The rollout can't go on; the message says why and what to look at."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """An attempt under way, from the wait for a slot to the return of its lease."""
+
+    work: Work
+    episode: Episode
+    book: GroupBook | FixedBook
+    #: the slot that is leased; "" while waiting for one
+    slot: str = ""
+    task: asyncio.Task[None] | None = field(default=None)
+
+
+class Scheduler:
+    """Create it inside a running event loop. It owns its episodes, but neither the slots nor the recorder."""
+
+    def __init__(
+        self,
+        slots: SlotSource,
+        agent: Agent,
+        generator: Generator,
+        sampling: Sampling,
+        *,
+        tasks: TaskSource | None = None,
+        groups: GroupLimits | None = None,
+        episodes: EpisodeLimits | None = None,
+        recorder: Recorder | None = None,
+        concurrency: int | None = None,
+        acquire_seconds: float = 120.0,
+        seed: int = 0,
+        version: int = 0,
+        order: int = 0,
+        prefix: str = "g",
+        resumed: Iterable[Resumed] = (),
+    ):
+        self._loop = asyncio.get_running_loop()
+        self._slots = slots
+        self._agent = agent
+        self._generator = generator
+        self._sampling = sampling
+        self._tasks = tasks
+        self._episode_limits = episodes or EpisodeLimits()
+        self._concurrency = concurrency
+        self._acquire_seconds = acquire_seconds
+        self._seed = seed
+        self._prefix = prefix
+        self._book = GroupBook(groups or GroupLimits(), seed=seed, version=version, order=order, prefix=prefix)
+        self._writer = Writer(recorder, self._fail) if recorder else None
+        self._gate = Gate()
+        self._jobs: set[_Job] = set()
+        self._tasks_alive: set[asyncio.Task[None]] = set()
+        self._fixed: FixedBook | None = None
+        self._fixed_runs = 0
+        self._fixed_sampling = sampling
+        self._fixed_generator = generator
+        self._training = self._paused = self._drained = self._closing = False
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Event()
+        self._deadlines = GroupDeadlines(self._book, self._expire_soon)
+        self._dropped_in_a_row = 0
+        self.hazard = Hazard()
+        self._stats = RolloutStats()
+        self._meter = BusyMeter(self._stats, self._loop.time(), slots.size)
+        for settled in self._book.resume(list(resumed)):
+            self._settle(settled)
+        self._unsubscribe = slots.when_changed(self._slots_changed)
+
+    # --- what the trainer calls ---
+
+    async def next_batch(self, n_groups: int | None = None) -> list[GroupRecord]:
+        """The next groups in issue order, complete. From the first call on, episodes run in the background as far as
+        the staleness bound allows; call `set_version` after the update."""
+        expected = self._book.limits.groups_per_update
+        if n_groups not in (None, expected):
+            raise ValueError(f"a batch has groups_per_update = {expected} groups, not {n_groups}: the bound needs it")
+        if self._tasks is None:
+            raise ValueError("this scheduler has no task source: it only plays fixed lists")
+        self._training = True
+        self._pump()
+        await self._until(self._book.ready)
+        await self._written()
+        # No await from here on: a caller that is cancelled has either not consumed the batch, or has it.
+        batch = self._book.consume()
+        self._stats.consumed(batch, self._book.version)
+        self._pump()
+        return batch
+
+    def set_version(self, version: int) -> None:
+        """The update is over, and the engines have the weights of this version."""
+        self._book.set_version(version)
+        self._pump()
+
+    async def run_fixed(
+        self,
+        tasks: Sequence[Task],
+        repeats: int = 1,
+        sampling: Sampling | None = None,
+        generator: Generator | None = None,
+    ) -> list[EpisodeRecord]:
+        """Plays every task `repeats` times, without groups; one record per place, in order, invalid ones included.
+        Meanwhile no training episode begins."""
+        if self._fixed is not None:
+            raise ValueError("another list of tasks is being played")
+        prefix = f"{self._prefix}fixed{self._fixed_runs}-"
+        self._fixed_runs += 1
+        book = FixedBook(tasks, repeats, max_reruns=self._book.limits.max_reruns, seed=self._seed, prefix=prefix)
+        self._fixed, self._fixed_sampling = book, sampling or self._sampling
+        self._fixed_generator = generator or self._generator
+        self._deadlines.hold()
+        try:
+            self._pump()
+            await self._until(lambda: book.done)
+        finally:
+            self._fixed = None
+            self._deadlines.let_go()
+            self._stop_jobs(lambda job: job.book is book)
+            self._pump()
+        await self._written()
+        self._stats.reruns += book.reruns
+        return book.results()
+
+    async def pause(self, drain: bool = False) -> None:
+        """No episode begins and no answer is sampled until `resume`. Returns when none is in flight. With `drain` the
+        running episodes are played to their end first."""
+        if not self._paused:
+            self._deadlines.hold()
+        self._paused = True
+        if drain:
+            await self._until(lambda: not self._jobs)
+            self._measure()
+            self._drained = True
+        await self._gate.close()
+
+    def resume(self) -> None:
+        self._measure()
+        if self._paused:
+            self._deadlines.let_go()
+        self._paused = self._drained = False
+        self._gate.open()
+        self._pump()
+
+    def reclaim(self, slot: str) -> None:
+        """The slot is wanted elsewhere: its episode ends as `reclaimed` and is played again on another."""
+        self._stop_jobs(lambda job: job.slot == slot, Reason.RECLAIMED)
+
+    async def close(self, seconds: float = 10.0) -> None:
+        """Stops every episode, keeping the steps so far, and returns within about `seconds`."""
+        if not self._closing:
+            self._unsubscribe()
+        self._closing = True
+        self._deadlines.disarm()
+        self._gate.open()
+        self._stop_jobs(lambda job: True)
+        for job in self._jobs:
+            if not job.slot and job.task:  # it waits for a slot, perhaps for long, and has nothing to keep
+                job.task.cancel()
+        if self._tasks_alive:
+            await asyncio.wait(self._tasks_alive, timeout=seconds)
+        rest = list(self._tasks_alive)
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        if self._writer:
+            await self._writer.flush()
+        self._notify()
+
+    def stats(self) -> RolloutStats:
+        """A copy of the totals up to now."""
+        self._measure()
+        self._stats.dropped = self._book.counts.dropped.copy()
+        copy = self._stats.copy()
+        copy.reruns += self._book.counts.reruns
+        return copy
+
+    @property
+    def running(self) -> int:
+        return sum(1 for job in self._jobs if job.slot)
+
+    @property
+    def book(self) -> GroupBook:
+        """For checkpoints (`unfinished`, `next_order`) and progress; not for changing it."""
+        return self._book
+
+    # --- starting ---
+
+    def _pump(self) -> None:
+        """Begins episodes while there is work and a slot may be free."""
+        while not (self._paused or self._closing or self._failure) and len(self._jobs) < self._limit():
+            job = self._next_job()
+            if job is None:
+                break
+            self._jobs.add(job)
+            job.task = self._loop.create_task(self._play(job), name=f"episode {job.work.episode}")
+            self._tasks_alive.add(job.task)
+            job.task.add_done_callback(self._ended)
+        if not self._closing:
+            self._deadlines.arm()
+        self._notify()
+
+    def _limit(self) -> int:
+        # Slots that left or are in quarantine shrink it, but one episode always waits: its deadline tells that no slot
+        # is left. Those that wait for another slot than the one they broke leave their place to others.
+        picky = sum(1 for job in self._jobs if job.work.avoid and not job.slot)
+        usable = max(1, self._slots.usable)
+        return min(self._concurrency or usable, usable) + picky
+
+    def _slots_changed(self) -> None:
+        self._measure()
+        self._pump()
+
+    def _next_job(self) -> _Job | None:
+        now = self._loop.time()
+        if self._fixed is not None:
+            work = self._fixed.next_work(now)
+            return self._job(work, self._fixed, self._fixed_generator, self._fixed_sampling) if work else None
+        if not self._training or self._tasks is None:
+            return None
+        work = self._book.next_work(now)
+        if work is None and self._book.room:
+            try:
+                task = self._tasks.next()
+            except ValueError as error:
+                self._fail(error)
+                return None
+            self._book.admit(task)
+            work = self._book.next_work(now)
+        return self._job(work, self._book, self._generator, self._sampling) if work else None
+
+    def _job(self, work: Work, book: GroupBook | FixedBook, generator: Generator, sampling: Sampling) -> _Job:
+        episode = Episode(work, self._agent, generator, sampling, self._episode_limits, self._gate)
+        return _Job(work, episode, book)
+
+    # --- playing ---
+
+    async def _play(self, job: _Job) -> None:
+        try:
+            lease = await self._slots.acquire(self._acquire_seconds, job.work.avoid)
+            job.slot = lease.slot
+            self._measure()
+            verdict, why = Verdict.DIRTY, "the episode was cut short"
+            try:
+                played = await job.episode.play(lease.environment, lease.slot)
+                verdict, why = await _put_down(lease, played)
+            finally:
+                await self._slots.release(lease, verdict, why)
+        finally:
+            self._jobs.discard(job)
+            self._measure()
+        self._take_in(job, played)
+        self._pump()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks_alive.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._fail(error)
+
+    def _take_in(self, job: _Job, played: Played) -> None:
+        if self._writer:
+            self._writer.episode(played)
+        self._stats.episode(played)
+        if why := self.hazard.note(played):
+            self._quarantine(played.record.task.key, why)
+        if settled := job.book.played(job.work, played.record):
+            self._settle(settled)
+
+    def _quarantine(self, key: str, why: str) -> None:
+        log.warning("task %s is in quarantine: %s", key, why)
+        if self._tasks is not None:
+            self._tasks.quarantine(key, why)
+        for settled in self._book.drop_task(key):
+            self._settle(settled)
+
+    def _settle(self, settled: Settled) -> None:
+        if self._writer:
+            self._writer.group(settled.group, settled.dropped.value if settled.dropped else None)
+        useless = {work.episode for work in settled.stop}
+        self._stop_jobs(lambda job: job.work.episode in useless)
+        if settled.dropped is Dropped.TOO_FEW_VALID:
+            self._dropped_in_a_row += 1
+            log.warning("group %s is dropped: %d valid episodes", settled.group.id, len(settled.group.episodes))
+            if self._dropped_in_a_row >= 4 * self._book.limits.groups_per_update:
+                reasons = dict(self._stats.invalid)
+                self._fail(
+                    RolloutError(
+                        f"{self._dropped_in_a_row} groups in a row had too few valid episodes (reasons so far: "
+                        f"{reasons}): look at the phones"
+                    )
+                )
+        elif settled.dropped is None:
+            self._dropped_in_a_row = 0
+
+    # --- waiting ---
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            if self._failure:
+                raise self._failure
+            if self._closing:
+                raise RolloutError("the rollout was closed")
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _written(self) -> None:
+        if self._writer:
+            await self._writer.flush()
+        if self._failure:
+            raise self._failure
+
+    def _notify(self) -> None:
+        self._changed.set()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._notify()
+
+    def _expire_soon(self) -> None:
+        # As a task, because whatever is raised in a bare callback would be heard by nobody.
+        task = self._loop.create_task(self._expire(), name="group deadlines")
+        self._tasks_alive.add(task)
+        task.add_done_callback(self._ended)
+
+    async def _expire(self) -> None:
+        for settled in self._book.expire(self._loop.time()):
+            self._settle(settled)
+        self._pump()
+
+    def _stop_jobs(self, which: Callable[[_Job], bool], reason: Reason = Reason.CANCELLED) -> None:
+        for job in list(self._jobs):
+            if which(job):
+                job.episode.stop(reason)
+
+    def _measure(self) -> None:
+        if self._drained:  # slots that are lent to somebody else meanwhile count neither as busy nor as idle
+            self._meter.skip(self._loop.time())
+        else:
+            self._meter.note(self._loop.time(), self._slots.size, self.running)
+
+
+async def _put_down(lease: Lease, played: Played) -> tuple[Verdict, str]:
+    """Ends the episode on the phone. A phone that broke is not asked any more."""
+    record = played.record
+    if record.outcome is Outcome.INVALID:
+        return Verdict.DIRTY, record.message
+    try:
+        await lease.environment.close()
+    except EnvironmentFault as fault:
+        return Verdict.DIRTY, str(fault)
+    return Verdict.CLEAN, ""

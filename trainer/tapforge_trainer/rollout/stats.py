@@ -1,0 +1,135 @@
+"""What a rollout did, in numbers: totals since its start; `since` gives those of a span. Seconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from tapforge_envs.protocol import Outcome
+
+from ..records import GroupRecord
+from .episode import Played
+
+
+@dataclass(slots=True)
+class RolloutStats:
+    #: seconds of the clock that the totals cover
+    elapsed: float = 0.0
+    #: attempts that ended, those that we stopped ourselves not counted
+    episodes: int = 0
+    successes: int = 0
+    failures: int = 0
+    #: reason -> attempts
+    invalid: Counter[str] = field(default_factory=Counter)
+    #: reason -> attempts that we stopped
+    stopped: Counter[str] = field(default_factory=Counter)
+    reruns: int = 0
+    answers: int = 0
+    parse_failures: int = 0
+    env_steps: int = 0
+    #: leases x seconds, and slots x seconds
+    busy_seconds: float = 0.0
+    slot_seconds: float = 0.0
+    #: members -> accepted groups
+    group_sizes: Counter[int] = field(default_factory=Counter)
+    #: why -> groups
+    dropped: Counter[str] = field(default_factory=Counter)
+    #: policy versions between a group's admission and its update -> groups
+    sample_age: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def busy_share(self) -> float:
+        return self.busy_seconds / self.slot_seconds if self.slot_seconds else 0.0
+
+    @property
+    def episodes_per_hour(self) -> float:
+        return 3600 * (self.successes + self.failures) / self.elapsed if self.elapsed else 0.0
+
+    @property
+    def env_steps_per_second(self) -> float:
+        return self.env_steps / self.elapsed if self.elapsed else 0.0
+
+    @property
+    def valid_answers(self) -> float:
+        """Share of answers that were an action."""
+        return 1 - self.parse_failures / self.answers if self.answers else 0.0
+
+    @property
+    def mean_sample_age(self) -> float:
+        groups = sum(self.sample_age.values())
+        return sum(age * n for age, n in self.sample_age.items()) / groups if groups else 0.0
+
+    def episode(self, played: Played) -> None:
+        record = played.record
+        steps = record.steps
+        self.answers += len(steps)
+        self.parse_failures += sum(s.parse_error is not None for s in steps)
+        self.env_steps += sum(s.action is not None for s in steps)
+        if record.outcome is None:
+            self.stopped[record.reason.value] += 1
+            return
+        self.episodes += 1
+        self.successes += record.outcome is Outcome.SUCCESS
+        self.failures += record.outcome is Outcome.FAILURE
+        if record.outcome is Outcome.INVALID:
+            self.invalid[record.reason.value] += 1
+
+    def consumed(self, groups: list[GroupRecord], version: int) -> None:
+        for group in groups:
+            self.group_sizes[len(group.episodes)] += 1
+            self.sample_age[version - group.version] += 1
+
+    def copy(self) -> RolloutStats:
+        return deepcopy(self)
+
+    def since(self, earlier: RolloutStats) -> RolloutStats:
+        span = RolloutStats()
+        for f in fields(self):
+            now, before = getattr(self, f.name), getattr(earlier, f.name)
+            setattr(span, f.name, now - before)
+        return span
+
+    def as_dict(self) -> dict[str, Any]:
+        """For summaries and progress."""
+        return {
+            "elapsed": round(self.elapsed, 3),
+            "episodes": self.episodes,
+            "successes": self.successes,
+            "failures": self.failures,
+            "invalid": dict(self.invalid),
+            "stopped": dict(self.stopped),
+            "reruns": self.reruns,
+            "env_steps": self.env_steps,
+            "env_steps_per_second": round(self.env_steps_per_second, 2),
+            "episodes_per_hour": round(self.episodes_per_hour, 1),
+            "parse_failures": self.parse_failures,
+            "valid_answers": round(self.valid_answers, 4),
+            "busy_share": round(self.busy_share, 4),
+            "group_sizes": {str(k): v for k, v in sorted(self.group_sizes.items())},
+            "dropped": dict(self.dropped),
+            "sample_age": {str(k): v for k, v in sorted(self.sample_age.items())},
+        }
+
+
+class BusyMeter:
+    """Integrates leases and slots over time. Times come from outside."""
+
+    def __init__(self, stats: RolloutStats, now: float, slots: int):
+        self._stats = stats
+        self._at = now
+        self._slots = slots
+        self._leases = 0
+
+    def skip(self, now: float) -> None:
+        """The time since the last note counts for nothing."""
+        self._at = now
+
+    def note(self, now: float, slots: int, leases: int) -> None:
+        """From now on there are this many slots and leases."""
+        passed = now - self._at
+        self._stats.elapsed += passed
+        self._stats.busy_seconds += passed * self._leases
+        self._stats.slot_seconds += passed * self._slots
+        self._at, self._slots, self._leases = now, slots, leases

@@ -1,0 +1,61 @@
+"""Demonstrations for the warm start: a person's plan for a task, played on a phone in this process.
+
+The demonstrator is careless, not noisy: at every decision where a hasty person goes wrong (storing, counting to the
+end, going on to the second app, admitting that something isn't there) it errs with the same probability. What it does
+is consistent, so a model that imitates it errs when it answers greedily, too; only the outcome tells what is right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from tapforge_envs.phone import catalog
+from tapforge_envs.phone.demonstrator import demonstration
+from tapforge_envs.phone.tasks import TaskSet
+from tapforge_envs.protocol import Frame
+
+from ..agents.agent import Agent, ContextLimit, Turn
+from ..records import ResponseSpan, Sample
+from .source import TaskError
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    samples: tuple[Sample, ...]
+    frames: dict[str, Frame]
+    episodes: int
+    #: shares of the episodes
+    success: float
+
+
+def demonstrate(
+    agent: Agent, tasks: TaskSet, *, episodes: int, carelessness: float, seed: int, width: int, height: int
+) -> Demonstrations:
+    """Every decision of every episode as a sample with weight 1 on the whole answer."""
+    phone = catalog.phone_for(tasks.suite, width, height)
+    rng = Random(f"demonstrator:{seed}")
+    samples: list[Sample] = []
+    frames: dict[str, Frame] = {}
+    won = 0
+    for number in range(episodes):
+        task = tasks.sample(seed, number)
+        template = catalog.template_of(task)
+        observation = phone.reset(task.seed, template.rules(task.params))
+        history: list[Turn] = []
+        actions = demonstration(phone, template, task.params, lambda: rng.random() < carelessness)
+        for index, action in enumerate(actions):
+            prompt = agent.prompt(task.goal, history, observation)
+            if isinstance(prompt, ContextLimit):
+                raise TaskError(f"demonstration of {task.key}: {prompt}; raise model.contextTokens")
+            answer = agent.answer_ids(action)
+            ids = agent.expand(prompt)
+            frames.update((frame.sha256, frame) for frame in prompt.frames)
+            span = ResponseSpan(index, len(ids), len(ids) + len(answer), (0.0,) * len(answer), (0,) * len(answer), 1.0)
+            episode = f"demonstration-{number}"
+            samples.append(Sample(episode, episode, (*ids, *answer), tuple(f.sha256 for f in prompt.frames), (span,)))
+            history.append(Turn(observation, agent.decode(answer), action))
+            observation = phone.step(action).observation
+        ended = phone.state["ended"]
+        won += (not task.feasible) if ended == "infeasible" else phone.evaluate().value >= task.threshold
+    return Demonstrations(tuple(samples), frames, episodes, won / episodes)

@@ -1,0 +1,204 @@
+"""What a run says while it works: one line of JSON per event on disk, and a live view for a person.
+
+`events.jsonl` is append-only; each line has `at` (unix seconds) and `event`. A run that is resumed appends to the same
+file; an event that can't be written is a `RecordingError`. On a terminal the view is redrawn in place; elsewhere each
+finished update is one line.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from tapforge_envs.slots.source import SlotSource
+
+from .rollout.recorder import RecordingError
+
+EVENTS = "events.jsonl"
+_SPARKS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that is complete. `time` is unix seconds."""
+
+    update: int
+    time: float
+    path: str
+
+
+@dataclass(slots=True)
+class View:
+    """What the live view shows, and what a run's operator is told. Rates are shares from 0 to 1; None is not known
+    yet."""
+
+    name: str
+    max_updates: int
+    max_seconds: float | None = None
+    phase: str = "starting"
+    #: the phase as one word
+    stage: str = "Loading"
+    update: int = 0
+    version: int = 0
+    saved: Saved | None = None
+    #: where phones come from, once they do; and how many the run asks for, where it asks for a number
+    slots: SlotSource | None = None
+    slots_wanted: int | None = None
+    success: float | None = None
+    success_before: str = ""
+    success_after: str = ""
+    episodes: int = 0
+    invalid: int = 0
+    episodes_per_hour: float = 0.0
+    env_steps_per_second: float = 0.0
+    valid_actions: float | None = None
+    group_size: float | None = None
+    state_group_size: float | None = None
+    flat_groups: str = ""
+    busy_share: float = 0.0
+    sample_age: float = 0.0
+    gap: float | None = None
+    seconds_rl: float = 0.0
+    curve: list[float] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def seconds_left(self) -> float | None:
+        """Of the reinforcement phase, by the pace so far."""
+        if not self.update:
+            return None
+        left = self.seconds_rl / self.update * (self.max_updates - self.update)
+        return left if self.max_seconds is None else max(0.0, min(left, self.max_seconds - self.seconds_rl))
+
+
+class Telemetry:
+    def __init__(self, folder: Path, view: View, console: Console | None = None):
+        self.view = view
+        self.console = console or Console()
+        self.started = time.monotonic()
+        self._path = folder / EVENTS
+        self._live: Live | None = None
+        with self._written():
+            folder.mkdir(parents=True, exist_ok=True)
+            # Not buffered: a line that could not be written must not be tried again when the file is closed.
+            self._file = self._path.open("ab", buffering=0)
+            if self._cut_off():
+                self._file.write(b"\n")
+
+    def event(self, event: str, **fields: Any) -> None:
+        line = json.dumps({"at": round(time.time(), 3), "event": event, **fields}, default=_plain)
+        with self._written():
+            left = line.encode() + b"\n"
+            while left:
+                left = left[self._file.write(left) :]
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RecordingError(
+                f"{self._path} can't be written: {error.strerror}; make room and start again"
+            ) from error
+
+    def _cut_off(self) -> bool:
+        """Whether a crash left half a line."""
+        with self._path.open("rb") as file:
+            return file.seek(0, 2) > 0 and (file.seek(-1, 2), file.read(1))[1] != b"\n"
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Draws the view until the block ends; the last state stays on the screen."""
+        if not self.console.is_terminal:
+            yield
+            return
+        with Live(get_renderable=self._draw, console=self.console, refresh_per_second=2) as live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+
+    def phase(self, text: str, stage: str = "") -> None:
+        """Says what begins now. `stage` is the same as one word; without it the stage stays."""
+        self.view.phase = text
+        self.view.stage = stage or self.view.stage
+        self.event("phase", text=text)
+        if self._live is None:
+            self._line(text)
+
+    def note(self, text: str) -> None:
+        """Something a person should not miss."""
+        self.view.notes = [*self.view.notes[-4:], text]
+        self.event("note", text=text)
+        self._line(text)
+
+    def updated(self, figures: Mapping[str, Any]) -> None:
+        """An update is over; the view has been brought up to date by the caller."""
+        self.event("update", **figures)
+        if self._live is None:
+            v = self.view
+            self._line(
+                f"update {v.update}/{v.max_updates}  success {_percent(v.success)}  "
+                f"episodes/h {v.episodes_per_hour:,.0f}  valid actions {_percent(v.valid_actions)}  "
+                f"group {v.group_size or 0:.1f}  same-state {v.state_group_size or 0:.1f}  "
+                f"left {_clock(v.seconds_left())}"
+            )
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _line(self, text: str) -> None:
+        self.console.print(
+            f"[dim]{time.monotonic() - self.started:6.1f} s[/dim]  {text}", highlight=False, soft_wrap=True
+        )
+
+    def _draw(self) -> Group:
+        v = self.view
+        bar = Progress(TextColumn("{task.description}"), BarColumn(40), TextColumn("{task.completed}/{task.total}"))
+        bar.add_task("updates", total=v.max_updates, completed=v.update)
+        table = Table.grid(padding=(0, 3))
+        rows = (
+            ("success (training)", _percent(v.success), "episodes per hour", f"{v.episodes_per_hour:,.0f}"),
+            ("held out, before", v.success_before or "-", "environment steps/s", f"{v.env_steps_per_second:,.0f}"),
+            ("held out, after", v.success_after or "-", "slots busy", _percent(v.busy_share)),
+            ("valid actions", _percent(v.valid_actions), "episodes", f"{v.episodes:,} ({v.invalid} invalid)"),
+            ("group size", _figure(v.group_size), "groups without contrast", v.flat_groups or "-"),
+            ("same-state steps", _figure(v.state_group_size), "sample age (versions)", f"{v.sample_age:.2f}"),
+            ("time left", _clock(v.seconds_left()), "engine-learner gap", "-" if v.gap is None else f"{v.gap:.1e}"),
+        )
+        for left, one, right, two in rows:
+            table.add_row(Text(left, style="dim"), one, Text(right, style="dim"), two)
+        head = Text.assemble((f"{v.name}  ", "bold"), (v.phase, "cyan"), f"  {_clock(time.monotonic() - self.started)}")
+        return Group(head, bar, table, Text("success  " + _spark(v.curve[-60:]), style="green"))
+
+
+def _spark(values: list[float]) -> str:
+    return "".join(_SPARKS[min(8, max(0, round(value * 8)))] for value in values)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _clock(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def _plain(value: Any) -> Any:
+    """numpy and torch scalars, paths."""
+    return value.item() if hasattr(value, "item") else str(value)
