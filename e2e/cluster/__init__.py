@@ -19,7 +19,7 @@ was killed is back after 2 s.
 from . import fake
 from .api import APPLY, JSON_PATCH, MERGE, STRATEGIC, Api, Refused
 from .binaries import CannotBuild
-from .cluster import Cluster, NotInTime
+from .cluster import PATIENCE, Cluster, NotInTime
 from .components import API_SERVER, CONTROLLER_MANAGER, ETCD, KWOK, SCHEDULER, Options
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "JSON_PATCH",
     "KWOK",
     "MERGE",
+    "PATIENCE",
     "SCHEDULER",
     "STRATEGIC",
     "Api",

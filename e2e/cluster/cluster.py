@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import yaml
 
@@ -34,6 +34,8 @@ from .node import RealNode, network, prerequisites
 from .nodes import FakeNodes
 from .processes import Family, free_ports
 
+#: what comes in the end is not late before that: machines stall, seconds
+PATIENCE: Final = 120.0
 _START_SECONDS = 120.0
 _POLL_SECONDS = 0.05
 _ADMINS = "system:masters"
@@ -304,7 +306,7 @@ class Cluster:
         """Until the API server serves."""
         self.wait_for("the API server", lambda: self.api.text("GET", "/readyz", seconds=5) == "ok", seconds)
 
-    def wait_for(self, what: str, probe: Callable[[], T], seconds: float = 30.0) -> T:
+    def wait_for(self, what: str, probe: Callable[[], T], seconds: float = PATIENCE) -> T:
         """What `probe` answers as soon as that is true. An API server that is away or starting is no answer yet."""
         deadline = time.monotonic() + seconds
         while True:

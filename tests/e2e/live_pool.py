@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from e2e.cluster import JSON_PATCH, MERGE, Cluster, Refused
+from e2e.cluster import JSON_PATCH, MERGE, PATIENCE, Cluster, Refused
 
 from tapforge_api.pool import EmulatorPoolStatus
 from tapforge_operator import names
@@ -127,13 +127,13 @@ class LivePool:
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
-    def wait(self, what: str, probe: Callable[[], T], seconds: float = 30.0) -> T:
+    def wait(self, what: str, probe: Callable[[], T], seconds: float = PATIENCE) -> T:
         try:
             return self.cluster.wait_for(what, probe, seconds)
         except RuntimeError as error:
             raise AssertionError(f"{error}\n{self.describe()}") from error
 
-    def wait_ready(self, slots: int, seconds: float = 30.0) -> list[Object]:
+    def wait_ready(self, slots: int, seconds: float = PATIENCE) -> list[Object]:
         """Until it has so many slots, all of them Ready, and its status says so. Returns their Pods."""
 
         found: list[Object] = []

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from claiming import Caller, Denied
-from e2e.cluster import JSON_PATCH, MERGE, Cluster, Refused
+from e2e.cluster import JSON_PATCH, MERGE, PATIENCE, Cluster, Refused
 from operator_process import Operator
 
 from tapforge_api.claims import AUDIENCE
@@ -129,17 +129,17 @@ class LiveRun:
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
-    def wait_job(self, attempt: int = 1, seconds: float = 30.0) -> Object:
+    def wait_job(self, attempt: int = 1, seconds: float = PATIENCE) -> Object:
         self.wait(f"RayJob of attempt {attempt}", lambda: attempt in self.attempts(), seconds)
         return self.cluster.api("GET", self.job_path(attempt))
 
-    def wait(self, what: str, probe: Callable[[], T], seconds: float = 30.0) -> T:
+    def wait(self, what: str, probe: Callable[[], T], seconds: float = PATIENCE) -> T:
         try:
             return self.cluster.wait_for(what, probe, seconds)
         except RuntimeError as error:
             raise AssertionError(f"{error}\n{self.describe()}") from error
 
-    def wait_ready(self, status: str, reason: str, seconds: float = 30.0) -> Object:
+    def wait_ready(self, status: str, reason: str, seconds: float = PATIENCE) -> Object:
         self.wait(f"Ready {status} {reason}", lambda: self.says("Ready", status, reason), seconds)
         return self.status()
 

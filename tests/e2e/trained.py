@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 from e2e.cluster import Cluster
 from e2e.installed import MANIFESTS
@@ -106,12 +107,13 @@ class Trained(LiveRun):
         """The process that trains, as this machine counts."""
         found = []
         for pid in self.cluster.node.pids(self.head(), "ray"):
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if b"run" in words and RUN_FILE.encode() in words and b"-c" not in words:
-                    found.append(pid)
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                process = psutil.Process(pid)
+                words = process.cmdline()
+                if "run" in words and RUN_FILE in words and "-c" not in words:
+                    found.append((process.create_time(), pid))
         if found:
-            return max(found)  # a supervisor is older
+            return max(found)[1]  # a supervisor is older
         raise AssertionError(f"no driver in {self.head()['metadata']['name']}\n{self.describe()}")
 
     def log(self) -> str:

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeVar
 
@@ -121,7 +122,7 @@ class RealNode:
         first = _children(self._cluster.pid(NODE))
         self._cluster.stop_component(NODE, signal.SIGKILL)
         gone = [Path(f"/proc/{pid}") for pid in first]
-        self._cluster.wait_for("the node's last process", lambda: not any(p.exists() for p in gone), 30.0)
+        self._cluster.wait_for("the node's last process", lambda: not any(p.exists() for p in gone))
 
     def find(self) -> None:
         """It is back, with what is on its disk and without what ran on it. Returns when it is Ready again."""
@@ -169,7 +170,8 @@ class RealNode:
     def kill(self, pod: dict[str, Any], container: str = "", number: signal.Signals = signal.SIGKILL) -> None:
         """A signal to every process of a pod's container, as if they had it from nowhere."""
         for pid in self.pids(pod, container):
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # gone with the one before
+                os.kill(pid, number)
 
     def program(self, name: str) -> int:
         """Process number of `kubelet`, `containerd`, `kube-proxy` or `coredns`; one that ends takes the node along."""
