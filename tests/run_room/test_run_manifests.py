@@ -109,7 +109,7 @@ def test_what_the_user_wrote_stands() -> None:
     job = job_of(made(cluster=FULL))
     pods = pods_of(job)
     head = pods["head"]
-    assert head["metadata"]["labels"]["team"] == "a" and head["metadata"]["annotations"] == {"note": "b"}
+    assert head["metadata"]["labels"]["team"] == "a" and head["metadata"]["annotations"]["note"] == "b"
     assert head["spec"]["serviceAccountName"] == "trainer" and head["spec"]["priorityClassName"] == "high"
     assert head["spec"]["imagePullSecrets"] == [{"name": "pull"}]
     ray, log = head["spec"]["containers"]
@@ -124,6 +124,15 @@ def test_what_the_user_wrote_stands() -> None:
         ("cpu", 0, 0, 0),
     ]
     assert job["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
+
+
+def test_autoscalers_are_asked_to_leave_a_runs_pods_where_they_are() -> None:
+    leave = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+    for pod in pods_of(job_of(made(cluster=FULL))).values():
+        assert leave.items() <= pod["metadata"]["annotations"].items()
+    spot = {"template": {"metadata": {"annotations": {"karpenter.sh/do-not-disrupt": "false"}}}}
+    head = pods_of(job_of(made(cluster={**FULL, "head": spot})))["head"]
+    assert head["metadata"]["annotations"] == {**leave, "karpenter.sh/do-not-disrupt": "false"}
 
 
 def test_pods_may_do_little_where_nothing_is_said() -> None:

@@ -2,7 +2,8 @@
 
 What the user's templates say stands; where they are silent a Pod is unprivileged: no service-account token, no service
 environment, no privilege escalation, no capabilities, the runtime's default seccomp profile; its volumes belong to the
-group of the trainer's image, caches are in the work folder, and a root that is read-only has a `/tmp`.
+group of the trainer's image, caches are in the work folder, and a root that is read-only has a `/tmp`; node autoscalers
+are asked to leave it where it is.
 
 Always the operator's are `restartPolicy: Never`, the owner, the run's labels, what the driver has to find
 (`tapforge_api.attempt`), and of the RayJob everything but the cluster.
@@ -221,7 +222,8 @@ def _pod(run: Run, number: int, template: RayTemplate, main: str) -> Json:
     if own["securityContext"].get("readOnlyRootFilesystem"):
         _mount(spec, own, {"name": "tapforge-tmp", "emptyDir": {}}, "/tmp")
     labels = {**template.metadata.labels, **_labels(run), names.ATTEMPT: str(number)}
-    return {"metadata": {"labels": labels, "annotations": dict(template.metadata.annotations)}, "spec": spec}
+    annotations = {names.SAFE_TO_EVICT: "false", names.DO_NOT_DISRUPT: "true", **template.metadata.annotations}
+    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
 
 def _let_leave(spec: Json, ray: Json, grace: int) -> None:
