@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import copy
 import itertools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -225,10 +224,19 @@ PACE = Pace(patience=0.05, linger=0.02, remember=5.0, step_deadline=0.2, first_p
 
 
 class Broker:
-    """A broker process: a leadership over the lab, fed by a watch that may be late."""
+    """A broker process: a leadership over the lab, fed by a watch that may be late. It lives by the loop's time."""
 
-    def __init__(self, lab: Lab, term: int = 1, door: Door | None = None, pace: Pace = PACE, speed: float = 1.0):
+    def __init__(
+        self,
+        lab: Lab,
+        term: int = 1,
+        door: Door | None = None,
+        pace: Pace = PACE,
+        speed: float = 1.0,
+        patience: Patience = PATIENCE,
+    ):
         self.lab = lab
+        loop = asyncio.get_running_loop()
         self.door = door or Door(lab.cluster)
         self.leading = True
         #: events wait here while it is a list
@@ -240,8 +248,8 @@ class Broker:
             lambda: self.leading,
             on_change=self.woken.add,
             pace=pace,
-            patience=PATIENCE,
-            clock=RunningClock(speed, lambda: time.monotonic() * speed),
+            patience=patience,
+            clock=RunningClock(speed, lambda: loop.time() * speed),
         )
         objects = list(lab.cluster.objects.items())
         pods = [slot for path, body in objects if "/pods/" in path and (slot := observe(copy.deepcopy(body)))]
@@ -303,7 +311,7 @@ class Broker:
 _REQUESTS = itertools.count(10_000_000)
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Waits for something that has to become true."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110

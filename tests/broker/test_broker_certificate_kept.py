@@ -7,8 +7,12 @@ import base64
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from tapforge_operator.broker import tls
 from tapforge_operator.kube.client import ApiError
+
+pytestmark = pytest.mark.usefixtures("own_time")
 
 
 class Contested:
@@ -41,7 +45,7 @@ async def test_a_secret_that_is_written_over_again_and_again_ends_no_look_after_
     material = tls.renewed({}, ["localhost"], datetime.now(UTC))
     api, context = Contested(conflicts=20), tls.context(material)
     keeps = asyncio.create_task(tls.keep(api, "system", ["localhost"], context, material, every=0.01))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while api.conflicts or "hmac.key" not in api.data:
             assert not keeps.done()
             await asyncio.sleep(0.02)

@@ -16,6 +16,8 @@ from tapforge_operator.broker import writes
 from tapforge_operator.broker.looking import Behind
 from tapforge_operator.broker.writes import NotLeading
 
+pytestmark = pytest.mark.usefixtures("own_time")
+
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

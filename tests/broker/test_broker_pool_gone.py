@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from claim_cluster import until
 
 from tapforge_api.claims import Acquire
 from tapforge_operator.broker.directory import PoolNotFound
@@ -15,18 +16,22 @@ from tapforge_operator.broker.service import Claims
 from tapforge_operator.kube.client import ApiError
 from tapforge_operator.objects import PoolObject, observe_pool
 
+pytestmark = pytest.mark.usefixtures("own_time")
+
 
 class Busy:
     """An API server that answers 503 until it is told otherwise."""
 
     def __init__(self) -> None:
         self.created: list[dict[str, Any]] = []
+        self.tried = 0
         self.busy = True
 
     async def get(self, path: str) -> dict[str, Any]:
         raise ApiError(path, 404, "NotFound", "there is none")
 
     async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.tried += 1
         if self.busy:
             raise ApiError(path, 503, "Busy", "later")
         self.created.append(body)
@@ -50,12 +55,12 @@ async def test_a_pool_that_goes_while_a_claim_is_written_ends_nobody_elses_claim
     claims = Claims(api, Keys(b"k" * 32), lambda: True)
     claims.begin(1, [devices("old"), devices("other")], [])
     asked = asyncio.create_task(claims.acquire("lab", "old", Holder("user/ann"), Acquire(request="request-1")))
-    await asyncio.sleep(0.15 * attempts)
+    await until(lambda: api.tried >= attempts)
     claims.forget_pool("uid-old")
     with pytest.raises(PoolNotFound):
         await asyncio.wait_for(asked, 10)
     api.busy = False
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(60)
     assert not api.created, "a Lease of a pool that is gone would never be deleted"
     assert claims.leading
     got = await claims.acquire("lab", "other", Holder("user/bob"), Acquire(request="request-2"))

@@ -6,18 +6,21 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import aiohttp
 import pytest
 from aiohttp import web
 from callers import Callers
-from claim_cluster import Broker, Cluster, Lab, until
+from claim_cluster import PATIENCE, Broker, Cluster, Lab, until
 
 from tapforge_api.claims import Acquired, Refusal, Released, RenewedAll
 from tapforge_operator import names
 from tapforge_operator.broker import server, tls
 from tapforge_operator.broker.auth import Auth
 
+#: a broker behind a socket lives by the machine's time: it never gives up what it has begun
+PATIENT = replace(PATIENCE, settle=300.0, siblings=60.0, release=300.0, look=300.0)
 CLAIMS = "/v1/namespaces/lab/pools/phones/claims"
 
 
@@ -46,7 +49,7 @@ class House:
 
     def __init__(self, lab: Lab):
         self.lab = lab
-        self.broker = Broker(lab)
+        self.broker = Broker(lab, patience=PATIENT)
         self.callers = Callers()
         self.callers.pools = {}
         self.callers.add_run()

@@ -14,6 +14,8 @@ from tapforge_operator.broker.directory import PoolNotFound
 from tapforge_operator.broker.records import Holder
 from tapforge_operator.broker.writes import NotLeading
 
+pytestmark = pytest.mark.usefixtures("own_time")
+
 
 @pytest.fixture
 async def start() -> AsyncIterator[Callable[..., Broker]]:

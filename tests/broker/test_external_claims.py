@@ -11,6 +11,8 @@ from claim_cluster import LEASES, NAMESPACE, POOL, Broker, Door, Lab, until
 from tapforge_operator import names
 from tapforge_operator.broker import external, writes
 
+pytestmark = pytest.mark.usefixtures("own_time")
+
 URLS = ("http://10.1.0.1:7555/a", "http://10.1.0.2:7555/b")
 
 
@@ -105,7 +107,7 @@ async def test_a_lease_whose_creation_went_wrong(fate):
     door = Door(lab.cluster, lambda number: fate if number == 1 else None)
     broker = Broker(lab, door=door)
     call = asyncio.create_task(broker.acquire(wait_seconds=5))
-    await asyncio.sleep(0.005)
+    await until(lambda: door.writes)
     door.release_late()
     [claim] = await call
     assert (await broker.renew(claim))[0].state == "held"

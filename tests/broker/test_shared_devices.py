@@ -14,6 +14,8 @@ from tapforge_operator.broker.devices import device_of
 from tapforge_operator.broker.records import Holder
 from tapforge_operator.broker.writes import NotLeading
 
+pytestmark = pytest.mark.usefixtures("own_time")
+
 URL = "http://10.1.0.1:7555/a"
 
 
