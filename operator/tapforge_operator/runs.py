@@ -249,15 +249,14 @@ class RunKeeper:
         before = read_status(seen.body.get("status"))
         generation = seen.body["metadata"].get("generation", 0)
         if ended(before):
-            return _LOOK_SECONDS
-        wrong = Situation("stalled", "InvalidSpec", message)
-        status = before.model_copy(
-            update={
-                "observed_generation": generation,
-                "message": message,
-                "conditions": conditions(wrong, before, generation, time.time()),
-            }
-        )
+            # What became of it stands, whatever is asked of it now; but it has been read, and nothing is to come.
+            status = before.model_copy(update={"observed_generation": generation})
+        else:
+            wrong = Situation("stalled", "InvalidSpec", message)
+            told = conditions(wrong, before, generation, time.time())
+            status = before.model_copy(
+                update={"observed_generation": generation, "message": message, "conditions": told}
+            )
         self._measure(status, self._reports.newest(self._uid)[1])
         if status != before and not await self._write(seen, status):
             return 0.0

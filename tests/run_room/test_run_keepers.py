@@ -210,6 +210,23 @@ async def test_a_run_lives_through_a_suspension_and_a_loss() -> None:
     assert house.process.told("tapforge_run_") == [], "who leads no more has nothing to say"
 
 
+async def test_a_finished_run_that_nobody_can_read_any_more_stays_what_it_became() -> None:
+    house = House()
+    await house.live(-1, False)
+    before = house.status
+    house.api.patch(RUN, {"spec": {"seed": "none"}})
+    process = Process(house.api, Line(house.api))
+    await process.begin()
+    try:
+        generation = house.api.get(RUN)["metadata"]["generation"]
+        async with asyncio.timeout(20):
+            await house.until(lambda: house.status["observedGeneration"] == generation)
+    finally:
+        await process.end()
+    assert house.says("Complete", "Complete") and generation > before["observedGeneration"]
+    assert {**house.status, "observedGeneration": before["observedGeneration"]} == before
+
+
 async def test_what_is_measured_of_a_run_is_as_its_status_and_goes_with_it() -> None:
     house = House()
     house.process = process = Process(house.api, Line(house.api))
