@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -32,7 +34,8 @@ async def _server(answer: Answer, **settings: float) -> AsyncIterator[tuple[Clie
     await site.start()
     host, port = runner.addresses[0][:2]
     try:
-        async with Client(kopf.ConnectionInfo(server=f"http://{host}:{port}", token="t0ken"), **settings) as client:
+        info = kopf.ConnectionInfo(server=f"http://{host}:{port}", token="t0ken")
+        async with Client(info, **{"deadline": 300.0} | settings) as client:
             yield client, asked
     finally:
         await runner.cleanup()
@@ -114,7 +117,7 @@ async def test_what_waited_in_the_queue_was_certainly_not_sent():
         return web.json_response({})
 
     async with _server(hang, in_flight=1) as (client, asked):
-        first = asyncio.create_task(client.create("/first", {}, deadline=30))
+        first = asyncio.create_task(client.create("/first", {}))
         await arrived.wait()
         with pytest.raises(NotSent) as caught:
             await client.create("/second", {}, deadline=0.2)
@@ -123,11 +126,27 @@ async def test_what_waited_in_the_queue_was_certainly_not_sent():
         await first
 
 
-async def test_nobody_there():
-    async with Client(kopf.ConnectionInfo(server="http://127.0.0.1:9"), deadline=0.5) as client:
-        with pytest.raises(ApiError, match=r"http://127\.0\.0\.1:9 can't be reached") as caught:
-            await client.create("/x", {})
-        assert not caught.value.unclear and caught.value.passing
+async def test_nobody_there(monkeypatch: pytest.MonkeyPatch):
+    pauses: list[float] = []
+
+    def until_it_is_too_late(low: float, high: float) -> float:
+        pauses.append(high)
+        return 0.0 if len(pauses) < 4 else 1000.0
+
+    monkeypatch.setattr(random, "uniform", until_it_is_too_late)
+    tried: list[tuple[str, int]] = []
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
+        server = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        async with Client(
+            kopf.ConnectionInfo(server=server),
+            deadline=300.0,
+            watcher=lambda verb, status, _: tried.append((verb, status)),
+        ) as client:
+            with pytest.raises(ApiError, match=f"{server} can't be reached") as caught:
+                await client.create("/x", {})
+    assert not caught.value.unclear and caught.value.passing
+    assert tried == [("create", 0)] * 4, "it was certainly not sent, so it is sent again while there is time"
 
 
 async def test_a_refusal_says_what_the_server_said():
