@@ -41,6 +41,8 @@ class Server:
         self.oldest = 0
         #: answers that come before all others
         self.troubles: list[web.Response] = []
+        #: watches that were not refused
+        self.begun = 0
         self._news = asyncio.Condition()
         self._watches: set[web.StreamResponse] = set()
 
@@ -58,8 +60,13 @@ class Server:
     def cut(self) -> None:
         """Ends all watches, without a word."""
         for response in self._watches:
-            assert response._req is not None and response._req.transport is not None
-            response._req.transport.abort()
+            if response._req is not None and response._req.transport is not None:  # else it has ended by itself
+                response._req.transport.abort()
+
+    async def listened_to(self, watches: int) -> None:
+        """That many were begun, the last one of them is open."""
+        async with self._news:
+            await asyncio.wait_for(self._news.wait_for(lambda: self.begun >= watches and self._watches), 60)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         since = request.query.get("resourceVersion")
@@ -80,6 +87,9 @@ class Server:
             return response
         self._watches.add(response)
         try:
+            async with self._news:
+                self.begun += 1
+                self._news.notify_all()
             while True:
                 for version, kind, thing in [e for e in self.events if e[0] > since]:
                     if _within(request, thing):
@@ -106,8 +116,8 @@ async def watched(server: Server, spaces: tuple[str, ...] = ("",)) -> AsyncItera
     host, port = runner.addresses[0][:2]
     world = Seen()
     try:
-        async with Client(kopf.ConnectionInfo(server=f"http://{host}:{port}")) as client:
-            task = asyncio.create_task(SlotWatch(world, client, spaces, lambda: None).run())
+        async with Client(kopf.ConnectionInfo(server=f"http://{host}:{port}"), deadline=300.0) as client:
+            task = asyncio.create_task(SlotWatch(world, client, spaces, world.heard).run())
             try:
                 yield world
                 assert not task.done()
@@ -123,12 +133,19 @@ class Seen(World):
 
     def __init__(self) -> None:
         self.news = asyncio.Event()
+        #: lists and events
+        self.words = 0
         super().__init__(Scope(), Telemetry(), lambda uid: self.news.set())
 
+    def heard(self) -> None:
+        self.words += 1
+        self.news.set()
 
-async def until(world: Seen, uids: set[str]) -> None:
-    async with asyncio.timeout(10):
-        while {slot.uid for slot in world.slots.all()} != uids:
+
+async def until(world: Seen, uids: set[str], words: int = 0) -> None:
+    """Those slots are known; so many words were heard at least."""
+    async with asyncio.timeout(60):
+        while {slot.uid for slot in world.slots.all()} != uids or world.words < words:
             world.news.clear()
             await world.news.wait()
 
@@ -153,14 +170,14 @@ async def test_what_is_there_and_what_happens():
 async def test_a_watch_that_is_cut_begins_again_where_it_was_without_a_list():
     server = Server()
     async with watched(server) as world:
+        await server.listened_to(1)
         await server.change("ADDED", "a")
         await until(world, {"a"})
         server.cut()
         await server.change("ADDED", "b")
         await server.change("DELETED", "a")
         await until(world, {"b"})
-        assert server.asked.count("list") == 1
-        assert server.asked[-1] == "watch 1"
+        assert server.asked == ["list", "watch 0", "watch 1"]
 
 
 async def test_a_version_that_was_forgotten_is_followed_by_a_list_that_takes_away_what_vanished():
@@ -169,12 +186,14 @@ async def test_a_version_that_was_forgotten_is_followed_by_a_list_that_takes_awa
     await server.change("ADDED", "b")
     async with watched(server) as world:
         await until(world, {"a", "b"})
+        await server.listened_to(1)
         server.cut()
         await server.change("DELETED", "a")
         await server.change("ADDED", "c")
         server.events, server.oldest = [], server.version
         await until(world, {"b", "c"})
-        assert server.asked.count("list") == 2
+        await server.listened_to(2)
+        assert server.asked == ["list", "watch 2", "watch 2", "list", "watch 4"]
 
 
 @pytest.mark.parametrize("status", [403, 410, 429, 500, 504])
@@ -184,25 +203,26 @@ async def test_a_server_that_refuses_is_asked_again(status):
     async with watched(server) as world:
         await server.change("ADDED", "a")
         await until(world, {"a"})
+        await server.listened_to(1)
         server.troubles = [web.json_response(refusal, status=status) for _ in range(2)]
         server.cut()
         await server.change("ADDED", "b")
         await until(world, {"a", "b"})
+        assert not server.troubles
 
 
 async def test_bookmarks_move_the_place_to_begin_again():
     server = Server()
     async with watched(server) as world:
+        await server.listened_to(1)
         await server.change("ADDED", "a")
         await server.change("BOOKMARK", "")
         await server.change("ADDED", "b")
-        await until(world, {"a", "b"})
-        server.events = []
         await server.change("BOOKMARK", "")
-        async with asyncio.timeout(10):
-            while server.asked[-1] != "watch 4":
-                await asyncio.sleep(0.05)
-                server.cut()
+        await until(world, {"a", "b"}, words=5)
+        server.cut()
+        await server.listened_to(2)
+        assert server.asked == ["list", "watch 0", "watch 4"]
         assert {slot.uid for slot in world.slots.all()} == {"a", "b"}
 
 
@@ -212,6 +232,7 @@ async def test_each_namespace_has_its_own_place():
         await server.change("ADDED", "one", "a")
         await server.change("ADDED", "two", "b")
         await until(world, {"one", "two"})
+        await server.listened_to(2)
         assert sorted(server.asked)[:2] == ["list", "list"]
 
 
@@ -223,3 +244,17 @@ async def test_what_loses_its_label_is_no_slot_any_more():
         # The API server says DELETED when an object leaves the selector.
         await server.change("DELETED", "a")
         await until(world, set())
+
+
+async def test_a_server_that_forgets_everything_is_left_in_peace(monkeypatch: pytest.MonkeyPatch):
+    """Once it is asked again at once, and then after a pause, which here has no end."""
+    monkeypatch.setattr(slot_watch, "_FIRST_PAUSE", 3600.0)
+    server = Server()
+    gone = {"kind": "Status", "reason": "Expired", "message": "too old"}
+    server.troubles = [web.json_response(gone, status=410) for _ in range(50)]
+    async with watched(server):
+        async with asyncio.timeout(60):
+            while len(server.asked) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert server.asked == ["list", "list"]

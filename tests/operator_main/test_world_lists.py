@@ -55,7 +55,8 @@ async def kept_right(server: Server, *spaces: str) -> AsyncIterator[World]:
     telemetry.event("list")
     seen = World(Scope(spaces, nodes=False), telemetry, lambda uid: None)
     try:
-        async with Client(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")) as client:
+        info = kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")
+        async with Client(info, deadline=300.0) as client:
             await seen.sync(client)
             task = asyncio.create_task(seen.keep_right(client, 600.0, 600.0))
             try:
@@ -69,7 +70,7 @@ async def kept_right(server: Server, *spaces: str) -> AsyncIterator[World]:
 
 
 async def until(true: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

@@ -150,6 +150,7 @@ class Line:
         yield [o for o in found if wanted.items() <= o["metadata"].get("labels", {}).items()], str(self.api.version)
 
     async def watch(self, path: str, selector: str = "", *, since: str, **_: Any) -> AsyncIterator[Object]:
+        await self._travel()
         events: asyncio.Queue[Event] = asyncio.Queue()
         for event in self.api.history:
             if int(event[2]["metadata"]["resourceVersion"]) > int(since):

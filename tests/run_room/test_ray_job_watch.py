@@ -27,8 +27,12 @@ class Refusing(Line):
         super().__init__(api)
         self.refusals: dict[str, tuple[int, str]] = {}
         self.cuts = 0
+        #: questions that got nothing
+        self.in_vain = 0
 
     async def pages(self, path: str, selector: str = "", **more: Any) -> AsyncIterator[tuple[list[Any], str]]:
+        if path in self.refusals or self.dead.is_set():
+            self.in_vain += 1
         if path in self.refusals:
             raise refuse(*self.refusals[path])
         async for page in super().pages(path, selector, **more):
@@ -36,6 +40,7 @@ class Refusing(Line):
 
     async def watch(self, path: str, selector: str = "", *, since: str, **more: Any) -> AsyncIterator[Any]:
         seen = 0
+        self.in_vain += self.dead.is_set()
         async for event in super().watch(path, selector, since=since, **more):
             if seen == 1 and self.cuts:
                 self.cuts -= 1
@@ -64,8 +69,13 @@ class Ground:
     def says(self, deployment: str) -> None:
         self.api.patch(f"{JOB}/status", {"status": {"jobDeploymentStatus": deployment}})
 
+    async def asked_in_vain(self, times: int) -> None:
+        async with asyncio.timeout(60):
+            while self.line.in_vain < times:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
     async def until(self, *deployments: str) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.deployments() != list(deployments):  # noqa: ASYNC110 - the world tells nobody here
                 await asyncio.sleep(0.001)
 
@@ -108,7 +118,7 @@ async def test_rayjobs_that_come_later_are_found(status: int, words: str) -> Non
     await ground.watch.sync()
     assert words in ground.world.no_ray_jobs["lab"] and ground.changes == 1
     task = asyncio.create_task(ground.watch.run())
-    await asyncio.sleep(0.03)
+    await ground.asked_in_vain(4)
     assert ground.changes == 1, "told once"
     del ground.line.refusals[LAB]
     await ground.until("")
@@ -129,7 +139,7 @@ async def test_an_api_server_that_is_away_is_asked_again() -> None:
     await ground.watch.sync()
     ground.line.dead.set()
     task = asyncio.create_task(ground.watch.run())
-    await asyncio.sleep(0.02)
+    await ground.asked_in_vain(4)
     ground.says("Running")
     ground.line.dead.clear()
     await ground.until("Running")

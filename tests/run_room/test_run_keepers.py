@@ -120,7 +120,7 @@ class House:
         await self.process.begin()
         successor = asyncio.create_task(self._replace())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await self._story()
         finally:
             successor.cancel()
@@ -170,7 +170,7 @@ class House:
             said = {"attempt": number, "sequence": self.sequence, **fields}
             said["advance"] = {"update": said.pop("update", 0)}
             try:
-                async with asyncio.timeout(1):
+                async with asyncio.timeout(1):  # its operator may have died
                     await self.process.keepers.reports.take(self.uid, Progress.model_validate(said))
                     return
             except (NotNow, TimeoutError):
@@ -219,7 +219,7 @@ async def test_a_finished_run_that_nobody_can_read_any_more_stays_what_it_became
     await process.begin()
     try:
         generation = house.api.get(RUN)["metadata"]["generation"]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await house.until(lambda: house.status["observedGeneration"] == generation)
     finally:
         await process.end()
@@ -232,7 +232,7 @@ async def test_what_is_measured_of_a_run_is_as_its_status_and_goes_with_it() -> 
     house.process = process = Process(house.api, Line(house.api))
     await process.begin()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await house.until(lambda: len(house.jobs()) == 1)
             assert 'tapforge_runs{phase="starting"} 1.0' in process.told("tapforge_runs")
             house.kuberay("RUNNING", "Running")
