@@ -27,6 +27,8 @@ from .client import ApiError, Client, Object, path
 log = logging.getLogger(__name__)
 
 _GROUP = "coordination.k8s.io/v1"
+#: to give up a Lease that is being renewed
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +122,8 @@ class Election:
         if self.leads:
             self._until = 0.0
             self.lost.set()
-            body = {"metadata": {"resourceVersion": self._lease["metadata"]["resourceVersion"]}}
             try:
-                await self._client.patch(self._path, body | {"spec": {"holderIdentity": ""}}, deadline=3.0)
+                await self._give_up()
             except ApiError as error:
                 log.warning("the leader Lease could not be given up, others wait for its end: %s", error)
 
@@ -173,6 +174,17 @@ class Election:
             raise
         self.term, self._until = term, began + self.timing.renew_seconds
         return True
+
+    async def _give_up(self) -> None:
+        for left in reversed(range(_TRIES)):
+            body = {"metadata": {"resourceVersion": self._lease["metadata"]["resourceVersion"]}}
+            try:
+                await self._client.patch(self._path, body | {"spec": {"holderIdentity": ""}}, deadline=3.0)
+                return
+            except ApiError as error:
+                # A renewal that was on its way may have come first.
+                if error.status != 409 or not left or not self._mine(await self._read()):
+                    raise
 
     async def _write(self, began: float, deadline: float) -> None:
         body = {
