@@ -41,18 +41,19 @@ class SlotWatch:
                 group.create_task(self._follow(space), name=f"slots of {space or 'all namespaces'}")
 
     async def _follow(self, space: str) -> None:
-        pause = _FIRST_PAUSE
+        pause, at_once = _FIRST_PAUSE, True
         while True:
             try:
                 if not self._since[space]:
                     await self._list(space)
                 await self._hear(space)
-                pause = _FIRST_PAUSE
+                pause, at_once = _FIRST_PAUSE, True
                 await asyncio.sleep(_AGAIN)
             except ApiError as error:
                 if error.status != 0:  # what was heard last may be no place to go on from
                     self._since[space] = ""
-                if error.status == 410:  # the server remembers some minutes only
+                if error.status == 410 and at_once:  # the server remembers some minutes only
+                    at_once = False
                     continue
                 log.warning("slots can't be watched for now: %s", error)
                 await asyncio.sleep(pause)
