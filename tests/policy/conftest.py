@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from both_ends import Hand
 from safetensors.torch import load_file, save_file
 from tiny_samples import Tiny
 
@@ -21,6 +22,9 @@ from tapforge_trainer.tiny.folder import write_model
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    import torch
+
+    torch.set_num_threads(1)  # as ranks have it; two that wait for each other are slower on matrices this small
     folder = tmp_path_factory.mktemp("model") / "tiny"
     write_model(folder, 0)
     path = folder / "model.safetensors"
@@ -33,12 +37,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
+    import both_ends
     import ray
     import tiny_samples
 
     os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    ray.cloudpickle.register_pickle_by_value(tiny_samples)
+    for module in (tiny_samples, both_ends):
+        ray.cloudpickle.register_pickle_by_value(module)
     yield
     ray.shutdown()
 
@@ -77,3 +83,15 @@ async def fresh(both: tuple[Engines, Learner], first_weights: Path) -> Learner:
 
     await checkpoints.load(both[1], first_weights)
     return both[1]
+
+
+@pytest.fixture
+def next_version(both: tuple[Engines, Learner]) -> int:
+    return both[0].version + 1
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def hand(both: tuple[Engines, Learner]) -> AsyncIterator[Hand]:
+    """On the engine; afterwards it goes on as it was, also when it is another one than before."""
+    yield Hand(both[0])
+    await Hand(both[0]).let_go()
