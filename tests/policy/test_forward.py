@@ -53,8 +53,9 @@ def test_gradients_equal_those_of_transformers(tiny: Tiny) -> None:
 
 
 def test_banned_tokens_have_no_probability_and_no_gradient(tiny: Tiny) -> None:
-    hidden = torch.randn(4, 8, requires_grad=True)
-    weight = torch.randn(tiny.size, 8, requires_grad=True)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(4, 8, generator=generator, requires_grad=True)
+    weight = torch.randn(tiny.size, 8, generator=generator, requires_grad=True)
     allowed = torch.from_numpy(tiny.vocabulary.allowed)
     target = torch.tensor(tiny.tokens.allowed_ids[:4])
     logp, entropy = forward._head(hidden, target, weight, allowed, 0.7)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from both_ends import END
 from safetensors.torch import load
 from tiny_samples import Tiny, plain_logprobs, plain_model
 
@@ -110,8 +111,44 @@ async def test_a_rank_without_images_keeps_in_step(tiny: Tiny, fresh: Learner) -
     others = [k for k, sample in enumerate(samples) if sample.frames]
     counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
     parts = [[Part(tuple(texts))], [Part(tuple(others))]]
-    found = await asyncio.wait_for(fresh.run(gradients, data, frames, parts, counts, OBJECTIVE), 60)
+    found = await asyncio.wait_for(fresh.run(gradients, data, frames, parts, counts, OBJECTIVE), END)
     assert_close(found[0], expected_gradients(tiny, data, frames, counts, OBJECTIVE))
+
+
+@pytest.mark.parametrize("known_at_once", [True, False])
+async def test_a_death_has_precedence_over_what_it_did_to_other_ranks(fresh: Learner, known_at_once: bool) -> None:
+    """The other rank's connection to the dead one breaks, and that may be known first."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    loop = asyncio.get_running_loop()
+    broken, dead = loop.create_future(), loop.create_future()
+    calling = asyncio.create_task(fresh._call([broken, dead], "update", END))
+    first, second = (dead, broken) if known_at_once else (broken, dead)
+    errors = {
+        broken: RayTaskError("update", "Traceback", RuntimeError("Connection closed by peer")),
+        dead: RayActorError(),
+    }
+    first.set_exception(errors[first])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    second.set_exception(errors[second])
+    with pytest.raises(LearnerError, match="a rank died during update"):
+        await calling
+
+
+async def test_a_rank_that_fails_alone_is_named_though_the_other_one_waits_for_it(
+    fresh: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.exceptions import RayTaskError
+
+    from tapforge_trainer.policy import learner
+
+    monkeypatch.setattr(learner, "_DEATH_IS_KNOWN", 0.01)
+    loop = asyncio.get_running_loop()
+    failed, waiting = loop.create_future(), loop.create_future()
+    failed.set_exception(RayTaskError("update", "ValueError: no such frame", ValueError("no such frame")))
+    with pytest.raises(LearnerError, match="update failed on a rank: .*no such frame"):
+        await fresh._call([failed, waiting], "update", END)
 
 
 async def weights(learner: Learner) -> bytes:
@@ -157,7 +194,7 @@ async def test_another_number_of_ranks_goes_on(tiny: Tiny, fresh: Learner, tmp_p
     folder = await checkpoints.save(fresh, tmp_path, 1, {})
     await fresh.update(samples, frames, settings, 1)
     expected = load(await weights(fresh))
-    one = Rank(tiny.learner_settings(ranks=1), 0, f"file://{tmp_path}/rendezvous")
+    one = Rank(tiny.learner_settings(ranks=1), 0, torch.distributed.HashStore())
     try:
         checkpoints._load_rank(one, str(folder), checkpoints.read_state(folder)["counters"])
         data = tiny.columns(samples, frames)
@@ -208,7 +245,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     _mount(folder, "size=2m")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    # at once, also while somebody is still looking at a file there
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 async def test_a_disk_that_fills_while_ranks_write(fresh: Learner, small_disk: Path, tmp_path: Path) -> None:

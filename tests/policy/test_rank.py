@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,8 @@ OBJECTIVE = Objective(importance_cap=None)
 
 
 @contextmanager
-def one_rank(tiny: Tiny, folder: Path, **changes: Any) -> Iterator[Rank]:
-    rendezvous = folder / f"rendezvous-{len(list(folder.iterdir()))}"
-    rank = Rank(tiny.learner_settings(**changes), 0, f"file://{rendezvous}")
+def one_rank(tiny: Tiny, **changes: Any) -> Iterator[Rank]:
+    rank = Rank(tiny.learner_settings(**changes), 0, torch.distributed.HashStore())
     try:
         yield rank
     finally:
@@ -52,12 +50,12 @@ def logprobs(rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, Fr
     return rank.logprobs(data, frames, whole(data, samples).parts, 1.0)
 
 
-def test_a_frozen_tower_stays_and_the_rest_learns_the_same(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_frozen_tower_stays_and_the_rest_learns_the_same(tiny: Tiny) -> None:
     samples, frames = tiny.mixed()
-    with one_rank(tiny, tmp_path) as rank:
+    with one_rank(tiny) as rank:
         before = {name: tensor.clone() for name, tensor in rank.weights().items()}
         free = learn(rank, tiny, samples, frames, gradient_clip=1e9)
-    with one_rank(tiny, tmp_path, freeze_vision=True) as rank:
+    with one_rank(tiny, freeze_vision=True) as rank:
         frozen = learn(rank, tiny, samples, frames, gradient_clip=1e9)
         assert logprobs(rank, tiny, samples, frames).shape == (sum(len(s.spans[0].logprobs) for s in samples),)
     for name, tensor in frozen.items():
@@ -68,22 +66,22 @@ def test_a_frozen_tower_stays_and_the_rest_learns_the_same(tiny: Tiny, tmp_path:
             assert torch.allclose(tensor, free[name], atol=2e-5), name
 
 
-def test_recomputed_activations_change_nothing(tiny: Tiny, tmp_path: Path) -> None:
+def test_recomputed_activations_change_nothing(tiny: Tiny) -> None:
     samples, frames = tiny.mixed()
     found = []
     for recompute in (False, True):
-        with one_rank(tiny, tmp_path, recompute=recompute) as rank:
+        with one_rank(tiny, recompute=recompute) as rank:
             found.append(learn(rank, tiny, samples, frames))
     for name, tensor in found[0].items():
         assert torch.allclose(tensor, found[1][name], atol=1e-6), name
 
 
 @pytest.mark.parametrize("freeze", [True, False])
-def test_bfloat16_is_near_and_keeps_fp32_masters(tiny: Tiny, tmp_path: Path, freeze: bool) -> None:
+def test_bfloat16_is_near_and_keeps_fp32_masters(tiny: Tiny, freeze: bool) -> None:
     samples, frames = tiny.mixed()
-    with one_rank(tiny, tmp_path) as rank:
+    with one_rank(tiny) as rank:
         exact = logprobs(rank, tiny, samples, frames)
-    with one_rank(tiny, tmp_path, dtype="bfloat16", freeze_vision=freeze) as rank:
+    with one_rank(tiny, dtype="bfloat16", freeze_vision=freeze) as rank:
         near = logprobs(rank, tiny, samples, frames)
         learn(rank, tiny, samples, frames, learning_rate=1e-5)
         trained = [p for p in rank.policy.parameters() if p.requires_grad]
@@ -94,11 +92,11 @@ def test_bfloat16_is_near_and_keeps_fp32_masters(tiny: Tiny, tmp_path: Path, fre
     assert np.isfinite(moved).all()
 
 
-def test_kl_pulls_towards_the_first_weights(tiny: Tiny, tmp_path: Path) -> None:
+def test_kl_pulls_towards_the_first_weights(tiny: Tiny) -> None:
     samples, frames = tiny.mixed()
     data = tiny.columns(samples, frames)
     pulled = UpdateSettings(objective=replace(OBJECTIVE, kl_coefficient=1.0), learning_rate=0.0)
-    with one_rank(tiny, tmp_path, reference=True) as rank:
+    with one_rank(tiny, reference=True) as rank:
         assert rank.reference is not None
         assert rank.update(data, frames, [whole(data, samples)], pulled, 0).sums["kl_loss"] == pytest.approx(
             0, abs=1e-9
@@ -112,18 +110,18 @@ def test_kl_pulls_towards_the_first_weights(tiny: Tiny, tmp_path: Path) -> None:
         assert rank.update(data, frames, [whole(data, samples)], pulled, 2).sums["kl_loss"] < far / 2
 
 
-def test_a_kl_term_without_a_reference_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_kl_term_without_a_reference_is_refused(tiny: Tiny) -> None:
     samples, frames = tiny.mixed(3)
-    with one_rank(tiny, tmp_path) as rank, pytest.raises(ValueError, match="without a reference"):
+    with one_rank(tiny) as rank, pytest.raises(ValueError, match="without a reference"):
         learn(rank, tiny, samples, frames, objective=replace(OBJECTIVE, kl_coefficient=0.1))
 
 
-def test_several_mini_batches_keep_the_first_ones_old_log_probabilities(tiny: Tiny, tmp_path: Path) -> None:
+def test_several_mini_batches_keep_the_first_ones_old_log_probabilities(tiny: Tiny) -> None:
     """Two steps on the same samples: at the second one the ratio is no longer 1, because the old policy stayed."""
     samples, frames = tiny.mixed()
     data = tiny.columns(samples, frames)
     batch = whole(data, samples)
-    with one_rank(tiny, tmp_path) as rank:
+    with one_rank(tiny) as rank:
         settings = UpdateSettings(objective=OBJECTIVE, learning_rate=3e-3)
         tally = rank.update(data, frames, [batch, batch], settings, 0)
         assert rank.steps == 2

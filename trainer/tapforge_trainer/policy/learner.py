@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: that a rank waits for another one at the process group's store; torch.distributed's own number
+_STORE_TIMEOUT = timedelta(minutes=30)
+#: seconds after which a failed call was not the death of another rank
+_DEATH_IS_KNOWN = 30.0
+
 
 class LearnerError(RuntimeError):
     """A rank failed, died or did not answer in time."""
@@ -43,19 +49,33 @@ class RankActor:
     def __init__(self, settings: LearnerSettings, rank: int):
         self._settings, self._index = settings, rank
         self._rank: Any = None
+        self._store: Any = None
 
     def address(self) -> str:
-        """A free port on this rank's node, for the process group."""
+        """A port that is free on this rank's node just now."""
         import ray
 
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def start(self, init_method: str) -> None:
+    def open_store(self) -> tuple[str, int]:
+        """Of the first rank: opens the process group's store and returns its place, at which it listens already."""
+        import ray
+        from torch.distributed import TCPStore
+
+        host = ray.util.get_node_ip_address()
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+        return host, self._store.port
+
+    def start(self, place: tuple[str, int]) -> None:
+        from torch.distributed import TCPStore
+
         from .rank import Rank
 
-        self._rank = Rank(self._settings, self._index, init_method)
+        if self._store is None:
+            self._store = TCPStore(*place, is_master=False, timeout=_STORE_TIMEOUT)
+        self._rank = Rank(self._settings, self._index, self._store)
 
     def update(
         self,
@@ -116,7 +136,8 @@ class Learner:
         self._ranks = [actor.remote(settings, index) for index in range(settings.ranks)]
 
     async def ready(self, deadline: float = 300.0) -> None:
-        await self._all("start", await self.address(), deadline=deadline)
+        (place,) = await self._call([self._ranks[0].open_store.remote()], "open_store", deadline)
+        await self._all("start", place, deadline=deadline)
 
     def columns(self, samples: Sequence[Sample], frames: Mapping[str, Frame]) -> Columns:
         """Checks samples; raises `SampleError` for one that must not be learned from."""
@@ -197,7 +218,7 @@ class Learner:
         return references[0]
 
     async def address(self) -> str:
-        """A free port on the first rank's node, as tcp://HOST:PORT."""
+        """A port that is free on the first rank's node just now, as tcp://HOST:PORT."""
         return (await self._call([self._ranks[0].address.remote()], "address", self._deadline))[0]
 
     async def run(self, function: Any, *arguments: Any) -> list[Any]:
@@ -219,13 +240,34 @@ class Learner:
 
         try:
             async with asyncio.timeout(deadline):
-                return list(await asyncio.gather(*references))
+                return await _all_of(references)
         except TimeoutError as error:
             raise LearnerError(f"{method} took longer than {deadline:.0f} s on {len(references)} ranks") from error
         except RayActorError as error:
             raise LearnerError(f"a rank died during {method}: {reason(error)}") from error
         except RayTaskError as error:
             raise LearnerError(f"{method} failed on a rank: {reason(error)}") from error
+
+
+async def _all_of(references: Sequence[Any]) -> list[Any]:
+    """Their results, or the first failure. Where a rank dies, the others' connections to it break, and they may say so
+    before the death itself is known; it has precedence, because it is the cause."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    calls = [asyncio.ensure_future(reference) for reference in references]
+    try:
+        return await asyncio.gather(*calls)
+    except RayTaskError:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _DEATH_IS_KNOWN
+        while True:
+            for call in calls:
+                if call.done() and isinstance(death := call.exception(), RayActorError):
+                    raise death from None
+            pending = [call for call in calls if not call.done()]
+            if not pending or loop.time() >= end:
+                raise
+            await asyncio.wait(pending, timeout=end - loop.time(), return_when=asyncio.FIRST_EXCEPTION)
 
 
 def _vocabulary(folder: Path, settings: LearnerSettings) -> Vocabulary:

@@ -52,7 +52,8 @@ Loss = Callable[[Tensor, np.ndarray, Tensor], Tensor]
 class Rank:
     """All methods are collective: every rank calls them in the same order."""
 
-    def __init__(self, settings: LearnerSettings, rank: int, init_method: str):
+    def __init__(self, settings: LearnerSettings, rank: int, store: dist.Store):
+        """`store`: the process group's, one and the same for all ranks."""
         torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
         self.settings, self.rank, self.world = settings, rank, settings.ranks
@@ -60,7 +61,7 @@ class Rank:
         if settings.device == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
         backend = "nccl" if settings.device == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=self.world)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=self.world)
         self.mesh = init_device_mesh(settings.device, (self.world,))
         self.form = PixelFormat.of_folder(Path(settings.model))
         self.policy, self.vocabulary = load_policy(settings, self.form)
