@@ -67,7 +67,7 @@ class Testbed:
         try:
             self.audit = Audit(self.cluster.folder / "audit.log")
             self.cluster.apply(*(_CRDS / f"{kind}.yaml" for kind in ("emulatorpools", "trainingruns")))
-            self.cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+            self.cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
             if self._nodes:
                 self.cluster.nodes.add(self._nodes, pods=pools.PER_NODE, seconds=180)
             for name in (SYSTEM, NAMESPACE):

@@ -38,6 +38,7 @@ from .processes import Family, free_ports
 PATIENCE: Final = 120.0
 _START_SECONDS = 120.0
 _POLL_SECONDS = 0.05
+_REMOVE_SECONDS = 60.0
 _ADMINS = "system:masters"
 
 T = TypeVar("T")
@@ -102,8 +103,11 @@ class Cluster:
         if family is None:
             return
         family.close()
-        if not self._keep:
+        deadline = time.monotonic() + _REMOVE_SECONDS
+        # The guardian removes it as well, and each of the two finds things gone that it was about to remove.
+        while not self._keep and self.folder.exists() and time.monotonic() < deadline:
             shutil.rmtree(self.folder, ignore_errors=True)
+            time.sleep(0.01)
 
     def __enter__(self) -> Cluster:
         return self if self._family is not None else self.start()
@@ -167,7 +171,7 @@ class Cluster:
         input: str | None = None,
         check: bool = True,
         kubeconfig: Path | None = None,
-        seconds: float = 60.0,
+        seconds: float = 2 * PATIENCE,
     ) -> subprocess.CompletedProcess[str]:
         """`check`: a refusal raises, with what kubectl said."""
         place = self._there_is(self._place)
@@ -247,8 +251,12 @@ class Cluster:
     def send_signal(self, component: str, number: signal.Signals) -> None:
         self._there_is(self._family).send_signal(component, number)
 
+    def may_end(self, component: str) -> None:
+        """By itself, from now on until it is started again: waiting goes on then."""
+        self._there_is(self._family).may_end(component)
+
     def stop_component(self, component: str, number: signal.Signals = signal.SIGTERM) -> None:
-        """SIGTERM lets it finish what it does, for at most 10 s; SIGKILL is a crash."""
+        """SIGTERM lets it finish what it does, for at most a minute; SIGKILL is a crash."""
         self._there_is(self._family).stop(component, number)
 
     def start_component(self, component: str) -> None:

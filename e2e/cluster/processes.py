@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
-_STOP_SECONDS = 10.0
+_STOP_SECONDS = 60.0
 #: below the range that outgoing connections take theirs from, so that a port stays free while its server is away
 _PORTS = range(18000, 32000)
+#: those that this process gave out
+_reserved: list[socket.socket] = []
 
 
 @dataclass(slots=True)
@@ -79,6 +81,10 @@ class Family:
             process.kill()
             process.wait(_STOP_SECONDS)
 
+    def may_end(self, name: str) -> None:
+        """By itself, from now on until it is started again: that is no crash."""
+        self._member(name).stopped = True
+
     def send_signal(self, name: str, number: signal.Signals) -> None:
         self._member(name).process.send_signal(number)
 
@@ -109,6 +115,7 @@ class Family:
         self._guardian.stdin.close()
         self._guardian.wait(_STOP_SECONDS)
         for member in self._members.values():
+            member.process.kill()  # should somebody have ended the guardian before
             member.process.wait(_STOP_SECONDS)
 
     def _member(self, name: str) -> _Member:
@@ -118,14 +125,21 @@ class Family:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on, all different."""
+    """Ports of the loopback address that nobody listens on, all different; no other process gets one of them from here
+    as long as this one lives, also while the port's server is not there yet or away.
+
+    Each is bound here and never listened on: who asks whether it is free hears no, and a server that sets SO_REUSEADDR,
+    as all of ours do, takes it all the same."""
     found: list[int] = []
     for port in random.sample(_PORTS, k=len(_PORTS)):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        place = socket.socket()
+        try:
+            place.bind(("127.0.0.1", port))
+        except OSError:
+            place.close()
+            continue
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _reserved.append(place)
         found.append(port)
         if len(found) == count:
             return found

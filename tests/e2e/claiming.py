@@ -39,7 +39,7 @@ class Caller:
     namespace: str
     token: str
     #: seconds that a call may take beyond what it asked to wait
-    patience: float = 20.0
+    patience: float = 60.0
     _tls: ssl.SSLContext = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -53,9 +53,17 @@ class Caller:
         return list(Acquired.model_validate(said).claims)
 
     def acquire_one(self, pool: str = "phones", **ask: Any) -> Claim:
-        claims = self.acquire(pool, **{"waitSeconds": 20, **ask})
-        assert len(claims) == 1, claims
-        return claims[0]
+        (claim,) = self.acquire_all(1, pool, **ask)
+        return claim
+
+    def acquire_all(self, slots: int, pool: str = "phones", **ask: Any) -> list[Claim]:
+        """So many: an answer may hold fewer, when some of them take longer to be written than others."""
+        claims: list[Claim] = []
+        while missing := slots - len(claims):
+            more = self.acquire(pool, **{"waitSeconds": 60, **ask, "slots": missing})
+            assert 0 < len(more) <= missing, (claims, more)
+            claims += more
+        return claims
 
     def renew(self, *claims: Claim, episodes: int = 0) -> list[Renewed]:
         said = self.post("/v1/claims/renew", {"claims": [_held(c, episodes) for c in claims]})
@@ -153,12 +161,16 @@ def slots_of(claims: Iterable[Claim]) -> list[str]:
 
 
 def _wait_for_right(cluster: Cluster, namespace: str, name: str) -> None:
-    attributes = {"namespace": namespace, "verb": "create", "group": "tapforge.dev"}
-    attributes |= {"resource": "emulatorpools", "subresource": "claim"}
-    spec = {"user": f"system:serviceaccount:{namespace}:{name}", "resourceAttributes": attributes}
-    where = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    user = f"system:serviceaccount:{namespace}:{name}"
+    claim = ("create", "tapforge.dev", "emulatorpools/claim", namespace)
+    cluster.wait_for(f"the right of {name}", lambda: may(cluster, user, *claim))
 
-    def may() -> bool:
-        return bool(cluster.api("POST", where, {"spec": spec})["status"]["allowed"])
 
-    cluster.wait_for(f"the right of {name}", may)
+def may(cluster: Cluster, user: str, verb: str, group: str, resource: str, namespace: str, name: str = "") -> bool:
+    """What RBAC says of it at this moment; `namespace` "" is the whole cluster."""
+    kind, _, sub = resource.partition("/")
+    attributes = {"verb": verb, "group": group, "resource": kind, "subresource": sub}
+    spec = {"user": user, "resourceAttributes": attributes | {"namespace": namespace, "name": name}}
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    return bool(cluster.api("POST", path, body)["status"]["allowed"])

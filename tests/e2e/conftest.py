@@ -12,14 +12,15 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from claiming import may
 from e2e import installed
-from e2e.cluster import CannotBuild, Cluster, Options, binaries
+from e2e.cluster import PATIENCE, CannotBuild, Cluster, Options, binaries
 from e2e.cluster.node import CannotRun
-from operator_process import Ground, Operator, install, uninstall
+from operator_process import ACCOUNT, Ground, Operator, install, uninstall
 
 CRDS = sorted((Path(__file__).parents[2] / "crds").glob("*.yaml"))
 _NUMBERS = itertools.count(1)
@@ -89,8 +90,18 @@ def cluster(built: None) -> Iterator[Cluster]:
     """Shared by all tests: 3 fake nodes of 110 pods; whoever stops or restarts something leaves it running."""
     with Cluster(Options(nodes=3, qps=200)) as up:
         up.apply(*CRDS)
-        up.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+        up.kubectl("wait", "--for=condition=Established", f"--timeout={PATIENCE:.0f}s", "crd", "--all")
+        up.wait_for("the kinds to be explained", lambda: _explained(up))
         yield up
+
+
+def _explained(cluster: Cluster) -> bool:
+    """`kubectl explain` reads schemas that are put together some time after the kinds are served."""
+    schemas = "/openapi/v3/apis/tapforge.dev/v1alpha1"
+    if not cluster.exists(schemas):
+        return False
+    said = cluster.api("GET", schemas)["components"]["schemas"]
+    return {"dev.tapforge.v1alpha1.EmulatorPool", "dev.tapforge.v1alpha1.TrainingRun"} <= set(said)
 
 
 @pytest.fixture
@@ -121,9 +132,19 @@ def ground(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Ground]
     for space in spaces:
         account = f"/api/v1/namespaces/{space}/serviceaccounts/default"
         cluster.wait_for("the namespace's service account", lambda account=account: cluster.exists(account))
+    cluster.wait_for("the operator's rights", lambda: _may_all(cluster, own, spaces))
     yield Ground(own, spaces, list(reversed(spaces)))
     uninstall(cluster, own)
     cluster.kubectl("delete", "namespaces", own, *spaces, "--ignore-not-found", "--wait=false")
+
+
+def _may_all(cluster: Cluster, own: str, spaces: Sequence[str]) -> bool:
+    """Whether the API server knows of the bindings: it reads them some time after they are written."""
+    questions = [("create", "authentication.k8s.io", "tokenreviews", ""), ("list", "", "nodes", "")]
+    questions += [("create", "", "pods", space) for space in spaces]
+    user = f"system:serviceaccount:{own}:{ACCOUNT}"
+    its_own = may(cluster, user, "patch", "coordination.k8s.io", "leases", own, "tapforge-operator")
+    return its_own and all(may(cluster, user, *question) for question in questions)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Literal, TypeVar
 
 import kopf
+from e2e.cluster import PATIENCE
 
 from tapforge_api.claims import Acquire, Claim, Given, Held, Release, Renew
 from tapforge_operator.broker.mark import Keys
@@ -35,7 +36,8 @@ class MortalClient(Client):
     waits for an answer of a dead one waits for ever."""
 
     def __init__(self, info: kopf.ConnectionInfo, at: int, when: When):
-        super().__init__(info)
+        # One that waits long for an answer: what a slow one does is another test's matter.
+        super().__init__(info, deadline=PATIENCE)
         self.died = asyncio.Event()
         #: sent, or carried out
         self.writes = 0
@@ -198,7 +200,7 @@ class House:
 
     async def acquire(self, pool: str, request: str, **ask: Any) -> list[Claim]:
         body = Acquire.model_construct(
-            **{"request": request, "slots": 1, "wait_seconds": 5.0, "ttl_seconds": 60.0, "priority": 0, **ask}
+            **{"request": request, "slots": 1, "wait_seconds": 5.0, "ttl_seconds": 3600.0, "priority": 0, **ask}
         )
         said = await self._ask(lambda claims: claims.acquire(self._namespace, pool, Holder("user/tester"), body))
         return list(said.claims)
@@ -213,7 +215,7 @@ class House:
 
     async def _ask(self, call: Callable[[Claims], Awaitable[T]]) -> T:
         """Until somebody answers; a caller of a dead operator hears nothing and asks the next one."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(2 * PATIENCE):
             while True:
                 self.check()
                 assert self._task is not None

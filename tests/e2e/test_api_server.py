@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from e2e.cluster import APPLY, MERGE, Cluster, Refused
+from e2e.cluster import APPLY, MERGE, PATIENCE, Cluster, Refused
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
@@ -339,7 +339,7 @@ def test_a_pool_of_an_older_schema_is_read_reported_and_can_be_mended(cluster: C
     new["spec"]["versions"] = crd("EmulatorPool")["spec"]["versions"]
     definition = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/emulatorpools.{group}"
     cluster.apply(old)
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/emulatorpools.{group}")
+    cluster.kubectl("wait", "--for=condition=Established", f"--timeout={PATIENCE:.0f}s", f"crd/emulatorpools.{group}")
     pools = place(namespace, "EmulatorPool", group=group)
     bare = {"spec": {"containers": [{"name": "emulator"}]}}
     specs: dict[str, Object] = {
@@ -378,6 +378,7 @@ def test_a_pool_of_an_older_schema_is_read_reported_and_can_be_mended(cluster: C
         assert read_pool(mended).problems == ()
     finally:
         cluster.api("DELETE", definition)
+        cluster.wait_for("the end of the kind", lambda: not cluster.exists(definition))
 
 
 # --- what a person sees -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from e2e.cluster import CannotBuild, binaries
+from e2e.cluster import PATIENCE, CannotBuild, binaries
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ def test_builders_that_come_together_build_once(notes: Path) -> None:
     others = [
         subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
-    folders = {other.communicate(timeout=60)[0].strip() for other in others}
+    folders = {other.communicate(timeout=PATIENCE)[0].strip() for other in others}
     assert folders == {str(binaries.ensure(lambda line: None))}
     assert _builds(notes) == 1
 
@@ -81,7 +81,7 @@ def test_threads_of_one_process_build_once(notes: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert _builds(notes) == 1
 
 

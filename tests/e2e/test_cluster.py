@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.cluster import API_SERVER, MERGE, SCHEDULER, Cluster, Options, Refused, fake
+from e2e.cluster import API_SERVER, MERGE, PATIENCE, SCHEDULER, Cluster, Options, Refused, fake
+from e2e.cluster.processes import Family, free_ports
 
 ROOT = Path(__file__).parents[2]
 BROKER = "tapforge.dev/broker"
@@ -150,15 +152,18 @@ def test_quota_and_pod_security_refuse(cluster: Cluster, namespace: str) -> None
 
 
 def test_a_slow_pod_starts_first_and_is_ready_later(cluster: Cluster, namespace: str) -> None:
-    path = _create(cluster, namespace, _pod("slow", {fake.BOOT: "2"}))
+    path = _create(cluster, namespace, _pod("slow", {fake.BOOT: "3600"}))
     cluster.wait_for("its container's start", lambda: cluster.api("GET", path)["status"]["phase"] == "Running")
     booting = cluster.api("GET", path)["status"]["containerStatuses"][0]
     assert booting["state"]["running"]["startedAt"] and not booting["ready"]
     # To be changed meanwhile doesn't make it wait again, nor does it change its start.
     cluster.api("PATCH", path, {"metadata": {"labels": {"seen": "yes"}}}, MERGE)
+    _annotate(cluster, path, {fake.BOOT: "1"})
     pod = _until_ready(cluster, path)
     assert pod["status"]["containerStatuses"][0]["state"] == booting["state"]
     assert all("reason" not in condition for condition in pod["status"]["conditions"])
+    (ready,) = [c["lastTransitionTime"] for c in pod["status"]["conditions"] if c["type"] == "Ready"]
+    assert ready > booting["state"]["running"]["startedAt"], "RFC 3339, both in UTC"
 
 
 @pytest.mark.parametrize(
@@ -169,6 +174,7 @@ def test_a_pod_that_hangs_is_never_ready_and_can_be_deleted(
 ) -> None:
     path = _create(cluster, namespace, _pod("hangs", note))
     cluster.wait_for("its node", lambda: cluster.api("GET", path)["spec"].get("nodeName"))
+    cluster.wait_for(f"it to be {phase}", lambda: cluster.api("GET", path)["status"]["phase"] == phase)
     # One that was made later has been through everything.
     _until_ready(cluster, _create(cluster, namespace, _pod("later", {fake.BOOT: "1"})))
     pod = cluster.api("GET", path)
@@ -212,7 +218,9 @@ def test_logs_of_fake_pods_can_be_read(cluster: Cluster, namespace: str) -> None
     path = _create(cluster, namespace, _pod("talks"))
     _until_ready(cluster, path)
     cluster.pod_log("one\ntwo\nthree")
-    assert cluster.api.text("GET", f"{path}/log?container=emulator&tailLines=2") == "two\nthree\n"
+    # kwok begins to serve logs some time after it began to play.
+    said = cluster.wait_for("its log", lambda: cluster.api.text("GET", f"{path}/log?container=emulator&tailLines=2"))
+    assert said == "two\nthree\n"
 
 
 # --- things that go wrong ---------------------------------------------------------------------------------------------
@@ -273,8 +281,10 @@ cluster.api("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespac
 pids = {name: cluster.pid(name) for name in cluster.memory()}
 print(json.dumps({"folder": str(cluster.folder), "server": cluster.server, "pids": pids}), flush=True)
 if sys.argv[1] == "stop":
-    audit = (cluster.folder / "audit.log").read_text()
-    assert '"verb":"create"' in audit and '"name":"seen"' in audit
+    def seen():
+        audit = (cluster.folder / "audit.log").read_text()
+        return '"verb":"create"' in audit and '"name":"seen"' in audit
+    cluster.wait_for("the namespace in the audit log", seen)
     cluster.stop()
     cluster.stop()
 else:
@@ -325,17 +335,35 @@ def test_nothing_is_left_of_other_clusters_whatever_ends_them(
     for one in said.values():
         assert set(one["pids"]) == {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"}
 
-    assert others["stop"].wait(60) == 0
+    assert others["stop"].wait(PATIENCE) == 0
     assert _left(said["stop"]) == set()
 
     assert others["hung"].stdout is not None and others["hung"].stdout.readline() == "hung\n"
     others["hung"].kill()
-    others["hung"].wait(60)
-    deadline = time.monotonic() + 20
+    others["hung"].wait(PATIENCE)
+    deadline = time.monotonic() + PATIENCE
     while (left := _left(said["hung"])) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
     assert cluster.api.text("GET", "/readyz") == "ok"
+
+
+def test_processes_end_also_when_somebody_ended_their_guardian(tmp_path: Path) -> None:
+    family = Family(tmp_path, tmp_path)
+    family.start("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"])
+    sleeper = family.pid("sleeper")
+    os.kill(os.getpgid(sleeper), signal.SIGKILL)
+    family.close()
+    assert _gone(sleeper)
+
+
+def test_a_port_that_was_given_out_is_kept_while_its_server_is_away() -> None:
+    (port,) = free_ports(1)
+    for _ in range(2):
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", port))
+        with socket.create_server(("127.0.0.1", port)) as server, socket.create_connection(server.getsockname()):
+            server.accept()[0].close()
 
 
 def test_a_cluster_that_can_not_start_says_why_and_leaves_nothing(cluster: Cluster) -> None:

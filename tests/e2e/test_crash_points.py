@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import kopf
 import pytest
-from e2e.cluster import Cluster, fake
+from e2e.cluster import PATIENCE, Cluster, fake
 from live_pool import Object, name, note_of, phone, ready, uid, uids
 from mortal_operator import House, When
 
@@ -24,6 +26,16 @@ from tapforge_operator.kube.client import ApiError, Client, path
 #: runs under way at once
 _AT_ONCE = 8
 SIZE = 2
+T = TypeVar("T")
+
+
+async def eventually(what: str, probe: Callable[[], Awaitable[T]]) -> T:
+    """What `probe` answers as soon as that is true."""
+    end = time.monotonic() + PATIENCE
+    while not (found := await probe()):
+        assert time.monotonic() < end, f"{what}: not there after {PATIENCE:g} s"
+        await asyncio.sleep(0.1)
+    return found
 
 
 @dataclass
@@ -50,12 +62,12 @@ class Watched:
 
     async def until_seen(self) -> None:
         """The status speaks of the spec as it is."""
-        for _ in range(300):
+
+        async def seen() -> bool:
             found = await self.api.get(path("emulatorpools", self.namespace, "phones", group=API_VERSION))
-            if found["status"]["observedGeneration"] == found["metadata"]["generation"]:
-                return
-            await asyncio.sleep(0.1)
-        raise AssertionError(found)
+            return (found.get("status") or {}).get("observedGeneration") == found["metadata"]["generation"]
+
+        await eventually("a status of the spec as it is", seen)
 
     async def pods(self, aside: bool = False) -> list[Object]:
         """The slots; `aside`: those that are kept for a look at their log."""
@@ -68,12 +80,15 @@ class Watched:
         return slots
 
     async def until(self, what: str, probe: Callable[[list[Object]], bool]) -> list[Object]:
-        for _ in range(600):
-            pods = await self.pods()
-            if probe(pods):
-                return pods
-            await asyncio.sleep(0.1)
-        raise AssertionError(f"{what}: not there after 60 s; {[(name(p), p['status'].get('phase')) for p in pods]}")
+        async def found() -> list[Object]:
+            pods[:] = await self.pods()
+            return [*pods] if probe(pods) else []
+
+        pods: list[Object] = []
+        try:
+            return await eventually(what, found)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {[(name(p), p['status'].get('phase')) for p in pods]}") from error
 
     async def until_ready(self, slots: int = SIZE, without: str = "") -> list[Object]:
         return await self.until(
@@ -114,9 +129,11 @@ async def everything(house: House, pool: Watched) -> None:
 
     async def claim(**ask: object) -> Claim:
         request = f"request-{next(requests)}"
-        for _ in range(20):
+        for _ in range(40):
             if got := await house.acquire("phones", request, **ask):
-                assert await house.acquire("phones", request, **ask) == got, "the same question, the same claim"
+                # One that ends soon may be over by now.
+                if "ttl_seconds" not in ask:
+                    assert await house.acquire("phones", request) == got, "the same question, the same claim"
                 return pool.granted(got[0])
         raise AssertionError("no slot came free")
 
@@ -141,11 +158,11 @@ async def everything(house: House, pool: Watched) -> None:
     await pool.edit(template=phone("phone:2", terminationGracePeriodSeconds=0))
     held = second.id.rpartition(".")[0]
     await pool.until("the free one to be new", lambda pods: images(pods).count("phone:2") == 1 and held in uids(pods))
-    for _ in range(200):
-        if await house.renew(second) == "recalled":
-            break
-        await asyncio.sleep(0.1)
-    assert await house.renew(second) == "recalled"
+
+    async def recalled() -> bool:
+        return await house.renew(second) == "recalled"
+
+    await eventually("the claimed one to be asked back", recalled)
     pool.over(second)
     await house.release(second)
     await pool.until("all to be new", lambda pods: images(pods) == ["phone:2"] * SIZE and all(map(ready, pods)))
@@ -165,15 +182,15 @@ async def everything(house: House, pool: Watched) -> None:
     last = await claim()
     pool.over(last)
     await house.release(last)
-    (slot,) = await pool.until_ready(1)
-    assert note_of(slot, names.CLAIM) is None and names.CLAIMED not in slot["metadata"]["labels"]
+    (slot,) = await pool.until("it to be free", lambda pods: [note_of(pod, names.CLAIM) for pod in pods] == [None])
+    assert ready(slot) and names.CLAIMED not in slot["metadata"]["labels"]
     assert note_of(slot, names.SAFE_TO_EVICT) == "true"
-    for _ in range(100):
+
+    async def told() -> bool:
         status = await pool.status()
-        if (status["ready"], status["claimed"], status["pods"]) == (1, 0, 1):
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError(status)
+        return (status.get("ready"), status.get("claimed"), status.get("pods")) == (1, 0, 1)
+
+    await eventually("a status that says so", told)
 
 
 async def on_devices(house: House, pool: Watched) -> None:
@@ -183,14 +200,15 @@ async def on_devices(house: House, pool: Watched) -> None:
 
     async def claim() -> Claim:
         request = f"request-{next(requests)}"
-        for _ in range(20):
+
+        async def got() -> list[Claim]:
             try:
-                if got := await house.acquire("phones", request):
-                    return pool.granted(got[0])
+                return await house.acquire("phones", request)
             except Exception as error:  # noqa: BLE001 the pool may not be known yet
                 assert "there is no EmulatorPool" in str(error)
-                await asyncio.sleep(0.1)
-        raise AssertionError("no device came free")
+                return []
+
+        return pool.granted((await eventually("a device", got))[0])
 
     first, second = await claim(), await claim()
     pool.over(first)
@@ -200,13 +218,14 @@ async def on_devices(house: House, pool: Watched) -> None:
     for one in (second, third):
         pool.over(one)
         await house.release(one)
-    leases = [item async for page, _ in pool.api.pages(where_leases(pool), names.POOL_UID) for item in page]
-    assert len(leases) == 2
-    assert all(note_of(lease, names.CLAIM) is None and "holderIdentity" not in lease["spec"] for lease in leases)
 
+    async def free() -> bool:
+        leases = [item async for page, _ in pool.api.pages(where, names.POOL_UID) for item in page]
+        assert len(leases) == 2
+        return all(note_of(lease, names.CLAIM) is None and "holderIdentity" not in lease["spec"] for lease in leases)
 
-def where_leases(pool: Watched) -> str:
-    return path("leases", pool.namespace, group="coordination.k8s.io/v1")
+    where = path("leases", pool.namespace, group="coordination.k8s.io/v1")
+    await eventually("all to be free", free)
 
 
 def images(pods: list[Object]) -> list[str]:
@@ -234,15 +253,17 @@ def spaces(request: pytest.FixtureRequest) -> Callable[[], str]:
 
 @asynccontextmanager
 async def ground(info: kopf.ConnectionInfo, namespace: str) -> AsyncIterator[Watched]:
-    async with Client(info) as api:
+    async with Client(info, deadline=PATIENCE) as api:
         await api.create(path("namespaces"), {"metadata": {"name": namespace}})
-        for _ in range(300):
+
+        async def account() -> bool:
             try:
-                await api.get(path("serviceaccounts", namespace, "default"))
-                break
+                return bool(await api.get(path("serviceaccounts", namespace, "default")))
             except ApiError as error:
                 assert error.status == 404
-                await asyncio.sleep(0.1)
+                return False
+
+        await eventually("the namespace's service account", account)
         try:
             yield Watched(api, namespace)
         finally:
