@@ -91,7 +91,7 @@ class FaultyProxy:
 
     def cut_watches(self) -> int:
         """Ends the streams that are open now, in the middle. Returns how many."""
-        return asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result(60)
 
     @contextmanager
     def silence(self) -> Iterator[None]:
@@ -113,15 +113,15 @@ class FaultyProxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        if not self._started.wait(10):
-            raise RuntimeError("the proxy did not start within 10 s")
+        if not self._started.wait(60):
+            raise RuntimeError("the proxy did not start within 60 s")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(20)
+        self._thread.join(60)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,9 @@
 
 It belongs to the cluster: it ends with it, whatever ends the tests. The first start takes ports that are free; later
 ones take the same again, as behind a Service. What it logs lies beside the logs of the components.
+
+Its leadership is long, because it ends with it: a stall of the machine is no test's subject. Who wants it to end gives
+the operator a `Sleep`.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import re
 import signal
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -20,13 +24,36 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from e2e.cluster import Cluster
+from e2e.cluster import PATIENCE, Cluster
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 ACCOUNT = "tapforge-operator"
 #: namespace that the manifests are written for
 _THEIRS = "tapforge-system"
 _NUMBERS = itertools.count(1)
+_SLEEPING = Path(__file__).with_name("sleeping_operator.py")
+
+
+class Sleep:
+    """How long the machine of some operators has slept."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._seconds = 0.0
+        self.on(0.0)
+
+    def on(self, seconds: float) -> None:
+        """So much longer."""
+        self._seconds += seconds
+        new = self.file.with_suffix(".new")
+        new.write_text(str(self._seconds))
+        new.replace(self.file)
+
+    def little_by_little(self, seconds: float) -> None:
+        """With moments awake in between, in which a leader that reaches the API server renews its leadership."""
+        for _ in range(4):
+            self.on(seconds / 4)
+            time.sleep(1.0)
 
 
 class Operator:
@@ -39,11 +66,12 @@ class Operator:
         namespaces: Sequence[str],
         *,
         identity: str = "operator-0",
-        lease_seconds: float = 15.0,
+        lease_seconds: float = 90.0,
         kubeconfig: Path | None = None,
         arguments: Sequence[str] = (),
+        sleep: Sleep | None = None,
     ) -> None:
-        """`kubeconfig`: another way to the API server than that of its service account."""
+        """`kubeconfig`: another way to the API server than that of its service account. `sleep`: its machine's."""
         self.cluster = cluster
         self.own_namespace = own_namespace
         self.identity = identity
@@ -52,6 +80,7 @@ class Operator:
         self._lease_seconds = lease_seconds
         self._kubeconfig = kubeconfig
         self._more = tuple(arguments)
+        self._program = ["-m", "tapforge_operator.main"] if sleep is None else [str(_SLEEPING), str(sleep.file)]
         self._ports = {"broker": 0, "health": 0}
         #: where in its log the present process begins
         self._began = 0
@@ -65,7 +94,7 @@ class Operator:
             self._kubeconfig = self.cluster.user_with_token(self.name, token)
         log = self.cluster.log(self.name)
         self._began = log.stat().st_size if log.exists() else 0
-        command = [sys.executable, "-m", "tapforge_operator.main"]
+        command = [sys.executable, *self._program]
         command += [f"--identity={self.identity}", f"--own-namespace={self.own_namespace}", "--host=127.0.0.1"]
         command += [f"--{name}-port={port}" for name, port in self._ports.items()]
         command += [f"--lease-seconds={self._lease_seconds}", *self._more]
@@ -74,7 +103,7 @@ class Operator:
         self.cluster.run(self.name, command, environment | {"KUBECONFIG": str(self._kubeconfig)})
         return self
 
-    def wait_ready(self, *, leads: bool = True, seconds: float = 60.0) -> Operator:
+    def wait_ready(self, *, leads: bool = True, seconds: float = PATIENCE) -> Operator:
         """Until it answers and (or not) leads."""
         self.cluster.wait_for(f"the ports of {self.name}", self._listens, seconds)
         self.cluster.wait_for(f"{self.name} to be ready", lambda: self.health("readyz") == "", seconds)
@@ -102,16 +131,22 @@ class Operator:
         finally:
             self.cluster.send_signal(self.name, signal.SIGCONT)
 
-    def expect_end(self, seconds: float = 30.0) -> None:
+    def may_end(self) -> None:
+        """That it ends by itself from now on is no crash."""
+        self.cluster.may_end(self.name)
+
+    def expect_end(self, seconds: float = PATIENCE) -> None:
         """Waits until it ended by itself."""
-        pid = self.cluster.pid(self.name)
-
-        def ended() -> bool:
-            stat = Path(f"/proc/{pid}/stat")
-            return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
-
-        self.cluster.wait_for(f"the end of {self.name}", ended, seconds)
+        self.may_end()
+        self.cluster.wait_for(f"the end of {self.name}", self._ended, seconds)
         self.kill9()
+
+    def _ended(self) -> bool:
+        try:
+            stat = Path(f"/proc/{self.cluster.pid(self.name)}/stat").read_text()
+        except OSError:  # it is gone
+            return True
+        return stat.rpartition(")")[2].split()[0] == "Z"
 
     # --- asking it ----------------------------------------------------------------------------------------------------
 
@@ -169,7 +204,7 @@ class Operator:
         return "\n".join(line[:1000] for line in told[-lines:]) or "(nothing)"
 
     def _get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports['health']}/{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports['health']}/{path}", timeout=30) as answer:
             return str(answer.read().decode())
 
     def _listens(self) -> bool:
@@ -203,13 +238,23 @@ def install(cluster: Cluster, own_namespace: str, namespaces: Sequence[str]) -> 
         documents += _read(MANIFESTS / "base" / f"{file}.yaml", own_namespace)
     documents += _read(MANIFESTS / "components" / "nodes" / "nodes.yaml", own_namespace)
     documents += _read(MANIFESTS / "components" / "confinement" / "policy.yaml", own_namespace)
+    documents = [d for d in documents if d["kind"] not in ("Deployment", "Service")]
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": own_namespace}}
+    cluster.apply(space, *documents, *_bindings(own_namespace, namespaces))
+
+
+def let_in(cluster: Cluster, own_namespace: str, namespaces: Sequence[str]) -> None:
+    """Its rights in more namespaces."""
+    cluster.apply(*_bindings(own_namespace, namespaces))
+
+
+def _bindings(own_namespace: str, namespaces: Sequence[str]) -> list[dict[str, Any]]:
+    documents = []
     for namespace in namespaces:
         for document in _read(MANIFESTS / "overlays" / "namespaced" / "binding.yaml", own_namespace):
             document["metadata"]["namespace"] = namespace
             documents.append(document)
-    documents = [d for d in documents if d["kind"] not in ("Deployment", "Service")]
-    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": own_namespace}}
-    cluster.apply(space, *documents)
+    return documents
 
 
 def uninstall(cluster: Cluster, own_namespace: str) -> None:

@@ -11,15 +11,27 @@ import yaml
 from claiming import caller
 from e2e.cluster import Cluster
 from live_pool import LivePool, stays, uids
-from operator_process import ACCOUNT, MANIFESTS, Ground, Operator
+from operator_process import ACCOUNT, MANIFESTS, Ground, Operator, let_in
 
 ROLES = "/apis/rbac.authorization.k8s.io/v1"
 
 
 @pytest.fixture(scope="module")
-def operator(cluster: Cluster, ground: Ground) -> Iterator[Operator]:
+def leaving(cluster: Cluster, ground: Ground) -> Iterator[str]:
+    """One more namespace of the operator's."""
+    name = f"{ground.own}-leaving"
+    cluster.api("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    let_in(cluster, ground.own, [name])
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def operator(cluster: Cluster, ground: Ground, leaving: str) -> Iterator[Operator]:
     cluster.api("DELETE", f"{ROLES}/clusterrolebindings/tapforge-operator-nodes.{ground.own}")
-    one = Operator(cluster, ground.own, ground.spaces, arguments=["--no-nodes"]).start().wait_ready()
+    cluster.wait_for("the right to be gone", lambda: not may(cluster, ground, "list", "nodes"))
+    spaces = [*ground.spaces, leaving]
+    one = Operator(cluster, ground.own, spaces, arguments=["--no-nodes"]).start().wait_ready()
     yield one
     one.stop()
 
@@ -75,20 +87,18 @@ def test_a_right_that_is_taken_away_is_named(cluster: Cluster, space: str, groun
 
 
 def test_a_namespace_that_can_not_be_read_keeps_nobody_elses_waiting(
-    cluster: Cluster, space: str, ground: Ground, operator: Operator
+    cluster: Cluster, space: str, ground: Ground, leaving: str, operator: Operator
 ) -> None:
     """One that was deleted takes the rights in it along."""
-    gone = ground.spaces[0]
-    assert gone != space
     pool = LivePool(cluster, space, replicas=1)
     pool.wait_ready(1)
     who = caller(operator, space)
-    claim = who.acquire_one()
-    cluster.api("DELETE", f"/api/v1/namespaces/{gone}")
-    cluster.wait_for("the end of the namespace", lambda: not cluster.exists(f"/api/v1/namespaces/{gone}"), 60)
-    assert not may(cluster, ground, "list", "pods", gone)
+    claim = who.acquire_one(ttlSeconds=600)
+    cluster.api("DELETE", f"/api/v1/namespaces/{leaving}")
+    cluster.wait_for("the end of the namespace", lambda: not cluster.exists(f"/api/v1/namespaces/{leaving}"))
+    cluster.wait_for("the end of the rights", lambda: not may(cluster, ground, "list", "pods", leaving))
     operator.restart()
-    assert gone in operator.log() and "forbidden" in operator.log()
+    assert leaving in operator.log() and "forbidden" in operator.log()
     assert who.state(claim) == "held"
     pool.edit(replicas=2)
     pool.wait_ready(2)
