@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from e2e.cluster import JSON_PATCH, MERGE, PATIENCE, Cluster, Refused
+from e2e.cluster import JSON_PATCH, MERGE, PATIENCE, STRATEGIC, Cluster, Refused
 
 from tapforge_api.pool import EmulatorPoolStatus
 from tapforge_operator import names
@@ -79,6 +79,10 @@ class LivePool:
         found = self.condition(kind)
         return found.get("status") == status and reason in ("", found["reason"])
 
+    def failure(self, pod: Object) -> Object:
+        """What its status says of the Pod's failure; empty while it says nothing."""
+        return next((failure for failure in self.status()["lastFailures"] if failure["pod"] == name(pod)), {})
+
     def all_pods(self) -> list[Object]:
         """Also those that are being deleted or kept aside, by ordinal."""
         where = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={names.POOL_UID}%3D{self.uid}"
@@ -117,6 +121,14 @@ class LivePool:
 
     def annotate(self, pod: str, notes: Mapping[str, str | None]) -> None:
         self.cluster.api("PATCH", self.place(pod), {"metadata": {"annotations": dict(notes)}}, MERGE)
+
+    def kubelet_says(self, pod: Object, *, since: float, ready: bool) -> None:
+        """For how many seconds the Pod has been (un)ready; if it is ready, its container has run for as long."""
+        status: Object = {"conditions": [{"type": "Ready", "status": str(ready), "lastTransitionTime": _ago(since)}]}
+        if ready:
+            (container,) = pod["status"]["containerStatuses"]
+            status["containerStatuses"] = [container | {"state": {"running": {"startedAt": _ago(since)}}}]
+        self.cluster.api("PATCH", f"{self.place(name(pod))}/status", {"status": status}, STRATEGIC)
 
     def delete(self, *, claimed: bool = False) -> None:
         """`claimed`: also when somebody holds slots."""
@@ -158,6 +170,10 @@ class LivePool:
             return "\n".join([f"status of {self.name}: {self.status()}", *pods[:40]])
         except Refused as error:
             return str(error)
+
+
+def _ago(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - seconds))
 
 
 def ready(pod: Object) -> bool:

@@ -4,6 +4,7 @@ their Pods. With it a pool grows onto new nodes, and gives them back, without a 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -11,14 +12,14 @@ from dataclasses import dataclass, field
 
 import pytest
 from claiming import caller
-from e2e.cluster import Cluster, Refused
+from e2e.cluster import PATIENCE, Cluster, Refused
 from live_pool import LivePool, Object, name, note_of, only_on, own_nodes, phone, uid
 from operator_process import Operator
 
 from tapforge_operator import names
 
 ROOM = 3
-TTL = {"ttlSeconds": 60}
+TTL = {"ttlSeconds": 600}
 
 
 @dataclass
@@ -41,7 +42,8 @@ class Autoscaler:
 
     def close(self) -> None:
         self._over.set()
-        self._thread.join(30)
+        self._thread.join(120)
+        assert not self._thread.is_alive()
 
     def nodes(self) -> list[str]:
         found = self.cluster.api("GET", f"/api/v1/nodes?labelSelector=group%3D{self.group}")["items"]
@@ -50,7 +52,8 @@ class Autoscaler:
     def _run(self) -> None:
         try:
             while not self._over.wait(0.2):
-                self._look()
+                with contextlib.suppress(OSError):  # the API server is slow
+                    self._look()
         except BaseException as error:  # noqa: BLE001 the test asks for it
             self.error = error
 
@@ -58,8 +61,12 @@ class Autoscaler:
         pods = [p for p in self.cluster.api("GET", "/api/v1/pods")["items"] if self._mine(p)]
         waiting = [pod for pod in pods if _unschedulable(pod)]
         if waiting:
-            missing = -(-len(waiting) // ROOM)
-            own_nodes(self.cluster, self.group, missing, pods=ROOM)
+            # The scheduler may not have come back to those that have room by now.
+            free = sum(ROOM - self._on(pods, node) for node in self.nodes())
+            if (missing := -(-(len(waiting) - free) // ROOM)) > 0:
+                own_nodes(self.cluster, self.group, missing, pods=ROOM)
+            return
+        if any(not pod["spec"].get("nodeName") for pod in pods):
             return
         for node in self.nodes():
             there = [pod for pod in pods if pod["spec"].get("nodeName") == node]
@@ -114,23 +121,23 @@ def test_a_pool_grows_and_shrinks_with_its_nodes_and_no_claim_is_broken(
     cluster: Cluster, space: str, operator: Operator, autoscaler: Autoscaler
 ) -> None:
     pool = LivePool(cluster, space, replicas=8, template=phone(**only_on(space)))
-    pool.wait_ready(8, 60)
+    pool.wait_ready(8)
     assert len(autoscaler.nodes()) == 3, "as many as 8 slots need, and no more"
     assert pool.status()["replacedTotal"] == 0, "who waited for a node was not replaced"
     who = caller(operator, space)
-    claims = who.acquire(slots=4, **TTL)
+    claims = who.acquire(slots=4, waitSeconds=60, **TTL)
     assert len(claims) == 4
     pods = {name(pod): pod for pod in pool.pods()}
     claimed_nodes = {pods[claim.slot]["spec"]["nodeName"] for claim in claims}
     assert len(claimed_nodes) == 2, "claims are packed, so that some nodes stay free of them"
     pool.edit(replicas=4)
-    pool.wait("the nodes without claims to go", lambda: set(autoscaler.nodes()) == claimed_nodes, 60)
+    pool.wait("the nodes without claims to go", lambda: set(autoscaler.nodes()) == claimed_nodes)
     assert {said.state for said in who.renew(*claims)} == {"held"}
     assert {claim.id.rpartition(".")[0] for claim in claims} <= {uid(pod) for pod in pool.pods()}
     # One by one they are given back, and the slots move together until one node is enough for them.
     pool.edit(replicas=3)
     kept = list(claims)
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while len(autoscaler.nodes()) > 1 and time.monotonic() < end:
         states = who.renew(*kept) if kept else []
         back = [claim for claim, said in zip(kept, states, strict=True) if said.state == "recalled"] or kept[:1]
@@ -139,8 +146,8 @@ def test_a_pool_grows_and_shrinks_with_its_nodes_and_no_claim_is_broken(
         kept = [claim for claim in kept if claim not in back]
         time.sleep(0.5)
     assert len(autoscaler.nodes()) == 1
-    pool.wait_ready(3, 60)
-    assert autoscaler.drained == []
+    pool.wait_ready(3)
+    pool.wait("the drains to be over", lambda: autoscaler.drained == [])
     assert pool.status()["lastFailures"] == []
 
 
@@ -149,7 +156,7 @@ def test_a_drain_that_pays_no_attention_to_annotations_is_stopped_by_the_budget(
 ) -> None:
     """As `kubectl drain` does it, on the node of a claimed slot: it waits until the claim is given back."""
     pool = LivePool(cluster, space, replicas=2, template=phone(**only_on(space)))
-    pool.wait_ready(2, 60)
+    pool.wait_ready(2)
     who = caller(operator, space)
     claim = who.acquire_one(**TTL)
     pods = {name(pod): pod for pod in pool.pods()}
@@ -160,6 +167,6 @@ def test_a_drain_that_pays_no_attention_to_annotations_is_stopped_by_the_budget(
     pool.wait("it to be asked back", lambda: who.state(claim) == "recalled")
     assert name(pool.pod(claim.slot)) == claim.slot
     who.release(claim)
-    pool.wait("the node to go", lambda: node not in autoscaler.nodes(), 60)
-    pool.wait_ready(2, 60)
+    pool.wait("the node to go", lambda: node not in autoscaler.nodes())
+    pool.wait_ready(2)
     assert set(autoscaler.refused) == {claim.slot}, "nobody else was protected"

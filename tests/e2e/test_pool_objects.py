@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from e2e.cluster import MERGE, Cluster, fake
+from e2e.cluster import MERGE, Cluster, Refused, fake
 from live_pool import LivePool, name, note_of, phone, ready, stays, uid, uids
 from operator_process import Operator
 
@@ -22,8 +22,9 @@ pytestmark = pytest.mark.usefixtures("operator")
 
 def test_kubectl_get_tells_the_truth(cluster: Cluster, space: str) -> None:
     ready_pool = LivePool(cluster, space, "fine", replicas=2)
-    LivePool(cluster, space, "broken", replicas=1, template=phone(notes={fake.PULL: "never"}))
+    never_pool = LivePool(cluster, space, "broken", replicas=1, template=phone(notes={fake.PULL: "never"}))
     ready_pool.wait_ready(2)
+    never_pool.wait("its status", lambda: never_pool.says("Ready", "False", "SlotsMissing"))
 
     def table(*options: str) -> dict[str, dict[str, str]]:
         said = cluster.kubectl("get", "epool", "-n", space, *options).stdout.splitlines()
@@ -40,7 +41,7 @@ def test_kubectl_get_tells_the_truth(cluster: Cluster, space: str) -> None:
     assert (broken["DESIRED"], broken["READY"], broken["STATUS"]) == ("1", "0", "SlotsMissing")
     wide = table("-o", "wide")
     assert "0 of 1 slots are ready" in wide["broken"]["MESSAGE"]
-    done = cluster.kubectl("wait", "--for=condition=Ready", "--timeout=1s", "epool/fine", "-n", space)
+    done = cluster.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "epool/fine", "-n", space)
     assert "condition met" in done.stdout
     scale = cluster.api("GET", f"{ready_pool.path}/scale")
     assert scale["status"] == {"replicas": 2, "selector": f"{names.POOL_UID}={ready_pool.uid}"}
@@ -53,9 +54,13 @@ def test_conditions_are_as_status_tools_read_them(cluster: Cluster, space: str) 
     pool.wait_ready(1)
     before = {c["type"]: c for c in pool.status()["conditions"]}
     assert set(before) == {"Ready", "Reconciling", "Stalled", "Degraded"}
-    pool.edit(replicas=2, template=phone(notes={fake.BOOT: "2"}), updateStrategy={"maxUnavailable": 2})
+    pool.edit(replicas=2, template=phone("phone:2", notes={fake.BOOT: "never"}), updateStrategy={"maxUnavailable": 2})
     pool.wait("it to be reconciled", lambda: pool.says("Reconciling", "True"))
     assert all(c["observedGeneration"] == 2 for c in pool.status()["conditions"])
+    images = lambda: [pod["spec"]["containers"][0]["image"] for pod in pool.pods()]  # noqa: E731
+    pool.wait("both to boot", lambda: images() == ["phone:2", "phone:2"])
+    for pod in pool.pods():
+        pool.annotate(name(pod), {fake.BOOT: None})
     pool.wait_ready(2)
     after = {c["type"]: c for c in pool.status()["conditions"]}
     assert after["Stalled"] == before["Stalled"] | {"observedGeneration": 2}
@@ -71,7 +76,8 @@ def test_a_name_at_the_limit(cluster: Cluster, space: str) -> None:
     pool.annotate(name(pods[0]), {fake.EXIT: "0"})
     pool.wait("another Pod", lambda: uid(pods[0]) not in uids(pool.pods()))
     pool.wait_ready(2)
-    assert cluster.exists(f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets/{longest}-claimed")
+    budget = f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets/{longest}-claimed"
+    pool.wait("its disruption budget", lambda: cluster.exists(budget))
 
 
 def test_pods_with_forged_labels_are_nobodys_slots(cluster: Cluster, space: str) -> None:
@@ -159,9 +165,28 @@ def older_schema(cluster: Cluster) -> Iterator[None]:
     for version in lax["spec"]["versions"]:
         anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
         version["schema"]["openAPIV3Schema"]["properties"] |= {"spec": anything, "status": anything}
+    anything_goes = {
+        "apiVersion": "tapforge.dev/v1alpha1",
+        "kind": "EmulatorPool",
+        "metadata": {"name": "anything", "namespace": "default"},
+        "spec": {"port": "the usual one"},
+    }
+    where = "/apis/tapforge.dev/v1alpha1/namespaces/default/emulatorpools?dryRun=All"
+
+    def taken() -> bool:
+        """The API server needs a moment to take a schema over."""
+        try:
+            return bool(cluster.api("POST", where, anything_goes))
+        except Refused as error:
+            if error.status != 422:
+                raise
+            return False
+
     cluster.apply(lax)
+    cluster.wait_for("the older schema", taken)
     yield
     cluster.apply(CRD)
+    cluster.wait_for("the newer schema", lambda: not taken())
 
 
 def test_objects_of_an_older_schema_are_read_as_far_as_they_can_be(
@@ -193,7 +218,7 @@ def test_objects_of_an_older_schema_are_read_as_far_as_they_can_be(
 def accepted(pool: LivePool) -> bool:
     """An edit under the newer schema; the API server needs a moment to take it over."""
     pool.edit(replicas=3)
-    return "flavour" not in pool.object()["spec"] or pool.object()["spec"]["replicas"] == 3
+    return "flavour" not in pool.object()["spec"]
 
 
 def test_a_pool_in_a_namespace_that_ends_is_no_trouble(cluster: Cluster, space: str, operator: Operator) -> None:
@@ -201,5 +226,6 @@ def test_a_pool_in_a_namespace_that_ends_is_no_trouble(cluster: Cluster, space: 
     (first, _) = pool.wait_ready(2)
     assert note_of(first, names.CLAIM) is None
     cluster.api("DELETE", f"/api/v1/namespaces/{space}")
-    cluster.wait_for("the end of the namespace", lambda: not cluster.exists(f"/api/v1/namespaces/{space}"), 60)
-    assert operator.trouble() == []
+    cluster.wait_for("the end of the namespace", lambda: not cluster.exists(f"/api/v1/namespaces/{space}"))
+    # A list is due at any time, and names what it may not read any more.
+    assert [line for line in operator.trouble() if f"namespace {space} can't be read" not in line] == []

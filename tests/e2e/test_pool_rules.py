@@ -35,10 +35,10 @@ def node_of(pod: Object) -> str | None:
     return pod["spec"].get("nodeName")
 
 
-def replaced(pool: LivePool, old: list[str], seconds: float = 30.0) -> list[Object]:
+def replaced(pool: LivePool, old: list[str]) -> list[Object]:
     """Waits until all slots are ready, and none of the Pods with these UIDs is among them."""
-    pool.wait("others in their place", lambda: not set(old) & set(uids(pool.pods())), seconds)
-    return pool.wait_ready(pool.status()["desiredReplicas"], seconds)
+    pool.wait("others in their place", lambda: not set(old) & set(uids(pool.pods())))
+    return pool.wait_ready(pool.status()["desiredReplicas"])
 
 
 # --- from nothing to ready, and back ----------------------------------------------------------------------------------
@@ -67,9 +67,11 @@ def test_slots_come_up_as_the_spec_says_and_then_nothing_is_written(cluster: Clu
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         container = spec["containers"][0]["securityContext"]
         assert container["capabilities"] == {"drop": ["ALL"]} and container["allowPrivilegeEscalation"] is False
-    budget = cluster.api("GET", f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets/phones-claimed")
+    where = f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets/phones-claimed"
+    pool.wait("its disruption budget", lambda: cluster.exists(where))
+    budget = cluster.api("GET", where)
     assert budget["spec"]["minAvailable"] == INT32 and budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
-    assert pool.object()["spec"] == {**pool.object()["spec"], "replicas": 3}
+    assert pool.object()["spec"]["replicas"] == 3
     assert pool.object()["metadata"].get("finalizers", []) == []
 
     def versions() -> list[str]:
@@ -131,8 +133,7 @@ def test_a_quota_holds_what_it_refuses_until_it_is_raised(cluster: Cluster, spac
     pool.wait("word of the quota", lambda: pool.says("Degraded", "True", "QuotaExceeded"))
     assert "exceeded quota: few" in pool.condition("Degraded")["message"]
     assert pool.says("Stalled", "False"), "it may pass by itself"
-    first = uids(pool.pods())
-    assert len(first) == 2
+    first = pool.wait("as many as may be", lambda: uids(pool.pods()) if len(pool.pods()) == 2 else [])
     cluster.kubectl("patch", "quota", "few", "--type=merge", "-p", '{"spec":{"hard":{"pods":"9"}}}', "-n", space)
     assert set(first) < set(uids(pool.wait_ready(4)))
     assert pool.says("Degraded", "False") and pool.status()["replacedTotal"] == 0
@@ -180,27 +181,24 @@ def test_a_foreign_pod_with_a_slots_name_is_named_and_left_alone(cluster: Cluste
 
 
 def test_the_boot_deadline_counts_from_the_containers_start(cluster: Cluster, space: str) -> None:
-    """A pull that takes longer than the deadline is no reason; a boot that does is."""
-    slow_pull = phone(notes={fake.PULL: "4", fake.BOOT: "1"})
-    pulls = LivePool(cluster, space, "pulls", template=slow_pull, boot={"deadlineSeconds": 3, "pullDeadlineSeconds": 1})
+    """A pull that takes longer than the deadline is no reason; a boot that does is. The first one is ready in the
+    moment of its container's start, so that nothing but its pull takes time."""
+    slow_pull = phone(notes={fake.PULL: "never"})
+    pulls = LivePool(cluster, space, "pulls", template=slow_pull, boot={"deadlineSeconds": 2, "pullDeadlineSeconds": 1})
     hangs = LivePool(cluster, space, "hangs", template=phone(notes={fake.BOOT: "never"}), boot={"deadlineSeconds": 2})
-    first = uids(pulls.wait("its Pod", pulls.pods))
+    first = pulls.wait("its Pod", pulls.pods)
     dead = pulls.wait("the Pod that hangs", hangs.pods)
-    pulls.wait("word of the slow pull", lambda: pulls.says("Degraded", "True", "ImagePullSlow"))
-    assert uids(pulls.wait_ready(1)) == first and pulls.says("Degraded", "False")
+    assert hangs.wait("word of the failure", lambda: hangs.failure(dead[0]))["reason"] == "BootDeadline"
     hangs.wait("another Pod", lambda: not set(uids(dead)) & set(uids(hangs.pods())))
-    failure = hangs.wait("word of the failure", lambda: hangs.status()["lastFailures"])[-1]
-    assert (failure["pod"], failure["reason"]) == (name(dead[0]), "BootDeadline")
+    pulls.wait("word of the slow pull", lambda: pulls.says("Degraded", "True", "ImagePullSlow"))
+    # The other one's deadline is over, and was as long.
+    pulls.annotate(name(first[0]), {fake.PULL: None})
+    assert uids(pulls.wait_ready(1)) == uids(first) and pulls.says("Degraded", "False")
 
 
 def test_an_image_that_never_boots_slows_the_pool_down_and_says_so(cluster: Cluster, space: str) -> None:
-    pool = LivePool(
-        cluster,
-        space,
-        replicas=3,
-        template=phone(notes={fake.BOOT: "never", fake.EXIT: "0"}),
-    )
-    pool.wait("word of it", lambda: pool.says("Degraded", "True", "BootFailing"), 45)
+    pool = LivePool(cluster, space, replicas=3, template=phone(notes={fake.BOOT: "never", fake.EXIT: "0"}))
+    pool.wait("word of it", lambda: pool.says("Degraded", "True", "BootFailing"))
     assert "boots in a row failed" in pool.condition("Degraded")["message"]
     assert pool.says("Ready", "False")
     reasons = {failure["reason"] for failure in pool.status()["lastFailures"]}
@@ -211,15 +209,17 @@ def test_an_image_that_never_boots_slows_the_pool_down_and_says_so(cluster: Clus
 
 
 def test_a_slot_may_be_unready_for_its_grace_and_no_longer(cluster: Cluster, space: str) -> None:
-    # Times on the cluster are whole seconds: one that is unready in the second of its start was never ready.
-    template = phone(notes={fake.BOOT: "1"})
-    pool = LivePool(cluster, space, replicas=2, health={"unreadyGraceSeconds": 3}, template=template)
-    briefly, lastingly = pool.wait_ready(2)
-    pool.annotate(name(briefly), {fake.UNREADY: "true"})
-    pool.annotate(name(lastingly), {fake.UNREADY: "true"})
+    """Both have run for an hour, and one has been unready for half of it."""
+    pool = LivePool(cluster, space, replicas=2, health={"unreadyGraceSeconds": 600})
+    briefly, lastingly = both = pool.wait_ready(2)
+    for pod in both:
+        pool.kubelet_says(pod, since=3600, ready=True)
+        pool.annotate(name(pod), {fake.UNREADY: "true"})
     pool.wait("both to count as unhealthy", lambda: pool.status()["unhealthy"] == 2)
-    pool.annotate(name(briefly), {fake.UNREADY: None})
+    stays("one that has just turned was replaced", lambda: uids(pool.pods()) == uids(both))
+    pool.kubelet_says(lastingly, since=1800, ready=False)
     pool.wait("another Pod for one", lambda: uid(lastingly) not in uids(pool.pods()))
+    pool.annotate(name(briefly), {fake.UNREADY: None})
     after = pool.wait_ready(2)
     assert uid(after[0]) == uid(briefly)
     status = pool.status()
@@ -240,12 +240,16 @@ def test_a_crashed_phone_is_replaced_and_never_restarted(cluster: Cluster, space
 def test_the_newest_failed_pods_are_kept_and_their_last_words_are_in_the_status(cluster: Cluster, space: str) -> None:
     cluster.pod_log("booting\nout of memory: killed qemu")
     pool = LivePool(cluster, space, recycle={"retainFailed": 1})
-    (first,) = pool.wait_ready(1)
-    pool.annotate(name(first), {fake.EXIT: "0"})
-    (second,) = replaced(pool, [uid(first)])
-    kept = pool.pod(name(first))
-    assert uid(kept) == uid(first) and note_of(kept, names.RETAINED) == "Failed"
-    said = pool.wait("its last words", lambda: pool.status()["lastFailures"][0]["logTail"])
+    (second,) = pool.wait_ready(1)
+    for _ in range(4):
+        first = second
+        pool.annotate(name(first), {fake.EXIT: "0"})
+        (second,) = replaced(pool, [uid(first)])
+        kept = pool.pod(name(first))
+        assert uid(kept) == uid(first) and note_of(kept, names.RETAINED) == "Failed"
+        said = pool.wait("its last words", lambda first=first: pool.failure(first).get("logTail"))
+        if "could not be read" not in said:  # in time, on a machine that stalls
+            break
     assert said == "booting\nout of memory: killed qemu\n"
     pool.annotate(name(second), {fake.EXIT: "0"})
     replaced(pool, [uid(second)])
@@ -257,7 +261,7 @@ def test_the_newest_failed_pods_are_kept_and_their_last_words_are_in_the_status(
 # --- healthy slots that are exchanged ---------------------------------------------------------------------------------
 
 
-def rolled(pool: LivePool, image: str, least: int, most: int, seconds: float = 40.0) -> None:
+def rolled(pool: LivePool, image: str, least: int, most: int) -> None:
     """Watches a roll-out to its end: at every moment at least `least` slots serve and at most `most` exist."""
     seen: list[tuple[int, int]] = []
 
@@ -266,7 +270,7 @@ def rolled(pool: LivePool, image: str, least: int, most: int, seconds: float = 4
         seen.append((sum(map(ready, pods)), len(pods)))
         return all(pod["spec"]["containers"][0]["image"] == image for pod in pods) and all(map(ready, pods))
 
-    pool.wait(f"all slots to be of {image}", done, seconds)
+    pool.wait(f"all slots to be of {image}", done)
     assert min(serving for serving, _ in seen) >= least, seen
     assert max(there for _, there in seen) <= most, seen
 
@@ -286,7 +290,8 @@ def test_a_spec_that_is_edited_mid_rollout_wins(cluster: Cluster, space: str) ->
     strategy = {"maxSurge": 0, "maxUnavailable": 1}
     pool = LivePool(cluster, space, replicas=3, updateStrategy=strategy, template=phone(notes={fake.BOOT: "1"}))
     pool.wait_ready(3)
-    pool.edit(template=phone("phone:2"))
+    # It gets no further than to its first slot.
+    pool.edit(template=phone("phone:2", notes={fake.BOOT: "never"}))
     images = lambda: {pod["spec"]["containers"][0]["image"] for pod in pool.pods()}  # noqa: E731
     pool.wait("a roll-out under way", lambda: images() == {"phone:1", "phone:2"})
     pool.edit(template=phone("phone:3"), replicas=4)
@@ -352,7 +357,7 @@ def test_slots_on_a_lost_node_do_not_block_their_replacements(cluster: Cluster, 
 def test_an_idle_pool_has_no_slots_and_wakes_for_a_run(cluster: Cluster, space: str) -> None:
     scaling = {"minReplicas": 0, "maxReplicas": 5, "warmSpares": 1, "idleSeconds": 3}
     pool = LivePool(cluster, space, scaling=scaling)
-    pool.wait("its first status", lambda: pool.says("Ready", "True"))
+    pool.wait("its status", lambda: pool.says("Ready", "True"))
     assert pool.pods() == [] and pool.status()["desiredReplicas"] == 0
     runs = f"/apis/tapforge.dev/v1alpha1/namespaces/{space}/trainingruns"
     for run, slots in (("small", 2), ("large", 9)):

@@ -50,9 +50,9 @@ async def test_foreign_marks_stay(cluster: Cluster, namespace: str, monkeypatch:
         slots = SlotWatch(world, client, (namespace,), lambda: None)
         watching = asyncio.create_task(watch(world, slots, (namespace,), begun, end))
         try:
-            await asyncio.wait_for(begun.wait(), 20)
+            await asyncio.wait_for(begun.wait(), 120)
             other = await asyncio.to_thread(cluster.api, "POST", where, lease("watched"))
-            await asyncio.wait_for(seen.over.wait(), 20)
+            await asyncio.wait_for(seen.over.wait(), 120)
             # What a watch would write it writes right after the event.
             await asyncio.sleep(1.0)
             for made in (before, other):
@@ -60,7 +60,7 @@ async def test_foreign_marks_stay(cluster: Cluster, namespace: str, monkeypatch:
                 assert now["metadata"] == made["metadata"]
         finally:
             end.set()
-            await asyncio.wait_for(watching, 20)
+            await asyncio.wait_for(watching, 120)
             for name in ("listed", "watched"):
                 patch = {"metadata": {"finalizers": None}}
                 await asyncio.to_thread(cluster.api, "PATCH", f"{where}/{name}", patch, MERGE)
