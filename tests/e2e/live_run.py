@@ -176,9 +176,10 @@ class Driver:
         self.caller = Caller(operator, run.namespace, token)
 
     def report(
-        self, *, run: str = "", update: int = 0, attempt: int = 0, patience: float = 20.0, **more: Any
+        self, *, run: str = "", update: int = 0, attempt: int = 0, patience: float = PATIENCE, **more: Any
     ) -> Orders:
-        """`patience`: seconds for which it is sent again where the broker says: not now."""
+        """`patience`: seconds for which it is sent again where the broker says: not now, or
+        nothing."""
         self.run._sequence += 1
         body = {
             "attempt": attempt or self.attempt,
@@ -192,7 +193,7 @@ class Driver:
         while True:
             try:
                 return Orders.model_validate(self.caller.post(path, body))
-            except Denied as error:
-                if error.status != 503 or time.monotonic() > end:
+            except (Denied, OSError) as error:
+                if (isinstance(error, Denied) and error.status != 503) or time.monotonic() > end:
                     raise
             time.sleep(0.1)

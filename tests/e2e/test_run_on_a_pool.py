@@ -23,7 +23,7 @@ from tapforge_api.claims import AUDIENCE
 from tapforge_operator import names
 
 PHONES = 6
-PATIENCE = 300.0
+PATIENCE = 600.0
 
 RUN = """
 apiVersion: tapforge.dev/v1alpha1
@@ -34,9 +34,9 @@ spec:
   model: {contextTokens: 256, adapter: {prompt: compact, historySteps: 8}}
   environment:
     source: {pool: {name: phones, slots: 5}}
-    deadlines: {episodeSeconds: 60, acquireSeconds: 60}
+    deadlines: {episodeSeconds: 300, acquireSeconds: 300}
   warmStart: {demonstrations: 20, steps: 2, batchSize: 8}
-  rollout: {groupSize: 4, groupsPerUpdate: 2, responseTokens: 24, groupDeadlineSeconds: 60}
+  rollout: {groupSize: 4, groupsPerUpdate: 2, responseTokens: 24, groupDeadlineSeconds: 300}
   learner: {ranks: 1}
   engine: {maxConcurrentSequences: 8, kvCacheMiB: 64}
   evaluation: {episodes: 4, everyUpdates: 0}
@@ -52,7 +52,7 @@ def urls() -> Iterator[list[str]]:
         assert server.stdout is not None
         port = json.loads(server.stdout.readline())["port"]
         yield [f"http://127.0.0.1:{port}/slot/{slot}" for slot in range(PHONES)]
-        server.terminate()
+        server.kill()
 
 
 @pytest.fixture
