@@ -1,5 +1,5 @@
 """For every test: nothing asks the network for a model or reports usage (set before torch, Ray or vLLM is imported, so
-that the processes they start have it too), and hypothesis has no deadline, because machines that run tests are shared.
+that the processes they start have it too), and hypothesis minds no slowness: machines that run tests are shared.
 In CI hypothesis plays the same examples every time: new ones are found where somebody can look at them.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 os.environ |= {
     "DO_NOT_TRACK": "1",
@@ -17,5 +17,11 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-settings.register_profile("tapforge", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
+settings.register_profile(
+    "tapforge",
+    deadline=None,
+    print_blob=True,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("tapforge")

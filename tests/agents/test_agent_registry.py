@@ -63,7 +63,7 @@ def test_other_packages_bring_adapters_as_entry_points(
 def test_importing_the_room_loads_nothing_heavy() -> None:
     heavy = ["torch", "ray", "vllm", "transformers", "tokenizers", "PIL", "numpy"]
     code = f"import sys, tapforge_trainer.agents; print([name for name in {heavy} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert found.stdout.strip() == "[]"
 
 
@@ -73,5 +73,5 @@ def test_using_an_agent_loads_no_torch(model_folder: Path) -> None:
         f"make_agent('qwen3-vl', Path({str(model_folder)!r}), **{OPTIONS!r}); "
         "print([name for name in ('torch', 'ray', 'vllm', 'transformers') if name in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert found.stdout.strip() == "[]"
