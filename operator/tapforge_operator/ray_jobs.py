@@ -46,7 +46,7 @@ class RayJobWatch:
                 group.create_task(self._follow(space))
 
     async def _follow(self, space: str) -> None:
-        pause = _FIRST_PAUSE
+        pause, at_once = _FIRST_PAUSE, True
         while True:
             try:
                 if not self._since[space]:
@@ -55,9 +55,11 @@ class RayJobWatch:
                     await asyncio.sleep(_ABSENT_SECONDS)
                     continue
                 await self._hear(space)
-                pause = _FIRST_PAUSE
+                pause, at_once = _FIRST_PAUSE, True
             except ApiError as error:
-                if error.status != 410:
+                if error.status == 410 and at_once:  # the server remembers some minutes only
+                    at_once = False
+                else:
                     log.warning("RayJobs can't be watched for now: %s", error)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE)

@@ -145,3 +145,15 @@ async def test_an_api_server_that_is_away_is_asked_again() -> None:
     await ground.until("Running")
     assert not ground.world.no_ray_jobs.get("lab"), "to be away is no reason to give up"
     task.cancel()
+
+
+async def test_a_server_that_forgets_everything_is_left_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is asked again at once, and then after a pause, which here has no end."""
+    monkeypatch.setattr(ray_jobs, "_FIRST_PAUSE", 3600.0)
+    ground = Ground("lab")
+    ground.line.refusals[LAB] = (410, "Expired")
+    task = asyncio.create_task(ground.watch.run())
+    await ground.asked_in_vain(2)
+    await asyncio.sleep(0.3)
+    assert ground.line.in_vain == 2
+    task.cancel()
