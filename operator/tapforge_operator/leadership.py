@@ -139,7 +139,8 @@ class Leadership:
         assert self._claims is not None
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            if self._election.leads and not self._claims.leading:
+            # In this order: a leadership that ends in between is not the broker's fault.
+            if not self._claims.leading and self._election.leads:
                 raise RuntimeError("the broker stopped in the middle of its leadership")
 
     # --- what the world says ------------------------------------------------------------------------------------------

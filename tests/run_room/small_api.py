@@ -4,8 +4,8 @@ And a connection to it that can break at any write, before or after it was carri
 from __future__ import annotations
 
 import asyncio
-import copy
 import itertools
+import json
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +14,11 @@ from tapforge_operator.kube.client import ApiError
 
 Object = dict[str, Any]
 Event = tuple[str, str, Object]
+
+
+def copied(thing: Any) -> Any:
+    """Of plain JSON, which is all that is here: many times quicker than `deepcopy`, and most of what is done here."""
+    return json.loads(json.dumps(thing))
 
 
 def refuse(status: int, reason: str) -> ApiError:
@@ -35,14 +40,14 @@ class SmallApi:
     def get(self, path: str) -> Object:
         if path not in self.objects:
             raise refuse(404, "NotFound")
-        return copy.deepcopy(self.objects[path])
+        return copied(self.objects[path])
 
     def create(self, path: str, body: Object) -> Object:
         name = body["metadata"]["name"]
         where = f"{path}/{name}"
         if where in self.objects:
             raise refuse(409, "AlreadyExists")
-        made = copy.deepcopy(body)
+        made = copied(body)
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         made["metadata"] |= {"uid": f"uid-{next(self._uids)}", "creationTimestamp": stamp, "generation": 1}
         if path.endswith("/rayjobs"):
@@ -56,7 +61,7 @@ class SmallApi:
         asked = body.get("metadata") or {}
         if any(asked.get(key, found["metadata"][key]) != found["metadata"][key] for key in ("uid", "resourceVersion")):
             raise refuse(409, "Conflict")
-        before = copy.deepcopy(found.get("spec"))
+        before = copied(found.get("spec"))
         merged = _merge(found, {k: v for k, v in body.items() if k != "metadata"})
         if merged.get("spec") != before:
             merged["metadata"]["generation"] += 1
@@ -90,7 +95,7 @@ class SmallApi:
         body["metadata"]["resourceVersion"] = str(self.version)
         self.objects[where] = body
         self._tell(event, where, body)
-        return copy.deepcopy(body)
+        return copied(body)
 
     def _drop(self, where: str) -> None:
         body = self.objects.pop(where)
@@ -99,9 +104,9 @@ class SmallApi:
         self._tell("DELETED", where, body)
 
     def _tell(self, event: str, where: str, body: Object) -> None:
-        self.history.append((event, where, copy.deepcopy(body)))
+        self.history.append((event, where, copied(body)))
         for listener in list(self.listeners):
-            listener(event, where, copy.deepcopy(body))
+            listener(event, where, copied(body))
 
 
 def _merge(into: Any, patch: Any) -> Any:
@@ -134,7 +139,7 @@ class Line:
     async def create(self, path: str, body: Object, deadline: float | None = None, *, dry_run: bool = False) -> Object:
         if dry_run:
             await self._travel()
-            return copy.deepcopy(body)
+            return copied(body)
         return await self._write(lambda: self.api.create(path, body))
 
     async def patch(self, path: str, body: Object) -> Object:
@@ -146,7 +151,7 @@ class Line:
     async def pages(self, path: str, selector: str = "", **_: Any) -> AsyncIterator[tuple[list[Object], str]]:
         await self._travel()
         wanted = dict(pair.split("=") for pair in selector.split(",") if pair)
-        found = [copy.deepcopy(o) for p, o in self.api.objects.items() if p.rpartition("/")[0] == path]
+        found = [copied(o) for p, o in self.api.objects.items() if p.rpartition("/")[0] == path]
         yield [o for o in found if wanted.items() <= o["metadata"].get("labels", {}).items()], str(self.api.version)
 
     async def watch(self, path: str, selector: str = "", *, since: str, **_: Any) -> AsyncIterator[Object]:
@@ -154,7 +159,7 @@ class Line:
         events: asyncio.Queue[Event] = asyncio.Queue()
         for event in self.api.history:
             if int(event[2]["metadata"]["resourceVersion"]) > int(since):
-                events.put_nowait(copy.deepcopy(event))
+                events.put_nowait(copied(event))
         listener = lambda *event: events.put_nowait(event)  # noqa: E731
         self.api.listeners.append(listener)
         try:
