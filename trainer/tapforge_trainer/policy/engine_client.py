@@ -81,7 +81,7 @@ class Engines:
         self._calls = 0
         self._engines = [_Engine(index, start_engine(settings)) for index in range(replicas)]
 
-    async def ready(self, deadline: float = 300.0) -> None:
+    async def ready(self, deadline: float = 1800.0) -> None:
         await self._all("ready", deadline=deadline)
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
@@ -139,7 +139,7 @@ class Engines:
         """What happened to the engines that are gone."""
         return [engine.dead for engine in self._engines if engine.dead]
 
-    async def restart(self, deadline: float = 300.0) -> None:
+    async def restart(self, deadline: float = 1800.0) -> None:
         """Starts dead engines again, with the weights that they had."""
         if self.dead and self._payload is None and self.version:
             raise EngineDied(

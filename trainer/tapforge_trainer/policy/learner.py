@@ -135,7 +135,7 @@ class Learner:
         actor = ray.remote(RankActor).options(max_restarts=0, runtime_env={"env_vars": environment}, **resources)
         self._ranks = [actor.remote(settings, index) for index in range(settings.ranks)]
 
-    async def ready(self, deadline: float = 300.0) -> None:
+    async def ready(self, deadline: float = 1800.0) -> None:
         (place,) = await self._call([self._ranks[0].open_store.remote()], "open_store", deadline)
         await self._all("start", place, deadline=deadline)
 
