@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,6 +29,11 @@ from .settings import EngineSettings, LearnerSettings, PauseMode, UpdateSettings
 
 #: environment variable by which a cluster's job finds its Ray
 RAY_ADDRESS = "RAY_ADDRESS"
+#: how often Ray is started on this machine: its agents have 15 s, which can't be set, and a busy machine takes longer
+#: while their files are read for the first time
+_RAY_STARTS: Final = 3
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +225,7 @@ def _count_gpus() -> int:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray puts a handler of its own in front of SIGTERM's, which prints a stack and aborts the process three seconds
-    later: no time for a checkpoint."""
+    """Handlers of signals are afterwards as they were before, whatever Ray puts in front of them while it starts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -238,6 +242,7 @@ def _own_signals() -> Iterator[None]:
 
 def _start_ray() -> None:
     import ray
+    from ray._private import ray_constants
 
     address = os.environ.get(RAY_ADDRESS)
     if address and ray.is_initialized():
@@ -245,7 +250,19 @@ def _start_ray() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's workers are nice (15) by default: on a machine without an idle core, engines and ranks would hardly run
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Its handler of SIGTERM in this process prints a stack and then aborts what has not ended three seconds later: no
+    # time for a checkpoint, and not even for hearing the signal where the machine stands still. Not by the environment
+    # variable: workers would have that too, and their crashes shall leave a stack.
+    ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
     if not address:
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        for tries_left in reversed(range(_RAY_STARTS)):
+            try:
+                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+                break
+            except Exception as error:  # nothing more special is raised
+                # What is left of it ends with this process.
+                if not tries_left or "timed out during startup" not in str(error):
+                    raise
+                log.warning("Ray did not come up in time on this machine; it is started again")
     else:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)

@@ -1,0 +1,69 @@
+"""Ray's start beside a driver: a stop that is asked for meanwhile, and a machine that is too busy for Ray's limits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tapforge_trainer.policy import driver
+
+#: SIGTERM comes after Ray has put up its handlers and before ours are back
+STARTING = """
+import asyncio, os, signal
+from tapforge_trainer.descendants import adopt
+from tapforge_trainer.orders import Orders, listening
+from tapforge_trainer.policy import driver
+
+async def starting():
+    orders = Orders()
+    with listening(orders):
+        with driver._own_signals():
+            await asyncio.to_thread(driver._start_ray)
+            os.kill(os.getpid(), signal.SIGTERM)
+            print(signal.alarm(0))
+        await orders.stop.wait()
+        print(orders.why)
+
+adopt()
+asyncio.run(starting())
+"""
+
+
+def test_nobody_aborts_a_driver_that_is_told_to_stop_while_ray_starts() -> None:
+    """Ray would have the process aborted in a few seconds, in which it may not even come to hear the signal."""
+    ended = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, text=True, timeout=600, check=False)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["0", "SIGTERM"]), ended.stderr
+    assert "SIGTERM" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "late", "starts", "comes"),
+    [
+        ("The current node timed out during startup. This could happen", 2, 3, True),
+        ("The current node timed out during startup. This could happen", 3, 3, False),
+        ("The disk is full", 1, 1, False),
+    ],
+)
+def test_a_ray_that_did_not_come_up_in_time_is_started_again(
+    words: str, late: int, starts: int, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    begun: list[str] = []
+
+    def init(*, address: str, **_: Any) -> None:
+        begun.append(address)
+        if len(begun) <= late:
+            raise Exception(words)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.delenv(driver.RAY_ADDRESS, raising=False)
+    if comes:
+        driver._start_ray()
+    else:
+        with pytest.raises(Exception, match=words):
+            driver._start_ray()
+    assert begun == ["local"] * starts
