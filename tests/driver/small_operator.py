@@ -33,7 +33,7 @@ class SmallOperator:
     broken: list[str] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def until(self, holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    async def until(self, holds: Callable[[], bool], seconds: float = 120.0) -> None:
         async with asyncio.timeout(seconds), self.changed:
             await self.changed.wait_for(holds)
 

@@ -23,6 +23,7 @@ from tapforge_api.learning import Stop
 from tapforge_api.progress import Orders as Answer
 from tapforge_envs.slots.source import SlotError
 from tapforge_trainer.assembly import ConfigurationError
+from tapforge_trainer.cluster import driver
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.driver import drive, speak
 from tapforge_trainer.cluster.storage import Holder, StorageError, folder_of, newest, take_over
@@ -58,6 +59,13 @@ def run(nobody: str) -> TrainingRun:
 
 def _attempt(place: Path, number: int = 1, **more: int) -> Attempt:
     return Attempt(RUN, NAMESPACE, "uid-1", number, place / "storage" / NAMESPACE / "uid-1", **more)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator of these tests is there: it is heard and told, however long that takes."""
+    monkeypatch.setattr(driver, "_HEARD", 240.0)
+    monkeypatch.setattr(driver, "_SHORT", 240.0)
 
 
 async def _drive(

@@ -24,6 +24,7 @@ from test_drive import SPEC
 
 from tapforge_api import attempt as told
 from tapforge_api.progress import EXIT_STOPPED
+from tapforge_envs.slots.urls import PROBES_AT_ONCE
 from tapforge_trainer.cluster.leaving import ACTORS, leave, place
 
 POLICY = Path(__file__).parents[2] / "trainer" / "tapforge_trainer" / "policy"
@@ -81,7 +82,7 @@ def _driver(pod: dict[str, str], kind: str = "good") -> Iterator[subprocess.Pope
 
 
 def _soon(holds: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not holds() and time.monotonic() < until:
         time.sleep(0.05)
     return holds()
@@ -90,10 +91,10 @@ def _soon(holds: Callable[[], bool]) -> bool:
 def test_a_driver_is_told_and_waited_for_until_its_checkpoint_is_there(tmp_path: Path) -> None:
     pod = _pod(tmp_path)
     with _driver(pod) as driver:
-        assert leave(pod, 60)
+        assert leave(pod, 120)
         assert (tmp_path / "checkpoint").exists()
-        assert driver.wait(30) == EXIT_STOPPED
-    assert leave(pod, 60) and not place(pod).exists(), "a second hook finds nobody"
+        assert driver.wait(120) == EXIT_STOPPED
+    assert leave(pod, 120) and not place(pod).exists(), "a second hook finds nobody"
 
 
 @pytest.mark.parametrize(("kind", "seconds", "code"), [("good", 60, 0), ("deaf", 0, 1)])
@@ -104,7 +105,7 @@ def test_the_command_of_the_hook(tmp_path: Path, kind: str, seconds: int, code: 
         ended = subprocess.run(command, env={**os.environ, **pod}, stderr=subprocess.PIPE, text=True, check=False)
         assert ended.returncode == code, ended.stderr
         assert ("has not stopped within 0 s" in ended.stderr) is (code == 1)
-        assert kind == "deaf" or driver.wait(30) == EXIT_STOPPED
+        assert kind == "deaf" or driver.wait(120) == EXIT_STOPPED
 
 
 def test_a_driver_that_does_not_stop_is_left_when_the_time_is_over(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_nobody_is_taken_for_a_driver_that_was_killed(tmp_path: Path) -> None:
     with _process("sleep", "600") as stranger:
         place(pod).write_text(str(stranger.pid))
         try:
-            assert leave(pod, 60)
+            assert leave(pod, 120)
         finally:
             place(pod).unlink()
         assert stranger.poll() is None
@@ -147,11 +148,11 @@ def test_a_pod_of_ranks_or_engines_waits_for_them(tmp_path: Path, actor: str, pa
         assert not leave(pod, 0.5)
         assert leave(_pod(tmp_path, "of another run"), 60)
         left: list[bool] = []
-        waiting = threading.Thread(target=lambda: left.append(leave(pod, 60)))
+        waiting = threading.Thread(target=lambda: left.append(leave(pod, 120)))
         waiting.start()
         os.kill(rank, signal.SIGTERM)
         started.wait()
-        waiting.join(60)
+        waiting.join(120)
         assert left == [True]
 
 
@@ -177,17 +178,19 @@ async def test_a_run_that_is_left_stops_in_order_and_says_so(
         told.BROKER_CA: str(access.ca),
         told.BROKER_TOKEN_FILE: str(access.token),
     }
-    with socket.create_server(("127.0.0.1", 0)) as deaf:  # the driver begins with waiting for its phone, for 5 s
-        (tmp_path / "run.yaml").write_text(SPEC % f"http://127.0.0.1:{deaf.getsockname()[1]}")
+    # The driver begins with waiting for its phones: 5 s for as many as it asks at once, so for minutes in all.
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        phones = [f"http://127.0.0.1:{deaf.getsockname()[1]}/{number}" for number in range(40 * PROBES_AT_ONCE)]
+        (tmp_path / "run.yaml").write_text(SPEC % '", "'.join(phones))
         run = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tapforge_trainer.cli", "run", "-f", "run.yaml", "--restarts", restarts),
             cwd=tmp_path,
             env={**os.environ, **pod},
         )
         try:
-            await operator.until(lambda: any(report.phase == "Loading" for report in operator.reports), 60)
+            await operator.until(lambda: any(report.phase == "Loading" for report in operator.reports))
             assert await asyncio.to_thread(leave, pod, 60)
-            assert await asyncio.wait_for(run.wait(), 30) == EXIT_STOPPED
+            assert await asyncio.wait_for(run.wait(), 120) == EXIT_STOPPED
         finally:
             if run.returncode is None:
                 run.kill()

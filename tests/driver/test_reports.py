@@ -24,7 +24,7 @@ from tapforge_trainer.orders import Orders, Why
 from tapforge_trainer.telemetry import Saved, View
 
 ATTEMPT = Attempt(RUN, "lab", "uid-1", 2, Path("/nowhere"), restarts=1, cluster="tiny-2-abcde")
-FAST = Pace(report=0.01, answer=5.0, cap=0.02, final=20.0, again=0.01)
+FAST = Pace(report=0.01, answer=120.0, cap=0.02, final=240.0, again=0.01)
 
 
 def _view() -> View:
@@ -157,14 +157,14 @@ async def test_an_order_to_stop_is_obeyed_within_its_grace(
 ) -> None:
     orders = Orders()
     async with _reporter(operator, authority, orders) as reporter:
-        assert await reporter.answered(30)
+        assert await reporter.answered(120)
         assert not orders.stop.is_set()
         operator.orders = Answer.model_validate({"stop": stop, "graceSeconds": 3600, "reportSeconds": 1})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await orders.stop.wait()
         assert (orders.why, orders.abandoned.is_set()) == (Why(stop), False)
         operator.orders = Answer.model_validate({"stop": stop, "graceSeconds": 0, "reportSeconds": 1})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await orders.abandoned.wait()
 
 
@@ -172,7 +172,7 @@ async def test_a_driver_that_was_superseded_ends_at_once(operator: SmallOperator
     operator.orders = Answer(stop="superseded")
     orders = Orders()
     async with _reporter(operator, authority, orders):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await orders.abandoned.wait()
     assert orders.why is Why.SUPERSEDED
 
@@ -181,7 +181,7 @@ async def test_the_end_of_the_run_may_be_moved_under_way(operator: SmallOperator
     orders = Orders()
     operator.orders = Answer(limits=Stop(max_updates=20), report_seconds=1)
     async with _reporter(operator, authority, orders) as reporter:
-        assert await reporter.answered(30)
+        assert await reporter.answered(120)
         assert orders.limits == Stop(max_updates=20)
         operator.orders = Answer(report_seconds=1)
         await operator.until(lambda: len(operator.reports) >= 2)
@@ -198,7 +198,7 @@ async def test_nothing_that_the_operator_does_reaches_the_training(
     operator.refusing = list(refusals)
     orders = Orders()
     async with _reporter(operator, authority, orders) as reporter:
-        assert await reporter.answered(30)
+        assert await reporter.answered(120)
         assert operator.calls > len(refusals)
     assert not orders.stop.is_set()
     heard = [record.message for record in caplog.records if "reporter" in record.name]
@@ -222,12 +222,12 @@ async def test_an_operator_that_goes_away_is_found_again_also_with_a_new_token(a
 
 async def test_a_silent_operator_costs_no_more_than_a_deadline(operator: SmallOperator, authority: Authority) -> None:
     operator.talks.clear()
-    pace = Pace(report=0.01, answer=0.05, cap=0.02)
+    pace = Pace(report=0.01, answer=0.5, cap=0.02)  # long enough for an answer, once the operator talks
     async with _reporter(operator, authority, Orders(), pace=pace) as reporter:
         await operator.until(lambda: operator.calls >= 3)
         assert not await reporter.answered(0.0)
         operator.talks.set()
-        assert await reporter.answered(30)
+        assert await reporter.answered(120)
 
 
 # --- the last report --------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ async def test_a_silent_operator_costs_no_more_than_a_deadline(operator: SmallOp
 
 async def test_the_last_report_is_sent_until_it_is_answered(operator: SmallOperator, authority: Authority) -> None:
     async with _reporter(operator, authority, Orders()) as reporter:
-        assert await reporter.answered(30)
+        assert await reporter.answered(120)
         operator.refusing = [(503, b"")] * 4 + [(401, b"{}")] * 2
         assert await reporter.finish("failed", "the disk is full")
     (last,) = operator.finals
@@ -266,10 +266,13 @@ async def test_the_last_report_is_given_up_in_the_end(
         operator.talks.clear()
     if trouble == "refused":
         operator.tokens = set()
-    pace = Pace(report=0.01, answer=0.1, cap=0.02, final=3600.0 if trouble == "refused" else 0.3, again=0.01)
+    if trouble == "refused":
+        pace = Pace(report=0.01, answer=120.0, cap=0.02, final=3600.0, again=0.01)
+    else:
+        pace = Pace(report=0.01, answer=0.1, cap=0.02, final=0.3, again=0.01)
     async with operator.serving(authority):
         port = 1 if trouble == "away" else operator.port  # where nobody listens
         reporter = Reporter(authority.access(port), ATTEMPT, _view(), Orders(), pace)
-        async with asyncio.timeout(30), reporter:
+        async with asyncio.timeout(120), reporter:
             assert not await reporter.finish("failed", "x")
     assert "was not told how the driver ended" in caplog.text
