@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,15 @@ INSTALLED = sorted(
 )
 
 
+@cache
+def parsed(path: Path) -> tuple[dict[str, Any], ...]:
+    return tuple(yaml.safe_load_all(path.read_text()))
+
+
 def documents(*paths: Path) -> Iterator[dict[str, Any]]:
+    """Nobody changes them: all tests see the same ones."""
     for path in paths:
-        yield from yaml.safe_load_all(path.read_text())
+        yield from parsed(path)
 
 
 def of_kind(*kinds: str) -> list[dict[str, Any]]:
