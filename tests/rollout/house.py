@@ -4,10 +4,9 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from phones import Phones, phones
+from phones import PATIENT, Phones, bounded, phones
 from scripted import AGENT, TASKS
 
-from tapforge_envs.clients.tapforge_http import Deadlines
 from tapforge_envs.slots.table import Backoff
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.records import Sampling
@@ -17,9 +16,8 @@ from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 
 POOL = [TASKS.sample(0, i) for i in range(12)]
 FEASIBLE = [t for t in POOL if t.feasible]
-QUICK = Deadlines(health=0.5, reset=0.5, step=0.8, evaluate=0.5, close=0.5)
 SOON = Backoff(first=0.02, cap=0.1, strikes=4, quarantine=0.5)
-LIMITS = GroupLimits(group_size=3, groups_per_update=2, max_staleness=1, max_reruns=2, deadline_seconds=30)
+LIMITS = GroupLimits(group_size=3, groups_per_update=2, max_staleness=1, max_reruns=2, deadline_seconds=600)
 
 
 @dataclass
@@ -31,7 +29,7 @@ class House:
 
 
 @asynccontextmanager
-async def a_house(generator, count=4, limits=LIMITS, tasks=POOL, deadlines=None, **kw):
+async def a_house(generator, count=4, limits=LIMITS, tasks=POOL, deadlines=PATIENT, **kw):
     async with phones(count) as server:
         slots = UrlSlots(parse_urls(server.urls, "phones"), deadlines, SOON)
         await slots.start()
@@ -43,12 +41,12 @@ async def a_house(generator, count=4, limits=LIMITS, tasks=POOL, deadlines=None,
             Sampling(max_tokens=99),
             tasks=source,
             groups=limits,
-            **{"acquire_seconds": 5, **kw},
+            **{"acquire_seconds": 100, **kw},
         )
         try:
             yield House(server, slots, scheduler, source)
         finally:
-            await scheduler.close(2)
+            await scheduler.close(60)
             assert slots.counts().leased == 0, "every lease was returned"
             await slots.close()
 
@@ -57,17 +55,9 @@ def half_careless(sampling: Sampling) -> bool:
     return sampling.seed % 5 == 0
 
 
-async def until(holds):
-    for _ in range(2000):
-        if holds():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came to pass")
-
-
-def run(coroutine, seconds=30):
-    async def bounded():
-        async with asyncio.timeout(seconds):
+def run(coroutine):
+    async def ends():
+        with bounded():
             await coroutine
 
-    asyncio.run(bounded())
+    asyncio.run(ends())

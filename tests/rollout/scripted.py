@@ -114,6 +114,28 @@ class Script:
         return answer if isinstance(answer, Generation) else say(answer, prompt, version)
 
 
+class Held(Script):
+    """Answers when it is let go; until then those who ask wait inside. `steps` come before that."""
+
+    def __init__(self, answer: Callable[[int, Prompt, Sampling], Action | str | Generation], steps: int = 0):
+        super().__init__(answer)
+        self.steps = steps
+        self.let_go = asyncio.Event()
+        #: calls that wait, or have waited
+        self.held = 0
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        if heard(prompt)[0] < self.steps:
+            return await super().generate(prompt, sampling)
+        self.held += 1
+        self.inside += 1
+        try:
+            await self.let_go.wait()
+        finally:
+            self.inside -= 1
+        return await super().generate(prompt, sampling)
+
+
 def always(*answers: Action | str) -> Script:
     """Says these one after the other in every episode, and the last one for ever."""
     return Script(lambda step, prompt, sampling: answers[min(step, len(answers) - 1)])

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from phones import phones
-from scripted import AGENT, DONE, GIVE_UP, INFEASIBLE, TASKS, BytesAgent, Demonstrator, Script, always, say, way
+from phones import PATIENT, impatient, phones, put_forward, until
+from scripted import AGENT, DONE, GIVE_UP, INFEASIBLE, TASKS, BytesAgent, Demonstrator, Held, Script, always, say, way
 
-from tapforge_envs.clients.tapforge_http import Deadlines, TapforgeClient, new_session
+from tapforge_envs.clients.tapforge_http import TapforgeClient, new_session
 from tapforge_envs.protocol import Answer, Back, EnvironmentFault, Home, Outcome, Reason, Wait
 from tapforge_trainer.agents.parsing import ParseFailure
 from tapforge_trainer.records import Sampling
@@ -18,7 +18,6 @@ from tapforge_trainer.rollout.work import Work
 
 TASK = next(t for t in (TASKS.sample(0, i) for i in range(100)) if t.feasible and len(way(t)) >= 4)
 SAMPLING = Sampling(max_tokens=64)
-QUICK = Deadlines(health=0.5, reset=0.5, step=0.25, evaluate=0.5, close=0.5)
 BAD = ParseFailure("json", "bad")
 
 
@@ -44,14 +43,14 @@ def test_what_follows_from_an_answer(standing, answer, after, reason):
 
 
 @asynccontextmanager
-async def a_phone(deadlines=QUICK):
+async def a_phone():
     async with phones() as server, new_session() as session:
-        yield server, TapforgeClient(server.url(), session, deadlines, "phone-0")
+        yield server, TapforgeClient(server.url(), session, PATIENT, "phone-0")
 
 
 def episode(generator, task=TASK, agent=AGENT, limits=None, **kw) -> Episode:
     work = Work("g000001", 1, 2, kw.pop("attempt", 0), kw.pop("issue", 0), task, seed=99)
-    return Episode(work, agent, generator, SAMPLING, limits or EpisodeLimits(generate_seconds=5))
+    return Episode(work, agent, generator, SAMPLING, limits or EpisodeLimits())
 
 
 def play(generator, *faults, **kw):
@@ -60,7 +59,7 @@ def play(generator, *faults, **kw):
     async def run():
         async with a_phone() as (server, client):
             await server.set_faults(0, *faults)
-            played = await episode(generator, **kw).play(client, "phone-0")
+            played = await impatient(episode(generator, **kw).play(client, "phone-0"), server.hung)
             running = server.slots[0].episode
             return played, len(running.results) if running else 0
 
@@ -182,34 +181,36 @@ def test_a_frame_that_the_agent_refuses_is_the_fault_of_the_call_that_brought_it
 
 
 def test_an_episode_that_takes_too_long_is_invalid():
-    slow = {"kind": "slow", "medianSeconds": 0.2, "calls": ["step"]}
-    played, _ = play(always(Wait()), slow, limits=EpisodeLimits(episode_seconds=0.3))
+    async def run():
+        async with a_phone() as (server, client):
+            await server.set_faults(0, {"kind": "slow", "medianSeconds": 3600, "atStep": 1})
+            one = episode(always(Wait()), limits=EpisodeLimits(episode_seconds=60))
+            playing = asyncio.create_task(one.play(client, "phone-0"))
+            await until(lambda: server.slots[0].episode and len(server.slots[0].episode.results) == 2)
+            put_forward(60)
+            return await playing
+
+    played = asyncio.run(run())
     assert (played.record.reason, played.record.outcome) == (Reason.DEADLINE, Outcome.INVALID)
-    assert "longer than 0.3 s" in played.record.message and played.broke.name == "step"
+    assert "longer than 60 s" in played.record.message and played.broke.name == "step"
+    assert len(played.record.steps) == 1, "what was done before is kept"
 
 
 @pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.RECLAIMED])
 @pytest.mark.parametrize("where", ["model", "phone", "before"])
 def test_a_stopped_episode_keeps_its_steps_and_has_no_outcome(reason, where):
     async def run():
-        async with a_phone(Deadlines()) as (server, client):
+        async with a_phone() as (server, client):
             if where == "phone":
-                await server.set_faults(0, {"kind": "slow", "medianSeconds": 30, "calls": ["step"]})
-            asked = asyncio.Event()
-
-            def answer(step, prompt, sampling):
-                asked.set()
-                return Home()
-
-            generator = Script(answer, seconds=0.02)
+                await server.set_faults(0, {"kind": "slow", "medianSeconds": 3600, "calls": ["step"]})
+            generator = Held(lambda *a: Home(), steps=1)
             one = episode(generator)
-            if where == "before":
-                one.stop(reason)
             task = asyncio.create_task(one.play(client, "phone-0"))
-            if where != "before":
-                await asked.wait()
-                await asyncio.sleep(0.01)
-                one.stop(reason)
+            if where == "model":  # that is about to give its second answer
+                await until(lambda: generator.held)
+            elif where == "phone":  # that executes the first one
+                await until(lambda: server.slots[0].episode and server.slots[0].episode.results)
+            one.stop(reason)
             played = await task
             assert (played.record.reason, played.record.outcome, played.record.valid) == (reason, None, False)
             assert not task.cancelled() and task.cancelling() == 0
@@ -226,8 +227,9 @@ def test_only_our_own_reasons_stop_an_episode():
 def test_cancelling_the_task_from_outside_is_no_record():
     async def run():
         async with a_phone() as (_, client):
-            task = asyncio.create_task(episode(Script(lambda *a: DONE, seconds=10)).play(client, "phone-0"))
-            await asyncio.sleep(0.05)
+            generator = Held(lambda *a: DONE)
+            task = asyncio.create_task(episode(generator).play(client, "phone-0"))
+            await until(lambda: generator.held)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -242,7 +244,7 @@ def test_an_aborted_answer_is_our_doing():
 
 def test_an_engine_that_does_not_answer_or_breaks_is_not_the_episodes_end():
     with pytest.raises(EngineFault, match="no answer within 0.05 s"):
-        play(Script(lambda *a: DONE, seconds=10), limits=EpisodeLimits(generate_seconds=0.05))
+        play(Script(lambda *a: DONE, seconds=3600), limits=EpisodeLimits(generate_seconds=0.05))
 
     def broken(step, prompt, sampling):
         raise ConnectionResetError("the engine is gone")

@@ -2,7 +2,7 @@
 
 import pytest
 from house import FEASIBLE, run
-from phones import phones
+from phones import PATIENT, phones
 from scripted import AGENT
 
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
@@ -14,9 +14,9 @@ from tapforge_trainer.rollout.limits import EpisodeLimits, GroupLimits
 def test_the_same_seed_plays_the_same_episodes_whatever_runs_beside_them(tmp_path, name):
     async def played(seed: int, concurrency: int) -> list[list[dict | None]]:
         async with phones(4) as server:
-            slots = UrlSlots(parse_urls(server.urls, "phones"))
+            slots = UrlSlots(parse_urls(server.urls, "phones"), PATIENT)
             await slots.start()
-            arena = Arena(slots, AGENT, EpisodeLimits(), GroupLimits(), 99, concurrency, 10.0)
+            arena = Arena(slots, AGENT, EpisodeLimits(), GroupLimits(), 99, concurrency, 100.0)
             try:
                 episodes = await play(
                     arena,

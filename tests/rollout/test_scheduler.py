@@ -2,17 +2,22 @@
 slowest, deadlines, pauses, fixed lists, everything on disk before it is learned from."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
-from house import FEASIBLE, POOL, a_house, half_careless, run, until
-from scripted import DONE, GIVE_UP, Demonstrator, Script, always, way
+from house import FEASIBLE, POOL, a_house, half_careless, run
+from phones import PATIENT, put_forward, until
+from scripted import DONE, GIVE_UP, Demonstrator, Held, Script, always, way
 
 from tapforge_envs.clients.tapforge_http import Deadlines
 from tapforge_envs.protocol import Home, Outcome
 from tapforge_trainer.records import Sampling
-from tapforge_trainer.rollout.limits import GroupLimits
+from tapforge_trainer.rollout.limits import EpisodeLimits, GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder, Recording
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
+
+HOUR = 3600.0
+UNLIMITED = EpisodeLimits(episode_seconds=24 * HOUR, generate_seconds=24 * HOUR)
 
 
 def test_batches_come_in_issue_order_with_members_of_one_task_each(tmp_path):
@@ -72,15 +77,18 @@ def test_no_sample_is_older_than_the_bound(staleness):
 
 def test_finished_slots_go_on_while_one_is_slow():
     async def go():
-        # One of three slots takes 0.2 s for every step, the others nothing.
-        async with a_house(Demonstrator(POOL), count=3, limits=GroupLimits(3, 2, 2)) as house:
-            await house.server.set_faults(1, {"kind": "slow", "medianSeconds": 0.2})
-            batch = await house.scheduler.next_batch()
-            by_slot = dict.fromkeys(house.server.urls, 0)
-            for episode in (e for g in batch for e in g.episodes):
-                by_slot[episode.slot] += 1
-            slow = by_slot.pop(house.server.url(1))
-            assert all(n >= 2 * slow for n in by_slot.values()), (slow, by_slot)
+        # One of three slots takes an hour for every step, the others nothing.
+        deadlines = replace(PATIENT, step=24 * HOUR)
+        limits = GroupLimits(3, 2, 2)
+        async with a_house(Demonstrator(POOL), count=3, limits=limits, deadlines=deadlines) as house:
+            await house.server.set_faults(1, {"kind": "slow", "medianSeconds": HOUR})
+            waiting = asyncio.create_task(house.scheduler.next_batch())
+            rest = limits.capacity * limits.group_size - 1
+            await until(lambda: house.scheduler.stats().episodes == rest)
+            assert house.scheduler.running == 1 and not waiting.done(), "all but the slow one, and nothing else"
+            await house.server.set_faults(1)
+            house.scheduler.reclaim(house.server.url(1))
+            assert [len(g.episodes) for g in await waiting] == [3, 3]
 
     run(go())
 
@@ -102,14 +110,18 @@ def test_groups_without_contrast_are_replaced_by_the_next_tasks(tmp_path):
 
 def test_a_group_at_its_deadline_goes_on_without_the_missing_and_frees_their_slots():
     async def go():
-        limits = GroupLimits(3, 1, 0, deadline_seconds=0.4)
-        async with a_house(always(GIVE_UP), count=3, limits=limits, deadlines=Deadlines()) as house:
-            await house.server.set_faults(2, {"kind": "slow", "medianSeconds": 60})
-            (group,) = await house.scheduler.next_batch()
+        limits = GroupLimits(3, 1, 0, deadline_seconds=HOUR)
+        late = {"deadlines": replace(PATIENT, step=24 * HOUR), "episodes": UNLIMITED}
+        async with a_house(always(GIVE_UP), count=3, limits=limits, **late) as house:
+            await house.server.set_faults(2, {"kind": "slow", "medianSeconds": 24 * HOUR})
+            waiting = asyncio.create_task(house.scheduler.next_batch())
+            await until(lambda: house.scheduler.stats().episodes == 2)
+            assert house.scheduler.running == 1 and not waiting.done()
+            put_forward(HOUR)
+            (group,) = await waiting
             assert len(group.episodes) == 2
             assert house.scheduler.stats().group_sizes == {2: 1}
-            await asyncio.sleep(0.05)
-            assert house.slots.counts().free == 3
+            await until(lambda: house.slots.counts().free == 3)
             assert house.scheduler.stats().stopped == {"cancelled": 1}
 
     run(go())
@@ -118,18 +130,34 @@ def test_a_group_at_its_deadline_goes_on_without_the_missing_and_frees_their_slo
 @pytest.mark.parametrize("how", ["pause", "fixed"])
 def test_deadlines_stand_still_while_groups_can_not_go_on(how):
     async def go():
-        limits = GroupLimits(3, 1, 0, deadline_seconds=1.0)
+        limits = GroupLimits(3, 1, 0, deadline_seconds=HOUR)
+        far = {"deadlines": Deadlines(*[24 * HOUR] * 5), "episodes": UNLIMITED}
+        generator = Held(lambda *a: GIVE_UP)
         # Three places, two slots: the third member begins after the interruption.
-        async with a_house(Script(lambda *a: GIVE_UP, seconds=0.1), count=2, limits=limits) as house:
+        async with a_house(generator, count=2, limits=limits, **far) as house:
             batch = asyncio.create_task(house.scheduler.next_batch())
-            await until(lambda: house.slots.counts().leased == 2)
+            await until(lambda: generator.inside == 2)
             if how == "pause":
-                await house.scheduler.pause(drain=True)
-                await asyncio.sleep(1.2)
+                draining = asyncio.create_task(house.scheduler.pause(drain=True))
+                await asyncio.sleep(0)
+                generator.let_go.set()
+                await draining
+                assert house.scheduler.stats().episodes == 2
+                put_forward(2 * HOUR)
+                await asyncio.sleep(0.01)
                 house.scheduler.resume()
             else:
-                slow = Script(lambda *a: GIVE_UP, seconds=1.3)
-                await house.scheduler.run_fixed(FEASIBLE[:1], generator=slow)
+
+                def slow(*_):
+                    put_forward(2 * HOUR)
+                    return GIVE_UP
+
+                playing = asyncio.create_task(
+                    house.scheduler.run_fixed(FEASIBLE[:1], generator=Script(slow, seconds=0.01))
+                )
+                await asyncio.sleep(0)
+                generator.let_go.set()
+                await playing
             (group,) = await batch
             assert len(group.episodes) == 3
 
@@ -141,7 +169,7 @@ def test_a_reclaimed_slot_is_left_and_its_episode_played_again():
         generator = Script(lambda *a: Home(), seconds=0.05)
         async with a_house(generator, count=2, limits=GroupLimits(2, 1, 0)) as house:
             batch = asyncio.create_task(house.scheduler.next_batch())
-            await asyncio.sleep(0.1)
+            await until(lambda: house.scheduler.running == 2)
             house.scheduler.reclaim(house.server.url(0))
             (group,) = await batch
             assert len(group.episodes) == 2
@@ -157,7 +185,7 @@ def test_while_paused_no_answer_is_sampled_and_afterwards_everything_goes_on():
         generator = Demonstrator(POOL, seconds=0.01)
         async with a_house(generator) as house:
             batch = asyncio.create_task(house.scheduler.next_batch())
-            await asyncio.sleep(0.1)
+            await until(lambda: generator.inside)
             await house.scheduler.pause()
             assert generator.inside == 0
             calls = generator.calls
@@ -249,7 +277,11 @@ def test_wrong_use_is_said():
 
 def test_the_busy_share_says_what_slots_did():
     async def go():
-        async with a_house(Script(lambda *a: GIVE_UP, seconds=0.05), count=4, concurrency=2) as house:
+        def after_a_while(*_):
+            put_forward(20)  # against which the time between two episodes is nothing
+            return GIVE_UP
+
+        async with a_house(Script(after_a_while), count=4, concurrency=2, episodes=UNLIMITED) as house:
             await house.scheduler.run_fixed(FEASIBLE, repeats=2)
             stats = house.scheduler.stats()
             assert 0.2 < stats.busy_share <= 0.5, "two of four slots were allowed to work"

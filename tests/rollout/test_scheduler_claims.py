@@ -3,12 +3,11 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from house import FEASIBLE, LIMITS, POOL, until
-from house import run as bounded
-from phones import phones
+from house import FEASIBLE, LIMITS, POOL, run
+from phones import PATIENT, a_port, phones, until
 from scripted import AGENT, Demonstrator
 from small_broker import POOL as NAME
-from small_broker import Authority, SmallBroker
+from small_broker import Authority, SmallBroker, loop_time
 
 from tapforge_envs.protocol import Reason
 from tapforge_envs.slots.broker import BrokerSlots
@@ -20,23 +19,29 @@ from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 
 
 @asynccontextmanager
-async def claiming(folder, generator, phones_there, wanted=3, ttl=3.0, **kw):
+async def claiming(folder, generator, phones_there, wanted=3, **kw):
     """(broker, slots, scheduler); `phones_there` addresses are in the pool."""
-    authority, broker = Authority(folder / "ca"), SmallBroker(ttl)
-    await broker.put(*phones_there)
-    async with broker.serving(authority):
-        pace = Pace(ttl=30, wait=1, first=0.02, cap=0.2, start=3, close=3)
-        slots = BrokerSlots(NAME, authority.access(broker.port), slots=wanted, pace=pace)
-        await slots.start()
-        source = TaskSource(FixedTasks(tuple(POOL)), seed=1)
-        sampling = Sampling(max_tokens=99)
-        scheduler = Scheduler(slots, AGENT, generator, sampling, tasks=source, groups=LIMITS, acquire_seconds=20, **kw)
-        try:
-            yield broker, slots, scheduler
-        finally:
-            await scheduler.close(5)
-            await slots.close()
-            assert not broker.held and not broker.broken
+    authority = Authority(folder / "ca")
+    with a_port() as port:
+        broker = SmallBroker(120, port)
+        await broker.put(*phones_there)
+        async with broker.serving(authority):
+            pace = Pace(wait=1, answer=60, first=0.02, cap=0.2, close=60)
+            slots = BrokerSlots(
+                NAME, authority.access(port), slots=wanted, deadlines=PATIENT, pace=pace, clock=loop_time
+            )
+            await slots.start()
+            source = TaskSource(FixedTasks(tuple(POOL)), seed=1)
+            sampling = Sampling(max_tokens=99)
+            scheduler = Scheduler(
+                slots, AGENT, generator, sampling, tasks=source, groups=LIMITS, acquire_seconds=600, **kw
+            )
+            try:
+                yield broker, slots, scheduler
+            finally:
+                await scheduler.close(60)
+                await slots.close()
+                assert not broker.held and not broker.broken
 
 
 def test_phones_that_come_are_used_at_once(tmp_path):
@@ -53,7 +58,7 @@ def test_phones_that_come_are_used_at_once(tmp_path):
             assert (slots.size, slots.usable, slots.counts().leased) == (3, 3, 3)
             playing.cancel()
 
-    bounded(go())
+    run(go())
 
 
 def test_lost_and_recalled_phones_cost_a_rerun_and_no_episode(tmp_path):
@@ -70,6 +75,8 @@ def test_lost_and_recalled_phones_cost_a_rerun_and_no_episode(tmp_path):
                     lost, recalled, _ = sorted(broker.held)
                     broker.end(lost)
                     broker.recall(recalled)
+                    await broker.hears()
+                    await until(lambda: "slot-3" in broker.held)
                 batch = await scheduler.next_batch()
                 assert all(len(g.episodes) == 3 and all(e.valid for e in g.episodes) for g in batch)
                 scheduler.set_version(version)
@@ -83,4 +90,4 @@ def test_lost_and_recalled_phones_cost_a_rerun_and_no_episode(tmp_path):
         assert all(e.reason is Reason.LEASE_LOST for e in records if not e.valid and e.outcome is not None)
         assert {e.slot for e in records} >= {"slot-0", "slot-3"}
 
-    bounded(go(), 60)
+    run(go())

@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
-from house import POOL, a_house, half_careless, run, until
-from scripted import Demonstrator, Script
+from house import POOL, a_house, half_careless, run
+from phones import until
+from scripted import Demonstrator, Held
 
 from tapforge_envs.protocol import Home, Reason
 from tapforge_trainer.rollout.limits import GroupLimits
@@ -15,16 +16,16 @@ from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 
 def test_closing_in_the_middle_keeps_steps_and_says_what_is_unfinished(tmp_path):
     async def go():
-        generator = Script(lambda *a: Home(), seconds=0.03)
+        generator = Held(lambda *a: Home(), steps=1)
         async with a_house(generator, recorder=Recorder(tmp_path), limits=GroupLimits(3, 2, 1)) as house:
             waiting = asyncio.create_task(house.scheduler.next_batch())
-            await asyncio.sleep(0.15)
-            await house.scheduler.close(2)
+            await until(lambda: generator.held == 4)
+            await house.scheduler.close(60)
             with pytest.raises(RolloutError, match="closed"):
                 await waiting
             assert house.slots.counts().leased == 0
             stopped = [e for e in Recording(tmp_path).episodes() if e.reason is Reason.CANCELLED]
-            assert len(stopped) == 4 and any(e.steps for e in stopped)
+            assert [len(e.steps) for e in stopped] == [1, 1, 1, 1]
             assert [r.order for r in house.scheduler.book.unfinished()] == list(range(house.scheduler.book.next_order))
 
     run(go())
@@ -35,7 +36,7 @@ def test_a_run_is_taken_up_where_it_was_closed(tmp_path):
         async with a_house(Demonstrator(POOL, half_careless, seconds=0.004), recorder=Recorder(tmp_path)) as house:
             first = await house.scheduler.next_batch()
             await until(lambda: any(r.episodes for r in house.scheduler.book.unfinished()))
-            await house.scheduler.close(2)
+            await house.scheduler.close(60)
             unfinished = house.scheduler.book.unfinished()
             state, order = house.source.state, house.scheduler.book.next_order
         async with a_house(

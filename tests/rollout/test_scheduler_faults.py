@@ -6,7 +6,8 @@ import json
 import os
 
 import pytest
-from house import FEASIBLE, POOL, QUICK, a_house, run, until
+from house import FEASIBLE, LIMITS, POOL, a_house, run
+from phones import PATIENT, put_forward, until
 from scripted import AGENT, DONE, Demonstrator, Script, always
 
 from tapforge_envs.protocol import Outcome, Reason
@@ -55,7 +56,7 @@ def test_a_re_run_waits_for_another_slot_even_when_the_broken_one_is_back():
             await house.server.set_faults(0, {"kind": "error", "calls": ["evaluate"]})
             other = await house.slots.acquire(1, avoid=frozenset({house.server.url(0)}))
             playing = asyncio.create_task(house.scheduler.run_fixed(FEASIBLE[:1]))
-            await until(lambda: house.slots.counts().sick == 1)
+            await until(lambda: house.scheduler.stats().episodes == 1)
             await until(lambda: house.slots.counts().free == 1)
             await asyncio.sleep(0.05)
             assert house.scheduler.stats().episodes == 1 and not playing.done()
@@ -68,9 +69,13 @@ def test_a_re_run_waits_for_another_slot_even_when_the_broken_one_is_back():
 
 def test_a_phone_that_hangs_delays_nobody_else():
     async def go():
-        async with a_house(Demonstrator(POOL), count=3, deadlines=QUICK) as house:
-            await house.server.set_faults(2, {"kind": "hung"})
-            await house.scheduler.next_batch()
+        async with a_house(Demonstrator(POOL), count=3) as house:
+            await house.server.set_faults(2, {"kind": "hung", "calls": ["reset"]})
+            waiting = asyncio.create_task(house.scheduler.next_batch())
+            rest = LIMITS.capacity * LIMITS.group_size - 1
+            await until(lambda: house.server.hung() and house.scheduler.stats().episodes == rest)
+            put_forward(PATIENT.reset + 1)
+            await waiting
             await house.scheduler.next_batch()
             assert house.scheduler.stats().invalid == {"deadline": 1}
 
@@ -99,7 +104,7 @@ def test_servers_that_crash_under_load_are_replaced_and_only_cost_invalid_episod
     async def go():
         faults = [{"kind": "crashed", "probability": 0.02}, {"kind": "half", "probability": 0.02}]
         command = ServerCommand(arguments=("--faults", json.dumps(faults)))
-        slots = ProcessSlots(6, 2, command, QUICK, Backoff(first=0.05, cap=0.2, strikes=100))
+        slots = ProcessSlots(6, 2, command, PATIENT, Backoff(first=0.05, cap=0.2, strikes=100))
         await slots.start()
         scheduler = Scheduler(
             slots,
@@ -120,10 +125,10 @@ def test_servers_that_crash_under_load_are_replaced_and_only_cost_invalid_episod
             assert slots.replaced >= 2 and stats.invalid["env_error"] >= 2
             assert stats.reruns >= stats.invalid["env_error"] - slots.size
         finally:
-            await scheduler.close(2)
+            await scheduler.close(60)
             await slots.close()
 
-    run(go(), seconds=60)
+    run(go())
 
 
 def test_episodes_that_stay_invalid_are_returned_as_such():
@@ -140,11 +145,14 @@ def test_episodes_that_stay_invalid_are_returned_as_such():
 
 def test_when_no_phone_is_left_the_wait_ends_with_their_ailments():
     async def go():
-        async with a_house(Demonstrator(POOL), count=2, deadlines=QUICK, acquire_seconds=0.5) as house:
+        async with a_house(Demonstrator(POOL), count=2, acquire_seconds=0.5) as house:
             for slot in (0, 1):
                 await house.server.set_faults(slot, {"kind": "hung", "calls": ["reset"]})
+            waiting = asyncio.create_task(house.scheduler.next_batch())
+            await until(lambda: house.server.hung() == 2)
+            put_forward(PATIENT.reset + 1)
             with pytest.raises(NoSlot) as caught:
-                await house.scheduler.next_batch()
+                await waiting
             assert house.server.url(0) in str(caught.value)
 
     run(go())

@@ -25,6 +25,8 @@ class RoughNetwork:
     #: paths of all exchanges that began
     seen: list[str] = field(default_factory=list)
     connections: int = 0
+    #: exchanges that were left without an answer for ever
+    hung: int = 0
 
     def url(self, slot: int = 0) -> str:
         return f"http://127.0.0.1:{self.port}/slot/{slot}"
@@ -36,6 +38,10 @@ class RoughNetwork:
                 return entry[1]
         return ""
 
+    async def hang(self) -> None:
+        self.hung += 1
+        await asyncio.get_running_loop().create_future()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
@@ -46,7 +52,7 @@ class RoughNetwork:
                 if fault == "refuse":
                     return
                 if fault == "hang":
-                    await asyncio.sleep(3600)
+                    await self.hang()
                 up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.upstream)
                 up_writer.write(request)
                 answer = await _message(up_reader)
@@ -54,7 +60,7 @@ class RoughNetwork:
                 if fault == "drop_answer":
                     return
                 if fault == "late":
-                    await asyncio.sleep(3600)
+                    await self.hang()
                 if fault == "garbage":
                     answer = b"what?\r\n\r\n"
                 if fault == "half_answer":

@@ -1,7 +1,7 @@
 """A broker for tests of its client: a ledger of a few dozen lines behind the real messages, over TLS.
 
 It keeps every promise of `tapforge_api.claims` and accuses whoever makes it break one: `broken` lists slots that had
-two holders. Life is counted on its own clock, from when it heard of a claim. What a test may do to it stands under
+two holders. Life is counted by the loop's clock, from when it heard of a claim. What a test may do to it stands under
 "what tests do".
 """
 
@@ -11,7 +11,6 @@ import asyncio
 import datetime
 import ipaddress
 import ssl
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from phones import put_forward, until
 from pydantic import ValidationError
 
 from tapforge_api.claims import (
@@ -41,6 +41,10 @@ from tapforge_envs.slots.broker_calls import Access
 POOL, NAMESPACE = "phones", "lab"
 
 
+def loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
 @dataclass
 class Phone:
     name: str
@@ -54,9 +58,10 @@ class Phone:
 @dataclass
 class SmallBroker:
     ttl: float
+    #: where it serves, again and again
+    port: int
     phones: dict[str, Phone] = field(default_factory=dict)
     tokens: set[str] = field(default_factory=lambda: {"first-token"})
-    port: int = 0
     #: request -> its claims
     requests: dict[str, list[Claim]] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=dict)
@@ -97,6 +102,12 @@ class SmallBroker:
         self.ends[claim.id] = 0.0
         self._expire()
 
+    async def hears(self) -> None:
+        """It is time for the next renewal, and the broker has answered it."""
+        before = len(self.renewals)
+        put_forward(self.ttl / 3 + 1)
+        await until(lambda: len(self.renewals) > before)
+
     @property
     def held(self) -> set[str]:
         self._expire()
@@ -106,7 +117,7 @@ class SmallBroker:
 
     def _expire(self) -> None:
         for phone in self.phones.values():
-            if phone.holder and self.ends[phone.holder.id] <= time.monotonic():
+            if phone.holder and self.ends[phone.holder.id] <= loop_time():
                 phone.holder, phone.gone = None, True
 
     def _grant(self, most: int) -> list[Claim]:
@@ -125,7 +136,7 @@ class SmallBroker:
             )
             if phone.holder:
                 self.broken.append(phone.name)
-            phone.holder, self.ends[claim.id] = claim, time.monotonic() + self.ttl
+            phone.holder, self.ends[claim.id] = claim, loop_time() + self.ttl
             claims.append(claim)
         return claims
 
@@ -169,7 +180,7 @@ class SmallBroker:
             if self._claimed(held.id, held.secret) is None:
                 answers.append(Renewed(id=held.id, state="lost", reason="it expired"))
                 continue
-            self.ends[held.id] = time.monotonic() + self.ttl
+            self.ends[held.id] = loop_time() + self.ttl
             self.episodes[held.id] = held.episodes
             why = self.recalls.get(held.id, "")
             answers.append(Renewed(id=held.id, state="recalled" if why else "held", reason=why))
@@ -219,11 +230,9 @@ class SmallBroker:
 
     @asynccontextmanager
     async def serving(self, authority: Authority) -> AsyncIterator[None]:
-        """Again on the same port after the first time."""
         runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=0.05)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", self.port, ssl_context=authority.server(), reuse_address=True).start()
-        self.port = runner.addresses[0][1]
         try:
             yield
         finally:

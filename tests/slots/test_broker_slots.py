@@ -2,26 +2,22 @@
 
 import asyncio
 import random
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from phones import TASKS, Phones, phones
-from small_broker import NAMESPACE, POOL, Authority, SmallBroker
+from phones import PATIENT, TASKS, Phones, a_port, bounded, phones, put_forward, until
+from small_broker import NAMESPACE, POOL, Authority, SmallBroker, loop_time
 
-from tapforge_envs.clients.tapforge_http import Deadlines
 from tapforge_envs.protocol import EnvironmentFault, Home, Reason
 from tapforge_envs.slots.broker import BrokerSlots
 from tapforge_envs.slots.broker_calls import Access
-from tapforge_envs.slots.claimed import wakeful
 from tapforge_envs.slots.holdings import Pace
 from tapforge_envs.slots.source import Lease, NoSlot, SlotError, Verdict
 
-QUICK = Deadlines(health=1, reset=2, step=60, evaluate=2, close=1)
-PACE = Pace(ttl=30, wait=1, answer=3, first=0.02, cap=0.2, start=3, close=3)
+PACE = Pace(wait=1, answer=60, first=0.02, cap=0.2, close=60)
 TASK = TASKS.sample(0, 0)
 
 
@@ -33,7 +29,7 @@ class Lab:
 
     def slots(self, count: int = 2, pool: str = POOL, **kw) -> BrokerSlots:
         access = kw.pop("access", None) or self.authority.access(self.broker.port)
-        return BrokerSlots(pool, access, slots=count, **{"deadlines": QUICK, "pace": PACE, **kw})
+        return BrokerSlots(pool, access, slots=count, **{"deadlines": PATIENT, "pace": PACE, "clock": loop_time, **kw})
 
     @asynccontextmanager
     async def claimed(self, count: int = 2, **kw) -> AsyncIterator[BrokerSlots]:
@@ -49,25 +45,18 @@ class Lab:
 
 
 @asynccontextmanager
-async def a_lab(folder: Path, count: int = 3, ttl: float = 30.0, *, up: bool = True) -> AsyncIterator[Lab]:
+async def a_lab(folder: Path, count: int = 3, ttl: float = 120.0, *, up: bool = True) -> AsyncIterator[Lab]:
     """A broker that grants `count` phones for `ttl` seconds each."""
-    authority, broker = Authority(folder / "ca"), SmallBroker(ttl)
-    async with asyncio.timeout(60), phones(count) as server:
-        await broker.put(*server.urls)
-        lab = Lab(broker, authority, server)
-        if not up:
-            yield lab
-            return
-        async with broker.serving(authority):
-            yield lab
-
-
-async def until(holds: Callable[[], object]) -> None:
-    for _ in range(4000):
-        if holds():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came to pass")
+    with bounded(), a_port() as port:
+        authority, broker = Authority(folder / "ca"), SmallBroker(ttl, port)
+        async with phones(count) as server:
+            await broker.put(*server.urls)
+            lab = Lab(broker, authority, server)
+            if not up:
+                yield lab
+                return
+            async with broker.serving(authority):
+                yield lab
 
 
 async def play(lease: Lease, steps: int = 2) -> None:
@@ -126,13 +115,14 @@ async def test_phones_are_taken_as_they_come_free_and_who_waits_in_vain_learns_w
 
 
 async def test_recalled_phones_go_back_clean_at_the_end_of_their_episode_and_idle_ones_at_once(tmp_path):
-    async with a_lab(tmp_path, 2, ttl=3.0) as lab, lab.claimed(2) as slots:
+    async with a_lab(tmp_path, 2) as lab, lab.claimed(2) as slots:
         await until(lambda: slots.usable == 2)
         lease = await slots.acquire(1)
         await play(lease)
         idle = next(iter(lab.broker.held - {lease.slot}))
         for slot in (lease.slot, idle):
             lab.broker.recall(slot)
+        await lab.broker.hears()
         await until(lambda: lab.broker.given)
         assert [(g.id, g.verdict, g.episodes) for g in lab.broker.given] == [(f"{idle}-uid.1", "clean", 0)]
         await lease.environment.step(Home(), 2)  # the episode goes on
@@ -148,11 +138,13 @@ async def test_recalled_phones_go_back_clean_at_the_end_of_their_episode_and_idl
 
 
 async def test_a_recall_that_is_taken_back_is_forgotten(tmp_path):
-    async with a_lab(tmp_path, 1, ttl=3.0) as lab, lab.claimed(1) as slots:
+    async with a_lab(tmp_path, 1) as lab, lab.claimed(1) as slots:
         lease = await slots.acquire(30)
         lab.broker.recall(lease.slot)
+        await lab.broker.hears()
         await until(lambda: lease.environment.claim.recalled)
         lab.broker.recalls.clear()
+        await lab.broker.hears()
         await until(lambda: not lease.environment.claim.recalled)
         await slots.release(lease, Verdict.CLEAN)
         assert (await slots.acquire(30)).slot == lease.slot
@@ -160,15 +152,17 @@ async def test_a_recall_that_is_taken_back_is_forgotten(tmp_path):
 
 
 async def test_claims_are_renewed_in_one_call_with_their_episodes(tmp_path):
-    async with a_lab(tmp_path, 3, ttl=3.0) as lab, lab.claimed(3) as slots:
+    async with a_lab(tmp_path, 3) as lab, lab.claimed(3) as slots:
         await until(lambda: slots.usable == 3)
         for _ in range(2):
             lease = await slots.acquire(1, avoid=frozenset({"slot-1", "slot-2"}))
             await play(lease, 1)
             await slots.release(lease, Verdict.CLEAN)
-        await until(lambda: lab.broker.episodes.get("slot-0-uid.1") == 2)
+        await lab.broker.hears()
+        assert lab.broker.episodes.get("slot-0-uid.1") == 2
         before = len(lab.broker.renewals)
-        await until(lambda: len(lab.broker.renewals) > before + 1)
+        for _ in range(2):
+            await lab.broker.hears()
         assert all(len(r.claims) == 3 for r in lab.broker.renewals[before:])
         assert len(lab.broker.held) == 3
 
@@ -177,13 +171,14 @@ async def test_claims_are_renewed_in_one_call_with_their_episodes(tmp_path):
 
 
 async def test_a_claim_lost_in_mid_episode_cuts_it_off_and_its_end_changes_nothing(tmp_path):
-    async with a_lab(tmp_path, 2, ttl=3.0) as lab, lab.claimed(1) as slots:
+    async with a_lab(tmp_path, 2) as lab, lab.claimed(1) as slots:
         lease = await slots.acquire(30)
         await lease.environment.reset(TASK)
         await lab.server.set_faults(int(lease.slot[-1]), {"kind": "hung"})
         step = asyncio.create_task(lease.environment.step(Home(), 0))
-        await until(lambda: lab.server.slots and not step.done())
+        await until(lab.server.hung)
         lab.broker.end(lease.slot)
+        await lab.broker.hears()
         with pytest.raises(EnvironmentFault, match="the claim on it is lost: it expired") as caught:
             await step
         assert caught.value.reason is Reason.LEASE_LOST
@@ -205,16 +200,16 @@ async def test_what_comes_after_the_end_of_a_claims_life_counts_for_nothing(tmp_
     slept = 0.0
 
     def clock() -> float:
-        return wakeful() + slept
+        return loop_time() + slept
 
     async with a_lab(tmp_path, 1) as lab, lab.claimed(1, clock=clock) as slots:
         lease = await slots.acquire(30)
         await lease.environment.reset(TASK)
         await lab.server.set_faults(0, {"kind": "slow", "medianSeconds": 0.3, "sigma": 0})
         step = asyncio.create_task(lease.environment.step(Home(), 0))
-        await asyncio.sleep(0.05)
-        slept = 31.0
-        with pytest.raises(EnvironmentFault, match="was not heard of for 30 s") as caught:
+        await until(lambda: lab.server.slots[0].episode.results)  # it was done, and is not answered yet
+        slept = 121.0
+        with pytest.raises(EnvironmentFault, match="was not heard of for 120 s") as caught:
             await step
         assert caught.value.reason is Reason.LEASE_LOST
         with pytest.raises(EnvironmentFault):
@@ -246,12 +241,13 @@ async def test_a_phone_that_is_claimed_again_while_the_old_claim_is_thought_to_l
 
 
 async def test_an_outage_shorter_than_the_claims_life_is_not_felt(tmp_path):
-    async with a_lab(tmp_path, 2, ttl=6.0, up=False) as lab:
+    async with a_lab(tmp_path, 2, up=False) as lab:
         async with lab.broker.serving(lab.authority):
             slots = lab.slots(2)
             await slots.start()
             lease = await slots.acquire(30)
             await lease.environment.reset(TASK)
+        put_forward(41)  # a renewal is due
         await until(lambda: "can't be reached" in slots.describe())
         await lease.environment.step(Home(), 0)
         async with lab.broker.serving(lab.authority):
@@ -266,19 +262,21 @@ async def test_an_outage_shorter_than_the_claims_life_is_not_felt(tmp_path):
 
 
 async def test_after_a_longer_outage_every_claim_is_lost_before_the_broker_ends_it(tmp_path):
-    async with a_lab(tmp_path, 4, ttl=1.0, up=False) as lab:
+    async with a_lab(tmp_path, 4, up=False) as lab:
         async with lab.broker.serving(lab.authority):
-            slots = lab.slots(2, clock=time.monotonic)
+            slots = lab.slots(2)
             await slots.start()
             lease = await slots.acquire(30)
             await lease.environment.reset(TASK)
+        put_forward(120)
         await until(lambda: slots.size == 0)
         claim = lease.environment.claim
         assert claim.alive_until <= lab.broker.ends[claim.id]
-        with pytest.raises(EnvironmentFault, match="was not heard of for 1 s") as caught:
+        with pytest.raises(EnvironmentFault, match="was not heard of for 120 s") as caught:
             await lease.environment.step(Home(), 0)
         assert caught.value.reason is Reason.LEASE_LOST
         await slots.release(lease, Verdict.DIRTY)
+        await until(lambda: "can't be reached" in slots.describe())
         with pytest.raises(NoSlot, match="0 of at most 2 phones.*can't be reached"):
             await slots.acquire(0.01)
         await until(lambda: not lab.broker.held)
@@ -312,9 +310,12 @@ async def test_a_broker_that_says_not_now_is_asked_again(tmp_path, body):
 async def test_at_the_start_a_broker_that_stays_away_is_an_error(tmp_path):
     async with a_lab(tmp_path, 1) as lab:
         access = Access.of({**environment(lab, tmp_path), "TAPFORGE_BROKER_URL": "https://127.0.0.1:1"})
-        slots = lab.slots(1, access=access, pace=Pace(first=0.02, cap=0.2, start=0.5, close=5))
-        with pytest.raises(SlotError, match="no phones within 0.5 s: the broker at .*:1/ can't be reached"):
-            await slots.start()
+        slots = lab.slots(1, access=access, pace=replace(PACE, start=600))
+        starting = asyncio.create_task(slots.start())
+        await until(lambda: "can't be reached" in slots.describe())
+        put_forward(600)
+        with pytest.raises(SlotError, match="no phones within 600 s: the broker at .*:1/ can't be reached"):
+            await starting
 
 
 # --- lost answers ---
@@ -330,11 +331,12 @@ async def test_an_acquire_whose_answer_is_lost_is_asked_again_by_its_name(tmp_pa
 
 
 async def test_lost_answers_to_renewals_and_releases(tmp_path):
-    async with a_lab(tmp_path, 3, ttl=3.0) as lab:
+    async with a_lab(tmp_path, 3) as lab:
         lab.broker.lost_answers = ["renew", "renew", "release"]
         async with lab.claimed(2) as slots:
             lease = await slots.acquire(30)
             await slots.release(lease, Verdict.DIRTY, "the test says so")
+            await lab.broker.hears()
             await until(lambda: not lab.broker.lost_answers and slots.usable == 2)
             assert [g.id for g in lab.broker.given] == [f"{lease.slot}-uid.1"], "given back once, whatever was heard"
 
@@ -343,7 +345,7 @@ async def test_what_was_granted_in_the_moment_of_the_end_is_given_back_too(tmp_p
     async with a_lab(tmp_path, 2) as lab:
         urls = [p.url for p in lab.broker.phones.values()]
         lab.broker.phones.clear()
-        slots = lab.slots(2)
+        slots = lab.slots(2, pace=replace(PACE, wait=60))
         await slots.start()
         await until(lambda: lab.broker.calls.count("acquire") == 2)
         lab.broker.lost_answers = ["acquire"]
@@ -358,7 +360,7 @@ async def test_what_was_granted_in_the_moment_of_the_end_is_given_back_too(tmp_p
 
 
 async def test_dirty_and_broken_phones_are_exchanged(tmp_path, caplog):
-    deadlines = Deadlines(health=1, reset=5, step=0.2, evaluate=2, close=1)
+    deadlines = replace(PATIENT, step=0.2)
     async with a_lab(tmp_path, 3) as lab, lab.claimed(1, deadlines=deadlines) as slots:
         dirty = await slots.acquire(30)
         await dirty.environment.reset(TASK)
@@ -381,12 +383,10 @@ async def test_dirty_and_broken_phones_are_exchanged(tmp_path, caplog):
 
 
 async def test_a_new_phone_that_does_not_answer_is_exchanged_before_anybody_waits_on_it(tmp_path):
-    async with a_lab(tmp_path, 1) as lab:
-        async with phones(1) as nobody:
-            pass
-        async with lab.claimed(2) as slots:
+    async with a_lab(tmp_path, 1) as lab, lab.claimed(2) as slots:
+        with a_port() as nobody:
             await until(lambda: slots.usable == 1)
-            await lab.broker.put(nobody.url())
+            await lab.broker.put(f"http://127.0.0.1:{nobody}/slot/0")
             await until(lambda: lab.broker.given)
             assert [(g.id, g.verdict, g.episodes) for g in lab.broker.given] == [("slot-1-uid.1", "broken", 0)]
             assert (slots.size, slots.usable) == (1, 1)
@@ -395,15 +395,15 @@ async def test_a_new_phone_that_does_not_answer_is_exchanged_before_anybody_wait
 async def test_phones_that_were_never_reached_are_not_thrown_away(tmp_path):
     """A laptop without a way to the cluster's Pods must not use up the pool."""
     async with a_lab(tmp_path, 1) as lab:
-        async with phones(1) as nobody:
-            pass
         lab.broker.phones.clear()
-        await lab.broker.put(nobody.url())
-        async with lab.claimed(1) as slots:
-            with pytest.raises(NoSlot, match="nobody answers.*is there a way to its Pods"):
-                await slots.acquire(1.5)
-            await until(lambda: len(lab.broker.given) >= 2)
-            assert {g.verdict for g in lab.broker.given} == {"clean"}
+        with a_port() as nobody:
+            await lab.broker.put(f"http://127.0.0.1:{nobody}/slot/0")
+            async with lab.claimed(1) as slots:
+                await until(lambda: "nobody answers" in slots.describe())
+                with pytest.raises(NoSlot, match="nobody answers.*is there a way to its Pods"):
+                    await slots.acquire(0.05)
+                await until(lambda: len(lab.broker.given) >= 2)
+                assert {g.verdict for g in lab.broker.given} == {"clean"}
 
 
 # --- the end ---
@@ -433,7 +433,7 @@ async def test_close_gives_all_back_in_one_call(tmp_path):
 async def test_close_ends_although_the_broker_is_away_and_says_what_is_left(tmp_path, caplog):
     async with a_lab(tmp_path, 1, up=False) as lab:
         async with lab.broker.serving(lab.authority):
-            slots = lab.slots(1, pace=Pace(first=0.02, cap=0.2, close=0.5))
+            slots = lab.slots(1, pace=replace(PACE, close=0.5))
             await slots.start()
             await until(lambda: slots.usable == 1)
         await slots.close()
@@ -616,10 +616,11 @@ async def test_episodes_in_bad_weather(tmp_path, seed):
     dice = random.Random(seed)
     playing: set[str] = set()
     ended = {"clean": 0, "dirty": 0, "lost": 0}
+    ends = [True] * 25
 
     async def rollout(slots: BrokerSlots, lab: Lab) -> None:
         for _ in range(12):
-            lease = await slots.acquire(30)
+            lease = await slots.acquire(100)
             uid = lab.broker.phones[lease.slot]
             assert lease.slot not in playing
             playing.add(lease.slot)
@@ -650,11 +651,13 @@ async def test_episodes_in_bad_weather(tmp_path, seed):
                 lab.broker.lost_answers.append(dice.choice(["acquire", "renew", "release"]))
             elif held and what < 0.6:
                 lab.broker.recall(dice.choice(held))
-            elif held and what < 0.75:
+            elif held and what < 0.75 and ends:
+                # However slow the episodes are, the weather doesn't use up the phones.
+                ends.pop()
                 lab.broker.end(dice.choice(held))
             await lab.broker.put(*dice.sample(lab.server.urls, 1))
 
-    async with a_lab(tmp_path, 0, ttl=0.9) as lab, phones(40) as server:
+    async with a_lab(tmp_path, 0, ttl=0.9) as lab, phones(80) as server:
         lab.server = server
         await lab.broker.put(*server.urls[:3])
         spare = iter(server.urls[3:])

@@ -2,7 +2,7 @@
 real phones behind external URLs. Only the API server is a small one of the test."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from phones import TASKS, Phones, phones
-from small_broker import NAMESPACE, POOL, Authority
+from phones import PATIENT, TASKS, Phones, a_port, bounded, phones, put_forward, until
+from small_broker import NAMESPACE, POOL, Authority, loop_time
 
 from tapforge_api.claims import AUDIENCE
-from tapforge_envs.clients.tapforge_http import Deadlines
 from tapforge_envs.protocol import EnvironmentFault, Home, Reason
 from tapforge_envs.slots.broker import BrokerSlots
 from tapforge_envs.slots.holdings import Pace
 from tapforge_envs.slots.source import SlotError, Verdict
 from tapforge_operator.broker.auth import Auth
+from tapforge_operator.broker.clock import RunningClock
 from tapforge_operator.broker.mark import Keys
 from tapforge_operator.broker.records import Pace as LedgerPace
 from tapforge_operator.broker.records import Patience
@@ -28,8 +28,9 @@ from tapforge_operator.broker.service import Claims
 from tapforge_operator.kube.client import ApiError
 from tapforge_operator.objects import PoolObject
 
-QUICK = Deadlines(health=1, reset=5, step=60, evaluate=2, close=1)
-PACE = Pace(ttl=6, wait=1, answer=5, first=0.02, cap=0.2, start=5, close=5)
+PACE = Pace(ttl=120, wait=60, answer=60, first=0.02, cap=0.2, close=60)
+#: after which a renewal is due
+ROUND = PACE.ttl / 3 + 1
 TASK = TASKS.sample(0, 0)
 
 
@@ -97,23 +98,36 @@ class Operator:
     pool: PoolObject
     authority: Authority
     server: Phones
-    port: int = 0
+    port: int
     term: int = 0
+    #: last part of the path of each call
+    calls: list[str] = field(default_factory=list)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Claims]:
         """One life of the operator; the next one knows only what is on the Leases."""
-        pace = LedgerPace(patience=0.3, linger=0.3, step_deadline=0.3, first_pause=0.3, longest_pause=0.5)
         claims = Claims(
-            self.api, Keys(b"k" * 32), lambda: True, pace=pace, patience=Patience(tick=0.05, siblings=0.2, release=2.0)
+            self.api,
+            Keys(b"k" * 32),
+            lambda: True,
+            pace=LedgerPace(patience=0.3, linger=0.3, step_deadline=0.3, first_pause=600),
+            patience=Patience(tick=0.05, siblings=0.2, release=60),
+            clock=RunningClock(longest_step=PACE.ttl, monotonic=loop_time),
         )
         self.term += 1
         claims.begin(self.term, [self.pool], (), list(self.api.leases.values()))
-        app_runner = runner(application(claims, Auth(self.api, claims.find_pool)))
+
+        @web.middleware
+        async def counted(request: web.Request, handler: Any) -> web.StreamResponse:
+            self.calls.append(request.path.rpartition("/")[2])
+            return await handler(request)
+
+        served = application(claims, Auth(self.api, claims.find_pool))
+        served.middlewares.insert(0, counted)
+        app_runner = runner(served)
         await app_runner.setup()
         site = web.TCPSite(app_runner, "127.0.0.1", self.port, ssl_context=self.authority.server(), reuse_address=True)
         await site.start()
-        self.port = app_runner.addresses[0][1]
         try:
             yield claims
         finally:
@@ -128,7 +142,9 @@ class Operator:
         token = own / "token"
         token.write_text(f"token-of-{user}")
         access = type(access)(access.url, token, access.namespace, access.ca)
-        slots = BrokerSlots(kw.pop("pool", POOL), access, slots=count, deadlines=QUICK, pace=PACE, **kw)
+        slots = BrokerSlots(
+            kw.pop("pool", POOL), access, slots=count, deadlines=PATIENT, pace=PACE, clock=loop_time, **kw
+        )
         await slots.start()
         try:
             yield slots
@@ -138,33 +154,32 @@ class Operator:
 
 @asynccontextmanager
 async def an_operator(folder: Path, count: int) -> AsyncIterator[Operator]:
-    async with asyncio.timeout(60), phones(count) as server:
-        body = {"spec": {"external": {"urls": server.urls}}}
-        pool = PoolObject(NAMESPACE, POOL, "pool-uid-1", "7", False, body)
-        yield Operator(SmallApiServer(), pool, Authority(folder / "ca"), server)
+    with bounded(), a_port() as port:
+        async with phones(count) as server:
+            body = {"spec": {"external": {"urls": server.urls}}}
+            pool = PoolObject(NAMESPACE, POOL, "pool-uid-1", "7", False, body)
+            yield Operator(SmallApiServer(), pool, Authority(folder / "ca"), server, port)
 
 
-async def until(holds: Callable[[], object]) -> None:
-    for _ in range(4000):
-        if holds():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came to pass")
+async def until_recalled(claims: Claims, count: int) -> None:
+    """The operator wants so many back, and their holder hears of it."""
+    await until(lambda: sum(bool(claim.recalled) for claim in claims.held("pool-uid-1").values()) == count)
+    put_forward(ROUND)
 
 
 async def test_phones_are_claimed_played_on_exchanged_and_given_back(tmp_path):
     async with an_operator(tmp_path, 3) as operator, operator.running(), operator.claimed(2) as slots:
         await until(lambda: slots.usable == 2)
         assert operator.api.holders == ["user/ann", "user/ann"]
-        lease = await slots.acquire(5)
+        lease = await slots.acquire(60)
         await lease.environment.reset(TASK)
         await lease.environment.step(Home(), 0)
         await slots.release(lease, Verdict.CLEAN)
-        again = await slots.acquire(5, avoid=frozenset({lease.slot}))
+        again = await slots.acquire(60, avoid=frozenset({lease.slot}))
         await again.environment.reset(TASK)
         await slots.release(again, Verdict.DIRTY, "something is left over")
         await until(lambda: slots.usable == 2)
-        third = {(await slots.acquire(5)).slot for _ in range(2)} - {lease.slot}
+        third = {(await slots.acquire(60)).slot for _ in range(2)} - {lease.slot}
         assert again.slot not in third
         await slots.close()
         assert operator.api.holders == []
@@ -178,9 +193,10 @@ async def test_a_restart_of_the_operator_is_not_felt(tmp_path):
     async with an_operator(tmp_path, 2) as operator:
         async with operator.running():
             slots = await (claiming := operator.claimed(2)).__aenter__()
-            lease = await slots.acquire(10)
+            lease = await slots.acquire(60)
             await until(lambda: slots.usable == 2)
             await lease.environment.reset(TASK)
+        put_forward(ROUND)
         await until(lambda: "can't be reached" in slots.describe())
         await lease.environment.step(Home(), 0)
         async with operator.running() as claims:
@@ -194,10 +210,11 @@ async def test_a_restart_of_the_operator_is_not_felt(tmp_path):
 
 
 async def test_two_runs_share_a_pool_and_then_leave_each_other_alone(tmp_path):
-    async with an_operator(tmp_path, 4) as operator, operator.running(), operator.claimed(4) as ann:
+    async with an_operator(tmp_path, 4) as operator, operator.running() as claims, operator.claimed(4) as ann:
         await until(lambda: ann.usable == 4)
-        leases = [await ann.acquire(5) for _ in range(4)]
+        leases = [await ann.acquire(60) for _ in range(4)]
         async with operator.claimed(4, "bob") as bob:
+            await until_recalled(claims, 2)
             await until(lambda: sum(lease.environment.claim.recalled != "" for lease in leases) == 2)
             assert bob.size == 0, "nothing is taken away in mid-episode"
             for lease in leases:
@@ -205,27 +222,32 @@ async def test_two_runs_share_a_pool_and_then_leave_each_other_alone(tmp_path):
                 await ann.release(lease, Verdict.CLEAN)
             await until(lambda: (ann.usable, bob.usable) == (2, 2))
             fences = {place: lease["spec"]["leaseTransitions"] for place, lease in operator.api.leases.items()}
-            await asyncio.sleep(2.5)  # both still wish for more, through several rounds of asking and renewing
+            for _ in range(3):  # both still wish for more, through several rounds of asking and renewing
+                operator.calls.clear()
+                put_forward(PACE.wait + 1)
+                await until(lambda: operator.calls.count("claims") >= 2 and operator.calls.count("renew") >= 2)
             assert (ann.usable, bob.usable) == (2, 2)
             assert fences == {place: lease["spec"]["leaseTransitions"] for place, lease in operator.api.leases.items()}
         await until(lambda: ann.usable == 4)
 
 
 async def test_the_more_urgent_run_gets_what_it_wants(tmp_path):
-    async with an_operator(tmp_path, 3) as operator, operator.running(), operator.claimed(3) as ann:
+    async with an_operator(tmp_path, 3) as operator, operator.running() as claims, operator.claimed(3) as ann:
         await until(lambda: ann.usable == 3)
         async with operator.claimed(2, "bob", priority=5) as bob:
+            await until_recalled(claims, 2)
             await until(lambda: (ann.usable, bob.usable) == (1, 2))
 
 
 async def test_a_claim_whose_lease_somebody_deleted_ends_the_episode(tmp_path):
     async with an_operator(tmp_path, 2) as operator, operator.running() as claims, operator.claimed(1) as slots:
-        lease = await slots.acquire(10)
+        lease = await slots.acquire(60)
         await lease.environment.reset(TASK)
         (place,) = operator.api.leases
         gone = operator.api.leases.pop(place)
         claims.observe_lease({**gone, "metadata": {**gone["metadata"], "resourceVersion": "999"}}, deleted=True)
-        other = await slots.acquire(20)
+        put_forward(ROUND)
+        other = await slots.acquire(60)
         with pytest.raises(EnvironmentFault) as caught:
             await lease.environment.step(Home(), 0)
         assert caught.value.reason is Reason.LEASE_LOST
@@ -259,6 +281,6 @@ async def test_a_broker_that_does_not_lead_yet_is_waited_for(tmp_path):
         assert not starting.done()
         claims.begin(9, [operator.pool], (), ())
         slots = await starting
-        await (await slots.acquire(10)).environment.reset(TASK)
+        await (await slots.acquire(60)).environment.reset(TASK)
         await claiming.__aexit__(None, None, None)
         assert operator.api.holders == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from phones import until
 from small_broker import POOL
-from test_broker_slots import a_lab, environment, until
+from test_broker_slots import a_lab, environment
 
 from tapforge_api import attempt as told
 from tapforge_api import load
@@ -21,12 +21,8 @@ from tapforge_envs.slots.broker_calls import BrokerCalls
 from tapforge_envs.slots.estate import Estate
 from tapforge_trainer.assembly import slots_of
 
-
-def dead() -> int:
-    """Number of a process that has ended."""
-    process = subprocess.Popen(["true"])
-    process.wait(30)
-    return process.pid
+#: a number that no process has: the kernel stops far below
+DEAD = 2**30
 
 
 def notes(file: Path, **change: Any) -> dict[str, Any]:
@@ -41,7 +37,7 @@ async def test_what_a_killed_process_held_is_given_back_at_once(tmp_path: Path) 
         async with BrokerCalls(lab.authority.access(lab.broker.port)) as calls:
             given = (await calls.acquire(POOL, Acquire(request="of-the-dead", slots=2), 10)).claims
         Estate(file).write(Given(id=claim.id, secret=claim.secret, episodes=3) for claim in given)
-        notes(file, process=dead())
+        notes(file, process=DEAD)
         async with lab.claimed(3, estate=Estate(file)) as slots:
             assert {(g.id, g.verdict) for g in lab.broker.given} == {(claim.id, "dirty") for claim in given}
             await until(lambda: slots.usable > 0)
@@ -54,7 +50,7 @@ async def test_the_file_names_the_claims_that_are_held_and_none_after_the_end(tm
         async with lab.claimed(2, estate=Estate(file)) as slots:
             await until(lambda: slots.usable == 2)
             assert file.stat().st_mode & 0o077 == 0, "secrets"
-            named = notes(file, process=dead())["claims"]
+            named = notes(file, process=DEAD)["claims"]
             assert {claim["id"] for claim in named} == {phone.holder.id for phone in lab.broker.phones.values()}
             assert {claim.id for claim in Estate(file).of_the_dead()} == {claim["id"] for claim in named}
         assert notes(file)["claims"] == []
@@ -110,7 +106,7 @@ async def test_drivers_in_pods_that_share_their_work_folder_do_not_inherit_from_
         async with in_a_pod_of("one"):
             await until(lambda: len(lab.broker.held) == 1)
             for file in tmp_path.rglob("*claims*.json"):
-                notes(file, process=dead())  # as the number looks in another Pod
+                notes(file, process=DEAD)  # as the number looks in another Pod
             async with in_a_pod_of("two"):
                 assert lab.broker.given == []
                 await until(lambda: len(lab.broker.held) == 2)

@@ -5,15 +5,14 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from phones import TASKS, phones
+from phones import PATIENT, TASKS, a_port, impatient, phones
 from rough_network import rough_network
 
-from tapforge_envs.clients.tapforge_http import Deadlines, TapforgeClient, check_frame, new_session
+from tapforge_envs.clients.tapforge_http import TapforgeClient, check_frame, new_session
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import EnvironmentFault, Frame, Home, Reason, Tap
 
 TASK = TASKS.sample(0, 0)
-QUICK = Deadlines(health=0.8, reset=0.8, step=0.8, evaluate=0.8, close=0.8)
 
 
 def opening_tap() -> Tap:
@@ -25,15 +24,15 @@ def opening_tap() -> Tap:
 
 
 @asynccontextmanager
-async def a_phone(deadlines=None):
+async def a_phone():
     async with phones() as server, new_session() as session:
-        yield server, TapforgeClient(server.url(), session, deadlines)
+        yield server, TapforgeClient(server.url(), session, PATIENT)
 
 
 @asynccontextmanager
-async def a_far_phone(deadlines=QUICK):
+async def a_far_phone():
     async with phones() as server, rough_network(server.port) as network, new_session() as session:
-        yield server, network, TapforgeClient(network.url(), session, deadlines, "far")
+        yield server, network, TapforgeClient(network.url(), session, PATIENT, "far")
 
 
 def test_an_episode_from_reset_to_verdict():
@@ -71,7 +70,7 @@ def test_a_lost_step_is_sent_once_more_and_done_once(fault):
         async with a_far_phone() as (server, network, client):
             await client.reset(TASK)
             network.plan.append(("/step", fault))
-            result = await client.step(opening_tap(), 0)
+            result = await impatient(client.step(opening_tap(), 0), lambda: network.hung)
             assert network.seen.count("/slot/0/step") == 2
             assert len(server.slots[0].episode.results) == 1
             assert result == server.slots[0].episode.results[0]
@@ -82,12 +81,12 @@ def test_a_lost_step_is_sent_once_more_and_done_once(fault):
 @pytest.mark.parametrize(
     ("call", "faults", "reason", "words"),
     [
-        ("/step", ["late", "late"], Reason.DEADLINE, "far: step 0 (home): no answer twice within 0.8 s"),
+        ("/step", ["late", "late"], Reason.DEADLINE, "far: step 0 (home): no answer twice within 100 s"),
         ("/step", ["late", "hang"], Reason.DEADLINE, "no answer twice"),
         ("/step", ["refuse", "refuse"], Reason.ENV_ERROR, "connection broke"),
         ("/step", ["half_answer", "half_answer"], Reason.ENV_ERROR, "connection broke"),
         ("/step", ["garbage", "garbage"], Reason.ENV_ERROR, "connection broke"),
-        ("/reset", ["hang"], Reason.DEADLINE, "far: reset: no answer within 0.8 s"),
+        ("/reset", ["hang"], Reason.DEADLINE, "far: reset: no answer within 100 s"),
         ("/evaluate", ["hang"], Reason.DEADLINE, "far: evaluate: no answer"),
         ("/close", ["hang"], Reason.DEADLINE, "far: close: no answer"),
     ],
@@ -96,11 +95,15 @@ def test_what_stays_lost_is_a_fault(call, faults, reason, words):
     async def run():
         async with a_far_phone() as (_, network, client):
             network.plan.extend((call, f) for f in faults)
-            with pytest.raises(EnvironmentFault) as caught:
+
+            async def an_episode() -> None:
                 await client.reset(TASK)
                 await client.step(Home(), 0)
                 await client.evaluate()
                 await client.close()
+
+            with pytest.raises(EnvironmentFault) as caught:
+                await impatient(an_episode(), lambda: network.hung)
             assert caught.value.reason is reason
             assert words in str(caught.value)
             assert not network.plan
@@ -137,11 +140,11 @@ def test_a_sick_phone_is_a_fault_that_names_slot_and_call(kind, words):
 
 def test_a_hung_phone_runs_into_the_deadline_and_says_so_to_its_health_check():
     async def run():
-        async with a_phone(QUICK) as (server, client):
+        async with a_phone() as (server, client):
             await client.reset(TASK)
             await server.set_faults(0, {"kind": "hung"})
             with pytest.raises(EnvironmentFault) as caught:
-                await client.step(Home(), 0)
+                await impatient(client.step(Home(), 0), server.hung)
             assert caught.value.reason is Reason.DEADLINE
             with pytest.raises(EnvironmentFault, match="answered 503"):
                 await client.health()
@@ -154,7 +157,7 @@ def test_somebody_else_on_the_phone_is_a_lost_lease():
         async with a_phone() as (server, client), new_session() as session:
             await client.reset(TASK)
             await client.step(Home(), 0)
-            await TapforgeClient(server.url(), session).reset(TASK)
+            await TapforgeClient(server.url(), session, PATIENT).reset(TASK)
             with pytest.raises(EnvironmentFault, match="somebody else") as caught:
                 await client.step(Home(), 1)
             assert caught.value.reason is Reason.LEASE_LOST
@@ -176,11 +179,10 @@ def test_a_restarted_phone_has_lost_the_task():
 
 def test_nobody_there():
     async def run():
-        async with phones() as server:
-            url = server.url()
-        async with new_session() as session:
-            with pytest.raises(EnvironmentFault, match="nobody answers") as caught:
-                await TapforgeClient(url, session, QUICK).reset(TASK)
+        with a_port() as port:
+            async with new_session() as session:
+                with pytest.raises(EnvironmentFault, match="nobody answers") as caught:
+                    await TapforgeClient(f"http://127.0.0.1:{port}/slot/0", session, PATIENT).reset(TASK)
             assert caught.value.reason is Reason.ENV_ERROR
 
     asyncio.run(run())

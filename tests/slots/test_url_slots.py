@@ -6,16 +6,14 @@ import random
 import time
 
 import pytest
-from phones import TASKS, phones
+from phones import PATIENT, TASKS, a_port, impatient, phones
 
-from tapforge_envs.clients.tapforge_http import Deadlines
 from tapforge_envs.protocol import EnvironmentFault, Home
 from tapforge_envs.slots.source import NoSlot, SlotError, Verdict
 from tapforge_envs.slots.table import Backoff
 from tapforge_envs.slots.urls import Address, UrlSlots, parse_urls, read_urls
 
 SOON = Backoff(first=0.01, cap=0.05, strikes=3, quarantine=0.2)
-QUICK = Deadlines(health=1, reset=1, step=1, evaluate=1, close=1)
 
 
 def addresses(*urls: str) -> list[Address]:
@@ -64,11 +62,11 @@ def test_a_file(tmp_path):
 
 def test_when_all_are_dead_the_start_fails_and_names_each():
     async def run():
-        async with phones(2) as gone:
-            urls = gone.urls
-        slots = UrlSlots(addresses(*urls), QUICK, SOON)
-        with pytest.raises(SlotError) as caught:
-            await slots.start()
+        with a_port() as port:
+            urls = [f"http://127.0.0.1:{port}/slot/{i}" for i in range(2)]
+            slots = UrlSlots(addresses(*urls), PATIENT, SOON)
+            with pytest.raises(SlotError) as caught:
+                await slots.start()
         for number, url in enumerate(urls, start=1):
             assert f"phones.txt:{number}: {url}: health: nobody answers" in str(caught.value)
 
@@ -77,17 +75,20 @@ def test_when_all_are_dead_the_start_fails_and_names_each():
 
 def test_one_dead_server_is_named_and_taken_in_when_it_comes_up(caplog):
     async def run():
-        async with phones() as later:
-            url = later.url()
+        with a_port() as later:
+            url = f"http://127.0.0.1:{later}/slot/0"
+            await go(url, later)
+
+    async def go(url, later):
         async with phones() as server:
-            slots = UrlSlots(addresses(server.url(), url), QUICK, SOON)
+            slots = UrlSlots(addresses(server.url(), url), PATIENT, SOON)
             await slots.start()
             try:
                 assert f"phones.txt:2: {url}: health: nobody answers" in caplog.text
                 first = await slots.acquire(1)
                 assert first.slot == server.url()
-                async with phones(port=later.port):
-                    second = await slots.acquire(5)
+                async with phones(port=later):
+                    second = await slots.acquire(60)
                     assert second.slot == url
                     await second.environment.reset(TASKS.sample(0, 0))
             finally:
@@ -100,7 +101,7 @@ def test_one_server_under_two_names_is_an_error():
     async def run():
         async with phones(2) as server:
             other = server.url(1).replace("127.0.0.1", "localhost")
-            slots = UrlSlots(addresses(*server.urls, other), QUICK, SOON)
+            slots = UrlSlots(addresses(*server.urls, other), PATIENT, SOON)
             with pytest.raises(SlotError) as caught:
                 await slots.start()
             assert "phones.txt:2" in str(caught.value) and "phones.txt:3" in str(caught.value)
@@ -110,7 +111,7 @@ def test_one_server_under_two_names_is_an_error():
 
 
 async def started(server, **kw) -> UrlSlots:
-    slots = UrlSlots(addresses(*server.urls), QUICK, kw.pop("backoff", SOON))
+    slots = UrlSlots(addresses(*server.urls), PATIENT, kw.pop("backoff", SOON))
     await slots.start()
     return slots
 
@@ -124,7 +125,7 @@ def test_those_who_wait_are_served_in_their_order_and_never_two_at_once():
             dice = random.Random(1)
 
             async def hold(number: int) -> None:
-                lease = await slots.acquire(10)
+                lease = await slots.acquire(100)
                 order.append(number)
                 assert lease.slot not in held
                 held.add(lease.slot)
@@ -199,15 +200,15 @@ def test_a_dirty_slot_waits_for_a_healthy_probe():
             slots = await started(server)
             lease = await slots.acquire(1)
             await server.set_faults(0, {"kind": "hung"})
+            await lease.environment.reset(TASKS.sample(0, 0))
             with pytest.raises(EnvironmentFault):
-                await lease.environment.reset(TASKS.sample(0, 0))
-                await lease.environment.step(Home(), 0)
+                await impatient(lease.environment.step(Home(), 0), server.hung)
             await slots.release(lease, Verdict.DIRTY, "it hung")
             with pytest.raises(NoSlot) as caught:
                 await slots.acquire(0.05)
             assert server.url() in str(caught.value)
             await server.set_faults(0)
-            assert (await slots.acquire(5)).slot == server.url()
+            assert (await slots.acquire(60)).slot == server.url()
             await slots.close()
 
     asyncio.run(run())
@@ -222,14 +223,14 @@ def test_repeated_failures_end_in_quarantine_and_a_repaired_phone_leaves_it():
                 await slots.release(bad, Verdict.DIRTY, "the episode broke")
                 if slots.usable == 2:
                     other = await slots.acquire(1)
-                    bad = await slots.acquire(1, avoid=frozenset({other.slot}))
+                    bad = await slots.acquire(60, avoid=frozenset({other.slot}))
                     await slots.release(other, Verdict.CLEAN)
             assert (slots.usable, slots.size, slots.counts().quarantines) == (1, 2, 1)
             assert "the episode broke" in slots.describe()
             # Only the other slot is left: it is granted although it is to be avoided.
             left = await slots.acquire(1, avoid=frozenset({other.slot}))
             assert left.slot == other.slot
-            assert (await slots.acquire(5)).slot == bad.slot
+            assert (await slots.acquire(60)).slot == bad.slot
             await slots.close()
 
     asyncio.run(run())
@@ -240,7 +241,7 @@ def test_a_slot_to_avoid_is_not_granted_while_another_may_come_free():
         async with phones(2) as server:
             slots = await started(server)
             first = await slots.acquire(1)
-            waiting = asyncio.create_task(slots.acquire(5, avoid=frozenset(server.urls) - {first.slot}))
+            waiting = asyncio.create_task(slots.acquire(60, avoid=frozenset(server.urls) - {first.slot}))
             await asyncio.sleep(0.01)
             assert not waiting.done()
             await slots.release(first, Verdict.CLEAN)
