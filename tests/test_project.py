@@ -71,7 +71,7 @@ for words in {asked!r}:
         assert not end.code, words
 print("loaded:", *sorted(set(sys.modules) & set({HEAVY!r})))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Usage: tapforge") == len(asked)
     assert done.stdout.splitlines()[-1] == "loaded:"
@@ -83,7 +83,7 @@ import sys
 import tapforge_api, tapforge_envs.check, tapforge_envs.phone.server
 print(*sorted(set(sys.modules) & {{*{HEAVY!r}, "tapforge_trainer"}}))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.split() == []
 
 

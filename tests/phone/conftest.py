@@ -5,8 +5,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+
+# The phones of the tests of slots serve here too.
+sys.path.append(str(Path(__file__).parent.parent / "slots"))
 
 
 @dataclass
@@ -24,14 +28,14 @@ def start(*options: str) -> Server:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError(f"the server didn't start: {process.communicate(timeout=20)}")
+        raise RuntimeError(f"the server didn't start: {process.communicate(timeout=60)}")
     ready = json.loads(line)
     return Server(process, ready["port"], ready["slots"])
 
 
 def stop(server: Server) -> int:
     server.process.terminate()
-    server.process.communicate(timeout=20)
+    server.process.communicate(timeout=60)
     return server.process.returncode
 
 

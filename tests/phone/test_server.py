@@ -20,7 +20,7 @@ HOME = {"type": "home"}
 
 
 async def post(url: str, call: str, **body) -> tuple[int, bytes]:
-    deadline = aiohttp.ClientTimeout(total=10)
+    deadline = aiohttp.ClientTimeout(total=100)
     async with aiohttp.ClientSession(timeout=deadline) as session, session.post(f"{url}/{call}", json=body) as answer:
         return answer.status, await answer.read()
 
@@ -189,9 +189,15 @@ def test_a_fault_has_one_trigger():
 def test_signals_end_it_cleanly_even_with_a_call_hanging(start_server, number):
     running = start_server("--faults", '[{"kind": "hung", "calls": ["reset"]}]')
 
+    async def health() -> int:
+        async with aiohttp.ClientSession() as session, session.get(f"{running.url(0)}/health") as answer:
+            return answer.status
+
     async def hang() -> int:
         call = asyncio.create_task(post(running.url(0), "reset", episode="a", task=TASK.model_dump()))
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(100):
+            while await health() != 503:
+                pass  # it says so as soon as the call hangs
         assert not call.done()
         running.process.send_signal(number)
         try:
@@ -200,7 +206,7 @@ def test_signals_end_it_cleanly_even_with_a_call_hanging(start_server, number):
             return 0
 
     assert asyncio.run(hang()) in (0, 503)
-    _, errors = running.process.communicate(timeout=20)
+    _, errors = running.process.communicate(timeout=60)
     assert running.process.returncode == 0
     assert errors == ""
 
@@ -224,7 +230,7 @@ def test_bad_options_end_with_words_and_exit_code_2(options, words, capsys):
 
 def test_a_port_in_use_is_a_message_and_exit_code_2(server):
     command = [sys.executable, "-m", "tapforge_envs.phone.server", "--port", str(server.port)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert f"port {server.port} on 127.0.0.1 is in use" in done.stderr
     assert done.stdout == ""
