@@ -39,8 +39,11 @@ class Writer:
             return
         self._queue.append(write)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._drain(), name="recorder")
-            self._task.add_done_callback(self._done)
+            self._begin()
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._drain(), name="recorder")
+        self._task.add_done_callback(self._done)
 
     async def _drain(self) -> None:
         while self._queue:
@@ -55,6 +58,8 @@ class Writer:
             self._broken = True
             self._queue.clear()
             self._on_error(error)
+        elif self._queue:  # put there after the task's last look and before this
+            self._begin()
 
 
 def _write_all(batch: list[Callable[[], None]]) -> None:
