@@ -1,7 +1,7 @@
 """The operator as a process of its own, with the rights that the manifests give it and no others.
 
-It belongs to the cluster: it ends with it, whatever ends the tests. The first start takes ports that are free; later
-ones take the same again, as behind a Service. What it logs lies beside the logs of the components.
+It belongs to the cluster: it ends with it, whatever ends the tests. Its ports are its own as long as the tests run: it
+takes the same at every start, as behind a Service. What it logs lies beside the logs of the components.
 
 Its leadership is long, because it ends with it: a stall of the machine is no test's subject. Who wants it to end gives
 the operator a `Sleep`.
@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml
 from e2e.cluster import PATIENCE, Cluster
+from e2e.cluster.processes import free_ports
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 ACCOUNT = "tapforge-operator"
@@ -81,7 +82,7 @@ class Operator:
         self._kubeconfig = kubeconfig
         self._more = tuple(arguments)
         self._program = ["-m", "tapforge_operator.main"] if sleep is None else [str(_SLEEPING), str(sleep.file)]
-        self._ports = {"broker": 0, "health": 0}
+        self._ports = dict(zip(("broker", "health"), free_ports(2), strict=True))
         #: where in its log the present process begins
         self._began = 0
 
