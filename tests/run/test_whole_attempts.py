@@ -13,8 +13,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
-from whole import SPEC, Command, Run
+from whole import PATIENCE, SPEC, Command, Run
 
 sys.path += [str(Path(__file__).parent.parent / room) for room in ("driver", "slots")]
 
@@ -56,10 +57,19 @@ def _beside(operator: SmallOperator, authority: Authority) -> Iterator[None]:
 
 
 def _driver(command: Command) -> int:
+    """A child of the supervisor, which is the command: who is just being started by the driver has its words too."""
     (pid,) = [
-        pid for pid, line in command.processes().items() if " tapforge_trainer.cli run " in line and ".child" in line
+        pid
+        for pid, line in command.processes().items()
+        if " tapforge_trainer.cli run " in line and psutil.Process(pid).ppid() == command.process.pid
     ]
     return pid
+
+
+def _has_learned(report: Progress) -> bool:
+    """It is in the middle of training, with figures and a checkpoint of an update."""
+    learned = report.advance.success is not None and report.advance.episodes_per_hour > 0
+    return report.phase == "Training" and learned and report.checkpoint is not None and report.checkpoint.update >= 1
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,7 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> Attempts:
             told.RUN_UID: UID,
             told.ATTEMPT: str(attempt),
             told.STORAGE: str(storage),
+            told.GRACE: str(PATIENCE),
             told.BROKER_URL: str(access.url),
             told.BROKER_CA: str(access.ca),
             told.BROKER_TOKEN_FILE: str(access.token),
@@ -107,9 +118,10 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> Attempts:
     with _beside(operator, authority), ExitStack() as behind:
         first = begin(1)
         behind.callback(first.kill)
-        first.until(said(lambda r: r.checkpoint is not None and r.checkpoint.update >= 1))
+        first.until(said(_has_learned))
+        # `ray job stop` reaches every process of a job. The driver comes first: it may have stopped in a moment.
+        os.kill(_driver(first), signal.SIGTERM)
         first.interrupt(signal.SIGTERM)
-        os.kill(_driver(first), signal.SIGTERM)  # `ray job stop` reaches every process of a job
         stopped = first.wait()
         state = Run(folder(1), house / "run.yaml", stopped).copied(house / "stopped")
         last = state.state["update"]

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,9 @@ spec:
   model: {contextTokens: 256, adapter: {prompt: compact, historySteps: 8}}
   environment:
     source: {processes: {count: 12}}
-    deadlines: {episodeSeconds: 60, acquireSeconds: 60}
+    deadlines: {episodeSeconds: 600, acquireSeconds: 600, resetSeconds: 120, stepSeconds: 120, evaluateSeconds: 120}
   warmStart: {demonstrations: 100, steps: 30, batchSize: 32, carelessness: 0.5}
-  rollout: {groupSize: 4, groupsPerUpdate: 4, responseTokens: 24, groupDeadlineSeconds: 60}
+  rollout: {groupSize: 4, groupsPerUpdate: 4, responseTokens: 24, groupDeadlineSeconds: 600}
   algorithm: {kl: {coefficient: 0.05}}
   learner: {ranks: 2, learningRate: 1e-4}
   engine: {maxConcurrentSequences: 16, kvCacheMiB: 64}
@@ -87,7 +88,8 @@ class Command:
 
     def kill(self) -> None:
         for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, signal.SIGKILL)
 
     def _left_behind(self, grace: float) -> list[str]:
         """Command lines of processes that this command started and that outlive it."""
