@@ -4,7 +4,6 @@ seconds to start. Tests that change weights begin by putting the first ones back
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from both_ends import Hand
 from safetensors.torch import load_file, save_file
 from tiny_samples import Tiny
 
+from tapforge_trainer.policy.driver import _start_ray
 from tapforge_trainer.policy.engine_client import Engines
 from tapforge_trainer.policy.learner import Learner
 from tapforge_trainer.policy.probe import Probe, make_probe
@@ -41,8 +41,7 @@ def ray_cluster() -> Iterator[None]:
     import ray
     import tiny_samples
 
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    _start_ray()
     for module in (tiny_samples, both_ends):
         ray.cloudpickle.register_pickle_by_value(module)
     yield
