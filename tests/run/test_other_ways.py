@@ -87,7 +87,8 @@ def test_another_runs_checkpoint_gives_its_weights_and_none_of_its_counts(traine
 
 def test_strictly_on_policy_means_one_version_per_batch(other: Run) -> None:
     groups = list(other.recording("rollout").groups(dropped=True))
-    assert {group.version for group in groups} == {0, 1}
+    # The last update's weights play on until its checkpoint is written: a group of theirs may be settled by then.
+    assert {0, 1} <= {group.version for group in groups} <= {0, 1, UPDATES}
     for group in groups:
         assert {v for e in group.episodes for s in e.steps for v in s.generation.versions} == {group.version}
     assert all(event["sample_age"] == 0 for event in other.events("update"))
@@ -95,9 +96,9 @@ def test_strictly_on_policy_means_one_version_per_batch(other: Run) -> None:
 
 def test_groups_without_contrast_are_replaced_within_bounds(other: Run) -> None:
     recording = other.recording("rollout")
-    kept = {group.id for group in recording.groups()}
+    kept = {group.id: group for group in recording.groups()}
     dropped = [group for group in recording.groups(dropped=True) if group.id not in kept]
-    assert len(kept) == UPDATES * GROUPS
+    assert sum(group.version < UPDATES for group in kept.values()) == UPDATES * GROUPS
     for group in dropped:
         assert len({episode.outcome for episode in group.episodes}) == 1
     assert all(count <= ROUNDS * GROUPS for count in Counter(group.version for group in dropped).values())
@@ -127,8 +128,8 @@ def killed(other: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_killed_run_leaves_no_process_and_a_recording_that_can_be_read(other: Run, killed: Run) -> None:
     assert (killed.finished.code, killed.finished.left_behind) == (-signal.SIGKILL, [])
     assert killed.state["update"] == UPDATES
-    groups = list(killed.recording("rollout").groups())
-    assert groups[: UPDATES * GROUPS] == list(other.recording("rollout").groups())
+    groups, before = (list(run.recording("rollout").groups()) for run in (killed, other))
+    assert len(before) >= UPDATES * GROUPS and groups[: len(before)] == before
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs a limit that another process can set")
