@@ -27,6 +27,8 @@ from .client import ApiError, Client, Object, path
 log = logging.getLogger(__name__)
 
 _GROUP = "coordination.k8s.io/v1"
+#: until a renewal that failed is tried again; its answer may be all that was lost, and half the time with it
+_AGAIN_SECONDS = 0.5
 #: to give up a Lease that is being renewed
 _TRIES = 3
 
@@ -102,13 +104,15 @@ class Election:
 
     async def keep(self) -> None:
         """Renews until the leadership is lost; then sets `lost` and returns."""
+        pause = self.timing.every_seconds
         try:
             while self.leads:
-                await asyncio.sleep(max(0.0, min(self.timing.every_seconds, self._until - self._clock())))
-                began = self._clock()
+                await asyncio.sleep(max(0.0, min(pause, self._until - self._clock())))
+                began, pause = self._clock(), self.timing.every_seconds
                 try:
                     await self._write(began, self._until - began)
                 except ApiError as error:
+                    pause = min(pause, _AGAIN_SECONDS)
                     if error.status in (404, 409) and not self._mine(await self._reread()):
                         log.error("somebody else leads now: %s", error)
                         return
