@@ -9,7 +9,7 @@ from tapforge_api.progress import Progress
 from tapforge_api.reading import read_run
 from tapforge_operator import names
 from tapforge_operator.run.plan import plan_run
-from tapforge_operator.run.records import History, PoolSeen, RayJob, Run, RunPlan, Seen, Trial, VolumeSeen
+from tapforge_operator.run.records import History, PoolSeen, RayJob, RayPod, Run, RunPlan, Seen, Trial, VolumeSeen
 
 #: 2026-11-20T12:00:00Z
 NOON = 1795176000.0
@@ -17,6 +17,11 @@ UID = "0d1a6d2c-9a57-4f5c-8f5e-3f0a6c1f2b11"
 #: checkpoints that last, and their volume
 SAFE = {"storage": {"volumeClaim": {"claimName": "disk"}}}
 DISK = VolumeSeen(True, ("ReadWriteMany",))
+#: environments: on somebody's pool, and on one of the run's own
+POOL = {"source": {"pool": {"name": "phones", "slots": 4}}}
+OWN = {"source": {"ownPool": {"slots": 2, "spec": {"external": {"urls": ["http://a", "http://b"]}}}}}
+WORKERS = [{"name": "gpu", "replicas": 2}]
+HEAD = RayPod("run-1-head", "headgroup", "Running", head=True, ready=True)
 
 
 def body(name: str = "run", labels: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
@@ -114,3 +119,26 @@ class Story:
         assert number == self.run.status.attempts
         self.plan(jobs=(job(number, state),))
         return self
+
+
+def lasting(**cluster: Any) -> Story:
+    """With a storage that lasts."""
+    return Story(made(checkpoints=SAFE, cluster={"image": "i", **cluster}))
+
+
+def lose(story: Story, state: str = "RUNNING/Failed") -> None:
+    """The RayJob of the present attempt is lost and removed."""
+    number = story.run.status.attempts
+    story.plan(jobs=(job(number, state, reason="SubmissionFailed"),))
+    if story.phase == "Removing":
+        assert story.plan().delete_jobs
+        assert not story.plan(jobs=(job(number, state, deleting=True),)).delete_jobs
+        story.plan(jobs=())
+
+
+def begin(story: Story, seconds: float = 400.0) -> int:
+    story.plan(seconds)
+    number = story.plan().create_job
+    assert number
+    story.plan(jobs=(job(number, "RUNNING/Running"),))
+    return number

@@ -1,0 +1,103 @@
+"""A lost Ray cluster is noticed, and replaced after a pause, so often and no more."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from runs_made import HEAD, begin, job, lasting, lose
+
+from tapforge_api.learning import Stop
+
+
+def test_a_lost_cluster_is_replaced_so_often_and_no_more() -> None:
+    story = lasting(backoffLimit=2).started()
+    for number in (2, 3):
+        lose(story)
+        assert story.ready == ("False", "Restarting") and story.run.status.lost_clusters == number - 1
+        assert begin(story) == number
+        assert story.ready == ("True", "Running")
+    lose(story)
+    assert story.condition("Failed") == ("True", "BackoffLimitExceeded")
+    assert "3 attempts were lost" in story.run.status.message
+
+
+def test_the_next_attempt_waits_longer_each_time() -> None:
+    story = lasting(backoffLimit=20).started()
+    pauses = []
+    for _ in range(9):
+        lose(story)
+        pauses.append(story.plan(0).look_again)
+        begin(story)
+    assert pauses[0] == pytest.approx(5, abs=1) and pauses[1] == pytest.approx(10, abs=1)
+    assert all(a <= b + 1 for a, b in itertools.pairwise(pauses)) and max(pauses) <= 300
+
+
+def test_the_next_attempt_waits_until_the_last_one_is_gone() -> None:
+    story = lasting().started()
+    story.plan(jobs=(job(1, "RUNNING/Failed"),))
+    for _ in range(3):
+        assert not story.plan(100, jobs=(job(1, "RUNNING/Failed", deleting=True),)).create_job
+    story.plan(jobs=())
+    assert begin(story) == 2
+
+
+def test_a_rayjob_that_somebody_deleted_counts_as_lost() -> None:
+    story = lasting().started()
+    story.plan(jobs=(job(1, "RUNNING/Running", deleting=True),))
+    assert story.phase == "Active" and story.ready == ("False", "Removing")
+    story.plan(jobs=())
+    assert story.run.status.lost_clusters == 1 and "deleted by somebody" in story.run.status.attempt.message
+
+
+def test_a_driver_that_stops_without_an_order_counts_as_lost() -> None:
+    story = lasting().started()
+    story.reports(final="stopped", message="SIGTERM")
+    assert story.run.status.lost_clusters == 1 and story.phase == "Removing"
+
+
+def test_all_attempts_see_the_run_as_it_was_at_the_start() -> None:
+    story = lasting().started()
+    first = story.run.status.resolved
+    story.edit(stop=Stop(max_updates=7))
+    assert story.plan().orders.limits == Stop(max_updates=7), "the driver hears of it"
+    lose(story)
+    begin(story)
+    assert story.run.status.resolved == first and "maxUpdates: 7" not in first
+
+
+def test_a_head_that_is_gone_is_noticed_before_kuberay_does() -> None:
+    story = lasting().started()
+    story.reports()
+    quiet = story.plan(20)
+    assert not quiet.look_at_pods and quiet.look_again == pytest.approx(10, abs=1)
+    silent = story.plan(15)
+    assert silent.look_at_pods and silent.look_again == 10.0
+    story.plan(1, pods=(HEAD,))
+    assert story.ready == ("True", "Running"), "it is only silent"
+    story.plan(10, pods=(replace(HEAD, phase="Failed", message="OOMKilled"),))
+    assert story.run.status.lost_clusters == 0, "one look may be too early"
+    story.plan(10)
+    assert story.run.status.lost_clusters == 1 and "OOMKilled" in story.run.status.attempt.message
+
+
+@pytest.mark.parametrize("back", ["report", "head"])
+def test_a_head_that_comes_back_is_not_lost(back: str) -> None:
+    story = lasting().started()
+    story.plan(40, pods=())
+    story.plan(5)
+    if back == "report":
+        story.reports(update=1)
+    else:
+        story.plan(1, pods=(HEAD,))
+    story.plan(40, pods=())
+    assert story.run.status.lost_clusters == 0 and story.ready == ("True", "Running")
+
+
+def test_a_head_that_does_not_answer_for_minutes_is_lost() -> None:
+    story = lasting().started()
+    story.plan(200, pods=(replace(HEAD, ready=False),))
+    assert story.run.status.lost_clusters == 0
+    story.plan(101)
+    assert story.run.status.attempt.reason == "HeadSilent"
