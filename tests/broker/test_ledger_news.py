@@ -1,0 +1,133 @@
+"""The ledger believes the newest news of a slot, however late or forged what it hears is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from ledger_desk import TTL, Desk
+
+from tapforge_operator.broker.mark import Mark
+from tapforge_operator.broker.records import Remove
+
+
+def test_old_news_take_nothing_back():
+    desk = Desk(1)
+    before = desk.views["s0"]
+    [claim] = desk.take("a")
+    desk.ledger.observe(before, desk.now)
+    assert desk.ledger.claim(claim.id) is claim
+    held = desk.views["s0"]
+    desk.give(claim)
+    desk.ledger.observe(held, desk.now)
+    assert desk.free == 1
+
+
+def test_the_answer_to_a_grant_that_comes_after_newer_news():
+    desk = Desk(1)
+    desk.ask("a")
+    desk.ledger.assign("pool", desk.now)
+    [grant] = desk.collect()
+    answer = desk.write("s0", mark=grant.mark, fence=grant.mark.fence)
+    desk.see("s0", ended="its Pod ended: OOMKilled")
+    desk.ledger.granted("s0", grant.mark.fence, answer, desk.now)
+    desk.collect()
+    assert desk.answers == {}
+    assert desk.ledger.claim(grant.mark.id) is None
+    assert desk.ledger.waiting("pool") == 1
+    assert desk.ledger.condemn("s0")
+
+
+def test_a_pod_that_is_given_to_another_pool_serves_nobody():
+    desk = Desk(2)
+    [claim] = desk.take("a")
+    for uid in ("s0", "s1"):
+        desk.see(uid, pool="another")
+    assert desk.ledger.claim(claim.id) is None
+    assert desk.free == 0
+    assert desk.ledger.counts("another").slots == 0
+    desk.ledger.forget("s0", desk.now)
+    assert desk.ledger.counts("pool").slots == 1
+
+
+def test_a_replayed_mark_is_no_claim():
+    desk = Desk(1)
+    [claim] = desk.take("a")
+    desk.give(claim)
+    desk.see("s0", mark=claim.mark, fence=0)
+    assert desk.free == 1
+    [after] = desk.take("b")
+    desk.see("s0", mark=claim.mark)
+    desk.collect()
+    assert isinstance(desk.todo[-1], Remove)
+    assert "changed by somebody else" in desk.ledger.why(after.id)
+
+
+def test_a_later_mark_is_another_leaders_claim():
+    desk = Desk(1)
+    mark = Mark("s0", 5 << 24, "run/other", "", "request-9", 0, 20.0)
+    desk.see("s0", mark=mark)
+    assert desk.free == 0
+    assert desk.ledger.held("pool")["s0"].holder == "run/other"
+    assert desk.ledger.claim(mark.id)
+    newer = replace(mark, fence=6 << 24, holder="run/third")
+    desk.see("s0", mark=newer)
+    assert desk.ledger.claim(mark.id) is None
+    assert desk.ledger.claim(newer.id)
+
+
+@pytest.mark.parametrize("fence", [1, 5 << 24])
+def test_a_grant_that_another_leader_was_faster_with(fence):
+    desk = Desk(1, term=3)
+    ticket = desk.ask("a")
+    desk.ledger.assign("pool", desk.now)
+    [grant] = desk.collect()
+    desk.todo.clear()
+    mark = Mark("s0", fence, "run/other", "", "request-9", 0, 20.0)
+    desk.ledger.refused("s0", grant.mark.fence, desk.write("s0", mark=mark, fence=fence), desk.now)
+    assert desk.ledger.claim(mark.id)
+    desk.see("s1", ready=True)
+    desk.serve()
+    assert desk.answers[ticket][0].mark.uid == "s1"
+
+
+def test_a_mark_of_another_key_ends_a_slot_that_served_and_no_other():
+    desk = Desk()
+    desk.see("used", node="n0", ready=True, foreign=True)
+    desk.see("new", node="n0", booting=True, foreign=True)
+    assert [work.view.uid for work in desk.collect()] == ["used"]
+    assert desk.ledger.held("pool")["used"].expired
+    desk.see("new", ready=True, booting=False)
+    assert desk.free == 1
+    desk.see("later", node="n0", ready=True)
+    desk.see("later", foreign=True)  # known to be free: somebody scribbles
+    assert desk.free == 2
+
+
+def test_fences_grow_over_terms_and_over_what_others_wrote():
+    desk = Desk(1, term=1)
+    [first] = desk.take("a")
+    later = Desk(term=2)
+    later.see("s0", ready=True, fence=first.mark.fence)
+    [second] = later.take("a")
+    assert second.mark.fence > first.mark.fence
+    back = Desk(term=1)  # somebody deleted the leader Lease: terms begin anew
+    back.see("s0", ready=True, fence=second.mark.fence)
+    [third] = back.take("a")
+    assert third.mark.fence > second.mark.fence
+    forged = Desk(term=3)
+    forged.see("s0", ready=True, fence=2**63 - 1)
+    assert forged.take("a") == []
+
+
+def test_claims_found_at_the_start_live_a_whole_life_from_then():
+    desk = Desk()
+    mark = Mark("s0", 3, "run/a", "", "request-1", 0, TTL)
+    desk.see("s0", ready=True, mark=mark, fence=3)
+    desk.now += TTL - 1
+    assert desk.ledger.expire(desk.now) == set()
+    claim = desk.ledger.claim(mark.id)
+    assert desk.ledger.renew(claim, 0, desk.now) == "held"
+    desk.now += TTL
+    assert desk.ledger.renew(claim, 0, desk.now) == "lost"
+    assert isinstance(desk.collect()[0], Remove)

@@ -1,0 +1,73 @@
+"""The ledger's rules for external URLs: they rest after trouble, and go when their pool lets them go."""
+
+from __future__ import annotations
+
+import pytest
+from ledger_desk import TTL, Desk
+
+
+@pytest.mark.parametrize(
+    ("verdict", "rests"), [("clean", [0]), ("dirty", [60, 60]), ("broken", [10, 20, 35, 35]), ("expired", [70, 80, 95])]
+)
+def test_a_url_rests_after_a_bad_claim(verdict, rests):
+    desk = Desk(1, lasting=True)
+    for seconds in rests:
+        [claim] = desk.take("a")
+        if verdict == "expired":
+            desk.wait(TTL)
+        else:
+            desk.give(claim, verdict)
+        assert desk.ledger.claim(claim.id) is None
+        if seconds:
+            assert desk.views["s0"].rest == seconds
+            desk.wait(seconds - 0.5)
+            assert desk.free == 0
+            [device] = desk.ledger.devices("pool")
+            assert device.state == "quarantined"
+            desk.wait(0.5)
+        assert desk.free == 1
+    [claim] = desk.take("a")
+    desk.give(claim)
+    assert desk.views["s0"].strikes == 0
+
+
+def test_a_rest_is_begun_anew_by_the_next_leader():
+    desk = Desk()
+    desk.see("u", lasting=True, ready=True, strikes=2, rest=20.0)
+    assert desk.free == 0
+    desk.wait(20)
+    assert desk.free == 1
+
+
+def test_a_lease_that_somebody_deletes_ends_its_claim_but_not_before_the_holder_can_know():
+    desk = Desk(1, lasting=True)
+    [claim] = desk.take("a")
+    desk.now += 10
+    desk.ledger.vanished("s0", int(desk.views["s0"].version) + 1, desk.now)
+    assert "Lease was deleted" in desk.ledger.why(claim.id)
+    desk.wait(TTL - 10 + 60 - 0.5)
+    assert desk.free == 0
+    desk.wait(0.5)
+    assert desk.free == 1
+
+
+def test_a_url_that_leaves_its_pool_goes_when_it_is_given_back():
+    desk = Desk(2, lasting=True)
+    [claim] = desk.take("a")
+    for uid in ("s0", "s1"):
+        desk.ledger.retire(uid, "its URL is no longer in the pool")
+    assert desk.ledger.counts("pool").slots == 1
+    assert desk.ledger.renew(claim, 0, desk.now) == "recalled"
+    desk.give(claim)
+    assert desk.ledger.counts("pool").slots == 0
+    desk.see(claim.mark.uid)  # and it may come back
+    assert desk.free == 1
+
+
+def test_a_url_whose_claim_cannot_be_proved_rests_as_long_as_a_claim_can_live():
+    desk = Desk()
+    desk.see("u", lasting=True, ready=True, foreign=True)
+    desk.wait(899.5)
+    assert desk.free == 0
+    desk.wait(1)
+    assert desk.free == 1

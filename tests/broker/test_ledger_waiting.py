@@ -1,0 +1,98 @@
+"""Who waits at the ledger keeps its place, is answered once, and keeps nothing when it goes away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ledger_desk import Desk
+
+from tapforge_operator.broker.records import Clear
+
+
+def test_the_rest_of_an_answer_that_was_given_early_is_given_back():
+    desk = Desk(2)
+    ticket = desk.ask("a", 2)
+    desk.ledger.assign("pool", desk.now)
+    first, second = desk.collect()
+    desk.todo.clear()
+    desk.ledger.granted("s0", first.mark.fence, desk.write("s0", mark=first.mark), desk.now)
+    assert desk.ledger.granting(ticket)
+    desk.ledger.conclude(ticket, desk.now)
+    desk.collect()
+    assert [c.mark for c in desk.answers[ticket]] == [first.mark]
+    desk.ledger.granted("s1", second.mark.fence, desk.write("s1", mark=second.mark), desk.now)
+    [clear] = desk.collect()
+    assert (type(clear), clear.mark) == (Clear, second.mark)
+
+
+def test_who_goes_away_halfway_keeps_nothing():
+    desk = Desk(2)
+    ticket = desk.ask("a", 2, request="request-1")
+    desk.ledger.assign("pool", desk.now)
+    first, _ = desk.collect()
+    desk.todo.clear()
+    desk.ledger.granted("s0", first.mark.fence, desk.write("s0", mark=first.mark), desk.now)
+    desk.ledger.withdraw(ticket, desk.now)
+    [clear] = desk.collect()
+    assert (type(clear), clear.mark) == (Clear, first.mark)
+    assert desk.ledger.claim(first.mark.id) is None
+    # Sent again, the request is a new one.
+    assert desk.ask("a", 2, request="request-1") != ticket
+
+
+def test_who_was_refused_keeps_its_place():
+    desk = Desk(1)
+    early = desk.ask("a")
+    desk.ledger.assign("pool", desk.now)
+    late = desk.ask("b")
+    [grant] = desk.collect()
+    desk.todo.clear()
+    desk.ledger.refused("s0", grant.mark.fence, desk.write("s0", episodes=1), desk.now)
+    desk.serve()
+    assert early in desk.answers
+    assert late not in desk.answers
+
+
+def test_a_slot_that_vanishes_while_it_is_granted_is_replaced_by_another():
+    desk = Desk(1)
+    ticket = desk.ask("a")
+    desk.ledger.assign("pool", desk.now)
+    desk.collect()
+    desk.todo.clear()
+    desk.ledger.forget("s0", desk.now)
+    desk.see("s1", ready=True)
+    desk.serve()
+    assert desk.answers[ticket][0].mark.uid == "s1"
+    desk.ledger.observe(replace(desk.views["s0"], version="999"), desk.now)  # UIDs don't come back
+    assert "s0" not in desk.ledger.held("pool")
+    assert desk.ledger.counts("pool").slots == 1
+
+
+def test_a_slot_that_could_not_be_written_rests():
+    desk = Desk(1)
+    ticket = desk.ask("a")
+    desk.ledger.assign("pool", desk.now)
+    [grant] = desk.collect()
+    desk.todo.clear()
+    desk.ledger.refused("s0", grant.mark.fence, desk.views["s0"], desk.now, pause=5.0)
+    desk.serve()
+    assert ticket not in desk.answers
+    desk.wait(5)
+    assert desk.answers[ticket]
+
+
+def test_an_old_request_is_forgotten_in_the_end():
+    desk = Desk(1)
+    desk.ask("a", request="request-1")
+    desk.serve()
+    [claim] = next(iter(desk.answers.values()))
+    desk.give(claim)
+    again = desk.ask("a", request="request-1")
+    desk.serve()
+    assert desk.answers[again] == []
+    desk.now += 101
+    desk.ledger.expire(desk.now)
+    assert len(desk.ledger._requests) == 0
+    last = desk.ask("a", request="request-1")
+    desk.serve()
+    assert len(desk.answers[last]) == 1
