@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from broker_lab import a_lab, environment
 from phones import until
 from small_broker import POOL
-from test_broker_slots import a_lab, environment
 
 from tapforge_api import attempt as told
 from tapforge_api import load
