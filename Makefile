@@ -54,11 +54,32 @@ check lint-imports --no-logo; \
 if [ -n "$$failed" ]; then echo "lint: failed:$$failed"; else echo "lint: clean"; fi
 endef
 
+PYTEST = $(BIN)/python -m pytest
+define TEST
+echo "test: pytest $(ARGS)"; \
+$(PYTEST) $(ARGS) || failed+=" pytest"
+endef
+
+# Tests of the control plane wait most of their time: they run beside the others, and what they say comes behind. Runs on
+# the real node compute: they have the machine to themselves.
+define EVERY_TEST
+stopped=; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
+run() { echo "test: pytest $$*"; $(PYTEST) "$$@" || failed+=" 'pytest $$*'"; [ -z "$$stopped" ] || exit 130; }; \
+echo "test: pytest tests/e2e -m 'not node', beside the next one"; \
+set -m; $(PYTEST) tests/e2e -m 'not node' -o cache_dir=.pytest_cache/e2e </dev/null >"$$said" 2>&1 & \
+beside=$$!; set +m; \
+trap 'stopped=1; kill -INT "$$beside" 2>/dev/null || true' INT TERM; \
+run --ignore=tests/e2e; \
+echo "test: what the one beside it says"; \
+tail --lines=+1 --follow --pid="$$beside" "$$said"; \
+wait "$$beside" || failed+=" 'pytest tests/e2e -m not node'"; \
+run tests/e2e -m node -o cache_dir=.pytest_cache/node
+endef
+
 test: $(READY) ## lint, then every test, whatever lint said; fails if either does
 	@$(LINT); \
-	echo "test: pytest $(ARGS)"; \
-	$(BIN)/python -m pytest $(ARGS); \
-	[ -z "$$failed" ]
+	$(if $(strip $(ARGS)),$(TEST),$(EVERY_TEST)); \
+	if [ -n "$$failed" ]; then echo "test: failed:$$failed"; exit 1; else echo "test: passed"; fi
 
 lint: $(READY) ## ruff, mypy, import rules
 	@$(LINT); [ -z "$$failed" ]

@@ -25,6 +25,8 @@ from real_cluster import operator_pod, phone_container, run_python, start_pod
 from tapforge_api.claims import AUDIENCE
 from tapforge_operator import names
 
+pytestmark = pytest.mark.node
+
 ROOT = Path(__file__).parents[2]
 Object = dict[str, Any]
 

@@ -28,6 +28,8 @@ MANY = {"maxUpdates": 1000}
 #: phones that die until one of them does in the middle of an episode
 TRIES = 6
 
+pytestmark = pytest.mark.node
+
 Object = dict[str, Any]
 
 
