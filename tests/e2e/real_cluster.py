@@ -50,5 +50,5 @@ def start_pod(
 
 def run_python(cluster: Cluster, namespace: str, pod: str, program: str) -> Any:
     """What a program says, as JSON, that runs inside a Pod's first container."""
-    done = cluster.kubectl("exec", "-n", namespace, pod, "--", "python", "-c", program, seconds=90)
+    done = cluster.kubectl("exec", "-n", namespace, pod, "--", "python", "-c", program, seconds=300)
     return json.loads(done.stdout)

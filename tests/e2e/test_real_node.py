@@ -67,16 +67,20 @@ ask = urllib.request.Request(
     headers={"Authorization": "Bearer " + token, "Content-Type": "application/json"},
 )
 trusted = ssl.create_default_context(cafile=place + "ca.crt")
-me = json.load(urllib.request.urlopen(ask, context=trusted, timeout=20))["status"]["userInfo"]["username"]
-for last in range(20, -1, -1):
-    try:
-        phone = json.load(urllib.request.urlopen("http://a-phone:8000/health", timeout=20))
-        break
-    except OSError as error:
-        # The node hears of a Pod that has become Ready a moment later.
-        if not last or not isinstance(getattr(error, "reason", None), ConnectionRefusedError):
-            raise
-        time.sleep(1)
+
+def soon(url, **how):
+    # The node hears of Services, and of Pods that have become Ready, a moment later.
+    end = time.monotonic() + 100
+    while True:
+        try:
+            return json.load(urllib.request.urlopen(url, timeout=20, **how))
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(1)
+
+me = soon(ask, context=trusted)["status"]["userInfo"]["username"]
+phone = soon("http://a-phone:8000/health")
 try:
     urllib.request.urlopen("http://192.0.2.1", timeout=20)
     outside = "reached"
