@@ -57,6 +57,12 @@ def build(settings: EngineSettings) -> Any:
         options["max_num_batched_tokens"] = max(settings.context_tokens, settings.max_batched_tokens or 0)
         options |= {"enforce_eager": True, "kv_cache_memory_bytes": settings.kv_cache_mib * 1024 * 1024}
         options["worker_extension_cls"] = "tapforge_trainer.policy.weight_transfer.Worker"
+        # vLLM looks at a model in a process of its own, for CUDA's sake, and keeps what it saw. A new Pod has nothing
+        # kept, and would import vLLM twice.
+        from vllm.model_executor.models import ModelRegistry
+        from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration as Model
+
+        ModelRegistry.register_model(Model.__name__, Model)
     else:
         options["gpu_memory_utilization"] = settings.gpu_memory_share
     from .mask import BANNED, OnlyAllowed
