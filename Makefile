@@ -63,16 +63,17 @@ endef
 # Tests of the control plane wait most of their time: they run beside the others, and what they say comes behind. Runs on
 # the real node compute: they have the machine to themselves.
 define EVERY_TEST
-stopped=; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
-run() { echo "test: pytest $$*"; $(PYTEST) "$$@" || failed+=" 'pytest $$*'"; [ -z "$$stopped" ] || exit 130; }; \
+beside=; said=$$(mktemp); \
+trap '[ -z "$$beside" ] || { kill -INT "$$beside"; wait "$$beside"; } || true; rm -f "$$said"' EXIT; \
+trap 'exit 130' INT TERM; \
+run() { echo "test: pytest $$*"; $(PYTEST) "$$@" || failed+=" 'pytest $$*'"; }; \
 echo "test: pytest tests/e2e -m 'not node', beside the next one"; \
 set -m; $(PYTEST) tests/e2e -m 'not node' -o cache_dir=.pytest_cache/e2e </dev/null >"$$said" 2>&1 & \
 beside=$$!; set +m; \
-trap 'stopped=1; kill -INT "$$beside" 2>/dev/null || true' INT TERM; \
 run --ignore=tests/e2e; \
 echo "test: what the one beside it says"; \
 tail --lines=+1 --follow --pid="$$beside" "$$said"; \
-wait "$$beside" || failed+=" 'pytest tests/e2e -m not node'"; \
+wait "$$beside" || failed+=" 'pytest tests/e2e -m not node'"; beside=; \
 run tests/e2e -m node -o cache_dir=.pytest_cache/node
 endef
 
