@@ -5,12 +5,16 @@ name and uid where a record speaks of an object; `exception` with the traceback 
 message holds can break the line.
 
 kopf and the libraries below it are quiet: their INFO tells of every single event. At DEBUG everything is said.
+
+An ERROR is worth an alert: a request that kopf will send again is a WARNING, though kopf calls it an error (an API
+server that answers 429 for a second would otherwise look like a broken operator). The last attempt stays an ERROR.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -20,6 +24,8 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 #: libraries whose INFO is of no use to the person who runs the operator
 _CHATTY: Final = ("kopf", "aiohttp", "asyncio", "opentelemetry")
+#: how kopf ends the word about a request that it sends again: kopf/_cogs/clients/api.py, `request`
+_SENT_AGAIN: Final = re.compile(r"^Request attempt #\S+ failed; (\w+ closed; )?will (retry|re-authenticate): ")
 _REFERENCE: Final = ("kind", "namespace", "name", "uid")
 
 
@@ -32,12 +38,20 @@ def configure(level: str = "INFO", plain: bool = False, stream: TextIO | None = 
     """Takes over the process' logging: the only handler, on standard output."""
     handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(_Plain() if plain else _Json())
+    handler.addFilter(_sent_again_is_no_error)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(level if level == "DEBUG" else max(root.level, logging.WARNING))
     logging.captureWarnings(True)
+
+
+def _sent_again_is_no_error(record: logging.LogRecord) -> bool:
+    if record.levelno == logging.ERROR and record.name.startswith("kopf") and _SENT_AGAIN.match(record.getMessage()):
+        record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
+        return logging.getLogger().isEnabledFor(logging.WARNING)
+    return True
 
 
 class _Json(logging.Formatter):

@@ -6,12 +6,16 @@ import io
 import json
 import logging
 import warnings
+from contextlib import nullcontext
 from datetime import datetime
 
 import kopf
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
+from kopf._cogs.clients import api, auth, errors
 from kopf._core.actions.loggers import ObjectLogger
 
 from tapforge_operator.logs import configure, ref
@@ -115,6 +119,41 @@ def test_levels(level, told):
     logging.getLogger("kopf._core").info("kopf info")
     logging.getLogger("kopf._core").error("kopf error")
     assert [line["message"] for line in lines(stream)] == told
+
+
+@pytest.mark.parametrize(("attempts", "told"), [(1, ["WARNING"]), (2, ["WARNING", "ERROR"])])
+async def test_a_request_that_kopf_sends_again_is_no_error_but_the_last_one_is(attempts, told):
+    """Against kopf itself, because the level hangs on its words."""
+    asked = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked > attempts:
+            return web.json_response({})
+        return web.json_response({"kind": "Status", "code": 429, "message": "initializing"}, status=429)
+
+    app = web.Application()
+    app.router.add_get("/watched", answer)
+    async with TestServer(app) as server:
+        settings = kopf.OperatorSettings()
+        context = auth.APIContext(kopf.ConnectionInfo(server=str(server.make_url(""))))
+        stream = begun()
+        call = api.request.__wrapped__(  # type: ignore[attr-defined]
+            "get", "/watched", settings=settings, backoffs=[0.0], context=context, logger=logging.getLogger("kopf.x")
+        )
+        with pytest.raises(errors.APITooManyRequestsError) if attempts == 2 else nullcontext():
+            await call
+        await context.close()
+    assert [line["level"] for line in lines(stream)] == told
+
+
+def test_nor_is_it_told_where_only_errors_are():
+    stream = begun("ERROR")
+    logging.getLogger("kopf._cogs.clients.watching").error(
+        "Request attempt #1/9 failed; will retry: GET https://x -> 429"
+    )
+    assert lines(stream) == []
 
 
 def test_plain_lines_for_a_person():
