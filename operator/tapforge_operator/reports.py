@@ -4,6 +4,8 @@ Promises:
 1. Of an attempt's reports the newest counts; one that comes late or twice changes nothing and is answered all the same.
 2. A report of an earlier attempt is answered by `superseded`; one of an attempt that isn't known yet is put off.
 3. Who reports a new checkpoint or its end is answered when that stands in the run's status, or put off.
+4. Of a run that is being deleted or is gone nothing is written: its drivers are answered at once, and keep nobody
+   waiting.
 
 Losing them costs nothing: a driver reports every few seconds, and what lasts is in the status.
 """
@@ -20,6 +22,8 @@ from tapforge_api.progress import Orders, Progress
 
 #: how long an answer may wait for the status, seconds
 _WRITTEN: Final = 20.0
+#: so many runs that were deleted are remembered: for the minutes that their drivers need to end
+_DISMISSED: Final = 1024
 
 
 class NotNow(Exception):
@@ -46,6 +50,8 @@ class Reports:
         """`woken` is called with the UID of a run whose driver said something."""
         self._woken = woken
         self._runs: dict[str, _Known] = {}
+        #: in the order of their end
+        self._dismissed: dict[str, None] = {}
 
     # --- for the run's keeper -----------------------------------------------------------------------------------------
 
@@ -62,10 +68,18 @@ class Reports:
                 known.news.set()
             known = self._runs[uid] = _Known(attempt, orders, checkpoint)
         known.orders, known.checkpoint = orders, checkpoint
+        self._dismissed.pop(uid, None)
         if written is not None and written.attempt == attempt and written.sequence > known.written:
             known.written = written.sequence
-            known.news.set()
-            known.news = asyncio.Event()
+            _tell(known)
+
+    def dismiss(self, uid: str) -> None:
+        """The run is being deleted, or is gone."""
+        self._dismissed[uid] = None
+        if len(self._dismissed) > _DISMISSED:
+            del self._dismissed[next(iter(self._dismissed))]
+        if (known := self._runs.get(uid)) is not None:
+            _tell(known)
 
     def forget(self, uid: str) -> None:
         known = self._runs.pop(uid, None)
@@ -73,6 +87,7 @@ class Reports:
             known.news.set()
 
     def clear(self) -> None:
+        self._dismissed.clear()
         for uid in list(self._runs):
             self.forget(uid)
 
@@ -81,6 +96,8 @@ class Reports:
     async def take(self, uid: str, report: Progress) -> Orders:
         """Raises NotNow."""
         known = self._runs.get(uid)
+        if known is None and uid in self._dismissed:
+            return Orders()
         if known is None or report.attempt > known.attempt:
             raise NotNow("the run's attempt is not known here yet")
         if report.attempt < known.attempt:
@@ -96,9 +113,14 @@ class Reports:
     async def _written(self, uid: str, known: _Known, sequence: int) -> None:
         try:
             async with asyncio.timeout(_WRITTEN):
-                while known.written < sequence:
+                while known.written < sequence and uid not in self._dismissed:
                     if self._runs.get(uid) is not known:
                         raise NotNow("the run is looked after elsewhere by now")
                     await known.news.wait()
         except TimeoutError as error:
             raise NotNow(f"the run's status could not be written within {_WRITTEN:g} s") from error
+
+
+def _tell(known: _Known) -> None:
+    known.news.set()
+    known.news = asyncio.Event()

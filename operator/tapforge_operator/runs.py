@@ -89,6 +89,8 @@ class RunKeeper:
             await self._keep()
         finally:
             self._telemetry.forget(self._uid)
+        if self._world.runs.get(self._uid) is None:
+            self._reports.dismiss(self._uid)
         self._reports.forget(self._uid)
 
     async def _keep(self) -> None:
@@ -127,6 +129,7 @@ class RunKeeper:
         self._history, self._wants = planned.history, planned
         self._measure(planned.status, look.reported)
         if run.deleting:
+            self._reports.dismiss(self._uid)
             return _LOOK_SECONDS
         written, wait = await self._say(run, seen, planned.status)
         self._settle(planned, look.report if written else None)

@@ -84,6 +84,7 @@ def test_the_driver_finds_what_it_was_promised() -> None:
         "HF_HOME": "/var/lib/tapforge/work/cache/huggingface",
         "TAPFORGE_GRACE_SECONDS": "60",
         "RAY_JOB_STOP_WAIT_TIME_S": "90",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         "TAPFORGE_BROKER_URL": "https://broker:8443",
         "TAPFORGE_BROKER_CA": "/var/run/tapforge/broker/ca.crt",
         "TAPFORGE_BROKER_TOKEN_FILE": "/var/run/tapforge/broker/token",
@@ -214,7 +215,11 @@ def test_ray_pods_are_left_in_order() -> None:
         assert hook == ["tapforge", "leave", "--seconds", "230"] and spec["terminationGracePeriodSeconds"] == 245
         told = environment(pods[group])
         assert (told["TAPFORGE_GRACE_SECONDS"], told["RAY_JOB_STOP_WAIT_TIME_S"]) == ("200", "230")
+        # Ray itself waits for nobody: the hook has.
+        assert told["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "0"
     assert "lifecycle" not in pods["submitter"]["spec"]["containers"][0]
+    # Nothing is lost with the submitter, whose shell does not hear SIGTERM.
+    assert pods["submitter"]["spec"]["terminationGracePeriodSeconds"] == 1
     own = {"postStart": {"exec": {"command": ["a"]}}, "preStop": {"exec": {"command": ["b"]}}}
     template = {"spec": {"containers": [{"name": "ray", "lifecycle": own}], "terminationGracePeriodSeconds": 7}}
     head = pods_of(job_of(made(cluster={**cluster, "head": {"template": template}})))["head"]["spec"]

@@ -94,3 +94,39 @@ async def test_a_new_attempt_begins_without_reports() -> None:
     desk.settle(attempt=3)
     assert desk.reports.newest(UID) == (None, 0.0)
     assert (await desk.reports.take(UID, report(3, 1))).stop == ""
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_the_driver_of_a_deleted_run_waits_for_nobody(gone: bool) -> None:
+    desk = Desk()
+    end = report(2, 7, final="stopped")
+    waiting = asyncio.create_task(desk.reports.take(UID, end))
+    await asyncio.sleep(0)
+    desk.reports.dismiss(UID)
+    if gone:
+        desk.reports.forget(UID)
+    async with asyncio.timeout(5):
+        assert (await waiting).stop == ""
+        assert (await desk.reports.take(UID, report(2, 8, final="stopped"))).stop == ""
+
+
+async def test_a_run_that_was_missed_by_mistake_is_written_of_again() -> None:
+    desk = Desk()
+    desk.reports.dismiss(UID)
+    desk.reports.forget(UID)
+    desk.settle()
+    waiting = asyncio.create_task(desk.reports.take(UID, report(2, 7, final="stopped")))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    desk.settle(written=report(2, 7))
+    await waiting
+
+
+async def test_deleted_runs_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_DISMISSED", 2)
+    desk = Desk()
+    for uid in ("a", "b", "c"):
+        desk.reports.dismiss(uid)
+    with pytest.raises(NotNow):
+        await desk.reports.take("a", report(2, 1))
+    await desk.reports.take("c", report(2, 1))

@@ -54,6 +54,11 @@ _FAREWELL: Final = 30
 _RAY_ENDS: Final = 15
 #: how long Ray waits for a driver that it has told to stop; its own 3 s are no time for a checkpoint
 _RAY_STOP: Final = "RAY_JOB_STOP_WAIT_TIME_S"
+#: how long `ray start` waits at its end for traffic of Ray Serve to go elsewhere, half a minute by itself. A run has
+#: none, and the hook has waited for what there is
+_RAY_DRAIN: Final = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+#: seconds; its shell is the container's first process and so deaf to SIGTERM, and nothing is lost with it
+_SUBMITTER_GRACE: Final = 1
 _SUBMITTER_RESOURCES: Final = {
     "requests": {"cpu": "100m", "memory": "200Mi"},
     "limits": {"cpu": "1", "memory": "1Gi"},
@@ -198,6 +203,7 @@ def _ray_pod(run: Run, number: int, template: RayTemplate, environment: Mapping[
 def _submitter(run: Run, number: int, cluster: ClusterSpec) -> Json:
     pod = _pod(run, number, cluster.submitter.template, SUBMITTER)
     pod["spec"]["containers"][0].setdefault("resources", _SUBMITTER_RESOURCES)
+    pod["spec"].setdefault("terminationGracePeriodSeconds", _SUBMITTER_GRACE)
     return pod
 
 
@@ -227,6 +233,7 @@ def _pod(run: Run, number: int, template: RayTemplate, main: str) -> Json:
 
 
 def _let_leave(spec: Json, ray: Json, grace: int) -> None:
+    _set_environment(ray, _unset(ray, {_RAY_DRAIN: "0"}))
     _set_environment(ray, {place.GRACE: str(grace), _RAY_STOP: str(grace + _FAREWELL)})
     hook = {"preStop": {"exec": {"command": place.farewell(grace + _FAREWELL)}}}
     ray["lifecycle"] = {**hook, **(ray.get("lifecycle") or {})}

@@ -1,7 +1,7 @@
 """How a Ray Pod is left well: `tapforge leave`, which Kubernetes runs before it ends the Pod (its preStop hook).
 
 Kubernetes runs the hook, and only when that is over tells the container's first process to end. That is `ray start`,
-which tells the driver nothing, waits at most half a minute until nothing runs any more, and then kills everything.
+which tells the driver nothing and kills everything (its own wait, for traffic of Ray Serve, is switched off).
 
 - In the Pod of the driver the hook tells it to stop (SIGTERM), and waits until it has made its checkpoint and is gone.
 - In any Pod it waits until the run's ranks and engines are gone: a checkpoint is written by the ranks, and Kubernetes
