@@ -6,8 +6,9 @@ message holds can break the line.
 
 kopf and the libraries below it are quiet: their INFO tells of every single event. At DEBUG everything is said.
 
-An ERROR is worth an alert: a request that kopf will send again is a WARNING, though kopf calls it an error (an API
-server that answers 429 for a second would otherwise look like a broken operator). The last attempt stays an ERROR.
+An ERROR is worth an alert. A request that kopf sends again is a WARNING at first, though kopf calls it an error: an API
+server that answers 429 for a second is no broken operator. After six attempts (20 s, see `watches.py`), or when kopf
+gives up, it is an ERROR.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 #: libraries whose INFO is of no use to the person who runs the operator
 _CHATTY: Final = ("kopf", "aiohttp", "asyncio", "opentelemetry")
-#: how kopf ends the word about a request that it sends again: kopf/_cogs/clients/api.py, `request`
-_SENT_AGAIN: Final = re.compile(r"^Request attempt #\S+ failed; (\w+ closed; )?will (retry|re-authenticate): ")
+#: what kopf says of a request that it sends again: kopf/_cogs/clients/api.py, `request`
+_SENT_AGAIN: Final = re.compile(r"Request attempt #(\d+)\S* failed; (?:\w+ closed; )?will (?:retry|re-authenticate): ")
+_ATTEMPTS: Final = 6
 _REFERENCE: Final = ("kind", "namespace", "name", "uid")
 
 
@@ -38,7 +40,7 @@ def configure(level: str = "INFO", plain: bool = False, stream: TextIO | None = 
     """Takes over the process' logging: the only handler, on standard output."""
     handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(_Plain() if plain else _Json())
-    handler.addFilter(_sent_again_is_no_error)
+    handler.addFilter(_calmed)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
@@ -47,10 +49,14 @@ def configure(level: str = "INFO", plain: bool = False, stream: TextIO | None = 
     logging.captureWarnings(True)
 
 
-def _sent_again_is_no_error(record: logging.LogRecord) -> bool:
-    if record.levelno == logging.ERROR and record.name.startswith("kopf") and _SENT_AGAIN.match(record.getMessage()):
-        record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
-        return logging.getLogger().isEnabledFor(logging.WARNING)
+def _calmed(record: logging.LogRecord) -> bool:
+    """Whether it is told."""
+    if record.levelno == logging.ERROR and record.name.startswith("kopf"):
+        # Not the message with its arguments: what can't be put together is for the handler to say.
+        again = _SENT_AGAIN.match(str(record.msg))
+        if again is not None and int(again[1]) <= _ATTEMPTS:
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            return logging.getLogger().isEnabledFor(logging.WARNING)
     return True
 
 

@@ -75,6 +75,7 @@ class Reports:
 
     def dismiss(self, uid: str) -> None:
         """The run is being deleted, or is gone."""
+        self._dismissed.pop(uid, None)
         self._dismissed[uid] = None
         if len(self._dismissed) > _DISMISSED:
             del self._dismissed[next(iter(self._dismissed))]

@@ -120,16 +120,18 @@ class RunKeeper:
 
     async def _pass(self, seen: RunObject) -> float:
         """Returns for how long nothing will be to do, should nothing happen."""
+        deleting = "deletionTimestamp" in seen.body["metadata"]
+        if deleting:
+            self._reports.dismiss(self._uid)
         reading = read_run(seen.body)
         if reading.spec is None:
-            return await self._say_unreadable(seen, reading.message)
+            return _LOOK_SECONDS if deleting else await self._say_unreadable(seen, reading.message)
         run = Run.of(seen.body, reading.spec)
         look = await self._look(run)
         planned = plan_run(run, look, self._history, time.time())
         self._history, self._wants = planned.history, planned
         self._measure(planned.status, look.reported)
-        if run.deleting:
-            self._reports.dismiss(self._uid)
+        if deleting:
             return _LOOK_SECONDS
         written, wait = await self._say(run, seen, planned.status)
         self._settle(planned, look.report if written else None)

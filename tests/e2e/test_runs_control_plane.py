@@ -128,6 +128,21 @@ def test_a_run_brings_its_own_pool_and_takes_everything_with_it(
     cluster.wait_for("nothing to be left", lambda: left() == [])
 
 
+def test_the_driver_of_a_run_that_is_deleted_waits_for_no_status(
+    cluster: Cluster, space: Space, operator: Operator
+) -> None:
+    run = LiveRun(cluster, space, checkpoints=SAFE)
+    run.runs()
+    driver = run.driver(operator)
+    driver.report(update=2)
+    cluster.api("PATCH", run.path, {"metadata": {"finalizers": ["example.com/kept-for-now"]}}, MERGE)
+    run.delete()
+    for update in (3, 4):  # it may not have been seen at once
+        driver.report(update=update, final="stopped", checkpoint={"update": update, "path": f"/storage/{update}"})
+    cluster.api("PATCH", run.path, {"metadata": {"finalizers": None}}, MERGE)
+    run.wait("its end", lambda: not cluster.exists(run.path))
+
+
 def test_an_own_pool_goes_with_the_end_of_its_run(cluster: Cluster, space: Space, operator: Operator) -> None:
     run = LiveRun(cluster, space, checkpoints=SAFE, **OWN)
     run.runs()

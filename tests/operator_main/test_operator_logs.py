@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import logging
 import warnings
-from contextlib import nullcontext
+from contextlib import suppress
 from datetime import datetime
 
 import kopf
@@ -121,29 +122,48 @@ def test_levels(level, told):
     assert [line["message"] for line in lines(stream)] == told
 
 
-@pytest.mark.parametrize(("attempts", "told"), [(1, ["WARNING"]), (2, ["WARNING", "ERROR"])])
-async def test_a_request_that_kopf_sends_again_is_no_error_but_the_last_one_is(attempts, told):
+class Endless:
+    """As in `watches.py`: kopf itself never gives up."""
+
+    def __iter__(self):
+        return itertools.repeat(0.0)
+
+
+@pytest.mark.parametrize(
+    ("failures", "pauses", "told"),
+    [
+        (1, [0.0], ["WARNING"]),
+        (2, [0.0], ["WARNING", "ERROR"]),
+        (8, Endless(), ["WARNING"] * 6 + ["ERROR"] * 2),
+    ],
+    ids=["soon well", "given up", "for long"],
+)
+async def test_a_request_that_kopf_sends_again_is_no_error_at_first(failures, pauses, told):
     """Against kopf itself, because the level hangs on its words."""
     asked = 0
 
     async def answer(request: web.Request) -> web.Response:
         nonlocal asked
         asked += 1
-        if asked > attempts:
+        if asked > failures:
             return web.json_response({})
         return web.json_response({"kind": "Status", "code": 429, "message": "initializing"}, status=429)
 
     app = web.Application()
     app.router.add_get("/watched", answer)
+    stream = begun()
     async with TestServer(app) as server:
-        settings = kopf.OperatorSettings()
         context = auth.APIContext(kopf.ConnectionInfo(server=str(server.make_url(""))))
-        stream = begun()
-        call = api.request.__wrapped__(  # type: ignore[attr-defined]
-            "get", "/watched", settings=settings, backoffs=[0.0], context=context, logger=logging.getLogger("kopf.x")
+        asking = api.request.__wrapped__(
+            "get",
+            "/watched",
+            settings=kopf.OperatorSettings(),
+            backoffs=pauses,
+            context=context,
+            logger=logging.getLogger("kopf.x"),
         )
-        with pytest.raises(errors.APITooManyRequestsError) if attempts == 2 else nullcontext():
-            await call
+        with suppress(errors.APITooManyRequestsError):
+            await asking
         await context.close()
     assert [line["level"] for line in lines(stream)] == told
 

@@ -57,8 +57,9 @@ _RAY_STOP: Final = "RAY_JOB_STOP_WAIT_TIME_S"
 #: how long `ray start` waits at its end for traffic of Ray Serve to go elsewhere, half a minute by itself. A run has
 #: none, and the hook has waited for what there is
 _RAY_DRAIN: Final = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
-#: seconds; its shell is the container's first process and so deaf to SIGTERM, and nothing is lost with it
-_SUBMITTER_GRACE: Final = 1
+#: seconds; its shell is the container's first process and so deaf to SIGTERM: this long the driver's last words still
+#: come to its log
+_SUBMITTER_GRACE: Final = 5
 _SUBMITTER_RESOURCES: Final = {
     "requests": {"cpu": "100m", "memory": "200Mi"},
     "limits": {"cpu": "1", "memory": "1Gi"},
@@ -233,10 +234,12 @@ def _pod(run: Run, number: int, template: RayTemplate, main: str) -> Json:
 
 
 def _let_leave(spec: Json, ray: Json, grace: int) -> None:
-    _set_environment(ray, _unset(ray, {_RAY_DRAIN: "0"}))
     _set_environment(ray, {place.GRACE: str(grace), _RAY_STOP: str(grace + _FAREWELL)})
+    own = ray.get("lifecycle") or {}
+    if "preStop" not in own:
+        _set_environment(ray, _unset(ray, {_RAY_DRAIN: "0"}))
     hook = {"preStop": {"exec": {"command": place.farewell(grace + _FAREWELL)}}}
-    ray["lifecycle"] = {**hook, **(ray.get("lifecycle") or {})}
+    ray["lifecycle"] = {**hook, **own}
     spec.setdefault("terminationGracePeriodSeconds", grace + _FAREWELL + _RAY_ENDS)
 
 
