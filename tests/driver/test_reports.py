@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import socket
 from pathlib import Path
 
 import pytest
@@ -246,14 +247,16 @@ async def test_the_last_report_is_sent_until_it_is_answered(operator: SmallOpera
 
 async def test_the_last_report_waits_for_an_operator_that_is_away(authority: Authority) -> None:
     operator = SmallOperator()
-    async with operator.serving(authority):
-        pass
-    async with _reporter(operator, authority, Orders()) as reporter:
-        finishing = asyncio.create_task(reporter.finish("complete", ""))
-        await asyncio.sleep(0.1)
-        assert not finishing.done()
-        async with operator.serving(authority):
-            assert await finishing
+    with socket.socket() as kept:  # it never listens, and nobody else gets the port meanwhile
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        operator.port = kept.getsockname()[1]
+        async with _reporter(operator, authority, Orders()) as reporter:
+            finishing = asyncio.create_task(reporter.finish("complete", ""))
+            await asyncio.sleep(0.1)
+            assert not finishing.done()
+            async with operator.serving(authority):
+                assert await finishing
     assert [report.final for report in operator.finals] == ["complete"]
 
 
