@@ -7,6 +7,7 @@ import http.client
 import itertools
 import json
 import ssl
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from operator_process import Operator
 from tapforge_api.claims import AUDIENCE, Acquired, Claim, Released, Renewed, RenewedAll
 
 Object = dict[str, Any]
+#: why the broker says 503: nobody could tell it who is calling
+UNCHECKED = "CannotAuthenticate"
 _NUMBERS = itertools.count(1)
 
 
@@ -57,10 +60,18 @@ class Caller:
         return claim
 
     def acquire_all(self, slots: int, pool: str = "phones", **ask: Any) -> list[Claim]:
-        """So many: an answer may hold fewer, when some of them take longer to be written than others."""
+        """So many: an answer may hold fewer, when some of them take longer to be written than others. Where the API
+        server was too slow to say who is asking, it asks again, as it is told."""
         claims: list[Claim] = []
+        end = time.monotonic() + self.patience
         while missing := slots - len(claims):
-            more = self.acquire(pool, **{"waitSeconds": 60, **ask, "slots": missing})
+            try:
+                more = self.acquire(pool, **{"waitSeconds": 60, **ask, "slots": missing})
+            except Denied as error:
+                if error.reason != UNCHECKED or time.monotonic() > end:
+                    raise
+                time.sleep(0.5)
+                continue
             assert 0 < len(more) <= missing, (claims, more)
             claims += more
         return claims

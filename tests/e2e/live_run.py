@@ -167,8 +167,10 @@ class Driver:
             "controller": True,
         }
         name = f"{job['metadata']['name']}-head"
+        labels = {"ray.io/group": "headgroup", "ray.io/node-type": "head"}
+        labels |= {names.RUN_UID: run.uid, names.ATTEMPT: str(attempt)}
         body = {
-            "metadata": {"name": name, "labels": {"ray.io/group": "headgroup"}, "ownerReferences": [owner]},
+            "metadata": {"name": name, "labels": labels, "ownerReferences": [owner]},
             "spec": {"containers": [{"name": "ray", "image": "trainer:1"}]},
         }
         made = run.cluster.api("POST", pods, body)

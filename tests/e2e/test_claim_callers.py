@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from claiming import Caller, Denied, Object, account, caller, owned_by, run, run_pod
+from claiming import UNCHECKED, Caller, Denied, Object, account, caller, owned_by, run, run_pod
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-from e2e.cluster import Cluster
+from e2e.cluster import Cluster, Refused
 from live_pool import LivePool, name, uid
 from operator_process import Operator
 
@@ -23,6 +24,7 @@ from tapforge_operator import names
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 POOL = "phones"
+_LIARS = itertools.count(1)
 
 
 @pytest.fixture
@@ -33,9 +35,14 @@ def pool(cluster: Cluster, space: str, operator: Operator) -> LivePool:
 
 
 def refused(who: Caller, pool: str = POOL) -> Denied:
-    with pytest.raises(Denied) as denied:
-        who.acquire(pool)
-    return denied.value
+    def judged() -> Denied | None:
+        with pytest.raises(Denied) as denied:
+            who.acquire(pool)
+        return None if denied.value.reason == UNCHECKED else denied.value
+
+    said = who.operator.cluster.wait_for("word of who is calling", judged)
+    assert said is not None
+    return said
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
@@ -148,12 +155,23 @@ def test_a_pods_token_is_traced_to_its_run(cluster: Cluster, space: str, operato
     assert by_job.acquire(request="by-either", slots=1) == [third]
 
 
+def lied(cluster: Cluster, space: str, owner: Object) -> str:
+    """The token of a Pod whose owner there is not; "" when the Pod was collected before there was one."""
+    try:
+        return run_pod(cluster, space, owner, f"liar-{next(_LIARS)}")
+    except Refused as error:
+        if error.status != 404:
+            raise
+        return ""
+
+
 def test_a_pod_that_only_says_so_is_no_runs(cluster: Cluster, space: str, operator: Operator, pool: LivePool) -> None:
     """The names are right, a UID is not; or there is no run at all; or the run uses another pool."""
     training = run(cluster, space, "learning")
     liar = {**training, "metadata": {**training["metadata"], "uid": "00000000-0000-4000-8000-000000000000"}}
-    # The garbage collector finds out as well, and then the token is no longer one.
-    assert refused(Caller(operator, space, run_pod(cluster, space, liar, "liar"))).status in (401, 403)
+    # The garbage collector finds out as well: then the token is no longer one, or there is no Pod left to make it for.
+    token = cluster.wait_for("a liar's token", lambda: lied(cluster, space, liar))
+    assert refused(Caller(operator, space, token)).status in (401, 403)
     config = cluster.api("POST", f"/api/v1/namespaces/{space}/configmaps", {"metadata": {"name": "x"}})
     config |= {"apiVersion": "v1", "kind": "ConfigMap"}
     assert refused(Caller(operator, space, run_pod(cluster, space, config, "by-config"))).status == 403

@@ -161,6 +161,7 @@ def test_a_phone_whose_process_dies_is_replaced(real: Cluster, pool: LivePool) -
     pool.wait("the dead phone's successor", replaced)
     now = pool.wait_ready(3)
     assert {uid(phones[0]), uid(phones[2])} < set(uids(now))
+    pool.wait("it to be counted", lambda: pool.status()["replacedTotal"] > before)
     assert pool.status()["replacedTotal"] == before + 1
 
 

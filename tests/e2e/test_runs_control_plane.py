@@ -92,10 +92,10 @@ def test_a_run_goes_from_its_file_to_complete(cluster: Cluster, space: Space, op
     run.kuberay_says(1, "SUCCEEDED", "Complete")
     done = run.wait_ready("True", "Complete")
     assert run.says("Complete", "True") and run.says("Failed", "False") and done["completionTime"]
-    run.wait("its last word", lambda: "Complete" in [reason for reason, _ in run.events()])
-    told = [reason for reason, _ in run.events()]
-    told = [reason for reason in told if reason != "WaitingForPhones"]  # it may not have to
-    assert told == ["PoolNotFound", "Starting", "AttemptStarted", "Running", "Finishing", "Complete"]
+    run.wait("its last word", lambda: told(run, "Complete") or untold(run, operator))
+    words = [reason for reason, _ in run.events() if reason != "WaitingForPhones"]  # it may not have to
+    all_of_it = ["PoolNotFound", "Starting", "AttemptStarted", "Running", "Finishing", "Complete"]
+    assert words == [word for word in all_of_it if word in words or not untold(run, operator)]
     assert run.attempts() == [1] and run.jobs()[0]["spec"] == job["spec"], "made once, never written again"
 
 
@@ -198,6 +198,8 @@ def test_a_run_is_suspended_and_goes_on(cluster: Cluster, space: Space, operator
     assert driver.report(update=2).stop == ""
     run.edit(suspend=True)
     run.wait_ready("False", "Stopping")
+    # What the driver is told is settled a moment after the status says so.
+    run.wait("the order", lambda: driver.report(update=2).stop)
     orders = driver.report(update=2)
     assert orders.stop == "suspend" and 0 < orders.grace_seconds <= 60
     driver.report(update=3, final="stopped", checkpoint={"update": 3, "path": "/storage/3"})
@@ -210,7 +212,7 @@ def test_a_run_is_suspended_and_goes_on(cluster: Cluster, space: Space, operator
     run.runs(2)
     limits = run.driver(operator, 2).report(update=3).limits
     assert limits is not None and limits.max_updates == 5
-    assert told(run, "AttemptStarted") == 2
+    run.wait("word of both", lambda: told(run, "AttemptStarted") == 2 or untold(run, operator))
 
 
 def test_a_lost_cluster_is_followed_by_another_attempt(cluster: Cluster, space: Space, operator: Operator) -> None:
@@ -230,11 +232,19 @@ def test_a_lost_cluster_is_followed_by_another_attempt(cluster: Cluster, space: 
     run.kuberay_says(2, "FAILED", "Failed", reason="AppFailed", message="The actor died unexpectedly")
     run.wait("Failed", lambda: run.says("Failed", "True", "BackoffLimitExceeded"))
     assert "The actor died" in run.status()["message"]
-    run.wait("word of both", lambda: told(run, "ClusterLost") == 2)
+    run.wait("word of both", lambda: told(run, "ClusterLost") == 2 or untold(run, operator))
 
 
 def told(run: LiveRun, reason: str) -> int:
     return [said for said, _ in run.events()].count(reason)
+
+
+def untold(run: LiveRun, operator: Operator) -> bool:
+    """Events about it may be missing: what the API server didn't take in time is not sent again, and the log says so.
+    Nor are those of a status whose write was not answered."""
+    event, status = "an Event could not be written", f"run {run.namespace}/{run.name}: "
+    mine = [line for line in operator.log().splitlines() if f'"namespace":"{run.namespace}"' in line]
+    return any(event in line or (status in line and "it is tried again" in line) for line in mine)
 
 
 def test_a_restarted_operator_takes_up_the_run_where_it_is(cluster: Cluster, space: Space, operator: Operator) -> None:
@@ -264,6 +274,7 @@ def test_a_queue_may_edit_the_rayjob(cluster: Cluster, space: Space, operator: O
     head = {"headGroupSpec": {"template": {"spec": {"nodeSelector": {"gpu": "a100"}}}}}
     cluster.api("PATCH", run.job_path(), {"spec": {"suspend": False, "rayClusterSpec": head}}, MERGE)
     run.runs()
+    run.driver(operator)  # whoever looks for the head of a driver that is silent for so long finds it
     operator.restart()
     run.edit(stop={"maxUpdates": 3})
     run.wait("the operator to have seen it", lambda: run.says("Ready", "True", "Running"))
