@@ -25,6 +25,7 @@ def phone(image: str = "phone:1", notes: Mapping[str, str] | None = None, **pod:
 def own_nodes(cluster: Cluster, group: str, count: int, *, prefix: str = "", **more: Any) -> list[str]:
     """Nodes that take nobody's Pods but those of `only_on(group)`."""
     taints = [{"key": "group", "value": group, "effect": "NoSchedule"}]
+    more = {"seconds": PATIENCE, **more}
     return cluster.nodes.add(count, prefix=prefix or group, labels={"group": group}, taints=taints, **more)
 
 

@@ -125,8 +125,7 @@ def test_a_pool_grows_and_shrinks_with_its_nodes_and_no_claim_is_broken(
     assert len(autoscaler.nodes()) == 3, "as many as 8 slots need, and no more"
     assert pool.status()["replacedTotal"] == 0, "who waited for a node was not replaced"
     who = caller(operator, space)
-    claims = who.acquire(slots=4, waitSeconds=60, **TTL)
-    assert len(claims) == 4
+    claims = who.acquire_all(4, **TTL)
     pods = {name(pod): pod for pod in pool.pods()}
     claimed_nodes = {pods[claim.slot]["spec"]["nodeName"] for claim in claims}
     assert len(claimed_nodes) == 2, "claims are packed, so that some nodes stay free of them"
@@ -157,6 +156,8 @@ def test_a_drain_that_pays_no_attention_to_annotations_is_stopped_by_the_budget(
     """As `kubectl drain` does it, on the node of a claimed slot: it waits until the claim is given back."""
     pool = LivePool(cluster, space, replicas=2, template=phone(**only_on(space)))
     pool.wait_ready(2)
+    budget = f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets/phones-claimed"
+    pool.wait("its disruption budget", lambda: cluster.exists(budget))
     who = caller(operator, space)
     claim = who.acquire_one(**TTL)
     pods = {name(pod): pod for pod in pool.pods()}

@@ -38,6 +38,25 @@ async def eventually(what: str, probe: Callable[[], Awaitable[T]]) -> T:
     return found
 
 
+async def surely(write: Callable[[], Awaitable[object]]) -> None:
+    """Again where nobody knows whether it was carried out (504, from an API server that stalls): twice is as good as
+    once."""
+    repeated = False
+
+    async def carried_out() -> bool:
+        nonlocal repeated
+        try:
+            await write()
+        except ApiError as error:
+            if not error.unclear and not (repeated and error.status == 409):
+                raise
+            repeated = True
+            return not error.unclear
+        return True
+
+    await eventually("the API server's word on a write", carried_out)
+
+
 @dataclass
 class Watched:
     """A pool in a namespace of its own, and what must never be seen there."""
@@ -51,10 +70,11 @@ class Watched:
 
     async def create(self, **spec: object) -> None:
         body = {"apiVersion": API_VERSION, "kind": "EmulatorPool", "metadata": {"name": "phones"}, "spec": spec}
-        await self.api.create(path("emulatorpools", self.namespace, group=API_VERSION), body)
+        await surely(lambda: self.api.create(path("emulatorpools", self.namespace, group=API_VERSION), body))
 
     async def edit(self, **spec: object) -> None:
-        await self.api.patch(path("emulatorpools", self.namespace, "phones", group=API_VERSION), {"spec": spec})
+        where = path("emulatorpools", self.namespace, "phones", group=API_VERSION)
+        await surely(lambda: self.api.patch(where, {"spec": spec}))
 
     async def status(self) -> Object:
         found = await self.api.get(path("emulatorpools", self.namespace, "phones", group=API_VERSION))
@@ -174,7 +194,7 @@ async def everything(house: House, pool: Watched) -> None:
     await pool.until_seen()
     victim = (await pool.pods())[0]
     crash = {"metadata": {"annotations": {fake.EXIT: "0"}}}
-    await pool.api.patch(path("pods", pool.namespace, name(victim)), crash)
+    await surely(lambda: pool.api.patch(path("pods", pool.namespace, name(victim)), crash))
     await pool.until_ready(without=uid(victim))
     assert uids(await pool.pods(aside=True)) == [uid(victim)]
     await pool.edit(replicas=1)
@@ -256,7 +276,7 @@ def spaces(request: pytest.FixtureRequest) -> Callable[[], str]:
 @asynccontextmanager
 async def ground(info: kopf.ConnectionInfo, namespace: str) -> AsyncIterator[Watched]:
     async with Client(info, deadline=PATIENCE) as api:
-        await api.create(path("namespaces"), {"metadata": {"name": namespace}})
+        await surely(lambda: api.create(path("namespaces"), {"metadata": {"name": namespace}}))
 
         async def account() -> bool:
             try:

@@ -390,4 +390,7 @@ def _claimer(cluster: Cluster) -> str:
         cluster.kubectl("create", "serviceaccount", "tester", "-n", HERE)
         allow = ("--clusterrole=tapforge-claimer", f"--serviceaccount={HERE}:tester")
         cluster.kubectl("create", "rolebinding", "tester-claims", *allow, "-n", HERE)
+        claim = ("create", "tapforge.dev", "emulatorpools/claim", HERE)
+        who = f"system:serviceaccount:{HERE}:tester"
+        cluster.wait_for("its right", lambda: may(cluster, who, *claim))
     return cluster.token(HERE, "tester", "tapforge.dev/broker")

@@ -74,7 +74,9 @@ def test_ten_kills_in_a_busy_pool(cluster: Cluster, space: str, operator: Operat
                 operator.wait_ready()
         operator.wait_ready()
         granted = judge.granted
-        pool.wait("claims after the last kill", lambda: judge.granted > granted + 5)
+        # How many there were before is a matter of how fast the machine is between two kills.
+        enough = lambda: judge.granted > max(granted + 5, 30) and judge.renewed > 50  # noqa: E731
+        pool.wait("claims after the last kill", enough)
         for holder in holders:
             holder.stop()
         for holder in holders:
@@ -86,7 +88,9 @@ def test_ten_kills_in_a_busy_pool(cluster: Cluster, space: str, operator: Operat
     assert judge.granted > 30 and judge.renewed > 50
     assert max(seen) <= 8 + 1, "planned and surge"
     pool.wait("all to be new", lambda: pool.status()["updated"] == 8 and pool.status()["claimed"] == 0)
-    assert not [pod for pod in pool.pods() if names.CLAIMED in pod["metadata"]["labels"]]
+    # A release that takes long is answered before it is written.
+    marked = lambda: [name(pod) for pod in pool.pods() if names.CLAIMED in pod["metadata"]["labels"]]  # noqa: E731
+    pool.wait("nothing to be marked as claimed", lambda: not marked())
 
 
 def test_an_upgrade_with_claims_held_changes_nothing(cluster: Cluster, space: str, operator: Operator) -> None:
@@ -94,10 +98,10 @@ def test_an_upgrade_with_claims_held_changes_nothing(cluster: Cluster, space: st
     devices = LivePool(cluster, space, "devices", external={"urls": ["http://10.2.0.1:8000", "http://10.2.0.2:8000"]})
     pool.wait_ready(3)
     who = caller(operator, space)
-    claims = [*who.acquire(slots=2, waitSeconds=60, **TTL), *who.acquire("devices", waitSeconds=60, **TTL)]
-    assert len(claims) == 3
+    claims = [*who.acquire_all(2, **TTL), who.acquire_one("devices", **TTL)]
     pool.wait("the statuses to say so", lambda: (pool.status()["claimed"], devices.status()["claimed"]) == (2, 1))
     budget = f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets/phones-claimed"
+    pool.wait("its disruption budget", lambda: cluster.exists(budget))
     pool.wait("the disruption controller to have counted", lambda: counted_pods(cluster.api("GET", budget)) == 2)
 
     def versions() -> dict[str, str]:
@@ -134,7 +138,7 @@ def test_what_happened_while_nobody_was_there_is_found_out(cluster: Cluster, spa
     pods = pool.wait_ready(4)
     leaving.wait_ready(1)
     who = caller(operator, space)
-    held, crashed, deleted = who.acquire(slots=3, waitSeconds=60, **TTL)
+    held, crashed, deleted = who.acquire_all(3, **TTL)
     left = who.acquire_one("leaving", **TTL)
     leaving.wait("the status to say so", lambda: leaving.status()["claimed"] == 1)
     operator.kill9()

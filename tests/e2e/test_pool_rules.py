@@ -4,10 +4,12 @@ outside. Fake nodes play the Pods' lives; deadlines are seconds here and minutes
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from datetime import datetime
 
 import pytest
-from e2e.cluster import Cluster, fake
+from e2e.cluster import Cluster, Refused, fake
 from live_pool import LivePool, Object, name, note_of, only_on, own_nodes, phone, ready, stays, uid, uids
 from operator_process import Operator
 
@@ -153,6 +155,17 @@ def test_a_field_that_no_pod_has_stalls_the_pool_until_somebody_corrects_it(clus
 
 def test_pod_security_stalls_the_pool_until_somebody_corrects_the_template(cluster: Cluster, space: str) -> None:
     cluster.kubectl("label", "namespace", space, "pod-security.kubernetes.io/enforce=restricted")
+    probe = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "probe", "image": "probe"}]}}
+
+    def enforced() -> bool:
+        """The API server reads the label some time after it is there."""
+        try:
+            cluster.api("POST", f"/api/v1/namespaces/{space}/pods?dryRun=All", probe)
+        except Refused as error:
+            return "violates PodSecurity" in str(error)
+        return False
+
+    cluster.wait_for("the standard to be enforced", enforced)
     pool = LivePool(cluster, space, replicas=2)
     pool.wait("word of the refusal", lambda: pool.says("Stalled", "True", "PodSecurity"))
     assert "runAsNonRoot" in pool.condition("Stalled")["message"]
@@ -243,6 +256,9 @@ def test_the_newest_failed_pods_are_kept_and_their_last_words_are_in_the_status(
     (second,) = pool.wait_ready(1)
     for _ in range(4):
         first = second
+        # Of two that were made within one second either is the newest.
+        made = datetime.fromisoformat(first["metadata"]["creationTimestamp"]).timestamp()
+        pool.wait("the next second", lambda made=made: time.time() >= made + 1.0)
         pool.annotate(name(first), {fake.EXIT: "0"})
         (second,) = replaced(pool, [uid(first)])
         kept = pool.pod(name(first))
