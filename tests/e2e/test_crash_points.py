@@ -217,7 +217,7 @@ async def everything(house: House, pool: Watched) -> None:
 
 async def on_devices(house: House, pool: Watched) -> None:
     """The same of devices, which have Leases instead of Pods."""
-    await pool.create(external={"urls": ["http://10.1.0.1:8000", "http://10.1.0.2:8000"], "quarantineSeconds": 1})
+    await pool.create(external={"urls": ["http://10.1.0.1:8000", "http://10.1.0.2:8000"]})
     requests = itertools.count()
 
     async def claim() -> Claim:

@@ -91,7 +91,7 @@ def test_a_run_learns_on_claimed_phones_through_a_death_of_the_operator(
     training: subprocess.Popen[str],
     tmp_path: Path,
 ) -> None:
-    pool = LivePool(cluster, space, external={"urls": urls, "quarantineSeconds": 1})
+    pool = LivePool(cluster, space, external={"urls": urls})
     end = time.monotonic() + PATIENCE
 
     def until(what: str, holds: bool) -> bool:
@@ -108,7 +108,7 @@ def test_a_run_learns_on_claimed_phones_through_a_death_of_the_operator(
     held = [lease for lease in cluster.api("GET", leases)["items"] if note_of(lease, names.CLAIM)]
     assert len(held) == 5
     taken = note_of(held[0], names.URL)
-    pool.edit(external={"urls": [url for url in urls if url != taken], "quarantineSeconds": 1})
+    pool.edit(external={"urls": [url for url in urls if url != taken]})
     # Not by `until`: the run may end between its two looks.
     with contextlib.suppress(subprocess.TimeoutExpired):
         training.wait(max(0.0, end - time.monotonic()))
