@@ -90,6 +90,10 @@ class LivePool:
         found = [pod for pod in self.cluster.api("GET", where)["items"] if self._owns(pod)]
         return sorted(found, key=lambda pod: int(pod["metadata"]["labels"][names.ORDINAL]))
 
+    def marked(self) -> list[str]:
+        """Slots with the mark of a claim, which goes a moment after the claim is over."""
+        return [name(pod) for pod in self.pods() if names.CLAIMED in pod["metadata"]["labels"]]
+
     def pods(self) -> list[Object]:
         """Those that are its slots."""
         return [

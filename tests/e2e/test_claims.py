@@ -101,8 +101,7 @@ def test_fifty_callers_at_once_never_share_a_slot(cluster: Cluster, space: str, 
     for held in holders.values():
         fences = [claim.fence for claim in held]
         assert fences == sorted(set(fences))
-    marked = lambda: [name(pod) for pod in pool.pods() if names.CLAIMED in pod["metadata"]["labels"]]  # noqa: E731
-    pool.wait("no mark to be left", lambda: not marked())
+    pool.wait("no mark to be left", lambda: not pool.marked())
     assert len(pool.pods()) == 10 and pool.status()["replacedTotal"] == 0
 
 

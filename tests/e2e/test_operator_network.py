@@ -17,8 +17,6 @@ from holders import Holder, Judge
 from live_pool import LivePool, name, phone, uid, uids
 from operator_process import ACCOUNT, Ground, Operator, Sleep
 
-from tapforge_operator import names
-
 TTL = {"ttlSeconds": 600}
 #: of a leadership that ends in a test, by its machine's sleep
 LEASE = 60.0
@@ -89,9 +87,7 @@ def test_wrong_lost_and_missing_answers_to_everything(
         assert not holder.is_alive() and holder.error is None, holder.error
     pool.wait_ready(12)
     pool.wait("all to be free", lambda: pool.status()["claimed"] == 0)
-    # A claim is over before its mark is off the slot.
-    marked = lambda: [pod for pod in pool.pods() if names.CLAIMED in pod["metadata"]["labels"]]  # noqa: E731
-    pool.wait("no mark to be left", lambda: not marked())
+    pool.wait("no mark to be left", lambda: not pool.marked())
     assert judge.accusations == [] and judge.lost == []
     assert most <= 12
     assert cluster.exists(f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets/phones-claimed")

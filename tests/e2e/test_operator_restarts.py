@@ -19,8 +19,6 @@ from holders import Holder, Judge, slot_of
 from live_pool import LivePool, Object, name, phone, uid, uids
 from operator_process import Ground, Operator, Sleep
 
-from tapforge_operator import names
-
 TTL = {"ttlSeconds": 600}
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 
@@ -88,9 +86,7 @@ def test_ten_kills_in_a_busy_pool(cluster: Cluster, space: str, operator: Operat
     assert judge.granted > 30 and judge.renewed > 50
     assert max(seen) <= 8 + 1, "planned and surge"
     pool.wait("all to be new", lambda: pool.status()["updated"] == 8 and pool.status()["claimed"] == 0)
-    # A release that takes long is answered before it is written.
-    marked = lambda: [name(pod) for pod in pool.pods() if names.CLAIMED in pod["metadata"]["labels"]]  # noqa: E731
-    pool.wait("nothing to be marked as claimed", lambda: not marked())
+    pool.wait("no mark to be left", lambda: not pool.marked())
 
 
 def test_an_upgrade_with_claims_held_changes_nothing(cluster: Cluster, space: str, operator: Operator) -> None:
