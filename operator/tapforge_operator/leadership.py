@@ -118,6 +118,8 @@ class Leadership:
         served = runner(app)
         await served.setup()
         stack.push_async_callback(served.cleanup)
+        # Before that: the server waits up to a minute for answers, and callers wait for slots that come no more.
+        stack.push_async_callback(self._claims.end)
         context = tls.context(material)
         await web.TCPSite(served, settings.host, settings.broker_port, ssl_context=context).start()
         keep = asyncio.create_task(tls.keep(self._client, settings.namespace, names, context, material))
