@@ -22,7 +22,7 @@ HERE   := $(shell pwd | cksum | cut -d' ' -f1)
 LOCKED := .venv/.locked-$(HERE)
 READY  := .venv/.ready-$(HERE)
 
-.PHONY: help demo demo-cluster tiny bench-operator test lint format lock setup clean
+.PHONY: help demo demo-cluster tiny bench-operator test test-long lint format lock setup clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | expand -t 16
@@ -54,33 +54,16 @@ check lint-imports --no-logo; \
 if [ -n "$$failed" ]; then echo "lint: failed:$$failed"; else echo "lint: clean"; fi
 endef
 
-PYTEST = $(BIN)/python -m pytest
-define TEST
-echo "test: pytest $(ARGS)"; \
-$(PYTEST) $(ARGS) || failed+=" pytest"
-endef
-
-# Tests of the control plane wait most of their time: they run beside the others, and what they say comes behind. Runs on
-# the real node compute: they have the machine to themselves.
-define EVERY_TEST
-beside=; said=$$(mktemp); \
-trap '[ -z "$$beside" ] || { kill -INT "$$beside"; wait "$$beside"; } || true; rm -f "$$said"' EXIT; \
-trap 'exit 130' INT TERM; \
-run() { echo "test: pytest $$*"; $(PYTEST) "$$@" || failed+=" 'pytest $$*'"; }; \
-echo "test: pytest tests/e2e -m 'not node', beside the next one"; \
-set -m; $(PYTEST) tests/e2e -m 'not node' -o cache_dir=.pytest_cache/e2e </dev/null >"$$said" 2>&1 & \
-beside=$$!; set +m; \
-run --ignore=tests/e2e; \
-echo "test: what the one beside it says"; \
-tail --lines=+1 --follow --pid="$$beside" "$$said"; \
-wait "$$beside" || failed+=" 'pytest tests/e2e -m not node'"; beside=; \
-run tests/e2e -m node -o cache_dir=.pytest_cache/node
-endef
-
-test: $(READY) ## lint, then every test, whatever lint said; fails if either does
-	@$(LINT); \
-	$(if $(strip $(ARGS)),$(TEST),$(EVERY_TEST)); \
+test: $(READY) ## lint, then every test that shows a promise (tests/tiers.py); some of them: ARGS="tests/rollout -k lease"
+ifneq ($(strip $(ARGS)),)
+	@$(LINT); echo "test: pytest $(ARGS)"; $(BIN)/python -m pytest $(ARGS) || failed+=" pytest"; \
 	if [ -n "$$failed" ]; then echo "test: failed:$$failed"; exit 1; else echo "test: passed"; fi
+else
+	@$(BIN)/python -m tests.tiers test
+endif
+
+test-long: $(READY) ## the tests that take long: matrices, minutes of waiting, further whole runs
+	@$(BIN)/python -m tests.tiers test-long
 
 lint: $(READY) ## ruff, mypy, import rules
 	@$(LINT); [ -z "$$failed" ]

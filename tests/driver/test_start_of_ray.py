@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -44,6 +45,7 @@ def test_nobody_aborts_a_driver_that_is_told_to_stop_while_ray_starts() -> None:
     [
         ("The current node timed out during startup. This could happen", 2, 3, True),
         ("The current node timed out during startup. This could happen", 3, 3, False),
+        ("Timed out waiting for file /tmp/ray/gcs_server_port_0", 1, 2, True),
         ("The disk is full", 1, 1, False),
     ],
 )
@@ -67,3 +69,33 @@ def test_a_ray_that_did_not_come_up_in_time_is_started_again(
         with pytest.raises(Exception, match=words):
             driver._start_ray()
     assert begun == ["local"] * starts
+
+
+#: stops where Ray is imported, which is when Ray reads its settings
+IMPORTING = """
+import os, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ray":
+            raise SystemExit("waits " + os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s", "as Ray does"))
+
+sys.meta_path.insert(0, Finder())
+from tapforge_trainer.policy import driver
+driver._start_ray()
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "waits"),
+    [({}, "300"), ({"RAY_gcs_rpc_server_reconnect_timeout_s": "7"}, "7"), ({"RAY_ADDRESS": "there:1"}, "as Ray does")],
+    ids=["on this machine", "as somebody has set it", "on a cluster"],
+)
+def test_a_control_store_that_answers_late_ends_no_driver(environment: dict[str, str], waits: str) -> None:
+    """Ray ends whoever gets no answer of it for a minute, and on a machine that compiles beside it that happens."""
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", IMPORTING]
+    ended = subprocess.run(
+        command, env={**mine, **environment}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ended.stderr.strip() == f"waits {waits}"

@@ -292,6 +292,7 @@ async def ground(info: kopf.ConnectionInfo, namespace: str) -> AsyncIterator[Wat
             await api.delete(path("namespaces", name=namespace))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("day", [everything, on_devices])
 @pytest.mark.parametrize("when", ["after", "before"])
 async def test_a_death_at_every_single_write(

@@ -43,6 +43,7 @@ def counted(pool: LivePool) -> Iterator[list[int]]:
     thread.join()
 
 
+@pytest.mark.long
 def test_ten_kills_in_a_busy_pool(cluster: Cluster, space: str, operator: Operator) -> None:
     """Holders claim and play, phones crash, the size and the template change; the operator is killed all the while,
     also before it leads and in the middle of its start."""

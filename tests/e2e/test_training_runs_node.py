@@ -167,6 +167,7 @@ def _left(real: Cluster, space: str, owner: str) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_two_runs_share_the_phones_there_are_and_one_that_fails_says_why(real: Cluster, times: Times) -> None:
     space = room(real, "real-share")
     pool = LivePool(real, space, **phones(PHONES))

@@ -29,9 +29,14 @@ from .settings import EngineSettings, LearnerSettings, PauseMode, UpdateSettings
 
 #: environment variable by which a cluster's job finds its Ray
 RAY_ADDRESS = "RAY_ADDRESS"
-#: how often Ray is started on this machine: its agents have 15 s, which can't be set, and a busy machine takes longer
-#: while their files are read for the first time
+#: how often Ray is started on this machine: its agents have 15 s and its node 30 s, which can't be set, and a busy
+#: machine takes longer while their files are read for the first time
 _RAY_STARTS: Final = 3
+#: what Ray says then: of its node, and of a port that a part of it has not chosen yet
+_RAY_LATE: Final = ("timed out during startup", "Timed out waiting for file")
+#: Ray's control store may be as late as this, seconds. Ray gives its port 30 s at each start; and whoever has been
+#: without an answer of it for 60 s is ended by Ray on the spot, the driver as well
+_RAY_PATIENCE: Final = {"RAY_gcs_server_port_wait_time_s": "60", "RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
 
 log = logging.getLogger(__name__)
 
@@ -241,10 +246,13 @@ def _own_signals() -> Iterator[None]:
 
 
 def _start_ray() -> None:
+    address = os.environ.get(RAY_ADDRESS)
+    if not address:
+        for name, seconds in _RAY_PATIENCE.items():
+            os.environ.setdefault(name, seconds)  # read while Ray is imported
     import ray
     from ray._private import ray_constants
 
-    address = os.environ.get(RAY_ADDRESS)
     if address and ray.is_initialized():
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -261,7 +269,7 @@ def _start_ray() -> None:
                 break
             except Exception as error:  # nothing more special is raised
                 # What is left of it ends with this process.
-                if not tries_left or "timed out during startup" not in str(error):
+                if not tries_left or not any(words in str(error) for words in _RAY_LATE):
                     raise
                 log.warning("Ray did not come up in time on this machine; it is started again")
     else:

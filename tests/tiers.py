@@ -1,0 +1,246 @@
+"""`make test` and `make test-long`: jobs that run beside each other as far as two cores allow, and one report of all.
+
+    python -m tests.tiers test | test-long
+
+- A job begins when those that it comes after have ended, well or not; a failed job stops no other one.
+- What has to be built is built first: meanwhile lint and tests that start nothing run, and nothing else.
+- Each job writes a log of its own. A line now and then says how far they are and what is waited for.
+- The last lines name what failed, where the log is, and how to repeat it. The exit code is 1 then.
+- Ctrl-C and SIGTERM end every job; after `LIMIT` seconds all are ended, which is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+LOGS: Final = Path("test-logs")
+#: for all jobs together, seconds
+LIMIT: Final = 4500.0
+_REPORT_SECONDS: Final = 30.0
+#: after which a job that was told to end is killed, seconds
+_GRACE: Final = 60.0
+#: lines of a log that a failure shows
+_SHOWN: Final = 300
+
+#: folders whose tests start Ray, engines and learners
+STACKS: Final = ("tests/run", "tests/policy", "tests/driver")
+SHORT, LONG = "not long", "long"
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    command: tuple[str, ...]
+    #: names of jobs that end before
+    after: tuple[str, ...] = ()
+
+
+def _pytest(name: str, *words: str, only: str, after: Sequence[str] = ()) -> Job:
+    cache = f"cache_dir=.pytest_cache/{name.replace(' ', '-')}"
+    command = (sys.executable, "-u", "-m", "pytest", "-v", "-o", cache, *words, "-m", only)
+    return Job(name, command, tuple(after))
+
+
+BUILDS: Final = Job("builds", (sys.executable, "-u", "-m", "e2e.builds"))
+_OTHERS: Final = ("--ignore=tests/e2e", *(f"--ignore={folder}" for folder in STACKS))
+
+TIERS: Final[Mapping[str, tuple[Job, ...]]] = {
+    "test": (
+        BUILDS,
+        Job("lint", ("make", "lint")),
+        _pytest("pure", *_OTHERS, only=SHORT),
+        _pytest("stacks", *STACKS, only=SHORT, after=["builds", "pure"]),
+        _pytest("control plane", "tests/e2e", only=f"not node and {SHORT}", after=["builds"]),
+        _pytest("node", "tests/e2e", only=f"node and {SHORT}", after=["stacks", "control plane"]),
+    ),
+    "test-long": (
+        BUILDS,
+        _pytest("others", "--ignore=tests/e2e", only=LONG, after=["builds"]),
+        _pytest("control plane", "tests/e2e", only=f"not node and {LONG}", after=["builds"]),
+        _pytest("node", "tests/e2e", only=f"node and {LONG}", after=["others", "control plane"]),
+    ),
+}
+
+
+# --- what a log says --------------------------------------------------------------------------------------------------
+
+_CLOSING = re.compile(
+    r"^=+ (.*(?:passed|failed|error|skipped|deselected|no tests ran).*) in [\d.]+s.*=+$", re.MULTILINE
+)
+_COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed)")
+_SUMMARY = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_SKIPPED = re.compile(r"^SKIPPED \[\d+\] .*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a job's log says by its end."""
+
+    counts: Mapping[str, int]
+    failed: tuple[str, ...]
+    skipped: tuple[str, ...]
+    #: the last lines, from the first failure on where there is one
+    shown: str
+
+
+def read(log: str) -> Said:
+    closing = _CLOSING.findall(log)
+    counts = {word.removesuffix("s"): int(number) for number, word in _COUNT.findall(closing[-1] if closing else "")}
+    begin = re.search(r"^=+ (?:FAILURES|ERRORS) =+$", log, re.MULTILINE)
+    lines = log[begin.start() if begin else 0 :].splitlines()
+    return Said(
+        counts,
+        tuple(dict.fromkeys(_SUMMARY.findall(log))),
+        tuple(_SKIPPED.findall(log)),
+        "\n".join(lines[-_SHOWN:]),
+    )
+
+
+def how_far(log: str) -> str:
+    """Where a job is: its share of the tests and the one that runs, or the last line."""
+    lines = log.splitlines()
+    last = lines[-1].strip() if lines else "begins"
+    done = re.findall(r"\[ *(\d+)%\]$", log, re.MULTILINE)
+    return f"{done[-1]} %, {last.removesuffix(' ')}" if done else last
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Running:
+    job: Job
+    log: Path
+    process: subprocess.Popen[bytes]
+    began: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def tell(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # nobody of it is left
+            os.killpg(self.process.pid, number)
+
+
+class _GivenUp(Exception):
+    """Somebody asked for the end."""
+
+
+def _say(line: str) -> None:
+    print(f"test: {line}", flush=True)
+
+
+def _begin(job: Job, folder: Path) -> _Running:
+    log = folder / f"{job.name.replace(' ', '-')}.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            job.command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+    return _Running(job, log, process)
+
+
+def _end(running: Sequence[_Running]) -> None:
+    """All of them, as Ctrl-C would; whoever is deaf is killed."""
+    for one in running:
+        one.tell(signal.SIGINT)
+    deadline = time.monotonic() + _GRACE
+    for one in running:
+        try:
+            one.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            one.tell(signal.SIGKILL)
+            one.process.wait(_GRACE)
+
+
+def run(jobs: Sequence[Job], folder: Path) -> list[_Running]:
+    """Runs them all. Raises _GivenUp and TimeoutError; then all have ended as well."""
+    began, told = time.monotonic(), time.monotonic()
+    waiting, started = list(jobs), list[_Running]()
+    try:
+        while waiting or any(one.ended is None for one in started):
+            under_way = [one for one in started if one.ended is None]
+            for one in under_way:
+                if one.process.poll() is not None:
+                    one.ended = time.monotonic()
+                    result = "passed" if one.process.returncode == 0 else f"FAILED, {one.log} says more"
+                    closing = _CLOSING.findall(one.text())
+                    figures = f": {closing[-1]}" if closing else ""
+                    _say(f"{one.ended - began:5.0f} s  {one.job.name} {result}{figures}, {one.ended - one.began:.0f} s")
+            not_ended = {job.name for job in waiting} | {one.job.name for one in started if one.ended is None}
+            for job in [job for job in waiting if not not_ended.intersection(job.after)]:
+                waiting.remove(job)
+                started.append(_begin(job, folder))
+                _say(f"{time.monotonic() - began:5.0f} s  {job.name} begins: {started[-1].log}")
+            if time.monotonic() - told > _REPORT_SECONDS:
+                told = time.monotonic()
+                for one in started:
+                    if one.ended is None:
+                        _say(f"{told - began:5.0f} s  {one.job.name}: {how_far(one.text())}")
+            if time.monotonic() - began > LIMIT:
+                raise TimeoutError(f"not done after {LIMIT:.0f} s")
+            time.sleep(0.2)
+    finally:
+        _end([one for one in started if one.ended is None])
+    return started
+
+
+def report(done: Sequence[_Running]) -> int:
+    """Prints what came of it; returns the exit code."""
+    said = {one.job.name: read(one.text()) for one in done}
+    broken = [one for one in done if one.process.returncode != 0]
+    for one in broken:
+        print(f"\n{'=' * 40} {one.job.name}: {one.log}\n{said[one.job.name].shown}")
+    for line in [line for name in said for line in said[name].skipped]:
+        _say(line)
+    totals = {
+        word: sum(one.counts.get(word, 0) for one in said.values()) for word in ("passed", "failed", "error", "skipped")
+    }
+    wrong = totals["failed"] + totals["error"]
+    for one in broken:
+        for name in said[one.job.name].failed:
+            _say(f"FAILED {name}, in {one.log}; again: make test ARGS={name!r}")
+        if not said[one.job.name].failed:
+            _say(f"FAILED {one.job.name} ended with {one.process.returncode}; {one.log} says more")
+    print(f"{totals['passed']} passed, {wrong} failed, {totals['skipped']} skipped", flush=True)
+    return 1 if broken else 0
+
+
+def main(words: Sequence[str]) -> int:
+    if len(words) != 1 or words[0] not in TIERS:
+        print(f"usage: python -m tests.tiers {' | '.join(TIERS)}", file=sys.stderr)
+        return 2
+
+    def give_up(number: int, frame: FrameType | None) -> None:
+        raise _GivenUp
+
+    signal.signal(signal.SIGTERM, give_up)
+    signal.signal(signal.SIGINT, give_up)
+    folder = LOGS / words[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    try:
+        code = report(run(TIERS[words[0]], folder))
+    except _GivenUp:
+        _say("given up")
+        return 130
+    except TimeoutError as error:
+        _say(f"FAILED: {error}")
+        return 1
+    _say(f"{'failed' if code else 'passed'} after {time.monotonic() - began:.0f} s")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
