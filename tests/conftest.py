@@ -1,6 +1,7 @@
 """For every test: nothing asks the network for a model or reports usage (set before torch, Ray or vLLM is imported, so
 that the processes they start have it too), and hypothesis minds no slowness: machines that run tests are shared.
-In CI hypothesis plays the same examples every time: new ones are found where somebody can look at them.
+In CI and for `make test` hypothesis plays the same examples every time: new ones are found by whoever calls pytest
+directly, and can look at them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ settings.register_profile(
     "tapforge",
     deadline=None,
     print_blob=True,
-    derandomize=bool(os.environ.get("CI")),
+    derandomize=bool(os.environ.get("CI") or os.environ.get("TAPFORGE_SAME_EXAMPLES")),
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tapforge")

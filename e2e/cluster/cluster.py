@@ -37,7 +37,8 @@ from .processes import Family, free_ports
 #: what comes in the end is not late before that: machines stall, seconds
 PATIENCE: Final = 120.0
 _START_SECONDS = 120.0
-_POLL_SECONDS = 0.05
+#: between two looks, seconds: a tenth of the time that was waited, within these
+_POLL_SECONDS = (0.05, 0.5)
 _REMOVE_SECONDS = 60.0
 _ADMINS = "system:masters"
 
@@ -316,7 +317,8 @@ class Cluster:
 
     def wait_for(self, what: str, probe: Callable[[], T], seconds: float = PATIENCE) -> T:
         """What `probe` answers as soon as that is true. An API server that is away or starting is no answer yet."""
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
+        deadline, (least, most) = began + seconds, _POLL_SECONDS
         while True:
             said = ""
             try:
@@ -331,7 +333,7 @@ class Cluster:
             self._all_run()
             if time.monotonic() > deadline:
                 raise NotInTime(f"{what}: not there after {seconds:g} s{said}")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(min(most, max(least, (time.monotonic() - began) / 10)))
 
     def _all_run(self) -> None:
         family = self._there_is(self._family)

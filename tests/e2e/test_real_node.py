@@ -282,6 +282,7 @@ def _status(pid: int) -> list[str]:
 # --- KubeRay ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_ray_job_runs_in_this_machines_environment(real: Cluster) -> None:
     here = room(real, "real-ray")
     requests = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}}

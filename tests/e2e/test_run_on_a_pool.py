@@ -83,6 +83,7 @@ def training(cluster: Cluster, space: str, operator: Operator, tmp_path: Path) -
         process.wait(60)
 
 
+@pytest.mark.long
 def test_a_run_learns_on_claimed_phones_through_a_death_of_the_operator(
     cluster: Cluster,
     space: str,

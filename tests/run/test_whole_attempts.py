@@ -26,6 +26,8 @@ from tapforge_api import attempt as told
 from tapforge_api.learning import Stop
 from tapforge_api.progress import EXIT_COMPLETE, EXIT_STOPPED, Orders, Progress
 
+pytestmark = pytest.mark.long
+
 UID = "3f2c9a54-0000-4000-8000-000000000001"
 LITTLE = [
     "spec.warmStart=null",
