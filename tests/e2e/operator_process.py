@@ -205,7 +205,7 @@ class Operator:
         return "\n".join(line[:1000] for line in told[-lines:]) or "(nothing)"
 
     def _get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports['health']}/{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports['health']}/{path}", timeout=60) as answer:
             return str(answer.read().decode())
 
     def _listens(self) -> bool:

@@ -62,7 +62,7 @@ def phones() -> Iterator[list[str]]:
         for url, kind in zip(urls, SICK, strict=False):
             body = json.dumps([{"kind": kind}]).encode()
             request = urllib.request.Request(f"{url}/faults", body, {"Content-Type": "application/json"})
-            assert urllib.request.urlopen(request, timeout=30).status == 200
+            assert urllib.request.urlopen(request, timeout=120).status == 200
         nobody.bind(("127.0.0.1", 0))  # and never listens
         yield [*urls, f"http://127.0.0.1:{nobody.getsockname()[1]}"]
         server.terminate()

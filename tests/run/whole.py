@@ -64,7 +64,7 @@ class Command:
                 start_new_session=True,
             )
 
-    def wait(self, grace: float = 30.0) -> Finished:
+    def wait(self, grace: float = 60.0) -> Finished:
         """`grace`: seconds after which a process that is still there counts as left behind."""
         try:
             code = self.process.wait(PATIENCE)

@@ -65,7 +65,7 @@ async def test_an_end_and_a_checkpoint_are_answered_when_they_are_written(fields
 async def test_a_checkpoint_that_is_known_waits_for_nothing() -> None:
     desk = Desk()
     desk.settle(checkpoint=4)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(60):
         await desk.reports.take(UID, report(2, 7, checkpoint={"update": 4, "path": "p"}))
 
 

@@ -66,7 +66,7 @@ def _plug(cable: dict[str, str]) -> None:
     outside = ("nsenter", f"--net=/proc/{os.getpid()}/fd/{machine}", "ip")
     name, node, prefix = cable["interface"], cable["node"], cable["prefix"]
     # What a node of this name had before may take a moment to go.
-    subprocess.run([*outside, "link", "delete", name], capture_output=True, timeout=30, check=False)
+    subprocess.run([*outside, "link", "delete", name], capture_output=True, timeout=120, check=False)
     _do(*outside, "link", "add", name, "type", "veth", "peer", "name", _UPLINK, "netns", str(os.getpid()))
     _do("ip", "link", "set", "lo", "up")
     _do("ip", "address", "add", f"{node}/{prefix}", "dev", _UPLINK)
@@ -80,7 +80,7 @@ def _plug(cable: dict[str, str]) -> None:
 
 
 def _do(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
 

@@ -115,7 +115,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 def _probe() -> None:
     words = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", "--net", "true"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode != 0:
         raise CannotRun(
             f"this machine makes no namespaces (`{' '.join(words)}`: {done.stderr.strip()}); in a container, run it "
