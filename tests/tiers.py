@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -227,7 +228,7 @@ def report(done: Sequence[_Running]) -> int:
     wrong = totals["failed"] + totals["error"]
     for one in broken:
         for name in said[one.job.name].failed:
-            _say(f"FAILED {name}, in {one.log}; again: make test ARGS={name!r}")
+            _say(f'FAILED {name}, in {one.log}; again: make test ARGS="{shlex.quote(name)}"')
         if not said[one.job.name].failed:
             _say(f"FAILED {one.job.name} ended with {one.process.returncode}; {one.log} says more")
     print(f"{totals['passed']} passed, {wrong} failed, {totals['skipped']} skipped", flush=True)
