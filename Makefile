@@ -56,13 +56,14 @@ endef
 
 test: $(READY) ## lint, then every test that shows a promise (tests/tiers.py); some of them: ARGS="tests/rollout -k lease"
 ifneq ($(strip $(ARGS)),)
-	@$(LINT); echo "test: pytest $(ARGS)"; $(BIN)/python -m pytest $(ARGS) || failed+=" pytest"; \
+	@$(LINT); echo test: pytest $(ARGS); TAPFORGE_SAME_EXAMPLES=1 $(BIN)/python -m pytest $(ARGS) || failed+=" pytest"; \
 	if [ -n "$$failed" ]; then echo "test: failed:$$failed"; exit 1; else echo "test: passed"; fi
 else
 	@$(BIN)/python -m tests.tiers test
 endif
 
 test-long: $(READY) ## the tests that take long: matrices, minutes of waiting, further whole runs
+	$(if $(strip $(ARGS)),$(error test-long takes no ARGS: make test ARGS="FOLDER -m long" runs some of them))
 	@$(BIN)/python -m tests.tiers test-long
 
 lint: $(READY) ## ruff, mypy, import rules

@@ -129,6 +129,8 @@ FOREIGN = re.compile(
         ("uv pip --ind" + "ex-url x", True),
         ("https://py" + "pi.org/project/x", True),
         ("GOPROXY=https://proxy.gol" + "ang.org", True),
+        ("registry.npm" + "js.org/x", True),
+        ("http://deb.deb" + "ian.org/debian", True),
         ("../sha" + "red/design/x.md", True),
         ("the network/route", False),
         ("frames/root/x", False),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import subprocess
+import threading
+import time
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from tests import tiers
 
 ROOT = Path(__file__).parents[1]
-LONG = re.compile(r"^(?:@|pytestmark = )pytest\.mark\.long$", re.MULTILINE)
+LONG = "mark" + ".long"
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py"))
 
 
@@ -35,7 +37,7 @@ def test_each_test_is_played_once(file: str) -> None:
     for tier, only in (("test", tiers.SHORT), ("test-long", tiers.LONG)):
         takes = [_only(job) for job in tiers.TIERS[tier] if "pytest" in job.command and _takes(job, file)]
         expected = sorted([f"not node and {only}", f"node and {only}"] if node else [only])
-        if tier == "test" or takes or LONG.search((ROOT / file).read_text()):
+        if tier == "test" or takes or LONG in (ROOT / file).read_text():
             assert sorted(takes) == expected, f"{file} in {tier}"
 
 
@@ -91,24 +93,71 @@ def test_how_far_a_job_is(log: str, told: str) -> None:
     assert tiers.how_far(log) == told
 
 
+@pytest.mark.parametrize("name", ["tests/a.py::b", "a[b c]", "a['b\"c']", "a[$b]", "a[`b`]", "a[<b>]"])
+def test_a_test_is_repeated_by_its_name(name: str, tmp_path: Path) -> None:
+    """Through a shell, make, and the shell of make's recipe."""
+    (tmp_path / "Makefile").write_text("test:\n\t@printf '%s\\n' $(ARGS)\n")
+    done = subprocess.run(
+        ["sh", "-c", tiers.repeat(name)], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == f"{name}\n"
+
+
 def test_jobs_run_in_order_and_a_failure_is_told_with_its_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = [
-        tiers.Job("first", ("sh", "-c", f"echo first >> {tmp_path}/order; exit 1")),
-        tiers.Job("second", ("sh", "-c", f"echo second >> {tmp_path}/order"), ("first",)),
+        tiers.Job("first", ("sh", "-c", f"sleep 1; touch {tmp_path}/first; exit 1")),
+        tiers.Job("second", ("test", "-e", f"{tmp_path}/first"), ("first",)),
     ]
-    assert tiers.report(tiers.run(jobs, tmp_path)) == 1
-    assert (tmp_path / "order").read_text().split() == ["first", "second"], "a failed job stops no other one"
+    ran = tiers.run(jobs, tmp_path, tiers.End())
+    assert [one.process.returncode for one in ran.started] == [1, 0], "a failed job stops no other one"
+    assert tiers.report(ran) == 1
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "0 passed, 0 failed, 0 skipped"
-    assert said[-2] == f"test: FAILED first ended with 1; {tmp_path}/first.log says more"
+    assert said[-2:] == [
+        f"test: FAILED first ended with 1; {tmp_path}/first.log says more",
+        "0 passed, 1 failed, 0 skipped",
+    ]
 
 
-def test_jobs_that_do_not_end_in_time_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+#: says that it is there, and that it heard; the deaf one hears nothing
+HEARS = "trap 'touch {0}/heard; exit' INT; touch {0}/there; while :; do sleep 0.1; done"
+DEAF = "trap '' INT; touch {0}/there; while :; do sleep 0.1; done"
+
+
+@pytest.mark.parametrize("job", [HEARS, DEAF], ids=["hears", "deaf"])
+def test_jobs_that_are_given_up_end_and_what_did_not_is_named(
+    job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "_GRACE", 60.0 if job == HEARS else 1.0)
+    jobs = [
+        tiers.Job("one", ("sh", "-c", job.format(tmp_path))),
+        tiers.Job("two", ("true",), ("one",)),
+    ]
+    end = tiers.End()
+
+    def give_up() -> None:
+        while not (tmp_path / "there").exists():
+            time.sleep(0.05)
+        end.ask()
+
+    thread = threading.Thread(target=give_up)
+    thread.start()
+    ran = tiers.run(jobs, tmp_path, end)
+    thread.join()
+    assert (tmp_path / "heard").exists() is (job == HEARS)
+    assert all(one.process.returncode is not None for one in ran.started)
+    assert tiers.report(ran) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[-3:] == [
+        f"test: FAILED one: given up at begins; {tmp_path}/one.log says more",
+        "test: FAILED two: given up before it began",
+        "0 passed, 2 failed, 0 skipped",
+    ]
+
+
+def test_jobs_that_are_not_done_in_time_have_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "LIMIT", 1.0)
-    ended = tmp_path / "ended"
-    job = tiers.Job("deaf", ("sh", "-c", f"trap 'touch {ended}; exit' INT; while :; do sleep 0.1; done"))
-    with pytest.raises(TimeoutError, match="not done after 1 s"):
-        tiers.run([job], tmp_path)
-    assert ended.exists()
+    ran = tiers.run([tiers.Job("slow", ("sleep", "600"))], tmp_path, tiers.End())
+    assert (ran.cut, dict(ran.unfinished)) == ("not done after 1 s", {"slow": "begins"})
+    assert tiers.report(ran) == 1

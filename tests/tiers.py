@@ -3,10 +3,11 @@
     python -m tests.tiers test | test-long
 
 - A job begins when those that it comes after have ended, well or not; a failed job stops no other one.
-- What has to be built is built first: meanwhile lint and tests that start nothing run, and nothing else.
+- What has to be built is built first: meanwhile lint and the tests that start no Ray, cluster or compiler run, and
+  nothing else.
 - Each job writes a log of its own. A line now and then says how far they are and what is waited for.
 - The last lines name what failed, where the log is, and how to repeat it. The exit code is 1 then.
-- Ctrl-C and SIGTERM end every job; after `LIMIT` seconds all are ended, which is a failure.
+- Ctrl-C, SIGTERM and SIGHUP end every job, and so do `LIMIT` seconds: what has not ended by then has failed.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ LOGS: Final = Path("test-logs")
 #: for all jobs together, seconds
 LIMIT: Final = 4500.0
 _REPORT_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 0.2
 #: after which a job that was told to end is killed, seconds
 _GRACE: Final = 60.0
-#: lines of a log that a failure shows
-_SHOWN: Final = 300
+#: lines of a log that a failed job shows
+_SHOWN: Final = 100
 
-#: folders whose tests start Ray, engines and learners
-STACKS: Final = ("tests/run", "tests/policy", "tests/driver")
+#: folders whose tests start Ray, engines and learners, or need something that is built
+STACKS: Final = ("tests/run", "tests/policy", "tests/driver", "tests/gitops")
 SHORT, LONG = "not long", "long"
 
 
@@ -124,7 +126,12 @@ def how_far(log: str) -> str:
     lines = log.splitlines()
     last = lines[-1].strip() if lines else "begins"
     done = re.findall(r"\[ *(\d+)%\]$", log, re.MULTILINE)
-    return f"{done[-1]} %, {last.removesuffix(' ')}" if done else last
+    return f"{done[-1]} %, {last}" if done else last
+
+
+def repeat(name: str) -> str:
+    """The command that runs a test again, as a shell and then make take it."""
+    return f"make test {shlex.quote('ARGS=' + shlex.quote(name).replace('$', '$$'))}"
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -146,8 +153,26 @@ class _Running:
             os.killpg(self.process.pid, number)
 
 
-class _GivenUp(Exception):
-    """Somebody asked for the end."""
+@dataclass
+class End:
+    """That somebody asked for the end."""
+
+    asked: bool = False
+
+    def ask(self, number: int = 0, frame: FrameType | None = None) -> None:
+        self.asked = True
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of the jobs."""
+
+    started: tuple[_Running, ...]
+    #: why jobs were ended or never began; empty: they all came to their end
+    cut: str = ""
+    #: ended for that reason, with how far they were
+    unfinished: Mapping[str, str] = field(default_factory=dict)
+    never_began: tuple[str, ...] = ()
 
 
 def _say(line: str) -> None:
@@ -169,94 +194,93 @@ def _begin(job: Job, folder: Path) -> _Running:
     return _Running(job, log, process)
 
 
-def _end(running: Sequence[_Running]) -> None:
-    """All of them, as Ctrl-C would; whoever is deaf is killed."""
+def _end(running: Sequence[_Running], end: End) -> None:
+    """All of them, as Ctrl-C would; whoever is deaf is killed, at once when the end is asked for once more."""
+    end.asked = False
     for one in running:
         one.tell(signal.SIGINT)
     deadline = time.monotonic() + _GRACE
+    while any(one.process.poll() is None for one in running) and time.monotonic() < deadline and not end.asked:
+        time.sleep(_LOOK_SECONDS)
     for one in running:
-        try:
-            one.process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            one.tell(signal.SIGKILL)
-            one.process.wait(_GRACE)
+        one.tell(signal.SIGKILL)
+        one.process.wait(_GRACE)
 
 
-def run(jobs: Sequence[Job], folder: Path) -> list[_Running]:
-    """Runs them all. Raises _GivenUp and TimeoutError; then all have ended as well."""
-    began, told = time.monotonic(), time.monotonic()
+def run(jobs: Sequence[Job], folder: Path, end: End) -> Ran:
+    """Runs them all, until they ended, the end is asked for, or `LIMIT` seconds are over."""
+    began = told = time.monotonic()
     waiting, started = list(jobs), list[_Running]()
-    try:
-        while waiting or any(one.ended is None for one in started):
-            under_way = [one for one in started if one.ended is None]
-            for one in under_way:
-                if one.process.poll() is not None:
-                    one.ended = time.monotonic()
-                    result = "passed" if one.process.returncode == 0 else f"FAILED, {one.log} says more"
-                    closing = _CLOSING.findall(one.text())
-                    figures = f": {closing[-1]}" if closing else ""
-                    _say(f"{one.ended - began:5.0f} s  {one.job.name} {result}{figures}, {one.ended - one.began:.0f} s")
-            not_ended = {job.name for job in waiting} | {one.job.name for one in started if one.ended is None}
-            for job in [job for job in waiting if not not_ended.intersection(job.after)]:
-                waiting.remove(job)
-                started.append(_begin(job, folder))
-                _say(f"{time.monotonic() - began:5.0f} s  {job.name} begins: {started[-1].log}")
-            if time.monotonic() - told > _REPORT_SECONDS:
-                told = time.monotonic()
-                for one in started:
-                    if one.ended is None:
-                        _say(f"{told - began:5.0f} s  {one.job.name}: {how_far(one.text())}")
-            if time.monotonic() - began > LIMIT:
-                raise TimeoutError(f"not done after {LIMIT:.0f} s")
-            time.sleep(0.2)
-    finally:
-        _end([one for one in started if one.ended is None])
-    return started
+    cut = ""
+    while not cut and (waiting or any(one.ended is None for one in started)):
+        for one in [one for one in started if one.ended is None]:
+            if one.process.poll() is not None:
+                one.ended = time.monotonic()
+                result = "passed" if one.process.returncode == 0 else f"FAILED, {one.log} says more"
+                closing = _CLOSING.findall(one.text())
+                figures = f": {closing[-1]}" if closing else ""
+                _say(f"{one.ended - began:5.0f} s  {one.job.name} {result}{figures}, {one.ended - one.began:.0f} s")
+        not_ended = {job.name for job in waiting} | {one.job.name for one in started if one.ended is None}
+        for job in [job for job in waiting if not not_ended.intersection(job.after)]:
+            waiting.remove(job)
+            started.append(_begin(job, folder))
+            _say(f"{time.monotonic() - began:5.0f} s  {job.name} begins: {started[-1].log}")
+        if time.monotonic() - told > _REPORT_SECONDS:
+            told = time.monotonic()
+            for one in started:
+                if one.ended is None:
+                    _say(f"{told - began:5.0f} s  {one.job.name}: {how_far(one.text())}")
+        if end.asked:
+            cut = "given up"
+        elif time.monotonic() - began > LIMIT:
+            cut = f"not done after {LIMIT:.0f} s"
+        time.sleep(_LOOK_SECONDS)
+    rest = [one for one in started if one.ended is None]
+    unfinished = {one.job.name: how_far(one.text()) for one in rest}
+    _end(rest, end)
+    return Ran(tuple(started), cut, unfinished, tuple(job.name for job in waiting))
 
 
-def report(done: Sequence[_Running]) -> int:
-    """Prints what came of it; returns the exit code."""
-    said = {one.job.name: read(one.text()) for one in done}
-    broken = [one for one in done if one.process.returncode != 0]
+def report(ran: Ran) -> int:
+    """Prints what came of it; returns the exit code. A job that failed and names no test counts as one failure."""
+    said = {one.job.name: read(one.text()) for one in ran.started}
+    broken = [one for one in ran.started if one.job.name not in ran.unfinished and one.process.returncode != 0]
     for one in broken:
         print(f"\n{'=' * 40} {one.job.name}: {one.log}\n{said[one.job.name].shown}")
-    for line in [line for name in said for line in said[name].skipped]:
+    lines = [line for name in said for line in said[name].skipped]
+    wrong = 0
+    for one in ran.started:
+        failed, name = said[one.job.name].failed, one.job.name
+        lines += [f"FAILED {test}, in {one.log}; again: {repeat(test)}" for test in failed]
+        wrong += len(failed)
+        if name in ran.unfinished:
+            lines.append(f"FAILED {name}: {ran.cut} at {ran.unfinished[name]}; {one.log} says more")
+            wrong += 1
+        elif one in broken and not failed:
+            lines.append(f"FAILED {name} ended with {one.process.returncode}; {one.log} says more")
+            wrong += 1
+    lines += [f"FAILED {name}: {ran.cut} before it began" for name in ran.never_began]
+    wrong += len(ran.never_began)
+    for line in lines:
         _say(line)
-    totals = {
-        word: sum(one.counts.get(word, 0) for one in said.values()) for word in ("passed", "failed", "error", "skipped")
-    }
-    wrong = totals["failed"] + totals["error"]
-    for one in broken:
-        for name in said[one.job.name].failed:
-            _say(f'FAILED {name}, in {one.log}; again: make test ARGS="{shlex.quote(name)}"')
-        if not said[one.job.name].failed:
-            _say(f"FAILED {one.job.name} ended with {one.process.returncode}; {one.log} says more")
-    print(f"{totals['passed']} passed, {wrong} failed, {totals['skipped']} skipped", flush=True)
-    return 1 if broken else 0
+    passed, skipped = (sum(one.counts.get(word, 0) for one in said.values()) for word in ("passed", "skipped"))
+    print(f"{passed} passed, {wrong} failed, {skipped} skipped", flush=True)
+    return 1 if wrong or ran.cut else 0
 
 
 def main(words: Sequence[str]) -> int:
     if len(words) != 1 or words[0] not in TIERS:
         print(f"usage: python -m tests.tiers {' | '.join(TIERS)}", file=sys.stderr)
         return 2
-
-    def give_up(number: int, frame: FrameType | None) -> None:
-        raise _GivenUp
-
-    signal.signal(signal.SIGTERM, give_up)
-    signal.signal(signal.SIGINT, give_up)
+    end = End()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end.ask)
     folder = LOGS / words[0]
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    try:
-        code = report(run(TIERS[words[0]], folder))
-    except _GivenUp:
-        _say("given up")
-        return 130
-    except TimeoutError as error:
-        _say(f"FAILED: {error}")
-        return 1
-    _say(f"{'failed' if code else 'passed'} after {time.monotonic() - began:.0f} s")
+    ran = run(TIERS[words[0]], folder, end)
+    code = report(ran)
+    _say(f"{ran.cut or ('failed' if code else 'passed')} after {time.monotonic() - began:.0f} s")
     return code
 
 

@@ -87,6 +87,14 @@ class Leadership:
 
     async def close(self) -> None:
         """Stops acting, then lets the next one lead."""
+        await self._stop_acting()
+        await self._election.resign()
+        if self._keep is not None:
+            self._keep.cancel()
+        self._telemetry.leading(0)
+
+    async def _stop_acting(self) -> None:
+        """Claims end last: a pool that is planned without them has none. May be called again."""
         self._closed = True
         await self._runs.end()
         for _, task in self._keepers.values():
@@ -94,10 +102,6 @@ class Leadership:
         await asyncio.gather(*(task for _, task in self._keepers.values()), return_exceptions=True)
         if self._claims is not None:
             await self._claims.end()
-        await self._election.resign()
-        if self._keep is not None:
-            self._keep.cancel()
-        self._telemetry.leading(0)
 
     async def _listen(self, stack: AsyncExitStack) -> None:
         settings = self._settings
@@ -119,7 +123,7 @@ class Leadership:
         await served.setup()
         stack.push_async_callback(served.cleanup)
         # Before that: the server waits up to a minute for answers, and callers wait for slots that come no more.
-        stack.push_async_callback(self._claims.end)
+        stack.push_async_callback(self._stop_acting)
         context = tls.context(material)
         await web.TCPSite(served, settings.host, settings.broker_port, ssl_context=context).start()
         keep = asyncio.create_task(tls.keep(self._client, settings.namespace, names, context, material))

@@ -288,3 +288,23 @@ async def test_the_end_of_a_leadership_sends_waiting_callers_on(house):
     await house.broker.claims.end()
     status, answer, _ = await call
     assert (status, answer["reason"]) == (503, "NotLeader")
+
+
+@pytest.mark.parametrize("pool", ["phones", "other"], ids=["its pool", "a pool that may be its own"])
+async def test_who_is_being_checked_when_a_leadership_ends_is_sent_on(house, monkeypatch, pool):
+    """Whoever does not lead any more knows of no pool: that is no word on whether there is one, nor on whose it is."""
+    checked, answered, create = asyncio.Event(), asyncio.Event(), house.callers.create
+
+    async def slowly(path, body):
+        checked.set()
+        await answered.wait()
+        return await create(path, body)
+
+    monkeypatch.setattr(house.callers, "create", slowly)
+    call = asyncio.create_task(house.post(CLAIMS.replace("phones", pool), {"request": "request-1"}))
+    await checked.wait()
+    house.broker.leading = False
+    await house.broker.claims.end()
+    answered.set()
+    status, answer, _ = await call
+    assert (status, answer["reason"]) == (503, "NotLeader")

@@ -37,7 +37,6 @@ from .tickets import Tickets
 from .writes import Api, NotLeading, Writer
 
 log = logging.getLogger(__name__)
-
 Object = Mapping[str, Any]
 
 
@@ -189,7 +188,8 @@ class Claims:
             self._ledger.recall(uid, reason)
 
     def find_pool(self, namespace: str, name: str) -> PoolObject:
-        """Raises PoolNotFound."""
+        """Raises PoolNotFound, and NotLeading: who does not lead knows of no pool."""
+        self._lead()
         return self._directory.find(namespace, name)
 
     # --- what callers ask ---------------------------------------------------------------------------------------------
