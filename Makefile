@@ -91,7 +91,7 @@ setup: $(READY) ## only the environment
 	@echo "setup: ready"
 
 clean: ## remove the environment and every cache in the checkout; recorded runs and results stay
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis test-logs build dist
 	@find crds operator trainer tests bench e2e -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- setting up -------------------------------------------------------------------------------------------------------
