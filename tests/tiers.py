@@ -4,7 +4,9 @@
 
 - A job begins when those that it comes after have ended, well or not; a failed job stops no other one.
 - What has to be built is built first: meanwhile lint and the tests that start no Ray, cluster or compiler run, and
-  nothing else.
+  nothing else. Where little has to be built these tests come later, beside others that leave them room.
+- Jobs that start Ray, engines and learners come one after the other: each fills the machine. What waits most of its
+  time runs beside them.
 - Each job writes a log of its own. A line now and then says how far they are and what is waited for.
 - The last lines name what failed, where the log is, and how to repeat it. The exit code is 1 then.
 - Ctrl-C, SIGTERM and SIGHUP end every job, and so do `LIMIT` seconds: what has not ended by then has failed.
@@ -31,13 +33,17 @@ LOGS: Final = Path("test-logs")
 LIMIT: Final = 4500.0
 _REPORT_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.2
+#: what takes longer than this takes minutes
+_LONG_SECONDS: Final = 60.0
 #: after which a job that was told to end is killed, seconds
 _GRACE: Final = 60.0
 #: lines of a log that a failed job shows
 _SHOWN: Final = 100
 
-#: folders whose tests start Ray, engines and learners, or need something that is built
-STACKS: Final = ("tests/run", "tests/policy", "tests/driver", "tests/gitops")
+#: folders whose tests start Ray, engines and learners
+STACKS: Final = ("tests/run", "tests/policy")
+#: folders whose tests need something that is built, or a Ray alone, and wait most of their time
+DRIVERS: Final = ("tests/driver", "tests/gitops")
 SHORT, LONG = "not long", "long"
 
 
@@ -47,16 +53,18 @@ class Job:
     command: tuple[str, ...]
     #: names of jobs that end before
     after: tuple[str, ...] = ()
+    #: a job that is waited for anyway when it takes long: this one begins beside it then
+    beside: str = ""
 
 
-def _pytest(name: str, *words: str, only: str, after: Sequence[str] = ()) -> Job:
+def _pytest(name: str, *words: str, only: str, after: Sequence[str] = (), beside: str = "") -> Job:
     cache = f"cache_dir=.pytest_cache/{name.replace(' ', '-')}"
     command = (sys.executable, "-u", "-m", "pytest", "-v", "-o", cache, *words, "-m", only)
-    return Job(name, command, tuple(after))
+    return Job(name, command, tuple(after), beside)
 
 
 BUILDS: Final = Job("builds", (sys.executable, "-u", "-m", "e2e.builds"))
-_PURE: Final = tuple(f"--ignore={folder}" for folder in ("tests/e2e", *STACKS))
+_PURE: Final = tuple(f"--ignore={folder}" for folder in ("tests/e2e", *STACKS, *DRIVERS))
 #: half of the control plane's tests, which wait most of their time: each half has a control plane of its own
 _BROKERS: Final = ("tests/e2e/test_claim*.py", "tests/e2e/test_operator_*.py")
 _HALVES: Final = {
@@ -73,16 +81,17 @@ TIERS: Final[Mapping[str, tuple[Job, ...]]] = {
     "test": (
         BUILDS,
         Job("lint", ("make", "lint")),
-        _pytest("pure", *_PURE, only=SHORT),
         _pytest("stacks", *STACKS, only=SHORT, after=["builds"]),
+        _pytest("drivers", *DRIVERS, only=SHORT, after=["builds"]),
         *_control_plane(SHORT),
-        _pytest("node", "tests/e2e", only=f"node and {SHORT}", after=["builds"]),
+        _pytest("pure", *_PURE, only=SHORT, after=["stacks"], beside="builds"),
+        _pytest("node", "tests/e2e", only=f"node and {SHORT}", after=["stacks"]),
     ),
     "test-long": (
         BUILDS,
         _pytest("stacks", *STACKS, only=LONG, after=["builds"]),
         *_control_plane(LONG),
-        _pytest("node", "tests/e2e", only=f"node and {LONG}", after=["builds"]),
+        _pytest("node", "tests/e2e", only=f"node and {LONG}", after=["stacks"]),
     ),
 }
 
@@ -144,6 +153,9 @@ class _Running:
     process: subprocess.Popen[bytes]
     began: float = field(default_factory=time.monotonic)
     ended: float | None = None
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -207,6 +219,16 @@ def _end(running: Sequence[_Running], end: End) -> None:
         one.process.wait(_GRACE)
 
 
+def ready(waiting: Sequence[Job], under_way: Mapping[str, float]) -> list[Job]:
+    """Jobs that may begin. `under_way`: seconds since the others of that name began that have not ended."""
+    not_ended = {job.name for job in waiting} | set(under_way)
+    return [
+        job
+        for job in waiting
+        if not not_ended.intersection(job.after) or under_way.get(job.beside, 0.0) > _LONG_SECONDS
+    ]
+
+
 def run(jobs: Sequence[Job], folder: Path, end: End) -> Ran:
     """Runs them all, until they ended, the end is asked for, or `LIMIT` seconds are over."""
     began = told = time.monotonic()
@@ -220,8 +242,7 @@ def run(jobs: Sequence[Job], folder: Path, end: End) -> Ran:
                 closing = _CLOSING.findall(one.text())
                 figures = f": {closing[-1]}" if closing else ""
                 _say(f"{one.ended - began:5.0f} s  {one.job.name} {result}{figures}, {one.ended - one.began:.0f} s")
-        not_ended = {job.name for job in waiting} | {one.job.name for one in started if one.ended is None}
-        for job in [job for job in waiting if not not_ended.intersection(job.after)]:
+        for job in ready(waiting, {one.job.name: one.seconds() for one in started if one.ended is None}):
             waiting.remove(job)
             started.append(_begin(job, folder))
             _say(f"{time.monotonic() - began:5.0f} s  {job.name} begins: {started[-1].log}")
