@@ -202,6 +202,7 @@ def test_two_runs_share_the_phones_there_are_and_one_that_fails_says_why(real: C
     pool.wait_ready(PHONES)
 
 
+@pytest.mark.long
 def test_a_run_whose_file_can_not_work_fails_at_once_and_says_what_to_do(real: Cluster) -> None:
     space = room(real, "real-wrong")
     LivePool(real, space, **phones(1)).wait_ready(1)
