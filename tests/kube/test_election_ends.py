@@ -1,13 +1,15 @@
-"""The end of a leadership is final, also when the API server comes back at the last moment."""
+"""When a term ends and when it does not: late answers, lost answers, a machine that slept; and the term after it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import kopf
+import pytest
 from aiohttp import web
 
 from tapforge_operator.kube.client import Client
@@ -17,35 +19,46 @@ TIMING = Timing(lease_seconds=15.0, renew_seconds=10.0, every_seconds=0.05)
 
 
 class Clock:
-    """The machine's, in our hands."""
+    """The machine's; what is added to `slept` passes at once."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.slept = 0.0
 
     def __call__(self) -> float:
-        return self.now
+        return time.monotonic() + self.slept
 
 
 class LeaseServer:
-    def __init__(self, clock: Clock, refusals: int = 0, slow: float = 0.0) -> None:
-        """The first `refusals` renewals are refused. Any other one takes `slow` seconds."""
+    """One Lease, which takes a change of its newest version only."""
+
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.lease: dict[str, Any] = {}
-        self.refusals = refusals
-        self.slow = slow
+        self.version = 0
+        #: renewals that are refused next
+        self.refusals = 0
+        #: seconds that every other one takes, which pass at once
+        self.slow = 0.0
+        #: renewals are carried out and never answered
+        self.mute = False
         self.renewals = 0
 
     async def answer(self, request: web.Request) -> web.Response:
         if request.method == "GET":
             return web.json_response(self.lease, status=200 if self.lease else 404)
         body = await request.json()
-        if request.method == "PATCH" and self.refusals:
-            self.refusals -= 1
-            return web.json_response({"message": "busy"}, status=503)
         if request.method == "PATCH":
+            if self.refusals:
+                self.refusals -= 1
+                return web.json_response({"message": "busy"}, status=503)
+            if body["metadata"].get("resourceVersion") != str(self.version):
+                return web.json_response({"reason": "Conflict", "message": "modified"}, status=409)
             self.renewals += 1
-            self.clock.now += self.slow
-        self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(len(str(self.lease)))}}
+            self.clock.slept += self.slow
+        self.version += 1
+        self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+        if self.mute and request.method == "PATCH":
+            await asyncio.sleep(60)
         return web.json_response(self.lease)
 
 
@@ -63,42 +76,102 @@ async def answering(server: LeaseServer) -> AsyncIterator[Client]:
         await runner.cleanup()
 
 
-async def test_a_renewal_that_comes_too_late_revives_nothing() -> None:
-    server = LeaseServer(clock := Clock(), refusals=2, slow=TIMING.renew_seconds)
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def server(clock: Clock) -> LeaseServer:
+    return LeaseServer(clock)
+
+
+@pytest.fixture
+async def election(server: LeaseServer, clock: Clock) -> AsyncIterator[Election]:
     async with answering(server) as client:
-        election = Election(client, "system", "operator", "me", TIMING, clock=clock)
-        assert await election.win() == 1
-        assert election.leads
-        await asyncio.wait_for(election.keep(), 60)
-        assert (server.refusals, server.renewals) == (0, 1), "the Lease was renewed, when it was over"
-        assert election.lost.is_set()
-        assert not election.leads
+        one = Election(client, "system", "operator", "me", TIMING, clock=clock)
+        assert await one.win() == 1
+        yield one
 
 
-async def test_renewals_that_come_in_time_go_on() -> None:
-    server = LeaseServer(clock := Clock(), refusals=2, slow=TIMING.renew_seconds * 0.4)
-    async with answering(server) as client:
-        election = Election(client, "system", "operator", "me", TIMING, clock=clock)
-        await election.win()
-        keep = asyncio.create_task(election.keep())
-        async with asyncio.timeout(60):
-            while server.renewals < 5:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        assert election.leads
-        keep.cancel()
-        await asyncio.wait({keep})
-        assert election.lost.is_set(), "whoever keeps it no longer doesn't lead"
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not what():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
-async def test_a_machine_that_slept_leads_no_longer() -> None:
-    server = LeaseServer(clock := Clock())
-    async with answering(server) as client:
-        election = Election(client, "system", "operator", "me", TIMING, clock=clock)
-        await election.win()
-        keep = asyncio.create_task(election.keep())
-        assert election.leads
-        clock.now += 3600.0
-        assert not election.leads, "at once, before anything else is done"
-        await asyncio.wait_for(keep, 60)
-        assert election.lost.is_set()
-        assert not election.leads
+async def test_a_renewal_that_comes_too_late_revives_nothing(server: LeaseServer, election: Election) -> None:
+    server.refusals, server.slow = 2, TIMING.renew_seconds
+    await asyncio.wait_for(election.keep(), 60)
+    assert (server.refusals, server.renewals) == (0, 1), "the Lease was renewed, when it was over"
+    assert not election.leads
+
+
+async def test_renewals_that_come_in_time_go_on(server: LeaseServer, election: Election) -> None:
+    server.refusals, server.slow = 2, TIMING.renew_seconds * 0.4
+    keep = asyncio.create_task(election.keep())
+    await until(lambda: server.renewals >= 5)
+    assert election.leads
+    keep.cancel()
+    await asyncio.wait({keep})
+    assert not election.leads, "whoever keeps it no longer doesn't lead"
+
+
+async def test_renewals_without_an_answer_count_when_the_lease_shows_them(
+    server: LeaseServer, election: Election, clock: Clock
+) -> None:
+    """A storm on the API server: no renewal is ever answered, and each one makes the next a conflict."""
+    server.mute = True
+    keep = asyncio.create_task(election.keep())
+    for _ in range(4):
+        # The second one from here was sent after the first was found on the Lease.
+        enough = server.renewals + 2
+        await until(lambda: server.renewals >= enough)  # noqa: B023
+        clock.slept += TIMING.renew_seconds * 0.6
+        assert election.leads and not keep.done()
+    keep.cancel()
+    await asyncio.wait({keep})
+
+
+async def test_a_machine_that_slept_leads_no_longer(election: Election, clock: Clock) -> None:
+    keep = asyncio.create_task(election.keep())
+    assert election.leads
+    clock.slept += 3600.0
+    assert not election.leads, "at once, before anything else is done"
+    await asyncio.wait_for(keep, 60)
+    assert not election.leads
+
+
+async def test_after_a_term_is_lost_the_process_wins_the_next_one(
+    server: LeaseServer, election: Election, clock: Clock
+) -> None:
+    clock.slept += 3600.0
+    await asyncio.wait_for(election.keep(), 60)
+    assert await asyncio.wait_for(election.win(), 60) == 2
+    assert election.leads and server.lease["spec"]["leaseTransitions"] == 2
+
+
+async def test_another_holder_ends_the_term(server: LeaseServer, election: Election) -> None:
+    server.version += 1
+    server.lease["metadata"]["resourceVersion"] = str(server.version)
+    server.lease["spec"] |= {"holderIdentity": "other", "leaseTransitions": 2}
+    await asyncio.wait_for(election.keep(), 60)
+    assert not election.leads and server.lease["spec"]["holderIdentity"] == "other"
+
+
+async def test_rights_that_are_missing_for_a_moment_end_no_candidate(server: LeaseServer, clock: Clock) -> None:
+    """An API server that has just started refuses everybody until it has read its rules."""
+    refusals = 2
+
+    class Starting(LeaseServer):
+        async def answer(self, request: web.Request) -> web.Response:
+            nonlocal refusals
+            if refusals:
+                refusals -= 1
+                return web.json_response({"reason": "Forbidden", "message": "no rules yet"}, status=403)
+            return await super().answer(request)
+
+    async with answering(Starting(clock)) as client:
+        candidate = Election(client, "system", "operator", "me", TIMING, clock=clock)
+        assert await asyncio.wait_for(candidate.win(), 60) == 1
+    assert refusals == 0

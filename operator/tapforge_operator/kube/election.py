@@ -4,9 +4,13 @@ Promises:
 1. A leader that could not renew for `renew_seconds` (on its own clock, which can't be set and goes on while the machine
    sleeps, counted from before the renewal was sent) stops leading by itself, before anybody else may begin
    (`lease_seconds` of seeing no change on *their* clock). No clock of another machine is ever compared.
-2. The term (`leaseTransitions`) grows with every change of the holder, and with every start of a process: the same
-   identity that comes back after a crash begins a new term, and need not wait.
-3. Losing the Lease is final for this process: `lost` is set, and it ends. What it had in memory is of no use any more.
+2. The term (`leaseTransitions`) grows with every win, also with that of the holder itself: the identity that comes back
+   after a crash or an outage begins a new term, and need not wait.
+3. A lost term is over for good: no answer that comes late revives it. The process may win another one.
+4. A renewal counts from when it was sent, also when its answer was lost and the Lease shows that it was carried out.
+   The next one doesn't wait for the answer of the last.
+5. Whatever the API server answers, `win` goes on trying: an outage, or rights that are missing for a moment while the
+   API server starts, is no reason for a process to end.
 
 Times are seconds.
 """
@@ -27,8 +31,10 @@ from .client import ApiError, Client, Object, path
 log = logging.getLogger(__name__)
 
 _GROUP = "coordination.k8s.io/v1"
-#: until a renewal that failed is tried again; its answer may be all that was lost, and half the time with it
+#: between two renewals while none of them is known to have been carried out
 _AGAIN_SECONDS = 0.5
+#: renewals under way: with one in half a second each has the time that the API server may take
+_AT_ONCE = 8
 #: to give up a Lease that is being renewed
 _TRIES = 3
 
@@ -71,17 +77,21 @@ class Election:
         self._name = name
         self.identity = identity
         self.timing = timing or Timing()
-        #: number of this leadership; 0 before the first
+        #: number of the newest term of this process; 0 before the first
         self.term = 0
-        #: set once when a leadership ended
-        self.lost = asyncio.Event()
         self._until = 0.0
         self._lease: Object = {}
+        #: when the renewals of this term were sent, by the time that they wrote
+        self._sent: dict[str, float] = {}
+        #: when the newest renewal was sent that is known to have been carried out
+        self._renewed = 0.0
+        #: the present term was given up by this process itself
+        self._resigned = False
 
     @property
     def leads(self) -> bool:
         """True while nobody else can be leading."""
-        return not self.lost.is_set() and self._clock() < self._until
+        return self._clock() < self._until
 
     async def win(self) -> int:
         """Waits until this process leads; returns the term. Runs until cancelled."""
@@ -97,39 +107,77 @@ class Election:
                     log.info("leads as %s in term %d", self.identity, self.term)
                     return self.term
             except ApiError as error:
-                if not error.passing and error.status != 409:
-                    raise
-                log.warning("no leadership yet: %s", error)
+                level = logging.WARNING if error.passing or error.status == 409 else logging.ERROR
+                log.log(level, "no leadership yet: %s", error)
             await asyncio.sleep(min(1.0, self.timing.every_seconds))
 
     async def keep(self) -> None:
-        """Renews until the leadership is lost; then sets `lost` and returns."""
-        pause = self.timing.every_seconds
+        """Renews until the term is lost; then returns."""
+        under_way: set[asyncio.Task[None]] = set()
         try:
             while self.leads:
-                await asyncio.sleep(max(0.0, min(pause, self._until - self._clock())))
-                began, pause = self._clock(), self.timing.every_seconds
-                try:
-                    await self._write(began, self._until - began)
-                except ApiError as error:
-                    pause = min(pause, _AGAIN_SECONDS)
-                    if error.status in (404, 409) and not self._mine(await self._reread()):
-                        log.error("somebody else leads now: %s", error)
-                        return
-                    log.warning("the leader Lease could not be renewed: %s", error)
+                now = self._clock()
+                if len(under_way) < _AT_ONCE and now >= self._renewed + self.timing.every_seconds:
+                    under_way.add(asyncio.create_task(self._renew(now)))
+                # An answer may be all that was lost: the next attempt doesn't wait for it.
+                pause = min(_AGAIN_SECONDS, self.timing.every_seconds, max(0.0, self._until - now))
+                await asyncio.sleep(pause)
+                under_way = {task for task in under_way if not task.done()}
         finally:
             self._until = 0.0
-            self.lost.set()
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+        if not self._resigned:
+            log.error("term %d of the leadership is over: the Lease could not be kept", self.term)
 
     async def resign(self) -> None:
         """Lets the next one begin at once."""
         if self.leads:
-            self._until = 0.0
-            self.lost.set()
+            self._until, self._resigned = 0.0, True
             try:
                 await self._give_up()
             except ApiError as error:
                 log.warning("the leader Lease could not be given up, others wait for its end: %s", error)
+
+    # --- renewals -----------------------------------------------------------------------------------------------------
+
+    async def _renew(self, began: float) -> None:
+        spec = self._spec(self.term)
+        self._sent[spec["renewTime"]] = began
+        body = {"metadata": {"resourceVersion": self._lease["metadata"]["resourceVersion"]}, "spec": spec}
+        try:
+            lease = await self._client.patch(self._path, body, deadline=max(0.1, min(5.0, self._until - began)))
+        except ApiError as error:
+            if error.status in (404, 409):  # perhaps by a renewal whose answer was lost
+                await self._reread(error)
+            else:
+                log.warning("the leader Lease could not be renewed: %s", error)
+        else:
+            self._count(lease)
+
+    async def _reread(self, why: ApiError) -> None:
+        try:
+            lease = await self._read()
+        except ApiError as error:
+            log.warning("the leader Lease could not be read: %s", error)
+            return
+        if self._mine(lease):
+            self._count(lease)
+        elif self.leads:
+            log.error("somebody else leads now: %s", why)
+            self._until = 0.0
+
+    def _count(self, lease: Object) -> None:
+        """The Lease is like this, and ours."""
+        if _version(lease) > _version(self._lease):
+            self._lease = lease
+        sent = self._sent.get(lease["spec"].get("renewTime", ""))
+        # What came too late revives nothing: whoever asked meanwhile has stopped for good.
+        if sent is not None and self.leads:
+            self._renewed = max(self._renewed, sent)
+            self._until = max(self._until, sent + self.timing.renew_seconds)
+            self._sent = {text: at for text, at in self._sent.items() if at >= sent}
 
     # --- the Lease ----------------------------------------------------------------------------------------------------
 
@@ -142,10 +190,7 @@ class Election:
 
     def _mine(self, lease: Object) -> bool:
         spec = lease.get("spec") or {}
-        if spec.get("holderIdentity") == self.identity and spec.get("leaseTransitions") == self.term:
-            self._lease = lease
-            return True
-        return False
+        return spec.get("holderIdentity") == self.identity and spec.get("leaseTransitions") == self.term
 
     async def _read(self) -> Object:
         try:
@@ -154,13 +199,6 @@ class Election:
             if error.status == 404:
                 return {}
             raise
-
-    async def _reread(self) -> Object:
-        try:
-            return await self._read()
-        except ApiError as error:
-            log.warning("the leader Lease could not be read: %s", error)
-            return self._lease
 
     async def _take(self, lease: Object, began: float) -> bool:
         term = int((lease.get("spec") or {}).get("leaseTransitions") or 0) + 1
@@ -176,7 +214,8 @@ class Election:
             if error.status == 409:
                 return False
             raise
-        self.term, self._until = term, began + self.timing.renew_seconds
+        self.term, self._until, self._renewed = term, began + self.timing.renew_seconds, began
+        self._sent, self._resigned = {}, False
         return True
 
     async def _give_up(self) -> None:
@@ -187,18 +226,9 @@ class Election:
                 return
             except ApiError as error:
                 # A renewal that was on its way may have come first.
-                if error.status != 409 or not left or not self._mine(await self._read()):
+                if error.status != 409 or not left or not self._mine(lease := await self._read()):
                     raise
-
-    async def _write(self, began: float, deadline: float) -> None:
-        body = {
-            "metadata": {"resourceVersion": self._lease["metadata"]["resourceVersion"]},
-            "spec": self._spec(self.term),
-        }
-        self._lease = await self._client.patch(self._path, body, deadline=max(0.1, min(5.0, deadline)))
-        # An answer that came too late revives nothing: whoever asked meanwhile has stopped for good.
-        if self.leads:
-            self._until = began + self.timing.renew_seconds
+                self._lease = lease
 
     def _metadata(self) -> Object:
         # The label makes it part of what is watched: a leader hears of its own renewals, so it knows that watches live.
@@ -216,3 +246,8 @@ class Election:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _version(lease: Object) -> int:
+    text = (lease.get("metadata") or {}).get("resourceVersion", "")
+    return int(text) if text.isdigit() else 0
