@@ -1,17 +1,21 @@
-"""One leadership from its beginning to its end: what is rebuilt, started and stopped, in which order.
+"""The terms of this process, one after the other: what is rebuilt, started and stopped, in which order.
 
 Promises:
-1. Nothing is granted and nothing is planned before everything was read once after the leadership was won.
-2. When the leadership ends, the broker stops granting at once and no pool is touched any more.
-3. A broker that broke ends the leadership: another one begins with what is written.
+1. Nothing is granted and nothing is planned before everything was read once after the term was won.
+2. When a term ends, the broker stops answering for claims at once and no pool is touched any more. Nothing of a term is
+   left when the next one begins.
+3. A lost term, a broker that broke, an API server that is away or refuses: none of them ends the process. It stands by,
+   and its next term begins with what is written.
 4. The broker answers also while this process does not lead (503): a caller knows that it should try again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -23,7 +27,7 @@ from .broker.mark import Keys
 from .broker.progress import add_progress
 from .broker.server import application, runner
 from .broker.service import Claims
-from .kube.client import Client
+from .kube.client import ApiError, Client
 from .kube.election import Election
 from .objects import PoolObject
 from .reconcile import PoolKeeper
@@ -39,6 +43,8 @@ log = logging.getLogger(__name__)
 _MEND_SECONDS = 10.0
 #: between two looks whether the broker still leads
 _LOOK_SECONDS = 1.0
+#: a term that lasted so long is no sign that the next one breaks at once
+_CALM_SECONDS = 60.0
 
 
 class Leadership:
@@ -49,8 +55,10 @@ class Leadership:
         self._telemetry = telemetry
         self._claims: Claims | None = None
         self._keepers: dict[str, tuple[PoolKeeper, asyncio.Task[None]]] = {}
-        self._closed = False
-        self._keep: asyncio.Task[None] | None = None
+        #: pools and runs are being kept
+        self._acting = False
+        #: why it does not lead though it could, for people
+        self._why = ""
         self.world = World(settings.scope, telemetry, self._woken)
         self._runs = RunKeepers(settings, self.world, client, telemetry, lambda: election.leads)
         self.world.slot_listeners.append(self._slot_changed)
@@ -61,41 +69,68 @@ class Leadership:
     def unready(self) -> str:
         """Why nobody should be sent here; "" when they should."""
         if self._claims is None:
-            return "the broker does not listen yet"
-        if self._election.leads and not self.world.synced:
-            return "the cluster is still being read"
+            return self._why or "the broker does not listen yet"
+        if self._election.leads and not self._claims.leading:
+            return self._why or "the cluster is still being read"
         return ""
 
     async def run(self) -> None:
-        """Waits to lead, leads, and returns when the leadership was lost."""
+        """Leads whenever it can, until cancelled."""
         async with AsyncExitStack() as stack:
             await self._listen(stack)
-            term = await self._election.win()
-            keep = asyncio.create_task(self._election.keep(), name="renewing the leader Lease")
-            self._keep = keep  # it goes on until everything has stopped that needs the leadership
-            jobs = await self._begin(term)
-            resync = asyncio.create_task(
-                self.world.keep_right(self._client, self._settings.resync_seconds, self._settings.silence_seconds / 2),
-                name="lists",
-            )
-            stack.callback(resync.cancel)
-            claims = asyncio.create_task(self._broker_fails(), name="the broker")
-            stack.callback(claims.cancel)
-            done, _ = await asyncio.wait({keep, resync, claims, jobs}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            pauses = _pauses()
+            while True:
+                term = await self._election.win()
+                began = time.monotonic()
+                await self._lead(term)
+                await self._stop_acting()
+                self._telemetry.leading(0)
+                # What broke, if it was no outage, may break again at once.
+                if time.monotonic() - began > _CALM_SECONDS:
+                    pauses = _pauses()
+                await asyncio.sleep(next(pauses))
 
     async def close(self) -> None:
         """Stops acting, then lets the next one lead."""
         await self._stop_acting()
         await self._election.resign()
-        if self._keep is not None:
-            self._keep.cancel()
         self._telemetry.leading(0)
+
+    async def _lead(self, term: int) -> None:
+        """One term, to its end: it was lost, or given up because something broke."""
+        keep = asyncio.create_task(self._election.keep(), name="renewing the leader Lease")
+        acting = asyncio.create_task(self._act(term), name="leading")
+        try:
+            await asyncio.wait({keep, acting}, return_when=asyncio.FIRST_COMPLETED)
+            if acting.done():
+                log.error("term %d is given up: %s", term, self._why, exc_info=acting.exception())
+                await self._stop_acting()
+                await self._election.resign()
+        finally:
+            # Everything stops that needs the leadership, and then the renewals do.
+            for task in (acting, keep):
+                task.cancel()
+                await asyncio.wait({task})
+
+    async def _act(self, term: int) -> None:
+        """Returns, or raises, when this process can't lead any further."""
+        self._why = ""
+        jobs = await self._begin(term)
+        every, silence = self._settings.resync_seconds, self._settings.silence_seconds / 2
+        lists = asyncio.create_task(self.world.keep_right(self._client, every, silence), name="lists")
+        broker = asyncio.create_task(self._broker_fails(), name="the broker")
+        try:
+            done, _ = await asyncio.wait({lists, broker, jobs}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (lists, broker):
+                task.cancel()
+            await asyncio.wait({lists, broker})
 
     async def _stop_acting(self) -> None:
         """Claims end last: a pool that is planned without them has none. May be called again."""
-        self._closed = True
+        self._acting = False
         await self._runs.end()
         for _, task in self._keepers.values():
             task.cancel()
@@ -107,8 +142,8 @@ class Leadership:
         settings = self._settings
         service = f"tapforge-broker.{settings.namespace}.svc"
         names = (service, f"{service}.cluster.local", "localhost", "127.0.0.1", *settings.names)
-        material = await tls.ensure(self._client, settings.namespace, names)
-        self._claims = Claims(
+        material = await self._material(names)
+        claims = Claims(
             self._client,
             Keys(material.key),
             lambda: self._election.leads,
@@ -116,8 +151,8 @@ class Leadership:
             saw_pod=self.world.saw_pod,
             telemetry=self._telemetry,
         )
-        auth = Auth(self._client, self._claims.find_pool)
-        app = application(self._claims, auth)
+        auth = Auth(self._client, claims.find_pool)
+        app = application(claims, auth)
         add_progress(app, self._runs.reports, auth)
         served = runner(app)
         await served.setup()
@@ -126,19 +161,44 @@ class Leadership:
         stack.push_async_callback(self._stop_acting)
         context = tls.context(material)
         await web.TCPSite(served, settings.host, settings.broker_port, ssl_context=context).start()
+        self._claims = claims
         keep = asyncio.create_task(tls.keep(self._client, settings.namespace, names, context, material))
         stack.callback(keep.cancel)
         log.info("claims on port %d", served.addresses[0][1])
 
+    async def _material(self, names: tuple[str, ...]) -> tls.Material:
+        """The certificate and the key, as soon as the API server gives them: one that is away, or that has just started
+        and refuses everybody for a moment, is waited for."""
+        pauses = _pauses()
+        while True:
+            try:
+                return await tls.ensure(self._client, self._settings.namespace, names)
+            except ApiError as error:
+                self._why = f"the broker's certificate can't be had: {error}"
+                log.log(logging.WARNING if error.passing else logging.ERROR, "%s", self._why)
+            await asyncio.sleep(next(pauses))
+
     async def _begin(self, term: int) -> asyncio.Task[None]:
         assert self._claims is not None
-        await self.world.sync(self._client)
+        await self._read_everything()
         self._telemetry.leading(term)
         leases = [lease.body for lease in self.world.leases.all()]
         self._claims.begin(term, self.world.pools.all(), self.world.slots.all(), leases)
+        self._acting = True
         for pool in list(self.world.pools.all()):
             self._woken(pool.uid)
         return await self._runs.begin()
+
+    async def _read_everything(self) -> None:
+        pauses = _pauses()
+        while True:
+            try:
+                await self.world.sync(self._client)
+                return
+            except ApiError as error:
+                self._why = f"the cluster can't be read: {error}"
+                log.log(logging.WARNING if error.passing else logging.ERROR, "%s", self._why)
+            await asyncio.sleep(next(pauses))
 
     async def _broker_fails(self) -> None:
         """Ends the leadership of a broker that stopped by itself: without claims nothing here is safe to go on."""
@@ -147,12 +207,13 @@ class Leadership:
             await asyncio.sleep(_LOOK_SECONDS)
             # In this order: a leadership that ends in between is not the broker's fault.
             if not self._claims.leading and self._election.leads:
-                raise RuntimeError("the broker stopped in the middle of its leadership")
+                self._why = "the broker stopped in the middle of its leadership"
+                raise RuntimeError(self._why)
 
     # --- what the world says ------------------------------------------------------------------------------------------
 
     def _woken(self, uid: str) -> None:
-        if self._claims is None or not self._claims.leading or self._closed:
+        if self._claims is None or not self._claims.leading or not self._acting:
             return
         if uid not in self._keepers and (pool := self.world.pools.get(uid)) is not None:
             keeper = PoolKeeper(
@@ -195,3 +256,8 @@ class Leadership:
             self._claims.observe_pool(after)
         elif before is not None:
             self._claims.forget_pool(before.uid)
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between attempts."""
+    return itertools.chain((0.2, 0.5, 1.0, 2.0, 5.0), itertools.repeat(10.0))

@@ -1,8 +1,8 @@
 """`tapforge-operator`: keeps EmulatorPools as they should be and hands out claims of their phones.
 
 What happens, in order: watch everything; answer the kubelet; wait to lead; read everything once more, consistently;
-rebuild the claims from what is written on the slots; serve. A process that loses its leadership ends: what it had in
-memory may be wrong by then, and its successor has read everything itself.
+rebuild the claims from what is written on the slots; serve. A process that loses its leadership forgets what it had in
+memory, which may be wrong by then, and waits to lead again.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main(
     log_level: str,
     plain_logs: bool,
 ) -> None:
-    """Runs the operator until SIGTERM or the end of its leadership."""
+    """Runs the operator until SIGTERM."""
     logs.configure(log_level, plain_logs)
     garbage.look_less_often()
     settings = Settings(
@@ -105,7 +105,7 @@ async def run(settings: Settings) -> str:
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(info, settings.in_flight, watcher=telemetry.api_call))
         # Elections have a pool of their own: a queue of writes must not cost the leadership.
-        voter = await stack.enter_async_context(Client(info, 2, watcher=telemetry.api_call))
+        voter = await stack.enter_async_context(Client(info, 16, watcher=telemetry.api_call))
         election = Election(voter, settings.namespace, LEASE, settings.identity, settings.timing)
         leadership = Leadership(settings, client, election, telemetry)
         await _serve_health(stack, settings, telemetry, leadership)
