@@ -21,6 +21,7 @@ import click
 from aiohttp import web
 
 from . import garbage, logs
+from .attention import Attention
 from .health import application, silence
 from .kube.client import Client
 from .kube.connection import NoCluster, connection
@@ -101,7 +102,7 @@ async def run(settings: Settings) -> str:
     """Runs until it is stopped; returns why it ended: "stopped" or what went wrong."""
     watching = asyncio.Event()
     info = connection()
-    telemetry = Telemetry(settings.identity)
+    telemetry = Telemetry(settings.identity, attention=Attention(gap=settings.timing.renew_seconds))
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(info, settings.in_flight, watcher=telemetry.api_call))
         # Elections have a pool of their own: a queue of writes must not cost the leadership.

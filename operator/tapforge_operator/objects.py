@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 Object = Mapping[str, Any]
 
@@ -55,8 +55,10 @@ class NodeObject:
     name: str
     uid: str
     resource_version: str
-    #: cordoned: nothing new is scheduled there, a drain may follow; lost: its kubelet no longer answers
-    state: Literal["fine", "cordoned", "lost"]
+    #: nothing new is scheduled there, a drain may follow
+    cordoned: bool = False
+    #: its kubelet does not answer, the API server says
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,11 @@ def observe_run(run: Object, default_slots: int) -> RunObject:
 def observe_node(node: Object) -> NodeObject:
     metadata, spec = node["metadata"], node.get("spec") or {}
     ready = next((c for c in (node.get("status") or {}).get("conditions") or () if c["type"] == "Ready"), None)
-    state: Literal["fine", "cordoned", "lost"] = "cordoned" if spec.get("unschedulable") else "fine"
-    # The node controller writes Unknown when the kubelet has been silent for its grace period (40 s by default). False
+    # The node controller writes Unknown when the kubelet has been silent for its grace period (50 s by default). False
     # means that the kubelet speaks and complains: its Pods' own conditions tell the rest.
-    if ready is not None and ready.get("status") == "Unknown":
-        state = "lost"
-    return NodeObject(metadata["name"], metadata["uid"], metadata["resourceVersion"], state)
+    silent = ready is not None and ready.get("status") == "Unknown"
+    cordoned = bool(spec.get("unschedulable"))
+    return NodeObject(metadata["name"], metadata["uid"], metadata["resourceVersion"], cordoned, silent)
 
 
 def belongs(metadata: Object, pool_uid: str) -> bool:

@@ -146,6 +146,8 @@ class PoolKeeper:
             waiting=waiting,
             wanted=self._world.wanted(pool.namespace, pool.name),
             nodes=self._world.bad_nodes(),
+            next_lost_node=self._world.next_lost_node(),
+            watching_since=self._world.watching_since,
             refusals=refusals,
             tails=tails,
             devices=self._claims.devices(pool.uid),

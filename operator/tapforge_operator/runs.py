@@ -170,6 +170,7 @@ class RunKeeper:
             refusal=self._writes.refusal,
             trial=self._trial,
             made=self._writes.made,
+            watching_since=self._world.watching_since,
         )
 
     def _may_try(self, run: Run) -> bool:

@@ -5,7 +5,8 @@ Promises:
    answers, a watched kind, and an error's name out of at most sixteen. Never a Pod or a message.
 2. A pool's series begin with its first `pool_state` or `reconciled` and end with `forget`; what is said of it before or
    afterwards is dropped, so that a late word doesn't bring a deleted pool back.
-3. Nothing here is global and nothing is pushed: whoever serves /metrics calls `render`, from any thread.
+3. Whatever the API server says is also noted in `attention`, of which plans take what is old and what is not.
+4. Nothing here is global and nothing is pushed: whoever serves /metrics calls `render`, from any thread.
 
 Everything but `render` belongs to the event loop. Names end in their unit; times are seconds.
 """
@@ -27,6 +28,7 @@ from prometheus_client.registry import Collector
 
 from tapforge_api.pool import EmulatorPoolStatus
 
+from .attention import Attention
 from .run_telemetry import RunTelemetry
 
 #: of what `render` returns
@@ -51,7 +53,10 @@ def slot_counts(status: EmulatorPoolStatus) -> dict[str, int]:
 class Telemetry:
     """Made once and passed down. `identity` names this process among replicas, `clock` is monotonic."""
 
-    def __init__(self, identity: str = "", clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, identity: str = "", clock: Callable[[], float] = time.monotonic, attention: Attention | None = None
+    ):
+        self.attention = attention or Attention()
         self._clock = clock
         self._began = clock()
         self._events: dict[str, float] = {}
@@ -95,10 +100,13 @@ class Telemetry:
 
     def api_call(self, verb: str, status: int, seconds: float) -> None:
         """One attempt; `status` is 0 where no answer came."""
+        if 0 < status < 500:
+            self.attention.heard()
         self._calls.record(seconds, {"verb": verb, "status": f"{status // 100}xx" if status else "none"})
 
     def event(self, kind: str) -> None:
         """A watch said something, just now."""
+        self.attention.heard()
         self._newest = self._events[kind] = self._clock()
 
     def event_age(self, kind: str = "") -> float:
@@ -107,6 +115,8 @@ class Telemetry:
 
     def leading(self, term: int) -> None:
         """This process leads in that term, and has just read everything; 0: it doesn't lead."""
+        if term:
+            self.attention.begin()
         self._term = term
         self._newest = self._clock()
 

@@ -46,6 +46,10 @@ log = logging.getLogger(__name__)
 MEMBERS: Final = names.POOL_UID
 LEASES: Final = "coordination.k8s.io/v1"
 _DEFAULT_SLOTS: Final = int(PoolReference.model_fields["slots"].default)
+#: how long a node is followed while it is silent until it counts as lost. Its kubelet was silent for 50 s before (the
+#: node controller's default), and a claim whose holder died with it has to be over within two minutes. Kubelets that
+#: an API server's outage had cut off are back within 10 s
+NODE_GRACE: Final = 30.0
 #: lists that were read while the API server was compacting begin again this often
 _TRIES: Final = 3
 #: between two lists, however often watches are cut
@@ -96,6 +100,8 @@ class World:
         self.run_listeners: list[Callable[[str], None]] = []
         #: told when all such Leases were listed and are in `leases`: namespace ("": all of them), version of the list
         self.leases_listed: list[Callable[[str, str], None]] = []
+        #: when silent nodes were first seen to be so (a moment of `attention`), by UID
+        self._silent: dict[str, float] = {}
         self._stale = asyncio.Event()
 
     # --- questions ----------------------------------------------------------------------------------------------------
@@ -110,8 +116,29 @@ class World:
         """Phones that active runs want of the pool, held ones included."""
         return sum(run.wanted for run in self.runs.of(f"{namespace}/{name}").values())
 
+    @property
+    def watching_since(self) -> float:
+        """Epoch time from which ages count at the earliest: nobody here can tell how something was before."""
+        return self._telemetry.attention.since
+
     def bad_nodes(self) -> dict[str, Literal["cordoned", "lost"]]:
-        return {node.name: node.state for node in self.nodes.all() if node.state != "fine"}
+        """Lost are those that were silent for `NODE_GRACE` while this process watched."""
+        bad: dict[str, Literal["cordoned", "lost"]] = {}
+        for node in self.nodes.all():
+            if node.silent and self._silence(node.uid) >= NODE_GRACE:
+                bad[node.name] = "lost"
+            elif node.cordoned:
+                bad[node.name] = "cordoned"
+        return bad
+
+    def next_lost_node(self) -> float | None:
+        """Seconds until a node that is silent counts as lost, should it stay so; None when there is none."""
+        left = (NODE_GRACE - self._silence(uid) for uid in self._silent)
+        return min((seconds for seconds in left if seconds > 0), default=None)
+
+    def _silence(self, node_uid: str) -> float:
+        attention = self._telemetry.attention
+        return attention.watched(self._silent.get(node_uid, attention.moment()))
 
     # --- what happened ------------------------------------------------------------------------------------------------
 
@@ -192,10 +219,13 @@ class World:
                 listener(uid)
 
     def _node_changed(self, _: str, before: NodeObject | None, after: NodeObject | None) -> None:
-        was, now = (before.state if before else "fine"), (after.state if after else "fine")
         node = after or before
-        if was == now or node is None:  # a node's heartbeat is no news
+        if node is None or _concern(before) == _concern(after):  # a node's heartbeat is no news
             return
+        if after is None or not after.silent:
+            self._silent.pop(node.uid, None)
+        else:
+            self._silent.setdefault(node.uid, self._telemetry.attention.moment())
         for uid in {slot.pool_uid for slot in self.slots.all() if slot.node == node.name}:
             self._woken(uid)
 
@@ -305,6 +335,7 @@ class World:
             try:
                 async for page, listed in client.pages(where, selector):
                     as_of = listed
+                    self._telemetry.attention.heard()
                     for thing in page:
                         uids.add(thing["metadata"]["uid"])
                         saw(thing)
@@ -339,6 +370,10 @@ class World:
             saw(event["object"], event["type"] == "DELETED")
 
         return on_event
+
+
+def _concern(node: NodeObject | None) -> tuple[bool, bool]:
+    return (node.cordoned, node.silent) if node is not None else (False, False)
 
 
 def _within(space: str) -> Callable[[Any], bool] | None:

@@ -229,6 +229,30 @@ def test_what_counts_as_sick(make: object, reason: str | None) -> None:
     assert len(made.creates) == (reason is not None)
 
 
+@pytest.mark.parametrize(
+    ("make", "deadline", "reason"),
+    [
+        (lambda of: unready(of, 2, NOW - 3600), 60, "Unready"),
+        (lambda of: booting(of, 2, started=NOW - 3600), 600, "BootDeadline"),
+    ],
+)
+def test_what_nobody_watched_makes_no_slot_sick(make: object, deadline: float, reason: str) -> None:
+    """A phone that is well could not say so while the API server was away."""
+    of = pool()
+    slots = [*full(of)[:2], make(of)]  # type: ignore[operator]
+    made = decide(of, slots, watching_since=NOW - 5)
+    assert gone(made) == {} and not made.creates
+    assert made.look_again is not None and deadline - 6 < made.look_again < deadline - 3
+    later = after(of, made, slots, NOW + made.look_again, watching_since=NOW - 5)
+    assert gone(later) == {"uid-2": reason}
+
+
+def test_it_looks_again_when_a_silent_node_is_lost() -> None:
+    of = pool()
+    assert decide(of, full(of), next_lost_node=12.0).look_again == 12.0
+    assert decide(of, full(of)).look_again is None
+
+
 def test_it_looks_again_when_the_deadline_passes_and_not_before() -> None:
     of = pool()
     slots = [*full(of)[:2], booting(of, 2, started=NOW - 100)]

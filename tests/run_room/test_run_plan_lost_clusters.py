@@ -101,3 +101,34 @@ def test_a_head_that_does_not_answer_for_minutes_is_lost() -> None:
     assert story.run.status.lost_clusters == 0
     story.plan(101)
     assert story.run.status.attempt.reason == "HeadSilent"
+
+
+def test_what_nobody_heard_is_no_silence_of_the_driver() -> None:
+    """The API server was away for a quarter of an hour, or nobody led: where should its reports have gone?"""
+    story = lasting().started()
+    story.reports()
+    watching = {"watching_since": story.now + 900}
+    made = story.plan(901, pods=(replace(HEAD, ready=False),), **watching)
+    assert not made.look_at_pods and made.look_again == pytest.approx(29, abs=1)
+    story.plan(40, pods=())
+    story.plan(9)
+    assert story.run.status.lost_clusters == 0
+    watching = {"watching_since": story.now}
+    story.plan(40, **watching)
+    assert story.run.status.lost_clusters == 0, "its head was missing before the gap, and may have been back since"
+    story.plan(10)
+    assert story.run.status.lost_clusters == 1
+
+
+def test_a_clock_that_is_set_makes_no_driver_silent_and_hides_no_silence() -> None:
+    story = lasting().started()
+    story.reports()
+    story.plan(3600, watching_since=story.now + 3600, pods=())
+    story.plan(11)
+    assert story.run.status.lost_clusters == 0
+    story.reports(update=1)
+    since = story.now - 3600
+    story.plan(-3600 + 29, watching_since=since)
+    assert story.plan(1).look_at_pods
+    story.plan(10)
+    assert story.run.status.lost_clusters == 1

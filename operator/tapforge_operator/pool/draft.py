@@ -18,7 +18,7 @@ from .sizing import Size, size
 class Draft:
     def __init__(self, pool: Pool, seen: Seen, history: History, now: float):
         self.pool, self.seen, self.history, self.now = pool, seen, history, now
-        self.deadlines = Deadlines.of(pool.spec)
+        self.deadlines = Deadlines.of(pool.spec, seen.watching_since)
         slots = [slot for slot in seen.slots if slot.pool_uid == pool.uid]
         self.standing = {slot.uid: slot for slot in slots if not slot.deleting and not slot.retained}
         #: the slots that stood before this plan

@@ -2,7 +2,8 @@
 
 A slot that was never ready is booting: it has until `boot.deadlineSeconds` after its container's start, and nothing
 else counts against it. A slot that was ready may be unready for `health.unreadyGraceSeconds` from the moment it turned.
-One without a node or without a started container is waited for. Ages are never negative, whatever the clocks say.
+One without a node or without a started container is waited for. Ages are never negative, whatever the clocks say, and
+begin anew after a gap in watching: a phone that is well again could not say so while the API server was away.
 """
 
 from __future__ import annotations
@@ -45,10 +46,21 @@ class Deadlines:
     boot: float
     pull: float
     unready: float
+    #: since when the cluster was followed without a gap
+    watching: float = 0.0
 
     @classmethod
-    def of(cls, spec: EmulatorPoolSpec) -> Deadlines:
-        return cls(spec.boot.deadline_seconds, spec.boot.pull_deadline_seconds, spec.health.unready_grace_seconds)
+    def of(cls, spec: EmulatorPoolSpec, watching_since: float) -> Deadlines:
+        return cls(
+            spec.boot.deadline_seconds,
+            spec.boot.pull_deadline_seconds,
+            spec.health.unready_grace_seconds,
+            watching_since,
+        )
+
+    def begin(self, since: float) -> float:
+        """When the age of something that is so since then began."""
+        return max(since, self.watching)
 
 
 def age(now: float, since: float) -> float:
@@ -61,9 +73,9 @@ def sickness(slot: Slot, deadlines: Deadlines, now: float) -> Reason | None:
     if slot.terminal:
         return Reason.FAILED
     if slot.ever_ready:
-        late = slot.turned is not None and age(now, slot.turned) > deadlines.unready
+        late = slot.turned is not None and age(now, deadlines.begin(slot.turned)) > deadlines.unready
         return Reason.UNREADY if late else None
-    late = slot.started is not None and age(now, slot.started) > deadlines.boot
+    late = slot.started is not None and age(now, deadlines.begin(slot.started)) > deadlines.boot
     return Reason.BOOT_DEADLINE if late else None
 
 
@@ -88,9 +100,9 @@ def stuck(slot: Slot) -> bool:
 def next_turn(slot: Slot, deadlines: Deadlines) -> float | None:
     """When time alone changes what is said of a slot that is neither ready nor terminal."""
     if slot.ever_ready:
-        return None if slot.turned is None else slot.turned + deadlines.unready
+        return None if slot.turned is None else deadlines.begin(slot.turned) + deadlines.unready
     if slot.started is not None:
-        return slot.started + deadlines.boot
+        return deadlines.begin(slot.started) + deadlines.boot
     if slot.unschedulable:
         return slot.created + UNSCHEDULABLE_GRACE
     return pull_began(slot) + deadlines.pull if slot.node else None

@@ -97,3 +97,5 @@ def _times(draft: Draft, plan: Plan, boots: BootFailures, spent: pacing.Spent) -
         yield draft.size.shrinks_at
     if any(slot.node and draft.seen.nodes.get(slot.node) == "lost" for slot in draft.ending):
         yield draft.now + FORCE_AGAIN
+    if draft.seen.next_lost_node is not None:
+        yield draft.now + draft.seen.next_lost_node

@@ -123,6 +123,10 @@ class Seen:
     wanted: int = 0
     #: nodes by name, only those that are cordoned or lost
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    #: seconds until another node is lost, should it stay silent; None: no node is silent
+    next_lost_node: float | None = None
+    #: since when the cluster was followed without a gap: nothing is any older
+    watching_since: float = 0.0
     #: creates that the API server refused since the last plan
     refusals: Sequence[Refusal] = ()
     #: ends of logs, by Pod name, that were read since the last plan

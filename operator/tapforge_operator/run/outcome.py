@@ -4,7 +4,8 @@
    A driver that stopped because a queue took its machines has said nothing: the queue gives them back.
 2. Then KubeRay counts (`translate.py`).
 3. KubeRay can take minutes to miss a head. A driver that is silent for `SILENCE` makes us look: if its head is not
-   there for `HEADLESS`, or is there and not Ready for `DEAF`, the cluster is lost.
+   there for `HEADLESS`, or is there and not Ready for `DEAF`, the cluster is lost. Only what was watched counts: while
+   the API server was away, or no operator led, nobody could hear the driver or see its head.
 4. A driver that reports runs, though KubeRay may not have heard of it yet.
 
 Times are seconds.
@@ -69,8 +70,10 @@ def _by_driver(draft: Draft, by_kuberay: Verdict | None) -> Verdict:
 
 def _by_head(draft: Draft) -> Verdict | None:
     """That the cluster is lost, though KubeRay says that the driver runs."""
-    heard = max(draft.seen.reported if draft.report is not None else 0.0, seconds(draft.attempt.since))
-    silent = draft.now - heard
+    reported = draft.seen.reported if draft.report is not None else 0.0
+    # What is later than now was written before the clock was set.
+    times = (reported, seconds(draft.attempt.since), draft.seen.watching_since)
+    silent = draft.now - max((time for time in times if time <= draft.now), default=draft.now)
     if silent < SILENCE:
         draft.again(SILENCE - silent)
         _head_is_there(draft)
@@ -87,10 +90,11 @@ def _by_head(draft: Draft) -> Verdict | None:
             return None
         text = f"Pod {head.name} of Ray's head is not Ready, and the driver has said nothing for {DEAF:g} s"
         return Verdict("lost", "HeadSilent", text)
-    if not draft.history.headless:
+    since = draft.history.headless
+    if not since or not draft.seen.watching_since <= since <= draft.now:
         draft.remember(replace(draft.history, headless=draft.now))
         return None
-    if draft.now - draft.history.headless < HEADLESS:
+    if draft.now - since < HEADLESS:
         return None
     return Verdict("lost", "HeadLost", _last_words(pods))
 

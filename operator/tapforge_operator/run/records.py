@@ -247,6 +247,8 @@ class Seen:
     trial: Trial | None = None
     #: newest attempt whose RayJob this process has made
     made: int = 0
+    #: since when the cluster was followed without a gap, and reports could come: nobody was silent for any longer
+    watching_since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,146 @@
+"""Nothing is older than the time for which it was followed, whatever becomes of the API server and of clocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapforge_operator.attention import GAP, Attention
+from tapforge_operator.telemetry import Telemetry
+from tapforge_operator.world import NODE_GRACE, Scope, World
+
+NOON = 1_800_000_000.0
+
+
+class Clocks:
+    def __init__(self) -> None:
+        self.ran = 1000.0
+        self.offset = NOON
+        self.attention = Attention(wall=lambda: self.ran + self.offset, clock=lambda: self.ran)
+
+    @property
+    def watched(self) -> float:
+        return self.ran + self.offset - self.attention.since
+
+    def listen(self, seconds: float, every: float = 3.0) -> None:
+        end = self.ran + seconds
+        while self.ran < end:
+            self.ran += every
+            self.attention.heard()
+
+
+def test_who_hears_all_the_time_has_watched_since_the_beginning() -> None:
+    clocks = Clocks()
+    clocks.listen(600)
+    assert clocks.watched == 600
+
+
+def test_in_a_gap_nothing_has_an_age_and_afterwards_it_begins_anew() -> None:
+    clocks = Clocks()
+    clocks.listen(600)
+    clocks.ran += GAP + 1  # the API server is away, or the process was stopped
+    assert clocks.watched == 0
+    clocks.ran += 900
+    assert clocks.watched == 0
+    clocks.attention.heard()
+    clocks.listen(30)
+    assert clocks.watched == 30
+
+
+def test_a_wall_clock_that_is_set_makes_nothing_older() -> None:
+    for step in (3600.0, -3600.0):
+        clocks = Clocks()
+        clocks.listen(600)
+        clocks.offset += step
+        assert clocks.watched == 0
+        clocks.listen(30)
+        assert clocks.watched == 27, "since the first word after it"
+
+
+def test_a_clock_that_is_kept_right_is_no_gap() -> None:
+    clocks = Clocks()
+    clocks.listen(300)
+    clocks.offset += 0.5
+    clocks.listen(300)
+    assert 595 < clocks.watched < 605
+
+
+def test_a_new_leader_begins_anew() -> None:
+    clocks = Clocks()
+    telemetry = Telemetry(attention=clocks.attention)
+    clocks.listen(600)
+    telemetry.leading(3)
+    clocks.listen(30)
+    assert clocks.watched == 30
+    telemetry.leading(0)
+    assert clocks.watched == 30
+
+
+def test_every_answer_of_the_api_server_is_a_word_of_it() -> None:
+    clocks = Clocks()
+    telemetry = Telemetry(attention=clocks.attention)
+    for say in (
+        lambda: telemetry.event("pods"),
+        lambda: telemetry.api_call("patch", 200, 0.1),
+        lambda: telemetry.api_call("get", 404, 0.1),
+    ):
+        clocks.ran += GAP - 1
+        say()
+    assert clocks.watched == 3 * (GAP - 1)
+    for status in (0, 500, 503):
+        clocks.ran += GAP / 2
+        telemetry.api_call("get", status, 5.0)
+    assert clocks.watched == 0
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def node(ready: str, version: int, **spec: Any) -> dict[str, Any]:
+    metadata = {"name": "n", "uid": "n-1", "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": spec, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
+
+
+class Cluster(Clocks):
+    def __init__(self) -> None:
+        super().__init__()
+        self.woken: list[str] = []
+        self.world = World(Scope(), Telemetry(attention=self.attention), self.woken.append)
+        self.world.saw_node(node("True", 1))
+
+
+def test_a_node_is_lost_when_it_was_silent_for_a_while() -> None:
+    cluster = Cluster()
+    cluster.listen(600)
+    cluster.world.saw_node(node("Unknown", 2))
+    assert cluster.world.bad_nodes() == {} and cluster.world.next_lost_node() == NODE_GRACE
+    cluster.listen(NODE_GRACE - 3)
+    cluster.world.saw_node(node("Unknown", 3))  # what else changes of it is no news
+    assert cluster.world.bad_nodes() == {} and cluster.world.next_lost_node() == 3
+    cluster.listen(3)
+    assert cluster.world.bad_nodes() == {"n": "lost"} and cluster.world.next_lost_node() is None
+    cluster.world.saw_node(node("True", 4))
+    assert cluster.world.bad_nodes() == {}
+
+
+def test_nodes_that_an_outage_had_cut_off_are_not_lost() -> None:
+    """They are Unknown when the API server is back, until their kubelets have spoken."""
+    cluster = Cluster()
+    cluster.listen(600)
+    cluster.world.saw_node(node("Unknown", 2))
+    cluster.ran += 900
+    assert cluster.world.bad_nodes() == {}
+    cluster.listen(NODE_GRACE - 3)
+    assert cluster.world.bad_nodes() == {}
+    cluster.world.saw_node(node("True", 3))
+    cluster.listen(60)
+    assert cluster.world.bad_nodes() == {} and cluster.world.next_lost_node() is None
+
+
+def test_a_cordoned_node_that_falls_silent_is_cordoned_until_it_is_lost() -> None:
+    cluster = Cluster()
+    cluster.world.saw_node(node("Unknown", 2, unschedulable=True))
+    assert cluster.world.bad_nodes() == {"n": "cordoned"}
+    cluster.listen(NODE_GRACE)
+    assert cluster.world.bad_nodes() == {"n": "lost"}
+    cluster.world.saw_node(node("Unknown", 2), deleted=True)
+    assert cluster.world.bad_nodes() == {} and cluster.world.next_lost_node() is None
