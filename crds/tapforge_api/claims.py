@@ -11,14 +11,16 @@ Promises of the broker:
    every earlier claim of the slot.
 2. An acquire that is sent again with the same `request` (after a lost answer) gets the same claims, not more.
 3. A claim lives `ttlSeconds` from its last renewal; afterwards the slot is thrown away, never handed to somebody else.
-4. A refusal is a 4xx with a `Refusal` that names what was wrong; 503 means: not now, or not here; ask again.
+4. Whoever uses the phone says by which claim: its requests carry the slot's UID and the fence
+   (`tapforge_envs/wire.py`). A phone that checks them refuses a late holder, and one whose slot's address was reused.
+5. A refusal is a 4xx with a `Refusal` that names what was wrong; 503 means: not now, or not here; ask again.
 
 Times are seconds.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -26,6 +28,8 @@ from .base import Count, Seconds, Spec, Url
 
 #: audience of the projected token that a run's Pods show
 AUDIENCE = "tapforge.dev/broker"
+#: environment of the phone in a slot's Pod: UID of the slot, which is the Pod's
+SLOT_VARIABLE: Final = "TAPFORGE_SLOT"
 
 _Id = Annotated[str, Field(min_length=8, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")]
 _Secret = Annotated[str, Field(min_length=16, max_length=128)]
@@ -50,12 +54,16 @@ class Acquire(Spec):
 class Claim(Spec):
     """A slot that is the caller's."""
 
-    id: _Id = Field(description="name of the claim")
+    id: _Id = Field(description="name of the claim: UID of the slot, a dot, fence")
     secret: _Secret = Field(description="renews and releases the claim; shown to nobody else")
     slot: Annotated[str, Field(max_length=253)] = Field(description="name of the slot")
     url: Url = Field(description="address of the phone's server")
     fence: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(description="grows with every claim of the slot")
     ttl_seconds: Seconds = Field(description="life of the claim without a renewal")
+
+    @property
+    def slot_uid(self) -> str:
+        return self.id.rpartition(".")[0]
 
 
 class Acquired(Spec):

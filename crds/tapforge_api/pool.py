@@ -11,7 +11,7 @@ Promises:
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, PlainValidator
 from pydantic_core import CoreSchema
@@ -35,6 +35,8 @@ from .base import (
 from .template import EMULATOR, PodTemplate, Port
 
 MAX_SLOTS = 20_000
+#: protocols whose servers check the fences of claims (`tapforge_envs/wire.py`)
+FENCED_PROTOCOLS: Final = frozenset({"tapforge"})
 Slots = Annotated[int, Field(ge=0, le=MAX_SLOTS)]
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+from tapforge_api.pool import FENCED_PROTOCOLS, EmulatorPoolSpec
+
+_PROTOCOL: Final = EmulatorPoolSpec.model_fields["protocol"].default
 
 Object = Mapping[str, Any]
 
@@ -30,6 +34,12 @@ class PoolObject:
     def spec(self) -> Object:
         """As it is stored: not checked."""
         return self.body.get("spec") or {}
+
+    @property
+    def checks_fences(self) -> bool:
+        """A phone of it refuses whoever has an older claim than the newest it has seen. Its process keeps what it has
+        seen, so this is promised of Pods alone: they are never restarted in place, a device may be."""
+        return "external" not in self.spec and self.spec.get("protocol", _PROTOCOL) in FENCED_PROTOCOLS
 
 
 @dataclass(frozen=True, slots=True)

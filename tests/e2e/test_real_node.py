@@ -168,7 +168,7 @@ def test_a_phone_whose_process_dies_is_replaced(real: Cluster, pool: LivePool) -
 # --- claims -----------------------------------------------------------------------------------------------------------
 
 _PLAYER = """
-import asyncio, json, os
+import asyncio, json, os, urllib.request
 from tapforge_api.claims import Acquire, Given, Release
 from tapforge_envs.check import check
 from tapforge_envs.slots.broker_calls import Access, BrokerCalls
@@ -178,8 +178,11 @@ async def play():
         acquired = await broker.acquire("phones", Acquire(request="the-players-first", wait_seconds=30), 60)
         (claim,) = acquired.claims
         violations = await check(claim.url)
+        with urllib.request.urlopen(claim.url + "/health", timeout=30) as phone:
+            slot = json.load(phone)["slot"]
         await broker.release(Release(claims=(Given(id=claim.id, secret=claim.secret, episodes=1),)), 30)
-        print(json.dumps({"slot": claim.slot, "url": claim.url, "violations": [str(v) for v in violations]}))
+        uids, violations = [claim.slot_uid, slot], [str(v) for v in violations]
+        print(json.dumps({"slot": claim.slot, "url": claim.url, "uids": uids, "violations": violations}))
 
 asyncio.run(play())
 """
@@ -232,6 +235,7 @@ def test_a_pod_claims_a_phone_over_tls_through_the_service(real: Cluster, space:
     said = json.loads(log)
     slots = {name(pod): pod for pod in pool.pods()}
     assert said["url"] == f"http://{slots[said['slot']]['status']['podIP']}:8000"
+    assert said["uids"] == [uid(slots[said["slot"]])] * 2, "the claim's slot is the one that the phone says it is"
     assert said["violations"] == []
     pool.wait("the claim's end", lambda: names.CLAIM not in pool.pod(said["slot"])["metadata"]["annotations"])
 

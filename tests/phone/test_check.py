@@ -89,6 +89,13 @@ class Open(Slot):
         pass
 
 
+class Trusting(Slot):
+    """Doesn't look at claims."""
+
+    def admit(self, fence):
+        pass
+
+
 class Dice(Slot):
     """Another phone at every reset."""
 
@@ -117,6 +124,7 @@ class Agreeable(Slot):
 BROKEN = {
     Forgetful: ("idempotent step", "answered with different bytes"),
     Open: ("fence", "answers 200 instead of 409"),
+    Trusting: ("claim", "by an older claim: POST /step answers 200 instead of 409"),
     Dice: ("determinism", "gave different bytes"),
     Endless: ("end", "done is false"),
     Agreeable: ("unknown name", "answers 200 instead of 404"),

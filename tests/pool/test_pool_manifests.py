@@ -9,6 +9,7 @@ import pytest
 from pools import IMAGE, decide, pool
 
 from tapforge_operator import names
+from tapforge_operator.objects import observe_pool
 from tapforge_operator.pool.manifests import disruption_budget, retain_patch, slot_pods
 from tapforge_operator.pool.records import NewSlot, Reason
 from tapforge_operator.slots import observe
@@ -39,6 +40,7 @@ def test_a_pod_without_any_wish_is_unprivileged() -> None:
             {
                 "name": "emulator",
                 "image": "phone:1",
+                "env": [{"name": "TAPFORGE_SLOT", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
                 "startupProbe": {
                     "httpGet": {"path": "/health", "port": 8000},
@@ -93,6 +95,13 @@ def test_what_the_user_says_of_a_container_stands(said: dict, becomes: dict) -> 
     assert phone(made({"securityContext": said}))["securityContext"] == becomes
 
 
+def test_the_phone_knows_its_slot_unless_the_user_says_otherwise() -> None:
+    own = [{"name": "MODE", "value": "a"}]
+    assert phone(made({"env": own}))["env"][1:] == own
+    said = [{"name": "TAPFORGE_SLOT", "value": "b"}]
+    assert phone(made({"env": said}))["env"] == said
+
+
 def test_what_the_user_says_of_the_pod_stands() -> None:
     said = {
         "automountServiceAccountToken": True,
@@ -138,6 +147,22 @@ def test_a_pod_that_was_made_is_read_as_the_slot_that_was_planned() -> None:
     assert (slot.pool, slot.pool_uid, slot.ordinal, slot.template) == (of.name, of.uid, new.ordinal, of.template)
     assert slot.name == new.name
     assert len(slot.name) <= 63
+
+
+@pytest.mark.parametrize(
+    ("spec", "checks"),
+    [
+        ({"replicas": 1, "template": IMAGE}, True),
+        ({"replicas": 1, "template": IMAGE, "protocol": "tapforge"}, True),
+        ({"replicas": 1, "template": IMAGE, "protocol": "mobileworld"}, False),
+        ({"replicas": 1, "template": IMAGE, "protocol": "adb"}, False),
+        # Its process may be started anew, and knows nothing then of the fences that it saw.
+        ({"external": {"urls": ["http://phone:8000"]}}, False),
+    ],
+)
+def test_which_pools_phones_are_known_to_check_fences(spec: dict[str, Any], checks: bool) -> None:
+    metadata = {"namespace": "lab", "name": "phones", "uid": "u", "resourceVersion": "1"}
+    assert observe_pool({"metadata": metadata, "spec": spec}).checks_fences is checks
 
 
 def test_many_pods_are_built_without_touching_each_other() -> None:

@@ -76,3 +76,26 @@ async def test_a_phone_that_is_claimed_again_while_the_old_claim_is_thought_to_l
         await new.environment.step(Home(), 2)
         await slots.release(new, Verdict.CLEAN)
         assert (slots.size, slots.counts().free) == (1, 1)
+
+
+async def test_the_phone_refuses_an_old_holder_that_nobody_told(tmp_path):
+    """Its claim ended while it was stopped, and the slot was granted again: it goes on where it was, before the broker
+    could tell it. The phone knows better, and its new holder notices nothing."""
+    async with a_lab(tmp_path, 1) as lab, lab.claimed(1) as before:
+        old = await before.acquire(30)
+        await play(old)
+        async with lab.broker.changed:
+            lab.broker.phones["slot-0"].holder = None
+        async with lab.claimed(1) as after:
+            new = await after.acquire(30)
+            assert new.slot == old.slot
+            await new.environment.reset(TASK)
+            for call in (old.environment.step(Home(), 2), old.environment.reset(TASK), old.environment.close()):
+                with pytest.raises(EnvironmentFault, match="fence 1 is over: this phone has seen fence 2") as caught:
+                    await call
+                assert caught.value.reason is Reason.LEASE_LOST
+            await before.release(old, Verdict.DIRTY, "its phone is lost")
+            for index in range(3):
+                await new.environment.step(Home(), index)
+            await after.release(new, Verdict.CLEAN)
+            assert (after.size, after.counts().free) == (1, 1)

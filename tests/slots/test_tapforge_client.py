@@ -11,6 +11,7 @@ from rough_network import rough_network
 from tapforge_envs.clients.tapforge_http import TapforgeClient, check_frame, new_session
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import EnvironmentFault, Frame, Home, Reason, Tap
+from tapforge_envs.wire import Fence
 
 TASK = TASKS.sample(0, 0)
 
@@ -161,6 +162,40 @@ def test_somebody_else_on_the_phone_is_a_lost_lease():
             with pytest.raises(EnvironmentFault, match="somebody else") as caught:
                 await client.step(Home(), 1)
             assert caught.value.reason is Reason.LEASE_LOST
+
+    asyncio.run(run())
+
+
+def test_a_phone_with_a_newer_holder_is_a_lost_lease():
+    async def run():
+        async with phones() as server, new_session() as session:
+            old = TapforgeClient(server.url(), session, PATIENT, "phone-0", Fence("uid-0", 7))
+            new = TapforgeClient(server.url(), session, PATIENT, "phone-0", Fence("uid-0", 8))
+            await old.reset(TASK)
+            await new.reset(TASK)
+            for call in (old.step(Home(), 0), old.evaluate(), old.close(), old.reset(TASK)):
+                with pytest.raises(EnvironmentFault, match="phone-0: .*fence 7 is over.*fence 8") as caught:
+                    await call
+                assert caught.value.reason is Reason.LEASE_LOST
+            await new.step(Home(), 0)
+
+    asyncio.run(run())
+
+
+def test_another_slot_at_the_address_is_a_lost_lease():
+    """The Pod is gone, and its address was used again."""
+
+    async def run():
+        async with phones() as server, new_session() as session:
+            client = TapforgeClient(server.url(), session, PATIENT, "phone-0", Fence("uid-0", 7))
+            server.slots[0].uid = "uid-1"
+            for call in (client.health(), client.reset(TASK)):
+                with pytest.raises(EnvironmentFault, match="phone-0: .*'uid-1'.*'uid-0'") as caught:
+                    await call
+                assert caught.value.reason is Reason.LEASE_LOST
+            server.slots[0].uid = "uid-0"
+            await client.health()
+            await client.reset(TASK)
 
     asyncio.run(run())
 

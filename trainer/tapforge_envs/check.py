@@ -3,10 +3,12 @@
 Rules that are checked: health, task list, what an observation is (hash, size, decodable picture), equal resets and
 equal steps give equal bytes, a re-sent step is answered from the store and not executed again, steps from the future
 and other episodes' calls are refused (409), malformed requests (400), unknown names (404), coordinates 0 and 1, a
-verdict before the end, the end of an episode, close, and that the process stays the same one all the while.
+verdict before the end, the end of an episode, close, claims (a fence older than the newest, another slot's claim), and
+that the process stays the same one all the while.
 
-Every call has a deadline. The check holds the slot while it runs and leaves it closed. A server that doesn't answer at
-all ends the check with the violations seen so far.
+Every call has a deadline. The check holds the slot while it runs and leaves it closed; a phone that was claimed before
+is spoken to by the claim that it names, so its holder has to be out of the way. The check's own fences are smaller than
+those of any claim. A server that doesn't answer at all ends the check with the violations seen so far.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ import aiohttp
 from PIL import Image, UnidentifiedImageError
 
 from .protocol import EnvironmentFault, StepResult, Task
-from .wire import MAX_OBSERVATION, PROTOCOL, decode_step
+from .wire import FENCE_HEADER, MAX_OBSERVATION, PROTOCOL, STALE_FENCE, WRONG_SLOT, Fence, decode_step
 
 #: seconds a call may take
 DEADLINE = 10.0
+#: smaller than that of any claim, with room for an older one
+_FENCE = 2
 #: taps that a run consists of: far apart, so that on most screens some of them change something
 _TAPS = ((0.0, 0.0), (0.5, 0.3), (0.17, 0.5), (0.83, 0.7), (0.5, 0.9), (1.0, 1.0), (0.5, 0.5), (0.17, 0.3))
 
@@ -63,17 +67,23 @@ class _Check:
         self.violations: list[Violation] = []
         self.instance: str | None = None
         self.health_said_ok = False
+        #: the slot that the phone says it is, and by which claim it is spoken to
+        self.uid = ""
+        self.claim: dict[str, str] = {}
 
     def say(self, rule: str, words: str) -> None:
         self.violations.append(Violation(rule, words))
 
     # --- one call ---
 
-    async def call(self, rule: str, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    async def call(
+        self, rule: str, method: str, path: str, body: Any = None, claim: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         name = f"{method} {path}"
         try:
-            async with self.session.request(method, self.url + path, data=data) as answer:
+            headers = self.claim if claim is None else claim
+            async with self.session.request(method, self.url + path, data=data, headers=headers) as answer:
                 content = await answer.content.read(MAX_OBSERVATION + 1)
                 while not answer.content.at_eof() and len(content) <= MAX_OBSERVATION:
                     content += await answer.content.read(MAX_OBSERVATION)
@@ -122,13 +132,24 @@ class _Check:
             self.instance = instance
         return _Seen(result, instance, content)
 
-    async def refused(self, rule: str, path: str, body: Any, want: int, what: str) -> None:
-        """A call that must be refused with status `want` and words."""
-        status, content = await self.call(rule, "POST", path, body)
+    async def refused(
+        self,
+        rule: str,
+        path: str,
+        body: Any,
+        want: int,
+        what: str,
+        claim: dict[str, str] | None = None,
+        reason: str = "",
+    ) -> None:
+        """A call that must be refused with status `want` and words, and with `reason` where one is given."""
+        status, content = await self.call(rule, "POST", path, body, claim)
         if status != want:
             self.say(rule, f"{what}: POST {path} answers {status} instead of {want}{_error_of(content)}")
         elif not _error_of(content):
             self.say(rule, f"{what}: POST {path} answers {want} without {{'error': words}}")
+        elif reason and (_object(content) or {}).get("reason") != reason:
+            self.say(rule, f"{what}: POST {path} answers {want} without {{'reason': {reason!r}}}{_error_of(content)}")
 
     # --- the rules ---
 
@@ -152,7 +173,16 @@ class _Check:
             self.say("instance", f"/health names instance {instance!r}, before it was {self.instance!r}: it restarted")
         elif not again:
             self.instance = instance
+            self._introduce(fields.get("slot"), fields.get("fence"))
         self.health_said_ok = True
+
+    def _introduce(self, slot: Any, fence: Any) -> None:
+        if slot is not None and (not isinstance(slot, str) or not slot):
+            self.say("health", f"slot is {slot!r}; it names the slot that the phone is, or is null")
+        elif slot:
+            self.uid = slot
+            if isinstance(fence, int):
+                self.claim = Fence(slot, fence).headers()
 
     async def tasks(self) -> Task | None:
         status, content = await self.call("tasks", "GET", "/tasks?limit=2")
@@ -249,6 +279,34 @@ class _Check:
         late = {"episode": episode, "index": 2, "action": tap}
         await self.refused("close", "/step", late, 409, "a step after close")
 
+    async def claims(self, task: Task) -> None:
+        """Who has the newest claim of the phone is served, nobody with an older one is."""
+        slot = self.uid or _episode()
+        newest = max(int(self.claim.get(FENCE_HEADER, 0)), _FENCE)
+        self.claim = Fence(slot, newest).headers()
+        episode = _episode()
+        if await self.observation("claim", "/reset", {"episode": episode, "task": task.model_dump()}) is None:
+            return
+        step = {"episode": episode, "index": 0, "action": {"type": "tap", "x": 0.5, "y": 0.5}}
+        older = Fence(slot, newest - 1).headers()
+        for path, body in (
+            ("/step", step),
+            ("/evaluate", {"episode": episode}),
+            ("/close", {"episode": episode}),
+            ("/reset", {"episode": _episode(), "task": task.model_dump()}),
+        ):
+            await self.refused("claim", path, body, 409, "by an older claim", older, STALE_FENCE)
+        if self.uid:
+            other = Fence(_episode(), newest + 1).headers()
+            await self.refused("claim", "/step", step, 409, "by another slot's claim", other, WRONG_SLOT)
+        await self.refused("claim", "/step", step, 400, "with a fence of 'x'", {**self.claim, FENCE_HEADER: "x"})
+        status, content = await self.call("claim", "GET", "/health", claim=older)
+        if status != 200:
+            self.say("claim", f"GET /health by an older claim answers {status} instead of 200{_error_of(content)}")
+        # none of these calls has changed anything: the episode goes on
+        await self.observation("claim", "/step", step)
+        await self.call("close", "POST", "/close", {"episode": episode})
+
     async def verdict(self, episode: str, when: str) -> None:
         status, content = await self.call("evaluate", "POST", "/evaluate", {"episode": episode})
         fields = _object(content)
@@ -271,6 +329,7 @@ class _Check:
             return
         await self.determinism(task)
         await self.episodes(task)
+        await self.claims(task)
         await self.health(again=True)
 
 

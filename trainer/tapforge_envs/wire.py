@@ -1,6 +1,7 @@
 """tapforge's own environment protocol over HTTP, in one place for servers and clients.
 
-    GET  /health    -> 200 {"status": "ok", "protocol": "tapforge/1", "instance": ID}; 503 when it can't serve
+    GET  /health    -> 200 {"status": "ok", "protocol": "tapforge/1", "instance": ID, "slot": UID or null,
+                            "fence": n or null}; 503 when it can't serve
     GET  /tasks     ?suite=&split=&limit=  -> {"tasks": [Task, ...]}
     POST /reset     {"episode": ID, "task": Task}                -> observation
     POST /step      {"episode": ID, "index": n, "action": {...}} -> observation; index counts from 0
@@ -13,11 +14,27 @@
 - A request that can't be read gets 400, an unknown suite or template 404, each with {"error": "..."} that names the
   value and the remedy. 5xx means that the phone is sick.
 - `instance` changes when the server process does: a client that sees another one has lost its episode.
+
+Whoever claimed the phone says so with every request: `Tapforge-Slot` is the UID of the slot that was claimed,
+`Tapforge-Fence` the fence of the claim. A claim names an address, addresses are reused, and a holder may be late: so
+the phone checks both before it does anything (`/health` is asked by everybody and checks nothing):
+
+- A fence smaller than the largest one seen for that slot gets 409 with reason `stale_fence`: the phone has a newer
+  holder. What was seen is kept by the process; the Pod of a slot is never restarted in place.
+- A phone that is a slot's Pod knows its UID (environment `TAPFORGE_SLOT`, which the operator sets; `slot` in /health).
+  Another UID gets 409 with reason `wrong_slot`. A request without the headers (curl, an older client) is taken until
+  the first fence was seen, then it gets 409 with reason `no_fence`.
+- Any other phone (a laptop's, a device outside the cluster, which several pools may name) counts fences for each UID by
+  itself, and takes requests without the headers: nobody told it whose it is.
+- One header without the other, or a fence that is no number from 0 to 2^63 - 1, gets 400.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,6 +44,39 @@ PROTOCOL = "tapforge/1"
 CONTENT_TYPE = "application/x-tapforge-observation"
 #: bytes; a frame of 1080x2400 as PNG stays well below
 MAX_OBSERVATION = 32 * 1024 * 1024
+
+SLOT_HEADER: Final = "Tapforge-Slot"
+FENCE_HEADER: Final = "Tapforge-Fence"
+#: words for programs in the body of a 409, as "reason": who asks has no claim of this phone (any more)
+STALE_FENCE: Final = "stale_fence"
+WRONG_SLOT: Final = "wrong_slot"
+NO_FENCE: Final = "no_fence"
+_MAX_FENCE: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """By which claim a request is made."""
+
+    #: UID of the slot
+    slot: str
+    #: larger than that of every earlier claim of the slot
+    number: int
+
+    def headers(self) -> dict[str, str]:
+        return {SLOT_HEADER: self.slot, FENCE_HEADER: str(self.number)}
+
+    @staticmethod
+    def of(headers: Mapping[str, str]) -> Fence | None:
+        """None for a request without a claim. Raises ValueError when the headers can't be read."""
+        slot, number = headers.get(SLOT_HEADER, ""), headers.get(FENCE_HEADER, "")
+        if not slot and not number:
+            return None
+        if not slot or not number:
+            raise ValueError(f"{SLOT_HEADER} is {slot!r} and {FENCE_HEADER} {number!r}: send both, or neither")
+        if not (number.isascii() and number.isdecimal() and len(number) <= 19 and int(number) <= _MAX_FENCE):
+            raise ValueError(f"{FENCE_HEADER} is {number[:40]!r}, must be a number from 0 to {_MAX_FENCE}")
+        return Fence(slot, int(number))
 
 
 class ObservationHead(BaseModel):

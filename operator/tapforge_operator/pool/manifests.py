@@ -6,6 +6,8 @@ environment, no privilege escalation, no capabilities, the runtime's default sec
 `safe-to-evict: "true"`, which a claim turns over.
 
 * `kvm.mode: DevicePlugin` asks for one `kvm.resourceName`; `HostPath` mounts the node's /dev/kvm and is privileged.
+* The emulator's container knows the slot that it is, by the UID of its Pod (`TAPFORGE_SLOT`): it serves that slot's
+  claims and no others. A variable of that name in the template stands.
 * The emulator's container is probed on `readinessPath` (adb: on the port), unless it has probes of its own. The startup
   probe gives up well after the pool's own boot deadline, which is the one that counts.
 * The budget selects claimed Pods and asks for 2147483647 of them: with `maxUnavailable` the expected number would come
@@ -19,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tapforge_api.base import API_VERSION, INT32
+from tapforge_api.claims import SLOT_VARIABLE
 from tapforge_api.pool import EmulatorPoolSpec
 from tapforge_api.template import PodTemplate
 
@@ -119,6 +122,7 @@ def _pod_spec(spec: EmulatorPoolSpec, template: PodTemplate) -> Json:
     pod["securityContext"] = {"seccompProfile": {"type": "RuntimeDefault"}, **(pod.get("securityContext") or {})}
     emulator = next(c for c in pod["containers"] if c["name"] == names.CONTAINER)
     _give_kvm(spec, pod, emulator)
+    _name_slot(emulator)
     _probe(spec, emulator)
     for container in [*pod["containers"], *(pod.get("initContainers") or ())]:
         container["securityContext"] = _unprivileged(container.get("securityContext") or {})
@@ -145,6 +149,13 @@ def _give_kvm(spec: EmulatorPoolSpec, pod: Json, emulator: Json) -> None:
             emulator["volumeMounts"] = [*mounts, {"name": _KVM_VOLUME, "mountPath": KVM_DEVICE}]
             volume = {"name": _KVM_VOLUME, "hostPath": {"path": KVM_DEVICE, "type": "CharDevice"}}
             pod["volumes"] = [*(pod.get("volumes") or ()), volume]
+
+
+def _name_slot(emulator: Json) -> None:
+    said = emulator.get("env") or []
+    if not any(variable.get("name") == SLOT_VARIABLE for variable in said):
+        uid = {"name": SLOT_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+        emulator["env"] = [uid, *said]
 
 
 def _probe(spec: EmulatorPoolSpec, emulator: Json) -> None:

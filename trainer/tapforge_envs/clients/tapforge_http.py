@@ -7,7 +7,9 @@ Promises:
    (each call of the protocol may be repeated); nothing else is ever repeated.
 3. Bytes that are not the announced frame (wrong hash, cut-off PNG, another size than announced) never become an
    observation.
-4. A server process that was replaced has lost the episode: another `instance` is a fault, never a silent new start.
+4. A phone that was claimed is told by which claim, with every request; that it is another slot, or has a newer holder,
+   is a fault with reason `lease_lost`.
+5. A server process that was replaced has lost the episode: another `instance` is a fault, never a silent new start.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import aiohttp
 from yarl import URL
 
 from ..protocol import Action, EnvironmentFault, Frame, Observation, Reason, Score, StepResult, Task
-from ..wire import MAX_OBSERVATION, PROTOCOL, decode_step
+from ..wire import MAX_OBSERVATION, NO_FENCE, PROTOCOL, STALE_FENCE, WRONG_SLOT, Fence, decode_step
 
 _JSON = {"Content-Type": "application/json"}
 _PNG_HEAD = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
@@ -82,15 +84,19 @@ class TapforgeClient:
         session: aiohttp.ClientSession,
         deadlines: Deadlines | None = None,
         slot: str = "",
+        fence: Fence | None = None,
         episode_ids: Callable[[Task], str] = lambda task: uuid.uuid4().hex,
     ):
-        """`episode_ids` names episodes on the wire. Ids must never repeat on a phone; faults on demand are drawn from
-        them, so a benchmark that wants the same faults again gives its own."""
+        """`fence`: of the claim by which the phone is used. `episode_ids` names episodes on the wire. Ids must never
+        repeat on a phone; faults on demand are drawn from them, so a benchmark that wants the same faults again gives
+        its own."""
         base = URL(url)
         path = base.path.rstrip("/")
         self._urls = {c: base.with_path(f"{path}/{c}") for c in ("health", "reset", "step", "evaluate", "close")}
         self._session = session
         self._deadlines = deadlines or Deadlines()
+        self._fence = fence
+        self._claim = fence.headers() if fence else {}
         self.slot = slot or url
         self._episode_ids = episode_ids
         self._episode = ""
@@ -103,6 +109,10 @@ class TapforgeClient:
         answer = self._json("health", body)
         if answer.get("protocol") != PROTOCOL or answer.get("status") != "ok":
             raise self._fault("health", f"answered {_short(body)}, expected status 'ok' and protocol '{PROTOCOL}'")
+        there = answer.get("slot")
+        if self._fence and there and there != self._fence.slot:
+            what = f"slot {there!r} answers at the address of {self._fence.slot!r}"
+            raise self._fault("health", what, Reason.LEASE_LOST)
         return str(answer.get("instance", ""))
 
     async def reset(self, task: Task) -> Observation:
@@ -185,7 +195,10 @@ class TapforgeClient:
 
     async def _exchange(self, call: str, data: bytes | None) -> tuple[int, bytes]:
         url = self._urls[call]
-        context = self._session.get(url) if data is None else self._session.post(url, data=data, headers=_JSON)
+        if data is None:
+            context = self._session.get(url, headers=self._claim)
+        else:
+            context = self._session.post(url, data=data, headers={**_JSON, **self._claim})
         async with context as response:
             length = response.content_length
             if length is not None and length <= MAX_OBSERVATION:
@@ -198,7 +211,10 @@ class TapforgeClient:
             return response.status, bytes(body)
 
     async def _fenced(self, call: str, body: bytes) -> EnvironmentFault:
-        """409: the phone runs another episode. Its instance tells whether it restarted or somebody else took it."""
+        """409: the phone is somebody else's, or runs another episode. Its instance tells whether it restarted or
+        somebody else took it."""
+        if _reason(body) in (STALE_FENCE, WRONG_SLOT, NO_FENCE):
+            return self._fault(call, f"refused: {_short(body)}", Reason.LEASE_LOST)
         try:
             instance = await self.health()
         except EnvironmentFault as fault:
@@ -218,6 +234,15 @@ class TapforgeClient:
 
     def _fault(self, call: str, what: str, reason: Reason = Reason.ENV_ERROR) -> EnvironmentFault:
         return EnvironmentFault(f"{self.slot}: {call}: {what}", reason)
+
+
+def _reason(body: bytes) -> str:
+    """The one word of a refusal; "" where it has none."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return ""
+    return str(answer.get("reason", "")) if isinstance(answer, dict) else ""
 
 
 def _short(body: bytes) -> str:

@@ -3,6 +3,7 @@
     python -m tapforge_envs.phone.server --host 127.0.0.1 --port 0 --slots 4 --width 96 --height 160
 
 - Slot i answers under /slot/i; / is slot 0. One line of JSON, {"port": N, "slots": K}, says that it is ready.
+- With TAPFORGE_SLOT in its environment it serves that slot's claims only (`wire.py`).
 - Faults (`faults.py`) come from --faults (a JSON list, for every slot) or POST /slot/i/faults, GET shows them.
 - Exit codes: 0 after SIGTERM or SIGINT, 2 when it can't start (the message says why).
 """
@@ -23,8 +24,9 @@ from typing import Annotated, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tapforge_api.claims import SLOT_VARIABLE
 from tapforge_envs.protocol import Action, StepResult, Task
-from tapforge_envs.wire import CONTENT_TYPE, PROTOCOL
+from tapforge_envs.wire import CONTENT_TYPE, PROTOCOL, Fence
 
 from . import catalog, faults
 from .faults import FAULTS, Call, Fault
@@ -77,6 +79,8 @@ class SlotServer:
             "height": self.slot.height,
             "suites": list(self.slot.suites),
             "episode": self.slot.episode.id if self.slot.episode else None,
+            "slot": self.slot.uid or None,
+            "fence": self.slot.fence,
         }
         return web.json_response(body, status=200 if lying or not self.hung else 503)
 
@@ -101,7 +105,7 @@ class SlotServer:
         return web.json_response({"tasks": [task.model_dump() for task in islice(endless, limit)]})
 
     async def reset(self, request: web.Request) -> web.Response:
-        body = await _read(request, _Reset)
+        body = await self._read(request, _Reset)
         fault = await self._strike("reset", body.episode, -1)
         result = self.slot.reset(body.episode, body.task)
         self._ready.clear()
@@ -109,14 +113,14 @@ class SlotServer:
         return self._observation(result, fault)
 
     async def step(self, request: web.Request) -> web.Response:
-        body = await _read(request, _Step)
+        body = await self._read(request, _Step)
         fault = await self._strike("step", body.episode, body.index)
         result = self.slot.step(body.episode, body.index, body.action)
         await self._delay("step", body.episode, body.index)
         return self._observation(result, fault)
 
     async def evaluate(self, request: web.Request) -> web.Response:
-        body = await _read(request, _Request)
+        body = await self._read(request, _Request)
         await self._strike("evaluate", body.episode, -1)
         score = self.slot.evaluate(body.episode)
         await self._delay("evaluate", body.episode, -1)
@@ -125,7 +129,7 @@ class SlotServer:
         )
 
     async def close(self, request: web.Request) -> web.Response:
-        body = await _read(request, _Request)
+        body = await self._read(request, _Request)
         if self.hung:
             await self._never()
         self.slot.close(body.episode)
@@ -142,6 +146,20 @@ class SlotServer:
             raise Refused(400, f"the body is no list of faults: {_words(error)}") from error
         self.hung = False
         return await self.get_faults(request)
+
+    async def _read(self, request: web.Request, model: type[_Body]) -> _Body:
+        """The request of somebody who may make it. Nothing is waited for between this and what it does: a newer claim
+        can't come in between."""
+        data = await request.read()
+        try:
+            fence = Fence.of(request.headers)
+        except ValueError as error:
+            raise Refused(400, f"{request.path}: {error}") from error
+        self.slot.admit(fence)
+        try:
+            return model.model_validate_json(data)
+        except ValidationError as error:
+            raise Refused(400, f"{request.path} can't read its body: {_words(error)}") from error
 
     # --- faults and time ---
 
@@ -195,14 +213,6 @@ class SlotServer:
         return web.Response(body=body, content_type=CONTENT_TYPE)
 
 
-async def _read(request: web.Request, model: type[_Body]) -> _Body:
-    data = await request.read()
-    try:
-        return model.model_validate_json(data)
-    except ValidationError as error:
-        raise Refused(400, f"{request.path} can't read its body: {_words(error)}") from error
-
-
 def _words(error: ValidationError) -> str:
     return "; ".join(
         f"{'.'.join(str(part) for part in e['loc']) or 'body'}: {e['msg']}" for e in error.errors(include_url=False)[:5]
@@ -216,7 +226,8 @@ async def _refusals(
     try:
         return await handler(request)
     except Refused as error:
-        return web.json_response({"error": str(error)}, status=error.status)
+        reason = {"reason": error.reason} if error.reason else {}
+        return web.json_response({"error": str(error), **reason}, status=error.status)
     except web.HTTPException as error:  # no such route, wrong method, body too large
         return web.json_response({"error": f"{request.method} {request.path}: {error.reason}"}, status=error.status)
 
@@ -258,7 +269,8 @@ async def serve(args: argparse.Namespace, initial_faults: list[Fault]) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    slots = [Slot(args.width, args.height, args.suites) for _ in range(args.slots)]
+    uid = os.environ.get(SLOT_VARIABLE, "")
+    slots = [Slot(args.width, args.height, args.suites, uid) for _ in range(args.slots)]
     runner = web.AppRunner(application(slots, initial_faults, stopping), access_log=None)
     await runner.setup()
     try:

@@ -2,7 +2,8 @@
 
 Rules, the weightiest first:
 1. A phone is leased only while its claim lives (`holdings`). When the claim is lost, the phone is out of the table at
-   once, its episode ends as lease_lost (`claimed`), and what its holder says later changes nothing.
+   once, its episode ends as lease_lost (`claimed`), and what its holder says later changes nothing. The phone is told
+   with every request by which claim it is used, and may know before its holder that it is over.
 2. A claim is given back clean when the broker asks for it, at the end of its episode; and as dirty or broken when an
    episode left its phone so: the operator replaces phones, nobody nurses them.
 3. A new phone is asked for its health before it is leased. A pool that gives bad phone after bad phone is asked ever
@@ -121,7 +122,7 @@ class BrokerSlots(LeasedSlots):
     def _client(self, claim: HeldClaim) -> TapforgeClient:
         if self._phones is None:
             raise SlotError("BrokerSlots.start() comes before the first lease")
-        return TapforgeClient(claim.url, self._phones, self._deadlines, claim.slot)
+        return TapforgeClient(claim.url, self._phones, self._deadlines, claim.slot, claim.shown)
 
     def _put_back(self, lease: Lease, verdict: Verdict, why: str) -> None:
         phone = lease.environment

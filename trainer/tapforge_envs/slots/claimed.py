@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from tapforge_api.claims import Claim, Given, Held, Verdict
 
 from ..protocol import Action, Environment, EnvironmentFault, Observation, Reason, Score, StepResult, Task
+from ..wire import Fence
 
 T = TypeVar("T")
 
@@ -40,6 +41,8 @@ class HeldClaim:
     id: str
     secret: str = field(repr=False)
     slot: str
+    #: UID of the slot
+    uid: str
     url: str
     fence: int
     #: seconds
@@ -60,7 +63,14 @@ class HeldClaim:
     def of(claim: Claim, asked: float) -> HeldClaim:
         """`asked`: when the request that was answered with it was first sent."""
         return HeldClaim(
-            claim.id, claim.secret, claim.slot, claim.url, claim.fence, claim.ttl_seconds, asked + claim.ttl_seconds
+            claim.id,
+            claim.secret,
+            claim.slot,
+            claim.slot_uid,
+            claim.url,
+            claim.fence,
+            claim.ttl_seconds,
+            asked + claim.ttl_seconds,
         )
 
     def renewed(self, asked: float) -> None:
@@ -79,6 +89,11 @@ class HeldClaim:
         if self.lost or now < self.alive_until:
             return self.lost
         return f"the broker was not heard of for {self.ttl:g} s"
+
+    @property
+    def shown(self) -> Fence:
+        """What the phone is told with every request."""
+        return Fence(self.uid, self.fence)
 
     def held(self) -> Held:
         return Held(id=self.id, secret=self.secret, episodes=self.episodes)
