@@ -51,6 +51,8 @@ URL: Final = "tapforge.dev/url"
 STRIKES: Final = "tapforge.dev/strikes"
 #: on the Lease of an external URL: seconds that it rests after its last claim; absent when it need not
 REST: Final = "tapforge.dev/rest"
+#: on the leader's Lease: host and port of its broker
+BROKER: Final = "tapforge.dev/broker"
 #: why a Pod that failed is still there (recycle.retainFailed)
 RETAINED: Final = "tapforge.dev/retained"
 #: on a pool, by its user: "true" lets a pool with claimed slots be deleted

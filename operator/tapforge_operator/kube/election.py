@@ -11,6 +11,7 @@ Promises:
    The next one doesn't wait for the answer of the last.
 5. Whatever the API server answers, `win` goes on trying: an outage, or rights that are missing for a moment while the
    API server starts, is no reason for a process to end.
+6. A leader writes with its Lease where its broker is reached; who stands by knows that address, and may send callers.
 
 Times are seconds.
 """
@@ -69,13 +70,18 @@ class Election:
         identity: str,
         timing: Timing | None = None,
         clock: Callable[[], float] = since_boot,
+        address: str = "",
     ):
+        """`address`: host:port of this process' broker; "": others can't be told."""
         self._client = client
         self._clock = clock
         self._path = path("leases", namespace, name, group=_GROUP)
         self._collection = path("leases", namespace, group=_GROUP)
         self._name = name
         self.identity = identity
+        self.address = address
+        #: who leads instead of this process, and where its broker is, as the Lease said last; "" when that is unknown
+        self.holder = self.leader = ""
         self.timing = timing or Timing()
         #: number of the newest term of this process; 0 before the first
         self.term = 0
@@ -100,6 +106,7 @@ class Election:
             began = self._clock()
             try:
                 lease = await self._read()
+                self._observe(lease)
                 version = lease.get("metadata", {}).get("resourceVersion", "")
                 if version != seen:
                     seen, since = version, began
@@ -145,7 +152,7 @@ class Election:
     async def _renew(self, began: float) -> None:
         spec = self._spec(self.term)
         self._sent[spec["renewTime"]] = began
-        body = {"metadata": {"resourceVersion": self._lease["metadata"]["resourceVersion"]}, "spec": spec}
+        body = {"metadata": self._next(self._lease), "spec": spec}
         try:
             lease = await self._client.patch(self._path, body, deadline=max(0.1, min(5.0, self._until - began)))
         except ApiError as error:
@@ -188,6 +195,12 @@ class Election:
         life = max(self.timing.lease_seconds, float(spec.get("leaseDurationSeconds") or 0))
         return holder in ("", self.identity) or unchanged > life
 
+    def _observe(self, lease: Object) -> None:
+        holder = (lease.get("spec") or {}).get("holderIdentity") or ""
+        noted = lease.get("metadata", {}).get("annotations") or {}
+        self.holder = holder if holder != self.identity else ""
+        self.leader = noted.get(names.BROKER, "") if self.holder else ""
+
     def _mine(self, lease: Object) -> bool:
         spec = lease.get("spec") or {}
         return spec.get("holderIdentity") == self.identity and spec.get("leaseTransitions") == self.term
@@ -205,7 +218,7 @@ class Election:
         spec = self._spec(term) | {"acquireTime": _now()}
         try:
             if lease:
-                body = {"metadata": {"resourceVersion": lease["metadata"]["resourceVersion"]}, "spec": spec}
+                body = {"metadata": self._next(lease), "spec": spec}
                 self._lease = await self._client.patch(self._path, body, deadline=5.0)
             else:
                 named = {"apiVersion": _GROUP, "kind": "Lease", "metadata": self._metadata(), "spec": spec}
@@ -216,6 +229,7 @@ class Election:
             raise
         self.term, self._until, self._renewed = term, began + self.timing.renew_seconds, began
         self._sent, self._resigned = {}, False
+        self.holder = self.leader = ""
         return True
 
     async def _give_up(self) -> None:
@@ -232,7 +246,14 @@ class Election:
 
     def _metadata(self) -> Object:
         # The label makes it part of what is watched: a leader hears of its own renewals, so it knows that watches live.
-        return {"name": self._name, "labels": {names.MANAGED_BY: names.OPERATOR}}
+        return {"name": self._name, "labels": {names.MANAGED_BY: names.OPERATOR}, "annotations": self._noted()}
+
+    def _next(self, lease: Object) -> Object:
+        return {"resourceVersion": lease["metadata"]["resourceVersion"], "annotations": self._noted()}
+
+    def _noted(self) -> Object:
+        # Also when it is "": the address of an earlier leader must not stand beside another one's name.
+        return {names.BROKER: self.address}
 
     def _spec(self, term: int) -> Object:
         seconds = int(self.timing.lease_seconds)
