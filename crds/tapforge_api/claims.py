@@ -10,7 +10,10 @@ Promises of the broker:
 1. A slot has one holder. A claim is written on the slot before it is answered, and its fence is larger than that of
    every earlier claim of the slot.
 2. An acquire that is sent again with the same `request` (after a lost answer) gets the same claims, not more.
-3. A claim lives `ttlSeconds` from its last renewal; afterwards the slot is thrown away, never handed to somebody else.
+3. A claim that was not renewed for `ttlSeconds` ends when its holder's Pod is gone, has ended or is on a dead node;
+   otherwise when it was not renewed for `holdSeconds`. No answer, and a 503, end nothing: a holder in a Pod goes on
+   with its phones until a broker says lost or the phone refuses it. A holder whose claim carries `holdSeconds` (it is in no
+   Pod that the broker can look at, or has an external device) stops by itself when they are over.
 4. Whoever uses the phone says by which claim: its requests carry the slot's UID and the fence
    (`tapforge_envs/wire.py`). A phone that checks them refuses a late holder, and one whose slot's address was reused.
 5. A refusal is a 4xx with a `Refusal` that names what was wrong; 503 means: not now, or not here; ask again.
@@ -45,7 +48,16 @@ class Acquire(Spec):
     request: _Id = Field(description="chosen by the caller, new for each request; the same when it is sent again")
     slots: Annotated[int, Field(ge=1, le=256)] = Field(1, description="slots at most; at least one comes, or none")
     wait_seconds: Annotated[float, Field(ge=0, le=600)] = Field(30.0, description="how long to wait for the first one")
-    ttl_seconds: Annotated[float, Field(ge=5, le=3600)] = Field(60.0, description="life of a claim without a renewal")
+    ttl_seconds: Annotated[float, Field(ge=5, le=3600)] = Field(
+        60.0, description="silence after which the broker looks whether the holder is still there"
+    )
+    hold_seconds: Annotated[float, Field(ge=5, le=3600)] = Field(
+        1200.0, description="silence after which a claim is over, whatever is known of its holder"
+    )
+    session: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")] = Field(
+        "", description="names the process that asks; its renewals list all its claims"
+    )
+    number: Annotated[int, Field(ge=0, le=2**31)] = Field(0, description="of the request within its session, from 1")
     priority: Annotated[int, Field(ge=-1000, le=1000)] = Field(
         0, description="larger is served first, and may make others give slots back at the end of their episode"
     )
@@ -59,7 +71,10 @@ class Claim(Spec):
     slot: Annotated[str, Field(max_length=253)] = Field(description="name of the slot")
     url: Url = Field(description="address of the phone's server")
     fence: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(description="grows with every claim of the slot")
-    ttl_seconds: Seconds = Field(description="life of the claim without a renewal")
+    ttl_seconds: Seconds = Field(description="renew it several times within these")
+    hold_seconds: Seconds | None = Field(
+        None, description="stop using the slot so long after the last renewal that was answered; none: go on"
+    )
 
     @property
     def slot_uid(self) -> str:
@@ -82,9 +97,16 @@ class Held(Spec):
 
 
 class Renew(Spec):
-    """Asks for another life of many claims at once."""
+    """Asks for another life of many claims at once. With a session these are all that its process has: others of it are
+    released, unless they answer a request that is later than `settled`."""
 
     claims: Annotated[tuple[Held, ...], Field(min_length=1, max_length=4096)] = Field(description="claims to renew")
+    session: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")] = Field(
+        "", description="of the process whose claims these are"
+    )
+    settled: Annotated[int, Field(ge=0, le=2**31)] = Field(
+        0, description="its requests up to this number are answered or given up"
+    )
 
 
 class Renewed(Spec):

@@ -148,6 +148,8 @@ class Leadership:
             Keys(material.key),
             lambda: self._election.leads,
             on_change=self._woken,
+            idle=self._idle,
+            lost=lambda node: self.world.bad_nodes().get(node) == "lost",
             saw_pod=self.world.saw_pod,
             telemetry=self._telemetry,
         )
@@ -209,6 +211,11 @@ class Leadership:
             if not self._claims.leading and self._election.leads:
                 self._why = "the broker stopped in the middle of its leadership"
                 raise RuntimeError(self._why)
+
+    def _idle(self, holder: str) -> bool:
+        """The holder is a run that is deleted, finished or suspended."""
+        kind, _, rest = holder.partition("/")
+        return kind == "run" and ((run := self.world.runs.get(rest.rpartition("/")[2])) is None or not run.wanted)
 
     # --- what the world says ------------------------------------------------------------------------------------------
 

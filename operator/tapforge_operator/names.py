@@ -45,6 +45,8 @@ CLAIM: Final = "tapforge.dev/claim"
 EPISODES: Final = "tapforge.dev/episodes"
 #: the largest fence that the slot was ever claimed with
 FENCE: Final = "tapforge.dev/fence"
+#: written again to make the object newer, and for nothing else
+CONFIRMED: Final = "tapforge.dev/confirmed"
 #: on the Lease of an external URL: the URL
 URL: Final = "tapforge.dev/url"
 #: on the Lease of an external URL: claims in a row that ended badly; absent after one that ended well

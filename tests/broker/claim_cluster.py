@@ -219,7 +219,7 @@ class Lab:
         return [body for path, body in self.cluster.objects.items() if path.startswith(LEASES)]
 
 
-PATIENCE = Patience(tick=0.01, settle=1.0, siblings=0.1, release=1.0, look=1.0)
+PATIENCE = Patience(tick=0.01, settle=1.0, siblings=0.1, release=1.0, look=1.0, holders=0.05)
 PACE = Pace(patience=0.05, linger=0.02, remember=5.0, step_deadline=0.2, first_pause=0.1, longest_pause=0.4)
 
 
@@ -242,11 +242,16 @@ class Broker:
         #: events wait here while it is a list
         self.held_back: list[tuple[str, str, Object]] | None = None
         self.woken: set[str] = set()
+        #: holders whose run wants no phones any more, and nodes that are lost
+        self.idle: set[str] = set()
+        self.lost_nodes: set[str] = set()
         self.claims = Claims(
             self.door,
             KEYS,
             lambda: self.leading,
             on_change=self.woken.add,
+            idle=lambda holder: holder in self.idle,
+            lost=lambda node: node in self.lost_nodes,
             pace=pace,
             patience=patience,
             clock=RunningClock(speed, lambda: loop.time() * speed),
@@ -281,15 +286,15 @@ class Broker:
         for event in events:
             self._hear(*event)
 
-    async def acquire(self, holder: str = "a", request: str = "", **ask: Any):
-        ask = {"request": request or f"request-{next(_REQUESTS)}", "wait_seconds": 0.5, "ttl_seconds": 5.0} | ask
-        answer = await self.claims.acquire(
-            NAMESPACE, POOL, Holder(f"run/{NAMESPACE}/{holder}/u", holder), Acquire(**ask)
-        )
-        return list(answer.claims)
+    async def acquire(self, holder: str = "a", request: str = "", pod: str = "", **ask: Any):
+        times = {"wait_seconds": 0.5, "ttl_seconds": 5.0, "hold_seconds": 5.0}
+        ask = {"request": request or f"request-{next(_REQUESTS)}", **times, **ask}
+        who = Holder(f"run/{NAMESPACE}/{holder}/u", holder, pod)
+        return list((await self.claims.acquire(NAMESPACE, POOL, who, Acquire(**ask))).claims)
 
-    async def renew(self, *claims: Any, episodes: int = 0):
-        ask = Renew(claims=tuple(Held(id=c.id, secret=c.secret, episodes=episodes) for c in claims))
+    async def renew(self, *claims: Any, episodes: int = 0, **session: Any):
+        held = tuple(Held(id=c.id, secret=c.secret, episodes=episodes) for c in claims)
+        ask = Renew(claims=held, **session)
         return list((await self.claims.renew(ask)).claims)
 
     async def release(self, *claims: Any, verdict: str = "clean", episodes: int = 0):

@@ -120,10 +120,13 @@ class World(RuleBasedStateMachine):
         if answer.ticket not in self.tickets:
             return  # its caller went away
         claims = answer.claims
-        if answer.repeated:  # the shell looks at the slots once more
+        if answer.repeated:  # the shell writes on slots whose claims are an earlier leader's
             for claim in claims:
-                if claim.mark.uid in self.truth.views:
-                    self.ledger.observe(self.truth.views[claim.mark.uid], self.now)
+                view = self.truth.views.get(claim.mark.uid)
+                if view is not None and not claim.ticket and view.mark == claim.mark:
+                    view = self.truth.write(claim.mark.uid)
+                if view is not None:
+                    self.ledger.observe(view, self.now)
             claims = tuple(claim for claim in claims if self.ledger.claim(claim.id))
         for claim in claims:
             mark = claim.mark
@@ -288,7 +291,12 @@ class World(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(self.truth.views)))
         old = data.draw(st.sampled_from([None, *(v.mark for v in self.truth.history[uid][-6:])]))
         known = self.ledger._table.get(uid)
-        if known and known.view == self.truth.views[uid] and old != known.view.mark and uid not in self.doomed:
+        if (
+            known
+            and known.view == self.truth.views[uid]
+            and old != known.view.mark
+            and uid not in self.doomed | self.spoiled
+        ):
             self.spoiled.add(uid)
             self.tampered.add(uid)
             self.ledger.observe(self.truth.write(uid, mark=old), self.now)

@@ -116,7 +116,7 @@ async def test_a_claim_from_its_question_to_its_end(house):
     assert status == 200
     claims = Acquired.model_validate(answer).claims
     assert len(claims) == 2
-    assert set(answer["claims"][0]) == {"id", "secret", "slot", "url", "fence", "ttlSeconds"}
+    assert set(answer["claims"][0]) == {"id", "secret", "slot", "url", "fence", "ttlSeconds", "holdSeconds"}
     assert house.lab.pod("phone-0")["metadata"]["labels"][names.RUN] == "train"
     held = [{"id": c.id, "secret": c.secret, "episodes": 1} for c in claims]
     # Renewals and releases need no token.

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("own_time")
 async def start() -> AsyncIterator[Callable[..., Broker]]:
     brokers: list[Broker] = []
 
-    def make(lab: Lab, term: int = 1, door: Door | None = None) -> Broker:
-        brokers.append(Broker(lab, term, door))
+    def make(lab: Lab, term: int = 1, door: Door | None = None, **more: float) -> Broker:
+        brokers.append(Broker(lab, term, door, **more))
         return brokers[-1]
 
     yield make
@@ -157,11 +157,9 @@ async def test_a_spoiled_slot_is_deleted_and_never_granted_again(start, verdict)
 
 async def test_a_claim_that_is_not_renewed_takes_its_pod_along(start):
     lab = Lab(2)
-    broker = start(lab)
-    kept, lost = await broker.acquire(slots=2)
-    broker.claims._ledger.claim(lost.id).expires = 0.0
-    broker.claims._ledger._timers.append((0.0, lost.id.split(".")[0], lost.fence))
-    broker.claims._ledger._timers.sort()
+    broker = start(lab, speed=20.0)  # a claim of 5 s ends after 0.25 s
+    (kept,) = await broker.acquire(hold_seconds=3600)
+    (lost,) = await broker.acquire()
     await until(lambda: len(lab.cluster.objects) == 2)
     said = await broker.renew(kept, lost)
     assert [s.state for s in said] == ["held", "lost"]

@@ -28,7 +28,7 @@ def add_pool(lab: Lab, namespace: str, name: str, *urls: str) -> str:
 
 
 async def acquire(broker: Broker, namespace: str, name: str, request: str, **ask: Any) -> list[Claim]:
-    question = Acquire(**{"request": request, "wait_seconds": 0.05, "ttl_seconds": 5.0} | ask)
+    question = Acquire(**{"request": request, "wait_seconds": 0.05, "ttl_seconds": 5.0, "hold_seconds": 5.0} | ask)
     return list((await broker.claims.acquire(namespace, name, Holder("user/ann"), question)).claims)
 
 

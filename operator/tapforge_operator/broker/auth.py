@@ -22,7 +22,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
 from tapforge_api.base import GROUP
@@ -31,6 +31,7 @@ from tapforge_api.claims import AUDIENCE
 from ..kube.client import ApiError, path
 from ..objects import PoolObject
 from .directory import PoolNotFound
+from .holder_pods import pod_name
 from .records import Holder
 from .writes import Api
 
@@ -95,6 +96,8 @@ class Caller:
     #: as JSON, for comparing
     extra: str = "{}"
     run: Run | None = None
+    #: the Pod that it is bound to, as namespace/name/uid; "" for none that this operator can read
+    pod: str = ""
 
 
 class Auth:
@@ -121,7 +124,7 @@ class Auth:
         caller = await self.caller(token)
         if caller.run is not None:
             self._check_run(caller.run, namespace, pool)
-            return caller.run.holder
+            return replace(caller.run.holder, pod=caller.pod)
         if not await self._rights.get((caller, namespace, pool), lambda: self._ask_right(caller, namespace, pool)):
             raise Denied(
                 403,
@@ -129,7 +132,7 @@ class Auth:
                 f"{caller.user} may not claim slots of EmulatorPool {pool} in namespace {namespace}: it is no Pod of a "
                 f"TrainingRun, and RBAC gives it no right to create emulatorpools/claim in apiGroup {GROUP}",
             )
-        return Holder(f"user/{caller.user}")
+        return Holder(f"user/{caller.user}", pod=caller.pod)
 
     async def caller(self, token: str) -> Caller:
         """Whose token it is. Raises Denied."""
@@ -160,34 +163,41 @@ class Auth:
         if not user.get("username"):
             return Denied(401, "Unauthorized", "the token was accepted, but the API server named nobody for it")
         extra = user.get("extra") or {}
+        pod = await self._own_pod(user["username"], extra)
         return Caller(
             user=user["username"],
             uid=user.get("uid") or "",
             groups=tuple(user.get("groups") or ()),
             extra=json.dumps(extra, sort_keys=True),
-            run=await self._trace(user["username"], extra),
+            run=await self._trace(pod) if pod is not None else None,
+            pod="" if pod is None else pod_name(*(pod["metadata"][key] for key in ("namespace", "name", "uid"))),
         )
 
-    async def _trace(self, user: str, extra: Object) -> Run | None:
-        """The run that the token's Pod works for; None where it is no run's Pod."""
+    async def _own_pod(self, user: str, extra: Object) -> Object | None:
+        """The Pod that the token is bound to."""
         names, uids = list(extra.get(_POD) or ()), list(extra.get(_POD_UID) or ())
         if not user.startswith(_SERVICE_ACCOUNT) or len(names) != 1 or len(uids) != 1:
             return None
         namespace = user[len(_SERVICE_ACCOUNT) :].partition(":")[0]
-        where, uid = path("pods", namespace, names[0]), uids[0]
+        found = await self._find(path("pods", namespace, names[0]))
+        return found if found is not None and found["metadata"]["uid"] == uids[0] else None
+
+    async def _trace(self, pod: Object) -> Run | None:
+        """The run that the Pod works for; None where it is no run's."""
+        found, namespace = pod, pod["metadata"]["namespace"]
         for _ in range(_MAX_DEPTH):
-            found = await self._find(where)
-            if found is None or found["metadata"]["uid"] != uid:
-                return None
             owners = found["metadata"].get("ownerReferences") or ()
-            if found.get("kind") == "TrainingRun":
-                return _run(namespace, found)
             owner = next((o for o in owners if o.get("controller")), None)
             group, _, version = (owner.get("apiVersion", "") if owner else "").rpartition("/")
             kind = _OWNERS.get((group, owner["kind"])) if owner else None
             if owner is None or kind is None or not _VERSION.fullmatch(version):
                 return None
-            where, uid = path(kind, namespace, owner["name"], group=f"{group}/{version}"), owner["uid"]
+            above = await self._find(path(kind, namespace, owner["name"], group=f"{group}/{version}"))
+            if above is None or above["metadata"]["uid"] != owner["uid"]:
+                return None
+            if above.get("kind") == "TrainingRun":
+                return _run(namespace, above)
+            found = above
         return None
 
     def _check_run(self, run: Run, namespace: str, pool: str) -> None:

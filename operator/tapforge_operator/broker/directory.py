@@ -66,6 +66,11 @@ class Directory:
         pool = self._pools.get(uid)
         return pool.name if pool else ""
 
+    def checks_fences(self, uid: str) -> bool:
+        """The phones of the pool refuse a late holder by themselves."""
+        pool = self._pools.get(uid)
+        return pool is not None and pool.checks_fences
+
     def key(self, uid: str) -> str:
         """namespace/name, for metrics; "" of a pool that is gone."""
         pool = self._pools.get(uid)

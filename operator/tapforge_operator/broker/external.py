@@ -181,6 +181,10 @@ def claim_body(view: SlotView, mark: Mark, keys: Keys, pool: str) -> Object:
     return {"apiVersion": _GROUP, "kind": "Lease", "metadata": metadata, "spec": spec}
 
 
+def confirm_patch(view: SlotView) -> Object:
+    return {"metadata": {"resourceVersion": view.version, "annotations": {names.CONFIRMED: view.version}}}
+
+
 def clear_patch(view: SlotView, work: Clear) -> Object:
     return {
         "metadata": {

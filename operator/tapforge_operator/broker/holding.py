@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 from tapforge_api.claims import Verdict
 
 from ..pool.records import Device, Held
+from .lives import Lives
 from .mark import Mark, claim_parts
 from .records import Claim, Clear, Counts, Pace, Remove, SlotView, State, Work
 from .requests import Requests
@@ -23,7 +24,6 @@ from .table import Slot, Table
 
 #: ended claims whose end can still be explained, and UIDs that are known to be gone
 _REMEMBERED = 20_000
-_MANY_TIMERS = 10_000
 _TAMPERED = "its claim annotation was changed by somebody else"
 _EXPIRED = "it was not renewed in time"
 
@@ -35,10 +35,9 @@ class Holding:
         self._pace = pace or Pace()
         self._table = Table()
         self._requests = Requests(self._pace.remember)
-        #: claims that are held, by their id
-        self._live: dict[str, Claim] = {}
-        #: (when, uid, fence): the earliest end of a claim (it may have been renewed since), or of a rest
-        self._timers: list[tuple[float, str, int]] = []
+        self._live = Lives()
+        #: (when, uid): ends of rests
+        self._rests: list[tuple[float, str]] = []
         self._work: list[Work] = []
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._why: OrderedDict[str, str] = OrderedDict()
@@ -150,10 +149,10 @@ class Holding:
 
     def renew(self, claim: Claim, episodes: int, now: float) -> Literal["held", "recalled", "lost"]:
         """Another life for a claim that `claim` found."""
-        if claim.expires <= now:
+        if claim.ends <= now:
             self._spoil(claim.mark.uid, _EXPIRED, now, pause=self._pace.step_deadline, strike=True)
             return "lost"
-        claim.expires = now + claim.mark.ttl
+        self._live.renew(claim, now)
         if episodes > claim.episodes:
             claim.episodes = episodes
             self._table.note(self._table[claim.mark.uid])
@@ -166,7 +165,7 @@ class Holding:
         """Ends a claim that `claim` found."""
         uid = claim.mark.uid
         claim.episodes = max(claim.episodes, episodes)
-        if claim.expires <= now:
+        if claim.ends <= now:
             self._spoil(uid, _EXPIRED, now, pause=self._pace.step_deadline, strike=True)
         elif verdict == "clean":
             self._release(uid, "it was given back", now)
@@ -220,21 +219,13 @@ class Holding:
     def expire(self, now: float) -> set[str]:
         """Ends what is over. Returns the pools in which something changed."""
         changed: set[str] = set()
-        if len(self._timers) > 4 * len(self._table) + _MANY_TIMERS:
-            self._forget_old_timers()
-        while self._timers and self._timers[0][0] <= now:
-            _, uid, fence = heapq.heappop(self._timers)
+        for claim in self._live.due(now):
+            changed.add(self._table[claim.mark.uid].view.pool)
+            self._spoil(claim.mark.uid, _EXPIRED, now, pause=self._pace.step_deadline, strike=True)
+        while self._rests and self._rests[0][0] <= now:
+            _, uid = heapq.heappop(self._rests)
             slot = self._table.get(uid)
-            if slot is None:
-                continue
-            claim = slot.claim
-            if slot.state is State.HELD and claim is not None and claim.mark.fence == fence:
-                if claim.expires > now:
-                    heapq.heappush(self._timers, (claim.expires, uid, fence))
-                    continue
-                self._spoil(uid, _EXPIRED, now, pause=self._pace.step_deadline, strike=True)
-                changed.add(slot.view.pool)
-            elif slot.state is State.RESTING and slot.until <= now:
+            if slot is not None and slot.state is State.RESTING and slot.until <= now:
                 self._table.move(slot, State.FREE)
                 changed.add(slot.view.pool)
                 self._drop_retired(slot)
@@ -242,15 +233,6 @@ class Holding:
         return changed
 
     # --- inside -------------------------------------------------------------------------------------------------------
-
-    def _forget_old_timers(self) -> None:
-        """Those of claims that ended long before their time."""
-        self._timers = [
-            (when, uid, fence)
-            for when, uid, fence in self._timers
-            if fence < 0 or ((slot := self._table.get(uid)) and slot.claim and slot.claim.mark.fence == fence)
-        ]
-        heapq.heapify(self._timers)
 
     def _slot_of(self, claim_id: str) -> tuple[Slot | None, int]:
         parts = claim_parts(claim_id)
@@ -299,19 +281,13 @@ class Holding:
         claim = Claim(mark)
         slot.fence = max(slot.fence, mark.fence)
         self._table.take(slot, claim, State.HELD)
-        self._begin_life(claim, now)
+        self._live.begin(claim, now)
         self._requests.claimed((slot.view.pool, mark.holder, mark.request), claim)
         claimed = [(other.claim.mark.fence, other) for other in self._table.sharing(slot) if other.claim is not None]
         for _, other in sorted(claimed, key=lambda pair: pair[0])[:-1]:
             # A leader of the past wrote it with its last breath and told nobody, or didn't know that they are one.
             if other.state is State.HELD:
                 self._release(other.view.uid, "its device has a later claim, through another pool", now)
-
-    def _begin_life(self, claim: Claim, now: float) -> None:
-        mark = claim.mark
-        self._live[claim.id] = claim
-        claim.expires = now + mark.ttl
-        heapq.heappush(self._timers, (claim.expires, mark.uid, mark.fence))
 
     def _after_write(self, slot: Slot, view: SlotView | None, now: float, pause: float) -> None:
         """What a free slot is after a write: `view`, or without a Lease."""
@@ -352,7 +328,7 @@ class Holding:
     def _end_of_use(self, slot: Slot, now: float) -> float:
         """Seconds until the holder of an external URL has surely stopped: it hears that the claim is lost when it
         renews it, or when it no longer can."""
-        return (max(0.0, slot.claim.expires - now) if slot.claim else 0.0) + self._pace.step_deadline
+        return (max(0.0, slot.claim.ends - now) if slot.claim else 0.0) + self._pace.step_deadline
 
     def _left_of_use(self, slot: Slot, now: float) -> float:
         """Seconds for which a device that leaves its pool goes to nobody through another one."""
@@ -373,14 +349,14 @@ class Holding:
 
     def _end(self, slot: Slot, state: State, why: str, now: float) -> None:
         claim = self._table.end(slot, state)
-        self._live.pop(claim.id, None)
+        self._live.end(claim)
         _keep(self._why, claim.id, why)
         self._requests.ended((slot.view.pool, claim.mark.holder, claim.mark.request), claim, now)
 
     def _rest(self, slot: Slot, seconds: float, now: float) -> None:
         slot.until = now + seconds
         self._table.move(slot, State.RESTING)
-        heapq.heappush(self._timers, (slot.until, slot.view.uid, -1))
+        heapq.heappush(self._rests, (slot.until, slot.view.uid))
 
     def _drop_retired(self, slot: Slot) -> None:
         if slot.retired and slot.state is State.FREE:

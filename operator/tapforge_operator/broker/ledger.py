@@ -12,8 +12,9 @@ Rules:
 2. A claim's fence is larger than every earlier one of its slot, in this term and all earlier ones.
 3. A slot that ended, is doomed or condemned is never granted again. UIDs of Pods never come back.
 4. A verified mark on a slot that is new to this ledger is a claim with a whole life before it: the time in which no
-   operator ran ages nobody's claim. On a slot that is known, only a mark with a larger fence is news (another leader
-   wrote it); an older one is a replay and means nothing.
+   operator ran ages nobody's claim. Silence alone ends no claim before its `hold`; that its holder is gone does. On a
+   slot that is known, only a mark with a larger fence is news (another leader wrote it); an older one is a replay and
+   means nothing.
 5. What the API server said earlier (`SlotView.order`) never overrides what it said later.
 6. A request that is repeated gets the claims that it got, not more.
 7. A device that several pools name counts as one: it is granted through one of them at a time, and rests for all.
@@ -28,6 +29,7 @@ What has to be done outside is collected for `take_work`. Times are seconds and 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection
 
 from .holding import Holding
 from .mark import Mark
@@ -134,7 +136,7 @@ class Ledger(Holding):
             return 0
         slot.fence = fence
         self._table.move(slot, State.HELD)
-        self._begin_life(claim, now)
+        self._live.begin(claim, now)
         if view.order >= slot.view.order:
             self._table.see(slot, view)
         self._check(slot, now)
@@ -169,13 +171,69 @@ class Ledger(Holding):
         if granting is not None:
             self._settle(granting, now)
 
+    # --- holders that are silent --------------------------------------------------------------------------------------
+
+    def suspects(self, now: float, idle: Callable[[str], bool]) -> list[str]:
+        """Pods to look at: of holders that are silent, or whose run wants no phones any more."""
+        return self._live.suspects(now, idle)
+
+    def holder_gone(
+        self,
+        pod: str,
+        why: str,
+        now: float,
+        *,
+        stopped: bool,
+        idle: Callable[[str], bool],
+        fenced: Callable[[str], bool],
+    ) -> set[str]:
+        """Nothing in the Pod speaks any more. `stopped`: nothing in it acts any more either, as its node says; without
+        that, who has an external device may still use it until `hold` is over. Returns the pools of claims that ended.
+        """
+        changed = set()
+        for claim in self._live.of_pod(pod, now, idle):
+            slot = self._table[claim.mark.uid]
+            if stopped or not slot.view.lasting:
+                changed.add(slot.view.pool)
+                self._abandon(slot, why, now, fenced)
+        return changed
+
+    def release_unlisted(
+        self,
+        holder: str,
+        session: str,
+        settled: int,
+        listed: Collection[str],
+        now: float,
+        fenced: Callable[[str], bool],
+    ) -> set[str]:
+        """A holder's process named all claims that it has. Returns the pools of those that ended."""
+        changed = set()
+        for claim in self._live.unlisted(holder, session, settled, listed):
+            slot = self._table[claim.mark.uid]
+            changed.add(slot.view.pool)
+            self._abandon(slot, "its holder doesn't name it among its claims", now, fenced)
+        return changed
+
+    def _abandon(self, slot: Slot, why: str, now: float, fenced: Callable[[str], bool]) -> None:
+        """Ends a claim whose holder left the phone as it was. A phone that checks fences refuses the late holder."""
+        if slot.view.lasting:
+            self._release(slot.view.uid, why, now, self._pace.step_deadline, slot.strikes)
+        elif fenced(slot.view.pool):
+            self._release(slot.view.uid, why, now)
+        else:
+            self._spoil(slot.view.uid, why, now, pause=0.0)
+
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _grant(self, slot: Slot, waiter: Waiter) -> None:
         self._grants += 1
         want = waiter.want
         fence = max((self._term << _TERM_BITS) + self._grants, slot.fence + 1)
-        mark = Mark(slot.view.uid, fence, want.holder, want.run, want.request, want.priority, want.ttl)
+        mark = Mark(
+            slot.view.uid, fence, want.holder, want.run, want.request, want.priority, want.ttl, want.hold, want.pod,
+            want.session, want.number,
+        )  # fmt: skip
         self._table.take(slot, Claim(mark, waiter.ticket), State.GRANTING)
         self._work.append(Grant(slot.view, mark))
         waiter.pending.add(mark.uid)

@@ -4,11 +4,10 @@ the watch is a moment behind."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from .ledger import Ledger
 from .records import SlotView
-from .writes import Writer
 
 
 class Behind(Exception):
@@ -16,12 +15,17 @@ class Behind(Exception):
 
 
 async def look_again(
-    writer: Writer, ledger: Ledger, views: Sequence[SlotView], now: Callable[[], float], deadline: float
+    look: Callable[[SlotView], Awaitable[SlotView | None]],
+    ledger: Ledger,
+    views: Sequence[SlotView],
+    now: Callable[[], float],
+    deadline: float,
 ) -> None:
-    """Tells the ledger what the slots are at this moment. Raises Behind after `deadline` seconds."""
+    """Tells the ledger what the slots are at this moment, by `Writer.look` or `Writer.confirm`. Raises Behind after
+    `deadline` seconds."""
     try:
         async with asyncio.timeout(deadline):
-            found = await asyncio.gather(*(writer.look(view) for view in views))
+            found = await asyncio.gather(*(look(view) for view in views))
     except TimeoutError as error:
         names = ", ".join(f"{view.namespace}/{view.name}" for view in views[:5])
         raise Behind(f"this broker began to lead a moment ago and could not read {names}; ask again") from error

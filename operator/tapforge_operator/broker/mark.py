@@ -18,15 +18,18 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tapforge_api.claims import Acquire
+
 _VERSION: Final = 1
 #: no mark of ours comes near; a longer one is not even parsed
 _MAX_TEXT: Final = 8192
 _MAX_FENCE: Final = 2**63 - 1
+_HOLD: Final = float(Acquire.model_fields["hold_seconds"].default)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What is written on a claimed slot: enough to rebuild its claim after a crash. `ttl` in seconds."""
+    """What is written on a claimed slot: enough to rebuild its claim after a crash."""
 
     uid: str
     fence: int
@@ -35,7 +38,15 @@ class Mark:
     run: str
     request: str
     priority: int
+    #: seconds without a renewal after which its holder is looked at
     ttl: float
+    #: seconds without a renewal after which it is over, if that is longer
+    hold: float = 0.0
+    #: the holder's Pod as namespace/name/uid; "" for a holder that is in none
+    pod: str = ""
+    #: the holder's process, and which of its requests the claim answers; "" for one that doesn't say
+    session: str = ""
+    number: int = 0
 
     @property
     def id(self) -> str:
@@ -75,6 +86,10 @@ class Keys:
             "request": mark.request,
             "priority": mark.priority,
             "ttl": mark.ttl,
+            "hold": mark.hold,
+            "pod": mark.pod,
+            "session": mark.session,
+            "number": mark.number,
         }
         return _canonical({**fields, "signature": self._sign(fields, mark.uid)})
 
@@ -132,5 +147,12 @@ def _mark(fields: dict[str, Any], uid: str) -> Mark | None:
         return None
     if not (0 <= fence <= _MAX_FENCE and math.isfinite(ttl) and ttl > 0 and all(isinstance(t, str) for t in texts)):
         return None
-    holder, run, request = map(str, texts)
-    return Mark(uid=uid, fence=fence, holder=holder, run=run, request=request, priority=priority, ttl=float(ttl))
+    # An operator of before holds knew none of the others.
+    hold, number = fields.get("hold", _HOLD), fields.get("number", 0)
+    more = [fields.get(name, "") for name in ("pod", "session")]
+    if not (isinstance(hold, int | float) and math.isfinite(hold) and isinstance(number, int)):
+        return None
+    if not all(isinstance(t, str) for t in more):
+        return None
+    holder, run, request, pod, session = map(str, (*texts, *more))
+    return Mark(uid, fence, holder, run, request, priority, float(ttl), float(hold), pod, session, number)

@@ -23,6 +23,8 @@ def claim_message(claim: Claim, view: SlotView, pool: PoolObject) -> ClaimMessag
         url=url_of(view, pool),
         fence=claim.mark.fence,
         ttl_seconds=claim.mark.ttl,
+        # Who is in a Pod is looked at when it is silent. Nobody can look at what else it does to an external device.
+        hold_seconds=None if claim.mark.pod and not view.lasting else claim.ends - claim.heard,
     )
 
 

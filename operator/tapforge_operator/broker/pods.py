@@ -83,6 +83,10 @@ def clear_patch(view: SlotView, episodes: int) -> Object:
     return _patch(view, labels, annotations)
 
 
+def confirm_patch(view: SlotView) -> Object:
+    return _patch(view, {}, {names.CONFIRMED: view.version})
+
+
 def _patch(view: SlotView, labels: Mapping[str, str | None], annotations: Mapping[str, str | None]) -> Object:
     return {
         "metadata": {

@@ -68,7 +68,8 @@ class Claim:
 
     mark: Mark
     ticket: int = 0
-    expires: float = math.inf
+    #: when its holder spoke last, or it began
+    heard: float = math.inf
     #: episodes played under it so far
     episodes: int = 0
     #: why it was asked back; "" when it was not
@@ -85,6 +86,14 @@ class Claim:
     def __post_init__(self) -> None:
         self.id = self.mark.id
         self.party = (self.mark.holder, self.mark.priority)
+
+    @property
+    def silent_from(self) -> float:
+        return self.heard + self.mark.ttl
+
+    @property
+    def ends(self) -> float:
+        return self.heard + max(self.mark.ttl, self.mark.hold)
 
 
 class State(StrEnum):
@@ -111,7 +120,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """An acquire: `slots` at most, for `ttl` seconds without a renewal."""
+    """An acquire: `slots` at most. What is written on them is in `mark.Mark`."""
 
     pool: str
     holder: str
@@ -120,6 +129,10 @@ class Want:
     slots: int
     ttl: float
     priority: int = 0
+    hold: float = 0.0
+    pod: str = ""
+    session: str = ""
+    number: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -200,6 +213,8 @@ class Holder:
     name: str
     #: name of the TrainingRun, "" for a user
     run: str = ""
+    #: the Pod that asks, as namespace/name/uid; "" for none that can be read
+    pod: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +231,8 @@ class Patience:
     release: float = 5.0
     #: how long a slot is looked at whose claim is later than what is known
     look: float = 5.0
+    #: between two looks at the Pods of silent holders
+    holders: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)

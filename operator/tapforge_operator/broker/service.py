@@ -3,7 +3,7 @@
 1. Nothing is answered before it is written. A claim is told after its mark is on the slot.
 2. Only a leader grants, renews and deletes; when the leadership ends, whoever waits gets `NotLeading`, and nothing more
    is written. The next leader finds everything on the slots.
-3. Renewals touch no API server: an outage of it dirties no phone. Many of them are one call.
+3. A holder that is silent loses its claims when its Pod is found gone, not before (`holder_pods.py`).
 4. Every wait has an end: the caller's for the first slot, `settle` for the writes after it.
 
 `begin` starts a leadership, `end` ends it; in between `observe`, `forget`, ... are fed by the watches. All in one event
@@ -19,7 +19,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from tapforge_api.claims import Acquire, Acquired, Release, Released, Renew, RenewedAll
-from tapforge_api.claims import Held as HeldMessage
 
 from ..objects import PoolObject
 from ..pool.records import Device, Held
@@ -28,12 +27,14 @@ from ..telemetry import Telemetry
 from . import external, pods
 from .clock import RunningClock
 from .directory import UNLISTED, Directory, PoolNotFound
+from .holder_pods import evidence
 from .ledger import Ledger
-from .looking import Behind, look_again
-from .mark import Keys, proves
-from .messages import WRONG_SECRET, claim_message, said, why_none
-from .records import Answer, Claim, Clear, Counts, Grant, Holder, Pace, Patience, Remove, SlotView, Want
+from .looking import look_again
+from .mark import Keys
+from .messages import claim_message, why_none
+from .records import Answer, Clear, Counts, Grant, Holder, Pace, Patience, Remove, Want
 from .tickets import Tickets
+from .upkeep import Upkeep
 from .writes import Api, NotLeading, Writer
 
 log = logging.getLogger(__name__)
@@ -48,13 +49,16 @@ class Claims:
         leads: Callable[[], bool],
         *,
         on_change: Callable[[str], None] = lambda pool_uid: None,
+        idle: Callable[[str], bool] = lambda holder: False,
+        lost: Callable[[str], bool] = lambda node: False,
         saw_pod: Callable[[Object], object] | None = None,
         telemetry: Telemetry | None = None,
         pace: Pace | None = None,
         patience: Patience | None = None,
         clock: RunningClock | None = None,
     ):
-        """`on_change`: claims or wishes of the pool with that UID changed. `saw_pod`: a Pod as an answer showed it."""
+        """`on_change`: claims or wishes of the pool with that UID changed. `saw_pod`: a Pod as an answer showed it.
+        `idle`: the holder of that name is a run that wants no phones any more. `lost`: that node is."""
         self._keys = keys
         self._leads = leads
         self._on_change = on_change
@@ -64,8 +68,21 @@ class Claims:
         self._clock = clock or RunningClock()
         self._directory = Directory()
         self._writer = Writer(api, keys, leads, self._directory.name, saw_pod)
+        self._api = api
+        self._idle, self._lost = idle, lost
         self._ledger: Ledger | None = None
         self._tickets = Tickets()
+        self._upkeep = Upkeep(
+            keys,
+            self._writer,
+            self._clock,
+            self._patience,
+            lead=self._lead,
+            fenced=self._directory.checks_fences,
+            work=self._work,
+            writing=self._writing,
+            changed=lambda pool: self._serve(pool, changed=True),
+        )
         self._tasks: dict[asyncio.Task[None], str] = {}
         self._leases = external.Leases()
         #: pools that somebody waits for
@@ -90,6 +107,7 @@ class Claims:
         for slot in slots:
             self.observe(slot)
         self._spawn(self._keep_time(self._ledger), "")
+        self._spawn(self._look_after_holders(self._ledger), "")
 
     async def end(self) -> None:
         """The leadership is over. May be called again."""
@@ -198,7 +216,10 @@ class Claims:
         """Raises PoolNotFound, NotLeading. Cancelled, it leaves nothing claimed."""
         ledger, began = self._lead(), time.monotonic()
         pool = self.find_pool(namespace, name)
-        want = Want(pool.uid, holder.name, holder.run, ask.request, ask.slots, ask.ttl_seconds, ask.priority)
+        want = Want(
+            pool.uid, holder.name, holder.run, ask.request, ask.slots, ask.ttl_seconds, ask.priority, ask.hold_seconds,
+            holder.pod, ask.session, ask.number,
+        )  # fmt: skip
         ticket = ledger.enqueue(want, self._clock.now())
         future = self._tickets.wait_on(ticket)
         self._serve(pool.uid, changed=True)
@@ -211,53 +232,29 @@ class Claims:
             raise
         self._tickets.leave(ticket, future)
         if answer.repeated:
-            # Claims of an earlier leader are told after a second look: it may have ended them with its last breath.
-            await self._look([v for c in answer.claims if not c.ticket and (v := ledger.view(c)) is not None])
-        self._lead().delivered(ticket)
+            # Claims of an earlier leader are told after a write: it may have ended them with its last breath, and what
+            # it sent for the slot as it was then must not be carried out afterwards.
+            adopted = [v for c in answer.claims if not c.ticket and (v := ledger.view(c)) is not None]
+            if adopted:
+                await look_again(self._writer.confirm, ledger, adopted, self._clock.now, self._patience.look)
+        self._upkeep.still(ledger)
+        ledger.delivered(ticket)
         claims = [(claim, view) for claim in answer.claims if (view := ledger.view(claim)) is not None]
         if self._telemetry is not None:
             self._telemetry.claim_waited(f"{namespace}/{name}", time.monotonic() - began, bool(claims))
         if claims:
             for claim, _ in claims:
-                self._secret(claim)
+                self._upkeep.secret(claim)
             return Acquired(claims=tuple(claim_message(claim, view, pool) for claim, view in claims))
         if pool.uid not in self._directory:
             raise PoolNotFound(f"EmulatorPool {name} in namespace {namespace} was deleted")
         return Acquired(waiting=why_none(ask, ledger.counts(pool.uid), answer.repeated))
 
     async def renew(self, ask: Renew) -> RenewedAll:
-        ledger = self._lead()
-        found = await self._find(ledger, ask.claims)
-        now = self._clock.now()
-        answers = []
-        for given, claim in zip(ask.claims, found, strict=True):
-            if claim is None:
-                answers.append(said(given, "lost", ledger.why(given.id)))
-            elif not proves(self._secret(claim), given.secret):
-                answers.append(said(given, "lost", WRONG_SECRET))
-            else:
-                state = ledger.renew(claim, given.episodes, now)
-                reason = claim.recalled if state == "recalled" else ledger.why(given.id) if state == "lost" else ""
-                answers.append(said(given, state, reason))
-        self._work()
-        return RenewedAll.model_construct(claims=tuple(answers))
+        return await self._upkeep.renew(ask)
 
     async def release(self, ask: Release) -> Released:
-        ledger = self._lead()
-        found = await self._find(ledger, ask.claims)
-        now = self._clock.now()
-        refused, slots = set(), set()
-        for given, claim in zip(ask.claims, found, strict=True):
-            if claim is not None and not proves(self._secret(claim), given.secret):
-                refused.add(given.id)
-            elif claim is not None:
-                slots.add(claim.mark.uid)
-                ledger.give_back(claim, given.verdict, given.episodes, now)
-        self._work()
-        if tasks := self._writing(slots):
-            await asyncio.wait(tasks, timeout=self._patience.release)
-        answers = [said(g, "lost", WRONG_SECRET if g.id in refused else ledger.why(g.id)) for g in ask.claims]
-        return Released.model_construct(claims=tuple(answers))
+        return await self._upkeep.release(ask)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
@@ -273,35 +270,6 @@ class Claims:
     def _writing(self, uids: set[str]) -> list[asyncio.Task[None]]:
         """Writes on these slots that are under way."""
         return [task for task, uid in self._tasks.items() if uid in uids]
-
-    def _secret(self, claim: Claim) -> str:
-        if not claim.secret:
-            claim.secret = self._keys.secret(claim.id)
-        return claim.secret
-
-    async def _find(self, ledger: Ledger, asked: Sequence[HeldMessage]) -> list[Claim | None]:
-        """The claims that are meant. Looks at slots whose claims are later than what is known of them: another leader
-        granted them, and the watch did not tell yet. Only the proof of such a claim makes anybody look."""
-        found = [ledger.claim(given.id) for given in asked]
-        behind = [
-            view
-            for given, claim in zip(asked, found, strict=True)
-            if claim is None
-            and (view := ledger.ahead(given.id)) is not None
-            and proves(self._keys.secret(given.id), given.secret)
-        ]
-        if not behind:
-            return found
-        await self._look(behind)
-        if tasks := self._writing({view.uid for view in behind}):
-            _, pending = await asyncio.wait(tasks, timeout=self._patience.look)
-            if pending:
-                raise Behind("a slot is being written while this broker begins to lead; ask again")
-        return [ledger.claim(given.id) for given in asked]
-
-    async def _look(self, views: Sequence[SlotView]) -> None:
-        if views:
-            await look_again(self._writer, self._lead(), views, self._clock.now, self._patience.look)
 
     # --- what the ledger asks for -------------------------------------------------------------------------------------
 
@@ -384,6 +352,22 @@ class Claims:
                 self._serve(pool_uid)
             for pool_uid in changed:
                 self._serve(pool_uid, changed=True)
+
+    async def _look_after_holders(self, ledger: Ledger) -> None:
+        """Ends claims of holders that are silent, or idle, and not there any more."""
+        while self._ledger is ledger:
+            await asyncio.sleep(self._patience.holders)
+            if not self._leads():
+                continue
+            for pod in ledger.suspects(self._clock.now(), self._idle):
+                gone = await evidence(self._api, pod, self._lost)
+                if gone is None or not self.leading:
+                    continue
+                log.info("claims of %s end: %s", pod, gone.why)
+                now, fenced = self._clock.now(), self._directory.checks_fences
+                changed = ledger.holder_gone(pod, gone.why, now, stopped=gone.stopped, idle=self._idle, fenced=fenced)
+                for pool_uid in changed:
+                    self._serve(pool_uid, changed=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None], uid: str) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -149,6 +149,27 @@ class Writer:
                 return
             view = found
 
+    async def confirm(self, view: SlotView) -> SlotView | None:
+        """Writes on the slot without changing its claim, so that nothing is carried out any more that was sent for the
+        slot as it was. Returns it as it is now, None when it is gone."""
+        mark, pause = view.mark, _Pause()
+        while True:
+            self._check()
+            try:
+                where, patch = (
+                    (external.where, external.confirm_patch) if view.lasting else (pods.where, pods.confirm_patch)
+                )
+                return self._read(view, await self._api.patch(where(view), patch(view)))
+            except ApiError as error:
+                if error.status == 404:
+                    return None
+                if error.status != 409:
+                    await pause.wait(error)
+            found = await self.look(view)
+            if found is None or found.mark != mark:
+                return found
+            view = found
+
     async def look(self, view: SlotView) -> SlotView | None:
         """The slot as it is now; None when it is gone."""
         pause = _Pause()
