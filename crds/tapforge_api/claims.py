@@ -12,8 +12,8 @@ Promises of the broker:
 2. An acquire that is sent again with the same `request` (after a lost answer) gets the same claims, not more.
 3. A claim that was not renewed for `ttlSeconds` ends when its holder's Pod is gone, has ended or is on a dead node;
    otherwise when it was not renewed for `holdSeconds`. No answer, and a 503, end nothing: a holder in a Pod goes on
-   with its phones until a broker says lost or the phone refuses it. A holder whose claim carries `holdSeconds` (it is in no
-   Pod that the broker can look at, or has an external device) stops by itself when they are over.
+   with its phones until a broker says lost or the phone refuses it. A holder whose claim carries `holdSeconds` (it is
+   in no Pod that the broker can look at, or has an external device) stops by itself when they are over.
 4. Whoever uses the phone says by which claim: its requests carry the slot's UID and the fence
    (`tapforge_envs/wire.py`). A phone that checks them refuses a late holder, and one whose slot's address was reused.
 5. A refusal is a 4xx with a `Refusal` that names what was wrong; 503 means: not now, or not here; ask again.

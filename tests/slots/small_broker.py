@@ -60,6 +60,8 @@ class SmallBroker:
     ttl: float
     #: where it serves, again and again
     port: int
+    #: claims end by themselves after their ttl, as those of external devices do after their hold; otherwise never
+    lasting: bool = True
     phones: dict[str, Phone] = field(default_factory=dict)
     tokens: set[str] = field(default_factory=lambda: {"first-token"})
     #: request -> its claims
@@ -117,7 +119,7 @@ class SmallBroker:
 
     def _expire(self) -> None:
         for phone in self.phones.values():
-            if phone.holder and self.ends[phone.holder.id] <= loop_time():
+            if self.lasting and phone.holder and self.ends[phone.holder.id] <= loop_time():
                 phone.holder, phone.gone = None, True
 
     def _grant(self, most: int) -> list[Claim]:
@@ -133,6 +135,7 @@ class SmallBroker:
                 url=phone.url,
                 fence=phone.fence,
                 ttl_seconds=self.ttl,
+                hold_seconds=self.ttl if self.lasting else None,
             )
             if phone.holder:
                 self.broken.append(phone.name)

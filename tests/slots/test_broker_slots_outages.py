@@ -36,7 +36,47 @@ async def test_an_outage_shorter_than_the_claims_life_is_not_felt(tmp_path):
             assert not lab.broker.held
 
 
-async def test_after_a_longer_outage_every_claim_is_lost_before_the_broker_ends_it(tmp_path):
+async def test_an_outage_of_a_quarter_of_an_hour_costs_no_claim(tmp_path):
+    """On Pods a holder goes on through silence, until a leader says that a claim is lost."""
+    async with a_lab(tmp_path, 3, up=False) as lab:
+        lab.broker.lasting = False
+        async with lab.broker.serving(lab.authority):
+            slots = lab.slots(3)
+            await slots.start()
+            lease = await slots.acquire(30)
+            await lease.environment.reset(TASK)
+        for step in range(9):
+            put_forward(100)
+            await until(lambda: "can't be reached" in slots.describe())
+            await lease.environment.step(Home(), step)
+            another = await slots.acquire(30)
+            await play(another)
+            await slots.release(another, Verdict.CLEAN)
+            assert slots.size == 3
+        spoilt = lab.broker.phones[lease.slot]
+        spoilt.holder, spoilt.gone = None, True
+        async with lab.broker.serving(lab.authority):
+            await until(lambda: slots.size == 2)
+            with pytest.raises(EnvironmentFault, match="the claim on it is lost") as caught:
+                await lease.environment.step(Home(), 9)
+            assert caught.value.reason is Reason.LEASE_LOST
+            await slots.release(lease, Verdict.DIRTY)
+            await slots.close()
+            assert not lab.broker.held and not lab.broker.broken
+
+
+async def test_renewals_list_what_is_ours_and_which_requests_are_answered(tmp_path):
+    async with a_lab(tmp_path, 3) as lab, lab.claimed(2) as slots:
+        lab.broker.renewals.clear()
+        put_forward(41)
+        await until(lambda: lab.broker.renewals)
+        newest, asked = lab.broker.renewals[-1], lab.broker.acquires
+        assert {held.id.rpartition("-uid.")[0] for held in newest.claims} == lab.broker.held
+        assert slots.size == 2 and newest.settled == asked[-1].number == len({ask.request for ask in asked})
+        assert {ask.session for ask in asked} == {newest.session} and newest.session
+
+
+async def test_after_its_hold_every_claim_is_lost_before_the_broker_ends_it(tmp_path):
     async with a_lab(tmp_path, 4, up=False) as lab:
         async with lab.broker.serving(lab.authority):
             slots = lab.slots(2)

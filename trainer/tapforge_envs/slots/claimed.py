@@ -1,8 +1,9 @@
 """A claim as its holder knows it, and the phone under it.
 
-The broker forgets a claim `ttl` seconds after it last heard of it and throws the phone away; the holder has to stop
-before. So the holder's own clock decides: life is counted from before the last question that the broker answered, and
-whatever ends after it counts for nothing.
+A broker that is silent, or that says "not here", ends nothing: an outage of the operator or of the API server costs no
+phone. A claim is lost when a leader says so, or when the phone refuses its fence. Only a claim with a `hold` ends by
+itself, so many seconds after the last question that the broker answered was asked, on the holder's own clock: of a
+holder that the broker can't look at, or of an external device, which somebody else gets then.
 
 Promises of a `ClaimedPhone`:
 1. No call begins after the claim was lost, and one under way is cut off.
@@ -13,6 +14,7 @@ Promises of a `ClaimedPhone`:
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -45,10 +47,12 @@ class HeldClaim:
     uid: str
     url: str
     fence: int
-    #: seconds
+    #: seconds within which the broker wants to hear of it
     ttl: float
-    #: on the holder's clock
-    alive_until: float
+    #: seconds of the broker's silence after which it is over; infinity: never
+    hold: float
+    #: on the holder's clock: when the last question was asked that the broker answered
+    heard: float
     #: episodes that were begun under it
     episodes: int = 0
     #: what would be said of the phone if it were given back now
@@ -61,7 +65,9 @@ class HeldClaim:
 
     @staticmethod
     def of(claim: Claim, asked: float) -> HeldClaim:
-        """`asked`: when the request that was answered with it was first sent."""
+        """`asked`: when the request that was answered with it was first sent. A broker of an earlier release says
+        nothing of holds, and throws the phone away after `ttl`."""
+        hold = claim.hold_seconds if "hold_seconds" in claim.model_fields_set else claim.ttl_seconds
         return HeldClaim(
             claim.id,
             claim.secret,
@@ -70,11 +76,16 @@ class HeldClaim:
             claim.url,
             claim.fence,
             claim.ttl_seconds,
-            asked + claim.ttl_seconds,
+            math.inf if hold is None else hold,
+            asked,
         )
 
     def renewed(self, asked: float) -> None:
-        self.alive_until = max(self.alive_until, asked + self.ttl)
+        self.heard = max(self.heard, asked)
+
+    @property
+    def alive_until(self) -> float:
+        return self.heard + self.hold
 
     def lose(self, why: str) -> None:
         """Cuts off the call that is under way."""
@@ -88,7 +99,7 @@ class HeldClaim:
         """Why it is not the holder's any more; "" while it is."""
         if self.lost or now < self.alive_until:
             return self.lost
-        return f"the broker was not heard of for {self.ttl:g} s"
+        return f"the broker was not heard of for {self.hold:g} s"
 
     @property
     def shown(self) -> Fence:

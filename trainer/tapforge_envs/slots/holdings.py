@@ -1,9 +1,11 @@
 """The claims that this process holds on the phones of a pool: asked for, renewed and given back in the background.
 
 Rules:
-1. A claim whose life ended on our own clock (`claimed`), or that the broker calls lost, is lost at that moment.
-2. All claims are renewed in one call as soon as a third of the shortest life is over, and again with growing pauses
-   while the broker is away: an outage shorter than the rest of their life is not felt.
+1. A claim that the broker calls lost, or whose hold is over on our own clock (`claimed`), is lost at that moment.
+   Silence of the broker loses no other.
+2. All claims are renewed in one call as soon as a third of the shortest `ttl` is over, and again with growing pauses
+   while the broker is away. The call lists every claim that is ours or on its way back, so that the broker can release
+   what it granted us and we never heard of.
 3. What is missing is asked for by one request at a time, which is sent again under its name until it is answered or so
    old that its claims would have ended. Never more than `wanted` are held, those on their way back counted.
 4. What is given back is sent until the broker has it, or the claim's life is over. `close` gives back all, also what a
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import uuid
 from collections.abc import Coroutine, Iterable
@@ -109,6 +112,9 @@ class Holdings:
         #: wake the tasks that ask, renew and give back
         self._room, self._hurry, self._outgoing = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._session = uuid.uuid4().hex
+        #: requests of this session so far, and up to which of them all are answered or given up
+        self._requests = self._settled = 0
         #: how many phones in a row were bad: each doubles the pause before the next request
         self.bad_in_a_row = 0
         #: what the last request for claims, and the last renewal or release, met with
@@ -202,12 +208,15 @@ class Holdings:
     # --- asking ---
 
     def _request(self, wait: float) -> Acquire:
+        self._requests += 1
         return Acquire(
             request=uuid.uuid4().hex,
             slots=min(_AT_ONCE, self.wanted - self.size),
             wait_seconds=wait,
             ttl_seconds=self._pace.ttl,
             priority=self._priority,
+            session=self._session,
+            number=self._requests,
         )
 
     async def _keep_asking(self) -> None:
@@ -246,13 +255,14 @@ class Holdings:
                 self._waiting = f"no phone is free: {answer.waiting}" if answer.waiting else ""
                 for claim in answer.claims:
                     self._take_in(claim, asked)
+                self._settled = request.number
                 self._note()
                 return len(answer.claims)
             if not sent:
                 self._unclear = None
             failures += 1
             await asyncio.sleep(self._pace.pause(failures, pause))
-        self._unclear = None
+        self._unclear, self._settled = None, request.number
         return 0
 
     def _take_in(self, given: Claim, asked: float) -> None:
@@ -283,7 +293,8 @@ class Holdings:
                 continue
             asked, shortest = self._clock(), min(c.ttl for c in claims)
             try:
-                request = Renew(claims=tuple(c.held() for c in claims))
+                listed = tuple(c.held() for c in (*claims, *self._outbox.values()))
+                request = Renew(claims=listed, session=self._session, settled=self._settled)
                 answer = await self._calls.renew(request, min(self._pace.answer, shortest / 3))
             except (BrokerAway, BrokerRefused) as trouble:
                 failures += 1
@@ -305,10 +316,10 @@ class Holdings:
                     self._owner.recalled(claim)
 
     async def _until_due(self) -> None:
-        """Until a third of some claim's life is over."""
+        """Until a third of some claim's `ttl` is over."""
         while True:
             now = self._clock()
-            due = min((c.alive_until - c.ttl * 2 / 3 - now for c in self._held.values()), default=None)
+            due = min((c.heard + c.ttl / 3 - now for c in self._held.values()), default=None)
             if due is not None and due <= 0:
                 return
             self._hurry.clear()
@@ -317,11 +328,11 @@ class Holdings:
                     await self._hurry.wait()
 
     def _watch(self, claim: HeldClaim) -> None:
-        """Loses the claim as soon as its life is over."""
+        """Loses the claim as soon as its hold is over."""
         now = self._clock()
         if late := claim.over(now):
             self.lose(claim, late)
-        else:
+        elif claim.hold < math.inf:
             loop = asyncio.get_running_loop()
             self._alarms[claim.id] = loop.call_later(claim.alive_until - now, self._watch, claim)
 
