@@ -81,9 +81,11 @@ def suggest(root: type[BaseModel], path: Path) -> str:
     return f"valid here: {', '.join(names)}" if names else "no fields are valid here"
 
 
-def problems_of(error: ValidationError, root: type[BaseModel], places: Mapping[Path, str]) -> list[Problem]:
-    """pydantic's findings in our words, in the order of the file's lines."""
-    found = [_problem(details, root, places) for details in error.errors(include_url=False)]
+def problems_of(
+    error: ValidationError, root: type[BaseModel], places: Mapping[Path, str], most: int | None = None
+) -> list[Problem]:
+    """pydantic's findings in our words, in the order of the file's lines; `most` of them at most, the first ones."""
+    found = [_problem(details, root, places) for details in error.errors(include_url=False)[:most]]
     unique = dict.fromkeys(found)  # a union's members may say the same thing twice
     return sorted(unique, key=lambda p: int(p.place[5:]) if p.place.startswith("line ") else 0)
 

@@ -3,104 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import ssl
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import aiohttp
 import pytest
-from aiohttp import web
-from callers import Callers
-from claim_cluster import PATIENCE, Broker, Cluster, Lab, until
+from broker_house import CLAIMS, House
+from claim_cluster import KEYS, Lab, until
 
 from tapforge_api.claims import Acquired, Refusal, Released, RenewedAll
 from tapforge_operator import names
-from tapforge_operator.broker import server, tls
-from tapforge_operator.broker.auth import Auth
-
-#: a broker behind a socket lives by the machine's time: it never gives up what it has begun
-PATIENT = replace(PATIENCE, settle=300.0, siblings=60.0, release=300.0, look=300.0)
-CLAIMS = "/v1/namespaces/lab/pools/phones/claims"
-
-
-class Api:
-    """Who may call, and the phones, in one API server."""
-
-    def __init__(self, callers: Callers, door):
-        self._callers = callers
-        self._door = door
-
-    async def get(self, path: str):
-        return await (self._callers if path in self._callers.objects else self._door).get(path)
-
-    async def create(self, path: str, body):
-        return await (self._callers if "review" in path else self._door).create(path, body)
-
-    async def patch(self, path: str, body):
-        return await self._door.patch(path, body)
-
-    async def delete(self, path: str, body=None):
-        return await self._door.delete(path, body)
-
-
-class House:
-    """A broker behind its port."""
-
-    def __init__(self, lab: Lab):
-        self.lab = lab
-        self.broker = Broker(lab, patience=PATIENT)
-        self.callers = Callers()
-        self.callers.pools = {}
-        self.callers.add_run()
-        self.token = self.callers.token_of("train-head")
-        self.auth = Auth(Api(self.callers, self.broker.door), self.broker.claims.find_pool)
-        self.url = ""
-        self.session: aiohttp.ClientSession
-        self.trust: ssl.SSLContext
-
-    async def open(self) -> None:
-        material = await tls.ensure(_Direct(Cluster()), "tapforge-system", ["localhost", "127.0.0.1"])
-        self.trust = ssl.create_default_context(cadata=material.ca.decode())
-        self.runner = server.runner(server.application(self.broker.claims, self.auth))
-        await self.runner.setup()
-        await web.TCPSite(self.runner, "127.0.0.1", 0, ssl_context=tls.context(material)).start()
-        self.url = f"https://localhost:{self.runner.addresses[0][1]}"
-        self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.trust))
-
-    async def close(self) -> None:
-        await self.session.close()
-        await self.broker.end()
-        await self.runner.cleanup()
-
-    async def post(self, path: str, body, token: str | None = None, **more):
-        headers = {"Authorization": f"Bearer {self.token if token is None else token}"}
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.session.post(self.url + path, data=data, headers=headers, **more) as response:
-            return response.status, await response.json(), response.headers
-
-    async def refused(self, path: str, body, status: int, reason: str, token: str | None = None) -> str:
-        got, answer, _ = await self.post(path, body, token)
-        refusal = Refusal.model_validate(answer)
-        assert (got, refusal.reason) == (status, reason), refusal
-        return refusal.message
-
-
-class _Direct:
-    def __init__(self, cluster: Cluster):
-        self.cluster = cluster
-
-    async def get(self, path):
-        return self.cluster.get(path)
-
-    async def create(self, path, body):
-        return self.cluster.create(path, body)
-
-    async def patch(self, path, body):
-        return self.cluster.patch(path, body)
-
-    async def delete(self, path, body=None):
-        return self.cluster.delete(path, body)
+from tapforge_operator.broker import server
+from tapforge_operator.broker.body import MAX_BODY
 
 
 @pytest.fixture
@@ -164,9 +77,10 @@ async def test_wrong_renewals_name_the_claim_that_is_wrong(house):
     assert "claims" in message
     bad = [{"id": "some-claim.1", "secret": "s" * 20}] * 3 + [{"id": "some-claim.1", "secret": "s"}]
     assert "claims[3].secret" in await house.refused("/v1/claims/renew", {"claims": bad}, 400, "Invalid")
-    many = [{"id": "some-claim.1", "secret": "s" * 20}] * 4097
+    mine = {"id": "some-claim.1", "secret": KEYS.secret("some-claim.1")}
+    many = [mine] * 4097
     assert "4096" in await house.refused("/v1/claims/renew", {"claims": many}, 400, "Invalid")
-    worst = [{"id": "x"}] * 4000
+    worst = [mine, *[{"id": "x"}] * 4000]
     assert "more" in await house.refused("/v1/claims/release", {"claims": worst}, 400, "Invalid")
 
 
@@ -196,11 +110,10 @@ async def test_wrong_paths_methods_and_sizes(house):
         assert response.status == 405
         assert response.headers["Allow"] == "POST"
         assert Refusal.model_validate(await response.json()).reason == "MethodNotAllowed"
-    await house.refused("/v1/claims/renew", b"x" * (server.MAX_BODY + 1), 413, "BodyTooLarge")
+    await house.refused("/v1/claims/renew", b"x" * (MAX_BODY + 1), 413, "BodyTooLarge")
     # The largest batch that is allowed fits.
-    batch = [
-        {"id": f"{'u' * 36}.{2**40 + k}", "secret": "s" * 43, "episodes": 100, "verdict": "broken"} for k in range(4096)
-    ]
+    ids = [f"{'u' * 36}.{2**40 + k}" for k in range(4096)]
+    batch = [{"id": i, "secret": KEYS.secret(i), "episodes": 100, "verdict": "broken"} for i in ids]
     status, answer, _ = await house.post("/v1/claims/release", {"claims": batch})
     assert (status, len(answer["claims"])) == (200, 4096)
 

@@ -9,18 +9,20 @@ from tapforge_api.progress import REPORT, Progress
 
 from ..reports import NotNow, Reports
 from .auth import Auth, Denied
-from .server import answer, read, token
+from .body import read_body
+from .server import answer, parse, token, turn
 
 
 def add_progress(app: web.Application, reports: Reports, auth: Auth) -> None:
     async def report(request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["run"]
-        run = (await auth.caller(token(request))).run
+        async with turn(request):
+            run = (await auth.caller(token(request))).run
+            said = parse(await read_body(request), Progress)
         if run is None or (run.namespace, run.name) != (namespace, name):
             who = f"a Pod of TrainingRun {run.namespace}/{run.name}" if run is not None else "no Pod of a TrainingRun"
             text = f"only a Pod of TrainingRun {name} in namespace {namespace} may report for it; this is {who}"
             raise Denied(403, "Forbidden", text)
-        said = await read(request, Progress)
         try:
             return answer(await reports.take(run.uid, said))
         except NotNow as error:

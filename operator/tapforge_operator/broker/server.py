@@ -1,20 +1,20 @@
 """The broker over HTTP: the paths of `tapforge_api.claims`, and a `Refusal` in words for everything else.
 
 1. Every refusal is a Refusal; a 4xx names what was wrong with which value, and what would be right.
-2. A body has at most `MAX_BODY` bytes and `_READ` seconds to arrive.
+2. What is not proved is looked at in turns (`turns.py`), and no further than is needed to prove it (`body.py`).
 3. A caller may wait in `WAITERS` acquires at once, all callers together in `ALL_WAITERS`.
-4. Whoever disconnects while it waits gets nothing, and nothing stays claimed for it.
-5. Renewals and releases are proved by the claims' secrets alone: no question to the API server.
-6. What nobody foresaw is a Refusal too (500), and is logged once, with the object that it was about.
+4. Only a leader answers; one that stands by passes callers on to it, if it can (`forward.py`).
+5. Whoever disconnects while it waits gets nothing, and nothing stays claimed for it.
+6. Renewals and releases are proved by the claims' secrets alone: no question to the API server.
+7. What nobody foresaw is a Refusal too (500), and is logged once, with the object that it was about.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, TypeVar
 
 from aiohttp import web
@@ -26,17 +26,18 @@ from tapforge_api.errors import problems_of
 
 from ..logs import ref
 from .auth import Auth, Denied
+from .body import MAX_BODY, read_body
 from .directory import PoolNotFound
+from .forward import FORWARDED, FORWARDED_FOR, Forward
 from .looking import Behind
 from .service import Claims
+from .turns import Turns
 from .writes import NotLeading
 
 log = logging.getLogger(__name__)
 
-MAX_BODY: Final = 1 << 20
 WAITERS: Final = 64
 ALL_WAITERS: Final = 4096
-_READ: Final = 15.0
 _PROBLEMS: Final = 20
 #: seconds after which a caller may ask again
 _SOON: Final = 1
@@ -45,14 +46,17 @@ ACQUIRE: Final = "/v1/namespaces/{namespace}/pools/{pool}/claims"
 RENEW: Final = "/v1/claims/renew"
 RELEASE: Final = "/v1/claims/release"
 
+TURNS: Final = web.AppKey("turns", Turns)
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 S = TypeVar("S", bound=Spec)
 
 
-def application(claims: Claims, auth: Auth) -> web.Application:
-    """To be run with `handler_cancellation=True`: rule 4 needs it."""
-    broker = _Broker(claims, auth)
-    app = web.Application(middlewares=[_refuse], client_max_size=MAX_BODY)
+def application(claims: Claims, auth: Auth, forward: Forward | None = None) -> web.Application:
+    """To be run with `handler_cancellation=True`: rule 5 needs it."""
+    broker = _Broker(claims, auth, forward)
+    app = web.Application(middlewares=[_refuse, broker.pass_on])
+    app[TURNS] = Turns()
     app.router.add_post(ACQUIRE, broker.acquire)
     app.router.add_post(RENEW, broker.renew)
     app.router.add_post(RELEASE, broker.release)
@@ -64,31 +68,43 @@ def runner(app: web.Application) -> web.AppRunner:
 
 
 class _Broker:
-    def __init__(self, claims: Claims, auth: Auth):
+    def __init__(self, claims: Claims, auth: Auth, forward: Forward | None):
         self._claims = claims
         self._auth = auth
+        self._forward = forward
         self._waiting: Counter[str] = Counter()
 
     async def acquire(self, request: web.Request) -> web.Response:
-        self._lead()
         namespace, pool = request.match_info["namespace"], request.match_info["pool"]
-        holder = await self._auth.holder(token(request), namespace, pool)
-        ask = await read(request, Acquire)
+        async with turn(request):
+            holder = await self._auth.holder(token(request), namespace, pool)
+            ask = parse(await read_body(request), Acquire)
         self._claims.find_pool(namespace, pool)
         async with self._place(holder.name):
             return answer(await self._claims.acquire(namespace, pool, holder, ask))
 
     async def renew(self, request: web.Request) -> web.Response:
-        self._lead()
-        return answer(await self._claims.renew(await read(request, Renew)))
+        async with turn(request):
+            ask = parse(await self._batch(request), Renew)
+        return answer(await self._claims.renew(ask))
 
     async def release(self, request: web.Request) -> web.Response:
-        self._lead()
-        return answer(await self._claims.release(await read(request, Release)))
+        async with turn(request):
+            ask = parse(await self._batch(request), Release)
+        return answer(await self._claims.release(ask))
 
-    def _lead(self) -> None:
-        if not self._claims.leading:
+    async def _batch(self, request: web.Request) -> bytes:
+        return await read_body(request, MAX_BODY, self._claims.proved)
+
+    @web.middleware
+    async def pass_on(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._claims.leading or request.match_info.http_exception is not None:
+            return await handler(request)
+        if self._forward is None or FORWARDED in request.headers:
             raise NotLeading
+        async with turn(request):
+            body = await (self._batch(request) if handler in (self.renew, self.release) else read_body(request))
+        return await self._forward(request, body, wait_of(body) if handler == self.acquire else 0.0)
 
     @asynccontextmanager
     async def _place(self, holder: str) -> AsyncIterator[None]:
@@ -119,18 +135,27 @@ def token(request: web.Request) -> str:
     return given.strip()
 
 
-async def read(request: web.Request, model: type[S]) -> S:
-    try:
-        async with asyncio.timeout(_READ):
-            body = await request.read()
-    except TimeoutError as error:
-        raise Denied(408, "BodyTimeout", f"the body did not arrive within {_READ:g} s") from error
+def turn(request: web.Request) -> AbstractAsyncContextManager[None]:
+    """What has proved nothing yet waits for its turn. Raises Denied."""
+    behind = request.headers.get(FORWARDED_FOR, "")[:64] if FORWARDED in request.headers else ""
+    return request.app[TURNS].turn(request.remote or "", behind)
+
+
+def parse(body: bytes, model: type[S]) -> S:
     try:
         return model.model_validate_json(body, strict=True)
     except ValidationError as error:
-        problems = [str(p) for p in problems_of(error, model, {})]
-        more = f"; and {len(problems) - _PROBLEMS} more" if len(problems) > _PROBLEMS else ""
-        raise Denied(400, "Invalid", "; ".join(problems[:_PROBLEMS]) + more) from error
+        problems = [str(p) for p in problems_of(error, model, {}, _PROBLEMS)]
+        more = f"; and {error.error_count() - _PROBLEMS} more" if error.error_count() > _PROBLEMS else ""
+        raise Denied(400, "Invalid", "; ".join(problems) + more) from error
+
+
+def wait_of(body: bytes) -> float:
+    """Seconds that an acquire has; none where it is wrong, which the leader will say."""
+    try:
+        return Acquire.model_validate_json(body, strict=True).wait_seconds
+    except ValidationError:
+        return 0.0
 
 
 def answer(message: Spec) -> web.Response:
@@ -162,8 +187,6 @@ async def _refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _refusal(503, "NotLeader", "this broker does not lead now; ask again, another one may answer", **soon)
     except Behind as error:
         return _refusal(503, "Behind", str(error), **soon)
-    except web.HTTPRequestEntityTooLarge:
-        return _refusal(413, "BodyTooLarge", f"the body has more than {MAX_BODY} bytes; send it in parts")
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         text = f"{request.path} takes {allowed}, not {request.method}"

@@ -210,6 +210,10 @@ class Claims:
         self._lead()
         return self._directory.find(namespace, name)
 
+    def proved(self, claim: str, secret: str) -> bool:
+        """Whether it is the secret of the claim with that id, whatever became of the claim."""
+        return proves(self._keys.secret(claim), secret)
+
     # --- what callers ask ---------------------------------------------------------------------------------------------
 
     async def acquire(self, namespace: str, name: str, holder: Holder, ask: Acquire) -> Acquired:
