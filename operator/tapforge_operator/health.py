@@ -3,7 +3,7 @@
 | path | answer |
 |---|---|
 | /healthz | 200, or 503 with the reason: the process should be started again |
-| /readyz | 200, or 503 with the reason: nobody should be sent here |
+| /readyz | 200 with what it is ready for: to lead, or to stand by; or 503 with the reason: nobody should be sent here |
 | /metrics | Prometheus text |
 
 A loop that hangs answers nothing at all, which the kubelet takes as a failure too. Nothing here asks the API server: a
@@ -38,7 +38,9 @@ def silence(telemetry: Telemetry, limit_seconds: float) -> Verdict:
     return verdict
 
 
-def application(telemetry: Telemetry, alive: Verdict, ready: Verdict) -> web.Application:
+def application(
+    telemetry: Telemetry, alive: Verdict, ready: Verdict, role: Callable[[], str] = lambda: "ok"
+) -> web.Application:
     async def metrics(_: web.Request) -> web.Response:
         # In a thread: with hundreds of pools it takes a good part of a second, in which claims are asked for.
         text = await asyncio.to_thread(telemetry.render)
@@ -46,14 +48,16 @@ def application(telemetry: Telemetry, alive: Verdict, ready: Verdict) -> web.App
 
     app = web.Application()
     app.add_routes(
-        [web.get("/healthz", _judge(alive)), web.get("/readyz", _judge(ready)), web.get("/metrics", metrics)]
+        [web.get("/healthz", _judge(alive)), web.get("/readyz", _judge(ready, role)), web.get("/metrics", metrics)]
     )
     return app
 
 
-def _judge(verdict: Verdict) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _judge(
+    verdict: Verdict, well: Callable[[], str] = lambda: "ok"
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def answer(_: web.Request) -> web.StreamResponse:
         reason = verdict()
-        return web.Response(status=503 if reason else 200, text=f"{reason or 'ok'}\n")
+        return web.Response(status=503 if reason else 200, text=f"{reason or well()}\n")
 
     return answer

@@ -6,7 +6,8 @@ Promises:
    left when the next one begins.
 3. A lost term, a broker that broke, an API server that is away or refuses: none of them ends the process. It stands by,
    and its next term begins with what is written.
-4. The broker answers also while this process does not lead (503): a caller knows that it should try again.
+4. The broker answers also while this process does not lead: it passes callers on to the leader, or says 503, and a
+   caller knows that it should try again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
@@ -23,6 +25,7 @@ from aiohttp import web
 
 from .broker import tls
 from .broker.auth import Auth
+from .broker.forward import Forward
 from .broker.mark import Keys
 from .broker.progress import add_progress
 from .broker.server import application, runner
@@ -73,6 +76,12 @@ class Leadership:
         if self._election.leads and not self._claims.leading:
             return self._why or "the cluster is still being read"
         return ""
+
+    def role(self) -> str:
+        """What it is ready for."""
+        if self._election.leads:
+            return f"leads in term {self._election.term}"
+        return f"standing by; {self._election.holder or 'nobody'} leads"
 
     async def run(self) -> None:
         """Leads whenever it can, until cancelled."""
@@ -140,8 +149,7 @@ class Leadership:
 
     async def _listen(self, stack: AsyncExitStack) -> None:
         settings = self._settings
-        service = f"tapforge-broker.{settings.namespace}.svc"
-        names = (service, f"{service}.cluster.local", "localhost", "127.0.0.1", *settings.names)
+        names = (settings.service, f"{settings.service}.cluster.local", "localhost", "127.0.0.1", *settings.names)
         material = await self._material(names)
         claims = Claims(
             self._client,
@@ -154,7 +162,12 @@ class Leadership:
             telemetry=self._telemetry,
         )
         auth = Auth(self._client, claims.find_pool)
-        app = application(claims, auth)
+        trust = ssl.create_default_context(cadata=material.ca.decode())
+        forward = Forward(
+            lambda: self._election.leader, settings.identity, settings.service, trust, self._telemetry.passed_on
+        )
+        stack.push_async_callback(forward.close)
+        app = application(claims, auth, forward)
         add_progress(app, self._runs.reports, auth)
         served = runner(app)
         await served.setup()
@@ -164,7 +177,7 @@ class Leadership:
         context = tls.context(material)
         await web.TCPSite(served, settings.host, settings.broker_port, ssl_context=context).start()
         self._claims = claims
-        keep = asyncio.create_task(tls.keep(self._client, settings.namespace, names, context, material))
+        keep = asyncio.create_task(tls.keep(self._client, settings.namespace, names, context, material, trust=trust))
         stack.callback(keep.cancel)
         log.info("claims on port %d", served.addresses[0][1])
 

@@ -27,7 +27,7 @@ from .kube.client import Client
 from .kube.connection import NoCluster, connection
 from .kube.election import Election, Timing
 from .leadership import Leadership
-from .settings import Settings
+from .settings import Settings, advertised
 from .slot_watch import SlotWatch
 from .telemetry import Telemetry
 from .watches import watch
@@ -55,6 +55,12 @@ def _identity() -> str:
 @click.option("--host", default="0.0.0.0", help="address to listen on")
 @click.option("--broker-port", type=click.IntRange(0, 65535), default=8443, help="port of the claims, HTTPS; 0: any")
 @click.option("--health-port", type=click.IntRange(0, 65535), default=8080, help="port of health and metrics; 0: any")
+@click.option(
+    "--advertise-address",
+    envvar="POD_IP",
+    default="",
+    help="address, or address:port, at which other replicas reach this one's broker; without it they pass nobody on",
+)
 @click.option("--broker-url", default="", help="the claims' address for runs' Pods; default: that of the Service")
 @click.option("--certificate-name", "names", multiple=True, help="name or address the certificate is also good for")
 @click.option("--in-flight", type=click.IntRange(1, 1024), default=64, help="calls to the API server at once")
@@ -69,6 +75,7 @@ def main(
     host: str,
     broker_port: int,
     health_port: int,
+    advertise_address: str,
     broker_url: str,
     names: tuple[str, ...],
     in_flight: int,
@@ -87,6 +94,7 @@ def main(
         broker_port=broker_port,
         health_port=health_port,
         broker_url=broker_url,
+        advertised=advertised(advertise_address, broker_port),
         names=names,
         in_flight=in_flight,
         timing=Timing(lease_seconds, lease_seconds * 2 / 3, lease_seconds / 5),
@@ -107,7 +115,8 @@ async def run(settings: Settings) -> str:
         client = await stack.enter_async_context(Client(info, settings.in_flight, watcher=telemetry.api_call))
         # Elections have a pool of their own: a queue of writes must not cost the leadership.
         voter = await stack.enter_async_context(Client(info, 16, watcher=telemetry.api_call))
-        election = Election(voter, settings.namespace, LEASE, settings.identity, settings.timing)
+        where = settings.advertised
+        election = Election(voter, settings.namespace, LEASE, settings.identity, settings.timing, address=where)
         leadership = Leadership(settings, client, election, telemetry)
         await _serve_health(stack, settings, telemetry, leadership)
         watches_end = asyncio.Event()
@@ -156,7 +165,7 @@ def _why(ended: Iterable[asyncio.Task[Any]]) -> str:
 async def _serve_health(
     stack: AsyncExitStack, settings: Settings, telemetry: Telemetry, leadership: Leadership
 ) -> None:
-    app = application(telemetry, silence(telemetry, settings.silence_seconds), leadership.unready)
+    app = application(telemetry, silence(telemetry, settings.silence_seconds), leadership.unready, leadership.role)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)

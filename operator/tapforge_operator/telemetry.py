@@ -81,6 +81,10 @@ class Telemetry:
             description="calls to the API server by verb and class of answer (none: nothing came)",
             explicit_bucket_boundaries_advisory=_QUICK,
         )
+        self._passed_on = meter.create_counter(
+            "tapforge_forwarded_calls",
+            description="callers that were passed on to the leader, by whether it answered",
+        )
         meter.create_observable_gauge(
             "tapforge_watch_event_age_seconds",
             [self._ages],
@@ -103,6 +107,10 @@ class Telemetry:
         if 0 < status < 500:
             self.attention.heard()
         self._calls.record(seconds, {"verb": verb, "status": f"{status // 100}xx" if status else "none"})
+
+    def passed_on(self, answered: bool) -> None:
+        """A caller was passed on to the leader."""
+        self._passed_on.add(1, {"answered": "true" if answered else "false"})
 
     def event(self, kind: str) -> None:
         """A watch said something, just now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ssl
 from datetime import UTC, datetime
 from typing import Any
 
@@ -51,3 +52,18 @@ async def test_a_secret_that_is_written_over_again_and_again_ends_no_look_after_
             await asyncio.sleep(0.02)
     keeps.cancel()
     await asyncio.gather(keeps, return_exceptions=True)
+
+
+async def test_callers_of_other_brokers_trust_an_authority_that_was_made_meanwhile() -> None:
+    """A broker that stands by calls the leader, whose certificate may be of a newer authority."""
+    material = tls.renewed({}, ["localhost"], datetime.now(UTC))
+    api, trust = Contested(conflicts=0), ssl.create_default_context(cadata=material.ca.decode())
+    context = tls.context(material)
+    keeps = asyncio.create_task(tls.keep(api, "system", ["localhost"], context, material, every=0.01, trust=trust))
+    async with asyncio.timeout(60):
+        while len(trust.get_ca_certs()) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    keeps.cancel()
+    await asyncio.gather(keeps, return_exceptions=True)
+    made = ssl.PEM_cert_to_DER_cert(base64.b64decode(api.data["ca.crt"]).decode())
+    assert made in trust.get_ca_certs(binary_form=True)

@@ -98,6 +98,7 @@ class Operator:
         command = [sys.executable, *self._program]
         command += [f"--identity={self.identity}", f"--own-namespace={self.own_namespace}", "--host=127.0.0.1"]
         command += [f"--{name}-port={port}" for name, port in self._ports.items()]
+        command += ["--advertise-address=127.0.0.1"]
         command += [f"--lease-seconds={self._lease_seconds}", *self._more]
         command += [f"--namespace={namespace}" for namespace in self._namespaces]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("KUBERNETES_", "POD_", "TAPFORGE_"))}
@@ -170,6 +171,11 @@ class Operator:
         except urllib.error.HTTPError as error:
             return error.read().decode() or str(error.code)
         return ""
+
+    @property
+    def role(self) -> str:
+        """What it says that it is ready for."""
+        return self._get("readyz").strip()
 
     def metrics(self, name: str, **labels: str) -> float:
         """The sum of what is measured under the name, of the series with these labels."""

@@ -5,6 +5,7 @@ made or lost that should not be, and one that is only exchanged for a newer rele
 from __future__ import annotations
 
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -173,6 +174,65 @@ def test_a_stopped_operator_lets_its_callers_go_at_once(cluster: Cluster, space:
     assert lease["spec"].get("holderIdentity", "") == "", "the next one need not wait"
     operator.start().wait_ready()
     assert who.state(claim) == "held"
+
+
+# --- two of them ---
+
+
+@pytest.fixture
+def standby(cluster: Cluster, ground: Ground, operator: Operator) -> Iterator[Operator]:
+    """A second one, beside the leader."""
+    one = Operator(cluster, ground.own, ground.spaces, identity="standby").start().wait_ready(leads=False)
+    yield one
+    one.stop()
+    operator.restart(signal.SIGTERM)
+
+
+def test_callers_go_through_whichever_replica_answers_also_when_the_leader_leaves(
+    cluster: Cluster, space: str, operator: Operator, standby: Operator
+) -> None:
+    pool = LivePool(cluster, space, replicas=3)
+    pool.wait_ready(3)
+    pool.wait("the standby to know the leader", lambda: standby.role == "standing by; operator-0 leads")
+    assert operator.role == f"leads in term {operator.term}" and standby.term == 0
+    who = caller(standby, space)
+    claims = who.acquire_all(3, **TTL)
+    assert {said.state for said in who.renew(*claims)} == {"held"}
+    with pytest.raises(Denied) as refusal:
+        who.acquire("no-such-pool")
+    assert refusal.value.status in (403, 404)
+    assert standby.metrics("tapforge_forwarded_calls_total", answered="true") >= 3
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(who.acquire, waitSeconds=600)
+        pool.wait("somebody to wait", lambda: operator.metrics("tapforge_claims_waiting", pool=f"{space}/phones") == 1)
+        operator.stop()
+        with pytest.raises(Denied) as sent_on:
+            waiting.result(timeout=60)
+    assert (sent_on.value.status, sent_on.value.reason) == (503, "NotLeader")
+    standby.wait_ready()
+    assert {said.state for said in who.renew(*claims)} == {"held"}
+    fences = [claim.fence for claim in claims]
+    who.release(*claims)
+    assert who.acquire_one(**TTL).fence > max(fences)
+
+
+def test_a_caller_that_leaves_the_standby_leaves_the_leader(
+    cluster: Cluster, space: str, operator: Operator, standby: Operator
+) -> None:
+    pool = LivePool(cluster, space, replicas=1)
+    pool.wait_ready(1)
+    pool.wait("the standby to know the leader", lambda: standby.role == "standing by; operator-0 leads")
+    who = caller(standby, space)
+    claim = who.acquire_one(**TTL)
+    with ThreadPoolExecutor(1) as threads:
+        who.patience = -598.0  # it goes after two seconds of its ten minutes
+        left = threads.submit(who.acquire, waitSeconds=600)
+        with pytest.raises(OSError, match="timed out"):
+            left.result(timeout=60)
+    who.patience = 60.0
+    pool.wait("nobody to wait", lambda: operator.metrics("tapforge_claims_waiting", pool=f"{space}/phones") == 0)
+    who.release(claim)
+    assert who.acquire_one(**TTL).fence > claim.fence, "nobody has it"
 
 
 # --- the API server goes away -----------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ def test_every_metric_with_its_labels():
     telemetry = Telemetry()
     telemetry.event("pods")
     telemetry.api_call("get", 200, 0.1)
+    telemetry.passed_on(True)
     telemetry.pool_state("a/b", dict.fromkeys(STATES, 1))
     telemetry.claims("a/b", 1, 1)
     telemetry.reconciled("a/b", 0.1, "ApiError")

@@ -7,6 +7,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from tapforge_operator.health import application, silence
+from tapforge_operator.settings import advertised
 from tapforge_operator.telemetry import STATES, Telemetry
 
 
@@ -29,6 +30,32 @@ async def ask(path: str, telemetry: Telemetry, alive: str = "", ready: str = "")
 )
 async def test_probes_answer_with_the_reason(path, alive, ready, status, body):
     assert await ask(path, Telemetry(), alive, ready) == (status, "text/plain; charset=utf-8", body)
+
+
+@pytest.mark.parametrize("role", ["leads in term 3", "standing by; tapforge-operator-abc leads"])
+async def test_who_is_ready_says_for_what(role):
+    telemetry = Telemetry()
+    async with TestClient(TestServer(application(telemetry, lambda: "", lambda: "", lambda: role))) as client:
+        response = await client.get("/readyz")
+        assert (response.status, await response.text()) == (200, f"{role}\n")
+        assert await (await client.get("/healthz")).text() == "ok\n"
+
+
+@pytest.mark.parametrize(
+    ("address", "port", "told"),
+    [
+        ("", 8443, ""),
+        ("10.0.0.7", 8443, "10.0.0.7:8443"),
+        ("fd00::7", 8443, "[fd00::7]:8443"),
+        ("[fd00::7]", 8443, "[fd00::7]:8443"),
+        ("[fd00::7]:9443", 8443, "[fd00::7]:9443"),
+        ("10.0.0.7:9443", 8443, "10.0.0.7:9443"),
+        ("operator-0.lab", 8443, "operator-0.lab:8443"),
+        ("10.0.0.7", 0, ""),
+    ],
+)
+def test_what_other_replicas_are_told(address, port, told):
+    assert advertised(address, port) == told
 
 
 async def test_the_verdict_is_asked_anew_each_time():

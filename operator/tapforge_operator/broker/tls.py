@@ -120,8 +120,9 @@ async def keep(
     into: ssl.SSLContext,
     material: Material,
     every: float = 3600.0,
+    trust: ssl.SSLContext | None = None,
 ) -> None:
-    """Looks after the certificate `every` so many seconds, until cancelled."""
+    """Looks after the certificate `every` so many seconds, until cancelled; `trust` is a caller's."""
     while True:
         await asyncio.sleep(every)
         try:
@@ -129,6 +130,8 @@ async def keep(
         except (ApiError, RuntimeError) as error:  # it is good for months: the next look is in time
             log.warning("the broker's certificate could not be looked after, the old one stays: %s", error)
             continue
+        if trust is not None:
+            trust.load_verify_locations(cadata=fresh.ca.decode())
         if fresh.certificate != material.certificate:
             load(into, fresh)
             material = fresh
