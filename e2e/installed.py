@@ -73,7 +73,7 @@ def describe(cluster: Cluster) -> str:
     asked = [
         ("get", "pods", "-A", "-o", "wide"),
         ("get", "events", "-A", "--sort-by=.lastTimestamp"),
-        ("logs", "-n", OPERATOR_NAMESPACE, "deployment/tapforge-operator", "--tail=60"),
+        ("logs", "-n", OPERATOR_NAMESPACE, "-l", "app.kubernetes.io/name=tapforge-operator", "--tail=30", "--prefix"),
     ]
     answers = [cluster.kubectl(*words, check=False) for words in asked]
     return "\n\n".join("\n".join(answer.stdout.splitlines()[-60:]) or answer.stderr for answer in answers)

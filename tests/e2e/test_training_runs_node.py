@@ -127,7 +127,8 @@ def test_a_run_is_complete_though_everything_of_it_died(real: Cluster, times: Ti
     told = [reason for reason, _ in run.events()]
     happened = {"AttemptStarted", "DriverRestarted", "ClusterLost", "Stopping", "Suspended", "Running", "Complete"}
     # What the API server doesn't take within seconds is told in the log alone.
-    log = real.kubectl("logs", "-n", OPERATOR_NAMESPACE, "deployment/tapforge-operator", "--tail=-1").stdout
+    which = ("-l", "app.kubernetes.io/name=tapforge-operator")
+    log = real.kubectl("logs", "-n", OPERATOR_NAMESPACE, *which, "--tail=-1").stdout
     unwritten = [line for line in log.splitlines() if "an Event could not be written" in line and space in line]
     assert len(happened - set(told)) <= len(unwritten), (told, unwritten)
     _nothing_was_learned_from_deaths(run, disk)

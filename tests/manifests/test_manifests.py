@@ -193,11 +193,29 @@ def test_the_operators_pod_asks_for_no_privilege():
     assert container["image"] == "tapforge/operator:dev"
 
 
-def test_one_operator_at_a_time_and_everything_finds_it():
+def test_one_operator_is_always_there():
+    """Through an update, a drained node and a node that is lost."""
+    deployment, budget = only("Deployment")["spec"], only("PodDisruptionBudget")["spec"]
+    assert deployment["replicas"] == 2
+    update = {"maxSurge": 1, "maxUnavailable": 0}
+    assert deployment["strategy"] == {"type": "RollingUpdate", "rollingUpdate": update}
+    labels = deployment["template"]["metadata"]["labels"]
+    # Of one replica too: a drain must not wait for ever.
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+    pod = deployment["template"]["spec"]
+    assert set(pod["affinity"]) == {"podAntiAffinity"}
+    (apart,) = pod["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    assert apart["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= labels.items()
+    (container,) = pod["containers"]
+    wait = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert 0 < wait < pod["terminationGracePeriodSeconds"] / 2, "and time for what it still does"
+
+
+def test_everything_finds_the_operator():
     deployment = only("Deployment")
     service, metrics = of_kind("Service")
-    assert deployment["spec"]["replicas"] == 1
-    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert service["spec"]["selector"].items() <= labels.items()
@@ -229,9 +247,11 @@ def test_the_operator_understands_how_it_is_started():
     assert container["command"] == ["tapforge-operator"]
     said = main.make_context("tapforge-operator", list(arguments)).params
     assert (said["namespaces"], said["nodes"]) == (("default",), False)
-    set_from_pod = {"$(POD_NAME)": "identity", "$(POD_NAMESPACE)": "own_namespace"}
+    set_from_pod = {"$(POD_NAME)": "identity", "$(POD_NAMESPACE)": "own_namespace", "$(POD_IP)": "advertise_address"}
     assert {word: name for word, name in set_from_pod.items() if said[name] == word} == set_from_pod
     assert {f"$({entry['name']})" for entry in container["env"]} == set(set_from_pod)
+    fields = {entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in container["env"]}
+    assert fields == {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_IP": "status.podIP"}
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"broker": said["broker_port"], "health": said["health_port"]}
 

@@ -119,6 +119,7 @@ RUN = run_pods()
 ENDS = {
     **RUN,
     "operator": End("tapforge-system", DEPLOYMENT["spec"]["template"]["metadata"]["labels"]),
+    "operator elsewhere": End("other", DEPLOYMENT["spec"]["template"]["metadata"]["labels"]),
     "phone": phone(),
     "phone with internet": phone(**{"phone-egress": "internet"}),
     "run elsewhere": End("other", RUN["head"].labels),
@@ -173,6 +174,11 @@ operator              metadata_by_IPv6      443   no
 operator              dns                   53    yes
 operator              the_internet          80    no
 operator              head                  8265  no
+operator              operator              8443  yes
+operator              operator              6379  no
+operator              operator_elsewhere    8443  no
+operator_elsewhere    operator              8443  no
+operator              somebody              8443  no
 head                  metadata              80    yes
 head                  the_internet          443   yes
 """
