@@ -20,7 +20,7 @@ from bench.load.machine import machine, show, write
 
 from e2e.cluster import binaries
 
-from . import claims, create, kill, memory, ready, replace, steady
+from . import availability, claims, create, kill, memory, ready, replace, steady
 from .targets import results, rows
 from .testbed import Run
 
@@ -32,6 +32,7 @@ SCENARIOS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "kill": kill.run,
     "memory": memory.run,
     "claims": claims.run,
+    "availability": availability.run,
 }
 _RESULTS = Path("bench-results")
 #: the control plane collects its garbage less often: in a cluster it has cores of its own

@@ -20,6 +20,16 @@ class Target:
         return found <= self.value if self.sign == "<=" else found >= self.value
 
 
+#: of the scenario `availability`: what happens, and the longest gap that it may cost, in seconds. A leader that is lost
+#: with its node is replaced when the Lease has run out, 15 s after its last renewal
+TROUBLES: Mapping[str, tuple[str, float]] = {
+    "update": ("rolling update", 5.0),
+    "drain": ("leader drained", 5.0),
+    "kill": ("leader killed, started again", 5.0),
+    "lost": ("leader lost", 20.0),
+}
+_GAPS: Mapping[str, str] = {"renew": "renewals", "grant": "grants"}
+
 TARGETS: Sequence[Target] = (
     Target("creates, of the raw client's rate: 0 to 1,000", "create.steps.1000.ratio", ">=", 0.8),
     Target("creates, of the raw client's rate: to 5,000", "create.steps.5000.ratio", ">=", 0.8),
@@ -31,6 +41,11 @@ TARGETS: Sequence[Target] = (
     Target("peak memory, 5,000 Pods of 5 KB", "peak_mib_5000", "<=", 200.0, "MiB"),
     Target("peak memory, 20,000 Pods of 5 KB", "peak_mib_20000", "<=", 450.0, "MiB"),
     Target("steady writes per minute, beside the Lease", "steady_writes_per_minute", "<=", 0.0),
+    *(
+        Target(f"{what}: longest gap in {_GAPS[kind]}", f"{name}_longest_gap_{kind}_s", "<=", most, "s")
+        for name, (what, most) in TROUBLES.items()
+        for kind in _GAPS
+    ),
 )
 
 #: measured without a target: (what, figure, unit)
@@ -66,6 +81,7 @@ HEADLINES: Mapping[str, Sequence[str]] = {
     "steady": ("steady_writes_per_minute",),
     "kill": ("first_grant_after_kill_s",),
     "memory": ("peak_mib_5000", "peak_mib_20000"),
+    "availability": tuple(f"{trouble}_longest_gap_{what}_s" for trouble in TROUBLES for what in _GAPS),
     "claims": (
         "claims_p50_ms",
         "claims_p99_ms",

@@ -99,16 +99,20 @@ class Testbed:
 
     def launch_operator(self) -> None:
         """Returns when the process has begun."""
+        self.launch_replica(OPERATOR, "bench", self.broker_port, self.health_port)
+
+    def launch_replica(self, name: str, identity: str, broker_port: int, health_port: int) -> None:
+        """As a process called `name`. Others reach its broker, as replicas in Pods do."""
         self._starts += 1
         command = [sys.executable]
         if self._run.profile is not None:
             self._run.profile.mkdir(parents=True, exist_ok=True)
             out = self._run.profile.resolve() / f"{os.getpid()}-{self._starts}.prof"
             command += ["-m", "cProfile", "-o", str(out)]
-        command += ["-m", "tapforge_operator.main", "--identity", "bench", "--own-namespace", SYSTEM]
-        command += ["--host", "127.0.0.1", "--broker-port", str(self.broker_port)]
-        command += ["--health-port", str(self.health_port)]
-        self.cluster.run(OPERATOR, command, {**os.environ, "KUBECONFIG": str(self._kubeconfig)})
+        command += ["-m", "tapforge_operator.main", "--identity", identity, "--own-namespace", SYSTEM]
+        command += ["--host", "127.0.0.1", "--advertise-address", "127.0.0.1"]
+        command += ["--broker-port", str(broker_port), "--health-port", str(health_port)]
+        self.cluster.run(name, command, {**os.environ, "KUBECONFIG": str(self._kubeconfig)})
 
     def wait_leading(self, seconds: float = 60.0) -> None:
         try:

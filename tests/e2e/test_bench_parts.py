@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 from e2e.bench import pools
 from e2e.bench.audit import Audit, read
+from e2e.bench.availability import longest_gap
 from e2e.bench.figures import percentile
+from e2e.bench.replicas import Service
 from e2e.bench.targets import HEADLINES, REPORTED, TARGETS, results, rows
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,3 +139,33 @@ def test_a_replica_set_has_the_pods_containers_and_none_of_the_operators_labels(
     pod = pools.equal_pods(made, 1)[0]
     assert template["spec"] == {**pod["spec"], "restartPolicy": "Always"}
     assert not [label for label in template["metadata"]["labels"] if label.startswith("tapforge.dev/")]
+
+
+def test_the_longest_gap_is_between_two_answers():
+    assert longest_gap([1.0, 2.0, 4.5, 5.0]) == 2.5
+
+
+async def test_a_service_takes_its_endpoints_in_turn_and_refuses_where_there_are_none():
+    async def say(name: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(name)
+        writer.close()
+
+    servers = [
+        await asyncio.start_server(lambda _, writer, name=name: say(name, writer), "127.0.0.1", 0)
+        for name in (b"a", b"b")
+    ]
+    async with Service() as service:
+
+        async def ask() -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+            said = await asyncio.wait_for(reader.read(), 60)
+            writer.close()
+            return said
+
+        assert await ask() == b"", "nobody is there"
+        service.endpoints = [server.sockets[0].getsockname()[1] for server in servers]
+        assert sorted([await ask(), await ask()]) == [b"a", b"b"]
+        del service.endpoints[0]
+        assert [await ask(), await ask()] == [b"b", b"b"]
+    for server in servers:
+        server.close()
