@@ -161,6 +161,21 @@ async def test_a_crowd_is_kept_waiting_and_then_refused_and_a_good_caller_is_not
         assert await renew(house, session, ask) == "held", "its turn comes when the others are gone"
 
 
+async def test_who_was_known_lately_waits_behind_nobody(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its token may be looked at once more, which nobody's garbage of the same address holds up."""
+    monkeypatch.setattr(turns, "QUEUE", 0)
+    await house.post(CLAIMS, {"request": "request-1"})
+    wires = await crowd(house)
+    async with house.caller(BAD) as session:
+        ask = {"request": "request-2", "waitSeconds": 0}
+        status, answer, _ = await house.post(CLAIMS, ask, token="forged", session=session)
+        assert (status, answer["reason"]) == (429, "TooManyCalls")
+        status, answer, _ = await house.post(CLAIMS, ask, session=session)
+        assert (status, len(answer["claims"])) == (200, 1)
+    for wire in wires:
+        wire.close()
+
+
 async def test_a_turn_that_does_not_come_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "WAIT", 0.01)
     monkeypatch.setattr(turns, "AT_ONCE", 1)

@@ -134,13 +134,16 @@ class Auth:
             )
         return Holder(f"user/{caller.user}", pod=caller.pod)
 
+    def knows(self, token: str) -> bool:
+        """Whether the API server said lately that it is somebody's. It may have ended since."""
+        return isinstance(self._callers.last(_key(token)), Caller)
+
     async def caller(self, token: str) -> Caller:
         """Whose token it is. Raises Denied."""
         if not token or len(token) > _MAX_TOKEN:
             raise Denied(401, "Unauthorized", "the token is empty or too long to be one")
-        key = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
         left = _token_end(token) - self._wall()
-        found = await self._callers.get(key, lambda: self._review(token), life=min(_TRUST, left))
+        found = await self._callers.get(_key(token), lambda: self._review(token), life=min(_TRUST, left))
         if isinstance(found, Denied):
             raise Denied(found.status, found.reason, str(found))
         return found
@@ -268,6 +271,10 @@ class Auth:
             raise _unchecked(error) from error
 
 
+def _key(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
 def _unchecked(error: ApiError) -> Denied:
     log.warning("a caller could not be checked: %s", error)
     return Denied(503, "CannotAuthenticate", "the API server could not be asked who is calling; try again")
@@ -311,6 +318,10 @@ class _Cache(Generic[K, V]):
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         # One caller that goes away must not end the question of the others.
         return await asyncio.shield(task)
+
+    def last(self, key: K) -> V | None:
+        """What was answered last, however long ago."""
+        return self._known[key][1] if key in self._known else None
 
     async def _ask(self, key: K, ask: Callable[[], Awaitable[V]], life: float) -> V:
         began = self._monotonic()

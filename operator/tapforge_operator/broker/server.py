@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Final, TypeVar
 
 from aiohttp import web
@@ -76,8 +76,9 @@ class _Broker:
 
     async def acquire(self, request: web.Request) -> web.Response:
         namespace, pool = request.match_info["namespace"], request.match_info["pool"]
-        async with turn(request):
-            holder = await self._auth.holder(token(request), namespace, pool)
+        proof = token(request)
+        async with turn(request, proved=self._auth.knows(proof)):
+            holder = await self._auth.holder(proof, namespace, pool)
             ask = parse(await read_body(request), Acquire)
         self._claims.find_pool(namespace, pool)
         async with self._place(holder.name):
@@ -135,8 +136,10 @@ def token(request: web.Request) -> str:
     return given.strip()
 
 
-def turn(request: web.Request) -> AbstractAsyncContextManager[None]:
+def turn(request: web.Request, proved: bool = False) -> AbstractAsyncContextManager[None]:
     """What has proved nothing yet waits for its turn. Raises Denied."""
+    if proved:
+        return nullcontext()
     behind = request.headers.get(FORWARDED_FOR, "")[:64] if FORWARDED in request.headers else ""
     return request.app[TURNS].turn(request.remote or "", behind)
 
