@@ -235,6 +235,46 @@ def test_a_caller_that_leaves_the_standby_leaves_the_leader(
     assert who.acquire_one(**TTL).fence > claim.fence, "nobody has it"
 
 
+@pytest.mark.long
+def test_a_leader_that_dies_is_replaced_and_callers_of_the_other_one_lose_nothing(
+    cluster: Cluster, space: str, ground: Ground, operator: Operator
+) -> None:
+    """With the Lease that users get. Nobody answers for claims until it has run out."""
+    pool = LivePool(cluster, space, replicas=3)
+    pods = pool.wait_ready(3)
+    operator.stop()
+    default = {"lease_seconds": 15.0}
+    first = Operator(cluster, ground.own, ground.spaces, identity="first", **default).start().wait_ready()
+    second = Operator(cluster, ground.own, ground.spaces, identity="second", **default).start()
+    second.wait_ready(leads=False)
+    pool.wait("the standby to know the leader", lambda: second.role == "standing by; first leads")
+    who = caller(second, space)
+    claims = who.acquire_all(2, ttlSeconds=60)
+    first.kill9()
+    told = set()
+
+    def taken_over() -> bool:
+        try:
+            told.update(said.state for said in who.renew(*claims))
+        except Denied as error:
+            told.add(error.reason)
+        return second.term > 0
+
+    pool.wait("the other one to lead", taken_over)
+    second.wait_ready()
+    told.update(said.state for said in who.renew(*claims))
+    assert told == {"NotLeader", "held"}
+    first.start().wait_ready(leads=False)
+    pool.wait("the first to stand by", lambda: first.role == "standing by; second leads")
+    back = caller(first, space)
+    assert {said.state for said in back.renew(*claims)} == {"held"}
+    assert back.acquire_one(**TTL).slot not in [claim.slot for claim in claims]
+    assert uids(pool.wait_ready(3)) == uids(pods)
+    for one in (first, second):
+        one.stop()
+    operator.start().wait_ready()
+
+
 # --- the API server goes away -----------------------------------------------------------------------------------------
 
 
