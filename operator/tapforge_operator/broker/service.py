@@ -30,7 +30,7 @@ from .directory import UNLISTED, Directory, PoolNotFound
 from .holder_pods import evidence
 from .ledger import Ledger
 from .looking import look_again
-from .mark import Keys
+from .mark import Keys, proves
 from .messages import claim_message, why_none
 from .records import Answer, Clear, Counts, Grant, Holder, Pace, Patience, Remove, Want
 from .tickets import Tickets
