@@ -18,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, Literal, Protocol
 
 from . import names
@@ -53,6 +53,7 @@ class Claims(Protocol):
     def devices(self, pool: str) -> Sequence[Device]: ...
     def condemn(self, uid: str) -> bool: ...
     def recall(self, uid: str, reason: str) -> None: ...
+    def withhold(self, pool: str, uids: Set[str]) -> None: ...
 
 
 class NotLeading(Exception):
@@ -112,6 +113,7 @@ class SlotWrites:
         """Raises ApiError for what should be tried again, NotLeading; after everything else was done."""
         for uid, reason in planned.recall.items():
             self._claims.recall(uid, reason)
+        self._claims.withhold(pool.uid, planned.withhold)
         self._keep_budget(pool, planned)
         self._remove(pool, planned)
         self._make(pool, planned)

@@ -69,6 +69,7 @@ class World(RuleBasedStateMachine):
         self.tampered: set[str] = set()
         #: the same, as long as this leader lives: nobody holds them
         self.condemned: set[str] = set()
+        self.withheld: set[str] = set()
         self.grants: list[Grant] = []
         self.other: list[Clear | Remove] = []
         #: writes of dead leaders that may still be carried out
@@ -92,7 +93,7 @@ class World(RuleBasedStateMachine):
     def takeover(self) -> None:
         self.term += 1
         self.ledger = Ledger(self.term, PACE)
-        self.tickets, self.condemned, self.behind = {}, set(), set()
+        self.tickets, self.condemned, self.withheld, self.behind = {}, set(), set(), set()
         for uid, view in self.truth.views.items():
             # What a new leader read may be a little behind what its predecessor wrote last. Nothing that was told is:
             # it read after that one had ended. Only where a device has one slot there is another guard, the version.
@@ -109,6 +110,7 @@ class World(RuleBasedStateMachine):
             if isinstance(work, Answer):
                 self.answered(work)
             elif isinstance(work, Grant):
+                assert work.view.uid not in self.withheld
                 self.grants.append(work)
             else:
                 self.other.append(work)
@@ -387,6 +389,12 @@ class World(RuleBasedStateMachine):
                 isinstance(w, Remove) and w.view.uid == uid for w in self.other
             )  # fmt: skip
             self.condemned.add(uid)
+
+    @precondition(lambda self: self.truth.views)
+    @rule(data=st.data())
+    def withhold(self, data: st.DataObject) -> None:
+        self.withheld = data.draw(st.sets(st.sampled_from(sorted(self.truth.views))))
+        self.ledger.withhold(POOL, self.withheld)
 
     @precondition(lambda self: self.truth.views)
     @rule(data=st.data(), reason=st.sampled_from(["its node is drained", ""]))

@@ -48,7 +48,8 @@ class Slots(World):
         pool = table.find_pool(POOL)
         slots = list(pool.slots.values()) if pool else []
         assert counts.held == sum(s.claim is not None for s in slots)
-        open_ = [s for s in slots if s.state == "free" and not s.view.ended and not s.condemned]
+        served = [s for s in slots if not s.condemned and s.view.uid not in self.withheld]
+        open_ = [s for s in served if s.state == "free" and not s.view.ended]
         taken = Counter(s.device for s in slots if s.state in ("granting", "held", "releasing", "resting") and s.device)
         grantable = {s.view.uid for s in open_ if s.view.ready and not taken[s.device]}
         assert counts.free == len(grantable)
@@ -60,9 +61,7 @@ class Slots(World):
             assert pool.tally.yielding == Counter(s.claim.party for s in slots if s.claim and s.claim.yields)
             leaving = [s.claim for s in slots if s.claim and s.claim.recalled and not s.claim.yields]
             assert pool.tally.leaving == Counter(claim.party for claim in leaving)
-            assert pool.tally.returning == sum(
-                s.state == "releasing" and not s.condemned and not s.pause for s in slots
-            )
+            assert pool.tally.returning == sum(s.state == "releasing" and not s.pause for s in served)
             told = {uid: (h.holder, h.expired, h.condemned, h.recalled) for uid, h in self.ledger.held(POOL).items()}
             for s in slots:
                 given_up = s.state == "free" and bool(s.condemned) and not s.view.ended
@@ -89,6 +88,7 @@ class Slots(World):
         for ticket in list(self.tickets):
             del self.tickets[ticket]
             self.ledger.withdraw(ticket, self.now)
+        self.ledger.withhold(POOL, set())
         self.pump()
         self.late = []
         for _ in range(8):

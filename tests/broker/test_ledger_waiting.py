@@ -81,6 +81,33 @@ def test_a_slot_that_could_not_be_written_rests():
     assert desk.answers[ticket]
 
 
+def test_withheld_slots_are_not_granted_and_those_who_have_one_keep_it():
+    desk = Desk(3)
+    [claim] = desk.take("a")
+    others = {"s0", "s1", "s2"} - {claim.mark.uid}
+    kept, free = sorted(others)
+    assert desk.ledger.withhold("pool", {claim.mark.uid, kept})
+    assert not desk.ledger.withhold("pool", {claim.mark.uid, kept}), "no news"
+    assert [c.mark.uid for c in desk.take("b", 3)] == [free]
+    assert desk.ledger.renew(claim, 0, desk.now) == "held"
+    desk.give(claim)
+    ticket = desk.ask("c", 3)
+    desk.serve()
+    assert ticket not in desk.answers and desk.free == 0
+    desk.ledger.withhold("pool", {kept})
+    desk.serve()
+    assert [c.mark.uid for c in desk.answers[ticket]] == [claim.mark.uid]
+    desk.ledger.withhold("pool", set())
+    assert desk.free == 1
+
+
+def test_a_slot_is_withheld_also_when_it_is_seen_later():
+    desk = Desk(1)
+    desk.ledger.withhold("pool", {"s1"})
+    desk.see("s1", ready=True)
+    assert desk.free == 1
+
+
 def test_an_old_request_is_forgotten_in_the_end():
     desk = Desk(1)
     desk.ask("a", request="request-1")

@@ -241,6 +241,29 @@ def test_a_cordoned_node_asks_its_slots_back(cluster: Cluster, space: str, opera
             cluster.nodes.remove(node)
 
 
+def test_slots_of_a_cordoned_node_are_not_granted_until_it_is_uncordoned(
+    cluster: Cluster, space: str, operator: Operator
+) -> None:
+    """They can't be exchanged either: no node has room for what would come in their place."""
+    (node,) = own_nodes(cluster, space, 1, pods=2)
+    try:
+        strategy = {"maxSurge": 1, "maxUnavailable": 0}
+        pool = LivePool(cluster, space, replicas=2, template=phone(**only_on(space)), updateStrategy=strategy)
+        slots = uids(pool.wait_ready(2))
+        who = caller(operator, space)
+        claim = who.acquire_one(**TTL)
+        cluster.kubectl("cordon", node)
+        pool.wait("a slot beside them, without a node", lambda: pool.status()["unschedulable"] == 1)
+        assert who.acquire(waitSeconds=1) == []
+        who.release(claim, verdict="clean")
+        assert who.acquire(waitSeconds=1) == [], "what is given back goes to nobody else either"
+        cluster.kubectl("uncordon", node)
+        again = who.acquire_one(**TTL)
+        assert uid(slot_pod(pool, again)) in slots
+    finally:
+        cluster.nodes.remove(node)
+
+
 def test_a_lost_node_ends_no_claim_by_itself(cluster: Cluster, space: str, operator: Operator) -> None:
     """Its phone may well run on and be used; when the claim ends, the Pod goes by force."""
     (node,) = own_nodes(cluster, space, 1)

@@ -143,6 +143,16 @@ def test_slots_of_a_cordoned_node_are_exchanged_as_they_can_be_missed() -> None:
     assert made.recall == {"uid-0": "Cordoned"}
 
 
+def test_slots_that_wait_for_their_exchange_are_withheld_claimed_or_not() -> None:
+    old = pool(replicas=4)
+    of = pool(replicas=4, template=NEW_IMAGE, updateStrategy={"maxUnavailable": 1}, recycle={"afterEpisodes": 10})
+    slots = [ready(old, 0), ready(old, 1), ready(of, 2, node="tired"), ready(of, 3, episodes=10)]
+    made = decide(of, slots, nodes={"tired": "cordoned"}, held={"uid-0": HELD})
+    assert made.withhold == {"uid-0", "uid-1", "uid-2"}
+    assert after(of, made, slots[2:]).withhold == frozenset(), "the node was uncordoned"
+    assert after(old, made, slots[:2]).withhold == frozenset(), "the template was taken back"
+
+
 def test_nothing_is_exchanged_while_the_api_server_refuses_new_slots() -> None:
     from tapforge_operator.pool.history import Refusal
 

@@ -29,7 +29,7 @@ What has to be done outside is collected for `take_work`. Times are seconds and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 
 from .holding import Holding
 from .mark import Mark
@@ -126,6 +126,11 @@ class Ledger(Holding):
     def balance(self, pool: str, now: float) -> bool:
         """Asks for slots back where others have waited long enough for their share. True when anything changed."""
         return balance(self._table, pool, now - self._pace.patience)
+
+    def withhold(self, pool: str, uids: Set[str]) -> bool:
+        """These slots of the pool, and no others, are not granted for now; who has one keeps it. True when that is
+        news."""
+        return self._table.withhold(pool, uids)
 
     # --- what became of a Grant ---------------------------------------------------------------------------------------
 

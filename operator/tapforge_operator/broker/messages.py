@@ -15,10 +15,10 @@ WRONG_SECRET: Final = "the secret is not that of this claim"
 _DEFAULT_PORT: Final = 8000
 
 
-def claim_message(claim: Claim, view: SlotView, pool: PoolObject) -> ClaimMessage:
+def claim_message(claim: Claim, secret: str, view: SlotView, pool: PoolObject) -> ClaimMessage:
     return ClaimMessage(
         id=claim.id,
-        secret=claim.secret,
+        secret=secret,
         slot=view.name,
         url=url_of(view, pool),
         fence=claim.mark.fence,

@@ -6,8 +6,7 @@
 3. A holder that is silent loses its claims when its Pod is found gone, not before (`holder_pods.py`).
 4. Every wait has an end: the caller's for the first slot, `settle` for the writes after it.
 
-`begin` starts a leadership, `end` ends it; in between `observe`, `forget`, ... are fed by the watches. All in one event
-loop. Times are seconds.
+Between `begin` and `end` of a leadership the watches feed `observe`, `forget`, ... One event loop. Times are seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from tapforge_api.claims import Acquire, Acquired, Release, Released, Renew, RenewedAll
@@ -205,6 +204,10 @@ class Claims:
         if self._ledger is not None:
             self._ledger.recall(uid, reason)
 
+    def withhold(self, pool_uid: str, uids: Set[str]) -> None:
+        if self._ledger is not None and self._ledger.withhold(pool_uid, uids):
+            self._serve(pool_uid)
+
     def find_pool(self, namespace: str, name: str) -> PoolObject:
         """Raises PoolNotFound, and NotLeading: who does not lead knows of no pool."""
         self._lead()
@@ -247,9 +250,7 @@ class Claims:
         if self._telemetry is not None:
             self._telemetry.claim_waited(f"{namespace}/{name}", time.monotonic() - began, bool(claims))
         if claims:
-            for claim, _ in claims:
-                self._upkeep.secret(claim)
-            return Acquired(claims=tuple(claim_message(claim, view, pool) for claim, view in claims))
+            return Acquired(claims=tuple(claim_message(c, self._upkeep.secret(c), view, pool) for c, view in claims))
         if pool.uid not in self._directory:
             raise PoolNotFound(f"EmulatorPool {name} in namespace {namespace} was deleted")
         return Acquired(waiting=why_none(ask, ledger.counts(pool.uid), answer.repeated))
@@ -272,7 +273,6 @@ class Claims:
         return await future
 
     def _writing(self, uids: set[str]) -> list[asyncio.Task[None]]:
-        """Writes on these slots that are under way."""
         return [task for task, uid in self._tasks.items() if uid in uids]
 
     # --- what the ledger asks for -------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
 """Slots, their claims and what is counted of them. The moves here keep every count right; which move is allowed when is
 the ledger's business.
 
-A slot can be granted when it is free, ready, not at its end, not condemned, and not worn out by episodes; an external
-URL only while nobody has its device through another pool.
+A slot can be granted when it is free, ready, not at its end, neither condemned nor withheld by its pool, and not worn
+out by episodes; an external URL only while nobody has its device through another pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 
 from ..pool.records import Device, Held
@@ -51,7 +51,7 @@ class Slot:
 
 
 class Pool:
-    __slots__ = ("asked", "changed", "closed", "held", "queue", "slots", "tally", "worn_after")
+    __slots__ = ("asked", "changed", "closed", "held", "queue", "slots", "tally", "withheld", "worn_after")
 
     def __init__(self) -> None:
         self.slots: dict[str, Slot] = {}
@@ -67,6 +67,8 @@ class Pool:
         self.closed = False
         #: episodes after which a slot is not granted again
         self.worn_after: int | None = None
+        #: UIDs of slots that nobody gets for now: they are to be exchanged
+        self.withheld: Set[str] = frozenset()
 
 
 class Table:
@@ -170,7 +172,8 @@ class Table:
     def place(self, slot: Slot) -> None:
         """After anything changed: offers the slot or takes it back, and counts it anew."""
         view, pool, claim = slot.view, self.pool(slot.view.pool), slot.claim
-        open_ = slot.state is State.FREE and not view.ended and not slot.condemned
+        served = not slot.condemned and view.uid not in pool.withheld
+        open_ = slot.state is State.FREE and not view.ended and served
         if slot.device:
             for other in self._devices.note(slot.device, view.uid, slot.state in _TAKEN):
                 self._touched.add(self._slots[other].view.pool)
@@ -186,7 +189,7 @@ class Table:
             yields=claim is not None and claim.yields,
             leaves=claim is not None and bool(claim.recalled) and not claim.yields,
             booting=open_ and view.booting,
-            returning=slot.state is State.RELEASING and not slot.condemned and not slot.pause,
+            returning=slot.state is State.RELEASING and served and not slot.pause,
         )
         if share != slot.share:
             if slot.share is not None:
@@ -220,6 +223,15 @@ class Table:
             pool.worn_after = after
             for slot in pool.slots.values():
                 self.place(slot)
+
+    def withhold(self, key: str, uids: Set[str]) -> bool:
+        pool = self._pools.get(key)
+        if pool is None or pool.withheld == uids:
+            return False
+        changed, pool.withheld = pool.withheld ^ uids, uids
+        for slot in [pool.slots[uid] for uid in changed if uid in pool.slots]:
+            self.place(slot)
+        return True
 
     @staticmethod
     def _worn(slot: Slot, pool: Pool) -> bool:

@@ -87,6 +87,11 @@ class Draft:
         claim = self.seen.held.get(slot.uid)
         return claim is not None and claim.condemned
 
+    def withheld(self) -> frozenset[str]:
+        """Who got one of these now would be asked to give it back at once, or would play on the old image."""
+        why = (Reason.CORDONED, Reason.OLD_TEMPLATE)
+        return frozenset(uid for uid, reason in self.outdated.items() if reason in why)
+
     def known(self, slot: Slot) -> bool:
         """Its removal was planned and counted before."""
         return slot.uid in self.history.condemned

@@ -8,6 +8,7 @@
 4.  Of several slots with the same ordinal one stays: a claimed one, else the oldest.
 5.  Slots on cordoned nodes, of an old template, or due by episodes or age are exchanged: old ones that were never ready
     at once, all others rolling, unclaimed first, with at most `maxUnavailable` missing. Not while creates are refused.
+    Nobody gets a slot on a cordoned node or of an old template, until it is exchanged or the reason has passed.
 6.  Slots that no node has room for are held: they are the autoscaler's signal. Only rules 5 (old template) and 7 end
     them.
 7.  Too many: those without a node, booting, unready go first, then the newest on the emptiest node. Claimed ones are
@@ -80,6 +81,7 @@ def plan(pool: Pool, seen: Seen, history: History, now: float) -> Plan:
         deletes=tuple(deletes),
         retain=tuple(retain),
         recall=draft.recall,
+        withhold=draft.withheld(),
         status=status,
         history=History(
             status=status,

@@ -172,6 +172,8 @@ class Plan:
     retain: tuple[Removal, ...] = ()
     #: claims to ask back at the end of their episode: why, by the Pod's uid
     recall: Mapping[str, str] = field(default_factory=dict)
+    #: UIDs of slots that nobody gets for now, whether they are claimed or not; all others of the pool may be granted
+    withhold: frozenset[str] = frozenset()
     status: EmulatorPoolStatus = field(default_factory=EmulatorPoolStatus)
     history: History = field(default_factory=History)
     #: seconds until time alone changes the plan; None: only news do
