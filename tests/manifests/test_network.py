@@ -86,7 +86,7 @@ def lets(direction: str, one: End, other: End, port: tuple[str, int]) -> bool:
     peers = "from" if direction == "Ingress" else "to"
     rules = [(p, rule) for p in selecting for rule in p["spec"].get(direction.lower(), [])]
     return not selecting or any(
-        ("ports" not in rule or port in [(p["protocol"], p["port"]) for p in rule["ports"]])
+        ("ports" not in rule or any(port == (p["protocol"], p.get("port", port[1])) for p in rule["ports"]))
         and (peers not in rule or any(names_it(peer, other, p["metadata"]["namespace"]) for peer in rule[peers]))
         for p, rule in rules
     )
@@ -129,6 +129,17 @@ ENDS = {
     "dns": End("kube-system", {"k8s-app": "kube-dns"}),
     "metadata": End(address="169.254.169.254"),
     "metadata by IPv6": End(address="fd00:ec2::254"),
+    "metadata by NAT64": End(address="64:ff9b::a9fe:a9fe"),
+    "Azure's": End(address="168.63.129.16"),
+    "Azure's by NAT64": End(address="64:ff9b::a83f:8110"),
+    "Google's by IPv6": End(address="fd20:ce::254"),
+    "Alibaba's": End(address="100.100.100.200"),
+    "a cache of DNS": End(address="169.254.20.10"),
+    "another DNS": End("openshift-dns", {"dns.operator.openshift.io/daemonset-dns": "default"}),
+    "the API server by IPv6": End(address="fd00:10::1"),
+    "a neighbour by NAT64": End(address="64:ff9b::c0a8:101"),
+    "the internet by NAT64": End(address="64:ff9b::5db8:d822"),
+    "the internet by IPv6": End(address="2606:2800::1"),
     "the API server": End(address="172.18.0.2"),
     "a neighbour": End(address="192.168.1.1"),
     "the internet": End(address="93.184.216.34"),
@@ -157,6 +168,15 @@ phone_with_internet   the_internet          443   yes
 phone_with_internet   dns                   53    yes
 phone_with_internet   metadata              80    no
 phone_with_internet   metadata_by_IPv6      80    no
+phone_with_internet   metadata_by_NAT64     80    no
+phone_with_internet   Azure's               80    no
+phone_with_internet   Azure's               32526 no
+phone_with_internet   Azure's_by_NAT64      80    no
+phone_with_internet   Google's_by_IPv6      80    no
+phone_with_internet   Alibaba's             80    no
+phone_with_internet   a_neighbour_by_NAT64  80    no
+phone_with_internet   the_internet_by_NAT64 443   yes
+phone_with_internet   the_internet_by_IPv6  443   yes
 phone_with_internet   a_neighbour           80    no
 phone_with_internet   somebody              80    no
 head                  phone_with_internet   8000  yes
@@ -169,16 +189,22 @@ prometheus            operator              8443  no
 prometheus            operator              8080  yes
 operator              the_API_server        6443  yes
 operator              the_API_server        443   yes
+operator              the_API_server        16443 yes
+operator              the_API_server_by_IPv6 6443 yes
 operator              metadata              443   no
+operator              metadata              80    no
 operator              metadata_by_IPv6      443   no
+operator              metadata_by_NAT64     80    no
+operator              Azure's               80    no
+operator              Azure's_by_NAT64      80    no
+operator              Google's_by_IPv6      80    no
+operator              Alibaba's             80    no
 operator              dns                   53    yes
-operator              the_internet          80    no
-operator              head                  8265  no
 operator              operator              8443  yes
 operator              operator              6379  no
-operator              operator_elsewhere    8443  no
 operator_elsewhere    operator              8443  no
-operator              somebody              8443  no
+operator              a_cache_of_DNS        53    yes
+operator              another_DNS           5353  yes
 head                  metadata              80    yes
 head                  the_internet          443   yes
 """
@@ -190,6 +216,13 @@ ENDS["phone of a run"] = End("lab", {**phone().labels, names.RUN: "run", names.C
 def test_who_reaches_whom(line: str) -> None:
     one, other, port, said = (word.replace("_", " ") for word in line.split())
     assert reaches(ENDS[one], ENDS[other], int(port)) is (said == "yes")
+
+
+@pytest.mark.parametrize("overlay", ["cluster", "namespaced"])
+def test_the_operators_network_is_closed_by_default(overlay: str) -> None:
+    kustomization = MANIFESTS / "overlays" / overlay / "kustomization.yaml"
+    components = yaml.safe_load(kustomization.read_text())["components"]
+    assert NETWORK in [(kustomization.parent / component).resolve() for component in components]
 
 
 def test_dns_is_asked_by_datagrams_too() -> None:
