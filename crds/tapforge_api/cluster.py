@@ -156,7 +156,9 @@ class ClusterSpec(Spec):
         3, description="how often the driver is started again in place after a crash, in each attempt"
     )
     backoff_limit: Annotated[int, Field(ge=0, le=500)] = Field(
-        3, description="how often a lost Ray cluster is replaced; a suspension or preemption doesn't count"
+        3,
+        description="how often a Ray cluster that is lost is replaced without the run getting any further; evictions, "
+        "drains, lost nodes, preemptions and suspensions don't count",
     )
     active_deadline_seconds: Positive | None = Field(
         None,

@@ -30,6 +30,9 @@ class Attempt(Spec):
     since: _Time = Field("", description="when the phase began (RFC 3339)")
     reason: _Word = Field("", description="why it stops or is over, as one word")
     message: _Text = Field("", description="why, as a sentence for people")
+    disruption: _Word = Field(
+        "", description="why the cluster took the Pod of its head away, as one word; empty when it did not"
+    )
 
 
 class RunProgress(Advance):
@@ -54,7 +57,23 @@ class TrainingRunStatus(Spec):
     )
     completion_time: _Time = Field("", description="when the run ended for good (RFC 3339)")
     attempts: Count = Field(0, description="attempts that were begun")
-    lost_clusters: Count = Field(0, description="attempts that ended with the loss of their Ray cluster")
+    lost_clusters: Count = Field(
+        0, description="attempts that ended with the loss of their Ray cluster, disruptions not counted"
+    )
+    disruptions: Count = Field(
+        0,
+        description="attempts that the cluster ended: the Pod of their head was evicted, drained or preempted, or its "
+        "node was lost",
+    )
+    failures: Count = Field(
+        0,
+        description="lost clusters since the run last got further; one more than spec.cluster.backoffLimit fails it",
+    )
+    furthest: Count = Field(
+        0,
+        description="update that the run has got to: of its newest checkpoint; without spec.checkpoints.storage, the "
+        "largest of any attempt",
+    )
     attempt: Attempt = Field(Attempt(), description="the newest attempt")
     ray_job: _Name = Field("", description="RayJob of the newest attempt, while it exists")
     ray_cluster: _Name = Field("", description="its RayCluster")

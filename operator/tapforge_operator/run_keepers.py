@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from .kube.client import Client
+from .ray_heads import HeadWatch
 from .ray_jobs import RayJobWatch
 from .reports import Reports
 from .run_writes import RunWrites
@@ -38,10 +39,11 @@ class RunKeepers:
         world.run_listeners.append(self.wake)
 
     async def begin(self) -> asyncio.Task[None]:
-        """After the world was read. Returns the watch of RayJobs, which ends only when it breaks."""
+        """After the world was read. Returns the watch of RayJobs and heads, which ends only when it breaks."""
         jobs = RayJobWatch(self._world, self._client, self._settings.scope.each, self._wake_all)
+        heads = HeadWatch(self._world.heads, self._client, self._settings.scope.each)
         await jobs.sync()
-        self._watch = asyncio.create_task(jobs.run(), name="the watch of RayJobs")
+        self._watch = asyncio.create_task(_both(jobs, heads), name="the watch of RayJobs")
         self._begun = True
         self._wake_all()
         return self._watch
@@ -79,3 +81,9 @@ class RunKeepers:
             return
         log.error("the keeper of run %s broke; it begins anew", keeper.key, exc_info=task.exception())
         asyncio.get_running_loop().call_later(_MEND_SECONDS, self.wake, uid)
+
+
+async def _both(jobs: RayJobWatch, heads: HeadWatch) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(jobs.run())
+        group.create_task(heads.run())

@@ -58,6 +58,11 @@ class RunTelemetry:
             [self._each(lambda run: run.status.lost_clusters)],
             description="attempts that ended with the loss of their Ray cluster",
         )
+        meter.create_observable_counter(
+            "tapforge_run_disruptions",
+            [self._each(lambda run: run.status.disruptions)],
+            description="attempts that the cluster ended: eviction, drain, preemption, lost node",
+        )
         meter.create_observable_gauge(
             "tapforge_run_driver_restarts",
             [self._each(lambda run: run.status.progress.restarts)],

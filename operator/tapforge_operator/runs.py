@@ -18,6 +18,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from tapforge_api.base import API_VERSION
@@ -30,8 +31,9 @@ from .logs import ref
 from .objects import PoolObject, RunObject, belongs
 from .reports import Reports
 from .run.conditions import Situation, conditions, ended, events
+from .run.outcome import NODE_LOST
 from .run.plan import plan_run
-from .run.records import History, PoolSeen, RayPod, Run, RunPlan, Seen, Trial, VolumeSeen, read_status, seconds
+from .run.records import History, PoolSeen, RayHead, RayPod, Run, RunPlan, Seen, Trial, VolumeSeen, read_status, seconds
 from .run_telemetry import RunTelemetry
 from .run_writes import RunWrites
 from .world import World
@@ -164,6 +166,7 @@ class RunKeeper:
             pool=None if pool is None else _pool_seen(pool, run.uid),
             volume=volume,
             pods=pods,
+            head=self._head(run),
             config=config,
             report=report[0],
             reported=report[1],
@@ -172,6 +175,12 @@ class RunKeeper:
             made=self._writes.made,
             watching_since=self._world.watching_since,
         )
+
+    def _head(self, run: Run) -> RayHead | None:
+        head = self._world.heads.of(run.namespace, run.uid)
+        if head is None or self._world.bad_nodes().get(head.node) != "lost":
+            return head
+        return replace(head, disruption=NODE_LOST, message=f"node {head.node} does not answer")
 
     def _may_try(self, run: Run) -> bool:
         """Not the same again and again."""
@@ -272,7 +281,7 @@ class RunKeeper:
 def _lasting(status: TrainingRunStatus) -> TrainingRunStatus:
     """Without what may be told later."""
     progress = RunProgress(restarts=status.progress.restarts)
-    return status.model_copy(update={"progress": progress, "leases": Leases()})
+    return status.model_copy(update={"progress": progress, "leases": Leases(), "furthest": 0})
 
 
 def _pool_seen(pool: PoolObject, run_uid: str) -> PoolSeen:

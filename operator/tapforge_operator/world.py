@@ -36,6 +36,7 @@ from .objects import (
     observe_pool,
     observe_run,
 )
+from .ray_heads import Heads
 from .run.records import RayJob, observe_ray_job
 from .slots import Slot, observe
 from .telemetry import Telemetry
@@ -87,6 +88,9 @@ class World:
         self.leases: Store[LeaseObject] = Store(lambda lease: lease.namespace)
         self.nodes: Store[NodeObject] = Store(lambda n: n.name, self._node_changed)
         self.ray_jobs: Store[RayJob] = Store(lambda job: job.run_uid, self._ray_job_changed)
+        self.heads = Heads(
+            lambda run_uid: self._tell_runs([run_uid]), lambda run_uid: self.runs.get(run_uid) is not None
+        )
         #: why no RayJobs can be had, by namespace ("": all of them); none where they can
         self.no_ray_jobs: dict[str, str] = {}
         self.synced = False
@@ -207,6 +211,8 @@ class World:
         for run in (before, after):
             if run is not None and run.pool and (pool := self.pool(run.namespace, run.pool)):
                 self._woken(pool.uid)
+        if after is None and before is not None:
+            self.heads.forget(before.uid)
         if (run := after or before) is not None:
             self._tell_runs([run.uid])
 

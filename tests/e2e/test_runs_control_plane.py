@@ -235,6 +235,25 @@ def test_a_lost_cluster_is_followed_by_another_attempt(cluster: Cluster, space: 
     run.wait("word of both", lambda: told(run, "ClusterLost") == 2 or untold(run, operator))
 
 
+def test_a_head_that_is_evicted_costs_the_run_nothing(cluster: Cluster, space: Space, operator: Operator) -> None:
+    """Its Pod is gone within a moment, long before anybody says what became of the attempt."""
+    run = LiveRun(cluster, space, cluster={**SMALL, "backoffLimit": 0}, checkpoints=SAFE)
+    run.runs()
+    run.driver(operator).report(update=2)
+    pod = f"/api/v1/namespaces/{space}/pods/run-1-head"
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "run-1-head", "namespace": space}}
+    cluster.api("POST", f"{pod}/eviction", eviction)
+    run.wait("it to be put down", lambda: run.status()["attempt"]["disruption"] == "EvictionByEvictionAPI")
+    cluster.wait_for("the Pod to be gone", lambda: not cluster.exists(pod))
+    assert run.says("Ready", "True", "Running")
+    operator.restart()
+    run.kuberay_says(1, "RUNNING", "Failed", reason="SubmissionFailed", message="BackoffLimitExceeded")
+    run.runs(2)
+    status = run.status()
+    assert (status["disruptions"], status["lostClusters"], status["failures"]) == (1, 0, 0)
+    run.wait("word of it", lambda: told(run, "Disrupted") == 1 or untold(run, operator))
+
+
 def told(run: LiveRun, reason: str) -> int:
     return [said for said, _ in run.events()].count(reason)
 

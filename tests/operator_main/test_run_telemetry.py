@@ -57,10 +57,11 @@ def test_a_run_that_nothing_was_said_of_yet_is_starting() -> None:
 def test_figures_are_those_of_the_status() -> None:
     telemetry = Telemetry(clock=lambda: 1000.0)
     progress = {"update": 7, "success": 0.25, "secondsLeft": 90.0, "restarts": 2}
-    telemetry.runs.saw("uid", "a/run", status(attempts=3, lostClusters=1, progress=progress), 4.0)
+    telemetry.runs.saw("uid", "a/run", status(attempts=3, lostClusters=1, disruptions=2, progress=progress), 4.0)
     assert told(telemetry, "a/run") == {
         "tapforge_run_attempts_total": 3,
         "tapforge_run_lost_clusters_total": 1,
+        "tapforge_run_disruptions_total": 2,
         "tapforge_run_driver_restarts": 2,
         "tapforge_run_updates": 7,
         "tapforge_run_success_ratio": 0.25,

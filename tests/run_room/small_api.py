@@ -150,7 +150,7 @@ class Line:
 
     async def pages(self, path: str, selector: str = "", **_: Any) -> AsyncIterator[tuple[list[Object], str]]:
         await self._travel()
-        wanted = dict(pair.split("=") for pair in selector.split(",") if pair)
+        wanted = dict(pair.split("=") for pair in selector.split(",") if "=" in pair)
         found = [copied(o) for p, o in self.api.objects.items() if p.rpartition("/")[0] == path]
         yield [o for o in found if wanted.items() <= o["metadata"].get("labels", {}).items()], str(self.api.version)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runs_made import begin, job, lasting, lose
 
+from tapforge_operator.run.conditions import events
 from tapforge_operator.run.records import timestamp
 
 
@@ -55,3 +56,21 @@ def test_a_deadline_passes_between_attempts_too() -> None:
     lose(story)
     story.plan(2000)
     assert story.condition("Failed") == ("True", "DeadlineExceeded")
+
+
+def test_the_last_word_about_a_run_is_its_end_also_when_a_late_rayjob_arrives() -> None:
+    """A create that an operator had sent before it died: its attempt was given up at the deadline meanwhile."""
+    story = lasting(activeDeadlineSeconds=1000).started()
+    lose(story)
+    story.plan(6)
+    story.plan()
+    assert story.phase == "Intended"
+    story.restart()
+    story.plan(2000)
+    story.plan()
+    assert story.condition("Failed") == ("True", "DeadlineExceeded")
+    before = story.run.status
+    late = job(before.attempt.number, "RUNNING/Running")
+    assert story.plan(jobs=(late,)).orders.stop == "superseded"
+    assert list(events(before, story.run.status)) == []
+    assert story.plan(121).delete_jobs == (late,)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from runs_made import HEAD, begin, job, lasting, lose
+from runs_made import HEAD, NOON, UID, Story, begin, job, lasting, lose, made
 
 from tapforge_api.learning import Stop
+from tapforge_operator.run.outcome import NODE_LOST
+from tapforge_operator.run.records import RayHead
 
 
 def test_a_lost_cluster_is_replaced_so_often_and_no_more() -> None:
@@ -101,6 +104,117 @@ def test_a_head_that_does_not_answer_for_minutes_is_lost() -> None:
     assert story.run.status.lost_clusters == 0
     story.plan(101)
     assert story.run.status.attempt.reason == "HeadSilent"
+
+
+# --- what counts and what does not ------------------------------------------------------------------------------------
+
+
+def disrupted(number: int = 1, word: str = "EvictionByEvictionAPI", **fields: Any) -> RayHead:
+    head = RayHead("team", f"run-{number}-head", f"head-{number}", "7", UID, number, NOON, "node-1", word)
+    return replace(head, message="Eviction API: evicting", **fields)
+
+
+@pytest.mark.parametrize("state", ["RUNNING/Failed", "STOPPED/Failed", "FAILED/Failed", "RUNNING/Running"])
+def test_what_the_cluster_took_away_does_not_count(state: str) -> None:
+    story = lasting(backoffLimit=0).started()
+    for number in range(1, 6):
+        story.plan(head=disrupted(number))
+        assert story.ready == ("True", "Running"), "its driver makes a checkpoint"
+        if state == "RUNNING/Running":
+            story.reports(final="stopped", message="SIGTERM")
+        else:
+            story.plan(jobs=(job(number, state, reason="AppFailed", message="exit code 1"),))
+        assert story.run.status.attempt.reason == "Disrupted" and story.phase == "Removing"
+        assert "EvictionByEvictionAPI" in story.run.status.message and "evicting" in story.run.status.message
+        story.plan(jobs=())
+        assert begin(story) == number + 1
+    status = story.run.status
+    assert (status.disruptions, status.lost_clusters, status.failures) == (5, 0, 0)
+
+
+def test_it_is_remembered_when_its_head_is_gone_and_another_operator_looks() -> None:
+    story = lasting(backoffLimit=0).started()
+    story.plan(head=disrupted())
+    story.restart()
+    lose_now = job(1, "RUNNING/Failed", reason="SubmissionFailed")
+    story.plan(head=None, jobs=(lose_now,))
+    assert (story.run.status.disruptions, story.run.status.lost_clusters) == (1, 0)
+
+
+def test_a_head_that_came_after_the_disrupted_one_can_be_lost() -> None:
+    """KubeRay makes another one while the Ray cluster is not up yet."""
+    story = lasting(backoffLimit=0).started()
+    story.plan(head=disrupted())
+    story.plan(head=disrupted(word="", uid="another"))
+    lose(story)
+    assert story.condition("Failed") == ("True", "BackoffLimitExceeded") and story.run.status.disruptions == 0
+
+
+def test_what_a_disruption_of_an_earlier_attempt_says_is_of_no_use() -> None:
+    story = lasting(backoffLimit=1).started()
+    story.plan(head=disrupted())
+    lose(story)
+    begin(story)
+    lose(story)
+    assert (story.run.status.disruptions, story.run.status.lost_clusters) == (1, 1)
+
+
+def test_a_file_that_can_not_work_fails_also_on_a_head_that_goes() -> None:
+    story = lasting().started()
+    story.plan(head=disrupted())
+    story.reports(final="configuration")
+    story.plan(121)
+    assert story.condition("Failed") == ("True", "Configuration")
+
+
+def test_a_head_whose_node_is_lost_is_not_waited_for() -> None:
+    story = lasting(backoffLimit=0).started()
+    story.reports()
+    story.plan(20, head=disrupted(word=NODE_LOST))
+    assert story.ready == ("True", "Running"), "a driver that is heard runs"
+    story.plan(11)
+    assert story.run.status.attempt.reason == "Disrupted" and story.run.status.disruptions == 1
+
+
+def test_disruptions_in_a_row_are_paced() -> None:
+    story = Story(made()).started()
+    pauses = []
+    for number in range(1, 6):
+        story.plan(head=disrupted(number))
+        lose(story)
+        pauses.append(story.plan(0).look_again)
+        begin(story)
+    assert pauses[0] == pytest.approx(5, abs=1) and pauses[-1] == pytest.approx(80, abs=1)
+
+
+def test_losses_are_forgiven_to_a_run_that_gets_further() -> None:
+    story = lasting(backoffLimit=1).started()
+    for number in range(1, 8):
+        story.reports(update=number + 2, checkpoint={"update": number, "path": "p"})
+        lose(story)
+        assert story.run.status.failures == 1 and story.run.status.lost_clusters == number
+        begin(story)
+    for _ in range(2):
+        story.reports(update=20)
+        lose(story)
+        if story.phase != "Over" or story.condition("Failed")[0] == "False":
+            begin(story)
+    assert story.condition("Failed") == ("True", "BackoffLimitExceeded"), "updates without a checkpoint are lost"
+
+
+def test_without_a_storage_only_what_no_attempt_reached_before_is_further() -> None:
+    story = Story(made(cluster={"image": "i", "backoffLimit": 1})).started()
+    for update in (3, 9):
+        story.reports(update=update, checkpoint={"update": update, "path": "p"})
+        lose(story)
+        assert story.run.status.failures == 1
+        begin(story)
+    story.reports(update=9, checkpoint={"update": 9, "path": "p"})
+    lose(story)
+    assert story.condition("Failed") == ("True", "BackoffLimitExceeded"), "it fails each time at the same point"
+
+
+# --- gaps -------------------------------------------------------------------------------------------------------------
 
 
 def test_what_nobody_heard_is_no_silence_of_the_driver() -> None:

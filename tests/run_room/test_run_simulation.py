@@ -19,7 +19,7 @@ from runs_made import DISK, NOON, SAFE, UID, job, made, pool, report
 from tapforge_operator.run import manifests, plan, resolved
 from tapforge_operator.run.conditions import ended, events, is_true
 from tapforge_operator.run.plan import plan_run
-from tapforge_operator.run.records import History, RayJob, RunPlan, Seen, Trial
+from tapforge_operator.run.records import History, RayHead, RayJob, RunPlan, Seen, Trial
 
 STATES = st.sampled_from(
     [
@@ -58,6 +58,8 @@ class RunMachine(RuleBasedStateMachine):
         self.now = NOON
         self.pool = pool()
         self.jobs: dict[str, RayJob] = {}
+        self.head: RayHead | None = None
+        self.furthest = self.gains = 0
         self.config = ""
         self.created: Counter[int] = Counter()
         self.in_flight: list[int] = []
@@ -76,6 +78,7 @@ class RunMachine(RuleBasedStateMachine):
         self.report = None
         self.reported = 0.0
         self.made = 0
+        self.head = self.head if self.head is not None and not self.head.gone else None
         self.skips += self.run.status.attempt.phase == "Intended"
 
     def plan(self) -> RunPlan:
@@ -84,6 +87,7 @@ class RunMachine(RuleBasedStateMachine):
             pool=self.pool,
             volume=DISK,
             config=self.config,
+            head=self.head,
             report=self.report,
             reported=self.reported,
             trial=Trial(self.run.generation),
@@ -177,12 +181,26 @@ class RunMachine(RuleBasedStateMachine):
         else:
             self.jobs[uid] = replace(self.jobs[uid], deleting=True)
 
-    @rule(final=st.sampled_from(["", "", "", "complete", "failed", "configuration", "stopped"]), late=st.booleans())
-    def the_driver_reports(self, final: str, late: bool) -> None:
+    @rule(
+        final=st.sampled_from(["", "", "", "complete", "failed", "configuration", "stopped"]),
+        late=st.booleans(),
+        update=st.integers(0, 5),
+    )
+    def the_driver_reports(self, final: str, late: bool, update: int) -> None:
         number = self.run.status.attempt.number - late
         if number >= 1 and any(one.attempt == number for one in self.jobs.values()):
             self.sequence += 1
-            self.report, self.reported = report(number, self.sequence, final=final), self.now
+            made = {"checkpoint": {"update": update, "path": "p"}} if update else {}
+            self.report = report(number, self.sequence, update, final=final, **made)
+            self.reported = self.now
+            self.gains += update > self.furthest
+            self.furthest = max(update, self.furthest)
+
+    @rule(word=st.sampled_from(["", "", "EvictionByEvictionAPI", "NodeLost"]), gone=st.booleans())
+    def the_head_is_heard_of(self, word: str, gone: bool) -> None:
+        number = self.run.status.attempt.number
+        if number and any(one.attempt == number for one in self.jobs.values()):
+            self.head = RayHead("team", "head", f"head-{number}", "1", UID, number, disruption=word, gone=gone)
 
     @rule(on=st.booleans())
     def the_user_suspends_or_resumes(self, on: bool) -> None:
@@ -211,9 +229,11 @@ class RunMachine(RuleBasedStateMachine):
     @invariant()
     def lost_clusters_are_replaced_only_so_often(self) -> None:
         status = self.run.status
-        assert status.lost_clusters <= self.limit + 1
-        assert status.lost_clusters <= self.limit or ended(status)
-        assert sum(self.created.values()) <= 1 + self.limit + self.suspensions + self.skips
+        assert status.failures <= self.limit + 1
+        assert status.failures <= self.limit or ended(status)
+        counted = (1 + self.gains) * self.limit
+        assert status.lost_clusters <= counted + 1
+        assert sum(self.created.values()) <= 1 + counted + status.disruptions + self.suspensions + self.skips
 
     @invariant()
     def the_end_is_the_end(self) -> None:

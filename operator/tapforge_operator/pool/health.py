@@ -12,11 +12,9 @@ from dataclasses import dataclass
 
 from tapforge_api.pool import EmulatorPoolSpec
 
+from ..disruption import DISRUPTIONS
 from ..slots import Slot
 from .records import Reason
-
-#: ends that are the cluster's doing: the node was shut down or its room was needed
-DISRUPTIONS = frozenset({"Preempting", "Terminated", "NodeShutdown", "Shutdown", "NodeLost"})
 
 #: why a container waits that no patience will start
 STUCK = frozenset(

@@ -99,10 +99,12 @@ def ended(status: TrainingRunStatus) -> bool:
 
 def events(before: TrainingRunStatus, after: TrainingRunStatus) -> Iterator[Event]:
     """What happened between two statuses that were written one after the other."""
-    if after.ray_job and after.ray_job != before.ray_job:
+    if after.ray_job and after.ray_job != before.ray_job and not ended(after):
         yield Event("Normal", "AttemptStarted", f"attempt {after.attempts} begins as RayJob {after.ray_job}")
     if after.lost_clusters > before.lost_clusters:
         yield Event("Warning", "ClusterLost", f"attempt {after.attempts}: {after.attempt.message}")
+    if after.disruptions > before.disruptions:
+        yield Event("Normal", "Disrupted", f"attempt {after.attempts}: {after.attempt.message}")
     if after.attempt.phase == "Stopping" != before.attempt.phase:
         yield Event("Normal", "Stopping", after.attempt.message)
     if after.attempts == before.attempts and after.progress.restarts > before.progress.restarts:

@@ -86,6 +86,7 @@ class Draft:
                 since=timestamp(self.now),
                 reason=reason,
                 message=message[:4096],
+                disruption=self.attempt.disruption if number in (None, self.attempt.number) else "",
             )
         )
         self.again(0.0)
@@ -108,6 +109,31 @@ class Draft:
 
     def remember(self, history: History) -> None:
         self.do(history=history)
+
+    def hear_of_head(self) -> None:
+        """Puts down whether the cluster takes the attempt's head away: it may be gone the next time."""
+        head, attempt = self.seen.head, self.attempt
+        if head is None or head.attempt != attempt.number or attempt.phase not in ("Active", "Stopping"):
+            return
+        if head.disruption != attempt.disruption:
+            self.set(attempt=attempt.model_copy(update={"disruption": head.disruption}))
+
+    def count_progress(self) -> None:
+        """What was lost before is forgiven to a run that gets further than ever."""
+        report = self.report
+        if report is None:
+            return
+        _, lasts = storage_of(self.run)
+        checkpoint = report.checkpoint.update if report.checkpoint is not None else 0
+        reached = checkpoint if lasts else report.advance.update
+        if reached > self.run.status.furthest:
+            self.set(furthest=reached, failures=0)
+            self.remember(replace(self.history, disrupted=0))
+
+    @property
+    def failures(self) -> int:
+        """Lost clusters that count, by what was decided so far."""
+        return int(self._status.get("failures", self.run.status.failures))
 
     def order(self, stop: Literal["suspend", "deadline", "superseded"], grace: float = 0.0) -> None:
         self.do(orders=Orders(stop=stop, grace_seconds=max(0.0, grace), limits=self.run.spec.stop))

@@ -6,6 +6,7 @@
 3. KubeRay can take minutes to miss a head. A driver that is silent for `SILENCE` makes us look: if its head is not
    there for `HEADLESS`, or is there and not Ready for `DEAF`, the cluster is lost. Only what was watched counts: while
    the API server was away, or no operator led, nobody could hear the driver or see its head.
+   A head whose node is lost is not waited for.
 4. A driver that reports runs, though KubeRay may not have heard of it yet.
 
 Times are seconds.
@@ -20,6 +21,9 @@ from .. import names
 from .draft import Draft
 from .records import RayPod, seconds
 from .translate import FINAL, Verdict, translate
+
+#: of a head whose Pod can't say it itself
+NODE_LOST: Final = "NodeLost"
 
 PATIENCE: Final = 120.0
 SILENCE: Final = 30.0
@@ -78,6 +82,8 @@ def _by_head(draft: Draft) -> Verdict | None:
         draft.again(SILENCE - silent)
         _head_is_there(draft)
         return None
+    if draft.attempt.disruption == NODE_LOST:
+        return Verdict("lost", NODE_LOST, "the node of Ray's head does not answer")
     draft.do(look_at_pods=True)
     draft.again(HEADLESS)
     pods = draft.seen.pods

@@ -9,8 +9,11 @@
     no attempt has two RayJobs, whoever crashes when.
 5.  A RayJob is created once and never written to again: queues and autoscalers edit it.
 6.  What became of an attempt is decided by `outcome.py`.
-7.  A lost cluster is replaced by the next attempt, at most `backoffLimit` times. A driver that stops without an order
-    counts as one. What a queue or `spec.suspend` took away does not.
+7.  A lost cluster is replaced by the next attempt, at most `backoffLimit` times in which the run does not get any
+    further: beyond its newest checkpoint or, where checkpoints are lost with the cluster, beyond the furthest attempt.
+    So what happens now and then ends no run, and what happens each time at the same point does. A driver that stops
+    without an order counts as one. What the cluster took away (the head's Pod was evicted, drained or preempted, its
+    node lost), or a queue, or `spec.suspend`, does not count; nor what becomes of a driver on its way out.
 8.  To suspend is to order the driver to stop, to wait for its checkpoint within the grace, and to delete the RayJob. It
     can't be taken back half-way; to resume is a new attempt. The same at `activeDeadlineSeconds`, which then is Failed:
     as with Jobs, that time begins anew whenever the run is resumed, by its user or by a queue.
@@ -36,6 +39,9 @@ _REFUSED_LOOK: Final = 15.0
 
 SUSPENDED: Final = "Suspended"
 DEADLINE: Final = "DeadlineExceeded"
+DISRUPTED: Final = "Disrupted"
+#: verdicts of a driver that failed while its Pod was being taken away: the next attempt will tell
+_AT_THE_END: Final = ("DriverFailed", "Stopped")
 
 
 def plan_run(run: Run, seen: Seen, history: History, now: float) -> RunPlan:
@@ -45,6 +51,8 @@ def plan_run(run: Run, seen: Seen, history: History, now: float) -> RunPlan:
     if ended(run.status):
         return _tidy(draft)
     _adopt(draft)
+    draft.hear_of_head()
+    draft.count_progress()
     match draft.attempt.phase:
         case "Intended":
             _intended(draft)
@@ -154,8 +162,10 @@ def _active(draft: Draft) -> None:
     match verdict.kind:
         case "succeeded":
             draft.end("Complete", _completed(draft), complete=True)
-        case "failed":
+        case "failed" if not (draft.attempt.disruption and verdict.reason in _AT_THE_END):
             draft.end(verdict.reason, verdict.message, complete=False)
+        case "failed" | "lost" | "stopped" if draft.attempt.disruption:
+            _disrupted(draft, verdict)
         case "lost" | "stopped":
             _lost(draft, verdict)
         case _ if draft.run.spec.suspend:
@@ -194,14 +204,24 @@ def _wait(draft: Draft, verdict: Verdict) -> None:
 def _lost(draft: Draft, verdict: Verdict) -> None:
     cluster = draft.run.spec.cluster
     limit = cluster.backoff_limit if cluster is not None else 0
-    lost = draft.run.status.lost_clusters + 1
-    draft.set(lost_clusters=lost)
-    if lost > limit:
-        text = f"{lost} attempts were lost, and spec.cluster.backoffLimit is {limit}; the last time {verdict.message}"
-        draft.end("BackoffLimitExceeded", text, complete=False)
+    failures = draft.failures + 1
+    draft.set(failures=failures, lost_clusters=draft.run.status.lost_clusters + 1)
+    if failures > limit:
+        text = f"{failures} attempts were lost and got no further, and spec.cluster.backoffLimit is {limit}"
+        draft.end("BackoffLimitExceeded", f"{text}; the last time {verdict.message}", complete=False)
         return
     draft.move("Removing", verdict.reason, verdict.message)
     draft.busy("Restarting", f"attempt {draft.attempt.number} was lost: {verdict.message}")
+
+
+def _disrupted(draft: Draft, verdict: Verdict) -> None:
+    head, why = draft.seen.head, draft.attempt.disruption
+    said = head.message if head is not None and head.disruption == why else ""
+    text = f"the cluster took the Pod of Ray's head away ({why}): {said or verdict.message}"
+    draft.set(disruptions=draft.run.status.disruptions + 1)
+    draft.remember(replace(draft.history, disrupted=draft.history.disrupted + 1))
+    draft.move("Removing", DISRUPTED, text)
+    draft.busy("Restarting", f"attempt {draft.attempt.number} was disrupted: {text}")
 
 
 def _stop(draft: Draft, verdict: Verdict, reason: str, message: str) -> None:

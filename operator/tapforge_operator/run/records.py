@@ -17,6 +17,7 @@ from tapforge_api.run_status import TrainingRunStatus
 from tapforge_api.training_run import TrainingRunSpec
 
 from .. import names
+from ..disruption import disruption
 
 #: largest number of an attempt whose RayJob's name KubeRay takes
 MAX_ATTEMPTS = 999
@@ -206,6 +207,47 @@ def observe_ray_pod(pod: Mapping[str, Any]) -> RayPod:
 
 
 @dataclass(frozen=True, slots=True)
+class RayHead:
+    """The Pod of a Ray cluster's head, as it was last heard of; it may be gone."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: str
+    run_uid: str
+    attempt: int
+    created: float = 0.0
+    #: "" while none was found
+    node: str = ""
+    #: why the cluster took it away, as one word, and what was said about it; "" when it did not
+    disruption: str = ""
+    message: str = ""
+    gone: bool = False
+
+
+def observe_ray_head(pod: Mapping[str, Any]) -> RayHead | None:
+    """The record of a head; None for a Pod that says of no attempt of a run that it is one."""
+    metadata = pod["metadata"]
+    labels = metadata.get("labels") or {}
+    run_uid, attempt = labels.get(names.RUN_UID, ""), labels.get(names.ATTEMPT, "")
+    if labels.get("ray.io/node-type") != "head" or not run_uid or not (attempt.isascii() and attempt.isdigit()):
+        return None
+    reason, message = disruption(pod)
+    return RayHead(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        version=metadata["resourceVersion"],
+        run_uid=run_uid,
+        attempt=int(attempt),
+        created=seconds(metadata.get("creationTimestamp") or ""),
+        node=(pod.get("spec") or {}).get("nodeName") or "",
+        disruption=reason,
+        message=message,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """What the API server refused to make."""
 
@@ -237,6 +279,8 @@ class Seen:
     volume: VolumeSeen | None = None
     #: of the present attempt; None: not looked at
     pods: tuple[RayPod, ...] | None = None
+    #: the newest head of the run
+    head: RayHead | None = None
     #: what the ConfigMap of the run holds; None: not looked at, "": there is none
     config: str | None = None
     #: the driver's newest report, and when it came
@@ -261,6 +305,8 @@ class History:
     queued: float = 0.0
     #: since when the driver is silent and its head not there; 0 when it is
     headless: float = 0.0
+    #: attempts that the cluster took away since the run last got further
+    disrupted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

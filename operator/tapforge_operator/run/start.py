@@ -137,8 +137,8 @@ def own_pool(draft: Draft) -> Situation | None:
 
 
 def _pause(draft: Draft) -> Situation | None:
-    """The more clusters were lost, the longer until the next one is asked for."""
-    lost, attempt = draft.run.status.lost_clusters, draft.attempt
+    """The more clusters were lost in a row, the longer until the next one is asked for."""
+    lost, attempt = draft.failures + draft.history.disrupted, draft.attempt
     if not lost or attempt.reason == "Suspended":
         return None
     pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(lost - 1, 10))
@@ -146,7 +146,7 @@ def _pause(draft: Draft) -> Situation | None:
     if left <= 0:
         return None
     draft.again(left)
-    return _busy("Restarting", f"attempt {attempt.number + 1} begins soon, as in the last one {attempt.message}")
+    return _busy("Restarting", f"attempt {attempt.number + 1} begins soon; the last one ended: {attempt.message}")
 
 
 def fewer_phones(draft: Draft) -> str:
