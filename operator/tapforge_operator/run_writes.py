@@ -78,7 +78,7 @@ class RunWrites:
         self._ask_leave()
         body = manifests.ray_job(run, max(1, run.status.attempts + 1), await self._broker())
         try:
-            await self._client.create(path("rayjobs", run.namespace, group=GROUP), body, dry_run=True)
+            await self._client.create(path("rayjobs", run.namespace, group=GROUP), body, dry_run=True, strict=True)
         except ApiError as error:
             refused = _refused(body, error)
             if refused is None and error.status != 409:
@@ -133,7 +133,8 @@ class RunWrites:
         """The object, as it was made or as it was there; None when there is none, and `refusal` says why."""
         self._ask_leave()
         try:
-            made = await self._client.create(where, body)
+            # RayJobs hold templates that users wrote: what the API server doesn't know it would leave out in silence.
+            made = await self._client.create(where, body, strict=body["kind"] == "RayJob")
         except ApiError as error:
             if error.status == 409 or error.unclear:
                 return await self._look_at(run, where, body, error)

@@ -166,13 +166,17 @@ def test_pod_security_stalls_the_pool_until_somebody_corrects_the_template(clust
         return False
 
     cluster.wait_for("the standard to be enforced", enforced)
-    pool = LivePool(cluster, space, replicas=2)
+    pool = LivePool(cluster, space, replicas=2, template=phone(hostNetwork=True))
     pool.wait("word of the refusal", lambda: pool.says("Stalled", "True", "PodSecurity"))
-    assert "runAsNonRoot" in pool.condition("Stalled")["message"]
+    assert "host namespaces" in pool.condition("Stalled")["message"]
     assert pool.says("Reconciling", "False") and pool.says("Ready", "False") and pool.pods() == []
-    pool.edit(template=phone(securityContext={"runAsNonRoot": True, "runAsUser": 1000}))
+    pool.edit(template=phone())
     pool.wait_ready(2)
     assert pool.says("Stalled", "False") and pool.says("Degraded", "False")
+    kvm = {"mode": "DevicePlugin", "resourceName": "devices.example.org/kvm"}
+    plugged = LivePool(cluster, space, "plugged", replicas=2, kvm=kvm)
+    plugged.wait("its slots to be taken", lambda: plugged.status().get("pods") == 2)
+    assert plugged.says("Stalled", "False"), "where nothing is said, slots pass the level `restricted`"
 
 
 def test_a_foreign_pod_with_a_slots_name_is_named_and_left_alone(cluster: Cluster, space: str) -> None:

@@ -329,6 +329,16 @@ def test_a_template_that_no_rayjob_can_have_is_put_right_before_the_start(
     run.wait_job()
 
 
+def test_a_field_that_no_ray_pod_has_is_named(cluster: Cluster, space: Space, operator: Operator) -> None:
+    """The API server would leave it out of the RayJob without a word."""
+    wrong = {**SMALL, "head": {"template": {"spec": {"nodeSelektor": {"gpu": "a100"}}}}}
+    run = LiveRun(cluster, space, cluster=wrong)
+    run.wait("word of it", lambda: run.says("Stalled", "True", "Invalid"))
+    assert "nodeSelektor" in run.status()["message"] and run.jobs() == []
+    run.edit(cluster=SMALL)
+    run.wait_job()
+
+
 def test_a_quota_holds_the_run_until_it_is_raised(cluster: Cluster, space: Space, operator: Operator) -> None:
     cluster.kubectl("create", "quota", "few", "--hard=count/rayjobs.ray.io=0", "-n", space)
     used = f"/api/v1/namespaces/{space}/resourcequotas/few"

@@ -25,6 +25,11 @@ def made(emulator: dict[str, Any] | None = None, spec: dict[str, Any] | None = N
     return slot_pods(pool(template=template, **rest))(NEW)
 
 
+#: of a container where nothing is said, and of one that may be root
+UNPRIVILEGED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+HARMLESS = {**UNPRIVILEGED, "runAsNonRoot": True}
+
+
 def phone(pod: dict[str, Any]) -> dict[str, Any]:
     return next(c for c in pod["spec"]["containers"] if c["name"] == "emulator")
 
@@ -41,7 +46,7 @@ def test_a_pod_without_any_wish_is_unprivileged() -> None:
                 "name": "emulator",
                 "image": "phone:1",
                 "env": [{"name": "TAPFORGE_SLOT", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
-                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                "securityContext": HARMLESS,
                 "startupProbe": {
                     "httpGet": {"path": "/health", "port": 8000},
                     "periodSeconds": 2,
@@ -68,24 +73,28 @@ def test_every_container_is_unprivileged() -> None:
     }
     spec = slot_pods(pool(template=template))(NEW)["spec"]
     for container in (*spec["containers"], *spec["initContainers"]):
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        assert container["securityContext"] == HARMLESS
 
 
 @pytest.mark.parametrize(
     ("said", "becomes"),
     [
         ({"privileged": True}, {"privileged": True}),
-        ({"runAsUser": 7}, {"runAsUser": 7, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}),
+        ({"runAsUser": 7}, {**HARMLESS, "runAsUser": 7}),
         (
             {"allowPrivilegeEscalation": True, "capabilities": {"drop": []}},
-            {"allowPrivilegeEscalation": True, "capabilities": {"drop": []}},
+            {"runAsNonRoot": True, "allowPrivilegeEscalation": True, "capabilities": {"drop": []}},
         ),
         (
+            {"capabilities": {"add": ["NET_BIND_SERVICE"]}},
+            {**HARMLESS, "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}},
+        ),
+        # It is root, or says whether it may be.
+        ({"runAsUser": 0}, {**UNPRIVILEGED, "runAsUser": 0}),
+        ({"runAsNonRoot": False}, {**UNPRIVILEGED, "runAsNonRoot": False}),
+        (
             {"capabilities": {"add": ["NET_ADMIN"]}},
-            {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]}},
+            {**UNPRIVILEGED, "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]}},
         ),
         # The API server refuses this capability to a container that may not escalate.
         ({"capabilities": {"add": ["CAP_SYS_ADMIN"]}}, {"capabilities": {"drop": ["ALL"], "add": ["CAP_SYS_ADMIN"]}}),
@@ -100,6 +109,13 @@ def test_the_phone_knows_its_slot_unless_the_user_says_otherwise() -> None:
     assert phone(made({"env": own}))["env"][1:] == own
     said = [{"name": "TAPFORGE_SLOT", "value": "b"}]
     assert phone(made({"env": said}))["env"] == said
+
+
+@pytest.mark.parametrize("said", [{"runAsUser": 0}, {"runAsNonRoot": False}, {"runAsNonRoot": True}])
+def test_who_runs_the_containers_may_be_said_of_the_pod(said: dict) -> None:
+    spec = made(spec={"securityContext": said})["spec"]
+    assert spec["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}, **said}
+    assert spec["containers"][0]["securityContext"] == UNPRIVILEGED
 
 
 def test_what_the_user_says_of_the_pod_stands() -> None:
@@ -211,7 +227,7 @@ def test_a_device_plugin_is_asked_for_one_device_and_nothing_is_privileged() -> 
         )
     )
     assert container["resources"] == {"limits": {"memory": "4Gi", "squat.ai/kvm": "1"}, "requests": {"cpu": "2"}}
-    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert container["securityContext"] == HARMLESS
     assert "volumeMounts" not in container
 
 

@@ -136,7 +136,9 @@ class Line:
         await self._travel()
         return self.api.get(path)
 
-    async def create(self, path: str, body: Object, deadline: float | None = None, *, dry_run: bool = False) -> Object:
+    async def create(
+        self, path: str, body: Object, deadline: float | None = None, *, dry_run: bool = False, strict: bool = False
+    ) -> Object:
         if dry_run:
             await self._travel()
             return copied(body)

@@ -148,6 +148,18 @@ def test_pods_may_do_little_where_nothing_is_said() -> None:
             assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
+def test_who_adds_a_capability_still_drops_all_others() -> None:
+    ray = {"name": "ray", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+    for group in ("head", "submitter"):
+        name = {"head": "ray", "submitter": "ray-job-submitter"}[group]
+        more = {group: {"template": {"spec": {"containers": [{**ray, "name": name}]}}}}
+        (container,) = pods_of(job_of(made(cluster={**FULL, **more})))[group]["spec"]["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
+        }
+
+
 @pytest.mark.parametrize("sub", [None, "runs/a"])
 def test_a_volume_is_mounted_wherever_ray_runs(sub: str | None) -> None:
     claim = {"claimName": "disk"} | ({"subPath": sub} if sub else {})

@@ -1,9 +1,8 @@
 """A pool's objects as plain dicts: the Pod of a slot, the disruption budget of the claimed ones.
 
-What the user's template says stands; where it is silent a Pod is unprivileged: no service-account token, no service
-environment, no privilege escalation, no capabilities, the runtime's default seccomp profile. Always the operator's are:
-`restartPolicy: Never` (a phone is replaced, never restarted in place), the owner, the pool's labels, and an explicit
-`safe-to-evict: "true"`, which a claim turns over.
+What the user's template says stands; where it is silent a Pod is unprivileged and not root (`hardening.py`), as the Pod
+Security level `restricted` asks. Always the operator's are: `restartPolicy: Never` (a phone is replaced and not
+restarted in place), the owner, the pool's labels, and an explicit `safe-to-evict: "true"`, which a claim turns over.
 
 * `kvm.mode: DevicePlugin` asks for one `kvm.resourceName`; `HostPath` mounts the node's /dev/kvm and is privileged.
 * The emulator's container knows the slot that it is, by the UID of its Pod (`TAPFORGE_SLOT`): it serves that slot's
@@ -26,6 +25,7 @@ from tapforge_api.pool import EmulatorPoolSpec
 from tapforge_api.template import PodTemplate
 
 from .. import names
+from ..hardening import harden
 from .records import NewSlot, Pool, Reason
 
 Json = dict[str, Any]
@@ -117,25 +117,12 @@ def _owner(pool: Pool) -> Json:
 def _pod_spec(spec: EmulatorPoolSpec, template: PodTemplate) -> Json:
     pod: Json = template.written()["spec"]
     pod["restartPolicy"] = "Never"
-    pod.setdefault("enableServiceLinks", False)
-    pod.setdefault("automountServiceAccountToken", False)
-    pod["securityContext"] = {"seccompProfile": {"type": "RuntimeDefault"}, **(pod.get("securityContext") or {})}
     emulator = next(c for c in pod["containers"] if c["name"] == names.CONTAINER)
     _give_kvm(spec, pod, emulator)
     _name_slot(emulator)
     _probe(spec, emulator)
-    for container in [*pod["containers"], *(pod.get("initContainers") or ())]:
-        container["securityContext"] = _unprivileged(container.get("securityContext") or {})
+    harden(pod, non_root=True)
     return pod
-
-
-def _unprivileged(context: Json) -> Json:
-    """What the context does not say. The API server refuses a privileged container that may not escalate."""
-    if context.get("privileged"):
-        return context
-    capabilities = {"drop": ["ALL"], **(context.get("capabilities") or {})}
-    escalates = "CAP_SYS_ADMIN" in (capabilities.get("add") or ())
-    return {**({} if escalates else {"allowPrivilegeEscalation": False}), **context, "capabilities": capabilities}
 
 
 def _give_kvm(spec: EmulatorPoolSpec, pod: Json, emulator: Json) -> None:

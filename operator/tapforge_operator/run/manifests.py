@@ -1,9 +1,8 @@
 """A run's objects as plain dicts: ConfigMaps, its own pool, the RayJob of an attempt.
 
-What the user's templates say stands; where they are silent a Pod is unprivileged: no service-account token, no service
-environment, no privilege escalation, no capabilities, the runtime's default seccomp profile; its volumes belong to the
-group of the trainer's image, caches are in the work folder, and a root that is read-only has a `/tmp`; node autoscalers
-are asked to leave it where it is.
+What the user's templates say stands; where they are silent a Pod is unprivileged (`hardening.py`); its volumes belong
+to the group of the trainer's image, caches are in the work folder, and a root that is read-only has a `/tmp`; node
+autoscalers are asked to leave it where it is.
 
 Always the operator's are `restartPolicy: Never`, the owner, the run's labels, what the driver has to find
 (`tapforge_api.attempt`), and of the RayJob everything but the cluster.
@@ -29,6 +28,7 @@ from tapforge_api.claims import AUDIENCE
 from tapforge_api.cluster import RAY, SUBMITTER, ClusterSpec, RayTemplate
 
 from .. import names
+from ..hardening import harden
 from .records import Run
 
 Json = dict[str, Any]
@@ -218,14 +218,8 @@ def _pod(run: Run, number: int, template: RayTemplate, main: str) -> Json:
     own.setdefault("image", cluster.image)
     spec["containers"] = [own, *(c for c in containers if c["name"] != main)]
     spec["restartPolicy"] = "Never"
-    spec.setdefault("enableServiceLinks", False)
-    spec.setdefault("automountServiceAccountToken", False)
-    spec["securityContext"] = {"seccompProfile": {"type": "RuntimeDefault"}, **(spec.get("securityContext") or {})}
-    for container in [*spec["containers"], *(spec.get("initContainers") or ())]:
-        context = container.get("securityContext") or {}
-        if not context.get("privileged"):
-            context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, **context}
-        container["securityContext"] = context
+    # Images of Ray name their user, and whether that is root can't be told from a name: their Pods may be.
+    harden(spec, non_root=False)
     if own["securityContext"].get("readOnlyRootFilesystem"):
         _mount(spec, own, {"name": "tapforge-tmp", "emptyDir": {}}, "/tmp")
     labels = {**template.metadata.labels, **_labels(run), names.ATTEMPT: str(number)}
