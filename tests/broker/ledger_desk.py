@@ -39,9 +39,9 @@ class Desk:
         self.views[uid] = replace(self.views[uid], version=str(self.version), **changes)
         return self.views[uid]
 
-    def ask(self, holder: str, slots: int = 1, priority: int = 0, request: str = "") -> int:
+    def ask(self, holder: str, slots: int = 1, priority: int = 0, request: str = "", limit: int = 0) -> int:
         name = request or f"request-{len(self.answers)}-{holder}-{self.version}-{self.now}"
-        return self.ledger.enqueue(Want("pool", holder, "", name, slots, TTL, priority), self.now)
+        return self.ledger.enqueue(Want("pool", holder, "", name, slots, TTL, priority, limit=limit), self.now)
 
     def collect(self) -> list:
         for work in self.ledger.take_work():

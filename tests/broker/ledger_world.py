@@ -315,7 +315,7 @@ class World(RuleBasedStateMachine):
         at_once=st.booleans(),
     )
     def acquire(self, holder: str, slots: int, priority: int, request: int, at_once: bool) -> None:
-        want = Want(POOL, holder, "", f"request-{request}", slots, TTL, priority)
+        want = Want(POOL, holder, "", f"request-{request}", slots, TTL, priority, limit=4 if holder == "b" else 0)
         ticket = self.ledger.enqueue(want, self.now)
         self.tickets[ticket] = holder
         self.ledger.assign(POOL, self.now)

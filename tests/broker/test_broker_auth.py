@@ -41,6 +41,24 @@ async def test_every_pod_of_a_run_is_the_run(callers, pod):
     assert (holder.name, holder.run) == ("run/lab/train/uid-of-train", "train")
 
 
+@pytest.mark.parametrize(
+    ("source", "limits"),
+    [
+        ({"pool": {"name": "phones", "slots": 3, "priority": 7}}, (3, 7)),
+        ({"pool": {"name": "phones"}}, (16, 0)),
+        ({"ownPool": {"slots": 2, "spec": {}}}, (2, 0)),
+    ],
+)
+async def test_what_a_runs_spec_says_is_as_much_as_its_pods_may_have(callers, source, limits):
+    run = "/apis/tapforge.dev/v1alpha1/namespaces/lab/trainingruns/train"
+    callers.objects[run]["spec"]["environment"]["source"] = source
+    callers.add_pool("lab", "train", owner={"kind": "TrainingRun", "uid": "uid-of-train"})
+    pool = "phones" if "pool" in source else "train"
+    holder = await auth_of(callers).holder(callers.token_of("train-head"), "lab", pool)
+    assert (holder.slots, holder.priority) == limits
+    assert [holder.bounded(asked) for asked in (-5, 3, 1000)] == [-5, min(3, limits[1]), limits[1]]
+
+
 async def test_a_run_claims_from_its_own_pool_only(callers):
     callers.add_pool("lab", "others")
     callers.add_pool("elsewhere", "phones")
@@ -107,7 +125,7 @@ async def test_others_need_the_right(callers):
     assert "create emulatorpools/claim" in str(error)
     callers.allowed.add(("ann", "lab", "phones"))
     holder = await auth_of(callers).holder(token, "lab", "phones")
-    assert (holder.name, holder.run) == ("user/ann", "")
+    assert (holder.name, holder.run) == ("user/ann", "") and holder.slots == 0 and holder.bounded(9) == 9
     assert (await denied(auth_of(callers), token, pool="others")).status == 403
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from claim_cluster import NAMESPACE, POOL, Broker, Door, Lab, pod_path, until
@@ -78,6 +79,25 @@ async def test_who_waits_is_told_why_in_the_end(start):
     answer = await broker.claims.acquire(NAMESPACE, POOL, Holder("user/u"), ask)
     assert not answer.claims
     assert "of 1 slots 1 are claimed" in answer.waiting
+
+
+async def test_a_run_gets_no_more_than_its_spec_says_and_is_told_so(start):
+    broker = start(Lab(4))
+    run = Holder("run/lab/train/u", "train", slots=2, priority=1)
+
+    async def ask(number: int, wait: float) -> Any:
+        body = Acquire(request=f"limited-{number}", slots=4, wait_seconds=wait, priority=9)
+        return await broker.claims.acquire(NAMESPACE, POOL, run, body)
+
+    first = (await ask(1, 5)).claims
+    assert len(first) == 2
+    refused = await ask(2, 0.05)
+    assert not refused.claims and "TrainingRun train holds 2 phones" in refused.waiting
+    assert "`slots` of its spec.environment.source" in refused.waiting
+    waiting = asyncio.create_task(ask(3, 5))
+    await broker.release(first[0])
+    assert len((await waiting).claims) == 1
+    assert len(await broker.acquire("another", slots=2)) == 2
 
 
 async def test_a_slot_that_becomes_ready_goes_to_who_waits(start):

@@ -58,6 +58,7 @@ class Slots(World):
         assert counts.doomed == sum(s.state == "doomed" for s in slots)
         if pool:
             assert pool.tally.held == Counter(s.claim.party for s in slots if s.claim)
+            assert pool.tally.holders == Counter(s.claim.party[0] for s in slots if s.claim)
             assert pool.tally.yielding == Counter(s.claim.party for s in slots if s.claim and s.claim.yields)
             leaving = [s.claim for s in slots if s.claim and s.claim.recalled and not s.claim.yields]
             assert pool.tally.leaving == Counter(claim.party for claim in leaving)

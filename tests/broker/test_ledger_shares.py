@@ -51,6 +51,33 @@ def test_a_slot_waits_a_moment_for_who_was_served_in_part():
     assert len(desk.answers[greedy]) == 1
 
 
+def test_nobody_gets_more_than_it_may_have_however_it_asks():
+    desk = Desk(8)
+    tickets = [desk.ask("run", 2, priority, f"request-{number}", 3) for number, priority in enumerate((0, 0, 9))]
+    desk.serve()
+    got = [claim for ticket in tickets for claim in desk.answers.get(ticket, [])]
+    assert len(got) == 3 and desk.ledger.held_by("pool", "run") == 3
+    late = desk.ask("run", 4, 0, "late", 3)
+    assert len(desk.take("other", 9)) == 5, "what it may not have is for the others"
+    assert late not in desk.answers and desk.ledger.waiting("pool") < 4, "and no demand of the pool"
+    desk.give(got[0])
+    desk.give(got[1])
+    waiting = [ticket for ticket in (*tickets, late) if ticket in desk.answers]
+    assert len(waiting) == 4 and desk.ledger.held_by("pool", "run") <= 3
+
+
+def test_nothing_is_asked_back_for_who_has_as_many_as_it_may_have():
+    desk = Desk(4)
+    desk.take("run", 1)
+    others = desk.take("other", 3)
+    desk.ask("run", 1, limit=1)
+    desk.wait(20, *others)
+    assert not any(claim.recalled for claim in others)
+    desk.ask("third", 1, limit=1)
+    desk.wait(20, *others)
+    assert any(claim.recalled for claim in others)
+
+
 def test_what_is_kept_for_somebody_is_not_kept_for_long():
     desk = Desk(3)
     a, b = desk.take("a", 2), desk.take("b", 1)

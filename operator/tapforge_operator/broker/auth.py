@@ -3,7 +3,8 @@
 1. A token is good when the API server says so, for our audience. What it said is used again for at most `_TRUST`
    seconds and never beyond the token's own end.
 2. A token that is bound to a Pod of a TrainingRun (traced over controllers, each of them read and compared by UID)
-   makes the run the holder: all its Pods are one. The run has to be in the pool's namespace and to use that pool.
+   makes the run the holder: all its Pods are one. The run has to be in the pool's namespace and to use that pool, and
+   has no more slots and no larger priority there than its spec says.
 3. Everybody else needs the right to create `emulatorpools/claim` of that pool (RBAC).
 4. Whom nobody can check now is refused for now (503), never let through.
 
@@ -27,6 +28,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from tapforge_api.base import GROUP
 from tapforge_api.claims import AUDIENCE
+from tapforge_api.environment import PoolReference
 
 from ..kube.client import ApiError, path
 from ..objects import PoolObject
@@ -56,6 +58,8 @@ _OWNERS: Final = {
     ("ray.io", "RayJob"): "rayjobs",
     (GROUP, "TrainingRun"): "trainingruns",
 }
+#: what a run has that doesn't say
+_DEFAULT: Final = PoolReference(name="any")
 _VERSION = re.compile(r"v[0-9][a-z0-9]{0,30}")
 
 K = TypeVar("K", bound=Hashable)
@@ -78,12 +82,17 @@ class Run:
     namespace: str
     name: str
     uid: str
-    #: EmulatorPool that it claims from, "" for none
+    #: EmulatorPool that it claims from, "" for none and for its own
     pool: str
+    #: phones that it may have in all
+    slots: int
+    priority: int
 
     @property
     def holder(self) -> Holder:
-        return Holder(f"run/{self.namespace}/{self.name}/{self.uid}", self.name)
+        return Holder(
+            f"run/{self.namespace}/{self.name}/{self.uid}", self.name, slots=self.slots, priority=self.priority
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +291,17 @@ def _unchecked(error: ApiError) -> Denied:
 
 def _run(namespace: str, found: Object) -> Run:
     metadata, spec = found["metadata"], found.get("spec") or {}
-    pool = ((spec.get("environment") or {}).get("source") or {}).get("pool") or {}
-    return Run(namespace, metadata["name"], metadata["uid"], pool.get("name") or "")
+    source = (spec.get("environment") or {}).get("source") or {}
+    pool = source.get("pool") or {}
+    given = pool or source.get("ownPool") or {}
+    return Run(
+        namespace,
+        metadata["name"],
+        metadata["uid"],
+        pool.get("name") or "",
+        int(given.get("slots") or _DEFAULT.slots),
+        int(given.get("priority") or _DEFAULT.priority),
+    )
 
 
 def _token_end(token: str) -> float:

@@ -18,7 +18,8 @@ Rules:
 5. What the API server said earlier (`SlotView.order`) never overrides what it said later.
 6. A request that is repeated gets the claims that it got, not more.
 7. A device that several pools name counts as one: it is granted through one of them at a time, and rests for all.
-8. Slots go to the highest priority, then to who has the fewest, then to who came first; from the fullest node.
+8. Slots go to the highest priority, then to who has the fewest, then to who came first; from the fullest node. Who has
+   as many as it may have waits until one of them ends.
 
 Whoever may patch Pods can end a claim: a mark that is taken off dooms its slot. Should the operator die in between, its
 successor finds a free slot: that is beyond what can be known.
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Set
+from dataclasses import replace
 
 from .holding import Holding
 from .mark import Mark
@@ -67,11 +69,18 @@ class Ledger(Holding):
         if known is not None:
             self._work.append(Answer(self._tickets, tuple(filter(self._lives, known.claims.values())), repeated=True))
             return self._tickets
+        if want.limit:  # what it may not have is no demand
+            room = want.limit - self.held_by(want.pool, want.holder)
+            want = replace(want, slots=max(1, min(want.slots, room)))
         waiter = Waiter(self._tickets, want, since=now, rank=self._tickets)
         self._waiters[waiter.ticket] = waiter
         self._requests.begin(key, waiter)
         self._table.pool(want.pool).queue.enter(waiter, now)
         return waiter.ticket
+
+    def held_by(self, pool: str, holder: str) -> int:
+        """Claims of the pool that the holder has or is being granted."""
+        return self._table.pool(pool).tally.holders[holder]
 
     def conclude(self, ticket: int, now: float) -> None:
         """Answer now, with what there is. What is still being granted is given back as soon as it is there."""
@@ -108,9 +117,10 @@ class Ledger(Holding):
     def assign(self, pool: str, now: float) -> None:
         """Chooses slots for those who wait, while there are any."""
         known, packing = self._table.pool(pool), self._table.packing
+        tally = known.tally
         kept: Counter[Party] = Counter()
         served: dict[int, Waiter] = {}
-        while packing.free(pool) > kept.total() and (turn := known.queue.turn(known.tally.held, kept, now)):
+        while packing.free(pool) > kept.total() and (turn := known.queue.turn(tally.held, tally.holders, kept, now)):
             party, waiter = turn
             uid = packing.next(pool)
             if waiter is None or uid is None:

@@ -9,7 +9,7 @@ from tapforge_api.claims import Claim as ClaimMessage
 from tapforge_api.claims import Held as HeldMessage
 
 from ..objects import PoolObject
-from .records import Claim, Counts, SlotView
+from .records import Claim, Counts, Holder, SlotView, Want
 
 WRONG_SECRET: Final = "the secret is not that of this claim"
 _DEFAULT_PORT: Final = 8000
@@ -40,9 +40,33 @@ def said(given: HeldMessage, state: Literal["held", "recalled", "lost"], reason:
     return Renewed.model_construct(id=given.id, state=state, reason=reason[:256])
 
 
-def why_none(ask: Acquire, counts: Counts, repeated: bool) -> str:
+def want_of(pool_uid: str, holder: Holder, ask: Acquire) -> Want:
+    """What is asked for, within the limits of the run that asks."""
+    return Want(
+        pool_uid,
+        holder.name,
+        holder.run,
+        ask.request,
+        ask.slots,
+        ask.ttl_seconds,
+        holder.bounded(ask.priority),
+        hold=ask.hold_seconds,
+        pod=holder.pod,
+        session=ask.session,
+        number=ask.number,
+        limit=holder.slots,
+    )
+
+
+def why_none(ask: Acquire, holder: Holder, mine: int, counts: Counts, repeated: bool) -> str:
+    """`mine`: slots of the pool that the holder has."""
     if repeated:
         return f"request {ask.request} was answered before and its claims have ended; ask with a new one"
+    if holder.slots and mine >= holder.slots:
+        return (
+            f"TrainingRun {holder.run} holds {mine} phones of this pool, as many as the `slots` of its "
+            f"spec.environment.source allows ({holder.slots}): give one back first"
+        )
     return (
         f"no slot came free within {ask.wait_seconds:g} s: of {counts.slots} slots {counts.held} are claimed, "
         f"{counts.booting} boot, {counts.resting} rest after trouble, {counts.doomed} are being replaced; "

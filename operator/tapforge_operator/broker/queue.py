@@ -1,12 +1,14 @@
 """Who waits for slots of a pool, and whose turn it is.
 
-The turn is that of the highest priority, within it of who has the fewest slots, within it of who came first. A wish
-that was answered in part or not at all is remembered for a moment: its caller will ask again at once, and a slot that
-is its turn's is kept for it meanwhile, instead of going back to where it was recalled from.
+The turn is that of the highest priority, within it of who has the fewest slots, within it of who came first. Who has as
+many as it may have waits until one of them ends. A wish that was answered in part or not at all is remembered for a
+moment: its caller will ask again at once, and a slot that is its turn's is kept for it meanwhile, instead of going back
+to where it was recalled from.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -63,11 +65,15 @@ class Queue:
         if slots > 0 and waiter.party not in self._waiting:
             self._memories[waiter.party] = _Memory(slots, waiter.since, until, waiter.rank)
 
-    def turn(self, held: Mapping[Party, int], kept: Counter[Party], now: float) -> tuple[Party, Waiter | None] | None:
-        """Whose turn it is: a waiter, or (None) a party that a free slot is kept for. `kept`
-        counts what was kept in this round."""
+    def turn(
+        self, held: Mapping[Party, int], holders: Mapping[str, int], kept: Counter[Party], now: float
+    ) -> tuple[Party, Waiter | None] | None:
+        """Whose turn it is: a waiter, or (None) a party that a free slot is kept for. `held` and `holders` are slots by
+        party and by holder, `kept` counts what was kept in this round."""
         best: tuple[tuple[int, int, int], Party, Waiter | None] | None = None
         for party, waiters in self._waiting.items():
+            if _room(waiters[0], holders) == 0:
+                continue
             rank = (-party[1], held.get(party, 0), waiters[0].rank)
             if best is None or rank < best[0]:
                 best = rank, party, waiters[0]
@@ -82,10 +88,17 @@ class Queue:
                     best = rank, party, None
         return best[1], best[2]
 
-    def wishes(self, since: float) -> dict[Party, int]:
+    def wishes(self, since: float, holders: Mapping[str, int]) -> dict[Party, int]:
         """Slots that are wanted by party, of wishes that are at least that old."""
         result: dict[Party, int] = {}
         for party, waiters in self._waiting.items():
-            if wanted := sum(w.want.slots for w in waiters if w.since <= since):
+            wanted = sum(w.want.slots for w in waiters if w.since <= since)
+            if wanted := min(wanted, _room(waiters[0], holders)):
                 result[party] = wanted
         return result
+
+
+def _room(waiter: Waiter, holders: Mapping[str, int]) -> int:
+    """Slots that its holder may have more."""
+    limit = waiter.want.limit or sys.maxsize
+    return max(0, limit - holders.get(waiter.want.holder, 0))

@@ -20,7 +20,7 @@ def balance(table: Table, key: str, wishes_since: float) -> bool:
     pool = table.find_pool(key)
     if pool is None:
         return False
-    wishes, tally = pool.queue.wishes(wishes_since), pool.tally
+    wishes, tally = pool.queue.wishes(wishes_since, pool.tally.holders), pool.tally
     if not wishes and not pool.asked:
         return False
     parties = dict.fromkeys([*tally.held, *wishes])

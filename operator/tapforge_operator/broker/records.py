@@ -133,6 +133,8 @@ class Want:
     pod: str = ""
     session: str = ""
     number: int = 0
+    #: slots that the holder may have in all; 0: any number
+    limit: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -215,6 +217,14 @@ class Holder:
     run: str = ""
     #: the Pod that asks, as namespace/name/uid; "" for none that can be read
     pod: str = ""
+    #: phones that the run's spec gives it in all; 0: any number
+    slots: int = 0
+    #: what its spec says; None: any
+    priority: int | None = None
+
+    def bounded(self, priority: int) -> int:
+        """A larger priority than that of the run's spec is lowered to it."""
+        return priority if self.priority is None else min(priority, self.priority)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from .holder_pods import evidence
 from .ledger import Ledger
 from .looking import look_again
 from .mark import Keys, proves
-from .messages import claim_message, why_none
-from .records import Answer, Clear, Counts, Grant, Holder, Pace, Patience, Remove, Want
+from .messages import claim_message, want_of, why_none
+from .records import Answer, Clear, Counts, Grant, Holder, Pace, Patience, Remove
 from .tickets import Tickets
 from .upkeep import Upkeep
 from .writes import Api, NotLeading, Writer
@@ -223,11 +223,7 @@ class Claims:
         """Raises PoolNotFound, NotLeading. Cancelled, it leaves nothing claimed."""
         ledger, began = self._lead(), time.monotonic()
         pool = self.find_pool(namespace, name)
-        want = Want(
-            pool.uid, holder.name, holder.run, ask.request, ask.slots, ask.ttl_seconds, ask.priority, ask.hold_seconds,
-            holder.pod, ask.session, ask.number,
-        )  # fmt: skip
-        ticket = ledger.enqueue(want, self._clock.now())
+        ticket = ledger.enqueue(want_of(pool.uid, holder, ask), self._clock.now())
         future = self._tickets.wait_on(ticket)
         self._serve(pool.uid, changed=True)
         try:
@@ -253,7 +249,8 @@ class Claims:
             return Acquired(claims=tuple(claim_message(c, self._upkeep.secret(c), view, pool) for c, view in claims))
         if pool.uid not in self._directory:
             raise PoolNotFound(f"EmulatorPool {name} in namespace {namespace} was deleted")
-        return Acquired(waiting=why_none(ask, ledger.counts(pool.uid), answer.repeated))
+        mine = ledger.held_by(pool.uid, holder.name)
+        return Acquired(waiting=why_none(ask, holder, mine, ledger.counts(pool.uid), answer.repeated))
 
     async def renew(self, ask: Renew) -> RenewedAll:
         return await self._upkeep.renew(ask)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from .records import Party, State
+
+K = TypeVar("K")
 
 
 class Share(NamedTuple):
@@ -24,12 +26,14 @@ class Share(NamedTuple):
 
 
 class Tally:
-    __slots__ = ("booting", "held", "leaving", "returning", "states", "yielding")
+    __slots__ = ("booting", "held", "holders", "leaving", "returning", "states", "yielding")
 
     def __init__(self) -> None:
         self.states: Counter[State] = Counter()
         #: claims that are being granted or held, by party; and of these those that are asked back
         self.held: Counter[Party] = Counter()
+        #: the same by holder
+        self.holders: Counter[str] = Counter()
         self.yielding: Counter[Party] = Counter()
         self.leaving: Counter[Party] = Counter()
         self.booting = 0
@@ -41,13 +45,14 @@ class Tally:
         self.returning += sign * share.returning
         if share.party is not None:
             _count(self.held, share.party, sign)
+            _count(self.holders, share.party[0], sign)
             if share.yields:
                 _count(self.yielding, share.party, sign)
             if share.leaves:
                 _count(self.leaving, share.party, sign)
 
 
-def _count(counter: Counter[Party], party: Party, sign: int) -> None:
-    counter[party] += sign
-    if not counter[party]:
-        del counter[party]
+def _count(counter: Counter[K], key: K, sign: int) -> None:
+    counter[key] += sign
+    if not counter[key]:
+        del counter[key]
