@@ -1,7 +1,8 @@
 """`python -m e2e.bench [--quick] [--only create --only claims]`: runs scenarios, prints figures next to targets.
 
 Writes bench-results/operator.json. A scenario that is not run keeps its figures of the last time; each says how loaded
-the machine was. `--quick` takes tiny sizes and writes bench-results/operator-quick.json.
+the machine was. One that fails is named at the end, with exit code 1; the others run all the same. `--quick` takes tiny
+sizes and writes bench-results/operator-quick.json.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -50,20 +52,29 @@ def main() -> None:
     for name, value in _GO.items():
         os.environ.setdefault(name, value)
     binaries.ensure()
-    done = _scenarios_of(out)
+    done, failed = _scenarios_of(out), list[str]()
     for name in args.only or SCENARIOS:
         before, began = os.getloadavg()[0], time.monotonic()
         print(f"{name}: {(SCENARIOS[name].__module__)} begins at a load of {before:.1f}", file=sys.stderr, flush=True)
-        found = SCENARIOS[name](Run(args.quick, args.profile))
+        try:
+            found = SCENARIOS[name](Run(args.quick, args.profile))
+        except Exception:  # noqa: BLE001 - whatever it was: the quarter of an hour of the others is not lost with it
+            traceback.print_exc()
+            failed.append(name)
+            continue
         took = round(time.monotonic() - began, 1)
         done[name] = {**found, "load_before": round(before, 2), "load_after": _load(), "scenario_seconds": took}
         print(f"{name}: {took:g} s: {json.dumps(found)}", file=sys.stderr, flush=True)
         # After each, so that a run that is stopped keeps what it found.
         write(out, results({name: done[name] for name in SCENARIOS if name in done}, _about()))
+    if not out.exists():
+        sys.exit(f"no scenario came to its end: {', '.join(failed)}")
     written = json.loads(out.read_text())
     title = f"Operator, {written['machine']['cores']} cores shared with API server, etcd and load"
     show(title, ("what", "found", "target", "met"), rows(written))
     print(out)
+    if failed:
+        sys.exit(f"these scenarios failed; their figures, if any, are of an earlier run: {', '.join(failed)}")
 
 
 def _scenarios_of(out: Path) -> dict[str, Any]:

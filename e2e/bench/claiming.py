@@ -22,9 +22,11 @@ class Claim:
 
 
 class Refused(RuntimeError):
-    def __init__(self, status: int, text: str):
+    def __init__(self, status: int, text: str, retry_after: float = 0.0):
         super().__init__(f"{status} {text[:300]}")
         self.status = status
+        #: seconds; 0 where the broker named none
+        self.retry_after = retry_after
         said = json.loads(text) if text.startswith("{") else {}
         self.reason = str(said.get("reason", ""))
 
@@ -72,5 +74,6 @@ class Broker:
         ) as answer:
             text = await answer.text()
             if answer.status != 200:
-                raise Refused(answer.status, text)
+                after = answer.headers.get("Retry-After", "")
+                raise Refused(answer.status, text, float(after) if after.isdigit() else 0.0)
             return json.loads(text)

@@ -1,13 +1,15 @@
-"""300 claims a second, quietly and while 1,000 Pods change at once again and again.
+"""300 claims a second, quietly and while 1,000 Pods change at once again and again, beside a raw client's writes.
 
 The load comes from a process of its own (claims_load.py) as an open loop: each acquire is sent when its time has come,
-whatever became of those before it, and its latency counts from that time. Each claim is held for a tenth of a second
-and released clean. The storm (raw.py) writes a condition into the status of all Pods of the pool, claimed ones too, as
-fast as 64 requests in flight can, and begins again every three seconds. Scheduler, controllers and fake kubelets are
-stopped when the slots are ready: the cores belong to API server, etcd, operator and load.
+whatever became of those before it, and its latency counts from that time until it is granted, however often it is
+refused. Each claim is held for a tenth of a second and released clean. The storm (raw.py) writes a condition into the
+status of all Pods of the pool, claimed ones too, as fast as 64 requests in flight can, and begins again every three
+seconds. Scheduler, controllers and fake kubelets are stopped when the slots are ready: the cores belong to API server,
+etcd, operator and load.
 
-Beside it a raw client (patch_load.py) sends in the same open loop the two writes that a claim is: how long the first of
-them takes is what the API server alone costs a claim on this machine, quietly and in the storm.
+The raw client (patch_load.py) sends in the same open loop the two writes that a claim is: how long the first of them
+takes is what the API server alone costs a claim on this machine, quietly and in the storm. The two take turns (claims,
+raw, raw, claims, ...), so that a machine that becomes slower does so for both; ratios are of all their turns.
 """
 
 from __future__ import annotations
@@ -17,22 +19,67 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
 
-from e2e.cluster import CONTROLLER_MANAGER, KWOK, SCHEDULER, STRATEGIC
+from e2e.cluster import CONTROLLER_MANAGER, KWOK, MERGE, SCHEDULER, STRATEGIC
 
 from . import patch_load, pools
 from .claims_load import Load
-from .figures import milliseconds, percentile
-from .raw import Request, job, sending
+from .figures import ratios, spread
+from .raw import Job, Request, job, send, sending
 from .testbed import NAMESPACE, Run, Testbed
 
 _STORM_EVERY = 3.0
 _CALLERS = 8
+#: a process of the load starts and prints, beside what it measures
+_OVER_SECONDS = 60.0
+
+Side = Literal["claims", "raw"]
+_TURNS: tuple[Side, ...] = ("claims", "raw", "raw", "claims", "claims", "raw")
+
+
+@dataclass(slots=True)
+class Measured:
+    """All turns of both sides in one kind of weather."""
+
+    acquired: list[float] = field(default_factory=list)
+    released: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+    raw: list[float] = field(default_factory=list)
+    refused: int = 0
+    never: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    raw_errors: Counter[str] = field(default_factory=Counter)
+    cpu_seconds: float = 0.0
+    seconds: float = 0.0
+    #: (claims' median, raw median, ...) of each turn, to see whether the machine changed
+    turns: list[dict[str, Any]] = field(default_factory=list)
+
+    def figures(self, claims: str, raw: str) -> dict[str, Any]:
+        """Under names that begin with `claims` and `raw`."""
+        return {
+            **spread(self.acquired, claims),
+            **spread(self.released, f"{claims}release_"),
+            **spread(self.late, f"{claims}sent_late_"),
+            f"{claims}refused_share": share(self.refused, self.acquired),
+            f"{claims}never_granted": self.never,
+            f"{claims}errors": dict(self.errors),
+            f"{claims}operator_cpu_share": round(self.cpu_seconds / self.seconds, 3) if self.seconds else None,
+            **spread(self.raw, raw),
+            f"{raw}errors": dict(self.raw_errors),
+            f"{claims}turns": self.turns,
+        }
 
 
 def run(options: Run) -> dict[str, Any]:
-    slots, rate, seconds = (100, 30.0, 5.0) if options.quick else (1000, 300.0, 30.0)
+    slots, rate, seconds = (100, 30.0, 5.0) if options.quick else (1000, 300.0, 10.0)
+    turns: tuple[Side, ...] = (
+        ("claims", "raw") if options.quick else ("claims", "raw", "raw", "claims", "claims", "raw")
+    )
     with Testbed(options, nodes=-(-slots // pools.PER_NODE), qps=1000) as bed:
         bed.start_operator()
         bed.make_fleet("phones", slots)
@@ -41,74 +88,103 @@ def run(options: Run) -> dict[str, Any]:
         load = Load(bed.broker, authority, bed.claims_path.format("phones"), tokens, rate, seconds)
         for component in (SCHEDULER, CONTROLLER_MANAGER, KWOK):
             bed.cluster.stop_component(component)
+        patches = raw_load(bed, rate, seconds)
+        forget_fields(bed)
+        quiet, storm = Measured(), Measured()
+        for side in turns:
+            measure(bed, side, load, patches, quiet)
         pods = [pod["metadata"]["name"] for pod in bed.pods()]
-        where = [f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}" for pod in pods]
-        patches = patch_load.Load(job(bed.cluster, "bench-patches", ()), where, rate, seconds)
-        quiet, raw_quiet = _measure(bed, load), _raw(patches)
-        changes = [_change(pod) for pod in pods]
-        work = job(bed.cluster, "bench-storm", changes, every=_STORM_EVERY, seconds=seconds + load.warm_up)
-        with sending(work) as process:
-            storm = _measure(bed, load)
-            said, _ = process.communicate(timeout=120)
-        with sending(work) as process:
-            raw_storm = _raw(patches)
-            process.communicate(timeout=120)
-    stormed = json.loads(said)
-    rounds = stormed["rounds"]
+        work = job(
+            bed.cluster,
+            "bench-storm",
+            [_change(pod) for pod in pods],
+            every=_STORM_EVERY,
+            seconds=seconds + load.warm_up,
+        )
+        said = [_in_storm(work, partial(measure, bed, side, load, patches, storm)) for side in turns]
     return {
-        **{f"claims_{name}": value for name, value in quiet.items()},
-        **{f"claims_storm_{name}": value for name, value in storm.items()},
-        **{f"raw_patch_{name}": value for name, value in raw_quiet.items()},
-        **{f"raw_patch_storm_{name}": value for name, value in raw_storm.items()},
+        **quiet.figures("claims_", "raw_patch_"),
+        **storm.figures("claims_storm_", "raw_patch_storm_"),
+        **{f"claims_{name}": value for name, value in ratios(quiet.acquired, quiet.raw).items()},
+        **{f"storm_{name}": value for name, value in ratios(storm.acquired, storm.raw).items()},
         "claims_slots": slots,
         "claims_intended_per_s": rate,
+        **_storms(said, slots),
+    }
+
+
+def raw_load(bed: Testbed, rate: float, seconds: float, **more: float) -> patch_load.Load:
+    """The writes of claims, on the Pods that are there, by nobody who has to know which are free."""
+    found = [(pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in bed.pods()]
+    where = [(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", uid) for name, uid in found]
+    return patch_load.Load(job(bed.cluster, "bench-patches", ()), where, rate, seconds, **more)
+
+
+def forget_fields(bed: Testbed) -> None:
+    """The operator's first claim of a slot drops what the API server notes of its fields, and every write of the Pod is
+    cheaper from then on. Here it is done before anything is measured, so that both sides write equal Pods."""
+    body = {"metadata": {"managedFields": [{}]}}
+    names = [pod["metadata"]["name"] for pod in bed.pods()]
+    paths = [f"/api/v1/namespaces/{NAMESPACE}/pods/{name}" for name in names]
+    send(job(bed.cluster, "bench-patches", [Request("PATCH", path, body, MERGE) for path in paths]))
+    bed.wait_idle()
+
+
+def measure(bed: Testbed, side: Side, load: Load, patches: patch_load.Load, into: Measured) -> None:
+    """One turn of a side."""
+    if side == "raw":
+        said = _process("e2e.bench.patch_load", patch_load.as_json(patches), patches.seconds)
+        into.raw += said["took"]
+        into.raw_errors.update(said["errors"])
+        into.turns.append({"raw": spread(said["took"]), "load": round(os.getloadavg()[0], 2)})
+        return
+    cpu, began = bed.cpu_seconds(), time.monotonic()
+    said = _process("e2e.bench.claims_load", load.as_json(), load.seconds + load.patience)
+    into.cpu_seconds += bed.cpu_seconds() - cpu
+    into.seconds += time.monotonic() - began
+    into.acquired += said["acquired"]
+    into.released += said["released"]
+    into.late += said["late"]
+    into.refused += said["refused"]
+    into.never += said["never"]
+    into.errors.update(said["errors"])
+    into.turns.append({"claims": spread(said["acquired"]), "load": round(os.getloadavg()[0], 2)})
+
+
+def share(refused: int, acquires: Iterable[float]) -> float:
+    """Of the acquires, how many were not granted at their first try."""
+    count = sum(1 for _ in acquires)
+    return round(refused / count, 5) if count else 0.0
+
+
+def _process(module: str, given: str, seconds: float) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        input=given.encode(),
+        stdout=subprocess.PIPE,
+        timeout=seconds + _OVER_SECONDS,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def _in_storm(work: Job, turn: Callable[[], None]) -> dict[str, Any]:
+    """What the storm says of itself."""
+    with sending(work) as process:
+        turn()
+        said, _ = process.communicate(timeout=120)
+    return json.loads(said)
+
+
+def _storms(said: list[dict[str, Any]], slots: int) -> dict[str, Any]:
+    rounds, refused = sum(storm["rounds"] for storm in said), Counter[str]()
+    for storm in said:
+        refused.update(storm["refused"])
+    return {
         "storm_rounds": rounds,
         "storm_pods": slots,
-        "storm_changes_per_s": round(rounds * slots / stormed["seconds"], 1),
-        "storm_refused": stormed["refused"],
-    }
-
-
-def _measure(bed: Testbed, load: Load) -> dict[str, Any]:
-    cpu, before = bed.cpu_seconds(), time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "e2e.bench.claims_load"],
-        input=load.as_json().encode(),
-        stdout=subprocess.PIPE,
-        timeout=load.seconds + 180,
-        check=True,
-    )
-    share = (bed.cpu_seconds() - cpu) / (time.monotonic() - before)
-    said = json.loads(done.stdout)
-    acquired, released = said["acquired"], said["released"]
-    return {
-        "p50_ms": milliseconds(percentile(acquired, 50)),
-        "p99_ms": milliseconds(percentile(acquired, 99)),
-        "max_ms": milliseconds(max(acquired)),
-        "release_p50_ms": milliseconds(percentile(released, 50)),
-        "release_p99_ms": milliseconds(percentile(released, 99)),
-        "per_s": round(len(acquired) / said["seconds"], 1),
-        "errors": said["errors"],
-        #: how late the load generator itself was
-        "sent_late_p99_ms": milliseconds(percentile(said["late"], 99)),
-        "operator_cpu_share": round(share, 3),
-        "load": round(os.getloadavg()[0], 2),
-    }
-
-
-def _raw(load: patch_load.Load) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "e2e.bench.patch_load"],
-        input=patch_load.as_json(load).encode(),
-        stdout=subprocess.PIPE,
-        timeout=load.seconds + 180,
-        check=True,
-    )
-    said = json.loads(done.stdout)
-    return {
-        "p50_ms": milliseconds(percentile(said["took"], 50)),
-        "p99_ms": milliseconds(percentile(said["took"], 99)),
-        "errors": said["errors"],
+        "storm_changes_per_s": round(rounds * slots / sum(storm["seconds"] for storm in said), 1),
+        "storm_refused": dict(refused),
     }
 
 

@@ -68,6 +68,7 @@ def run(options: Run) -> dict[str, Any]:
             }
             for step in steps
         },
+        **{f"create_ratio_{step}": round(rates["operator"][str(step)] / rates["raw"][str(step)], 3) for step in steps},
         "turns": len(turns),
     }
 

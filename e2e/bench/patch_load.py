@@ -3,8 +3,9 @@
     python -m e2e.bench.patch_load < load.json
 
 The same open loop as claims_load: the n-th pair is begun n / rate seconds after the first, the second write follows the
-first after `hold` seconds. Prints seconds of each first write from the time at which it was meant to be sent until its
-answer.
+first after `hold` seconds (0: there is none). A write says as much as the operator's does, of labels and annotations of
+its own, and asks for as much in return. Prints seconds of each first write from the time at which it was meant to be
+sent until its answer; one that failed is counted by its error and with the time that it took.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _HEADERS = {"Content-Type": _MERGE, "Accept": "application/json"}
 #: as much as a claim writes
 _LABELS = {"example.com/claimed": "true", "example.com/run": "a-run"}
 _NOTES = {
-    "example.com/claim": "x" * 150,
+    "example.com/claim": "x" * 250,
     "example.com/fence": "1000",
     "example.com/safe": "false",
     "example.com/a": "b",
@@ -36,23 +37,23 @@ _NOTES = {
 class Load:
     #: its requests are left out
     job: Job
-    pods: list[str]
+    #: path and UID
+    pods: list[tuple[str, str]]
     rate: float
     seconds: float
     hold: float = 0.1
     warm_up: float = 3.0
 
 
-def _patch(there: bool) -> bytes:
+def _patch(there: bool, uid: str) -> bytes:
     fill = {"labels": _LABELS, "annotations": _NOTES}
     metadata = fill if there else {kind: dict.fromkeys(values) for kind, values in fill.items()}
-    return json.dumps({"metadata": metadata}).encode()
+    return json.dumps({"metadata": {"uid": uid, "managedFields": [{}], **metadata}}).encode()
 
 
 async def run(load: Load) -> dict[str, Any]:
     took: list[float] = []
     errors: dict[str, int] = {}
-    on, off = _patch(True), _patch(False)
     deadline = aiohttp.ClientTimeout(total=30)
     async with aiohttp.ClientSession(load.job.server, connector=connector(load.job), timeout=deadline) as session:
 
@@ -61,23 +62,27 @@ async def run(load: Load) -> dict[str, Any]:
                 await answer.read()
                 answer.raise_for_status()
 
-        async def pair(path: str, intended: float, counted: bool) -> None:
+        async def tried(path: str, body: bytes) -> None:
             try:
-                await write(path, on)
-                if counted:
-                    took.append(time.monotonic() - intended)
-                await asyncio.sleep(load.hold)
-                await write(path, off)
+                await write(path, body)
             except (aiohttp.ClientError, TimeoutError) as error:
                 errors[type(error).__name__] = errors.get(type(error).__name__, 0) + 1
+
+        async def pair(path: str, uid: str, intended: float, counted: bool) -> None:
+            await tried(path, _patch(True, uid))
+            if counted:
+                took.append(time.monotonic() - intended)
+            if load.hold:
+                await asyncio.sleep(load.hold)
+                await tried(path, _patch(False, uid))
 
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for number in range(int(load.rate * (load.warm_up + load.seconds))):
                 intended = began + number / load.rate
                 await asyncio.sleep(max(0.0, intended - time.monotonic()))
-                path = load.pods[number % len(load.pods)]
-                group.create_task(pair(path, intended, intended - began >= load.warm_up))
+                path, uid = load.pods[number % len(load.pods)]
+                group.create_task(pair(path, uid, intended, intended - began >= load.warm_up))
     return {"took": took, "errors": errors}
 
 

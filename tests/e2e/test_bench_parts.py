@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,10 @@ import pytest
 from e2e.bench import pools
 from e2e.bench.audit import Audit, read
 from e2e.bench.availability import longest_gap
-from e2e.bench.figures import percentile
+from e2e.bench.claiming import Refused
+from e2e.bench.claims import Measured, share
+from e2e.bench.claims_load import insist
+from e2e.bench.figures import percentile, ratios
 from e2e.bench.replicas import Service
 from e2e.bench.targets import HEADLINES, REPORTED, TARGETS, results, rows
 from hypothesis import given
@@ -97,10 +103,46 @@ def test_of_nothing_there_is_no_percentile():
         percentile([], 50)
 
 
+def test_times_are_compared_at_both_percentiles_and_with_nothing_not_at_all():
+    assert ratios([2.0, 2.0, 9.0], [1.0, 1.0, 3.0]) == {"p50_ratio": 2.0, "p99_ratio": 3.0}
+    assert ratios([], [1.0]) == ratios([1.0], []) == {}
+
+
+def test_a_side_that_measured_nothing_ends_no_benchmark():
+    found = Measured().figures("claims_", "raw_")
+    assert found["claims_refused_share"] == 0.0
+    assert "claims_p50_ms" not in found
+    assert (share(1, [1.0] * 4), share(0, [])) == (0.25, 0.0)
+
+
+def answers(*given: object) -> Callable[[], Awaitable[Any]]:
+    left = list(given)
+
+    async def call() -> Any:
+        found = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return call
+
+
+async def test_a_caller_that_is_refused_asks_again_when_it_was_told_to_until_it_has_a_claim():
+    errors, began = Counter[str](), time.monotonic()
+    tries = answers(Refused(429, '{"reason": "TooManyWaiters"}', 0.2), TimeoutError(), [], ["a claim"])
+    assert await insist(tries, began + 60, errors) == ["a claim"]
+    assert errors == {"429 TooManyWaiters": 1, "TimeoutError": 1, "no slot": 1}
+    assert time.monotonic() - began >= 0.2 + 1 + 1
+
+
+async def test_a_caller_gives_up_when_its_time_is_over():
+    errors = Counter[str]()
+    assert await insist(answers(Refused(503, "{}", 0.1)), time.monotonic() + 0.25, errors) is None
+    assert errors["503 "] in (1, 2, 3)
+
+
 def figures(value: float) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {name: dict.fromkeys(keys, value) for name, keys in HEADLINES.items()}
-    found["create"]["steps"] = {step: {"ratio": value} for step in ("1000", "5000")}
-    return found
+    return {name: dict.fromkeys(keys, value) for name, keys in HEADLINES.items()}
 
 
 def test_every_target_and_every_reported_figure_is_one_that_a_scenario_gives():
