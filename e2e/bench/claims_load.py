@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 import aiohttp
+import uvloop
 
 from .claiming import Broker, Claim, Refused
 
@@ -139,4 +140,4 @@ async def run(load: Load) -> Measured:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(asyncio.run(run(Load(**json.load(sys.stdin)))))))
+    print(json.dumps(asdict(uvloop.run(run(Load(**json.load(sys.stdin)))))))

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import aiohttp
+import uvloop
 
 from .raw import Job, connector
 
@@ -92,4 +93,4 @@ def as_json(load: Load) -> str:
 
 if __name__ == "__main__":
     given = json.load(sys.stdin)
-    print(json.dumps(asyncio.run(run(Load(**{**given, "job": Job(**given["job"])})))))
+    print(json.dumps(uvloop.run(run(Load(**{**given, "job": Job(**given["job"])})))))

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import aiohttp
+import uvloop
 
 from e2e.cluster import Cluster
 
@@ -131,4 +132,4 @@ async def _run(work: Job) -> Done:
 if __name__ == "__main__":
     given = json.load(sys.stdin)
     given["requests"] = tuple(Request(**request) for request in given["requests"])
-    print(json.dumps(asdict(asyncio.run(_run(Job(**given))))))
+    print(json.dumps(asdict(uvloop.run(_run(Job(**given))))))

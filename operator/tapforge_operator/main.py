@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import click
+import uvloop
 from aiohttp import web
 
 from . import garbage, logs
@@ -100,7 +101,8 @@ def main(
         timing=Timing(lease_seconds, lease_seconds * 2 / 3, lease_seconds / 5),
     )
     try:
-        ended = asyncio.run(run(settings))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            ended = runner.run(run(settings))
     except NoCluster as error:
         raise click.ClickException(str(error)) from error
     sys.exit(0 if ended == "stopped" else 1)

@@ -34,8 +34,9 @@ from .writes import Claims, NotLeading, SlotWrites
 
 log = logging.getLogger(__name__)
 
-#: between two passes of a pool: a storm of events costs a pass now and then, not one each
-_PAUSE_SECONDS = 0.1
+#: between two passes of a pool: a storm of events costs a pass now and then, not one each. Twice as long after each
+#: pass that found nothing to do, up to the longest: claims that come and go change nothing here but a counter
+_PAUSE_SECONDS, _LONGEST_PAUSE = 0.1, 0.4
 #: a pool is looked at again after this long even when nothing happened and the plan asks for nothing
 _LOOK_SECONDS = 300.0
 _STATUS_SECONDS = 1.0
@@ -68,6 +69,8 @@ class PoolKeeper:
         self._said: EmulatorPoolStatus | None = None
         self._echo: EmulatorPoolStatus | None = None
         self._said_at = -_STATUS_SECONDS
+        #: the last pass asked for no write
+        self._idle = False
 
     def wake(self) -> None:
         self._news.set()
@@ -82,13 +85,13 @@ class PoolKeeper:
             self._telemetry.forget(self.key)
 
     async def _keep(self) -> None:
-        failures = 0
+        failures, pause = 0, _PAUSE_SECONDS
         while self._leads() and (pool := self._world.pools.get(self._uid)) is not None:
             self._news.clear()
             began, error = time.monotonic(), None
             try:
                 wait = await self._pass(pool)
-                failures = 0
+                failures, pause = 0, min(2 * pause, _LONGEST_PAUSE) if self._idle else _PAUSE_SECONDS
             except NotLeading:
                 return
             except ApiError as trouble:
@@ -96,7 +99,7 @@ class PoolKeeper:
                 error, wait = trouble.reason or str(trouble.status), min(_LONGEST_BACKOFF, 0.5 * 2 ** min(failures, 10))
                 log.warning("pool %s: %s; it is tried again in %.1f s", self.key, trouble, wait, extra=self._ref)
             self._telemetry.reconciled(self.key, time.monotonic() - began, error)
-            await self._sleep(wait, rest=min(wait, _PAUSE_SECONDS if error is None else 1.0))
+            await self._sleep(wait, rest=min(wait, pause if error is None else 1.0))
 
     async def _sleep(self, wait: float, rest: float) -> None:
         """Until there is news; `wait` at most, `rest` at least."""
@@ -117,6 +120,7 @@ class PoolKeeper:
             self._history = History.of(pool.status)
         planned = plan(pool, self._look(pool), self._history, time.time())
         self._history = planned.history
+        self._idle = not (planned.creates or planned.deletes or planned.retain or planned.recall)
         trouble: ApiError | None = None
         try:
             await self._writes.carry_out(pool, planned)

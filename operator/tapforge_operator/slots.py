@@ -58,6 +58,8 @@ class Slot:
     fence: int = 0
     episodes: int = 0
     retained: bool = False
+    #: what a leader wrote that told of an earlier leader's claim; "" on nearly all
+    confirmed: str = ""
 
     @property
     def terminal(self) -> bool:
@@ -113,6 +115,7 @@ def observe(pod: Mapping[str, Any]) -> Slot | None:
         fence=written_number(annotations.get(names.FENCE)),
         episodes=written_number(annotations.get(names.EPISODES)),
         retained=names.RETAINED in annotations,
+        confirmed=annotations.get(names.CONFIRMED, ""),
     )
 
 

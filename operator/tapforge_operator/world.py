@@ -150,6 +150,8 @@ class World:
         """For watches, lists and the answers to our own writes alike."""
         if deleted:
             return self.slots.drop(pod["metadata"]["uid"])
+        if known := self.slots.newer(pod["metadata"]["uid"], pod["metadata"].get("resourceVersion", "")):
+            return known  # most of what a watch tells of claimed slots was in the answer to the claim
         slot = observe(pod)
         if slot is None:  # somebody took its label or its owner away: it is no slot any more
             return self.slots.drop(pod["metadata"]["uid"]) if self.slots.get(pod["metadata"]["uid"]) else None

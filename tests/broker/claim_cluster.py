@@ -77,10 +77,12 @@ class Cluster:
             raise refusal(409, where)
         return copy.deepcopy(self.put(where, body))
 
-    def patch(self, path: str, body: Object) -> Object:
+    def patch(self, path: str, body: Object | list[Object]) -> Object:
         if path not in self.objects:
             raise refusal(404, path)
         current = self.objects[path]
+        if isinstance(body, list):
+            return copy.deepcopy(self.put(path, changed(current, body)))
         for name in ("resourceVersion", "uid"):
             wanted = body.get("metadata", {}).get(name)
             if wanted is not None and wanted != current["metadata"][name]:
@@ -110,6 +112,28 @@ def merge(current: Any, change: Any) -> Any:
             result.pop(key, None)
         else:
             result[key] = merge(result.get(key), value)
+    return result
+
+
+def changed(current: Object, changes: list[Object]) -> Object:
+    """JSON patch: tests, additions and removals in objects."""
+    result = copy.deepcopy(current)
+    for change in changes:
+        *way, name = (part.replace("~1", "/").replace("~0", "~") for part in change["path"].split("/")[1:])
+        place = result
+        for part in way:
+            if part not in place:
+                raise refusal(422, change["path"])
+            place = place[part]
+        match change["op"]:
+            case "test" if place.get(name) != change["value"]:
+                raise refusal(422, change["path"])
+            case "add":
+                place[name] = change["value"]
+            case "remove" if name not in place:
+                raise refusal(422, change["path"])
+            case "remove":
+                del place[name]
     return result
 
 
@@ -196,7 +220,13 @@ class Lab:
         labels = {names.POOL: POOL, names.POOL_UID: self.pool_uid, names.ORDINAL: str(number)}
         body = {
             "kind": "Pod",
-            "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": [owner]},
+            "metadata": {
+                "name": name,
+                "namespace": NAMESPACE,
+                "labels": labels,
+                "annotations": {names.SAFE_TO_EVICT: "true"},
+                "ownerReferences": [owner],
+            },
             "spec": {"nodeName": node},
         }
         self.cluster.put(pod_path(name), body)

@@ -353,6 +353,41 @@ async def test_changes_by_others_between_look_and_claim_only_cost_a_retry(start)
     assert len(broker.claims.held(lab.pool_uid)) == 1
 
 
+async def test_a_pod_whose_status_changes_meanwhile_is_claimed_and_released_by_one_write_each(start):
+    lab = Lab(1)
+    broker = start(lab)
+    broker.held_back = []
+    lab.set_ready("phone-0")  # nobody told the broker yet
+    [claim] = await broker.acquire()
+    assert broker.door.writes == 1
+    lab.cluster.touch(pod_path("phone-0"), **{"example.com/seen": "by somebody"})
+    await broker.release(claim, episodes=2)
+    assert broker.door.writes == 2
+    assert lab.pod("phone-0")["metadata"]["annotations"][names.EPISODES] == "2"
+
+
+async def test_a_pod_that_ended_meanwhile_is_granted_to_nobody(start):
+    lab = Lab(1)
+    broker = start(lab)
+    broker.held_back = []
+    lab.set_ready("phone-0", ready=False, phase="Failed")
+    assert await broker.acquire() == []
+
+
+@pytest.mark.parametrize("kind", ["labels", "annotations"])
+async def test_a_pod_without_what_the_operator_wrote_is_claimed_and_released_all_the_same(start, kind):
+    lab = Lab(1)
+    broker = start(lab)
+    if kind == "annotations":
+        del lab.pod("phone-0")["metadata"]["annotations"]
+    [claim] = await broker.acquire()
+    del lab.pod("phone-0")["metadata"]["labels"][names.CLAIMED]
+    lab.cluster.touch(pod_path("phone-0"), **{"example.com/seen": "by somebody"})
+    await broker.release(claim)
+    assert names.CLAIM not in lab.pod("phone-0")["metadata"]["annotations"]
+    assert len(await broker.acquire()) == 1
+
+
 async def test_fair_share_is_reclaimed_at_the_end_of_an_episode(start):
     lab = Lab(4)
     broker = start(lab)

@@ -41,6 +41,8 @@ class SlotView:
     fence: int = 0
     #: episodes played under claims that were given back
     episodes: int = 0
+    #: what a later leader than that of its claim wrote on it, when it told of the claim (Pods only)
+    confirmed: str = ""
     mark: Mark | None = None
     #: it carries a mark that was signed with a key that is not ours
     foreign: bool = False

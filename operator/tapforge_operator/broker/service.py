@@ -50,7 +50,7 @@ class Claims:
         on_change: Callable[[str], None] = lambda pool_uid: None,
         idle: Callable[[str], bool] = lambda holder: False,
         lost: Callable[[str], bool] = lambda node: False,
-        saw_pod: Callable[[Object], object] | None = None,
+        saw_pod: Callable[[Object], Slot | None] | None = None,
         telemetry: Telemetry | None = None,
         pace: Pace | None = None,
         patience: Patience | None = None,

@@ -1,8 +1,8 @@
 """Claims written on the cluster, until it is certain what became of them.
 
-1. A write whose fate is unknown (no answer, 5xx) is sent again as it was, with the same resourceVersion: either attempt
-   can be carried out, never both, and the slot is not used for anything else before one of them is, or before the slot
-   is seen at a later version, at which neither can be.
+1. A write whose fate is unknown (no answer, 5xx) is sent again under the same condition (pods.py; for a Lease it is the
+   resourceVersion): either attempt can be carried out, never both, and the slot is not used for anything else before
+   one of them is, or before the slot is seen in a state in which neither can be.
 2. Nothing is sent unless this process leads at that moment; then `NotLeading` ends the wait.
 3. Pauses between attempts grow and heed the server's wishes; every attempt has the client's deadline.
 """
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from ..kube.client import ApiError
 from ..logs import ref
+from ..slots import Slot
 from . import external, pods
 from .mark import Keys, Mark
 from .records import Clear, Remove, SlotView
@@ -37,7 +38,10 @@ class Api(Protocol):
 
     async def get(self, path: str) -> Object: ...
     async def create(self, path: str, body: Object) -> Object: ...
-    async def patch(self, path: str, body: Object) -> Object: ...
+    async def patch(self, path: str, body: Any) -> Object:
+        """A merge patch, or a list: a JSON patch."""
+        ...
+
     async def delete(self, path: str, body: Object | None = None) -> Object: ...
 
 
@@ -62,10 +66,10 @@ class Writer:
         keys: Keys,
         leads: Callable[[], bool],
         pools: Callable[[str], str],
-        saw_pod: Callable[[Mapping[str, Any]], object] | None = None,
+        saw_pod: Callable[[Mapping[str, Any]], Slot | None] | None = None,
     ):
         """`pools`: name of a pool by its UID, "" of one that is gone. `saw_pod` is told of every Pod that an answer
-        shows."""
+        shows, and returns the slot that is known then."""
         self._api = api
         self._keys = keys
         self._leads = leads
@@ -75,21 +79,22 @@ class Writer:
     async def claim(self, view: SlotView, mark: Mark) -> Outcome:
         """Writes the mark on the slot as it was seen."""
         pause = _Pause()
-        unclear = False
+        unclear = by_version = False
         while True:
             self._check()
             if view.lasting and not self._pools(view.pool):
                 return _gone(view)  # a Lease without an owner would stay for ever
             try:
-                return Outcome(True, await self._write_claim(view, mark))
+                return Outcome(True, await self._write_claim(view, mark, by_version))
             except ApiError as error:
                 unclear |= error.unclear
                 if error.status == 404:
                     return _gone(view)
-                if error.status != 409 and error.passing:
+                unfit = error.status == 409 or (error.status == 422 and not by_version)
+                if not unfit and error.passing:
                     await pause.wait(error)
                     continue
-                if error.status != 409:
+                if not unfit:
                     log.error("the claim of slot %s could not be written: %s", view.name, error, extra=_ref(view))
                     if not unclear:
                         return Outcome(False, view, _REFUSED_PAUSE)
@@ -101,28 +106,33 @@ class Writer:
                 return _gone(view)
             if found.mark == mark:
                 return Outcome(True, found)
-            if found.order > view.order:
+            if found.fence != view.fence or found.mark != view.mark or (view.lasting and found.order > view.order):
+                return Outcome(False, found)  # nor can an earlier attempt be carried out any more
+            if found.ended or (not found.ready and not unclear):
                 return Outcome(False, found)
-            await pause.wait()  # nothing changed since: an earlier attempt may still be carried out
+            if unclear or by_version or view.lasting:
+                await pause.wait()  # an earlier attempt may still be carried out
+            if not view.lasting:
+                view, by_version = found, True
 
     async def clear(self, work: Clear) -> SlotView | None:
         """Takes the mark off the slot; returns it as it is now, None when it is gone."""
-        view, pause = work.view, _Pause()
+        view, pause, by_version = work.view, _Pause(), False
         while True:
             self._check()
             try:
-                return await self._write_clear(view, work)
+                return await self._write_clear(view, work, by_version)
             except ApiError as error:
                 if error.status == 404:
                     return None
-                if error.status != 409:
+                if error.status != 409 and (error.status != 422 or by_version):
                     if not error.passing:
                         log.error("slot %s could not be released: %s", view.name, error, extra=_ref(view))
                     await pause.wait(error)
             found = await self.look(view)
             if found is None or found.mark is None or found.mark.fence != work.mark.fence:
                 return found
-            view = found
+            view, by_version = found, not found.lasting
 
     async def remove(self, work: Remove) -> None:
         """Deletes the Pod of the slot as it was seen: a delete that is late hits no claim of the next leader."""
@@ -186,26 +196,33 @@ class Writer:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    async def _write_claim(self, view: SlotView, mark: Mark) -> SlotView | None:
+    async def _write_claim(self, view: SlotView, mark: Mark, by_version: bool) -> SlotView | None:
         if not view.lasting:
-            return self._read(view, await self._api.patch(pods.where(view), pods.claim_patch(view, mark, self._keys)))
+            write = pods.claim_by_version if by_version else pods.claim_patch
+            return self._read(view, await self._api.patch(pods.where(view), write(view, mark, self._keys)))
         body = external.claim_body(view, mark, self._keys, self._pools(view.pool))
         if view.version:
             return self._read(view, await self._api.patch(external.where(view), body))
         return self._read(view, await self._api.create(external.collection(view), body))
 
-    async def _write_clear(self, view: SlotView, work: Clear) -> SlotView | None:
+    async def _write_clear(self, view: SlotView, work: Clear, by_version: bool) -> SlotView | None:
         if view.lasting:
             patch = external.clear_patch(view, work)
             return self._read(view, await self._api.patch(external.where(view), patch))
-        return self._read(view, await self._api.patch(pods.where(view), pods.clear_patch(view, work.episodes)))
+        if by_version:
+            body: Any = pods.clear_by_version(view, work.episodes)
+        else:
+            body = pods.clear_patch(view, work.mark, work.episodes)
+        return self._read(view, await self._api.patch(pods.where(view), body))
 
     def _read(self, view: SlotView, found: Object) -> SlotView | None:
         if view.lasting:
             return external.with_lease(view, found, self._keys)
-        if self._saw_pod is not None:
-            self._saw_pod(found)
-        seen = pods.read(found, self._keys)
+        slot = self._saw_pod(found) if self._saw_pod is not None else None
+        if slot is not None and slot.resource_version == found["metadata"].get("resourceVersion"):
+            seen: SlotView | None = pods.view_of(slot, self._keys)
+        else:
+            seen = pods.read(found, self._keys)
         return seen if seen is not None and seen.uid == view.uid else None
 
     def _check(self) -> None:

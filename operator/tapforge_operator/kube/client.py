@@ -14,7 +14,6 @@ Times are seconds.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -23,12 +22,14 @@ from urllib.parse import quote
 
 import aiohttp
 import kopf
+import orjson
 
 from .connection import Credentials
 
 Object = dict[str, Any]
 
 MERGE = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 #: called after each attempt: verb, status (0: no answer), seconds
 Watcher = Callable[[str, int, float], None]
 
@@ -153,7 +154,7 @@ class Client:
                 async for chunk in response.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
-                        event = json.loads(line)
+                        event = orjson.loads(line)
                         if event["type"] == "ERROR":
                             said = event["object"]
                             raise ApiError(what, said.get("code", 500), said.get("reason", ""), said.get("message", ""))
@@ -169,8 +170,10 @@ class Client:
         query = ({"dryRun": "All"} if dry_run else {}) | ({"fieldValidation": "Strict"} if strict else {})
         return await self._call("create", "POST", path, body, deadline=deadline, query=query)
 
-    async def patch(self, path: str, body: Object, content_type: str = MERGE, deadline: float | None = None) -> Object:
-        return await self._call("patch", "PATCH", path, body, content_type, deadline=deadline)
+    async def patch(self, path: str, body: Object | list[Object], deadline: float | None = None) -> Object:
+        """A merge patch, or a list: a JSON patch."""
+        kind = JSON_PATCH if isinstance(body, list) else MERGE
+        return await self._call("patch", "PATCH", path, body, kind, deadline=deadline)
 
     async def replace(self, path: str, body: Object, deadline: float | None = None) -> Object:
         return await self._call("update", "PUT", path, body, deadline=deadline)
@@ -181,8 +184,8 @@ class Client:
 
     async def text(self, path: str, *, deadline: float | None = None, **params: str) -> str:
         """An answer that is no JSON: the log of a container."""
-        _, text = await self._once("get", "GET", path, None, "", params, deadline or self._deadline)
-        return text
+        said = await self._once("get", "GET", path, None, "", params, deadline or self._deadline)
+        return said.decode("utf-8", "replace")
 
     # --- one call -----------------------------------------------------------------------------------------------------
 
@@ -191,7 +194,7 @@ class Client:
         verb: str,
         method: str,
         path: str,
-        body: Object | None = None,
+        body: Object | list[Object] | None = None,
         content_type: str = "application/json",
         *,
         query: Mapping[str, str] | None = None,
@@ -202,8 +205,10 @@ class Client:
         pause = _FIRST_PAUSE
         while True:
             try:
-                _, text = await self._once(verb, method, path, body, content_type, query or {}, end - time.monotonic())
-                return json.loads(text)
+                left = end - time.monotonic()
+                said = await self._once(verb, method, path, body, content_type, query or {}, left)
+                answer: Object = orjson.loads(said)
+                return answer
             except ApiError as error:
                 wait = max(error.retry_after, pause * random.uniform(0.5, 1.0))
                 safe = error.status == 429 or isinstance(error, NotSent) or (again and error.passing)
@@ -217,11 +222,11 @@ class Client:
         verb: str,
         method: str,
         path: str,
-        body: Object | None,
+        body: Object | list[Object] | None,
         content_type: str,
         query: Mapping[str, str],
         deadline: float,
-    ) -> tuple[int, str]:
+    ) -> bytes:
         if self._session is None:
             raise RuntimeError("a Client is used inside `async with`")
         what = f"{method} {path}"
@@ -234,10 +239,10 @@ class Client:
                     method,
                     self._base + path,
                     params=query,
-                    data=None if body is None else json.dumps(body, separators=(",", ":")).encode(),
+                    data=None if body is None else orjson.dumps(body),
                     headers={**self._credentials.headers(), "Content-Type": content_type or "application/json"},
                 ) as response:
-                    text = await response.text()
+                    said = await response.read()
                     status = response.status
         except TimeoutError as error:
             if not sent:
@@ -251,13 +256,13 @@ class Client:
             if self._watcher is not None and sent:
                 self._watcher(verb, status, time.monotonic() - began)
         if status < 300:
-            return status, text
-        raise _refusal(what, status, text, response.headers.get("Retry-After", ""))
+            return said
+        raise _refusal(what, status, said.decode("utf-8", "replace"), response.headers.get("Retry-After", ""))
 
 
 def _refusal(what: str, status: int, text: str, retry_after: str) -> ApiError:
     try:
-        said = json.loads(text)
+        said = orjson.loads(text)
     except ValueError:
         said = {}
     if not isinstance(said, dict):

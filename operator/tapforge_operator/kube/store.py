@@ -61,6 +61,11 @@ class Store(Generic[K]):
         """The objects of a group by UID: a view, not a copy."""
         return MappingProxyType(self._groups.get(group, {}))
 
+    def newer(self, uid: str, resource_version: str) -> K | None:
+        """What is known of an object, where that is not older than this version of it; None for no version."""
+        known, then = self._objects.get(uid), version(resource_version)
+        return known if known is not None and 0 < then <= version(known.resource_version) else None
+
     def put(self, thing: K) -> bool:
         """True when it was news."""
         if thing.uid in self._graves:
