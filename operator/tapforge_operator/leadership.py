@@ -51,9 +51,13 @@ _CALM_SECONDS = 60.0
 
 
 class Leadership:
-    def __init__(self, settings: Settings, client: Client, election: Election, telemetry: Telemetry):
+    def __init__(
+        self, settings: Settings, client: Client, claims_client: Client, election: Election, telemetry: Telemetry
+    ):
+        """`claims_client`: for what somebody who asks for claims waits for."""
         self._settings = settings
         self._client = client
+        self._claims_client = claims_client
         self._election = election
         self._telemetry = telemetry
         self._claims: Claims | None = None
@@ -152,7 +156,7 @@ class Leadership:
         names = (settings.service, f"{settings.service}.cluster.local", "localhost", "127.0.0.1", *settings.names)
         material = await self._material(names)
         claims = Claims(
-            self._client,
+            self._claims_client,
             Keys(material.key),
             lambda: self._election.leads,
             on_change=self._woken,
@@ -161,7 +165,7 @@ class Leadership:
             saw_pod=self.world.saw_pod,
             telemetry=self._telemetry,
         )
-        auth = Auth(self._client, claims.find_pool)
+        auth = Auth(self._claims_client, claims.find_pool)
         trust = ssl.create_default_context(cadata=material.ca.decode())
         forward = Forward(
             lambda: self._election.leader, settings.identity, settings.service, trust, self._telemetry.passed_on

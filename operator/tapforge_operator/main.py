@@ -37,6 +37,8 @@ from .world import Scope
 log = logging.getLogger("tapforge_operator")
 
 LEASE = "tapforge-operator"
+#: calls to the API server at once for claims: as many as may come in a burst; the server has queues of its own
+_CLAIMS_IN_FLIGHT = 256
 #: that what was told to end may take to do so, seconds
 _END_SECONDS = 5.0
 #: and what nobody told
@@ -115,11 +117,13 @@ async def run(settings: Settings) -> str:
     telemetry = Telemetry(settings.identity, attention=Attention(gap=settings.timing.renew_seconds))
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(info, settings.in_flight, watcher=telemetry.api_call))
+        # Claims and reviews of tokens have connections and a queue of their own: nobody waits behind a pool's creates.
+        claims = await stack.enter_async_context(Client(info, _CLAIMS_IN_FLIGHT, watcher=telemetry.api_call))
         # Elections have a pool of their own: a queue of writes must not cost the leadership.
         voter = await stack.enter_async_context(Client(info, 16, watcher=telemetry.api_call))
         where = settings.advertised
         election = Election(voter, settings.namespace, LEASE, settings.identity, settings.timing, address=where)
-        leadership = Leadership(settings, client, election, telemetry)
+        leadership = Leadership(settings, client, claims, election, telemetry)
         await _serve_health(stack, settings, telemetry, leadership)
         watches_end = asyncio.Event()
         world, scope = leadership.world, settings.scope

@@ -126,7 +126,7 @@ class World(RuleBasedStateMachine):
             for claim in claims:
                 view = self.truth.views.get(claim.mark.uid)
                 if view is not None and not claim.ticket and view.mark == claim.mark:
-                    view = self.truth.write(claim.mark.uid)
+                    view = self.truth.write(claim.mark.uid, confirmed=view.version)
                 if view is not None:
                     self.ledger.observe(view, self.now)
             claims = tuple(claim for claim in claims if self.ledger.claim(claim.id))
@@ -208,10 +208,19 @@ class World(RuleBasedStateMachine):
 
     # --- writes -------------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def fits(work: Grant | Clear, current: SlotView) -> bool:
+        """A Lease has to be as it was seen; of a Pod what claims rest on."""
+        if current.lasting:
+            return current.version == work.view.version
+        fence = work.view.fence if isinstance(work, Grant) else work.mark.fence
+        there = isinstance(work, Grant) or current.mark is not None
+        return there and (current.fence, current.confirmed) == (fence, work.view.confirmed)
+
     def carry_out(self, work: Grant | Clear) -> bool:
         uid = work.view.uid
         current = self.truth.views.get(uid)
-        if current is None or current.version != work.view.version:
+        if current is None or not self.fits(work, current):
             return False
         if isinstance(work, Grant):
             self.truth.write(uid, mark=work.mark, fence=work.mark.fence)

@@ -191,3 +191,47 @@ async def test_whom_nobody_can_check_is_refused_for_now(callers):
     assert (error.status, error.reason) == (503, "CannotAuthenticate")
     callers.down = False
     assert (await auth.holder(token, "lab", "phones")).run == "train"
+
+
+async def test_a_caller_that_keeps_asking_never_waits_for_a_review(callers):
+    clock = Time()
+    auth, token = auth_of(callers, monotonic=clock), callers.token_for("ann")
+    callers.allowed.add(("ann", "lab", "phones"))
+    await auth.holder(token, "lab", "phones")
+    for _ in range(10):
+        clock.now += 6
+        before = len(callers.asked)
+        await auth.holder(token, "lab", "phones")
+        assert len(callers.asked) == before  # what is known was enough for the answer
+        await asyncio.sleep(0.01)
+        assert callers.asked[before:] == ["TokenReview", "SubjectAccessReview"]  # and is fresh again
+
+
+async def test_what_was_refused_meanwhile_is_refused_when_the_trust_ends(callers):
+    clock = Time()
+    auth, token = auth_of(callers, monotonic=clock), callers.token_for("ann")
+    callers.allowed.add(("ann", "lab", "phones"))
+    await auth.holder(token, "lab", "phones")
+    callers.allowed.clear()
+    clock.now += 6
+    await auth.holder(token, "lab", "phones")
+    await asyncio.sleep(0.01)
+    assert (await denied(auth, token)).status == 403
+    asked = len(callers.asked)
+    clock.now += 6
+    assert (await denied(auth, token)).status == 403
+    await asyncio.sleep(0.01)
+    assert callers.asked[asked:] == ["TokenReview"]  # nobody asks ahead whether it may again
+
+
+async def test_an_api_server_that_is_away_while_it_is_asked_ahead_costs_nobody_anything(callers):
+    clock = Time()
+    auth, token = auth_of(callers, monotonic=clock), callers.token_of("train-head")
+    await auth.holder(token, "lab", "phones")
+    callers.down = True
+    clock.now += 6
+    for _ in range(3):
+        assert (await auth.holder(token, "lab", "phones")).run == "train"
+        await asyncio.sleep(0.01)
+    clock.now += 6
+    assert (await denied(auth, token)).status == 503

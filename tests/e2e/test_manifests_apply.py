@@ -394,3 +394,25 @@ def _claimer(cluster: Cluster) -> str:
         who = f"system:serviceaccount:{HERE}:tester"
         cluster.wait_for("its right", lambda: may(cluster, who, *claim))
     return cluster.token(HERE, "tester", "tapforge.dev/broker")
+
+
+def test_callers_of_the_broker_have_a_lane_of_their_own_on_the_api_server(whole: Cluster):
+    whole.kubectl("apply", "--server-side", "-f", str(MANIFESTS / "samples" / "flowcontrol.yaml"))
+    schema = whole.api("GET", "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/tapforge-claims")["metadata"]["uid"]
+    token = whole.token("tapforge-system", "tapforge-operator")
+    trust = ssl.create_default_context(cafile=str(whole.ca))
+
+    def lane(path: str, body: dict[str, Any] | None = None) -> str:
+        """UID of the schema that the API server counts the request as one of."""
+        request = urllib.request.Request(
+            whole.server + path,
+            data=json.dumps(body).encode() if body else None,
+            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30, context=trust) as answer:
+            return answer.headers["X-Kubernetes-PF-FlowSchema-UID"]
+
+    group = "authentication.k8s.io/v1"
+    review = {"apiVersion": group, "kind": "TokenReview", "spec": {"token": "nobody's"}}
+    whole.wait_for("the lane of reviews", lambda: lane(f"/apis/{group}/tokenreviews", review) == schema)
+    assert lane(f"/api/v1/namespaces/{HERE}/pods") != schema

@@ -42,7 +42,8 @@ class Claims:
 def made(monkeypatch: pytest.MonkeyPatch, looks: float) -> tuple[Any, Election, Claims]:
     monkeypatch.setattr(leadership, "_LOOK_SECONDS", 0.0)
     election: Any = Election(looks)
-    ours: Any = Leadership(Settings("me"), SimpleNamespace(), election, Telemetry())  # type: ignore[arg-type]
+    nobody: Any = SimpleNamespace()
+    ours: Any = Leadership(Settings("me"), nobody, nobody, election, Telemetry())
     ours._claims = Claims(election)
     return ours, election, ours._claims
 

@@ -1,7 +1,8 @@
 """Who is calling, and as which holder it may claim slots of a pool.
 
 1. A token is good when the API server says so, for our audience. What it said is used again for at most `_TRUST`
-   seconds and never beyond the token's own end.
+   seconds and never beyond the token's own end. What is still used after half of that time is asked again meanwhile, so
+   that a caller who keeps asking never waits for a review; what was refused is not.
 2. A token that is bound to a Pod of a TrainingRun (traced over controllers, each of them read and compared by UID)
    makes the run the holder: all its Pods are one. The run has to be in the pool's namespace and to use that pool, and
    has no more slots and no larger priority there than its spec says.
@@ -134,7 +135,9 @@ class Auth:
         if caller.run is not None:
             self._check_run(caller.run, namespace, pool)
             return replace(caller.run.holder, pod=caller.pod)
-        if not await self._rights.get((caller, namespace, pool), lambda: self._ask_right(caller, namespace, pool)):
+        if not await self._rights.get(
+            (caller, namespace, pool), lambda: self._ask_right(caller, namespace, pool), bool
+        ):
             raise Denied(
                 403,
                 "Forbidden",
@@ -152,7 +155,7 @@ class Auth:
         if not token or len(token) > _MAX_TOKEN:
             raise Denied(401, "Unauthorized", "the token is empty or too long to be one")
         left = _token_end(token) - self._wall()
-        found = await self._callers.get(_key(token), lambda: self._review(token), life=min(_TRUST, left))
+        found = await self._callers.get(_key(token), lambda: self._review(token), _accepted, life=min(_TRUST, left))
         if isinstance(found, Denied):
             raise Denied(found.status, found.reason, str(found))
         return found
@@ -317,29 +320,47 @@ def _token_end(token: str) -> float:
     return float(end) if isinstance(end, int | float) and not isinstance(end, bool) else float("inf")
 
 
+def _accepted(found: Caller | Denied) -> bool:
+    return isinstance(found, Caller)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known(Generic[V]):
+    value: V
+    #: from when on it is asked again when it is used, and until when it is used
+    stale: float
+    until: float
+
+
 class _Cache(Generic[K, V]):
     """Answers that are used again for a while. A question that is being asked is not asked a second time."""
 
     def __init__(self, monotonic: Callable[[], float]):
         self._monotonic = monotonic
-        self._known: OrderedDict[K, tuple[float, V]] = OrderedDict()
+        self._known: OrderedDict[K, _Known[V]] = OrderedDict()
         self._asking: dict[K, asyncio.Task[V]] = {}
 
-    async def get(self, key: K, ask: Callable[[], Awaitable[V]], life: float = _TRUST) -> V:
-        until, value = self._known.get(key, (0.0, None))
-        if value is not None and until > self._monotonic():
-            return value
+    async def get(self, key: K, ask: Callable[[], Awaitable[V]], good: Callable[[V], bool], life: float = _TRUST) -> V:
+        """`good`: answers that are asked for again before they end."""
+        known, now = self._known.get(key), self._monotonic()
+        if known is not None and known.until > now:
+            if known.stale <= now and good(known.value):
+                self._begin(key, ask, life)
+            return known.value
+        # One caller that goes away must not end the question of the others.
+        return await asyncio.shield(self._begin(key, ask, life))
+
+    def _begin(self, key: K, ask: Callable[[], Awaitable[V]], life: float) -> asyncio.Task[V]:
         task = self._asking.get(key)
         if task is None:
             task = self._asking[key] = asyncio.ensure_future(self._ask(key, ask, life))
-            # Whoever asked may have gone away by the time that it fails.
+            # Whoever asked may have gone away by the time that it fails, and who was answered already needs no answer.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        # One caller that goes away must not end the question of the others.
-        return await asyncio.shield(task)
+        return task
 
     def last(self, key: K) -> V | None:
         """What was answered last, however long ago."""
-        return self._known[key][1] if key in self._known else None
+        return self._known[key].value if key in self._known else None
 
     async def _ask(self, key: K, ask: Callable[[], Awaitable[V]], life: float) -> V:
         began = self._monotonic()
@@ -347,7 +368,7 @@ class _Cache(Generic[K, V]):
             value = await ask()
         finally:
             del self._asking[key]
-        self._known[key] = (began + life, value)
+        self._known[key] = _Known(value, began + life / 2, began + life)
         self._known.move_to_end(key)
         while len(self._known) > _ENTRIES:
             self._known.popitem(last=False)

@@ -3,8 +3,9 @@
 Each write comes in two forms, and either is carried out on what was seen or not at all:
 
 - A JSON patch that tests the Pod's UID, its fence and the word of the leader that confirmed its claim, and so what
-  claims rest on: every claim writes a larger fence, and only one that is there can be taken off. Whatever else changes meanwhile, a condition in the Pod's status above all,
-  is no conflict: a storm of changing Pods costs a claim no second try. One that does not fit is answered with 422.
+  claims rest on: every claim writes a larger fence, and only one that is there can be taken off. Whatever else changes
+  meanwhile, a condition in the Pod's status above all, is no conflict: a storm of changing Pods costs a claim no second
+  try. One that does not fit is answered with 422.
 - A merge patch with the resourceVersion, for Pods whose labels and annotations are not as the operator wrote them. One
   that does not fit is answered with 409.
 

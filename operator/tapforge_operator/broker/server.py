@@ -36,7 +36,8 @@ from .writes import NotLeading
 
 log = logging.getLogger(__name__)
 
-WAITERS: Final = 64
+#: more than wait when the API server stands still for a second: who is refused waits longer than who queues
+WAITERS: Final = 256
 ALL_WAITERS: Final = 4096
 _PROBLEMS: Final = 20
 #: seconds after which a caller may ask again

@@ -100,7 +100,9 @@ class Table:
         return self._pools.get(key)
 
     def pool(self, key: str) -> Pool:
-        return self._pools.setdefault(key, Pool())
+        if (known := self._pools.get(key)) is None:
+            known = self._pools[key] = Pool()
+        return known
 
     # --- moves --------------------------------------------------------------------------------------------------------
 
