@@ -150,7 +150,9 @@ class ClusterSpec(Spec):
     )
     submitter: Submitter = Field(Submitter(), description="what hands the driver to Ray")
     min_ready_slots: Annotated[int, Field(ge=0, le=4096)] = Field(
-        1, description="phones that have to be ready before the machines are asked for"
+        1,
+        description="phones that the run has to be able to have before the machines are asked for: ready, and not "
+        "claimed by others beyond their share",
     )
     driver_restarts: Annotated[int, Field(ge=0, le=1000)] = Field(
         3, description="how often the driver is started again in place after a crash, in each attempt"

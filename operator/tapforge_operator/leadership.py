@@ -67,7 +67,7 @@ class Leadership:
         #: why it does not lead though it could, for people
         self._why = ""
         self.world = World(settings.scope, telemetry, self._woken)
-        self._runs = RunKeepers(settings, self.world, client, telemetry, lambda: election.leads)
+        self._runs = RunKeepers(settings, self.world, client, telemetry, lambda: election.leads, lambda: self._claims)
         self.world.slot_listeners.append(self._slot_changed)
         self.world.pool_listeners.append(self._pool_changed)
         self.world.lease_listeners.append(self._lease_changed)

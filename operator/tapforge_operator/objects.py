@@ -52,8 +52,12 @@ class RunObject:
     resource_version: str
     #: name of the EmulatorPool; "" when its phones come from elsewhere
     pool: str
-    #: phones that it wants now: 0 when it is suspended or at its end
+    #: phones that it wants now: 0 when it is suspended, queued, stalled or at its end
     wanted: int
+    #: it is Complete or Failed, or being deleted
+    ended: bool = False
+    #: nothing of it runs: its user suspended it, or a queue holds it
+    suspended: bool = False
     #: the object itself, without the notes of who wrote which field
     body: Object = field(default_factory=dict, repr=False)
 
@@ -104,11 +108,13 @@ def observe_run(run: Object, default_slots: int) -> RunObject:
     source = (spec.get("environment") or {}).get("source") or {}
     own = source.get("ownPool")
     reference = {**own, "name": metadata["name"]} if own else source.get("pool") or {}
-    ended = any(
-        c.get("type") in ("Complete", "Failed") and c.get("status") == "True"
-        for c in (run.get("status") or {}).get("conditions") or ()
-    )
-    idle = ended or bool(spec.get("suspend")) or "deletionTimestamp" in metadata or not reference.get("name")
+    status = run.get("status") or {}
+    true = {c.get("type") for c in status.get("conditions") or () if c.get("status") == "True"}
+    ended = not true.isdisjoint(("Complete", "Failed")) or "deletionTimestamp" in metadata
+    suspended = "Suspended" in true
+    # What runs goes on when its spec is broken afterwards.
+    stalled = "Stalled" in true and (status.get("attempt") or {}).get("phase") not in ("Active", "Stopping")
+    idle = ended or suspended or stalled or bool(spec.get("suspend")) or not reference.get("name")
     return RunObject(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -116,6 +122,8 @@ def observe_run(run: Object, default_slots: int) -> RunObject:
         resource_version=metadata["resourceVersion"],
         pool=reference.get("name") or "",
         wanted=0 if idle else int(reference.get("slots") or default_slots),
+        ended=ended,
+        suspended=suspended,
         body={**run, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}},
     )
 

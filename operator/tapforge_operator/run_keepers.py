@@ -16,6 +16,7 @@ from .runs import RunKeeper
 from .settings import Settings
 from .telemetry import Telemetry
 from .world import World
+from .writes import Claims
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +26,16 @@ _MEND_SECONDS: Final = 10.0
 
 class RunKeepers:
     def __init__(
-        self, settings: Settings, world: World, client: Client, telemetry: Telemetry, leads: Callable[[], bool]
+        self,
+        settings: Settings,
+        world: World,
+        client: Client,
+        telemetry: Telemetry,
+        leads: Callable[[], bool],
+        claims: Callable[[], Claims | None] = lambda: None,
     ):
+        """`claims` says whose the phones are; nobody's while there are none."""
+        self._claims = claims
         self._settings = settings
         self._telemetry = telemetry.runs
         self._world = world
@@ -64,7 +73,9 @@ class RunKeepers:
         if uid not in self._keepers and (run := self._world.runs.get(uid)) is not None:
             settings = self._settings
             writes = RunWrites(self._client, self._world, self._leads, settings.namespace, settings.broker)
-            keeper = RunKeeper(run, self._world, self._client, self.reports, writes, self._telemetry, self._leads)
+            keeper = RunKeeper(
+                run, self._world, self._client, self.reports, writes, self._telemetry, self._leads, self._claims
+            )
             task = asyncio.create_task(keeper.run(), name=f"run {keeper.key}")
             task.add_done_callback(lambda task: self._ended(uid, task))
             self._keepers[uid] = keeper, task

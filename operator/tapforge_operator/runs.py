@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -26,6 +27,8 @@ from tapforge_api.progress import Leases, Progress
 from tapforge_api.reading import read_run
 from tapforge_api.run_status import RunProgress, TrainingRunStatus
 
+from .broker.fairness import within_reach
+from .broker.records import run_holder
 from .kube.client import ApiError, Client, path
 from .logs import ref
 from .objects import PoolObject, RunObject, belongs
@@ -34,10 +37,11 @@ from .run.conditions import Situation, conditions, ended, events
 from .run.outcome import NODE_LOST
 from .run.plan import plan_run
 from .run.records import History, PoolSeen, RayHead, RayPod, Run, RunPlan, Seen, Trial, VolumeSeen, read_status, seconds
+from .run.resolved import slots_of
 from .run_telemetry import RunTelemetry
 from .run_writes import RunWrites
 from .world import World
-from .writes import NotLeading
+from .writes import Claims, NotLeading
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +68,9 @@ class RunKeeper:
         writes: RunWrites,
         telemetry: RunTelemetry,
         leads: Callable[[], bool],
+        claims: Callable[[], Claims | None],
     ):
+        self._claims = claims
         self.key = f"{run.namespace}/{run.name}"
         self._uid = run.uid
         self._ref = ref("TrainingRun", run.namespace, run.name, run.uid)
@@ -163,7 +169,7 @@ class RunKeeper:
         return Seen(
             jobs=tuple(self._world.ray_jobs.of(run.uid).values()),
             no_ray_jobs=self._world.no_ray_jobs.get(run.namespace) or self._world.no_ray_jobs.get("", ""),
-            pool=None if pool is None else _pool_seen(pool, run.uid),
+            pool=None if pool is None else self._pool_seen(pool, run),
             volume=volume,
             pods=pods,
             head=self._head(run),
@@ -181,6 +187,21 @@ class RunKeeper:
         if head is None or self._world.bad_nodes().get(head.node) != "lost":
             return head
         return replace(head, disruption=NODE_LOST, message=f"node {head.node} does not answer")
+
+    def _pool_seen(self, pool: PoolObject, run: Run) -> PoolSeen:
+        seen, claims = _pool_seen(pool, run.uid), self._claims()
+        if claims is None:
+            return seen
+        held = claims.held(pool.uid)
+        serving = {uid for uid, slot in self._world.slots.of(pool.uid).items() if slot.ready and not slot.deleting}
+        if (pool.spec.get("external") or {}).get("urls"):
+            serving = {uid for uid, claim in held.items() if claim.holder}
+        parties = Counter((held[uid].holder, held[uid].priority) for uid in serving if uid in held and held[uid].holder)
+        free = len(serving - held.keys()) + sum(d.state == "ready" and not d.claimed for d in claims.devices(pool.uid))
+        source = run.spec.environment.source.pool
+        me = run_holder(run.namespace, run.name, run.uid), source.priority if source is not None else 0
+        ready = within_reach(me, slots_of(run), parties, free)
+        return replace(seen, ready=ready, taken=max(0, free + parties.total() - ready))
 
     def _may_try(self, run: Run) -> bool:
         """Not the same again and again."""

@@ -117,7 +117,7 @@ class World:
         )
 
     def wanted(self, namespace: str, name: str) -> int:
-        """Phones that active runs want of the pool, held ones included."""
+        """Phones that runs want of the pool now, held ones included."""
         return sum(run.wanted for run in self.runs.of(f"{namespace}/{name}").values())
 
     @property

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapforge_operator.broker.fairness import Stake, recalls, shares
+from tapforge_operator.broker.fairness import Stake, recalls, shares, within_reach
 
 
 def stakes(*rows):
@@ -85,3 +85,21 @@ def test_what_is_asked_for_helps_and_ends(some, coming):
         gave = asked.get(stake.party, 0)
         after.append(Stake(stake.party, stake.held - gave + gets, stake.wanted + gave - gets))
     assert not recalls(after, pot)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "priority", "held", "free", "reach"),
+    [
+        (4, 0, {}, 3, 3),
+        (4, 0, {("other", 0): 8}, 0, 4),  # its share, which is more than it wants
+        (2, 0, {("other", 0): 8}, 0, 2),
+        (8, 0, {("other", 0): 8}, 0, 4),
+        (8, 0, {("other", 0): 8}, 6, 7),
+        (8, 0, {("other", 5): 8}, 0, 0),
+        (8, 0, {("other", 5): 8}, 3, 3),
+        (8, 5, {("other", 0): 8}, 0, 8),
+        (4, 0, {("me", 0): 2, ("me", 1): 1, ("other", 5): 8}, 1, 4),  # its own count, at whatever priority
+    ],
+)
+def test_what_a_party_can_have_now(wanted, priority, held, free, reach):
+    assert within_reach(("me", priority), wanted, held, free) == reach

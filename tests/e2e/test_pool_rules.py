@@ -374,29 +374,6 @@ def test_slots_on_a_lost_node_do_not_block_their_replacements(cluster: Cluster, 
     pool.wait("the lost ones to be gone for good", lambda: len(pool.all_pods()) == 2)
 
 
-# --- sized by demand --------------------------------------------------------------------------------------------------
-
-
-def test_an_idle_pool_has_no_slots_and_wakes_for_a_run(cluster: Cluster, space: str) -> None:
-    scaling = {"minReplicas": 0, "maxReplicas": 5, "warmSpares": 1, "idleSeconds": 3}
-    pool = LivePool(cluster, space, scaling=scaling)
-    pool.wait("its status", lambda: pool.says("Ready", "True"))
-    assert pool.pods() == [] and pool.status()["desiredReplicas"] == 0
-    runs = f"/apis/tapforge.dev/v1alpha1/namespaces/{space}/trainingruns"
-    for run, slots in (("small", 2), ("large", 9)):
-        source = {"pool": {"name": "phones", "slots": slots}}
-        body = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": run}}
-        cluster.api("POST", runs, {**body, "spec": {"environment": {"source": source}}})
-        if run == "small":
-            small = uids(pool.wait_ready(3))
-    assert set(small) < set(uids(pool.wait_ready(5))), "maxReplicas"
-    cluster.api("DELETE", f"{runs}/large")
-    pool.wait_ready(3)
-    cluster.kubectl("patch", "trainingrun", "small", "--type=merge", '-p={"spec":{"suspend":true}}', "-n", space)
-    pool.wait("nobody to need it", lambda: pool.all_pods() == [])
-    assert pool.status()["lastFailures"] == []
-
-
 # --- devices without Pods ---------------------------------------------------------------------------------------------
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from claiming import Denied
+from claiming import Denied, caller
 from e2e.cluster import MERGE, Cluster, Options, Refused, kuberay
-from live_pool import LivePool, phone, stays
+from live_pool import LivePool, phone, stays, uids
 from live_run import SMALL, LiveRun, pool_source
 from operator_process import Operator
 
@@ -300,6 +300,61 @@ def test_a_queue_may_edit_the_rayjob(cluster: Cluster, space: Space, operator: O
     job = run.wait_job()
     assert _head(job)["nodeSelector"] == {"gpu": "a100"} and job["spec"]["suspend"] is False
     assert run.status()["lostClusters"] == 0
+
+
+# --- its phones -------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_pool_has_no_slots_and_wakes_for_runs_that_can_use_them(
+    cluster: Cluster, space: Space, operator: Operator
+) -> None:
+    scaling = {"minReplicas": 0, "maxReplicas": 5, "warmSpares": 1, "idleSeconds": 3}
+    pool = LivePool(cluster, space, scaling=scaling)
+    pool.wait("its status", lambda: pool.says("Ready", "True"))
+    assert pool.pods() == [] and pool.status()["desiredReplicas"] == 0
+    small = LiveRun(cluster, space, "small", **pool_source(slots=2))
+    few = uids(pool.wait_ready(3))
+    large = LiveRun(cluster, space, "large", **pool_source(slots=9))
+    assert set(few) < set(uids(pool.wait_ready(5))), "maxReplicas"
+    large.delete()
+    pool.wait_ready(3)
+
+    # A run that a queue holds, one that needs a person and one that is suspended have nothing of phones.
+    small.wait_job()
+    cluster.api("PATCH", small.job_path(), {"spec": {"suspend": True}}, MERGE)
+    small.kuberay_says(1, "", "Suspended")
+    small.wait_ready("False", "Queued")
+    stalled = LiveRun(cluster, space, "stalled", cluster={**SMALL, "minReadySlots": 9}, **pool_source(slots=9))
+    stalled.wait("word of it", lambda: stalled.says("Stalled", "True", "PoolTooSmall"))
+    pool.wait("nobody to need it", lambda: pool.all_pods() == [])
+    cluster.api("PATCH", small.job_path(), {"spec": {"suspend": False}}, MERGE)
+    small.runs()
+    pool.wait_ready(3)
+    small.edit(suspend=True)
+    pool.wait("nobody to need it", lambda: pool.all_pods() == [])
+    assert pool.status()["lastFailures"] == []
+
+
+def test_a_run_waits_for_phones_that_others_keep_and_gets_no_more_than_its_spec_says(
+    cluster: Cluster, space: Space, operator: Operator
+) -> None:
+    pool = LivePool(cluster, space, replicas=3)
+    pool.wait_ready(3)
+    other = caller(operator, space)
+    kept = other.acquire(slots=3, priority=5, ttlSeconds=600)
+    assert len(kept) == 3
+    pool.wait("the claims to be counted", lambda: pool.status()["claimed"] == 3)
+    run = LiveRun(cluster, space, cluster={**SMALL, "minReadySlots": 2}, **pool_source(slots=2))
+    run.wait_ready("False", "WaitingForPhones")
+    assert "0 of 2 phones" in run.status()["message"] and "3 are claimed by others" in run.status()["message"]
+    other.release(*kept)
+    driver = run.driver(operator)
+    assert len(driver.caller.acquire(slots=3, priority=900, waitSeconds=60)) == 2
+    assert driver.caller.acquire(slots=1, priority=900, waitSeconds=1) == []
+    assert len(other.acquire(slots=3)) == 1
+    pool.wait("the claims to be counted", lambda: pool.status()["claimed"] == 3)
+    equal = LiveRun(cluster, space, "equal", **pool_source(slots=2))
+    equal.wait_job()
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------

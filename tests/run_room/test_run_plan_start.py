@@ -101,6 +101,9 @@ def test_the_machines_wait_for_the_phones() -> None:
     assert story.ready == ("False", "WaitingForPhones")
     assert story.run.status.message == "2 of 3 phones of pool phones are ready; the pool says: no node has room"
     assert not story.run.status.start_time
+    again = story.plan(pool=pool(ready=1, taken=3)).look_again
+    assert story.run.status.message == "1 of 3 phones of pool phones are ready and free; 3 are claimed by others"
+    assert again == 15.0
     story.plan(pool=pool(ready=3))
     assert story.plan().create_job == 1
     story.plan(pool=pool(ready=0), jobs=(job(1, "RUNNING/Running"),))

@@ -35,7 +35,7 @@ from ..kube.client import ApiError, path
 from ..objects import PoolObject
 from .directory import PoolNotFound
 from .holder_pods import pod_name
-from .records import Holder
+from .records import Holder, run_holder
 from .writes import Api
 
 log = logging.getLogger(__name__)
@@ -91,9 +91,8 @@ class Run:
 
     @property
     def holder(self) -> Holder:
-        return Holder(
-            f"run/{self.namespace}/{self.name}/{self.uid}", self.name, slots=self.slots, priority=self.priority
-        )
+        name = run_holder(self.namespace, self.name, self.uid)
+        return Holder(name, self.name, slots=self.slots, priority=self.priority)
 
 
 @dataclass(frozen=True, slots=True)

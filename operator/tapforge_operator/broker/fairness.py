@@ -41,6 +41,15 @@ def shares(capacity: int, stakes: Sequence[Stake]) -> dict[Party, int]:
     return result
 
 
+def within_reach(party: Party, wanted: int, held: Mapping[Party, int], free: int) -> int:
+    """Slots that a party which wants `wanted` in all can have now: what is free and what is its own already, or its
+    share of everything, which others give up at the end of their episodes."""
+    mine = sum(slots for other, slots in held.items() if other[0] == party[0])
+    others = [Stake(other, slots, 0) for other, slots in held.items() if other[0] != party[0]]
+    everybody = [*others, Stake(party, mine, max(0, wanted - mine))]
+    return max(mine + free, shares(sum(s.held for s in everybody) + free, everybody)[party])
+
+
 def _level(capacity: int, tier: list[Stake]) -> dict[Party, int]:
     """Fills everybody to the same level, as water does."""
     demand = {s.party: s.held + s.wanted for s in tier}

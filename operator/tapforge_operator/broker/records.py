@@ -210,9 +210,14 @@ class Answer:
 Work = Grant | Clear | Remove | Answer
 
 
+def run_holder(namespace: str, name: str, uid: str) -> str:
+    """As whom all Pods of a TrainingRun hold slots."""
+    return f"run/{namespace}/{name}/{uid}"
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who asks for slots: `run/<namespace>/<name>/<uid>` or `user/<name>`."""
+    """Who asks for slots: a run, as `run_holder` has it, or `user/<name>`."""
 
     name: str
     #: name of the TrainingRun, "" for a user

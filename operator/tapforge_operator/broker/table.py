@@ -209,7 +209,7 @@ class Table:
         view, claim = slot.view, slot.claim
         if claim is not None:
             episodes = view.episodes + claim.episodes
-            held[view.uid] = Held(claim.mark.holder, recalled=claim.recalled, episodes=episodes)
+            held[view.uid] = Held(claim.mark.holder, False, False, claim.recalled, episodes, claim.mark.priority)
         elif slot.state is State.DOOMED:
             held[view.uid] = Held("", expired=True, episodes=view.episodes)
         elif slot.state is State.FREE and slot.condemned and not view.ended:

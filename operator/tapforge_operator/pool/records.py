@@ -98,6 +98,7 @@ class Held:
     recalled: str = ""
     #: episodes played under this claim so far
     episodes: int = 0
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Seen:
     held: Mapping[str, Held] = field(default_factory=dict)
     #: slots that acquires are waiting for
     waiting: int = 0
-    #: slots that the active TrainingRuns of the pool want in all, held ones included
+    #: slots that the TrainingRuns of the pool want in all, held ones included; none where nothing of a run can go on
     wanted: int = 0
     #: nodes by name, only those that are cordoned or lost
     nodes: Mapping[str, NodeState] = field(default_factory=dict)

@@ -139,7 +139,10 @@ class PoolSeen:
     #: its controller is the run
     owned: bool = False
     deleting: bool = False
+    #: phones that the run can have now: ready, and not claimed by others beyond what they would give up for it
     ready: int = 0
+    #: those that others keep
+    taken: int = 0
     #: what its phones speak
     protocol: str = "tapforge"
     #: slots that it can have at most

@@ -107,11 +107,14 @@ def _phones(draft: Draft) -> Situation | None:
     if pool.ready >= need:
         return None
     said = f"{pool.ready} of {need} phones of pool {name} are ready"
+    if pool.taken:
+        said = f"{said} and free; {pool.taken} are claimed by others"
     if pool.trouble:
         said = f"{said}; the pool says: {pool.trouble}"
     if pool.largest < need:
         text = f"spec.cluster.minReadySlots is {need}, and pool {name} has {pool.largest} phones at most"
         return _stalled("PoolTooSmall", text)
+    draft.again(_LOOK)  # claims come and go without a word
     return _busy("WaitingForPhones", said)
 
 

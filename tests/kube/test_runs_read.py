@@ -1,0 +1,50 @@
+"""What a run's object says about what it needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tapforge_operator.objects import observe_run
+
+POOL = {"pool": {"name": "phones", "slots": 4}}
+
+
+def run(source: dict[str, Any] | None = None, phase: str = "", suspend: bool = False, **true: str) -> dict[str, Any]:
+    conditions = [{"type": kind, "status": "True", "reason": reason} for kind, reason in true.items()]
+    return {
+        "metadata": {"namespace": "lab", "name": "run", "uid": "u", "resourceVersion": "7"},
+        "spec": {"environment": {"source": source or POOL}, "suspend": suspend},
+        "status": {"conditions": conditions, "attempt": {"phase": phase}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted", "ended", "suspended"),
+    [
+        (run(), 4, False, False),
+        (run({"pool": {"name": "phones"}}), 16, False, False),
+        (run({"ownPool": {"slots": 2}}), 2, False, False),
+        (run({"processes": {}}), 0, False, False),
+        (run(Ready="Running", phase="Active"), 4, False, False),
+        (run(Reconciling="WaitingForPhones"), 4, False, False),
+        (run(suspend=True, Reconciling="Stopping"), 0, False, False),
+        (run(suspend=True, Ready="Suspended", Suspended="Suspended"), 0, False, True),
+        (run(phase="Active", Reconciling="Queued", Suspended="Queued"), 0, False, True),
+        (run(Stalled="VolumeNotFound"), 0, False, False),
+        (run(phase="Active", Stalled="InvalidSpec"), 4, False, False),
+        (run(Ready="Complete", Complete="Complete"), 0, True, False),
+        (run(Stalled="DriverFailed", Failed="DriverFailed"), 0, True, False),
+    ],
+)
+def test_who_wants_phones(body: dict[str, Any], wanted: int, ended: bool, suspended: bool) -> None:
+    seen = observe_run(body, 16)
+    assert (seen.wanted, seen.ended, seen.suspended) == (wanted, ended, suspended)
+
+
+def test_a_run_that_is_being_deleted_has_ended() -> None:
+    body = run()
+    body["metadata"]["deletionTimestamp"] = "2026-11-20T12:00:00Z"
+    seen = observe_run(body, 16)
+    assert (seen.wanted, seen.ended) == (0, True)
