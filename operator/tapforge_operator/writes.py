@@ -4,8 +4,8 @@ Promises:
 1. Every single write asks first whether this process still leads.
 2. A slot is deleted only after the ledger promised that nobody holds it or will get it; a delete names the UID and,
    unless the slot is beyond use, the version that was decided about.
-3. A create that a removal makes room for waits for that one removal and for no other. A removal that takes long is left
-   behind, and the create with it: the next plan has it again. So there is never a slot too many.
+3. A create waits for the removals that make room for it (`pool/room.py`) and for no others. A removal that takes long
+   is left behind, and the create with it: the next plan has it again. So there is never a slot too many.
 4. The answer to every write is in the store before a watch tells of it: the next plan doesn't repeat it; nor does it
    repeat what is still under way.
 5. A create whose fate is unknown is looked at, never repeated blindly; its name makes a second one a conflict.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, Literal, Protocol
 
@@ -30,6 +29,7 @@ from .pool.history import Refusal
 from .pool.manifests import retain_patch, slot_pods
 from .pool.records import Device, Held, NewSlot, Plan, Pool, Removal
 from .pool.refusals import refusal
+from .pool.room import room_makers
 from .slots import Slot
 from .telemetry import Telemetry
 from .under_way import UnderWay
@@ -141,11 +141,11 @@ class SlotWrites:
     def _make(self, pool: Pool, planned: Plan) -> None:
         if not planned.creates:
             return
-        build, makers = self._pods(pool), _Room.of(planned)
+        build, makers = self._pods(pool), room_makers(planned)
         # Those under way count: whatever this plan calls its new slots, there are not more of them.
         left = len(planned.creates) - sum(call == "create" for call, _ in self._under_way)
         for new in planned.creates:
-            before = [task for uid in makers.take(new.ordinal) if (task := self._under_way.get(("remove", uid)))]
+            before = [task for uid in makers[new.name] if (task := self._under_way.get(("remove", uid)))]
             if left <= 0 or ("create", new.name) in self._under_way:
                 continue
             left -= 1
@@ -280,32 +280,6 @@ class SlotWrites:
         except ApiError as error:  # no reason to keep a dead phone
             said = f"(its log could not be read: {error.message})"
         return said[-_LOG_CHARACTERS:]
-
-
-class _Room:
-    """Which removals of a plan make room for which creates."""
-
-    def __init__(self) -> None:
-        self._by_ordinal: defaultdict[int, list[str]] = defaultdict(list)
-        self._others: list[str] = []
-
-    @classmethod
-    def of(cls, planned: Plan) -> _Room:
-        room, wanted = cls(), {new.ordinal for new in planned.creates}
-        for removal in (*planned.retain, *planned.deletes):
-            slot = removal.slot
-            if slot.ordinal in wanted:
-                room._by_ordinal[slot.ordinal].append(slot.uid)
-            elif not (slot.deleting or slot.retained):  # those hold no place any more
-                room._others.append(slot.uid)
-        return room
-
-    def take(self, ordinal: int) -> Sequence[str]:
-        """UIDs of the slots that have to go before a new one has the ordinal: those that had it, else any one that
-        goes without a successor."""
-        if ordinal in self._by_ordinal:
-            return self._by_ordinal[ordinal]
-        return [self._others.pop()] if self._others else ()
 
 
 def _ref(pool: Pool) -> dict[str, Mapping[str, str]]:

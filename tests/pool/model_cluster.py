@@ -19,6 +19,7 @@ from tapforge_operator.pool.manifests import retain_patch, slot_pods
 from tapforge_operator.pool.plan import plan
 from tapforge_operator.pool.records import Held, NodeState, Plan, Pool, Removal, Seen
 from tapforge_operator.pool.rollout import Limits
+from tapforge_operator.pool.room import room_makers
 from tapforge_operator.slots import Slot, observe
 
 Json = dict[str, Any]
@@ -202,11 +203,11 @@ class Operator:
         left = itertools.count() if writes is None else iter(range(writes))
         most = made.status.desired_replicas
         most += Limits.of(self.pool.spec.update_strategy, most).surge
-        not_done: set[int] = set()
+        not_done, makers = set[str](), room_makers(made)
         for removal in (*made.deletes, *made.retain):
             slot = next((s for s in self.cluster.slots() if s.uid == removal.slot.uid), None)
             if slot is not None and not self.cluster.condemn(slot):
-                not_done.add(removal.slot.ordinal)
+                not_done.add(removal.slot.uid)
                 continue
             if next(left, None) is None:
                 return self.restart()
@@ -216,7 +217,7 @@ class Operator:
                 self.cluster.delete(removal.slot.uid, removal.force)
         build = slot_pods(self.pool) if made.creates else None
         for new in made.creates:
-            if new.ordinal in not_done:
+            if makers[new.name] & not_done:
                 continue
             if next(left, None) is None:
                 return self.restart()

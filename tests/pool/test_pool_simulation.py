@@ -50,10 +50,10 @@ def settle(cluster: Cluster, operator: Operator, rounds: int = 400) -> Plan:
     for _ in range(rounds):
         made = operator.look()
         operator.act(made)
+        before = cluster.slots(), cluster.claims
         cluster.claims = {uid: held for uid, held in cluster.claims.items() if not held.recalled and not held.expired}
-        before = cluster.slots()
         cluster.tick()
-        if made.quiet and cluster.slots() == before:
+        if made.quiet and (cluster.slots(), cluster.claims) == before:
             if made.look_again is None:
                 return made
             cluster.now += made.look_again

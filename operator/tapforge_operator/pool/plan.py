@@ -78,6 +78,7 @@ def plan(pool: Pool, seen: Seen, history: History, now: float) -> Plan:
     )
     made = Plan(
         creates=creates,
+        too_many=len(draft.present) > draft.allowed(),
         deletes=tuple(deletes),
         retain=tuple(retain),
         recall=draft.recall,

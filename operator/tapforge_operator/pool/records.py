@@ -164,10 +164,12 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now, and what to say. A create comes after the removal that makes room for it, and is left out when
-    that was not carried out."""
+    """What to do now, and what to say. A create comes after the removals that make room for it (`room.py`), and is left
+    out when they were not carried out."""
 
     creates: tuple[NewSlot, ...] = ()
+    #: there were more slots than there may be: not every removal makes room for a create
+    too_many: bool = False
     deletes: tuple[Removal, ...] = ()
     #: Pods that are annotated and stay, out of the pool
     retain: tuple[Removal, ...] = ()
