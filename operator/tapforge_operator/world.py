@@ -148,13 +148,14 @@ class World:
 
     def saw_pod(self, pod: Mapping[str, Any], deleted: bool = False) -> Slot | None:
         """For watches, lists and the answers to our own writes alike."""
+        uid, version = pod["metadata"]["uid"], pod["metadata"].get("resourceVersion", "")
         if deleted:
-            return self.slots.drop(pod["metadata"]["uid"])
-        if known := self.slots.newer(pod["metadata"]["uid"], pod["metadata"].get("resourceVersion", "")):
+            return self.slots.drop(uid, version)
+        if known := self.slots.newer(uid, version):
             return known  # most of what a watch tells of claimed slots was in the answer to the claim
         slot = observe(pod)
-        if slot is None:  # somebody took its label or its owner away: it is no slot any more
-            return self.slots.drop(pod["metadata"]["uid"]) if self.slots.get(pod["metadata"]["uid"]) else None
+        if slot is None:  # somebody took its label or its owner away: it is no slot until they are back
+            return self.slots.drop(uid, version) if self.slots.get(uid) else None
         self.slots.put(slot)
         return slot
 

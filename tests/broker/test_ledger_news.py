@@ -131,3 +131,18 @@ def test_claims_found_at_the_start_live_a_whole_life_from_then():
     desk.now += TTL
     assert desk.ledger.renew(claim, 0, desk.now) == "lost"
     assert isinstance(desk.collect()[0], Remove)
+
+
+def test_a_slot_that_was_out_of_sight_is_granted_again_unless_it_was_given_up():
+    desk = Desk(2)
+    assert desk.ledger.condemn("s1")
+    for uid in ("s0", "s1"):
+        desk.ledger.forget(uid, desk.now, back=True)
+        desk.see(uid)
+    assert desk.free == 0, "late news bring nothing back"
+    for uid in ("s0", "s1"):
+        desk.ledger.observe(desk.views[uid], desk.now, back=True)
+    assert [claim.mark.uid for claim in desk.take("a", 2)] == ["s0"]
+    desk.ledger.forget("s0", desk.now)
+    desk.ledger.observe(desk.views["s0"], desk.now, back=True)
+    assert desk.ledger.counts("pool").slots == 0, "it was deleted"

@@ -108,6 +108,10 @@ def test_pods_with_forged_labels_are_nobodys_slots(cluster: Cluster, space: str)
     cluster.api("PATCH", pool.place(name(slot)), {"metadata": {"labels": {names.POOL_UID: None}}}, MERGE)
     pool.wait("another slot", lambda: pool.pods() and uid(slot) not in uids(pool.pods()))
     assert ready(pool.pod(name(slot)))
+    # Given back, it is one again: one of the two has to go, and it is not the older one.
+    cluster.api("PATCH", pool.place(name(slot)), {"metadata": {"labels": {names.POOL_UID: pool.uid}}}, MERGE)
+    pool.wait("it to be the pool's only slot", lambda: uids(pool.all_pods()) == [uid(slot)])
+    pool.wait_ready(1)
 
 
 def test_two_pools_of_the_same_name_one_after_the_other_share_nothing(cluster: Cluster, space: str) -> None:

@@ -40,6 +40,19 @@ def test_what_was_deleted_stays_deleted():
     assert not store.put(Thing("1", "7")) and store.get("1") is None and store.drop("1") is None
 
 
+def test_what_went_out_of_sight_is_known_again_at_a_later_version_only():
+    store = _store()
+    store.put(Thing("1", "5"))
+    assert store.drop("1", "8") == Thing("1", "5")
+    assert not store.put(Thing("1", "7")) and not store.put(Thing("1", "8")) and store.get("1") is None
+    assert store.put(Thing("1", "9")) and store.get("1") == Thing("1", "9")
+    assert store.replace(set(), "20") == ["1"], "a list that doesn't have it"
+    assert not store.put(Thing("1", "15")) and store.put(Thing("1", "21"))
+    store.drop("1")
+    store.drop("1", "30")
+    assert not store.put(Thing("1", "31")), "it was deleted for certain"
+
+
 def test_groups_follow_their_members():
     store = _store()
     store.put(Thing("1", "1", "a"))

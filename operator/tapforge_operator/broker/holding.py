@@ -39,28 +39,30 @@ class Holding:
         #: (when, uid): ends of rests
         self._rests: list[tuple[float, str]] = []
         self._work: list[Work] = []
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        #: what is no slot any more, and whether it may be one again
+        self._gone: OrderedDict[str, bool] = OrderedDict()
         self._why: OrderedDict[str, str] = OrderedDict()
 
     # --- what the API server said -------------------------------------------------------------------------------------
 
-    def observe(self, view: SlotView, now: float) -> None:
-        """A slot is like this."""
+    def observe(self, view: SlotView, now: float, *, back: bool = False) -> None:
+        """A slot is like this. `back`: certainly now, should it have gone out of sight before."""
         slot = self._table.get(view.uid)
         if slot is None:
-            if view.uid not in self._gone:
+            if self._gone.get(view.uid, True) and (back or view.uid not in self._gone):
+                self._gone.pop(view.uid, None)
                 self._meet(view, now)
         elif view.order > slot.view.order:
             self._table.see(slot, view)
             self._check(slot, now)
 
-    def forget(self, uid: str, now: float, why: str = "its Pod is gone") -> None:
-        """The slot is no more."""
+    def forget(self, uid: str, now: float, why: str = "its Pod is gone", *, back: bool = False) -> None:
+        """The slot is no more. `back`: unless it is seen again, with its label or its owner."""
         slot = self._table.get(uid)
         if slot is None:
             return
         if not slot.view.lasting:
-            _keep(self._gone, uid, None)
+            _keep(self._gone, uid, back and not slot.condemned)
         pause = self._left_of_use(slot, now) if slot.view.lasting else 0.0
         if slot.claim is not None:
             self._end(slot, State.DOOMED, why, now)
@@ -180,7 +182,7 @@ class Holding:
         """True: nobody holds the slot and nobody will get it. False: it is claimed, or is being."""
         slot = self._table.get(uid)
         if slot is None:
-            _keep(self._gone, uid, None)
+            _keep(self._gone, uid, False)
             return True
         if slot.claim is not None:
             return False

@@ -10,7 +10,7 @@
 Rules:
 1. A slot has at most one claim. Nobody hears of a claim before its mark is on the slot (`granted`).
 2. A claim's fence is larger than every earlier one of its slot, in this term and all earlier ones.
-3. A slot that ended, is doomed or condemned is never granted again. UIDs of Pods never come back.
+3. A slot that ended, is doomed or condemned is never granted again. The UID of a Pod that was deleted never comes back.
 4. A verified mark on a slot that is new to this ledger is a claim with a whole life before it: the time in which no
    operator ran ages nobody's claim. Silence alone ends no claim before its `hold`; that its holder is gone does. On a
    slot that is known, only a mark with a larger fence is news (another leader wrote it); an older one is a replay and
@@ -178,11 +178,11 @@ class Ledger(Holding):
         self._after_write(slot, view, now, pause)
         self._settle(claim, now)
 
-    def forget(self, uid: str, now: float, why: str = "its Pod is gone") -> None:
+    def forget(self, uid: str, now: float, why: str = "its Pod is gone", *, back: bool = False) -> None:
         """The slot is no more."""
         slot = self._table.get(uid)
         granting = slot.claim if slot is not None and slot.state is State.GRANTING else None
-        super().forget(uid, now, why)
+        super().forget(uid, now, why, back=back)
         if granting is not None:
             self._settle(granting, now)
 

@@ -128,12 +128,12 @@ class Claims:
 
     def observe(self, slot: Slot) -> None:
         if self._ledger is not None:
-            self._ledger.observe(pods.view_of(slot, self._keys), self._clock.now())
+            self._ledger.observe(pods.view_of(slot, self._keys), self._clock.now(), back=True)
             self._serve(slot.pool_uid)
 
     def forget(self, slot: Slot) -> None:
         if self._ledger is not None:
-            self._ledger.forget(slot.uid, self._clock.now())
+            self._ledger.forget(slot.uid, self._clock.now(), back=True)
             self._serve(slot.pool_uid)
 
     def observe_pool(self, pool: PoolObject) -> None:

@@ -3,7 +3,9 @@
 Promises:
 1. An object never goes back in time: what carries an older resourceVersion than is known is passed over, also when it
    comes late out of a list or out of the answer to one of our own writes.
-2. What was deleted stays deleted: a UID never comes back.
+2. What was deleted stays deleted, whatever comes late out of a list or an answer. What merely went out of sight (it
+   lost the label that is selected by, which a watch calls deleted too) is known again when it is seen at a later
+   version: of an object that was deleted there is none.
 3. A whole list (`replace`) also removes what is not in it any more: a watch that was cut doesn't tell of what vanished
    meanwhile. What was written after the list was read is kept.
 
@@ -46,7 +48,8 @@ class Store(Generic[K]):
         self._changed = changed
         self._objects: dict[str, K] = {}
         self._groups: dict[str, dict[str, K]] = {}
-        self._graves: OrderedDict[str, None] = OrderedDict()
+        #: the version at which each went; -1: for ever
+        self._graves: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -68,8 +71,10 @@ class Store(Generic[K]):
 
     def put(self, thing: K) -> bool:
         """True when it was news."""
-        if thing.uid in self._graves:
+        went = self._graves.get(thing.uid)
+        if went is not None and not 0 <= went < version(thing.resource_version):
             return False
+        self._graves.pop(thing.uid, None)
         before = self._objects.get(thing.uid)
         if before is not None and version(before.resource_version) >= version(thing.resource_version):
             return False
@@ -81,9 +86,10 @@ class Store(Generic[K]):
         self._tell(group, before, thing)
         return True
 
-    def drop(self, uid: str) -> K | None:
-        """It was deleted. Returns what was known of it."""
-        self._graves[uid] = None
+    def drop(self, uid: str, at: str = "") -> K | None:
+        """It was deleted, or went out of sight at the version `at`. Returns what was known of it."""
+        before = self._graves.get(uid, 0)
+        self._graves[uid] = -1 if before < 0 or not at else max(before, version(at))
         while len(self._graves) > _GRAVES:
             self._graves.popitem(last=False)
         thing = self._objects.pop(uid, None)
@@ -103,7 +109,7 @@ class Store(Generic[K]):
             if uid not in listed and version(thing.resource_version) <= as_of and (among is None or among(thing))
         ]
         for uid in gone:
-            self.drop(uid)
+            self.drop(uid, resource_version)
         return gone
 
     def _leave(self, group: str, uid: str) -> None:
