@@ -199,6 +199,43 @@ async def test_a_url_that_is_taken_out_and_put_back():
     await broker.end()
 
 
+async def test_the_lease_of_a_url_that_was_taken_out_goes_when_it_is_free_and_its_rest_is_over():
+    lab = Lab(urls=URLS)
+    broker = Broker(lab)
+    claims = await broker.acquire(slots=2)
+    path = next(p for p in lab.cluster.objects if "emulatorpools" in p)
+    pool = lab.cluster.get(path)
+    going = next(c for c in claims if c.url == URLS[1])
+    [kept] = [lease["metadata"]["name"] for lease in lab.leases() if lease["metadata"]["name"] != going.slot]
+    pool["spec"]["external"]["urls"] = [URLS[0]]
+    lab.cluster.put(path, pool)
+    assert (await broker.renew(going))[0].state == "recalled"
+    assert len(lab.leases()) == 2, "its holder has it"
+    await broker.release(going)
+    await until(lambda: [lease["metadata"]["name"] for lease in lab.leases()] == [kept])
+    await broker.end()
+
+
+async def test_a_new_leader_takes_away_what_was_taken_out_while_nobody_led():
+    lab = Lab(urls=URLS)
+    broker = Broker(lab)
+    claims = await broker.acquire(slots=2)
+    await broker.release(*claims)
+    await until(lambda: all(names.CLAIM not in lease["metadata"]["annotations"] for lease in lab.leases()))
+    await broker.end()
+    path = next(p for p in lab.cluster.objects if "emulatorpools" in p)
+    pool = lab.cluster.get(path)
+    pool["spec"]["external"]["urls"] = [URLS[0]]
+    lab.cluster.put(path, pool)
+    broker = Broker(lab)
+    await until(lambda: len(lab.leases()) == 1)
+    assert lab.leases()[0]["metadata"]["annotations"][names.URL] == URLS[0]
+    pool["spec"]["external"]["urls"] = URLS
+    lab.cluster.put(path, pool)
+    assert len(await broker.acquire(slots=2)) == 2, "it may come back"
+    await broker.end()
+
+
 async def test_a_forged_lease_is_none_of_ours():
     lab = Lab(urls=URLS[:1])
     broker = Broker(lab)

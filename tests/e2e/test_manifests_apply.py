@@ -150,7 +150,7 @@ QUESTIONS = [
     ("create", "", "pods/exec", HERE, "", set()),
     ("create", "", "pods/eviction", HERE, "", set()),
     ("get", "", "pods/log", HERE, "", {"cluster", "namespaced"}),
-    ("delete", "coordination.k8s.io", "leases", HERE, "", set()),
+    ("delete", "coordination.k8s.io", "leases", HERE, "", {"cluster", "namespaced"}),
     ("delete", "policy", "poddisruptionbudgets", HERE, "", set()),
     ("create", "policy", "poddisruptionbudgets", HERE, "", {"cluster", "namespaced"}),
     ("patch", "coordination.k8s.io", "leases", HERE, "", {"cluster", "namespaced"}),

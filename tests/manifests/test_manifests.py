@@ -94,7 +94,7 @@ ROLES: dict[str, dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]]] = {
         ("", "pods", ()): (*READ, "create", "patch", "delete"),
         ("", "pods/log", ()): ("get",),
         ("policy", "poddisruptionbudgets", ()): ("get", "create"),
-        ("coordination.k8s.io", "leases", ()): (*READ, "create", "patch"),
+        ("coordination.k8s.io", "leases", ()): (*READ, "create", "patch", "delete"),
         ("batch", "jobs", ()): ("get",),
         ("ray.io", "rayclusters", ()): ("get",),
         ("ray.io", "rayjobs", ()): (*READ, "create", "delete"),

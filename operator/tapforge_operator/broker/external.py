@@ -1,7 +1,7 @@
 """A claim of an external URL: it has no Pod, so a `coordination.k8s.io` Lease carries its mark. Pure.
 
-1. One Lease for each URL of a pool, named by the pool's UID and the URL, made when the URL is first claimed and deleted
-   with the pool (its owner).
+1. One Lease for each URL of a pool, named by the pool's UID and the URL, made when the URL is first claimed. It goes
+   with the pool (its owner), or when the URL was taken out of the pool, nobody has it any more and its rest is over.
 2. The slot's UID is made of the same two, not the Lease's: a Lease that somebody deleted doesn't make a new slot.
 3. `holderIdentity`, `leaseTransitions` and the times are for people and tools; what counts is the signed mark and the
    fence annotation, as on a Pod.
@@ -86,10 +86,8 @@ class Leases:
     def get(self, uid: str) -> Mapping[str, Any] | None:
         return self._known.get(uid)
 
-    def claimed(self, keys: Keys) -> list[SlotView]:
-        """Slots that somebody holds, or may hold."""
-        views = [view_of(url, lease, keys) for lease in self._known.values() if (url := url_of(lease))]
-        return [view for view in views if view.mark or view.foreign]
+    def views(self, keys: Keys) -> list[SlotView]:
+        return [view_of(url, lease, keys) for lease in self._known.values() if (url := url_of(lease))]
 
     def note(self, lease: Mapping[str, Any], deleted: bool) -> str | None:
         """Returns the slot that it is of."""
@@ -199,3 +197,8 @@ def clear_patch(view: SlotView, work: Clear) -> Object:
         },
         "spec": {"holderIdentity": None},
     }
+
+
+def delete_options(view: SlotView) -> Object:
+    """Of the Lease as it was seen: should anybody have claimed the URL since, it stays."""
+    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"resourceVersion": view.version}}

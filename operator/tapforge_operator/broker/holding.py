@@ -93,8 +93,7 @@ class Holding:
 
     def retire(self, uid: str, why: str) -> None:
         """An external URL is no longer in its pool: it goes as soon as it is given back."""
-        slot = self._table.get(uid)
-        if slot is not None:
+        if (slot := self._table.get(uid)) is not None:
             slot.retired = slot.condemned = why
             self._table.recall(slot, why, yields=False)
             self._table.place(slot)
@@ -192,8 +191,7 @@ class Holding:
 
     def recall(self, uid: str, reason: str) -> None:
         """The pool wants the slot back at the end of the episode, and nobody gets it afterwards; "" takes that back."""
-        slot = self._table.get(uid)
-        if slot is not None:
+        if (slot := self._table.get(uid)) is not None:
             self._table.recall(slot, reason, yields=False)
 
     def held(self, pool: str) -> Mapping[str, Held]:
@@ -362,6 +360,8 @@ class Holding:
 
     def _drop_retired(self, slot: Slot) -> None:
         if slot.retired and slot.state is State.FREE:
+            if slot.view.version:
+                self._work.append(Remove(slot.view, slot.retired, slot.fence))
             self._table.drop(slot)
 
 

@@ -190,7 +190,8 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Delete the slot's Pod, unless it carries a larger fence by then: a claim of the next leader."""
+    """Delete the slot's Pod, or the Lease of a URL that left its pool, unless it carries a larger fence by then: a
+    claim of the next leader."""
 
     view: SlotView
     reason: str

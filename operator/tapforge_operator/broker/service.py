@@ -96,15 +96,15 @@ class Claims:
         if self._ledger is not None:
             raise RuntimeError(f"the broker already leads; end that leadership before term {term} begins")
         self._clock.tick()
-        self._ledger = Ledger(term, self._pace)
-        self._leases = external.Leases(leases)
+        self._ledger, self._leases = Ledger(term, self._pace), external.Leases(leases)
         for pool in pools:
             self._adopt_pool(self._ledger, pool)
-        for view in self._directory.unlisted(self._leases.claimed(self._keys)):
+        for view in self._directory.unlisted(self._leases.views(self._keys)):
             self._ledger.observe(view, self._clock.now())
             self._ledger.retire(view.uid, UNLISTED)
         for slot in slots:
             self.observe(slot)
+        self._work()
         self._spawn(self._keep_time(self._ledger), "")
         self._spawn(self._look_after_holders(self._ledger), "")
 

@@ -135,13 +135,17 @@ class Writer:
             view, by_version = found, not found.lasting
 
     async def remove(self, work: Remove) -> None:
-        """Deletes the Pod of the slot as it was seen: a delete that is late hits no claim of the next leader."""
+        """Deletes the Pod of the slot, or its Lease, as it was seen: a delete that is late hits no claim of the next
+        leader."""
         view, pause = work.view, _Pause()
         log.info("slot %s goes: %s", view.name, work.reason, extra=_ref(view))
         while True:
             self._check()
             try:
-                pod = await self._api.delete(pods.where(view), pods.delete_options(view))
+                if view.lasting:
+                    pod = await self._api.delete(external.where(view), external.delete_options(view))
+                else:
+                    pod = await self._api.delete(pods.where(view), pods.delete_options(view))
             except ApiError as error:
                 if error.status == 404:
                     return
@@ -156,6 +160,8 @@ class Writer:
                 return
             found = await self.look(view)
             if found is None or (found.mark is not None and found.mark.fence > work.fence):
+                return
+            if view.lasting:  # its URL may be in the pool again; if not, the next leader finds it
                 return
             view = found
 
