@@ -13,11 +13,14 @@ from e2e.installed import OPERATOR_NAMESPACE
 Object = dict[str, Any]
 
 
-def operator_pod(cluster: Cluster) -> Object:
+def operator_pods(cluster: Cluster) -> list[Object]:
+    """The leader's Pod first."""
     pods = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods?labelSelector=app.kubernetes.io%2Fname%3Dtapforge-operator"
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/tapforge-operator"
+    leader = cluster.api("GET", lease)["spec"].get("holderIdentity")
     found = cluster.api("GET", pods)["items"]
-    assert len(found) == 1, [pod["metadata"]["name"] for pod in found]
-    return found[0]
+    assert len(found) == 2, [pod["metadata"]["name"] for pod in found]
+    return sorted(found, key=lambda pod: pod["metadata"]["name"] != leader)
 
 
 def phone_container(**more: Any) -> Object:

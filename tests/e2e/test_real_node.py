@@ -20,7 +20,7 @@ from e2e.cluster import PATIENCE, Cluster
 from e2e.cluster.node import network
 from e2e.installed import MANIFESTS, OPERATOR_NAMESPACE, operator_is_ready, room
 from live_pool import LivePool, name, ready, uid, uids
-from real_cluster import operator_pod, phone_container, run_python, start_pod
+from real_cluster import operator_pods, phone_container, run_python, start_pod
 
 from tapforge_api.claims import AUDIENCE
 from tapforge_operator import names
@@ -175,7 +175,7 @@ from tapforge_envs.slots.broker_calls import Access, BrokerCalls
 
 async def play():
     async with BrokerCalls(Access.of(os.environ)) as broker:
-        acquired = await broker.acquire("phones", Acquire(request="the-players-first", wait_seconds=30), 60)
+        acquired = await broker.acquire("phones", Acquire(request=os.environ["HOSTNAME"], wait_seconds=30), 60)
         (claim,) = acquired.claims
         violations = await check(claim.url)
         with urllib.request.urlopen(claim.url + "/health", timeout=30) as phone:
@@ -188,7 +188,11 @@ asyncio.run(play())
 """
 
 
-def test_a_pod_claims_a_phone_over_tls_through_the_service(real: Cluster, space: str, pool: LivePool) -> None:
+@pytest.mark.parametrize("through", ["service", "standby"])
+def test_a_pod_claims_a_phone_over_tls_through_the_service(
+    real: Cluster, space: str, pool: LivePool, through: str
+) -> None:
+    """`standby`: the Service's name leads to the replica that passes callers on; its certificate is as good."""
     pool.wait_ready(3)
     group = "rbac.authorization.k8s.io"
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "player", "namespace": space}}
@@ -208,8 +212,9 @@ def test_a_pod_claims_a_phone_over_tls_through_the_service(real: Cluster, space:
     }
     real.apply(account, binding, trusted)
     token = {"serviceAccountToken": {"audience": AUDIENCE, "path": "token", "expirationSeconds": 3600}}
+    broker, me = f"tapforge-broker.{OPERATOR_NAMESPACE}.svc", f"player-{through}"
     environment = {
-        "TAPFORGE_BROKER_URL": f"https://tapforge-broker.{OPERATOR_NAMESPACE}.svc:8443",
+        "TAPFORGE_BROKER_URL": f"https://{broker}:8443",
         "TAPFORGE_BROKER_CA": "/broker/ca.crt",
         "TAPFORGE_BROKER_TOKEN_FILE": "/broker/token",
         "TAPFORGE_NAMESPACE": space,
@@ -224,13 +229,15 @@ def test_a_pod_claims_a_phone_over_tls_through_the_service(real: Cluster, space:
     }
     sources = [token, {"configMap": {"name": "broker-ca"}}]
     volumes = [{"name": "broker", "projected": {"sources": sources}}]
-    path = start_pod(
-        real, space, "player", {"serviceAccountName": "player", "containers": [player], "volumes": volumes}
-    )
+    spec = {"serviceAccountName": "player", "containers": [player], "volumes": volumes}
+    if through == "standby":
+        _, other = operator_pods(real)
+        spec["hostAliases"] = [{"ip": other["status"]["podIP"], "hostnames": [broker]}]
+    path = start_pod(real, space, me, spec)
     try:
         _until(real, "the player", path, "Succeeded")
     finally:
-        log = real.kubectl("logs", "-n", space, "player", check=False).stdout
+        log = real.kubectl("logs", "-n", space, me, check=False).stdout
         print(log)
     said = json.loads(log)
     slots = {name(pod): pod for pod in pool.pods()}
@@ -244,9 +251,10 @@ def test_a_pod_claims_a_phone_over_tls_through_the_service(real: Cluster, space:
 
 
 def test_the_operators_image_runs_as_its_manifest_says(real: Cluster) -> None:
-    pod = operator_pod(real)
-    (status,) = pod["status"]["containerStatuses"]
-    assert status["image"].endswith("tapforge/operator:dev") and status["ready"]
+    pod, other = operator_pods(real)
+    for one in (pod, other):
+        (status,) = one["status"]["containerStatuses"]
+        assert status["image"].endswith("tapforge/operator:dev") and status["ready"]
     pids = real.node.pids(pod)
     owners = {line.split()[1] for pid in pids for line in _status(pid) if line.startswith("Uid:")}
     assert owners == {"65532"}
@@ -256,11 +264,12 @@ def test_the_operators_image_runs_as_its_manifest_says(real: Cluster) -> None:
 
 def test_an_operator_that_dies_is_started_again_and_goes_on(real: Cluster, pool: LivePool) -> None:
     phones = pool.wait_ready(3)
-    pod = operator_pod(real)
+    pod, _ = operator_pods(real)
     real.node.kill(pod)
+    path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{name(pod)}"
 
     def again() -> bool:
-        (status,) = operator_pod(real)["status"]["containerStatuses"]
+        (status,) = real.api("GET", path)["status"]["containerStatuses"]
         return status["restartCount"] > pod["status"]["containerStatuses"][0]["restartCount"]
 
     real.wait_for("the operator's next life", again)
