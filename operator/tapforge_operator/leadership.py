@@ -155,9 +155,10 @@ class Leadership:
         settings = self._settings
         names = (settings.service, f"{settings.service}.cluster.local", "localhost", "127.0.0.1", *settings.names)
         material = await self._material(names)
+        keys = Keys(material.key)
         claims = Claims(
             self._claims_client,
-            Keys(material.key),
+            keys,
             lambda: self._election.leads,
             on_change=self._woken,
             idle=self._idle,
@@ -171,7 +172,7 @@ class Leadership:
             lambda: self._election.leader, settings.identity, settings.service, trust, self._telemetry.passed_on
         )
         stack.push_async_callback(forward.close)
-        app = application(claims, auth, forward)
+        app = application(claims, auth, keys.proved, forward)
         add_progress(app, self._runs.reports, auth)
         served = runner(app)
         await served.setup()

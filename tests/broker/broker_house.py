@@ -10,7 +10,7 @@ from dataclasses import replace
 import aiohttp
 from aiohttp import web
 from callers import Callers
-from claim_cluster import PATIENCE, Broker, Cluster, Lab
+from claim_cluster import KEYS, PATIENCE, Broker, Cluster, Lab
 
 from tapforge_api.claims import Refusal
 from tapforge_operator.broker import server, tls
@@ -67,7 +67,7 @@ class House:
         self.material = material = material or await own_material(["localhost", "127.0.0.1", NAME])
         self.trust = ssl.create_default_context(cadata=material.ca.decode())
         self.forward = Forward(leader, "standby", NAME, self.trust, self.passed_on.append) if leader else None
-        self.runner = server.runner(server.application(self.broker.claims, self.auth, self.forward))
+        self.runner = server.runner(server.application(self.broker.claims, self.auth, KEYS.proved, self.forward))
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", 0, ssl_context=tls.context(material)).start()
         self.address = f"127.0.0.1:{self.runner.addresses[0][1]}"

@@ -106,9 +106,10 @@ class Operator:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Claims]:
         """One life of the operator; the next one knows only what is on the Leases."""
+        keys = Keys(b"k" * 32)
         claims = Claims(
             self.api,
-            Keys(b"k" * 32),
+            keys,
             lambda: True,
             pace=LedgerPace(patience=0.3, linger=0.3, step_deadline=0.3, first_pause=600),
             patience=Patience(tick=0.05, siblings=0.2, release=60),
@@ -122,7 +123,7 @@ class Operator:
             self.calls.append(request.path.rpartition("/")[2])
             return await handler(request)
 
-        served = application(claims, Auth(self.api, claims.find_pool))
+        served = application(claims, Auth(self.api, claims.find_pool), keys.proved)
         served.middlewares.insert(0, counted)
         app_runner = runner(served)
         await app_runner.setup()

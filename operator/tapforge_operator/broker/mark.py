@@ -114,6 +114,10 @@ class Keys:
         digest = hmac.digest(self._secrets, claim.encode(), hashlib.sha256)
         return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
+    def proved(self, claim: str, secret: str) -> bool:
+        """Whether it is the secret of the claim with that id, whatever became of the claim."""
+        return proves(self.secret(claim), secret)
+
     def _sign(self, fields: dict[str, Any], uid: str) -> str:
         return hmac.digest(self._signing, f"{uid}\n{_canonical(fields)}".encode(), hashlib.sha256).hex()
 

@@ -16,9 +16,9 @@ from .server import answer, parse, token, turn
 def add_progress(app: web.Application, reports: Reports, auth: Auth) -> None:
     async def report(request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["run"]
-        proof = token(request)
-        async with turn(request, proved=auth.knows(proof)):
-            run = (await auth.caller(proof)).run
+        shown = token(request)
+        async with turn(request, proved=auth.knows(shown)):
+            run = (await auth.caller(shown)).run
             said = parse(await read_body(request), Progress)
         if run is None or (run.namespace, run.name) != (namespace, name):
             who = f"a Pod of TrainingRun {run.namespace}/{run.name}" if run is not None else "no Pod of a TrainingRun"

@@ -26,7 +26,7 @@ from tapforge_api.errors import problems_of
 
 from ..logs import ref
 from .auth import Auth, Denied
-from .body import MAX_BODY, read_body
+from .body import MAX_BODY, Proof, read_body
 from .directory import PoolNotFound
 from .forward import FORWARDED, FORWARDED_FOR, Forward
 from .looking import Behind
@@ -53,9 +53,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 S = TypeVar("S", bound=Spec)
 
 
-def application(claims: Claims, auth: Auth, forward: Forward | None = None) -> web.Application:
+def application(claims: Claims, auth: Auth, proof: Proof, forward: Forward | None = None) -> web.Application:
     """To be run with `handler_cancellation=True`: rule 5 needs it."""
-    broker = _Broker(claims, auth, forward)
+    broker = _Broker(claims, auth, proof, forward)
     app = web.Application(middlewares=[_refuse, broker.pass_on])
     app[TURNS] = Turns()
     app.router.add_post(ACQUIRE, broker.acquire)
@@ -69,17 +69,18 @@ def runner(app: web.Application) -> web.AppRunner:
 
 
 class _Broker:
-    def __init__(self, claims: Claims, auth: Auth, forward: Forward | None):
+    def __init__(self, claims: Claims, auth: Auth, proof: Proof, forward: Forward | None):
         self._claims = claims
         self._auth = auth
+        self._proof = proof
         self._forward = forward
         self._waiting: Counter[str] = Counter()
 
     async def acquire(self, request: web.Request) -> web.Response:
         namespace, pool = request.match_info["namespace"], request.match_info["pool"]
-        proof = token(request)
-        async with turn(request, proved=self._auth.knows(proof)):
-            holder = await self._auth.holder(proof, namespace, pool)
+        shown = token(request)
+        async with turn(request, proved=self._auth.knows(shown)):
+            holder = await self._auth.holder(shown, namespace, pool)
             ask = parse(await read_body(request), Acquire)
         self._claims.find_pool(namespace, pool)
         async with self._place(holder.name):
@@ -96,7 +97,7 @@ class _Broker:
         return answer(await self._claims.release(ask))
 
     async def _batch(self, request: web.Request) -> bytes:
-        return await read_body(request, MAX_BODY, self._claims.proved)
+        return await read_body(request, MAX_BODY, self._proof)
 
     @web.middleware
     async def pass_on(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -29,7 +29,7 @@ from .directory import UNLISTED, Directory, PoolNotFound
 from .holder_pods import evidence
 from .ledger import Ledger
 from .looking import look_again
-from .mark import Keys, proves
+from .mark import Keys
 from .messages import claim_message, want_of, why_none
 from .records import Answer, Clear, Counts, Grant, Holder, Pace, Patience, Remove
 from .tickets import Tickets
@@ -212,10 +212,6 @@ class Claims:
         """Raises PoolNotFound, and NotLeading: who does not lead knows of no pool."""
         self._lead()
         return self._directory.find(namespace, name)
-
-    def proved(self, claim: str, secret: str) -> bool:
-        """Whether it is the secret of the claim with that id, whatever became of the claim."""
-        return proves(self._keys.secret(claim), secret)
 
     # --- what callers ask ---------------------------------------------------------------------------------------------
 
