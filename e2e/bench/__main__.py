@@ -23,6 +23,8 @@ from bench.load.machine import machine, show, write
 from e2e.cluster import binaries
 
 from . import availability, claims, create, kill, memory, ready, replace, steady
+from .peer import scenario as peer
+from .peer.agent_sandbox import SOURCES as PEER
 from .targets import results, rows
 from .testbed import Run
 
@@ -35,6 +37,7 @@ SCENARIOS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "memory": memory.run,
     "claims": claims.run,
     "availability": availability.run,
+    "peer": peer.run,
 }
 _RESULTS = Path("bench-results")
 #: the control plane collects its garbage less often: in a cluster it has cores of its own
@@ -52,6 +55,8 @@ def main() -> None:
     for name, value in _GO.items():
         os.environ.setdefault(name, value)
     binaries.ensure()
+    if "peer" in (args.only or SCENARIOS):
+        binaries.ensure(of=PEER)
     done, failed = _scenarios_of(out), list[str]()
     for name in args.only or SCENARIOS:
         before, began = os.getloadavg()[0], time.monotonic()
@@ -96,10 +101,18 @@ def _about() -> dict[str, Any]:
 
 
 def _components() -> dict[str, str]:
-    """Versions of what the cluster is built of."""
-    lines = [line.split() for line in (binaries.MODULE / "go.mod").read_text().splitlines()]
-    required = {words[0]: words[1] for words in lines if len(words) >= 2}
-    return {"kubernetes": required["k8s.io/kubernetes"], "kwok": required["sigs.k8s.io/kwok"]}
+    """Versions of what the cluster is built of, and of the peer."""
+    required = _required(binaries.MODULE)
+    return {
+        "kubernetes": required["k8s.io/kubernetes"],
+        "kwok": required["sigs.k8s.io/kwok"],
+        "agent-sandbox": _required(PEER.module)["sigs.k8s.io/agent-sandbox"],
+    }
+
+
+def _required(module: Path) -> dict[str, str]:
+    lines = [line.split() for line in (module / "go.mod").read_text().splitlines()]
+    return {words[0]: words[1] for words in lines if len(words) >= 2}
 
 
 if __name__ == "__main__":

@@ -41,6 +41,13 @@ TARGETS: Sequence[Target] = (
     Target("claims in a storm of 1,000 Pods, of the raw client's time: p99", "storm_p99_ratio", "<=", 2.0),
     Target("share of acquires that were refused", "claims_refused_share", "<=", 0.0),
     Target("share of acquires that were refused in the storm", "claims_storm_refused_share", "<=", 0.0),
+    Target("peer's time to 1,000 Pods created, of ours", "peer_times.slots_created_s", ">=", 10.0),
+    Target("peer's time to 1,000 Pods ready, of ours", "peer_times.slots_ready_s", ">=", 5.0),
+    Target("peer's claims, of ours: p99", "peer_times.claims_p99_ms", ">=", 40.0),
+    Target("with ten workers: to 1,000 Pods created, of ours", "peer_ten_times.slots_created_s", ">=", 10.0),
+    Target("with ten workers: to 1,000 Pods ready, of ours", "peer_ten_times.slots_ready_s", ">=", 5.0),
+    Target("with ten workers: claims, of ours: p99", "peer_ten_times.claims_p99_ms", ">=", 40.0),
+    Target("claims at 30/s, of the raw client's time: p99", "peer_raw_p99_ratio", "<=", 2.0),
     Target("kill -9 at 5,000 slots to the first right grant", "first_grant_after_kill_s", "<=", 5.0, "s"),
     Target("peak memory, 5,000 Pods of 5 KB", "peak_mib_5000", "<=", 200.0, "MiB"),
     Target("peak memory, 20,000 Pods of 5 KB", "peak_mib_20000", "<=", 450.0, "MiB"),
@@ -106,6 +113,15 @@ HEADLINES: Mapping[str, Sequence[str]] = {
         "raw_patch_storm_p50_ms",
         "raw_patch_storm_p99_ms",
     ),
+    "peer": (
+        "peer",
+        "peer_ten",
+        "peer_ours",
+        "peer_times",
+        "peer_ten_times",
+        "peer_raw_p50_ratio",
+        "peer_raw_p99_ratio",
+    ),
 }
 
 
@@ -113,7 +129,7 @@ def results(scenarios: Mapping[str, Mapping[str, Any]], about: Mapping[str, Any]
     """The file's content: headlines, targets, and each scenario's own figures."""
     # A scenario that was not run this time may be of a time when it had fewer figures.
     top = {figure: found[figure] for name, found in scenarios.items() for figure in HEADLINES[name] if figure in found}
-    where = {**top, **scenarios}
+    where = {**scenarios, **top}
     targets = []
     for target in TARGETS:
         if (found := _at(where, target.figure)) is not None:

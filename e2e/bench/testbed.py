@@ -132,30 +132,30 @@ class Testbed:
             return False
         return "tapforge_leader 1.0" in text.splitlines()
 
-    def cpu_seconds(self) -> float:
-        """CPU time of the operator's process so far."""
-        fields = self._proc("stat").rpartition(")")[2].split()
+    def cpu_seconds(self, component: str = OPERATOR) -> float:
+        """CPU time of the component's process so far."""
+        fields = self._proc("stat", component).rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def wait_idle(self, seconds: float = 60.0) -> None:
-        """Until the operator has hardly done anything for a second: what was seen has been digested too."""
+    def wait_idle(self, component: str = OPERATOR, seconds: float = 60.0) -> None:
+        """Until the component has hardly done anything for a second: what was seen has been digested too."""
         deadline = time.monotonic() + seconds
-        before = self.cpu_seconds()
+        before = self.cpu_seconds(component)
         while time.monotonic() < deadline:
             time.sleep(1.0)
-            now = self.cpu_seconds()
+            now = self.cpu_seconds(component)
             if now - before <= _IDLE:
                 return
             before = now
-        raise TimeoutError(f"the operator is still busy after {seconds:g} s")
+        raise TimeoutError(f"{component} is still busy after {seconds:g} s")
 
     def peak_mib(self) -> float:
         """The largest resident size of the operator's process so far."""
         line = next(line for line in self._proc("status").splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) / 1024
 
-    def _proc(self, name: str) -> str:
-        return Path(f"/proc/{self.cluster.pid(OPERATOR)}/{name}").read_text()
+    def _proc(self, name: str, component: str = OPERATOR) -> str:
+        return Path(f"/proc/{self.cluster.pid(component)}/{name}").read_text()
 
     # --- pools --------------------------------------------------------------------------------------------------------
 

@@ -142,7 +142,11 @@ async def test_a_caller_gives_up_when_its_time_is_over():
 
 
 def figures(value: float) -> dict[str, dict[str, Any]]:
-    return {name: dict.fromkeys(keys, value) for name, keys in HEADLINES.items()}
+    found: dict[str, dict[str, Any]] = {name: dict.fromkeys(keys, value) for name, keys in HEADLINES.items()}
+    names = ("slots_created_s", "slots_ready_s", "cpu_s", "claims_p50_ms", "claims_p99_ms")
+    for times in ("peer_times", "peer_ten_times"):
+        found["peer"][times] = dict.fromkeys(names, value)
+    return found
 
 
 def test_every_target_and_every_reported_figure_is_one_that_a_scenario_gives():

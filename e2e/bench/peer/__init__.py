@@ -1,0 +1,1 @@
+"""The scenario `peer`: tapforge beside agent-sandbox."""
