@@ -2,8 +2,9 @@
 
 Promises:
 1. What is under way is known by its key; nobody begins it a second time.
-2. A pass waits as long as anything of its own moves. What stands still for `_STANDSTILL_SECONDS` is left behind; its
-   end is told (`ended`), and what it raised comes out of the next `settle`.
+2. A pass waits as long as anything of its own moves, until no more of it is under way than it leaves to the next one.
+   What stands still for `_STANDSTILL_SECONDS` is left behind too; the end of what is left is told (`ended`), and what
+   it raised comes out of the next `settle`.
 3. After `end` nothing is under way any more.
 """
 
@@ -25,7 +26,8 @@ class UnderWay(Generic[K]):
         self._tasks: dict[K, asyncio.Task[Any]] = {}
         #: those of the present pass
         self._fresh: set[asyncio.Task[Any]] = set()
-        self._ended = 0
+        #: something ended
+        self._moved = asyncio.Event()
         self._raised: list[BaseException] = []
         #: number of the present pass
         self.turn = 0
@@ -46,12 +48,15 @@ class UnderWay(Generic[K]):
         task.add_done_callback(lambda task: self._end_of(key, task))
         return task
 
-    async def settle(self) -> None:
-        """Ends the pass. Raises what any of them raised, once; after everything else was done or left behind."""
-        while self._fresh:
-            before = self._ended
-            await asyncio.wait(self._fresh.copy(), timeout=_STANDSTILL_SECONDS)
-            if self._ended == before:
+    async def settle(self, leave: int = 0) -> None:
+        """Ends the pass, with at most `leave` calls left to the next one unless they stand still. Raises what any of
+        them raised, once; after everything else was done or left behind."""
+        while len(self._fresh) > leave:
+            self._moved.clear()
+            try:
+                async with asyncio.timeout(_STANDSTILL_SECONDS):
+                    await self._moved.wait()
+            except TimeoutError:
                 break
         self._fresh.clear()
         self.turn += 1
@@ -67,7 +72,7 @@ class UnderWay(Generic[K]):
 
     def _end_of(self, key: K, task: asyncio.Task[Any]) -> None:
         del self._tasks[key]
-        self._ended += 1
+        self._moved.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._raised.append(error)
         if task in self._fresh:

@@ -27,6 +27,7 @@ from .logs import ref
 from .objects import belongs
 from .pool.history import Refusal
 from .pool.manifests import retain_patch, slot_pods
+from .pool.pacing import PER_PASS
 from .pool.records import Device, Held, NewSlot, Plan, Pool, Removal
 from .pool.refusals import refusal
 from .pool.room import room_makers
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 
 _LOG_LINES, _LOG_CHARACTERS, _LOG_SECONDS = 40, 4096, 5.0
 _SUCCESSOR_SECONDS = 600.0
+#: creates under way that a pass leaves to the next one: as many as the API server carries out while a pool is planned
+#: and its status is written
+_WINDOW = PER_PASS // 2
 
 #: what is under way: which call, and the UID or the name that it is about
 Call = tuple[Literal["remove", "create", "budget"], str]
@@ -117,7 +121,8 @@ class SlotWrites:
         self._keep_budget(pool, planned)
         self._remove(pool, planned)
         self._make(pool, planned)
-        await self._under_way.settle()
+        # While there are more to create than one plan has, the next plan begins before the last of this one are there.
+        await self._under_way.settle(_WINDOW if len(planned.creates) == PER_PASS else 0)
 
     def _keep_budget(self, pool: Pool, planned: Plan) -> None:
         slots = pool.spec.template is not None and bool(self._world.slots.of(pool.uid))
@@ -179,7 +184,7 @@ class SlotWrites:
             return
         self._ask_leave()
         try:
-            made = await self._client.create(path("pods", pool.namespace), build(new), strict=True)
+            made = await self._client.create(path("pods", pool.namespace), build(new), strict=True, bulk=True)
         except ApiError as error:
             if error.status == 409 or error.unclear:
                 await self._look_at(pool, new.name, error)
@@ -188,7 +193,7 @@ class SlotWrites:
             else:
                 raise
             return
-        self._world.saw_pod(made)
+        self._world.saw_pod(made)  # its metadata: a new Pod has no more to tell
         if (since := self._sick.pop(new.ordinal, None)) is not None:
             self._telemetry.replaced(f"{pool.namespace}/{pool.name}", time.monotonic() - since)
 

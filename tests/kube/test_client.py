@@ -126,6 +126,36 @@ async def test_what_waited_in_the_queue_was_certainly_not_sent():
         await first
 
 
+async def test_creates_in_bulk_hold_nobody_up_and_are_answered_with_metadata():
+    released = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.StreamResponse:
+        if request.method == "POST":
+            await released.wait()
+        return web.json_response({"asked": request.headers["Accept"]})
+
+    async with _server(hang, in_flight=8) as (client, asked):
+        creates = [asyncio.create_task(client.create("/pods", {}, bulk=True)) for _ in range(20)]
+        assert await client.patch("/status", {}) == {"asked": "application/json"}
+        released.set()
+        answers = await asyncio.gather(*creates)
+        assert {answer["asked"].split(";")[1] for answer in answers} == {"as=PartialObjectMetadata"}
+        assert len(asked) == 21
+
+
+async def test_a_create_in_bulk_that_waited_too_long_was_certainly_not_sent():
+    async def hang(_: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        return web.Response()
+
+    async with _server(hang, in_flight=1) as (client, _):
+        first = asyncio.create_task(client.create("/pods", {}, bulk=True))
+        await asyncio.sleep(0)
+        with pytest.raises(NotSent):
+            await client.create("/pods", {}, deadline=0.2, bulk=True)
+        first.cancel()
+
+
 async def test_nobody_there(monkeypatch: pytest.MonkeyPatch):
     pauses: list[float] = []
 

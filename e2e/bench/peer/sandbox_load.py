@@ -2,9 +2,9 @@
 
     python -m e2e.bench.peer.sandbox_load < load.json
 
-The n-th SandboxClaim is created n / rate seconds after the first; one watch tells when each is Ready. Prints seconds of
-each from the time at which it was meant to be sent until its Ready condition was heard of; one that is not Ready when
-its time is over counts with that time.
+The n-th SandboxClaim is created n / rate seconds after the first, again a second later where that failed; one watch
+tells when each is Ready. Prints seconds of each from the time at which it was meant to be sent until its Ready condition
+was heard of; one that is not Ready when its time is over counts with that time. `errors`: tries by what became of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import aiohttp
 import uvloop
 
 from ..raw import Job, connector
+
+_AGAIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Load:
 class Measured:
     took: list[float] = field(default_factory=list)
     never: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
 
 
 class _Ready:
@@ -52,6 +55,15 @@ class _Ready:
         return self._events.setdefault(name, asyncio.Event())
 
     async def watch(self, session: aiohttp.ClientSession, path: str, begun: asyncio.Event) -> None:
+        """Until cancelled. A watch that ends begins anew, with everything that is there."""
+        while True:
+            try:
+                await self._watch_once(session, path, begun)
+            except aiohttp.ClientError as error:
+                print(f"the watch of claims begins anew: {error!r}", file=sys.stderr)
+            await asyncio.sleep(0.1)
+
+    async def _watch_once(self, session: aiohttp.ClientSession, path: str, begun: asyncio.Event) -> None:
         rest = b""
         endless = aiohttp.ClientTimeout(total=None)
         async with session.get(path, params={"watch": "1"}, timeout=endless) as answer:
@@ -75,20 +87,30 @@ async def run(load: Load) -> Measured:
         headers={"User-Agent": load.job.agent},
     ) as session:
 
-        async def claim(number: int, intended: float) -> None:
-            name = f"claim-{number}"
+        async def create(name: str) -> None:
             body = {**load.body, "metadata": {"name": name}}
-            there = True
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + load.patience):
+            while True:
+                try:
                     async with session.post(load.path, json=body) as answer:
-                        answer.raise_for_status()
                         await answer.read()
+                        if answer.status in (201, 409):  # 409: an earlier try came through
+                            return
+                        kind = str(answer.status)
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    kind = type(error).__name__
+                measured.errors[kind] = measured.errors.get(kind, 0) + 1
+                await asyncio.sleep(_AGAIN)
+
+        async def claim(number: int, intended: float) -> None:
+            name, there = f"claim-{number}", True
+            try:
+                async with asyncio.timeout(load.patience):
+                    await create(name)
                     await ready.of(name).wait()
-            except (aiohttp.ClientError, TimeoutError):
+            except TimeoutError:
                 there = False
             if number >= load.rate * load.warm_up:
-                measured.took.append(time.monotonic() - intended if there else load.patience)
+                measured.took.append(time.monotonic() - intended)
                 measured.never += not there
 
         begun = asyncio.Event()

@@ -81,7 +81,13 @@ def _theirs(options: Run, slots: int, seconds: float, workers: Workers) -> dict[
         with Growth(bed, peer.name, "sandboxwarmpools", slots) as growth:
             peer.make_pool(_POOL, slots)
         said = peer.claim(_POOL, _RATE, seconds, _WARM_UP)
-    return {**growth.figures(), **_claims(said.took), "claims_never_granted": said.never, "workers": workers.figures()}
+    return {
+        **growth.figures(),
+        **_claims(said.took),
+        "claims_never_granted": said.never,
+        "claims_errors": said.errors,
+        "workers": workers.figures(),
+    }
 
 
 def _claims(took: list[float]) -> dict[str, float]:
