@@ -397,7 +397,7 @@ def _claimer(cluster: Cluster) -> str:
 
 
 def test_callers_of_the_broker_have_a_lane_of_their_own_on_the_api_server(whole: Cluster):
-    whole.kubectl("apply", "--server-side", "-f", str(MANIFESTS / "components" / "flowcontrol.yaml"))
+    whole.kubectl("apply", "--server-side", "-f", str(MANIFESTS / "components" / "flowcontrol" / "flowcontrol.yaml"))
     schema = whole.api("GET", "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/tapforge-claims")["metadata"]["uid"]
     token = whole.token("tapforge-system", "tapforge-operator")
     trust = ssl.create_default_context(cafile=str(whole.ca))
