@@ -24,8 +24,8 @@ def begin(file: Path) -> None:
     def clock() -> float:
         return since_boot() + float(file.read_text())
 
-    def election(client: Client, namespace: str, name: str, identity: str, timing: Timing) -> Election:
-        return Election(client, namespace, name, identity, replace(timing, every_seconds=_LOOK), clock)
+    def election(client: Client, namespace: str, name: str, identity: str, timing: Timing, *, address: str) -> Election:
+        return Election(client, namespace, name, identity, replace(timing, every_seconds=_LOOK), clock, address)
 
     main.Election = election  # type: ignore[assignment,misc]
     main.main()
