@@ -193,6 +193,17 @@ def test_two_runs_share_the_phones_there_are_and_one_that_fails_says_why(real: C
     assert "the driver was killed" in message and "exit code 137" in message, message
     other.wait("all phones", lambda: held(other) == PHONES)
 
+    # The head of the other one is evicted, as by a drain: it costs the run nothing that counts.
+    head = name(other.head())
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": head, "namespace": space}}
+    real.api("POST", f"/api/v1/namespaces/{space}/pods/{head}/eviction", eviction)
+    times.of("head evicted to its attempt over", lambda: other.wait("it", lambda: other.status()["disruptions"] == 1))
+    assert "EvictionByEvictionAPI" in other.status()["attempt"]["message"]
+    times.of("and to the next attempt's RayJob", lambda: other.wait("it", lambda: other.attempts() == [2]))
+    other.wait_ready("True", "Running", START)
+    status = other.status()
+    assert (status["disruptions"], status["lostClusters"], status["failures"]) == (1, 0, 0)
+
     # Nothing stays of a run that is deleted while it trains, and its phones are free again.
     def gone() -> bool:
         return not _left(real, space, other.uid)
