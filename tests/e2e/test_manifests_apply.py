@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import ssl
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -239,6 +240,34 @@ def test_it_writes_only_what_a_pool_controls(whole):
     patch = '[{"op": "remove", "path": "/metadata/ownerReferences"}]'
     refused(whole, token, "patch", "pod", "own", "--type=json", f"-p={patch}", "-n", HERE)
     whole.kubectl("delete", "pod", "own", "--wait=false", "-n", HERE, kubeconfig=token)
+
+
+def test_another_namespace_and_another_name_are_confined_as_well(whole, tmp_path):
+    overlay = os.path.relpath(MANIFESTS / "overlays" / "cluster", tmp_path)
+    changed = {"resources": [overlay], "namespace": "elsewhere", "namePrefix": "acme-"}
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(changed))
+    whole.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(tmp_path))
+    other = "system:serviceaccount:elsewhere:acme-tapforge-operator"
+    whole.wait_for("its rights", lambda: may(whole, other, "create", "", "pods", HERE))
+    alone = ("run", "alone", "--image=x", "--dry-run=server", "-n")
+    whole.wait_for(
+        "its confinement",
+        lambda: "EmulatorPool controls" in whole.kubectl(*alone, HERE, f"--as={other}", check=False).stderr,
+    )
+    # One that was bound by hand, and an administrator that is a service account.
+    for account, role in (("mine", "tapforge-operator"), ("robot", "cluster-admin")):
+        whole.kubectl("create", "serviceaccount", account, "-n", HERE)
+        for part in ("pools", "reviews") if account == "mine" else ("",):
+            name, bound = f"{account}{part}", f"{role}-{part}" if part else role
+            whole.kubectl(
+                "create", "clusterrolebinding", name, f"--clusterrole={bound}", f"--serviceaccount={HERE}:{account}"
+            )
+        who = f"system:serviceaccount:{HERE}:{account}"
+        rights = [("create", "", "pods", THERE), ("keep", "tapforge.dev", "confinement", "")]
+        whole.wait_for("its rights", lambda who=who, rights=rights: all(may(whole, who, *right) for right in rights))
+        said = whole.kubectl(*alone, THERE, f"--as={who}", check=False).stderr
+        assert ("EmulatorPool controls" in said) is (account == "mine"), said
+    whole.kubectl("delete", "clusterrolebinding", "minepools", "minereviews", "robot")
 
 
 def _pool(cluster: Cluster, name: str, namespace: str = HERE) -> str:
