@@ -233,7 +233,8 @@ class Leadership:
     def _idle(self, holder: str) -> bool:
         """The holder is a run that is deleted, finished or suspended."""
         kind, _, rest = holder.partition("/")
-        return kind == "run" and ((run := self.world.runs.get(rest.rpartition("/")[2])) is None or not run.wanted)
+        run = self.world.runs.get(rest.rpartition("/")[2])
+        return kind == "run" and (run is None or run.ended or run.suspended)
 
     # --- what the world says ------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from .kube.client import Client
 from .kube.connection import NoCluster, connection
 from .kube.election import Election, Timing
 from .leadership import Leadership
+from .own_lease import OwnLease
 from .settings import Settings, advertised
 from .slot_watch import SlotWatch
 from .telemetry import Telemetry
@@ -128,7 +129,12 @@ async def run(settings: Settings) -> str:
         watches_end = asyncio.Event()
         world, scope = leadership.world, settings.scope
         slots = SlotWatch(world, client, scope.each, lambda: telemetry.event("pods"))
-        watches = asyncio.create_task(watch(world, slots, scope.namespaces, watching, watches_end), name="the watches")
+        own = None
+        if scope.namespaces and settings.namespace not in scope.namespaces:
+            own = OwnLease(client, settings.namespace, lambda: telemetry.event("leader"))
+        watches = asyncio.create_task(
+            watch(world, slots, scope.namespaces, watching, watches_end, own), name="the watches"
+        )
         leading = asyncio.create_task(leadership.run(), name="the leadership")
         stopped = asyncio.create_task(_signalled(watching), name="waiting")
         done, _ = await asyncio.wait({watches, leading, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,5 +1,5 @@
 """All watches: they tell the world what happens, and write nothing into the cluster. Slots have one of their own
-(slot_watch.py), everything else is kopf's.
+(slot_watch.py), the leader's Lease where no other hears it (own_lease.py), everything else is kopf's.
 """
 
 from __future__ import annotations
@@ -12,24 +12,34 @@ from typing import Any, cast
 import kopf
 
 from .kube.connection import connection
+from .own_lease import OwnLease
 from .slot_watch import SlotWatch
 from .spectator import look_on
 from .world import World
 
 
 async def watch(
-    world: World, slots: SlotWatch, namespaces: Collection[str], begun: asyncio.Event, end: asyncio.Event
+    world: World,
+    slots: SlotWatch,
+    namespaces: Collection[str],
+    begun: asyncio.Event,
+    end: asyncio.Event,
+    own: OwnLease | None = None,
 ) -> None:
     """Watches the namespaces, all of them when none is named; sets `begun`, and returns when `end` is set."""
     # Begun before kopf, which ends every task that it finds afterwards; with the tasks that this one begins.
-    hearing = asyncio.create_task(slots.run(), name="slots")
+    hearing = {asyncio.create_task(slots.run(), name="slots")}
+    if own is not None:
+        hearing.add(asyncio.create_task(own.run(), name="the leader's Lease"))
     await asyncio.sleep(0)
-    hearing.add_done_callback(lambda _: end.set())
+    for task in hearing:
+        task.add_done_callback(lambda _: end.set())
     try:
         await _watch_others(world, namespaces, begun, end)
     finally:
-        hearing.cancel()
-        done, _ = await asyncio.wait({hearing})
+        for task in hearing:
+            task.cancel()
+        done, _ = await asyncio.wait(hearing)
     for task in done:
         if not task.cancelled():
             task.result()

@@ -265,9 +265,8 @@ class World:
         await self._read(client, "emulatorpools", crd, "", self.saw_pool, self.pools, space)
 
     async def keep_right(self, client: Client, every: float, silence: float) -> None:
-        """Lists again `every` so many seconds, soon after a watch was cut, and after a `silence` of all watches: there
-        may be nothing to tell (a scope that doesn't hold the leader's own Lease), or nobody left to tell it. Until
-        cancelled."""
+        """Lists again `every` so many seconds, soon after a watch was cut, and after a `silence` of all watches: one of
+        them hears each renewal of the leader's Lease, so nobody is left to tell anything. Until cancelled."""
         listed = asked = time.monotonic()
         while True:
             due = min(

@@ -382,6 +382,8 @@ def test_the_operator_lives_with_these_rights(installed, overlay):
     installed.wait_for("phones", lambda: ready(installed, "phones", 2))
     installed.wait_for("devices", lambda: ready(installed, "devices", 3))
     assert it.health("healthz") == ""
+    if overlay == "namespaced":  # nothing is listed again while its own Lease is heard
+        installed.wait_for("its own Lease", lambda: it.metrics("tapforge_watch_event_age_seconds", kind="leader") > 0)
     token, claims = _claimer(installed), "/v1/namespaces/default/pools/{}/claims"
     held = [
         ask(it, claims.format(pool), {"request": f"try-{pool}-{overlay}", **LONG}, token)["claims"][0]
