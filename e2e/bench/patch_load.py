@@ -20,10 +20,10 @@ from typing import Any
 import aiohttp
 import uvloop
 
-from .raw import Job, connector
+from .raw import Job, session
 
 _MERGE = "application/merge-patch+json"
-_HEADERS = {"Content-Type": _MERGE, "Accept": "application/json"}
+_HEADERS = {"Content-Type": _MERGE}
 #: as much as a claim writes
 _LABELS = {"example.com/claimed": "true", "example.com/run": "a-run"}
 _NOTES = {
@@ -55,11 +55,10 @@ def _patch(there: bool, uid: str) -> bytes:
 async def run(load: Load) -> dict[str, Any]:
     took: list[float] = []
     errors: dict[str, int] = {}
-    deadline = aiohttp.ClientTimeout(total=30)
-    async with aiohttp.ClientSession(load.job.server, connector=connector(load.job), timeout=deadline) as session:
+    async with session(load.job) as calls:
 
         async def write(path: str, body: bytes) -> None:
-            async with session.patch(path, data=body, headers=_HEADERS) as answer:
+            async with calls.patch(path, data=body, headers=_HEADERS) as answer:
                 await answer.read()
                 answer.raise_for_status()
 

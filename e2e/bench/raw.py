@@ -3,9 +3,9 @@ kills Pods and makes storms.
 
     python -m e2e.bench.raw < job.json
 
-It keeps `in_flight` requests under way over HTTP/1.1 connections that stay open, by TLS with a client certificate, as
-the operator does. Bodies are made before the clock starts, and answers are read to their end but not parsed: it costs
-less than any controller could. With `every` it does the same again and again until `seconds` are over.
+It keeps `in_flight` requests under way over HTTP/1.1 connections that stay open, by TLS with a service account's token,
+as the operator does. Bodies are made before the clock starts, and answers are read to their end but not parsed: it
+costs less than any controller could. With `every` it does the same again and again until `seconds` are over.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ import uvloop
 from e2e.cluster import Cluster
 
 IN_FLIGHT = 64
+#: namespace and name of the service account that everything but the operator is done as (testbed.py)
+CLIENT = ("tapforge-system", "bench-client")
 _DEADLINE = 30.0
 
 
@@ -42,8 +44,7 @@ class Request:
 class Job:
     server: str
     authority: str
-    certificate: str
-    key: str
+    token: str
     #: shows in the audit log
     agent: str
     requests: tuple[Request, ...]
@@ -65,8 +66,7 @@ class Done:
 
 
 def job(cluster: Cluster, agent: str, requests: Sequence[Request], **options: float) -> Job:
-    certificate, key = cluster.admin
-    made = Job(cluster.server, str(cluster.ca), str(certificate), str(key), agent, tuple(requests))
+    made = Job(cluster.server, str(cluster.ca), cluster.token(*CLIENT), agent, tuple(requests))
     return Job(**{**{name: getattr(made, name) for name in made.__slots__}, **options})
 
 
@@ -96,26 +96,26 @@ def sending(work: Job) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def connector(work: Job) -> aiohttp.TCPConnector:
-    """As many connections as there are requests under way. To be called in an event loop."""
+def session(work: Job) -> aiohttp.ClientSession:
+    """With as many connections as there are requests under way. To be called in an event loop."""
     tls = ssl.create_default_context(cafile=work.authority)
-    tls.load_cert_chain(work.certificate, work.key)
-    return aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=60)
+    return aiohttp.ClientSession(
+        work.server,
+        connector=aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=60),
+        timeout=aiohttp.ClientTimeout(total=_DEADLINE),
+        headers={"User-Agent": work.agent, "Accept": "application/json", "Authorization": f"Bearer {work.token}"},
+    )
 
 
 async def _run(work: Job) -> Done:
     refused: dict[str, int] = {}
-    ready = [(r.method, work.server + r.path, json.dumps(r.body).encode(), r.content_type) for r in work.requests]
+    ready = [(r.method, r.path, json.dumps(r.body).encode(), r.content_type) for r in work.requests]
     rounds, began, cpu = 0, time.monotonic(), time.process_time()
-    async with aiohttp.ClientSession(
-        connector=connector(work),
-        timeout=aiohttp.ClientTimeout(total=_DEADLINE),
-        headers={"User-Agent": work.agent, "Accept": "application/json"},
-    ) as session:
+    async with session(work) as calls:
 
         async def worker(waiting: Iterator[tuple[str, str, bytes, str]]) -> None:
             for method, url, body, kind in waiting:
-                async with session.request(method, url, data=body, headers={"Content-Type": kind}) as answer:
+                async with calls.request(method, url, data=body, headers={"Content-Type": kind}) as answer:
                     await answer.read()
                     if answer.status >= 300:
                         refused[str(answer.status)] = refused.get(str(answer.status), 0) + 1

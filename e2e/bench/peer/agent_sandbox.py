@@ -68,7 +68,7 @@ class AgentSandbox:
             f"--metrics-bind-address=127.0.0.1:{metrics}",
             f"--health-probe-bind-address=127.0.0.1:{health}",
         ]
-        kubeconfig = cluster.user(self.name, "system:masters")
+        kubeconfig = self._bed.administrator(self.name)
         cluster.run(self.name, [str(self._program), *flags], {**os.environ, "KUBECONFIG": str(kubeconfig)})
         cluster.wait_for("agent-sandbox", lambda: _answers(f"http://127.0.0.1:{health}/readyz"))
 

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import uvloop
 
-from ..raw import Job, connector
+from ..raw import Job, session
 
 _AGAIN = 1.0
 
@@ -55,19 +55,19 @@ class _Ready:
     def of(self, name: str) -> asyncio.Event:
         return self._events.setdefault(name, asyncio.Event())
 
-    async def watch(self, session: aiohttp.ClientSession, path: str, begun: asyncio.Event) -> None:
+    async def watch(self, calls: aiohttp.ClientSession, path: str, begun: asyncio.Event) -> None:
         """Until cancelled. A watch that ends begins anew, with everything that is there."""
         while True:
             try:
-                await self._watch_once(session, path, begun)
+                await self._watch_once(calls, path, begun)
             except aiohttp.ClientError as error:
                 print(f"the watch of claims begins anew: {error!r}", file=sys.stderr)
             await asyncio.sleep(0.1)
 
-    async def _watch_once(self, session: aiohttp.ClientSession, path: str, begun: asyncio.Event) -> None:
+    async def _watch_once(self, calls: aiohttp.ClientSession, path: str, begun: asyncio.Event) -> None:
         rest = b""
         endless = aiohttp.ClientTimeout(total=None)
-        async with session.get(path, params={"watch": "1"}, timeout=endless) as answer:
+        async with calls.get(path, params={"watch": "1"}, timeout=endless) as answer:
             answer.raise_for_status()
             begun.set()
             async for chunk in answer.content.iter_any():
@@ -81,18 +81,13 @@ class _Ready:
 
 async def run(load: Load) -> Measured:
     measured, ready = Measured(), _Ready()
-    async with aiohttp.ClientSession(
-        load.job.server,
-        connector=connector(load.job),
-        timeout=aiohttp.ClientTimeout(total=30),
-        headers={"User-Agent": load.job.agent},
-    ) as session:
+    async with session(load.job) as calls:
 
         async def create(name: str) -> None:
             body = {**load.body, "metadata": {"name": name}}
             while True:
                 try:
-                    async with session.post(load.path, json=body) as answer:
+                    async with calls.post(load.path, json=body) as answer:
                         await answer.read()
                         if answer.status in (201, 409):  # 409: an earlier try came through
                             return
@@ -115,7 +110,7 @@ async def run(load: Load) -> Measured:
                 measured.never += not there
 
         begun = asyncio.Event()
-        watch = asyncio.create_task(ready.watch(session, load.path, begun))
+        watch = asyncio.create_task(ready.watch(calls, load.path, begun))
         await begun.wait()
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
