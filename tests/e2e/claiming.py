@@ -158,10 +158,10 @@ def owned_by(*owners: Object) -> list[Object]:
     ]
 
 
-def run_pod(cluster: Cluster, namespace: str, owner: Object, name: str = "driver") -> str:
+def run_pod(cluster: Cluster, namespace: str, owner: Object, name: str = "driver", **spec: Any) -> str:
     """The token of a new Pod whose controller is `owner`."""
     metadata = {"name": name, "ownerReferences": owned_by(owner)}
-    spec = {"containers": [{"name": "driver", "image": "trainer:1"}]}
+    spec = {"containers": [{"name": "driver", "image": "trainer:1"}], **spec}
     pods = f"/api/v1/namespaces/{namespace}/pods"
     made = cluster.api("POST", pods, {"metadata": metadata, "spec": spec})
     return cluster.token(namespace, "default", AUDIENCE, pod=(name, made["metadata"]["uid"]))

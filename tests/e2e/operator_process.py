@@ -3,8 +3,7 @@
 It belongs to the cluster: it ends with it, whatever ends the tests. Its ports are its own as long as the tests run: it
 takes the same at every start, as behind a Service. What it logs lies beside the logs of the components.
 
-Its leadership is long, because it ends with it: a stall of the machine is no test's subject. Who wants it to end gives
-the operator a `Sleep`.
+It has the flags that users have. Who wants its leadership to end without waiting gives it a `Sleep`.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Operator:
         namespaces: Sequence[str],
         *,
         identity: str = "operator-0",
-        lease_seconds: float = 90.0,
+        lease_seconds: float | None = None,
         kubeconfig: Path | None = None,
         arguments: Sequence[str] = (),
         sleep: Sleep | None = None,
@@ -99,7 +98,8 @@ class Operator:
         command += [f"--identity={self.identity}", f"--own-namespace={self.own_namespace}", "--host=127.0.0.1"]
         command += [f"--{name}-port={port}" for name, port in self._ports.items()]
         command += ["--advertise-address=127.0.0.1"]
-        command += [f"--lease-seconds={self._lease_seconds}", *self._more]
+        command += [f"--lease-seconds={self._lease_seconds}"] if self._lease_seconds is not None else []
+        command += self._more
         command += [f"--namespace={namespace}" for namespace in self._namespaces]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("KUBERNETES_", "POD_", "TAPFORGE_"))}
         self.cluster.run(self.name, command, environment | {"KUBECONFIG": str(self._kubeconfig)})

@@ -11,14 +11,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 from claiming import Denied, caller
 from e2e.cluster import API_SERVER, Cluster, Refused, fake
 from holders import Holder, Judge, slot_of
 from live_pool import LivePool, Object, name, phone, uid, uids
-from operator_process import Ground, Operator, Sleep
+from operator_process import Ground, Operator
 
 TTL = {"ttlSeconds": 600}
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
@@ -295,36 +294,23 @@ def test_holders_keep_renewing_while_the_api_server_is_away(cluster: Cluster, sp
     assert cluster.pid(operator.name) == pid and operator.term > 0, "the same process still leads"
 
 
-@pytest.fixture
-def sleep(tmp_path: Path) -> Sleep:
-    return Sleep(tmp_path / "slept")
-
-
-@pytest.fixture
-def sleepy(cluster: Cluster, ground: Ground, operator: Operator, sleep: Sleep) -> Iterator[Operator]:
-    """One whose machine may sleep, in the place of the other."""
-    operator.stop()
-    one = Operator(cluster, ground.own, ground.spaces, identity="sleepy", sleep=sleep).start().wait_ready()
-    yield one
-    one.stop()
-    operator.start().wait_ready()
-
-
-def test_an_api_server_that_hangs_for_long_ends_the_leadership_and_nothing_else(
-    cluster: Cluster, space: str, sleepy: Operator, sleep: Sleep
+def test_an_api_server_that_hangs_ends_the_term_and_nothing_else(
+    cluster: Cluster, space: str, operator: Operator
 ) -> None:
     pool = LivePool(cluster, space, replicas=2)
     pods = pool.wait_ready(2)
-    who = caller(sleepy, space)
+    who = caller(operator, space)
     claim = who.acquire_one(**TTL)
+    pid, term = cluster.pid(operator.name), operator.term
     with cluster.paused(API_SERVER):
         assert who.state(claim) == "held", "renewals need no API server"
-        sleepy.may_end()
-        sleep.little_by_little(90.0)
-        sleepy.expect_end()
-        with pytest.raises(OSError, match="refused"):
-            who.acquire()
-    sleepy.start().wait_ready()
+        cluster.wait_for("the term to be over", lambda: operator.term == 0)
+        with pytest.raises(Denied) as denied:
+            who.renew(claim)
+        assert (denied.value.status, denied.value.reason) == (503, "NotLeader")
+        assert operator.health("healthz") == "", "no reason to be killed"
+    operator.wait_ready()
+    assert cluster.pid(operator.name) == pid and operator.term > term, "the same process, in a later term"
     assert who.state(claim) == "held"
     assert uids(pool.wait_ready(2)) == uids(pods)
     who.release(claim)
