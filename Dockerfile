@@ -64,7 +64,7 @@ COPY --from=phone-packages /opt/tapforge /opt/tapforge
 COPY --from=code /opt/tapforge /opt/tapforge
 USER 65532:65532
 EXPOSE 8000
-CMD ["python", "-m", "tapforge_envs.phone.server", "--host=0.0.0.0", "--port=8000", "--slots=1"]
+CMD ["python", "-m", "tapforge_envs.phone.server", "--host=::", "--port=8000", "--slots=1"]
 
 # KubeRay asks its workers how they are with wget; kernels are compiled when they are first needed, which takes a compiler
 # and Python's headers; numa and gomp are what vLLM's CPU kernels are linked with.

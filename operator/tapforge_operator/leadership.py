@@ -21,8 +21,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from aiohttp import web
-
 from .broker import tls
 from .broker.auth import Auth
 from .broker.forward import Forward
@@ -32,6 +30,7 @@ from .broker.server import application, runner
 from .broker.service import Claims
 from .kube.client import ApiError, Client
 from .kube.election import Election
+from .listening import listen
 from .objects import PoolObject
 from .reconcile import PoolKeeper
 from .run_keepers import RunKeepers
@@ -153,7 +152,8 @@ class Leadership:
 
     async def _listen(self, stack: AsyncExitStack) -> None:
         settings = self._settings
-        names = (settings.service, f"{settings.service}.cluster.local", "localhost", "127.0.0.1", *settings.names)
+        service = settings.service
+        names = (service, f"{service}.cluster.local", "localhost", "127.0.0.1", "::1", *settings.names)
         material = await self._material(names)
         keys = Keys(material.key)
         claims = Claims(
@@ -180,7 +180,7 @@ class Leadership:
         # Before that: the server waits up to a minute for answers, and callers wait for slots that come no more.
         stack.push_async_callback(self._stop_acting)
         context = tls.context(material)
-        await web.TCPSite(served, settings.host, settings.broker_port, ssl_context=context).start()
+        await listen(served, settings.host, settings.broker_port, context)
         self._claims = claims
         keep = asyncio.create_task(tls.keep(self._client, settings.namespace, names, context, material, trust=trust))
         stack.callback(keep.cancel)

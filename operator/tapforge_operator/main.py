@@ -28,6 +28,7 @@ from .kube.client import Client
 from .kube.connection import NoCluster, connection
 from .kube.election import Election, Timing
 from .leadership import Leadership
+from .listening import EVERYWHERE, listen
 from .own_lease import OwnLease
 from .settings import Settings, advertised
 from .slot_watch import SlotWatch
@@ -56,7 +57,7 @@ def _identity() -> str:
 @click.option("--own-namespace", envvar="POD_NAMESPACE", default="tapforge-system", help="for Lease, keys, certificate")
 @click.option("--namespace", "namespaces", multiple=True, help="watch only this namespace; may be repeated")
 @click.option("--nodes/--no-nodes", default=True, help="watch nodes, to notice cordoned and lost ones")
-@click.option("--host", default="0.0.0.0", help="address to listen on")
+@click.option("--host", default=EVERYWHERE, help="address to listen on; :: is every one, IPv4's too")
 @click.option("--broker-port", type=click.IntRange(0, 65535), default=8443, help="port of the claims, HTTPS; 0: any")
 @click.option("--health-port", type=click.IntRange(0, 65535), default=8080, help="port of health and metrics; 0: any")
 @click.option(
@@ -181,7 +182,7 @@ async def _serve_health(
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, settings.host, settings.health_port).start()
+    await listen(runner, settings.host, settings.health_port)
     log.info("health and metrics on port %d", runner.addresses[0][1])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .kube.election import Timing
+from .listening import EVERYWHERE
 from .world import Scope
 
 
@@ -15,7 +16,7 @@ class Settings:
     #: namespace of the operator's own objects: leader Lease, certificate, keys
     namespace: str = "tapforge-system"
     scope: Scope = field(default_factory=Scope)
-    host: str = "0.0.0.0"
+    host: str = EVERYWHERE
     broker_port: int = 8443
     health_port: int = 8080
     #: address of the broker for runs' Pods; "": that of its Service

@@ -28,7 +28,7 @@ def phone_container(**more: Any) -> Object:
     return {
         "name": "emulator",
         "image": "tapforge/phone:dev",
-        "args": ["python", "-m", "tapforge_envs.phone.server", "--host=0.0.0.0", "--port=8000"],
+        "args": ["python", "-m", "tapforge_envs.phone.server", "--host=::", "--port=8000"],
         "resources": {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
         **more,
     }

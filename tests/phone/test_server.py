@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 
@@ -234,3 +235,12 @@ def test_a_port_in_use_is_a_message_and_exit_code_2(server):
     assert done.returncode == 2
     assert f"port {server.port} on 127.0.0.1 is in use" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+async def test_everywhere_is_ipv4_and_ipv6_on_one_port(start_server, host):
+    running = start_server("--host", "::")
+    if host == "[::1]" and not socket.has_dualstack_ipv6():
+        return  # the machine has none, and the phone serves nevertheless
+    async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{running.port}/health") as answer:
+        assert answer.status == 200

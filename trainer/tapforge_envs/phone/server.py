@@ -16,6 +16,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
@@ -274,8 +275,11 @@ async def serve(args: argparse.Namespace, initial_faults: list[Fault]) -> int:
     runner = web.AppRunner(application(slots, initial_faults, stopping), access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, args.host, args.port, shutdown_timeout=_GRACE)
         try:
+            if args.host == "::":
+                site: web.BaseSite = web.SockSite(runner, _everywhere(args.port), shutdown_timeout=_GRACE)
+            else:
+                site = web.TCPSite(runner, args.host, args.port, shutdown_timeout=_GRACE)
             await site.start()
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -288,6 +292,17 @@ async def serve(args: argparse.Namespace, initial_faults: list[Fault]) -> int:
         return 0
     finally:
         await runner.cleanup()
+
+
+def _everywhere(port: int) -> socket.socket:
+    """Every address of the machine, of IPv6 and of IPv4, whichever it has: a cluster may have either alone."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except OSError as error:
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                raise
+    return socket.create_server(("", port))
 
 
 def _side(text: str) -> int:
@@ -308,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tapforge_envs.phone.server", description="Simulated phones over HTTP."
     )
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", default="127.0.0.1", help=":: is every address, of IPv6 and of IPv4")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--slots", type=_count, default=1, help="independent phones, under /slot/0 and on")
     parser.add_argument("--width", type=_side, default=96, help="pixels")
