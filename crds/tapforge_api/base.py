@@ -43,6 +43,10 @@ DnsLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
 #: printable ASCII, as a URL is on the wire: engines of regular expressions differ in what a blank is
 Url = Annotated[str, Field(min_length=8, max_length=2048, pattern=r"^https?://[!-.0-~][!-~]*$")]
+#: HOST:PORT as `adb connect` takes it; an address of IPv6 in brackets
+_AUTHORITY = r"([A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
+#: a URL, or HOST:PORT of a server that doesn't speak HTTP
+Address = Annotated[str, Field(min_length=3, max_length=2048, pattern=rf"^(https?://[!-.0-~][!-~]*|{_AUTHORITY})$")]
 #: names of tasks, suites, adapters: short, printable, without blanks
 Word = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
 

@@ -27,7 +27,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from .base import Count, Seconds, Spec, Url
+from .base import Address, Count, Seconds, Spec
 
 #: audience of the projected token that a run's Pods show
 AUDIENCE = "tapforge.dev/broker"
@@ -69,7 +69,7 @@ class Claim(Spec):
     id: _Id = Field(description="name of the claim: UID of the slot, a dot, fence")
     secret: _Secret = Field(description="renews and releases the claim; shown to nobody else")
     slot: Annotated[str, Field(max_length=253)] = Field(description="name of the slot")
-    url: Url = Field(description="address of the phone's server")
+    url: Address = Field(description="address of the phone's server: a URL; with protocol adb HOST:PORT")
     fence: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(description="grows with every claim of the slot")
     ttl_seconds: Seconds = Field(description="renew it several times within these")
     hold_seconds: Seconds | None = Field(

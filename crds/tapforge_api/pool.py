@@ -19,6 +19,7 @@ from pydantic_core import CoreSchema
 from .base import (
     API_VERSION,
     UNIQUE,
+    Address,
     Change,
     Conditions,
     Count,
@@ -27,7 +28,6 @@ from .base import (
     Rule,
     Seconds,
     Spec,
-    Url,
     compare,
     exactly_one_of,
     fixed,
@@ -86,8 +86,8 @@ class Scaling(Spec):
 class External(Spec):
     """Real devices and cloud phones: no pods are made for them."""
 
-    urls: Annotated[tuple[Url, ...], Field(min_length=1, max_length=4096), UNIQUE] = Field(
-        description="addresses, each of one device's server; all speak `protocol`"
+    urls: Annotated[tuple[Address, ...], Field(min_length=1, max_length=4096), UNIQUE] = Field(
+        description="addresses, each of one device's server; all speak `protocol`. URLs; with adb HOST:PORT"
     )
 
 
@@ -172,6 +172,10 @@ def _ports_beside_the_emulator(template: PodTemplate) -> set[int]:
     return {p.container_port for c in beside for p in c.ports or ()}
 
 
+def _is_url(address: str) -> bool:
+    return address.startswith(("http://", "https://"))
+
+
 class EmulatorPoolSpec(Spec):
     """What the slots are and how many. Exactly one of replicas, scaling and external says how many."""
 
@@ -214,6 +218,12 @@ class EmulatorPoolSpec(Spec):
             cel="!has(self.template) || self.template.spec.containers.all(c, c.name == 'emulator' || !has(c.ports) || "
             "c.ports.all(p, p.containerPort != self.port))",
             holds=lambda o: o.template is None or o.port not in _ports_beside_the_emulator(o.template),
+        ),
+        Rule(
+            message="external.urls must be URLs, http://HOST:PORT; HOST:PORT alone is an address of protocol adb",
+            cel="!has(self.external) || self.protocol == 'adb' || self.external.urls.all(u, u.startsWith('http://') || "
+            "u.startsWith('https://'))",
+            holds=lambda o: o.external is None or o.protocol == "adb" or all(map(_is_url, o.external.urls)),
         ),
         Rule(
             message="kvm and recycle speak of Pods: with external there are none, leave both out",

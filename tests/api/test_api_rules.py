@@ -23,7 +23,7 @@ from tapforge_api.learning import (
     VolumeClaim,
     WarmStart,
 )
-from tapforge_api.pool import EmulatorPoolSpec, Kvm, Recycle, Scaling, UpdateStrategy
+from tapforge_api.pool import EmulatorPoolSpec, External, Kvm, Recycle, Scaling, UpdateStrategy
 from tapforge_api.shapes import model_of
 from tapforge_api.template import Container, ContainerPort, PodSpec, PodTemplate, TemplateMetadata
 from tapforge_api.training_run import RunMetadata, TrainingRun, TrainingRunSpec
@@ -156,15 +156,16 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
         presence,
     ),
     EmulatorPoolSpec: st.builds(
-        lambda a, b, c, d, kvm, recycle: unchecked(
-            EmulatorPoolSpec, replicas=a, scaling=b, external=c, template=d, kvm=kvm, recycle=recycle
+        lambda a, b, c, d, kvm, recycle, protocol: unchecked(
+            EmulatorPoolSpec, replicas=a, scaling=b, external=c, template=d, kvm=kvm, recycle=recycle, protocol=protocol
         ),
         st.sampled_from([None, 0, 3]),
         st.sampled_from([None, Scaling(max_replicas=2)]),
-        st.sampled_from([None, "x"]),
+        st.sampled_from([None, External(urls=("http://a",)), External(urls=("https://a", "device-1:5555"))]),
         st.none() | pod_specs.map(lambda spec: unchecked(PodTemplate, spec=spec)),
         st.sampled_from([Kvm(), Kvm(mode="DevicePlugin")]),
         st.sampled_from([Recycle(), Recycle(after_episodes=1), Recycle(after_seconds=1), Recycle(retain_failed=1)]),
+        st.sampled_from(["tapforge", "adb"]),
     ),
 }
 

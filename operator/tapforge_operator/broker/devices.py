@@ -15,7 +15,7 @@ def device_of(url: str) -> str:
     """Equal for URLs of the same server: capital letters of the host, the scheme's own port and a last slash make no
     difference."""
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url if "://" in url else f"//{url}")
         port = parts.port or _PORTS.get(parts.scheme, 0)
     except ValueError:  # a spec of another release may hold what is no URL: it is only like itself
         return url

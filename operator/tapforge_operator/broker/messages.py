@@ -13,6 +13,8 @@ from .records import Claim, Counts, Holder, SlotView, Want
 
 WRONG_SECRET: Final = "the secret is not that of this claim"
 _DEFAULT_PORT: Final = 8000
+#: `adb connect` without a port takes it
+_ADB_PORT: Final = 5555
 
 
 def claim_message(claim: Claim, secret: str, view: SlotView, pool: PoolObject) -> ClaimMessage:
@@ -29,10 +31,21 @@ def claim_message(claim: Claim, secret: str, view: SlotView, pool: PoolObject) -
 
 
 def url_of(view: SlotView, pool: PoolObject) -> str:
+    adb = pool.spec.get("protocol") == "adb"
     if view.lasting:
-        return view.address
+        return _authority(view.address) if adb else view.address
     host = f"[{view.address}]" if ":" in view.address else view.address
-    return f"http://{host}:{int(pool.spec.get('port') or _DEFAULT_PORT)}"
+    where = f"{host}:{int(pool.spec.get('port') or _DEFAULT_PORT)}"
+    return where if adb else f"http://{where}"
+
+
+def _authority(address: str) -> str:
+    """HOST:PORT, as adb is told it, also of a device that its pool names by a URL."""
+    _, found, rest = address.partition("://")
+    if not found:
+        return address
+    where = rest.partition("/")[0].partition("?")[0].rpartition("@")[2]
+    return where if where.rpartition("]")[2].rpartition(":")[1] else f"{where}:{_ADB_PORT}"
 
 
 def said(given: HeldMessage, state: Literal["held", "recalled", "lost"], reason: str = "") -> Renewed:

@@ -90,6 +90,8 @@ class TapforgeClient:
         """`fence`: of the claim by which the phone is used. `episode_ids` names episodes on the wire. Ids must never
         repeat on a phone; faults on demand are drawn from them, so a benchmark that wants the same faults again gives
         its own."""
+        if not url.startswith(("http://", "https://")):
+            raise EnvironmentFault(f"{slot or url}: {url} is no URL: what answers there doesn't speak {PROTOCOL}")
         base = URL(url)
         path = base.path.rstrip("/")
         self._urls = {c: base.with_path(f"{path}/{c}") for c in ("health", "reset", "step", "evaluate", "close")}
