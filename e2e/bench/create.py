@@ -76,6 +76,7 @@ def run(options: Run) -> dict[str, Any]:
 def _operator(bed: Testbed, steps: Iterable[int]) -> tuple[list[Grown], int, float]:
     """What it grew, its writes and its CPU seconds, from the first new size on."""
     bed.start_operator()
+    bed.wait_idle()
     mark, before, there = bed.audit.mark(), bed.cpu_seconds(), 0
     grown = []
     for step in steps:

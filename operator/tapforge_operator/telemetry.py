@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from typing import Final
 
+import prometheus_client
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
 from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
@@ -75,11 +76,13 @@ class Telemetry:
         ProcessCollector(registry=self._registry)
         meter = _meter(self._registry, self._resource, with_target=True)
         self.runs = RunTelemetry(meter, clock)
-        self._calls = meter.create_histogram(
+        # Not OpenTelemetry's, which took an eighth of the time of a create.
+        self._calls = prometheus_client.Histogram(
             "tapforge_api_call_seconds",
-            unit="s",
-            description="calls to the API server by verb and class of answer (none: nothing came)",
-            explicit_bucket_boundaries_advisory=_QUICK,
+            "calls to the API server by verb and class of answer (none: nothing came)",
+            ("verb", "status"),
+            buckets=_QUICK,
+            registry=self._registry,
         )
         self._passed_on = meter.create_counter(
             "tapforge_forwarded_calls",
@@ -106,7 +109,7 @@ class Telemetry:
         """One attempt; `status` is 0 where no answer came."""
         if 0 < status < 500:
             self.attention.heard()
-        self._calls.record(seconds, {"verb": verb, "status": f"{status // 100}xx" if status else "none"})
+        self._calls.labels(verb, f"{status // 100}xx" if status else "none").observe(seconds)
 
     def passed_on(self, answered: bool) -> None:
         """A caller was passed on to the leader."""
@@ -185,7 +188,8 @@ class Telemetry:
         for registry in (self._registry, *[pool.registry for pool in list(self._pools.values())]):
             for family in registry.collect():
                 families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                families[family.name].samples.extend(family.samples)
+                # When a series began is no figure of its own.
+                families[family.name].samples.extend(s for s in family.samples if not s.name.endswith("_created"))
         return generate_latest(_Families(families.values()))
 
     # --- inside -------------------------------------------------------------------------------------------------------
