@@ -33,7 +33,7 @@ def test_the_samples_are_taken_also_with_images_of_ones_own(cluster: Cluster, na
 
 def test_components_are_taken_beside_an_overlay(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
     """In another namespace than the operator's own, so that nothing has to be there before."""
-    components = [f"components/{name}" for name in ("network", "keep-kinds", "prometheus", "servicemonitor")]
+    components = [f"components/{name}" for name in ("keep-kinds", "prometheus", "servicemonitor")]
     text = kustomize(cluster, tmp_path, namespace=namespace, resources=["overlays/cluster"], components=components)
     rendered = list(yaml.safe_load_all(text))
     kinds = [thing for thing in rendered if thing["kind"] == "CustomResourceDefinition"]
