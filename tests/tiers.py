@@ -65,16 +65,19 @@ def _pytest(name: str, *words: str, only: str, after: Sequence[str] = (), beside
 
 BUILDS: Final = Job("builds", (sys.executable, "-u", "-m", "e2e.builds"))
 _PURE: Final = tuple(f"--ignore={folder}" for folder in ("tests/e2e", *STACKS, *DRIVERS))
-#: half of the control plane's tests, which wait most of their time: each half has a control plane of its own
+#: parts of the control plane's tests, which wait most of their time: each part has a control plane of its own
 _BROKERS: Final = ("tests/e2e/test_claim*.py", "tests/e2e/test_operator_*.py")
-_HALVES: Final = {
+#: in these the API server is away for minutes
+_OUTAGE: Final = "tests/e2e/test_outage.py"
+_PARTS: Final = {
     "claims": tuple(str(path) for pattern in _BROKERS for path in sorted(Path().glob(pattern))),
-    "control plane": ("tests/e2e", *(f"--ignore-glob={pattern}" for pattern in _BROKERS)),
+    "control plane": ("tests/e2e", f"--ignore={_OUTAGE}", *(f"--ignore-glob={pattern}" for pattern in _BROKERS)),
+    "outage": (_OUTAGE,),
 }
 
 
 def _control_plane(only: str) -> list[Job]:
-    return [_pytest(name, *words, only=f"not node and {only}", after=["builds"]) for name, words in _HALVES.items()]
+    return [_pytest(name, *words, only=f"not node and {only}", after=["builds"]) for name, words in _PARTS.items()]
 
 
 TIERS: Final[Mapping[str, tuple[Job, ...]]] = {
