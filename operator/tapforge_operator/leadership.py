@@ -63,6 +63,8 @@ class Leadership:
         self._keepers: dict[str, tuple[PoolKeeper, asyncio.Task[None]]] = {}
         #: pools and runs are being kept
         self._acting = False
+        #: what was given up now is not to be won again
+        self._closing = False
         #: why it does not lead though it could, for people
         self._why = ""
         self.world = World(settings.scope, telemetry, self._woken)
@@ -91,7 +93,7 @@ class Leadership:
         async with AsyncExitStack() as stack:
             await self._listen(stack)
             pauses = _pauses()
-            while True:
+            while not self._closing:
                 term = await self._election.win()
                 began = time.monotonic()
                 await self._lead(term)
@@ -104,6 +106,7 @@ class Leadership:
 
     async def close(self) -> None:
         """Stops acting, then lets the next one lead."""
+        self._closing = True
         await self._stop_acting()
         await self._election.resign()
         self._telemetry.leading(0)

@@ -127,6 +127,8 @@ async def run(settings: Settings) -> str:
         election = Election(voter, settings.namespace, LEASE, settings.identity, settings.timing, address=where)
         leadership = Leadership(settings, client, claims, election, telemetry)
         await _serve_health(stack, settings, telemetry, leadership)
+        lag = asyncio.create_task(telemetry.measure_lag(), name="the loop's lag")
+        stack.callback(lag.cancel)
         watches_end = asyncio.Event()
         world, scope = leadership.world, settings.scope
         slots = SlotWatch(world, client, scope.each, lambda: telemetry.event("pods"))

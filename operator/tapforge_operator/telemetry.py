@@ -13,6 +13,7 @@ Everything but `render` belongs to the event loop. Names end in their unit; time
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -42,6 +43,8 @@ _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 _PATIENT = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _BOOT = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1200.0, 3600.0)
 
+#: between two looks at the event loop
+_LAG_SECONDS = 0.25
 _ERRORS = 16
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 
@@ -84,6 +87,12 @@ class Telemetry:
             buckets=_QUICK,
             registry=self._registry,
         )
+        self._lag = prometheus_client.Histogram(
+            "tapforge_loop_lag_seconds",
+            "how late the event loop is: claims, renewals of the leadership and everything else wait so long",
+            buckets=_QUICK,
+            registry=self._registry,
+        )
         self._passed_on = meter.create_counter(
             "tapforge_forwarded_calls",
             description="callers that were passed on to the leader, by whether it answered",
@@ -110,6 +119,14 @@ class Telemetry:
         if 0 < status < 500:
             self.attention.heard()
         self._calls.labels(verb, f"{status // 100}xx" if status else "none").observe(seconds)
+
+    async def measure_lag(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LAG_SECONDS
+            await asyncio.sleep(_LAG_SECONDS)
+            self._lag.observe(max(0.0, loop.time() - due))
 
     def passed_on(self, answered: bool) -> None:
         """A caller was passed on to the leader."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import time
 import weakref
 
 import pytest
@@ -241,3 +243,15 @@ def test_two_of_them_share_nothing():
     one.api_call("get", 200, 0.1)
     assert not of_pool(other, "a/phones")
     assert value(other, "tapforge_api_call_seconds_count", verb="get", status="2xx") is None
+
+
+async def test_a_loop_that_stood_still_shows() -> None:
+    telemetry = Telemetry()
+    measuring = asyncio.create_task(telemetry.measure_lag())
+    await asyncio.sleep(0)
+    time.sleep(0.5)  # noqa: ASYNC251 that is what is to be seen
+    async with asyncio.timeout(60):
+        while not value(telemetry, "tapforge_loop_lag_seconds_count"):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    measuring.cancel()
+    assert (value(telemetry, "tapforge_loop_lag_seconds_sum") or 0.0) >= 0.2
