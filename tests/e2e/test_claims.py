@@ -171,7 +171,7 @@ def test_slots_that_came_back_bad_or_not_at_all_are_thrown_away(
     assert who.state(held) == "held"
     who.release(held)
     pool.wait_ready(3)
-    expires = who.acquire_one(ttlSeconds=5)
+    expires = who.acquire_one(ttlSeconds=5, holdSeconds=5)
     who.renew(expires)
     wait_gone(pool, expires.slot)
     said = who.renew(expires)[0]

@@ -171,7 +171,7 @@ async def everything(house: House, pool: Watched) -> None:
     gone = pool.over(third, bad=True)
     await house.release(third, "dirty")
     await pool.until_ready(without=gone)
-    expires = await claim(ttl_seconds=0.7)
+    expires = await claim(ttl_seconds=0.7, hold_seconds=0.7)
     gone = pool.over(expires, bad=True)
     assert await house.renew(second) == "held"
     await pool.until_ready(without=gone)
