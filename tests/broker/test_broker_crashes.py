@@ -5,6 +5,7 @@ writes are still under way. Judged from outside, by what holders were told: neve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 
@@ -157,6 +158,37 @@ async def test_a_crash_after_every_single_write():
         if not died:
             break
     assert 6 < number < 40  # the loop saw the end of the day
+
+
+async def test_after_a_crash_at_any_write_each_record_is_held_or_released_at_its_holders_next_renewal():
+    """The holder gives up what nobody answered, and lists what it has."""
+    long = {"hold_seconds": 3600.0, "ttl_seconds": 3600.0, "session": "s"}
+    for number in range(1, 10):
+        lab = Lab(4)
+        first = Broker(lab, 1, Door(lab.cluster, lambda n, last=number: "die" if n == last else None))
+        known: list = []
+        for request in (1, 2, 3):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2.0):
+                    known += await first.acquire("train", f"request-{request}-of-s", number=request, **long)
+        died = first.door.dead
+        await first.die()
+        second = Broker(lab, 2)
+        known += await second.acquire("train", "request-4-of-s", number=4, **long)
+        said = await second.renew(*known, session="s", settled=4)
+        assert {word.state for word in said} == {"held"}
+        mine = {claim.id for claim in known}
+        await until(lambda mine=mine, lab=lab: claimed(lab) == mine)
+        await second.end()
+        if not died:
+            break
+    assert number == 4, "the loop saw the end"
+
+
+def claimed(lab: Lab) -> set[str]:
+    """Ids of the claims whose records are on slots."""
+    pods = [body["metadata"] for path, body in lab.cluster.objects.items() if "/pods/" in path]
+    return {f"{m['uid']}.{m['annotations'][names.FENCE]}" for m in pods if names.CLAIM in m.get("annotations", {})}
 
 
 FATES = [409, 429, 500, 503, 403, "lost before", "lost after", "late"]
