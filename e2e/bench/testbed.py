@@ -70,7 +70,7 @@ class Testbed:
         try:
             self.audit = Audit(self.cluster.folder / "audit.log")
             self.cluster.apply(*(_CRDS / f"{kind}.yaml" for kind in ("emulatorpools", "trainingruns")))
-            self.cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
+            self.cluster.wait_kinds()
             if self._nodes:
                 self.cluster.nodes.add(self._nodes, pods=pools.PER_NODE, seconds=180)
             for name in (SYSTEM, NAMESPACE):

@@ -211,6 +211,20 @@ class Cluster:
         ]
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input="\n---\n".join(texts))
 
+    def wait_kinds(self) -> None:
+        """Until every CustomResourceDefinition is served."""
+        where = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        served = {"type": "Established", "status": "True"}
+
+        def all_served() -> bool:
+            kinds = self.api("GET", where)["items"]
+            return all(
+                any(served.items() <= condition.items() for condition in kind.get("status", {}).get("conditions") or ())
+                for kind in kinds
+            )
+
+        self.wait_for("the kinds to be served", all_served)
+
     def user(self, name: str, *groups: str) -> Path:
         """A kubeconfig for a user of this name, with a certificate; may do nothing before RBAC says so."""
         path = self.folder / f"user-{name.replace('/', '-').replace(':', '-')}.kubeconfig"

@@ -45,7 +45,7 @@ CLAIM: Final = "tapforge.dev/claim"
 EPISODES: Final = "tapforge.dev/episodes"
 #: the largest fence that the slot was ever claimed with
 FENCE: Final = "tapforge.dev/fence"
-#: written again to make the object newer, and for nothing else
+#: fence of a claim that another leader told of than the one that wrote it
 CONFIRMED: Final = "tapforge.dev/confirmed"
 #: on the Lease of an external URL: the URL
 URL: Final = "tapforge.dev/url"

@@ -58,7 +58,7 @@ class Slot:
     fence: int = 0
     episodes: int = 0
     retained: bool = False
-    #: what a leader wrote that told of an earlier leader's claim; "" on nearly all
+    #: fence of a claim of an earlier leader that was told of; "" on nearly all
     confirmed: str = ""
 
     @property

@@ -75,6 +75,9 @@ class World(RuleBasedStateMachine):
         #: writes of dead leaders that may still be carried out
         self.late: list[Grant | Clear] = []
         self.tickets: dict[int, str] = {}
+        #: when the request of a ticket was first sent: from then on its holder counts
+        self.asked: dict[str, float] = {}
+        self.since: dict[int, float] = {}
         self.counter = 0
         self.chance = random.Random(0)
 
@@ -125,8 +128,10 @@ class World(RuleBasedStateMachine):
         if answer.repeated:  # the shell writes on slots whose claims are an earlier leader's
             for claim in claims:
                 view = self.truth.views.get(claim.mark.uid)
-                if view is not None and not claim.ticket and view.mark == claim.mark:
-                    view = self.truth.write(claim.mark.uid, confirmed=view.version)
+                known = self.ledger.view(claim)
+                stale = known is not None and not known.is_confirmed
+                if view is not None and not claim.ticket and stale and view.mark == claim.mark:
+                    view = self.truth.write(claim.mark.uid, confirmed=str(view.fence))
                 if view is not None:
                     self.ledger.observe(view, self.now)
             claims = tuple(claim for claim in claims if self.ledger.claim(claim.id))
@@ -143,7 +148,7 @@ class World(RuleBasedStateMachine):
             fences.append(mark.fence)
             # Told means written: the mark is the one on the slot, or the slot is gone meanwhile.
             assert mark.uid not in self.truth.views or self.truth.views[mark.uid].mark == mark
-            self.uses.setdefault(mark.uid, []).append(Use(mark, self.now + mark.ttl))
+            self.uses.setdefault(mark.uid, []).append(Use(mark, self.since[answer.ticket] + mark.ttl))
         self.ledger.delivered(answer.ticket)
         del self.tickets[answer.ticket]
         self.pump()
@@ -327,6 +332,7 @@ class World(RuleBasedStateMachine):
         want = Want(POOL, holder, "", f"request-{request}", slots, TTL, priority, limit=4 if holder == "b" else 0)
         ticket = self.ledger.enqueue(want, self.now)
         self.tickets[ticket] = holder
+        self.since[ticket] = self.asked.setdefault(f"{holder} {request}", self.now)
         self.ledger.assign(POOL, self.now)
         self.pump()
         if at_once:

@@ -90,7 +90,7 @@ def cluster(built: None) -> Iterator[Cluster]:
     """Shared by all tests: 3 fake nodes of 110 pods; whoever stops or restarts something leaves it running."""
     with Cluster(Options(nodes=3, qps=200)) as up:
         up.apply(*CRDS)
-        up.kubectl("wait", "--for=condition=Established", f"--timeout={PATIENCE:.0f}s", "crd", "--all")
+        up.wait_kinds()
         up.wait_for("the kinds to be explained", lambda: _explained(up))
         yield up
 

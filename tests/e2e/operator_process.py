@@ -133,23 +133,6 @@ class Operator:
         finally:
             self.cluster.send_signal(self.name, signal.SIGCONT)
 
-    def may_end(self) -> None:
-        """That it ends by itself from now on is no crash."""
-        self.cluster.may_end(self.name)
-
-    def expect_end(self, seconds: float = PATIENCE) -> None:
-        """Waits until it ended by itself."""
-        self.may_end()
-        self.cluster.wait_for(f"the end of {self.name}", self._ended, seconds)
-        self.kill9()
-
-    def _ended(self) -> bool:
-        try:
-            stat = Path(f"/proc/{self.cluster.pid(self.name)}/stat").read_text()
-        except OSError:  # it is gone
-            return True
-        return stat.rpartition(")")[2].split()[0] == "Z"
-
     # --- asking it ----------------------------------------------------------------------------------------------------
 
     @property

@@ -30,7 +30,7 @@ def cluster(built: None) -> Iterator[Cluster]:
     often = {"kube-controller-manager": {"horizontal-pod-autoscaler-sync-period": "1s"}}
     with Cluster(Options(nodes=3, qps=200, flags=often)) as up:
         up.apply(*sorted((ROOT / "crds").glob("*.yaml")))
-        up.kubectl("wait", "--for=condition=Established", f"--timeout={PATIENCE:.0f}s", "crd", "--all")
+        up.wait_kinds()
         kinds = ("emulatorpools", "trainingruns")
         up.wait_for("the kinds", lambda: all(up.exists(f"/apis/tapforge.dev/v1alpha1/{kind}") for kind in kinds))
         yield up

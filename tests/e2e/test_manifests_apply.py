@@ -51,7 +51,7 @@ def install(own: Cluster) -> Callable[[str], Cluster]:
 def _install(own: Cluster, overlay: str) -> None:
     """Returns when the API server goes by all of it: it reads bindings and policies some time after they are there."""
     own.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / overlay))
-    own.kubectl("wait", "--for=condition=Established", f"--timeout={PATIENCE:.0f}s", "crd", "--all")
+    own.wait_kinds()
     for policy in own.api("GET", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies")["items"]:
         _wait_checked(own, policy["metadata"]["name"])
     if overlay == "namespaced":  # what the other overlay may have left behind

@@ -167,21 +167,22 @@ def test_versions_that_the_server_forgot_are_read_anew(
     pool.wait_ready(3)
 
 
-def test_an_operator_that_can_watch_no_more_ends_and_the_next_one_goes_on(
+def test_an_operator_that_can_list_no_more_gives_its_term_up_and_leads_again(
     cluster: Cluster, space: str, operator: Operator, network: FaultyProxy
 ) -> None:
-    """410 Gone in the middle of a list: what kopf takes for the end. It is the process' end, and nothing is lost."""
+    """410 Gone in the middle of each list. It is not the process' end, and nothing is lost."""
     pool = LivePool(cluster, space, replicas=2)
     pods = pool.wait_ready(2)
     who = caller(operator, space)
     claim = who.acquire_one(**TTL)
     network.fault("GET", "watch=", "expired", times=10_000)
     network.fault("GET", "/pods\\?.*limit=", 410, times=10_000)
-    operator.may_end()
+    pid = cluster.pid(operator.name)
     network.cut_watches()
-    operator.expect_end()
+    cluster.wait_for("the term to be given up", lambda: operator.term == 0)
     network.clear()
-    operator.start().wait_ready()
+    operator.wait_ready()
+    assert cluster.pid(operator.name) == pid, "the same process leads again"
     assert who.state(claim) == "held"
     assert uids(pool.wait_ready(2)) == uids(pods)
 
@@ -291,7 +292,8 @@ def test_a_leader_that_stood_still_writes_nothing_when_it_goes_on(
         time.sleep(0.5)
     cluster.wait_for("the old leader to stand by", lambda: leader.term == 0)
     cluster.wait_for("it to know the new one", lambda: leader.role == "standing by; other leads")
-    assert {said.state for said in by_leader.renew(*held)} == {"held"}, "it passes callers on"
+    # Another template is on its way, so they may be asked back.
+    assert {said.state for said in by_leader.renew(*held)} <= {"held", "recalled"}, "it passes callers on"
     assert writes(network, before) == []
     pool.wait("the other one's work", lambda: len(pool.pods()) == 5 and pool.status()["updated"] == 3)
     assert by_other.release(*held)

@@ -30,7 +30,7 @@ CRDS = sorted((MANIFESTS.parent / "crds").glob("*.yaml"))
 def cluster(built: None) -> Iterator[Cluster]:
     with Cluster(Options(nodes=3, qps=200)) as up:
         up.apply(*CRDS)
-        up.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
+        up.wait_kinds()
         yield up
 
 

@@ -30,7 +30,7 @@ def cluster(addons: None) -> Iterator[Cluster]:
     """One of this file's own: the others' knows no RayJobs."""
     with Cluster(Options(nodes=3, qps=200)) as up:
         up.apply(*CRDS)
-        up.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
+        up.wait_kinds()
         yield up
 
 

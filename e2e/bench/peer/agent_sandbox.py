@@ -57,7 +57,7 @@ class AgentSandbox:
         """Returns when it is ready."""
         cluster = self._bed.cluster
         cluster.apply(*sorted(self._kinds.glob("*.yaml")))
-        cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
+        cluster.wait_kinds()
         metrics, health = free_ports(2)
         flags = [
             "--extensions",

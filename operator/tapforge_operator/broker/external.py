@@ -136,6 +136,7 @@ def with_lease(view: SlotView, lease: Mapping[str, Any], keys: Keys) -> SlotView
         transitions=int(spec.get("leaseTransitions") or 0),
         fence=written_number(annotations.get(names.FENCE)),
         episodes=written_number(annotations.get(names.EPISODES)),
+        confirmed=annotations.get(names.CONFIRMED, ""),
         strikes=written_number(annotations.get(names.STRIKES)),
         # Annotations are anybody's to write: nobody keeps a phone away for ever.
         rest=float(min(written_number(annotations.get(names.REST)), _LONGEST_REST)),
@@ -180,7 +181,7 @@ def claim_body(view: SlotView, mark: Mark, keys: Keys, pool: str) -> Object:
 
 
 def confirm_patch(view: SlotView) -> Object:
-    return {"metadata": {"resourceVersion": view.version, "annotations": {names.CONFIRMED: view.version}}}
+    return {"metadata": {"resourceVersion": view.version, "annotations": {names.CONFIRMED: str(view.fence)}}}
 
 
 def clear_patch(view: SlotView, work: Clear) -> Object:

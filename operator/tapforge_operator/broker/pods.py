@@ -110,7 +110,7 @@ def _cleared(run: bool, episodes: int) -> tuple[Texts, Texts]:
 
 
 def confirm_patch(view: SlotView) -> Object:
-    return _merge(view, {}, {names.CONFIRMED: view.version})
+    return _merge(view, {}, {names.CONFIRMED: str(view.fence)})
 
 
 def _tests(view: SlotView, fence: int) -> list[Object]:

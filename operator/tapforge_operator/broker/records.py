@@ -41,7 +41,7 @@ class SlotView:
     fence: int = 0
     #: episodes played under claims that were given back
     episodes: int = 0
-    #: what a later leader than that of its claim wrote on it, when it told of the claim (Pods only)
+    #: fence of the claim that a later leader than its own told of, and wrote so
     confirmed: str = ""
     mark: Mark | None = None
     #: it carries a mark that was signed with a key that is not ours
@@ -57,6 +57,11 @@ class SlotView:
     def served(self) -> bool:
         """It was ready once, so somebody may have been given it."""
         return self.ready or (bool(self.node) and not self.booting)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """What the leader of its claim sent before it died is not carried out any more."""
+        return self.mark is not None and self.confirmed == str(self.mark.fence)
 
     @property
     def order(self) -> int:

@@ -233,7 +233,8 @@ class Claims:
         if answer.repeated:
             # Claims of an earlier leader are told after a write: it may have ended them with its last breath, and what
             # it sent for the slot as it was then must not be carried out afterwards.
-            adopted = [v for c in answer.claims if not c.ticket and (v := ledger.view(c)) is not None]
+            views = [v for c in answer.claims if not c.ticket and (v := ledger.view(c)) is not None]
+            adopted = [view for view in views if not view.is_confirmed]
             if adopted:
                 await look_again(self._writer.confirm, ledger, adopted, self._clock.now, self._patience.look)
         self._upkeep.still(ledger)

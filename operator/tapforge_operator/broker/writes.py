@@ -182,7 +182,7 @@ class Writer:
                 if error.status != 409:
                     await pause.wait(error)
             found = await self.look(view)
-            if found is None or found.mark != mark:
+            if found is None or found.mark != mark or found.is_confirmed:
                 return found
             view = found
 
