@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from claiming import may
 from e2e import installed
-from e2e.cluster import PATIENCE, CannotBuild, Cluster, Options, binaries
+from e2e.cluster import CannotBuild, Cluster, Options, binaries
 from e2e.cluster.node import CannotRun
 from operator_process import ACCOUNT, Ground, Operator, install, uninstall
 

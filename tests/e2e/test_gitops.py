@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from claiming import caller
-from e2e.cluster import MERGE, PATIENCE, Cluster, Options
+from e2e.cluster import MERGE, Cluster, Options
 from e2e.gitops import kstatus
 from e2e.gitops.argocd import health
 from live_pool import LivePool, Object, phone
