@@ -117,8 +117,11 @@ class Leadership:
         acting = asyncio.create_task(self._act(term), name="leading")
         try:
             await asyncio.wait({keep, acting}, return_when=asyncio.FIRST_COMPLETED)
-            if acting.done():
-                log.error("term %d is given up: %s", term, self._why, exc_info=acting.exception())
+            if self._closing:  # `close` stops what acts, and gives the Lease up itself
+                await asyncio.wait({keep})
+            elif acting.done():
+                error = None if acting.cancelled() else acting.exception()
+                log.error("term %d is given up: %s", term, self._why, exc_info=error)
                 await self._stop_acting()
                 await self._election.resign()
         finally:
@@ -196,9 +199,10 @@ class Leadership:
         while True:
             try:
                 return await tls.ensure(self._client, self._settings.namespace, names)
-            except ApiError as error:
+            except (ApiError, RuntimeError) as error:
                 self._why = f"the broker's certificate can't be had: {error}"
-                log.log(logging.WARNING if error.passing else logging.ERROR, "%s", self._why)
+                passing = isinstance(error, ApiError) and error.passing
+                log.log(logging.WARNING if passing else logging.ERROR, "%s", self._why)
             await asyncio.sleep(next(pauses))
 
     async def _begin(self, term: int) -> asyncio.Task[None]:

@@ -175,3 +175,28 @@ async def test_rights_that_are_missing_for_a_moment_end_no_candidate(server: Lea
         candidate = Election(client, "system", "operator", "me", TIMING, clock=clock)
         assert await asyncio.wait_for(candidate.win(), 60) == 1
     assert refusals == 0
+
+
+async def test_a_lease_that_was_read_slowly_is_not_old(server: LeaseServer, clock: Clock) -> None:
+    """The machine slept in the middle of the first read: what it read may have been written just before its end."""
+    reads = 0
+
+    class Sleeping(LeaseServer):
+        async def answer(self, request: web.Request) -> web.Response:
+            nonlocal reads
+            if request.method == "GET":
+                reads += 1
+                clock.slept += 3600.0 if reads == 1 else 0.0
+            return await super().answer(request)
+
+    sleeping = Sleeping(clock)
+    sleeping.version = 1
+    spec = {"holderIdentity": "other", "leaseTransitions": 1, "leaseDurationSeconds": 15}
+    sleeping.lease = {"metadata": {"resourceVersion": "1"}, "spec": spec}
+    async with answering(sleeping) as client:
+        candidate = Election(client, "system", "operator", "me", TIMING, clock=clock)
+        winning = asyncio.create_task(candidate.win())
+        await until(lambda: reads >= 5)
+        assert not winning.done() and not candidate.leads
+        winning.cancel()
+        await asyncio.wait({winning})

@@ -67,3 +67,63 @@ async def test_a_broker_that_stopped_by_itself_ends_the_leadership(monkeypatch: 
     claims.whole = False
     with pytest.raises(RuntimeError, match="the broker stopped"):
         await asyncio.wait_for(ours._broker_fails(), 60)
+
+
+class Kept:
+    """A Lease that is ours for as long as it is kept."""
+
+    def __init__(self) -> None:
+        self.leads = True
+        self.given_up = False
+        self._over = asyncio.Event()
+
+    async def win(self) -> int:
+        return 1
+
+    async def keep(self) -> None:
+        try:
+            await self._over.wait()
+        finally:
+            self.leads = False
+
+    async def resign(self) -> None:
+        self.given_up, self.leads = self.leads, False
+        self._over.set()
+
+
+async def test_who_leaves_in_the_middle_of_writes_gives_the_lease_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What acts is cancelled one by one, and the Lease is kept until the last of it has ended."""
+    election: Any = Kept()
+    client: Any = SimpleNamespace()
+    ours: Any = Leadership(Settings("me"), client, client, election, Telemetry())
+    jobs = asyncio.create_task(asyncio.Event().wait())
+
+    async def nothing(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def begin(term: int) -> asyncio.Task[Any]:
+        return jobs
+
+    async def listen(stack: object) -> None:
+        pass
+
+    async def end_runs() -> None:
+        jobs.cancel()
+        await asyncio.wait({jobs})
+
+    async def end_claims() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(ours, "_begin", begin)
+    monkeypatch.setattr(ours, "_listen", listen)
+    monkeypatch.setattr(ours, "_broker_fails", nothing)
+    monkeypatch.setattr(ours.world, "keep_right", nothing)
+    monkeypatch.setattr(ours._runs, "end", end_runs)
+    ours._claims = SimpleNamespace(end=end_claims)
+    leading = asyncio.create_task(ours.run())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    await asyncio.wait_for(ours.close(), 60)
+    assert election.given_up
+    await asyncio.wait_for(leading, 60)

@@ -1,8 +1,8 @@
 """Whether a silent holder is still there: what the API server says of its Pod.
 
 1. Only what the API server says counts, never its silence: a question without an answer is no evidence.
-2. A Pod is gone when there is none of its name with its UID; it has stopped when its node said that every container in
-   it has ended; it is cut off when its node is lost.
+2. A Pod is gone when there is none of its name with its UID; it has ended by its phase, and stopped when its node said
+   so of every container in it; it is cut off when its node is lost.
 3. A Pod that may not be read (any more) says nothing.
 
 Questions go to the API server one by one, each with the client's deadline.
@@ -48,14 +48,15 @@ async def evidence(api: Api, pod: str, lost: Callable[[str], bool]) -> Gone | No
     if found["metadata"]["uid"] != uid:
         return Gone(f"its holder's Pod {namespace}/{name} is another one by now", stopped=False)
     node = (found.get("spec") or {}).get("nodeName") or ""
-    if _stopped(found.get("status") or {}):
-        return Gone(f"its holder's Pod {namespace}/{name} has ended", stopped=True)
+    status = found.get("status") or {}
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return Gone(f"its holder's Pod {namespace}/{name} has ended", stopped=_stopped(status))
     if node and lost(node):
         return Gone(f"its holder's Pod {namespace}/{name} is on the lost node {node}", stopped=False)
     return None
 
 
 def _stopped(status: Mapping[str, Any]) -> bool:
+    """Its node said so: somebody else may have written the phase."""
     containers = status.get("containerStatuses") or ()
-    ended = bool(containers) and all("terminated" in (c.get("state") or {}) for c in containers)
-    return ended and status.get("phase") in ("Succeeded", "Failed")
+    return bool(containers) and all("terminated" in (c.get("state") or {}) for c in containers)

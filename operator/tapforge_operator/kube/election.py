@@ -108,14 +108,16 @@ class Election:
                 lease = await self._read()
                 self._observe(lease)
                 version = lease.get("metadata", {}).get("resourceVersion", "")
-                if version != seen:
-                    seen, since = version, began
+                if version != seen:  # it may have been written at any moment until now
+                    seen, since = version, self._clock()
                 if self._free(lease, began - since) and await self._take(lease, began):
                     log.info("leads as %s in term %d", self.identity, self.term)
                     return self.term
             except ApiError as error:
                 level = logging.WARNING if error.passing or error.status == 409 else logging.ERROR
                 log.log(level, "no leadership yet: %s", error)
+            except (ValueError, OSError) as error:  # an answer that is none, or no token to ask with
+                log.error("no leadership yet: %r", error)
             await asyncio.sleep(min(1.0, self.timing.every_seconds))
 
     async def keep(self) -> None:

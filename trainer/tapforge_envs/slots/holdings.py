@@ -236,7 +236,7 @@ class Holdings:
         are raised, and nothing is too old."""
         asked, failures = self._clock(), 0
         sent = False
-        while not patient or self._clock() < asked + self._pace.ttl:
+        while not patient or self._clock() < asked + request.hold_seconds:
             pause = 0.0
             self._unclear = request
             try:
