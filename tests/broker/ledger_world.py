@@ -228,7 +228,8 @@ class World(RuleBasedStateMachine):
         if current is None or not self.fits(work, current):
             return False
         if isinstance(work, Grant):
-            self.truth.write(uid, mark=work.mark, fence=work.mark.fence)
+            played = {"episodes": work.replaces.episodes} if work.replaces else {}
+            self.truth.write(uid, mark=work.mark, fence=work.mark.fence, **played)
         else:
             self.truth.write(uid, mark=None, episodes=work.episodes, strikes=work.strikes, rest=work.rest)
         return True
@@ -260,6 +261,10 @@ class World(RuleBasedStateMachine):
             self.doomed.add(uid)
             if uid in self.truth.views:
                 self.delete(uid)
+        elif work.replaceable:
+            if self.ledger.begin_clear(work):
+                self.other.append(replace(work, replaceable=False))
+            self.pump()
         elif self.carry_out(work) or (current := self.truth.views.get(uid)) is None or current.mark != work.mark:
             self.ledger.cleared(uid, self.truth.views.get(uid), self.now)
             self.pump()

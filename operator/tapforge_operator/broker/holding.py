@@ -112,6 +112,18 @@ class Holding:
         """Slots of the pool are not granted again after so many episodes."""
         self._table.wear(pool, after)
 
+    def begin_clear(self, work: Clear) -> bool:
+        """The write begins, and nobody gets the slot before its end. False: a grant has replaced the mark instead, or
+        the slot is gone."""
+        if not work.replaceable:
+            return True
+        slot = self._table.get(work.view.uid)
+        if slot is None or slot.clear is not work or slot.state is not State.RELEASING:
+            return False
+        slot.clear = None
+        self._table.place(slot)
+        return True
+
     def cleared(self, uid: str, view: SlotView | None, now: float) -> None:
         """The mark is off the slot. `view` is what is there now, None: nothing is."""
         slot = self._table.get(uid)
@@ -169,7 +181,7 @@ class Holding:
         if claim.ends <= now:
             self._spoil(uid, _EXPIRED, now, pause=self._pace.step_deadline, strike=True)
         elif verdict == "clean":
-            self._release(uid, "it was given back", now)
+            self._release(uid, "it was given back", now, replaceable=True)
         else:
             broken = verdict == "broken"
             pause = 0.0 if broken else self._pace.step_deadline
@@ -300,8 +312,10 @@ class Holding:
             self._rest(slot, pause, now)
         self._drop_retired(slot)
 
-    def _release(self, uid: str, why: str, now: float, pause: float = 0.0, strikes: int = 0) -> None:
-        """Ends a claim on a slot that goes on: the mark has to come off first."""
+    def _release(
+        self, uid: str, why: str, now: float, pause: float = 0.0, strikes: int = 0, *, replaceable: bool = False
+    ) -> None:
+        """Ends a claim on a slot that goes on. Its mark comes off first, or (`replaceable`) a grant replaces it."""
         slot = self._table.get(uid)
         if slot is None or slot.claim is None:
             return
@@ -309,7 +323,10 @@ class Holding:
         if claim.recalled and not claim.yields:
             slot.condemned = slot.condemned or claim.recalled
         slot.pause, slot.strikes = pause, strikes
-        self._work.append(Clear(slot.view, claim.mark, slot.view.episodes + claim.episodes, strikes, pause))
+        replaceable = replaceable and not slot.view.lasting and slot.view.mark == claim.mark
+        clear = Clear(slot.view, claim.mark, slot.view.episodes + claim.episodes, strikes, pause, replaceable)
+        slot.clear = clear if replaceable else None
+        self._work.append(clear)
         self._end(slot, State.RELEASING, why, now)
 
     def _spoil(self, uid: str, why: str, now: float, *, pause: float, strike: bool = False) -> None:

@@ -1,6 +1,7 @@
 """Who holds which slot: a pure state machine without clock or I/O, keyed by the UID of the slot.
 
     free -> granting -> held -> releasing -> free        given back clean
+                                releasing -> granting    the same, and somebody waits: one write instead of two
             granting -> free                             the mark could not be written, and certainly is not there
                         held -> doomed                   given back dirty or broken, expired, or its mark tampered with
                         held -> releasing -> resting     the same of an external URL, which can't be thrown away
@@ -41,6 +42,7 @@ from .table import Slot
 
 _TERM_BITS = 24
 _AWAY = "its caller went away before the answer"
+_NEVER = "it was never granted"
 
 
 class Ledger(Holding):
@@ -116,17 +118,17 @@ class Ledger(Holding):
 
     def assign(self, pool: str, now: float) -> None:
         """Chooses slots for those who wait, while there are any."""
-        known, packing = self._table.pool(pool), self._table.packing
+        table, known = self._table, self._table.pool(pool)
         tally = known.tally
         kept: Counter[Party] = Counter()
         served: dict[int, Waiter] = {}
-        while packing.free(pool) > kept.total() and (turn := known.queue.turn(tally.held, tally.holders, kept, now)):
+        while table.grantable(pool) > kept.total() and (turn := known.queue.turn(tally.held, tally.holders, kept, now)):
             party, waiter = turn
-            uid = packing.next(pool)
-            if waiter is None or uid is None:
+            slot = table.next(pool)
+            if waiter is None or slot is None:
                 kept[party] += 1
                 continue
-            self._grant(self._table[uid], waiter)
+            self._grant(slot, waiter)
             served[waiter.ticket] = waiter
             if len(waiter.pending) == waiter.want.slots:
                 known.queue.remove(waiter)
@@ -149,7 +151,7 @@ class Ledger(Holding):
         slot, claim = self._granting(uid, fence)
         if slot is None or claim is None:
             return 0
-        slot.fence = fence
+        slot.fence, slot.clear = fence, None
         self._table.move(slot, State.HELD)
         self._live.begin(claim, now)
         if view.order >= slot.view.order:
@@ -174,8 +176,14 @@ class Ledger(Holding):
         if view is None and not slot.view.lasting:
             self.forget(uid, now)
             return
-        self._end(slot, State.FREE, "it was never granted", now)
-        self._after_write(slot, view, now, pause)
+        clear, slot.clear = slot.clear, None
+        if clear is not None and view is not None and view.mark == clear.mark and not view.ended:
+            slot.pause = pause  # what it was to replace is still there
+            self._work.append(replace(clear, view=view, replaceable=False))
+            self._end(slot, State.RELEASING, _NEVER, now)
+        else:
+            self._end(slot, State.FREE, _NEVER, now)
+            self._after_write(slot, view, now, pause)
         self._settle(claim, now)
 
     def forget(self, uid: str, now: float, why: str = "its Pod is gone", *, back: bool = False) -> None:
@@ -250,7 +258,7 @@ class Ledger(Holding):
             want.session, want.number,
         )  # fmt: skip
         self._table.take(slot, Claim(mark, waiter.ticket), State.GRANTING)
-        self._work.append(Grant(slot.view, mark))
+        self._work.append(Grant(slot.view, mark, slot.clear))
         waiter.pending.add(mark.uid)
 
     def _granting(self, uid: str, fence: int) -> tuple[Slot | None, Claim | None]:

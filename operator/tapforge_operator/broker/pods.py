@@ -22,7 +22,7 @@ from .. import names
 from ..kube.client import path
 from ..slots import Slot, observe
 from .mark import Keys, Mark
-from .records import SlotView
+from .records import Clear, SlotView
 
 Object = dict[str, Any]
 #: labels or annotations; None takes one away
@@ -71,16 +71,16 @@ def where(view: SlotView) -> str:
     return path("pods", view.namespace, view.name)
 
 
-def claim_patch(view: SlotView, mark: Mark, keys: Keys) -> list[Object]:
-    return [*_tests(view, view.fence), *_changes(*_claimed(mark, keys))]
+def claim_patch(view: SlotView, mark: Mark, keys: Keys, replaces: Clear | None = None) -> list[Object]:
+    return [*_tests(view, view.fence), *_changes(*_claimed(mark, keys, replaces))]
 
 
 def clear_patch(view: SlotView, mark: Mark, episodes: int) -> list[Object]:
     return [*_tests(view, mark.fence), *_changes(*_cleared(bool(mark.run), episodes))]
 
 
-def claim_by_version(view: SlotView, mark: Mark, keys: Keys) -> Object:
-    labels, annotations = _claimed(mark, keys)
+def claim_by_version(view: SlotView, mark: Mark, keys: Keys, replaces: Clear | None = None) -> Object:
+    labels, annotations = _claimed(mark, keys, replaces)
     return _merge(view, {names.RUN: None, **labels}, annotations)
 
 
@@ -88,15 +88,22 @@ def clear_by_version(view: SlotView, episodes: int) -> Object:
     return _merge(view, *_cleared(True, episodes))
 
 
-def _claimed(mark: Mark, keys: Keys) -> tuple[Texts, Texts]:
-    """Labels and annotations."""
-    annotations = {
+def _claimed(mark: Mark, keys: Keys, replaces: Clear | None) -> tuple[Texts, Texts]:
+    """Labels and annotations; also what is left to write of the claim that this one replaces."""
+    annotations: dict[str, str | None] = {
         names.CLAIM: keys.write(mark),
         names.FENCE: str(mark.fence),
         names.SAFE_TO_EVICT: "false",
         names.DO_NOT_DISRUPT: "true",
     }
-    return {names.CLAIMED: "true", **({names.RUN: mark.run} if mark.run else {})}, annotations
+    labels: dict[str, str | None] = {names.CLAIMED: "true"}
+    if replaces is not None:
+        annotations[names.EPISODES] = str(replaces.episodes)
+    if mark.run:
+        labels[names.RUN] = mark.run
+    elif replaces is not None and replaces.mark.run:
+        labels[names.RUN] = None
+    return labels, annotations
 
 
 def _cleared(run: bool, episodes: int) -> tuple[Texts, Texts]:

@@ -174,14 +174,6 @@ class Waiter:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """Write the mark on the slot; then say `granted` or `refused`."""
-
-    view: SlotView
-    mark: Mark
-
-
-@dataclass(frozen=True, slots=True)
 class Clear:
     """Take the mark off the slot and write these counts; then say `cleared`."""
 
@@ -191,6 +183,18 @@ class Clear:
     strikes: int = 0
     #: seconds that the slot rests afterwards, should another leader read it
     rest: float = 0.0
+    #: until `begin_clear` a grant may replace the mark, which spares this write
+    replaceable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Write the mark on the slot; then say `granted` or `refused`."""
+
+    view: SlotView
+    mark: Mark
+    #: the write that this one replaces: the mark that was given back is still on the slot
+    replaces: Clear | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +256,8 @@ class Patience:
     siblings: float = 1.0
     #: how long a release is waited for; afterwards it goes on behind the answer
     release: float = 5.0
+    #: how long a clean release waits for somebody who takes the slot over: one write instead of two
+    handover: float = 0.02
     #: how long a slot is looked at whose claim is later than what is known
     look: float = 5.0
     #: between two looks at the Pods of silent holders

@@ -304,7 +304,7 @@ class Claims:
             self._on_change(pool_uid)
 
     async def _grant(self, ledger: Ledger, work: Grant) -> None:
-        outcome = await self._writer.claim(work.view, work.mark)
+        outcome = await self._writer.claim(work.view, work.mark, work.replaces)
         if self._ledger is not ledger:
             return
         uid, fence, now = work.mark.uid, work.mark.fence, self._clock.now()
@@ -320,6 +320,15 @@ class Claims:
         self._serve(work.view.pool, changed=True)
 
     async def _clear(self, ledger: Ledger, work: Clear) -> None:
+        uid = work.view.uid
+        if work.replaceable:
+            await asyncio.sleep(self._patience.handover)
+        if self._ledger is not ledger:
+            return
+        if not ledger.begin_clear(work):
+            while grant := [task for task in self._writing({uid}) if task is not asyncio.current_task()]:
+                await asyncio.wait(grant)  # the release is written with it
+            return
         view = await self._writer.clear(work)
         if self._ledger is ledger:
             ledger.cleared(work.view.uid, view, self._clock.now())

@@ -2,7 +2,8 @@
 the ledger's business.
 
 A slot can be granted when it is free, ready, not at its end, neither condemned nor withheld by its pool, and not worn
-out by episodes; an external URL only while nobody has its device through another pool.
+out by episodes; an external URL only while nobody has its device through another pool. A slot that was given back clean
+and whose mark is still on it can be granted too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..pool.records import Device, Held
 from .devices import Devices, device_of
 from .packing import Packing
 from .queue import Queue
-from .records import Claim, Counts, SlotView, State
+from .records import Claim, Clear, Counts, SlotView, State
 from .tally import Share, Tally
 
 _BUSY = (State.GRANTING, State.HELD, State.RELEASING)
@@ -26,7 +27,8 @@ _MAX_FENCE = 2**62
 
 class Slot:
     __slots__ = (
-        "claim", "condemned", "device", "fence", "pause", "retired", "share", "state", "strikes", "until", "view",
+        "claim", "clear", "condemned", "device", "fence", "pause", "retired", "share", "state", "strikes", "until",
+        "view",
     )  # fmt: skip
 
     def __init__(self, view: SlotView):
@@ -44,6 +46,8 @@ class Slot:
         self.strikes = view.strikes
         #: how long it rests after its release
         self.pause = 0.0
+        #: the write that ends its last claim, while a grant may replace it, or one does
+        self.clear: Clear | None = None
         #: end of its rest
         self.until = 0.0
         #: what it adds to its pool's counts at present
@@ -51,12 +55,14 @@ class Slot:
 
 
 class Pool:
-    __slots__ = ("asked", "changed", "closed", "held", "queue", "slots", "tally", "withheld", "worn_after")
+    __slots__ = ("asked", "changed", "closed", "held", "queue", "returned", "slots", "tally", "withheld", "worn_after")
 
     def __init__(self) -> None:
         self.slots: dict[str, Slot] = {}
         self.queue = Queue()
         self.tally = Tally()
+        #: slots that were given back and whose mark a grant may replace
+        self.returned: dict[str, None] = {}
         #: claimed slots, and those that nobody gets any more while their Pod is still there
         self.held: dict[str, Held] = {}
         #: slots that changed since `held` was written
@@ -121,6 +127,7 @@ class Table:
             self._devices.drop(slot.device, slot.view.uid)
         del self._slots[slot.view.uid], pool.slots[slot.view.uid]
         pool.held.pop(slot.view.uid, None)
+        pool.returned.pop(slot.view.uid, None)
         pool.changed.discard(slot.view.uid)
         if pool.closed and not pool.slots:
             del self._pools[slot.view.pool]
@@ -181,10 +188,15 @@ class Table:
                 self._touched.add(self._slots[other].view.pool)
                 self.place(self._slots[other])
             open_ = open_ and not self._devices.taken_elsewhere(slot.device, view.uid)
-        if open_ and view.ready and not self._worn(slot, pool) and slot.fence < _MAX_FENCE:
+        fit = served and view.ready and not view.ended and not self._worn(slot, pool) and slot.fence < _MAX_FENCE
+        if open_ and fit:
             self.packing.offer(view.pool, view.node, view.uid)
         else:
             self.packing.withdraw(view.pool, view.node, view.uid)
+        if fit and slot.state is State.RELEASING and slot.clear is not None:
+            pool.returned[view.uid] = None
+        else:
+            pool.returned.pop(view.uid, None)
         share = Share(
             slot.state,
             claim.party if claim else None,
@@ -237,9 +249,26 @@ class Table:
 
     @staticmethod
     def _worn(slot: Slot, pool: Pool) -> bool:
-        return pool.worn_after is not None and slot.view.episodes >= pool.worn_after
+        episodes = slot.clear.episodes if slot.clear is not None else slot.view.episodes
+        return pool.worn_after is not None and episodes >= pool.worn_after
 
     # --- questions ----------------------------------------------------------------------------------------------------
+
+    def grantable(self, key: str) -> int:
+        """Slots that can be granted now."""
+        return self.packing.free(key) + len(self.pool(key).returned)
+
+    def next(self, key: str) -> Slot | None:
+        """The slot to grant next. One that was just given back is as good as a free one where its node is the fullest,
+        and costs one write less."""
+        free, returned = self.packing.next(key), self.pool(key).returned
+        if not returned:
+            return self._slots[free] if free is not None else None
+        slot = self._slots[max(returned, key=lambda uid: self.packing.fill(self._slots[uid].view.node))]
+        if free is None:
+            return slot
+        node, other = slot.view.node, self._slots[free].view.node
+        return slot if node == other or self.packing.fill(node) > self.packing.fill(other) else self._slots[free]
 
     def held(self, key: str) -> Mapping[str, Held]:
         """A copy: what is planned by it stays as it was."""

@@ -81,14 +81,18 @@ class Upkeep:
         found = await self._find(ledger, ask.claims)
         self.still(ledger)
         now = self._clock.now()
-        refused, slots = set(), set()
+        refused, slots, pools = set(), set(), set()
         for given, claim in zip(ask.claims, found, strict=True):
             if claim is not None and not proves(self.secret(claim), given.secret):
                 refused.add(given.id)
             elif claim is not None:
+                if (view := ledger.view(claim)) is not None:
+                    pools.add(view.pool)
                 slots.add(claim.mark.uid)
                 ledger.give_back(claim, given.verdict, given.episodes, now)
         self._work()
+        for pool in pools:
+            self._changed(pool)
         if tasks := self._writing(slots):
             await asyncio.wait(tasks, timeout=self._patience.release)
         self.still(ledger)

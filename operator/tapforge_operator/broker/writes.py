@@ -76,8 +76,8 @@ class Writer:
         self._pools = pools
         self._saw_pod = saw_pod
 
-    async def claim(self, view: SlotView, mark: Mark) -> Outcome:
-        """Writes the mark on the slot as it was seen."""
+    async def claim(self, view: SlotView, mark: Mark, replaces: Clear | None = None) -> Outcome:
+        """Writes the mark on the slot as it was seen; and what `replaces` would have written."""
         pause = _Pause()
         unclear = by_version = False
         while True:
@@ -85,7 +85,7 @@ class Writer:
             if view.lasting and not self._pools(view.pool):
                 return _gone(view)  # a Lease without an owner would stay for ever
             try:
-                return Outcome(True, await self._write_claim(view, mark, by_version))
+                return Outcome(True, await self._write_claim(view, mark, replaces, by_version))
             except ApiError as error:
                 unclear |= error.unclear
                 if error.status == 404:
@@ -202,10 +202,12 @@ class Writer:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    async def _write_claim(self, view: SlotView, mark: Mark, by_version: bool) -> SlotView | None:
+    async def _write_claim(
+        self, view: SlotView, mark: Mark, replaces: Clear | None, by_version: bool
+    ) -> SlotView | None:
         if not view.lasting:
             write = pods.claim_by_version if by_version else pods.claim_patch
-            return self._read(view, await self._api.patch(pods.where(view), write(view, mark, self._keys)))
+            return self._read(view, await self._api.patch(pods.where(view), write(view, mark, self._keys, replaces)))
         body = external.claim_body(view, mark, self._keys, self._pools(view.pool))
         if view.version:
             return self._read(view, await self._api.patch(external.where(view), body))
