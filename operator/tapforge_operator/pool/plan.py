@@ -174,6 +174,8 @@ def _keep_for_a_look(draft: Draft) -> tuple[list[Removal], list[Removal]]:
 
 
 def _drop_duplicates(draft: Draft) -> None:
+    if len({slot.ordinal for slot in draft.standing.values()}) == len(draft.standing):
+        return  # nearly always: thousands of lists that hold one slot each would wake the garbage collector
     by_ordinal: defaultdict[int, list[Slot]] = defaultdict(list)
     for slot in draft.standing.values():
         by_ordinal[slot.ordinal].append(slot)
