@@ -7,6 +7,7 @@ own objects are never written to, except their status.
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Final
 
 DOMAIN: Final = "tapforge.dev"
@@ -71,15 +72,17 @@ CONTAINER: Final = "emulator"
 
 #: characters of a slot name's hash: 50 bits, and every name of a pool is compared with the pool's UID anyway
 _HASH = 10
+_LETTERS: Final = "0123456789abcdefghijklmnopqrstuv"
+#: two letters for ten bits, the lower ones first
+_PAIRS: Final = tuple(_LETTERS[bits & 31] + _LETTERS[bits >> 5] for bits in range(1024))
 _MAX_NAME: Final = 63
 
 
 def digest(*parts: object, length: int = _HASH) -> str:
     """A hash in the letters that names may have; equal exactly for equal parts."""
     whole = "\0".join(map(str, parts)).encode()
-    number = int.from_bytes(hashlib.sha256(whole).digest(), "big")
-    letters = "0123456789abcdefghijklmnopqrstuv"
-    return "".join(letters[(number >> (5 * k)) & 31] for k in range(length))
+    number = int.from_bytes(hashlib.sha256(whole).digest(), "big") & ((1 << (5 * length)) - 1)
+    return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(0, 5 * length, 10)])[:length]
 
 
 def config_name(run: str, run_uid: str) -> str:
@@ -98,6 +101,7 @@ def ray_job_name(run: str, attempt: int) -> str:
     return f"{run}-{attempt}"
 
 
+@lru_cache(maxsize=16_384)  # plans that overlap name the same slots again
 def slot_name(pool: str, pool_uid: str, ordinal: int, predecessor: str) -> str:
     """Name of the Pod of a slot. `predecessor` is the UID of the Pod that had the ordinal before, "" for none known: to
     create a slot twice is a conflict, never a second Pod. At most 63 characters, whatever the pool is called."""

@@ -42,7 +42,7 @@ _LOG_LINES, _LOG_CHARACTERS, _LOG_SECONDS = 40, 4096, 5.0
 _SUCCESSOR_SECONDS = 600.0
 #: creates under way that a pass leaves to the next one: as many as the API server carries out while a pool is planned
 #: and its status is written
-_WINDOW = PER_PASS // 2
+_WINDOW = PER_PASS // 4
 
 #: what is under way: which call, and the UID or the name that it is about
 Call = tuple[Literal["remove", "create", "budget"], str]

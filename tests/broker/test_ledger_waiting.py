@@ -123,3 +123,10 @@ def test_an_old_request_is_forgotten_in_the_end():
     last = desk.ask("a", request="request-1")
     desk.serve()
     assert len(desk.answers[last]) == 1
+
+
+def test_a_slot_is_withheld_also_when_nothing_of_its_pool_was_seen_before():
+    desk = Desk()
+    assert desk.ledger.withhold("pool", {"s0"})
+    desk.see("s0", ready=True)
+    assert desk.free == 0

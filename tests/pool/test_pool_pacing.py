@@ -161,7 +161,7 @@ def test_boots_that_fail_in_a_row_come_slower_and_fewer_and_are_told_of() -> Non
     assert conditions(plans[1])["Degraded"] == ("True", "BootFailing")
     assert conditions(plans[1])["Stalled"][0] == "False", "it may pass"
     tried = [len(made.deletes) for made in plans]
-    assert tried[:3] == [500, 250, 125]
+    assert tried[:3] == [1000, 250, 125]
     assert tried[-1] == 1
 
 

@@ -71,7 +71,7 @@ def test_an_empty_pool_is_filled_on_the_lowest_ordinals() -> None:
 def test_creates_are_bounded_and_the_rest_follows_at_once() -> None:
     of = pool(replicas=5000)
     made = decide(of)
-    assert len(made.creates) == 500
+    assert len(made.creates) == 1000
     assert made.look_again == 0.0
 
 

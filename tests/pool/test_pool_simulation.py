@@ -266,4 +266,4 @@ def test_a_template_that_never_boots_costs_no_slot_that_serves_but_those_that_ma
 def test_an_empty_view_plans_the_whole_pool_and_no_more() -> None:
     of = pool(replicas=20_000)
     made = plan(of, Seen(), History(), NOW)
-    assert len({new.name for new in made.creates}) == len(made.creates) == 500
+    assert len({new.name for new in made.creates}) == len(made.creates) == 1000

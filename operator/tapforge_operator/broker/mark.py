@@ -16,6 +16,7 @@ import hmac
 import json
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from tapforge_api.claims import Acquire
@@ -24,6 +25,8 @@ _VERSION: Final = 1
 #: no mark of ours comes near; a longer one is not even parsed
 _MAX_TEXT: Final = 8192
 _MAX_FENCE: Final = 2**63 - 1
+#: annotations that are remembered with what they prove
+_READINGS: Final = 8192
 _HOLD: Final = float(Acquire.model_fields["hold_seconds"].default)
 
 
@@ -73,6 +76,8 @@ class Keys:
             raise ValueError(f"the broker's key has {len(key)} bytes, it needs at least 32; delete it to get a new one")
         self._signing = hmac.digest(key, b"tapforge.dev claim mark", hashlib.sha256)
         self._secrets = hmac.digest(key, b"tapforge.dev claim secret", hashlib.sha256)
+        #: a slot is seen many times with the same claim
+        self._readings = lru_cache(maxsize=_READINGS)(self._read)
         self._name = hmac.digest(key, b"tapforge.dev key name", hashlib.sha256).hex()[:12]
 
     def write(self, mark: Mark) -> str:
@@ -95,6 +100,9 @@ class Keys:
 
     def read(self, text: str, uid: str) -> Reading:
         """What the annotation `text` on the slot `uid` proves. Fields of later versions are passed over."""
+        return self._readings(text, uid) if text else _NONE
+
+    def _read(self, text: str, uid: str) -> Reading:
         if not text or len(text) > _MAX_TEXT:
             return _NONE
         try:

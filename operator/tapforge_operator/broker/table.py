@@ -239,7 +239,7 @@ class Table:
                 self.place(slot)
 
     def withhold(self, key: str, uids: Set[str]) -> bool:
-        pool = self._pools.get(key)
+        pool = self.pool(key) if uids else self._pools.get(key)
         if pool is None or pool.withheld == uids:
             return False
         changed, pool.withheld = pool.withheld ^ uids, uids

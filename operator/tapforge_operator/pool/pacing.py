@@ -22,8 +22,10 @@ from .history import BootFailures
 
 HOUR = 3600.0
 FIRST, CAP = 1.0, 300.0
-#: creates in one plan, and slots that may boot at a time while boots fail
-PER_PASS = 500
+#: creates in one plan: what the API server carries out in about a second
+PER_PASS = 1000
+#: slots that may boot at a time after a boot failed, halved with each one in a row
+BOOTING = 500
 #: sick slots that a pool of any size may replace within an hour
 LEAST = 5
 #: failures in a row before the pool says so
@@ -93,4 +95,4 @@ def allowed(boots: BootFailures, wanted: int, booting: int, now: float) -> int:
         return wanted
     if now < boots_again_at(boots):
         return 0
-    return max(0, min(wanted, max(1, PER_PASS >> min(boots.times, 16)) - booting))
+    return max(0, min(wanted, max(1, BOOTING >> min(boots.times, 16)) - booting))

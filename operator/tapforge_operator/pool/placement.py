@@ -57,6 +57,8 @@ def _free(taken: Collection[int], wanted: int) -> Iterator[int]:
 
 
 def _new(pool: Pool, ordinal: int, others: Sequence[Slot], last: Mapping[int, str]) -> NewSlot:
+    if not others and ordinal not in last:
+        return NewSlot(slot_name(pool.name, pool.uid, ordinal, ""), ordinal, "")
     names = {slot.name for slot in others}
     visible = [slot.uid for slot in sorted(others, key=lambda slot: (-slot.created, slot.uid))]
     known = [last[ordinal]] if ordinal in last else []
