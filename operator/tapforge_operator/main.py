@@ -29,11 +29,9 @@ from .kube.connection import NoCluster, connection
 from .kube.election import Election, Timing
 from .leadership import Leadership
 from .listening import EVERYWHERE, listen
-from .own_lease import OwnLease
 from .settings import Settings, advertised
-from .slot_watch import SlotWatch
 from .telemetry import Telemetry
-from .watches import watch
+from .watches import lease_reflector, slot_reflector, watch
 from .world import Scope
 
 log = logging.getLogger("tapforge_operator")
@@ -131,12 +129,11 @@ async def run(settings: Settings) -> str:
         stack.callback(lag.cancel)
         watches_end = asyncio.Event()
         world, scope = leadership.world, settings.scope
-        slots = SlotWatch(world, client, scope.each, lambda: telemetry.event("pods"))
-        own = None
+        reflectors = [slot_reflector(world, client, scope.each, lambda: telemetry.event("pods"))]
         if scope.namespaces and settings.namespace not in scope.namespaces:
-            own = OwnLease(client, settings.namespace, lambda: telemetry.event("leader"))
+            reflectors.append(lease_reflector(client, settings.namespace, lambda: telemetry.event("leader")))
         watches = asyncio.create_task(
-            watch(world, slots, scope.namespaces, watching, watches_end, own), name="the watches"
+            watch(world, reflectors, scope.namespaces, watching, watches_end), name="the watches"
         )
         leading = asyncio.create_task(leadership.run(), name="the leadership")
         stopped = asyncio.create_task(_signalled(watching), name="waiting")

@@ -1,4 +1,4 @@
-"""What is known of the Pods that Ray's heads are in, kept up by a list and then a watch per namespace.
+"""What is known of the Pods that Ray's heads are in, kept up by a reflector.
 
 A head that the cluster takes away (`disruption.py`) says so for as long as it exists, which can be a moment. So heads
 are watched and not looked for, and of each run the newest one is remembered also after it is gone, until its run is.
@@ -8,24 +8,17 @@ Labels are anybody's to write: a Pod speaks for runs of its own namespace only.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from . import names
-from .kube.client import ApiError, Client, path
+from .kube.client import Client
+from .kube.reflector import Kind, Reflector
 from .kube.store import version
 from .run.records import RayHead, observe_ray_head
 
-log = logging.getLogger(__name__)
-
-_SELECTOR: Final = f"ray.io/node-type=head,{names.RUN_UID}"
-#: between two watches, the first of which ended as it should
-_AGAIN: Final = 0.1
-_FIRST_PAUSE: Final = 1.0
-_LONGEST_PAUSE: Final = 15.0
+_HEADS: Final = Kind("the Pods of Ray's heads", "pods", f"ray.io/node-type=head,{names.RUN_UID}")
 
 
 class Heads:
@@ -76,53 +69,12 @@ def _news(head: RayHead) -> tuple[str, str, str, bool]:
     return head.uid, head.node, head.disruption, head.gone
 
 
-class HeadWatch:
-    def __init__(self, heads: Heads, client: Client, spaces: tuple[str, ...]):
-        """`spaces`: namespaces, "" for all of them."""
-        self._heads = heads
-        self._client = client
-        #: version up to which everything of a namespace was heard; "" before its list
-        self._since = dict.fromkeys(spaces, "")
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for space in self._since:
-                group.create_task(self._follow(space))
-
-    async def _follow(self, space: str) -> None:
-        pause, at_once = _FIRST_PAUSE, True
-        while True:
-            try:
-                if not self._since[space]:
-                    await self._list(space)
-                await self._hear(space)
-                pause, at_once = _FIRST_PAUSE, True
-                await asyncio.sleep(_AGAIN)
-            except ApiError as error:
-                if error.status != 0:  # what was heard last may be no place to go on from
-                    self._since[space] = ""
-                if error.status == 410 and at_once:  # the server remembers some minutes only
-                    at_once = False
-                    continue
-                log.warning("the Pods of Ray's heads can't be watched for now: %s", error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-
-    async def _hear(self, space: str) -> None:
-        """One watch."""
-        async for event in self._client.watch(path("pods", space), _SELECTOR, since=self._since[space]):
-            self._since[space] = event["object"]["metadata"]["resourceVersion"]
-            if event["type"] != "BOOKMARK":
-                self._heads.saw(event["object"], event["type"] == "DELETED")
-
-    async def _list(self, space: str) -> None:
-        listed: set[str] = set()
-        as_of = ""
-        async for page, listed_as in self._client.pages(path("pods", space), _SELECTOR):
-            as_of = listed_as
-            for pod in page:
-                listed.add(pod["metadata"]["uid"])
-                self._heads.saw(pod)
-        self._heads.replace(listed, as_of, space)
-        self._since[space] = as_of
+def head_reflector(heads: Heads, client: Client, spaces: tuple[str, ...]) -> Reflector:
+    """`spaces`: namespaces, "" for all of them."""
+    return Reflector(
+        client,
+        _HEADS,
+        spaces,
+        heads.saw,
+        lambda space, listed, as_of: heads.replace(listed, as_of, space),
+    )

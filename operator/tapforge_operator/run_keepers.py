@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Final
 
 from .kube.client import Client
-from .ray_heads import HeadWatch
-from .ray_jobs import RayJobWatch
+from .kube.reflector import Reflector
+from .ray_heads import head_reflector
+from .ray_jobs import job_reflector
 from .reports import Reports
 from .run_writes import RunWrites
 from .runs import RunKeeper
@@ -49,8 +50,8 @@ class RunKeepers:
 
     async def begin(self) -> asyncio.Task[None]:
         """After the world was read. Returns the watch of RayJobs and heads, which ends only when it breaks."""
-        jobs = RayJobWatch(self._world, self._client, self._settings.scope.each, self._wake_all)
-        heads = HeadWatch(self._world.heads, self._client, self._settings.scope.each)
+        jobs = job_reflector(self._world, self._client, self._settings.scope.each, self._wake_all)
+        heads = head_reflector(self._world.heads, self._client, self._settings.scope.each)
         await jobs.sync()
         self._watch = asyncio.create_task(_both(jobs, heads), name="the watch of RayJobs")
         self._begun = True
@@ -94,7 +95,7 @@ class RunKeepers:
         asyncio.get_running_loop().call_later(_MEND_SECONDS, self.wake, uid)
 
 
-async def _both(jobs: RayJobWatch, heads: HeadWatch) -> None:
+async def _both(jobs: Reflector, heads: Reflector) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(jobs.run())
         group.create_task(heads.run())

@@ -1,36 +1,62 @@
-"""All watches: they tell the world what happens, and write nothing into the cluster. Slots have one of their own
-(slot_watch.py), the leader's Lease where no other hears it (own_lease.py), everything else is kopf's.
+"""All watches but those of runs: they tell the world what happens, and write nothing into the cluster.
+
+Most are kopf's. Slots are by far the most numerous objects and change the most often, so they don't take kopf's way, on
+which an event costs five times as much and every object keeps a task: a thousand Pods that change at once are digested
+in a tenth of a second, and claims are answered in between. The leader's Lease has a watch where no other hears it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Final, cast
 
 import kopf
 
+from . import names
+from .kube.client import Client
 from .kube.connection import connection
-from .own_lease import OwnLease
-from .slot_watch import SlotWatch
+from .kube.reflector import Kind, Reflector
 from .spectator import look_on
-from .world import World
+from .world import LEASES, MEMBERS, World, within
+
+_SLOTS: Final = Kind("slots", "pods", MEMBERS)
+_LEASE: Final = Kind("the leader's Lease", "leases", f"{names.MANAGED_BY}={names.OPERATOR}", LEASES)
+#: a watch that says nothing for so long, while a leader renews every few seconds, is dead
+_SILENCE: Final = 25.0
+
+
+def slot_reflector(world: World, client: Client, spaces: tuple[str, ...], heard: Callable[[], None]) -> Reflector:
+    """`spaces`: namespaces, "" for all of them. `heard` is called whenever a list or a watch said anything."""
+    return Reflector(
+        client,
+        _SLOTS,
+        spaces,
+        world.saw_pod,
+        lambda space, listed, as_of: world.slots.replace(listed, as_of, within(space)),
+        heard=heard,
+    )
+
+
+def lease_reflector(client: Client, namespace: str, renewed: Callable[[], None]) -> Reflector:
+    """For an operator whose pools are in other namespaces than its own: `renewed` is called whenever the leader renewed
+    its Lease, which it does every few seconds. That shows that watches live, also while the pools are so quiet that
+    nothing else happens; otherwise a list of everything would have to answer their silence, every half a minute."""
+    return Reflector(client, _LEASE, (namespace,), lambda _, __: renewed(), silence=_SILENCE)
 
 
 async def watch(
     world: World,
-    slots: SlotWatch,
+    reflectors: Sequence[Reflector],
     namespaces: Collection[str],
     begun: asyncio.Event,
     end: asyncio.Event,
-    own: OwnLease | None = None,
 ) -> None:
-    """Watches the namespaces, all of them when none is named; sets `begun`, and returns when `end` is set."""
-    # Begun before kopf, which ends every task that it finds afterwards; with the tasks that this one begins.
-    hearing = {asyncio.create_task(slots.run(), name="slots")}
-    if own is not None:
-        hearing.add(asyncio.create_task(own.run(), name="the leader's Lease"))
+    """Watches the namespaces, all of them when none is named, and what the reflectors follow; sets `begun`, and returns
+    when `end` is set."""
+    # Begun before kopf, which ends every task that it finds afterwards; with the tasks that these begin.
+    hearing = {asyncio.create_task(one.run(), name="a reflector") for one in reflectors}
     await asyncio.sleep(0)
     for task in hearing:
         task.add_done_callback(lambda _: end.set())

@@ -25,6 +25,7 @@ from tapforge_api.environment import PoolReference
 
 from . import names
 from .kube.client import ApiError, Client, path
+from .kube.reflector import Saw, read
 from .kube.store import Store, version
 from .objects import (
     LeaseObject,
@@ -304,9 +305,9 @@ class World:
             ("emulatorpools", crd, "", self.pools),
         ]
         for space in self._scope.each:
-            within = _within(space) or (lambda _: True)
+            among = within(space) or (lambda _: True)
             for kind, group, selector, store in kinds:
-                if not any(within(thing) for thing in store.all()):
+                if not any(among(thing) for thing in store.all()):
                     continue
                 try:
                     first, _ = await anext(
@@ -325,30 +326,19 @@ class World:
         kind: str,
         group: str,
         selector: str,
-        saw: Callable[[Mapping[str, Any]], object],
+        saw: Saw,
         store: Store[Any],
         space: str,
     ) -> str:
         """Returns the version of the list."""
         uids, as_of = await self._pages(client, path(kind, space, group=group), selector, saw)
-        store.replace(uids, as_of, _within(space))
+        store.replace(uids, as_of, within(space))
         return as_of
 
-    async def _pages(
-        self, client: Client, where: str, selector: str, saw: Callable[[Mapping[str, Any]], object]
-    ) -> tuple[set[str], str]:
+    async def _pages(self, client: Client, where: str, selector: str, saw: Saw) -> tuple[set[str], str]:
         for left in reversed(range(_TRIES)):
-            uids: set[str] = set()
-            as_of = "0"
             try:
-                async for page, listed in client.pages(where, selector):
-                    as_of = listed
-                    self._telemetry.attention.heard()
-                    for thing in page:
-                        uids.add(thing["metadata"]["uid"])
-                        saw(thing)
-                    await asyncio.sleep(0)  # claims are answered between two pages
-                return uids, as_of
+                return await read(client, where, selector, saw, self._telemetry.attention.heard)
             except ApiError as error:
                 if error.status != 410 or not left:
                     raise
@@ -357,7 +347,7 @@ class World:
     # --- watches ------------------------------------------------------------------------------------------------------
 
     def watch(self, registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings) -> None:
-        """Has kopf tell this world what happens, to everything but slots (`slot_watch.py`)."""
+        """Has kopf tell this world what happens, to everything but slots (`watches.py`)."""
         kinds: list[tuple[tuple[str, str, str], str, Callable[..., object]]] = [
             (("coordination.k8s.io", "v1", "leases"), f"{names.MANAGED_BY}={names.OPERATOR}", self.saw_lease),
             ((GROUP, VERSION, "emulatorpools"), "", self.saw_pool),
@@ -384,6 +374,6 @@ def _concern(node: NodeObject | None) -> tuple[bool, bool]:
     return (node.cordoned, node.silent) if node is not None else (False, False)
 
 
-def _within(space: str) -> Callable[[Any], bool] | None:
+def within(space: str) -> Callable[[Any], bool] | None:
     """What a list of one namespace speaks of."""
     return (lambda thing: thing.namespace == space) if space else None

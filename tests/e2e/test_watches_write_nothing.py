@@ -10,9 +10,8 @@ from e2e.cluster import MERGE, Cluster
 from tapforge_operator import names
 from tapforge_operator.kube.client import Client
 from tapforge_operator.kube.connection import connection
-from tapforge_operator.slot_watch import SlotWatch
 from tapforge_operator.telemetry import Telemetry
-from tapforge_operator.watches import watch
+from tapforge_operator.watches import slot_reflector, watch
 from tapforge_operator.world import Scope, World
 
 FOREIGN = {"kopf.zalando.org/last-handled-configuration": "{}", "kopf.zalando.org/touch-dummy": "2026-01-01"}
@@ -47,8 +46,8 @@ async def test_foreign_marks_stay(cluster: Cluster, namespace: str, monkeypatch:
     world = World(Scope((namespace,), nodes=False), seen, lambda uid: None)
     begun, end = asyncio.Event(), asyncio.Event()
     async with Client(connection()) as client:
-        slots = SlotWatch(world, client, (namespace,), lambda: None)
-        watching = asyncio.create_task(watch(world, slots, (namespace,), begun, end))
+        slots = slot_reflector(world, client, (namespace,), lambda: None)
+        watching = asyncio.create_task(watch(world, [slots], (namespace,), begun, end))
         try:
             await asyncio.wait_for(begun.wait(), 120)
             other = await asyncio.to_thread(cluster.api, "POST", where, lease("watched"))

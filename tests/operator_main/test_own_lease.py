@@ -11,9 +11,9 @@ import kopf
 import pytest
 from aiohttp import web
 
-from tapforge_operator import own_lease
+from tapforge_operator.kube import reflector
 from tapforge_operator.kube.client import Client
-from tapforge_operator.own_lease import OwnLease
+from tapforge_operator.watches import lease_reflector
 
 
 class Server:
@@ -49,7 +49,7 @@ async def heard(server: Server) -> AsyncIterator[list[None]]:
     words: list[None] = []
     try:
         async with Client(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")) as client:
-            task = asyncio.create_task(OwnLease(client, "tapforge-system", lambda: words.append(None)).run())
+            task = asyncio.create_task(lease_reflector(client, "tapforge-system", lambda: words.append(None)).run())
             try:
                 yield words
                 assert not task.done()
@@ -61,8 +61,8 @@ async def heard(server: Server) -> AsyncIterator[list[None]]:
 
 
 async def test_renewals_are_heard_whatever_happens_to_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_lease, "_PAUSE", 0.01)
-    monkeypatch.setattr(own_lease, "_AGAIN", 0.01)
+    monkeypatch.setattr(reflector, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(reflector, "_AGAIN", 0.01)
     server = Server()
     server.troubles = ["refused", "ended", "cut", "refused"]
     async with heard(server) as words:

@@ -10,9 +10,10 @@ from runs_made import UID
 from small_api import SmallApi
 from test_ray_job_watch import Refusing
 
-from tapforge_operator import names, ray_heads
+from tapforge_operator import names
 from tapforge_operator.disruption import disruption
-from tapforge_operator.ray_heads import Heads, HeadWatch
+from tapforge_operator.kube import reflector
+from tapforge_operator.ray_heads import Heads, head_reflector
 from tapforge_operator.run.records import RayHead
 
 PODS = "/api/v1/namespaces/lab/pods"
@@ -58,7 +59,7 @@ class Ground:
         self.heads = Heads(self.woken.append, lambda uid: uid == UID)
 
     def begin(self) -> asyncio.Task[None]:
-        return asyncio.create_task(HeadWatch(self.heads, self.line, ("lab",)).run())  # type: ignore[arg-type]
+        return asyncio.create_task(head_reflector(self.heads, self.line, ("lab",)).run())  # type: ignore[arg-type]
 
     @property
     def known(self) -> RayHead | None:
@@ -72,8 +73,8 @@ class Ground:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_heads, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(ray_heads, "_AGAIN", 0.001)
+    monkeypatch.setattr(reflector, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(reflector, "_AGAIN", 0.001)
 
 
 async def test_an_eviction_is_remembered_when_the_pod_is_gone() -> None:

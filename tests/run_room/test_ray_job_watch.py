@@ -10,8 +10,8 @@ import pytest
 from runs_made import UID, made
 from small_api import Line, SmallApi, refuse
 
-from tapforge_operator import ray_jobs
-from tapforge_operator.ray_jobs import RayJobWatch
+from tapforge_operator.kube import reflector
+from tapforge_operator.ray_jobs import job_reflector
 from tapforge_operator.run.manifests import Broker, ray_job
 from tapforge_operator.telemetry import Telemetry
 from tapforge_operator.world import Scope, World
@@ -55,7 +55,7 @@ class Ground:
         self.line = Refusing(self.api)
         self.world = World(Scope(), Telemetry(), lambda _: None)
         self.changes = 0
-        self.watch = RayJobWatch(self.world, self.line, spaces, self._changed)  # type: ignore[arg-type]
+        self.watch = job_reflector(self.world, self.line, spaces, self._changed)  # type: ignore[arg-type]
         body = ray_job(made(), 1, Broker("u", "c"))
         body["metadata"]["namespace"] = "lab"
         self.api.create(LAB, body)
@@ -82,8 +82,8 @@ class Ground:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_jobs, "_ABSENT_SECONDS", 0.01)
-    monkeypatch.setattr(ray_jobs, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(reflector, "_MISSING_SECONDS", 0.01)
+    monkeypatch.setattr(reflector, "_FIRST_PAUSE", 0.001)
 
 
 async def test_what_happens_between_list_and_watch_and_through_cuts_is_not_missed() -> None:
@@ -149,7 +149,7 @@ async def test_an_api_server_that_is_away_is_asked_again() -> None:
 
 async def test_a_server_that_forgets_everything_is_left_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it is asked again at once, and then after a pause, which here has no end."""
-    monkeypatch.setattr(ray_jobs, "_FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(reflector, "_FIRST_PAUSE", 3600.0)
     ground = Ground("lab")
     ground.line.refusals[LAB] = (410, "Expired")
     task = asyncio.create_task(ground.watch.run())

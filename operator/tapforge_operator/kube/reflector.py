@@ -1,0 +1,164 @@
+"""Follows the objects of a kind: a list and then one watch per namespace, which begins again where it was cut.
+
+Promises:
+1. Each object that a list or a watch has is reported (`saw`); bookmarks are not, they only move the place to begin at.
+2. After a whole list it is reported which objects there are (`listed`): nothing else tells of what vanished meanwhile.
+3. A watch that ended, or whose connection was lost, begins again where it was. After any refusal everything is listed
+   again: at once after the first "410 Gone" (the server remembers some minutes only), else after a pause that doubles
+   from refusal to refusal.
+4. Whatever the API server answers, or doesn't, it goes on. Namespaces don't wait for each other.
+5. Thousands of objects at once keep nobody up: others get a turn every few of them.
+
+Without `listed` there is no list: each watch begins with what is there, which is enough where nobody asks what
+vanished. Times are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from .client import ApiError, Client, path
+
+log = logging.getLogger(__name__)
+
+#: between two watches, the first of which ended as it should: nothing is missed meanwhile
+_AGAIN: Final = 0.1
+_FIRST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 15.0
+#: until a kind that the cluster doesn't know, or that may not be read, is asked for again
+_MISSING_SECONDS: Final = 15.0
+#: events after which others get a turn, when the next ones are there already
+_TURN: Final = 20
+#: where a watch begins that tells first what is there
+_NOW: Final = "0"
+
+#: told of an object, and whether it was deleted
+Saw = Callable[[Mapping[str, Any], bool], object]
+
+
+def _nobody() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`name` is for people; `plural`, `group` and `selector` are those of the API."""
+
+    name: str
+    plural: str
+    selector: str
+    group: str = ""
+
+    def path(self, space: str) -> str:
+        return path(self.plural, space, group=self.group)
+
+
+class Reflector:
+    def __init__(
+        self,
+        client: Client,
+        kind: Kind,
+        spaces: tuple[str, ...],
+        saw: Saw,
+        listed: Callable[[str, set[str], str], object] | None = None,
+        *,
+        heard: Callable[[], None] = _nobody,
+        missing: Callable[[str, ApiError], None] | None = None,
+        silence: float = 100.0,
+    ):
+        """`spaces`: namespaces, "" for all of them. `listed` is called with one of them, the UIDs of all its objects
+        and the version of the list; `heard` with every page and event, before what is in it is reported. `missing` is
+        for a kind that the cluster may not know, or not let be read: it is called with a namespace and what was
+        answered instead of its list, each time. A watch that says nothing for `silence` is dead."""
+        self._client = client
+        self._kind = kind
+        self._saw = saw
+        self._listed = listed
+        self._heard = heard
+        self._missing = missing
+        self._silence = silence
+        self._start = "" if listed is not None else _NOW
+        #: version up to which everything of a namespace was reported; "" before its list
+        self._since = dict.fromkeys(spaces, self._start)
+
+    async def sync(self) -> None:
+        """Lists everything once. Raises ApiError, but for what is `missing`."""
+        for space in self._since:
+            await self._list(space)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for space in self._since:
+                name = f"{self._kind.name} of {space or 'all namespaces'}"
+                group.create_task(self._follow(space), name=name)
+
+    async def _follow(self, space: str) -> NoReturn:
+        pause, at_once = _FIRST_PAUSE, True
+        while True:
+            try:
+                if not self._since[space]:
+                    await self._list(space)
+                if not self._since[space]:
+                    await asyncio.sleep(_MISSING_SECONDS)
+                    continue
+                await self._watch(space)
+                pause, at_once = _FIRST_PAUSE, True
+                await asyncio.sleep(_AGAIN)
+            except ApiError as error:
+                if error.status != 0:  # what was reported last may be no place to go on from
+                    self._since[space] = self._start
+                if error.status == 410 and at_once:
+                    at_once = False
+                    continue
+                log.warning("%s can't be watched for now: %s", self._kind.name, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _watch(self, space: str) -> None:
+        where, since = self._kind.path(space), self._since[space]
+        events = 0
+        async for event in self._client.watch(where, self._kind.selector, since=since, silence=self._silence):
+            thing = event["object"]
+            self._heard()
+            if event["type"] != "BOOKMARK":
+                self._saw(thing, event["type"] == "DELETED")
+            self._since[space] = thing["metadata"]["resourceVersion"]
+            events += 1
+            if events % _TURN == 0:
+                await asyncio.sleep(0)
+
+    async def _list(self, space: str) -> None:
+        if self._listed is None:
+            return
+        try:
+            uids, as_of = await read(self._client, self._kind.path(space), self._kind.selector, self._saw, self._heard)
+        except ApiError as error:
+            if self._missing is None or error.status not in (403, 404):
+                raise
+            self._since[space] = ""
+            self._missing(space, error)
+        else:
+            self._listed(space, uids, as_of)
+            self._since[space] = as_of
+
+
+async def read(
+    client: Client, where: str, selector: str, saw: Saw, heard: Callable[[], None] = _nobody
+) -> tuple[set[str], str]:
+    """One whole list, page by page: the UIDs of its objects and its version. `heard` is called with each page. Raises
+    ApiError."""
+    uids: set[str] = set()
+    as_of = ""
+    async for page, version in client.pages(where, selector):
+        as_of = version
+        heard()
+        for thing in page:
+            uids.add(thing["metadata"]["uid"])
+            saw(thing, False)
+        await asyncio.sleep(0)
+    return uids, as_of

@@ -1,0 +1,189 @@
+"""A reflector beside a server that cuts connections, forgets versions, refuses, or knows the kind only later. What
+slots, RayJobs, heads and the leader's Lease make of it is tested beside them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from watch_server import Server, connected
+
+from tapforge_operator.kube import reflector
+from tapforge_operator.kube.client import ApiError, Client
+from tapforge_operator.kube.reflector import Kind, Reflector
+
+PODS = Kind("Pods", "pods", "pool")
+
+
+class Story:
+    """What was reported, in this order."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def saw(self, thing: Mapping[str, Any], deleted: bool) -> None:
+        self.words.append(("-" if deleted else "+") + thing["metadata"]["uid"])
+
+    def listed(self, space: str, uids: set[str], as_of: str) -> None:
+        self.words.append(f"{space or 'all'} at {as_of}: {' '.join(sorted(uids))}".strip())
+
+    def missing(self, space: str, error: ApiError) -> None:
+        self.words.append(f"{space or 'all'}: {error.status}")
+
+    async def until(self, *words: str) -> None:
+        """All these, in this order; and nothing else."""
+        await until(lambda: len(self.words) >= len(words))
+        assert self.words == list(words)
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not what():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def followed(make: Callable[[Client], Reflector], server: Server) -> AsyncIterator[None]:
+    async with connected(server) as client:
+        task = asyncio.create_task(make(client).run())
+        try:
+            yield
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+def no(status: int) -> web.Response:
+    return web.json_response({"kind": "Status", "reason": "Because", "message": "no"}, status=status)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reflector, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(reflector, "_MISSING_SECONDS", 0.01)
+
+
+async def test_the_list_is_reported_with_its_version_and_then_what_happens():
+    server, story = Server(), Story()
+    await server.change("ADDED", "a")
+    await server.change("ADDED", "b")
+    async with followed(lambda client: Reflector(client, PODS, ("",), story.saw, story.listed), server):
+        await story.until("+a", "+b", "all at 2: a b")
+        await server.listened_to(1)
+        await server.change("MODIFIED", "a")
+        await server.change("BOOKMARK", "")
+        await server.change("DELETED", "b")
+        await story.until("+a", "+b", "all at 2: a b", "+a", "-b")
+        server.cut()
+        await server.change("ADDED", "c")
+        await story.until("+a", "+b", "all at 2: a b", "+a", "-b", "+c")
+        assert server.asked == ["list", "watch 2", "watch 5"], "a lost connection is no reason for a list"
+
+
+async def test_after_410_the_list_says_what_vanished():
+    server, story = Server(), Story()
+    await server.change("ADDED", "a")
+    async with followed(lambda client: Reflector(client, PODS, ("",), story.saw, story.listed), server):
+        await server.listened_to(1)
+        server.cut()
+        await server.change("DELETED", "a")
+        await server.change("ADDED", "b")
+        server.events, server.oldest = [], server.version
+        await story.until("+a", "all at 1: a", "+b", "all at 3: b")
+
+
+async def test_without_lists_each_watch_begins_with_what_is_there():
+    server, story = Server(), Story()
+    await server.change("ADDED", "a")
+    async with followed(lambda client: Reflector(client, PODS, ("a",), story.saw), server):
+        await story.until("+a")
+        server.cut()
+        await server.listened_to(2)
+        await server.change("ADDED", "b")
+        await story.until("+a", "+b")
+        server.troubles = [no(403)]
+        server.cut()
+        await story.until("+a", "+b", "+a", "+b")
+        assert server.asked == ["watch 0", "watch 1", "watch 2", "watch 0"]
+
+
+async def test_a_kind_that_is_missing_is_asked_for_until_it_is_there():
+    server, story = Server(), Story()
+    server.troubles = [no(404), no(403)]
+
+    def make(client: Client) -> Reflector:
+        return Reflector(client, PODS, ("a",), story.saw, story.listed, missing=story.missing)
+
+    async with followed(make, server):
+        await story.until("a: 404", "a: 403", "a at 0:")
+        await server.listened_to(1)
+        # It goes in the middle of a watch, and comes back.
+        server.troubles = [no(404), no(404)]
+        server.cut()
+        await story.until("a: 404", "a: 403", "a at 0:", "a: 404", "a at 0:")
+        assert server.asked[3:6] == ["watch 0", "watch 0", "list"]
+
+
+async def test_a_namespace_that_is_missing_holds_no_other_one_up():
+    server, story = Server(), Story()
+    await server.change("ADDED", "theirs", "b")
+    server.troubles = [no(404)]
+    async with connected(server) as client:
+        both = Reflector(client, PODS, ("a", "b"), story.saw, story.listed, missing=story.missing)
+        await both.sync()
+        await story.until("a: 404", "+theirs", "b at 1: theirs")
+
+
+async def test_who_reads_once_hears_of_what_can_not_be_read():
+    for status, missing in ((403, None), (410, Story().missing)):
+        server, story = Server(), Story()
+        server.troubles = [no(status)]
+        async with connected(server) as client:
+            with pytest.raises(ApiError) as refused:
+                await Reflector(client, PODS, ("",), story.saw, story.listed, missing=missing).sync()
+        assert refused.value.status == status and not story.words
+
+
+async def test_a_watch_that_says_nothing_is_begun_again():
+    server, story = Server(), Story()
+
+    def make(client: Client) -> Reflector:
+        return Reflector(client, PODS, ("",), story.saw, story.listed, silence=0.05)
+
+    async with followed(make, server):
+        await until(lambda: server.begun >= 3)
+        assert story.words == ["all at 0:"]
+
+
+async def test_it_is_said_that_something_was_heard_before_what_it_was():
+    """After a gap everything counts as seen just now: also what ended the gap."""
+    server, story = Server(), Story()
+    await server.change("ADDED", "a")
+
+    def make(client: Client) -> Reflector:
+        return Reflector(client, PODS, ("",), story.saw, story.listed, heard=lambda: story.words.append("heard"))
+
+    async with followed(make, server):
+        await server.listened_to(1)
+        await server.change("BOOKMARK", "")
+        await server.change("DELETED", "a")
+        await story.until("heard", "+a", "all at 1: a", "heard", "heard", "-a")
+
+
+async def test_a_thousand_events_at_once_leave_others_their_turn():
+    server, story = Server(), Story()
+    for number in range(1000):
+        await server.change("ADDED", str(number))
+    most = before = 0
+    async with followed(lambda client: Reflector(client, PODS, ("",), story.saw), server):
+        async with asyncio.timeout(60):
+            while len(story.words) < 1000:
+                before = len(story.words)
+                await asyncio.sleep(0)
+                most = max(most, len(story.words) - before)
+    assert 0 < most <= 20
