@@ -150,6 +150,9 @@ class LivePool:
         except RuntimeError as error:
             raise AssertionError(f"{error}\n{self.describe()}") from error
 
+    def wait_gone(self, pod: str) -> None:
+        self.wait(f"the end of Pod {pod}", lambda: pod not in [name(p) for p in self.all_pods()])
+
     def wait_ready(self, slots: int, seconds: float = PATIENCE) -> list[Object]:
         """Until it has so many slots, all of them Ready, and its status says so. Returns their Pods."""
 
