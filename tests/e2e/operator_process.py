@@ -3,7 +3,7 @@
 It belongs to the cluster: it ends with it, whatever ends the tests. Its ports are its own as long as the tests run: it
 takes the same at every start, as behind a Service. What it logs lies beside the logs of the components.
 
-It has the flags that users have. Who wants its leadership to end without waiting gives it a `Sleep`.
+It has the flags that users have: a leadership that is to end takes as long as theirs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -31,29 +30,6 @@ ACCOUNT = "tapforge-operator"
 #: namespace that the manifests are written for
 _THEIRS = "tapforge-system"
 _NUMBERS = itertools.count(1)
-_SLEEPING = Path(__file__).with_name("sleeping_operator.py")
-
-
-class Sleep:
-    """How long the machine of some operators has slept."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self._seconds = 0.0
-        self.on(0.0)
-
-    def on(self, seconds: float) -> None:
-        """So much longer."""
-        self._seconds += seconds
-        new = self.file.with_suffix(".new")
-        new.write_text(str(self._seconds))
-        new.replace(self.file)
-
-    def little_by_little(self, seconds: float) -> None:
-        """With moments awake in between, in which a leader that reaches the API server renews its leadership."""
-        for _ in range(4):
-            self.on(seconds / 4)
-            time.sleep(1.0)
 
 
 class Operator:
@@ -66,21 +42,17 @@ class Operator:
         namespaces: Sequence[str],
         *,
         identity: str = "operator-0",
-        lease_seconds: float | None = None,
         kubeconfig: Path | None = None,
         arguments: Sequence[str] = (),
-        sleep: Sleep | None = None,
     ) -> None:
-        """`kubeconfig`: another way to the API server than that of its service account. `sleep`: its machine's."""
+        """`kubeconfig`: another way to the API server than that of its service account."""
         self.cluster = cluster
         self.own_namespace = own_namespace
         self.identity = identity
         self.name = f"{identity}-{next(_NUMBERS)}"
         self._namespaces = tuple(namespaces)
-        self._lease_seconds = lease_seconds
         self._kubeconfig = kubeconfig
         self._more = tuple(arguments)
-        self._program = ["-m", "tapforge_operator.main"] if sleep is None else [str(_SLEEPING), str(sleep.file)]
         self._ports = dict(zip(("broker", "health"), free_ports(2), strict=True))
         #: where in its log the present process begins
         self._began = 0
@@ -94,11 +66,10 @@ class Operator:
             self._kubeconfig = self.cluster.user_with_token(self.name, token)
         log = self.cluster.log(self.name)
         self._began = log.stat().st_size if log.exists() else 0
-        command = [sys.executable, *self._program]
+        command = [sys.executable, "-m", "tapforge_operator.main"]
         command += [f"--identity={self.identity}", f"--own-namespace={self.own_namespace}", "--host=127.0.0.1"]
         command += [f"--{name}-port={port}" for name, port in self._ports.items()]
         command += ["--advertise-address=127.0.0.1"]
-        command += [f"--lease-seconds={self._lease_seconds}"] if self._lease_seconds is not None else []
         command += self._more
         command += [f"--namespace={namespace}" for namespace in self._namespaces]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("KUBERNETES_", "POD_", "TAPFORGE_"))}

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 from claiming import Denied, account, caller
-from e2e.cluster import PATIENCE, Cluster, Refused, fake
+from e2e.cluster import Cluster, Refused, fake
 from faulty_proxy import FaultyProxy
 from holders import Holder, Judge
 from live_pool import LivePool, name, phone, uid, uids
-from operator_process import ACCOUNT, Ground, Operator, Sleep
+from operator_process import ACCOUNT, Ground, Operator
 
 TTL = {"ttlSeconds": 600}
-#: of a leadership that ends in a test, by its machine's sleep
-LEASE = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -198,16 +196,8 @@ def writes(network: FaultyProxy, since: int) -> list[str]:
 
 
 @pytest.fixture
-def sleep(tmp_path: Path) -> Sleep:
-    return Sleep(tmp_path / "slept")
-
-
-@pytest.fixture
-def two(
-    cluster: Cluster, ground: Ground, network: FaultyProxy, operator: Operator, sleep: Sleep
-) -> Iterator[list[Operator]]:
-    """The leader behind the network, and one that stands by on another way; in the place of the other operator. To
-    both of them it is later when `sleep` says so."""
+def two(cluster: Cluster, ground: Ground, network: FaultyProxy, operator: Operator) -> Iterator[list[Operator]]:
+    """The leader behind the network, and one that stands by on another way; in the place of the other operator."""
     operator.stop()
     leader, other = (
         Operator(
@@ -216,8 +206,6 @@ def two(
             ground.spaces,
             identity=identity,
             kubeconfig=way,
-            lease_seconds=LEASE,
-            sleep=sleep,
         )
         for identity, way in (("leader", through(cluster, ground, network, "leader")), ("other", None))
     )
@@ -229,18 +217,8 @@ def two(
     operator.start().wait_ready()
 
 
-def _take_over(other: Operator, sleep: Sleep) -> None:
-    """It sleeps until the other one leads. Once is not always enough: who sees the last renewal only after a part of
-    the sleep counts from there."""
-    end = time.monotonic() + PATIENCE
-    while other.term == 0:
-        assert time.monotonic() < end, f"{other.name} doesn't lead after {PATIENCE:g} s"
-        sleep.little_by_little(LEASE + 1)
-    other.wait_ready()
-
-
 def test_a_leader_that_was_cut_off_stops_and_another_goes_on(
-    cluster: Cluster, space: str, network: FaultyProxy, two: list[Operator], sleep: Sleep
+    cluster: Cluster, space: str, network: FaultyProxy, two: list[Operator]
 ) -> None:
     leader, other = two
     pool = LivePool(cluster, space, replicas=4)
@@ -255,7 +233,7 @@ def test_a_leader_that_was_cut_off_stops_and_another_goes_on(
             # For longer than the leadership lasts, however slow this test is: they end with it.
             late = [threads.submit(by_leader.acquire, waitSeconds=60, **TTL) for _ in range(3)]
             pool.annotate(name(pool.pods()[0]), {"something": "happens"})
-            _take_over(other, sleep)
+            other.wait_ready()
             assert by_other.state(held) == "held", "the claim went over to the other one"
             rest = by_other.acquire_all(3, **TTL)
             cluster.wait_for("the old leader to stand by", lambda: leader.term == 0)
@@ -272,7 +250,7 @@ def test_a_leader_that_was_cut_off_stops_and_another_goes_on(
 
 
 def test_a_leader_that_stood_still_writes_nothing_when_it_goes_on(
-    cluster: Cluster, space: str, network: FaultyProxy, two: list[Operator], sleep: Sleep
+    cluster: Cluster, space: str, network: FaultyProxy, two: list[Operator]
 ) -> None:
     leader, other = two
     pool = LivePool(cluster, space, replicas=4)
@@ -280,7 +258,7 @@ def test_a_leader_that_stood_still_writes_nothing_when_it_goes_on(
     by_leader, by_other = caller(leader, space), caller(other, space)
     dead = by_leader.acquire_one(ttlSeconds=5, holdSeconds=5)
     with leader.paused():
-        _take_over(other, sleep)
+        other.wait_ready()
         held = by_other.acquire_all(2, **TTL)
         pool.wait("the unrenewed claim to end", lambda: dead.id.rpartition(".")[0] not in uids(pool.pods()))
         pods = pool.wait_ready(4)

@@ -242,9 +242,8 @@ def test_a_leader_that_dies_is_replaced_and_callers_of_the_other_one_lose_nothin
     pool = LivePool(cluster, space, replicas=3)
     pods = pool.wait_ready(3)
     operator.stop()
-    default = {"lease_seconds": 15.0}
-    first = Operator(cluster, ground.own, ground.spaces, identity="first", **default).start().wait_ready()
-    second = Operator(cluster, ground.own, ground.spaces, identity="second", **default).start()
+    first = Operator(cluster, ground.own, ground.spaces, identity="first").start().wait_ready()
+    second = Operator(cluster, ground.own, ground.spaces, identity="second").start()
     second.wait_ready(leads=False)
     pool.wait("the standby to know the leader", lambda: second.role == "standing by; first leads")
     who = caller(second, space)
