@@ -2,9 +2,9 @@
 
 Promises:
 1. What is under way is known by its key; nobody begins it a second time.
-2. A pass waits as long as anything of its own moves, until no more of it is under way than it leaves to the next one.
-   What stands still for `_STANDSTILL_SECONDS` is left behind too; the end of what is left is told (`ended`), and what
-   it raised comes out of the next `settle`.
+2. A pass waits as long as calls of its own end, until no more of them are under way than may go on into the next one.
+   Calls of which none ends for `_STANDSTILL_SECONDS` go on too; the end of what went on is reported (`ended`), and
+   what it raised comes out of the next `end_pass`.
 3. After `end` nothing is under way any more.
 """
 
@@ -21,7 +21,7 @@ K = TypeVar("K", bound=Hashable)
 
 class UnderWay(Generic[K]):
     def __init__(self, ended: Callable[[], None]):
-        """`ended` is called when something ends that was left behind."""
+        """`ended` is called when a call ends after its pass."""
         self._told = ended
         self._tasks: dict[K, asyncio.Task[Any]] = {}
         #: those of the present pass
@@ -48,10 +48,10 @@ class UnderWay(Generic[K]):
         task.add_done_callback(lambda task: self._end_of(key, task))
         return task
 
-    async def settle(self, leave: int = 0) -> None:
-        """Ends the pass, with at most `leave` calls left to the next one unless they stand still. Raises what any of
-        them raised, once; after everything else was done or left behind."""
-        while len(self._fresh) > leave:
+    async def end_pass(self, pending: int = 0) -> None:
+        """Waits until at most `pending` calls of the pass are under way, or none of them ends any more. Raises what any
+        call raised, once, after that."""
+        while len(self._fresh) > pending:
             self._moved.clear()
             try:
                 async with asyncio.timeout(_STANDSTILL_SECONDS):

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _LOG_LINES, _LOG_CHARACTERS, _LOG_SECONDS = 40, 4096, 5.0
 _SUCCESSOR_SECONDS = 600.0
-#: creates under way that a pass leaves to the next one: as many as the API server carries out while a pool is planned
+#: creates under way that go on into the next pass: as many as the API server carries out while a pool is planned
 #: and its status is written
 _WINDOW = PER_PASS // 4
 
@@ -122,7 +122,7 @@ class SlotWrites:
         self._remove(pool, planned)
         self._make(pool, planned)
         # While there are more to create than one plan has, the next plan begins before the last of this one are there.
-        await self._under_way.settle(_WINDOW if len(planned.creates) == PER_PASS else 0)
+        await self._under_way.end_pass(_WINDOW if len(planned.creates) == PER_PASS else 0)
 
     def _keep_budget(self, pool: Pool, planned: Plan) -> None:
         slots = pool.spec.template is not None and bool(self._world.slots.of(pool.uid))

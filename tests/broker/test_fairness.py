@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapforge_operator.broker.fairness import Stake, recalls, shares, within_reach
+from tapforge_operator.broker.fairness import Demand, recalls, shares, within_reach
 
 
-def stakes(*rows):
+def demands(*rows):
     """(name, priority, held, wanted) each."""
-    return [Stake((name, priority), held, wanted) for name, priority, held, wanted in rows]
+    return [Demand((name, priority), held, wanted) for name, priority, held, wanted in rows]
 
 
 @pytest.mark.parametrize(
@@ -43,47 +43,47 @@ def stakes(*rows):
     ],
 )
 def test_who_is_asked(rows, coming, expected):
-    asked = recalls(stakes(*rows), coming)
-    assert {party[0]: count for party, count in asked.items()} == expected
+    asked = recalls(demands(*rows), coming)
+    assert {claimant[0]: count for claimant, count in asked.items()} == expected
 
 
-parties = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=6).map(
-    lambda rows: stakes(*[(f"run-{k}", *row) for k, row in enumerate(rows)])
+demanding = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=6).map(
+    lambda rows: demands(*[(f"run-{k}", *row) for k, row in enumerate(rows)])
 )
 
 
-@given(parties, st.integers(0, 10))
+@given(demanding, st.integers(0, 10))
 def test_shares_are_max_min_fair_by_priority(some, coming):
     capacity = sum(s.held for s in some) + coming
     fair = shares(capacity, some)
-    demand = {s.party: s.held + s.wanted for s in some}
+    demand = {s.claimant: s.held + s.wanted for s in some}
     assert sum(fair.values()) == min(capacity, sum(demand.values()))
     for one in some:
-        assert 0 <= fair[one.party] <= demand[one.party]
+        assert 0 <= fair[one.claimant] <= demand[one.claimant]
         for other in some:
-            short = fair[one.party] < demand[one.party]
+            short = fair[one.claimant] < demand[one.claimant]
             if short and other.priority == one.priority:
-                assert fair[other.party] <= fair[one.party] + 1
+                assert fair[other.claimant] <= fair[one.claimant] + 1
             if short and other.priority < one.priority:
-                assert fair[other.party] == 0
+                assert fair[other.claimant] == 0
 
 
-@given(parties, st.integers(0, 10))
+@given(demanding, st.integers(0, 10))
 def test_what_is_asked_for_helps_and_ends(some, coming):
     asked = recalls(some, coming)
     fair = shares(sum(s.held for s in some) + coming, some)
-    missing = {s.party: max(0, fair[s.party] - s.held) for s in some}
+    missing = {s.claimant: max(0, fair[s.claimant] - s.held) for s in some}
     assert sum(asked.values()) == max(0, sum(missing.values()) - coming)
-    for stake in some:
-        assert asked.get(stake.party, 0) <= max(0, stake.held - fair[stake.party])
+    for one in some:
+        assert asked.get(one.claimant, 0) <= max(0, one.held - fair[one.claimant])
     # Given back and handed on, nothing is asked any more: no ping-pong.
     pot = sum(asked.values()) + coming
     after = []
-    for stake in some:
-        gets = min(missing[stake.party], pot)
+    for one in some:
+        gets = min(missing[one.claimant], pot)
         pot -= gets
-        gave = asked.get(stake.party, 0)
-        after.append(Stake(stake.party, stake.held - gave + gets, stake.wanted + gave - gets))
+        gave = asked.get(one.claimant, 0)
+        after.append(Demand(one.claimant, one.held - gave + gets, one.wanted + gave - gets))
     assert not recalls(after, pot)
 
 
@@ -101,5 +101,5 @@ def test_what_is_asked_for_helps_and_ends(some, coming):
         (4, 0, {("me", 0): 2, ("me", 1): 1, ("other", 5): 8}, 1, 4),  # its own count, at whatever priority
     ],
 )
-def test_what_a_party_can_have_now(wanted, priority, held, free, reach):
+def test_what_a_claimant_can_have_now(wanted, priority, held, free, reach):
     assert within_reach(("me", priority), wanted, held, free) == reach

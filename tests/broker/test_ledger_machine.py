@@ -57,11 +57,11 @@ class Slots(World):
         assert counts.resting == sum(s.state == "resting" for s in slots)
         assert counts.doomed == sum(s.state == "doomed" for s in slots)
         if pool:
-            assert pool.tally.held == Counter(s.claim.party for s in slots if s.claim)
-            assert pool.tally.holders == Counter(s.claim.party[0] for s in slots if s.claim)
-            assert pool.tally.yielding == Counter(s.claim.party for s in slots if s.claim and s.claim.yields)
+            assert pool.tally.held == Counter(s.claim.claimant for s in slots if s.claim)
+            assert pool.tally.holders == Counter(s.claim.claimant[0] for s in slots if s.claim)
+            assert pool.tally.yielding == Counter(s.claim.claimant for s in slots if s.claim and s.claim.yields)
             leaving = [s.claim for s in slots if s.claim and s.claim.recalled and not s.claim.yields]
-            assert pool.tally.leaving == Counter(claim.party for claim in leaving)
+            assert pool.tally.leaving == Counter(claim.claimant for claim in leaving)
             assert pool.tally.returning == sum(s.state == "releasing" and not s.pause for s in served)
             told = {uid: (h.holder, h.expired, h.condemned, h.recalled) for uid, h in self.ledger.held(POOL).items()}
             for s in slots:

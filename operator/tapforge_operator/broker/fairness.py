@@ -14,26 +14,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from .records import Party
+from .records import Claimant
 
 
 @dataclass(frozen=True, slots=True)
-class Stake:
-    """What a party has, and what it wants beyond that."""
+class Demand:
+    """What a claimant has, and what it wants beyond that."""
 
-    party: Party
+    claimant: Claimant
     held: int
     wanted: int
 
     @property
     def priority(self) -> int:
-        return self.party[1]
+        return self.claimant[1]
 
 
-def shares(capacity: int, stakes: Sequence[Stake]) -> dict[Party, int]:
-    """How many of `capacity` slots each party should have."""
-    result: dict[Party, int] = {}
-    ordered = sorted(stakes, key=lambda s: -s.priority)
+def shares(capacity: int, demands: Sequence[Demand]) -> dict[Claimant, int]:
+    """How many of `capacity` slots each claimant should have."""
+    result: dict[Claimant, int] = {}
+    ordered = sorted(demands, key=lambda s: -s.priority)
     for _, tier in groupby(ordered, key=lambda s: s.priority):
         got = _level(capacity, list(tier))
         capacity -= sum(got.values())
@@ -41,49 +41,49 @@ def shares(capacity: int, stakes: Sequence[Stake]) -> dict[Party, int]:
     return result
 
 
-def within_reach(party: Party, wanted: int, held: Mapping[Party, int], free: int) -> int:
-    """Slots that a party which wants `wanted` in all can have now: what is free and what is its own already, or its
+def within_reach(claimant: Claimant, wanted: int, held: Mapping[Claimant, int], free: int) -> int:
+    """Slots that a claimant which wants `wanted` in all can have now: what is free and what is its own already, or its
     share of everything, which others give up at the end of their episodes."""
-    mine = sum(slots for other, slots in held.items() if other[0] == party[0])
-    others = [Stake(other, slots, 0) for other, slots in held.items() if other[0] != party[0]]
-    everybody = [*others, Stake(party, mine, max(0, wanted - mine))]
-    return max(mine + free, shares(sum(s.held for s in everybody) + free, everybody)[party])
+    mine = sum(slots for other, slots in held.items() if other[0] == claimant[0])
+    others = [Demand(other, slots, 0) for other, slots in held.items() if other[0] != claimant[0]]
+    everybody = [*others, Demand(claimant, mine, max(0, wanted - mine))]
+    return max(mine + free, shares(sum(s.held for s in everybody) + free, everybody)[claimant])
 
 
-def _level(capacity: int, tier: list[Stake]) -> dict[Party, int]:
+def _level(capacity: int, tier: list[Demand]) -> dict[Claimant, int]:
     """Fills everybody to the same level, as water does."""
-    demand = {s.party: s.held + s.wanted for s in tier}
-    result: dict[Party, int] = {}
+    demand = {s.claimant: s.held + s.wanted for s in tier}
+    result: dict[Claimant, int] = {}
     left = capacity
-    for position, party in enumerate(sorted(demand, key=lambda p: (demand[p], p))):
-        if demand[party] > left // (len(demand) - position):
+    for position, claimant in enumerate(sorted(demand, key=lambda p: (demand[p], p))):
+        if demand[claimant] > left // (len(demand) - position):
             break
-        result[party] = demand[party]
-        left -= demand[party]
-    rest = [s for s in tier if s.party not in result]
+        result[claimant] = demand[claimant]
+        left -= demand[claimant]
+    rest = [s for s in tier if s.claimant not in result]
     if rest:
         level, over = divmod(left, len(rest))
-        for position, stake in enumerate(sorted(rest, key=lambda s: (-s.held, s.party))):
-            result[stake.party] = level + (position < over)
+        for position, one in enumerate(sorted(rest, key=lambda s: (-s.held, s.claimant))):
+            result[one.claimant] = level + (position < over)
     return result
 
 
-def recalls(stakes: Sequence[Stake], coming: int) -> Mapping[Party, int]:
-    """How many slots each party should be asked for, in all. `coming`: slots that are free or soon will be."""
-    if not any(s.wanted for s in stakes):
+def recalls(demands: Sequence[Demand], coming: int) -> Mapping[Claimant, int]:
+    """How many slots each claimant should be asked for, in all. `coming`: slots that are free or soon will be."""
+    if not any(s.wanted for s in demands):
         return {}
-    fair = shares(sum(s.held for s in stakes) + coming, stakes)
-    missing = sum(max(0, fair[s.party] - s.held) for s in stakes) - coming
-    result: dict[Party, int] = {}
-    surplus = [s for s in stakes if s.held > fair[s.party]]
+    fair = shares(sum(s.held for s in demands) + coming, demands)
+    missing = sum(max(0, fair[s.claimant] - s.held) for s in demands) - coming
+    result: dict[Claimant, int] = {}
+    surplus = [s for s in demands if s.held > fair[s.claimant]]
     # One at a time from the largest surplus of the lowest priority: the sums are small, and ties are exact.
     for _, tier in groupby(sorted(surplus, key=lambda s: s.priority), key=lambda s: s.priority):
-        over = {s.party: s.held - fair[s.party] for s in tier}
+        over = {s.claimant: s.held - fair[s.claimant] for s in tier}
         while missing > 0 and over:
-            party = max(over, key=lambda p: (over[p], p))
-            result[party] = result.get(party, 0) + 1
+            claimant = max(over, key=lambda p: (over[p], p))
+            result[claimant] = result.get(claimant, 0) + 1
             missing -= 1
-            over[party] -= 1
-            if not over[party]:
-                del over[party]
+            over[claimant] -= 1
+            if not over[claimant]:
+                del over[claimant]
     return result

@@ -37,7 +37,7 @@ from dataclasses import replace
 from .holding import Holding
 from .mark import Mark
 from .reclaim import balance
-from .records import Answer, Claim, Grant, Pace, Party, SlotView, State, Waiter, Want, Work
+from .records import Answer, Claim, Claimant, Grant, Pace, SlotView, State, Waiter, Want, Work
 from .table import Slot
 
 _TERM_BITS = 24
@@ -120,13 +120,13 @@ class Ledger(Holding):
         """Chooses slots for those who wait, while there are any."""
         table, known = self._table, self._table.pool(pool)
         tally = known.tally
-        kept: Counter[Party] = Counter()
+        kept: Counter[Claimant] = Counter()
         served: dict[int, Waiter] = {}
         while table.grantable(pool) > kept.total() and (turn := known.queue.turn(tally.held, tally.holders, kept, now)):
-            party, waiter = turn
+            claimant, waiter = turn
             slot = table.next(pool)
             if waiter is None or slot is None:
-                kept[party] += 1
+                kept[claimant] += 1
                 continue
             self._grant(slot, waiter)
             served[waiter.ticket] = waiter

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from .records import Party, Waiter
+from .records import Claimant, Waiter
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class _Memory:
 
 class Queue:
     def __init__(self) -> None:
-        self._waiting: dict[Party, deque[Waiter]] = {}
-        self._memories: dict[Party, _Memory] = {}
+        self._waiting: dict[Claimant, deque[Waiter]] = {}
+        self._memories: dict[Claimant, _Memory] = {}
         self.wanted = 0
 
     def __len__(self) -> int:
@@ -39,62 +39,62 @@ class Queue:
 
     def enter(self, waiter: Waiter, now: float) -> None:
         """A new waiter; one that asks again keeps the age and the rank of its wish."""
-        memory = self._memories.pop(waiter.party, None)
+        memory = self._memories.pop(waiter.claimant, None)
         if memory is not None and memory.until > now:
             waiter.since, waiter.rank = memory.since, memory.rank
         self.add(waiter)
 
     def add(self, waiter: Waiter) -> None:
-        """Also one that comes back: waiters of a party are served in the order of their tickets."""
-        waiters = self._waiting.setdefault(waiter.party, deque())
+        """Also one that comes back: waiters of a claimant are served in the order of their tickets."""
+        waiters = self._waiting.setdefault(waiter.claimant, deque())
         waiters.append(waiter)
         if len(waiters) > 1 and waiters[-2].ticket > waiter.ticket:
-            self._waiting[waiter.party] = deque(sorted(waiters, key=lambda w: w.ticket))
+            self._waiting[waiter.claimant] = deque(sorted(waiters, key=lambda w: w.ticket))
         self.wanted += waiter.want.slots
 
     def remove(self, waiter: Waiter) -> None:
-        waiters = self._waiting.get(waiter.party)
+        waiters = self._waiting.get(waiter.claimant)
         if waiters is None or waiter not in waiters:
             return
         waiters.remove(waiter)
         self.wanted -= waiter.want.slots
         if not waiters:
-            del self._waiting[waiter.party]
+            del self._waiting[waiter.claimant]
 
     def remember(self, waiter: Waiter, slots: int, until: float) -> None:
-        if slots > 0 and waiter.party not in self._waiting:
-            self._memories[waiter.party] = _Memory(slots, waiter.since, until, waiter.rank)
+        if slots > 0 and waiter.claimant not in self._waiting:
+            self._memories[waiter.claimant] = _Memory(slots, waiter.since, until, waiter.rank)
 
     def turn(
-        self, held: Mapping[Party, int], holders: Mapping[str, int], kept: Counter[Party], now: float
-    ) -> tuple[Party, Waiter | None] | None:
-        """Whose turn it is: a waiter, or (None) a party that a free slot is kept for. `held` and `holders` are slots by
-        party and by holder, `kept` counts what was kept in this round."""
-        best: tuple[tuple[int, int, int], Party, Waiter | None] | None = None
-        for party, waiters in self._waiting.items():
+        self, held: Mapping[Claimant, int], holders: Mapping[str, int], kept: Counter[Claimant], now: float
+    ) -> tuple[Claimant, Waiter | None] | None:
+        """Whose turn it is: a waiter, or (None) a claimant that a free slot is kept for. `held` and `holders` are slots
+        by claimant and by holder, `kept` counts what was kept in this round."""
+        best: tuple[tuple[int, int, int], Claimant, Waiter | None] | None = None
+        for claimant, waiters in self._waiting.items():
             if _room(waiters[0], holders) == 0:
                 continue
-            rank = (-party[1], held.get(party, 0), waiters[0].rank)
+            rank = (-claimant[1], held.get(claimant, 0), waiters[0].rank)
             if best is None or rank < best[0]:
-                best = rank, party, waiters[0]
+                best = rank, claimant, waiters[0]
         if best is None:
             return None  # for nobody in sight nothing is kept
-        for party, memory in list(self._memories.items()):
+        for claimant, memory in list(self._memories.items()):
             if memory.until <= now:
-                del self._memories[party]
-            elif party not in self._waiting and kept[party] < memory.slots:
-                rank = (-party[1], held.get(party, 0) + kept[party], memory.rank)
+                del self._memories[claimant]
+            elif claimant not in self._waiting and kept[claimant] < memory.slots:
+                rank = (-claimant[1], held.get(claimant, 0) + kept[claimant], memory.rank)
                 if rank < best[0]:
-                    best = rank, party, None
+                    best = rank, claimant, None
         return best[1], best[2]
 
-    def wishes(self, since: float, holders: Mapping[str, int]) -> dict[Party, int]:
-        """Slots that are wanted by party, of wishes that are at least that old."""
-        result: dict[Party, int] = {}
-        for party, waiters in self._waiting.items():
+    def wishes(self, since: float, holders: Mapping[str, int]) -> dict[Claimant, int]:
+        """Slots that are wanted by claimant, of wishes that are at least that old."""
+        result: dict[Claimant, int] = {}
+        for claimant, waiters in self._waiting.items():
             wanted = sum(w.want.slots for w in waiters if w.since <= since)
             if wanted := min(wanted, _room(waiters[0], holders)):
-                result[party] = wanted
+                result[claimant] = wanted
         return result
 
 

@@ -10,7 +10,7 @@ import heapq
 from collections import defaultdict
 
 from . import fairness
-from .records import Party
+from .records import Claimant
 from .table import Pool, Slot, Table
 
 
@@ -23,27 +23,27 @@ def balance(table: Table, key: str, wishes_since: float) -> bool:
     wishes, tally = pool.queue.wishes(wishes_since, pool.tally.holders), pool.tally
     if not wishes and not pool.asked:
         return False
-    parties = dict.fromkeys([*tally.held, *wishes])
-    stakes = [fairness.Stake(p, tally.held[p] - tally.leaving[p], wishes.get(p, 0)) for p in parties]
-    due = fairness.recalls(stakes, table.packing.free(key) + tally.booting + tally.returning)
+    claimants = dict.fromkeys([*tally.held, *wishes])
+    demands = [fairness.Demand(p, tally.held[p] - tally.leaving[p], wishes.get(p, 0)) for p in claimants]
+    due = fairness.recalls(demands, table.packing.free(key) + tally.booting + tally.returning)
     pool.asked = bool(due)
-    missing = {p: count for p in parties if (count := due.get(p, 0) - tally.yielding[p])}
+    missing = {p: count for p in claimants if (count := due.get(p, 0) - tally.yielding[p])}
     changed = False
-    for party, slots in _claimed(pool, missing).items():
-        reason = f"others wait for slots, and {party[0]} has more than its share" if missing[party] > 0 else ""
-        for slot in _choose(table, slots, missing[party]):
+    for claimant, slots in _claimed(pool, missing).items():
+        reason = f"others wait for slots, and {claimant[0]} has more than its share" if missing[claimant] > 0 else ""
+        for slot in _choose(table, slots, missing[claimant]):
             table.recall(slot, reason, yields=True)
             changed = True
     return changed
 
 
-def _claimed(pool: Pool, parties: dict[Party, int]) -> dict[Party, list[Slot]]:
-    """Slots that the parties have and that serve on afterwards."""
-    result: dict[Party, list[Slot]] = defaultdict(list)
-    for slot in pool.slots.values() if parties else ():
+def _claimed(pool: Pool, claimants: dict[Claimant, int]) -> dict[Claimant, list[Slot]]:
+    """Slots that the claimants have and that serve on afterwards."""
+    result: dict[Claimant, list[Slot]] = defaultdict(list)
+    for slot in pool.slots.values() if claimants else ():
         claim = slot.claim
-        if claim is not None and claim.party in parties and (claim.yields or not claim.recalled):
-            result[claim.party].append(slot)
+        if claim is not None and claim.claimant in claimants and (claim.yields or not claim.recalled):
+            result[claim.claimant].append(slot)
     return result
 
 

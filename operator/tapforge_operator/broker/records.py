@@ -12,7 +12,7 @@ from enum import StrEnum
 from .mark import Mark
 
 #: who competes for slots: (holder, priority)
-Party = tuple[str, int]
+Claimant = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class Claim:
     #: filled in by the shell when it is first needed
     secret: str = ""
     id: str = field(init=False)
-    party: Party = field(init=False)
+    claimant: Claimant = field(init=False)
 
     def __post_init__(self) -> None:
         self.id = self.mark.id
-        self.party = (self.mark.holder, self.mark.priority)
+        self.claimant = (self.mark.holder, self.mark.priority)
 
     @property
     def silent_from(self) -> float:
@@ -150,9 +150,9 @@ class Waiter:
 
     ticket: int
     want: Want
-    #: since when its party has wanted what it does not have
+    #: since when its claimant has wanted what it does not have
     since: float
-    #: the smaller, the earlier its party began to wish
+    #: the smaller, the earlier its claimant began to ask
     rank: int
     #: slots that are being granted to it
     pending: set[str] = field(default_factory=set)
@@ -162,7 +162,7 @@ class Waiter:
     withdrawn: bool = False
 
     @property
-    def party(self) -> Party:
+    def claimant(self) -> Claimant:
         return (self.want.holder, self.want.priority)
 
     @property

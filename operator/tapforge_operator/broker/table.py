@@ -199,7 +199,7 @@ class Table:
             pool.returned.pop(view.uid, None)
         share = Share(
             slot.state,
-            claim.party if claim else None,
+            claim.claimant if claim else None,
             yields=claim is not None and claim.yields,
             leaves=claim is not None and bool(claim.recalled) and not claim.yields,
             booting=open_ and view.booting,

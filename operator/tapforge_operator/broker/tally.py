@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple, TypeVar
 
-from .records import Party, State
+from .records import Claimant, State
 
 K = TypeVar("K")
 
@@ -15,7 +15,7 @@ class Share(NamedTuple):
 
     state: State
     #: whose claim it has
-    party: Party | None
+    claimant: Claimant | None
     #: the claim is asked back for somebody who waits
     yields: bool
     #: the claim is asked back by the pool: the slot serves nobody afterwards
@@ -30,12 +30,12 @@ class Tally:
 
     def __init__(self) -> None:
         self.states: Counter[State] = Counter()
-        #: claims that are being granted or held, by party; and of these those that are asked back
-        self.held: Counter[Party] = Counter()
+        #: claims that are being granted or held, by claimant; and of these those that are asked back
+        self.held: Counter[Claimant] = Counter()
         #: the same by holder
         self.holders: Counter[str] = Counter()
-        self.yielding: Counter[Party] = Counter()
-        self.leaving: Counter[Party] = Counter()
+        self.yielding: Counter[Claimant] = Counter()
+        self.leaving: Counter[Claimant] = Counter()
         self.booting = 0
         self.returning = 0
 
@@ -43,13 +43,13 @@ class Tally:
         self.states[share.state] += sign
         self.booting += sign * share.booting
         self.returning += sign * share.returning
-        if share.party is not None:
-            _count(self.held, share.party, sign)
-            _count(self.holders, share.party[0], sign)
+        if share.claimant is not None:
+            _count(self.held, share.claimant, sign)
+            _count(self.holders, share.claimant[0], sign)
             if share.yields:
-                _count(self.yielding, share.party, sign)
+                _count(self.yielding, share.claimant, sign)
             if share.leaves:
-                _count(self.leaving, share.party, sign)
+                _count(self.leaving, share.claimant, sign)
 
 
 def _count(counter: Counter[K], key: K, sign: int) -> None:
