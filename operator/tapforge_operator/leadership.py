@@ -95,6 +95,8 @@ class Leadership:
             pauses = _pauses()
             while not self._closing:
                 term = await self._election.win()
+                if self._closing:  # `close` waits for what was just won, and gives it up
+                    break
                 began = time.monotonic()
                 await self._lead(term)
                 await self._stop_acting()

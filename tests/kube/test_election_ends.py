@@ -200,3 +200,33 @@ async def test_a_lease_that_was_read_slowly_is_not_old(server: LeaseServer, cloc
         assert not winning.done() and not candidate.leads
         winning.cancel()
         await asyncio.wait({winning})
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+async def test_who_leaves_while_it_takes_the_lease_gives_it_up(server: LeaseServer, clock: Clock, fresh: bool) -> None:
+    """It was carried out, and the answer is on its way: the next one would wait for the Lease's whole life."""
+    answers = asyncio.Event()
+
+    class Late(LeaseServer):
+        async def answer(self, request: web.Request) -> web.Response:
+            said = await super().answer(request)
+            if request.method != "GET":
+                await answers.wait()
+            return said
+
+    late = Late(clock)
+    if not fresh:
+        late.version = 1
+        spec = {"holderIdentity": "", "leaseTransitions": 1, "leaseDurationSeconds": 15}
+        late.lease = {"metadata": {"resourceVersion": "1"}, "spec": spec}
+    async with answering(late) as client:
+        candidate = Election(client, "system", "operator", "me", TIMING, clock=clock)
+        winning = asyncio.create_task(candidate.win())
+        await until(lambda: bool(late.lease) and late.lease["spec"]["holderIdentity"] == "me")
+        leaving = asyncio.create_task(candidate.resign())
+        await asyncio.sleep(0.05)
+        answers.set()
+        await asyncio.wait_for(leaving, 60)
+        winning.cancel()
+        await asyncio.wait({winning})
+    assert not candidate.leads and late.lease["spec"]["holderIdentity"] == ""

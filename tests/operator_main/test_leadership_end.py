@@ -127,3 +127,44 @@ async def test_who_leaves_in_the_middle_of_writes_gives_the_lease_up(monkeypatch
     await asyncio.wait_for(ours.close(), 60)
     assert election.given_up
     await asyncio.wait_for(leading, 60)
+
+
+class Taken(Kept):
+    """A Lease whose taking is answered in the moment in which it is given up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leads = False
+        self._answered = asyncio.Event()
+
+    async def win(self) -> int:
+        await self._answered.wait()
+        self.leads = True
+        return 1
+
+    async def resign(self) -> None:
+        self._answered.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await super().resign()
+
+
+async def test_what_is_won_while_the_process_leaves_is_no_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    election: Any = Taken()
+    client: Any = SimpleNamespace()
+    ours: Any = Leadership(Settings("me"), client, client, election, Telemetry())
+    terms: list[int] = []
+
+    async def lead(term: int) -> None:
+        terms.append(term)
+
+    async def listen(stack: object) -> None:
+        pass
+
+    monkeypatch.setattr(ours, "_lead", lead)
+    monkeypatch.setattr(ours, "_listen", listen)
+    leading = asyncio.create_task(ours.run())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(ours.close(), 60)
+    await asyncio.wait_for(leading, 60)
+    assert election.given_up and not terms

@@ -93,6 +93,8 @@ class Election:
         self._renewed = 0.0
         #: the present term was given up by this process itself
         self._resigned = False
+        #: held while the Lease is being taken: whose it is then only the answer says
+        self._taking = asyncio.Lock()
 
     @property
     def leads(self) -> bool:
@@ -110,9 +112,12 @@ class Election:
                 version = lease.get("metadata", {}).get("resourceVersion", "")
                 if version != seen:  # it may have been written at any moment until now
                     seen, since = version, self._clock()
-                if self._free(lease, began - since) and await self._take(lease, began):
-                    log.info("leads as %s in term %d", self.identity, self.term)
-                    return self.term
+                if self._free(lease, began - since):
+                    async with self._taking:
+                        taken = await self._take(lease, began)
+                    if taken:
+                        log.info("leads as %s in term %d", self.identity, self.term)
+                        return self.term
             except ApiError as error:
                 level = logging.WARNING if error.passing or error.status == 409 else logging.ERROR
                 log.log(level, "no leadership yet: %s", error)
@@ -141,8 +146,10 @@ class Election:
             log.error("term %d of the leadership is over: the Lease could not be kept", self.term)
 
     async def resign(self) -> None:
-        """Lets the next one begin at once."""
-        if self.leads:
+        """Lets the next one begin at once, also when the Lease is just being taken: that is waited for, and undone."""
+        async with self._taking:
+            if not self.leads:
+                return
             self._until, self._resigned = 0.0, True
             try:
                 await self._give_up()
