@@ -59,7 +59,7 @@ class Desk:
             if isinstance(work, Grant):
                 view = self.write(work.view.uid, mark=work.mark, fence=work.mark.fence)
                 self.ledger.granted(work.view.uid, work.mark.fence, view, self.now)
-            elif isinstance(work, Clear) and self.ledger.begin_clear(work):
+            elif isinstance(work, Clear) and self.ledger.begin_clear(work, self.now):
                 view = self.write(work.view.uid, mark=None, strikes=work.strikes, rest=work.rest)
                 self.ledger.cleared(work.view.uid, view, self.now)
             elif isinstance(work, Remove):

@@ -262,7 +262,7 @@ class World(RuleBasedStateMachine):
             if uid in self.truth.views:
                 self.delete(uid)
         elif work.replaceable:
-            if self.ledger.begin_clear(work):
+            if self.ledger.begin_clear(work, self.now):
                 self.other.append(replace(work, replaceable=False))
             self.pump()
         elif self.carry_out(work) or (current := self.truth.views.get(uid)) is None or current.mark != work.mark:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from dataclasses import replace
 
 import pytest
-from claim_cluster import Broker, Door, Lab, pod_path, until
+from claim_cluster import PATIENCE, Broker, Door, Lab, pod_path, until
 from ledger_desk import Desk
 
 from tapforge_operator import names
 from tapforge_operator.broker.records import Clear, Grant
+from tapforge_operator.slots import observe
 
 pytestmark = pytest.mark.usefixtures("own_time")
 
@@ -108,6 +110,69 @@ async def test_a_crash_between_release_and_takeover_leaves_the_slot_to_one_of_th
         await heir.end()
 
 
+async def test_two_that_take_over_one_after_the_other_keep_no_release_waiting():
+    lab = Lab(1)
+    broker = Broker(lab, patience=replace(PATIENCE, release=60.0))
+    [first] = await broker.acquire("a")
+    waits = [asyncio.create_task(broker.acquire(holder, wait_seconds=5)) for holder in ("b", "c")]
+    await until(lambda: broker.claims.waiting(lab.pool_uid) == 2)
+    releases = [asyncio.create_task(broker.release(first))]
+    [second] = await waits[0]
+    releases.append(asyncio.create_task(broker.release(second)))
+    [third] = await waits[1]
+    async with asyncio.timeout(5):
+        await asyncio.gather(*releases)
+        await broker.release(third)
+    await broker.end()
+
+
+async def test_a_claim_of_another_leader_that_is_seen_meanwhile_is_not_written_over():
+    lab = Lab(1)
+    one = Broker(lab)
+    [first] = await one.acquire("a")
+    two = Broker(lab, term=2)
+    two.held_back = []
+    waiting = asyncio.create_task(one.acquire("b", wait_seconds=5))
+    await until(lambda: one.claims.waiting(lab.pool_uid))
+    await one.release(first)
+    [second] = await waiting
+    await one.die()
+    release = asyncio.create_task(two.release(first))  # the answer was lost
+    await asyncio.sleep(0.005)
+    two.hear_all()
+    assert await two.acquire("c", wait_seconds=1) == []
+    await release
+    assert [word.state for word in await two.renew(second)] == ["held"]
+    await two.end()
+
+
+async def test_a_release_that_is_sent_again_is_answered_after_the_write_too():
+    lab = Lab(1)
+    broker = Broker(lab)
+    [first] = await broker.acquire("a")
+    release = asyncio.create_task(broker.release(first, episodes=4))
+    await asyncio.sleep(0.001)
+    await broker.release(first, episodes=4)
+    assert names.CLAIM not in lab.pod("phone-0")["metadata"]["annotations"]
+    await release
+    await broker.end()
+
+
+async def test_a_slot_that_is_out_of_sight_for_a_moment_is_given_back_all_the_same():
+    lab = Lab(1)
+    broker = Broker(lab)
+    [first] = await broker.acquire("a")
+    release = asyncio.create_task(broker.release(first, episodes=4))
+    await asyncio.sleep(0.005)
+    broker.claims.forget(observe(copy.deepcopy(lab.pod("phone-0"))))  # its label was taken away ...
+    lab.cluster.touch(pod_path("phone-0"), x="y")  # ... and is back
+    await release
+    pod = lab.pod("phone-0")["metadata"]
+    assert names.CLAIM not in pod["annotations"] and pod["annotations"][names.EPISODES] == "4"
+    assert broker.claims.counts(lab.pool_uid).free == 1
+    await broker.end()
+
+
 def given_back(desk: Desk, claim, *, episodes: int = 0) -> Clear:
     desk.ledger.give_back(claim, "clean", episodes, desk.now)
     [clear] = [work for work in desk.collect() if isinstance(work, Clear)]
@@ -119,7 +184,7 @@ def test_once_its_write_has_begun_a_slot_waits_for_the_write():
     desk = Desk(1)
     [claim] = desk.take("a")
     clear = given_back(desk, claim)
-    assert desk.ledger.begin_clear(clear)
+    assert desk.ledger.begin_clear(clear, desk.now)
     ticket = desk.ask("b")
     desk.ledger.assign("pool", desk.now)
     assert desk.collect() == []
@@ -137,7 +202,7 @@ def test_a_grant_that_is_refused_leaves_the_claim_to_be_cleared():
     [grant] = desk.collect()
     desk.todo.clear()
     assert isinstance(grant, Grant) and grant.replaces is clear
-    assert not desk.ledger.begin_clear(clear)
+    assert not desk.ledger.begin_clear(clear, desk.now)
     seen = desk.write("s0", ready=False)
     desk.ledger.refused("s0", grant.mark.fence, seen, desk.now)
     [again] = desk.collect()

@@ -26,6 +26,7 @@ from .table import Slot, Table
 _REMEMBERED = 20_000
 _TAMPERED = "its claim annotation was changed by somebody else"
 _EXPIRED = "it was not renewed in time"
+_GIVEN_BACK = "it was given back"
 
 V = TypeVar("V")
 
@@ -112,15 +113,18 @@ class Holding:
         """Slots of the pool are not granted again after so many episodes."""
         self._table.wear(pool, after)
 
-    def begin_clear(self, work: Clear) -> bool:
-        """The write begins, and nobody gets the slot before its end. False: a grant has replaced the mark instead, or
-        the slot is gone."""
+    def begin_clear(self, work: Clear, now: float) -> bool:
+        """The write begins, and nobody gets the slot before its end. False: a grant has replaced the mark instead."""
         if not work.replaceable:
             return True
         slot = self._table.get(work.view.uid)
-        if slot is None or slot.clear is not work or slot.state is not State.RELEASING:
+        if slot is None:
+            return True  # it went out of sight, and may come back as it was
+        if slot.claim is not None and slot.claim.mark == work.mark:  # it did
+            self._end(slot, State.RELEASING, _GIVEN_BACK, now)
+        elif slot.clear is not work or slot.state is not State.RELEASING:
             return False
-        slot.clear = None
+        slot.clear = replace(work, replaceable=False)
         self._table.place(slot)
         return True
 
@@ -132,7 +136,7 @@ class Holding:
         if view is None and not slot.view.lasting:
             self.forget(uid, now)
             return
-        pause, slot.pause = slot.pause, 0.0
+        pause, slot.pause, slot.clear = slot.pause, 0.0, None
         self._table.move(slot, State.FREE)
         self._after_write(slot, view, now, pause)
 
@@ -181,7 +185,7 @@ class Holding:
         if claim.ends <= now:
             self._spoil(uid, _EXPIRED, now, pause=self._pace.step_deadline, strike=True)
         elif verdict == "clean":
-            self._release(uid, "it was given back", now, replaceable=True)
+            self._release(uid, _GIVEN_BACK, now, replaceable=True)
         else:
             broken = verdict == "broken"
             pause = 0.0 if broken else self._pace.step_deadline
@@ -323,11 +327,13 @@ class Holding:
         if claim.recalled and not claim.yields:
             slot.condemned = slot.condemned or claim.recalled
         slot.pause, slot.strikes = pause, strikes
-        replaceable = replaceable and not slot.view.lasting and slot.view.mark == claim.mark
+        replaceable = replaceable and not slot.view.lasting
         clear = Clear(slot.view, claim.mark, slot.view.episodes + claim.episodes, strikes, pause, replaceable)
-        slot.clear = clear if replaceable else None
-        self._work.append(clear)
+        slot.clear = clear
         self._end(slot, State.RELEASING, why, now)
+        if replaceable and not self._table.is_returned(slot):  # nobody would get it
+            clear = slot.clear = replace(clear, replaceable=False)
+        self._work.append(clear)
 
     def _spoil(self, uid: str, why: str, now: float, *, pause: float, strike: bool = False) -> None:
         """A claim ends badly. `pause`: seconds that its holder may still be in a call; `strike`: it speaks against the

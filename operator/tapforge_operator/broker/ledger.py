@@ -3,6 +3,7 @@
     free -> granting -> held -> releasing -> free        given back clean
                                 releasing -> granting    the same, and somebody waits: one write instead of two
             granting -> free                             the mark could not be written, and certainly is not there
+            granting -> releasing                        the same, and the mark that it was to replace is there
                         held -> doomed                   given back dirty or broken, expired, or its mark tampered with
                         held -> releasing -> resting     the same of an external URL, which can't be thrown away
                                              resting -> free
@@ -177,9 +178,10 @@ class Ledger(Holding):
             self.forget(uid, now)
             return
         clear, slot.clear = slot.clear, None
-        if clear is not None and view is not None and view.mark == clear.mark and not view.ended:
-            slot.pause = pause  # what it was to replace is still there
-            self._work.append(replace(clear, view=view, replaceable=False))
+        if clear is not None and view is not None and view.mark == clear.mark:
+            slot.pause = pause
+            slot.clear = replace(clear, view=view, replaceable=False)
+            self._work.append(slot.clear)
             self._end(slot, State.RELEASING, _NEVER, now)
         else:
             self._end(slot, State.FREE, _NEVER, now)

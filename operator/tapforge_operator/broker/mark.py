@@ -100,11 +100,9 @@ class Keys:
 
     def read(self, text: str, uid: str) -> Reading:
         """What the annotation `text` on the slot `uid` proves. Fields of later versions are passed over."""
-        return self._readings(text, uid) if text else _NONE
+        return self._readings(text, uid) if text and len(text) <= _MAX_TEXT else _NONE
 
     def _read(self, text: str, uid: str) -> Reading:
-        if not text or len(text) > _MAX_TEXT:
-            return _NONE
         try:
             fields = json.loads(text)
         except (ValueError, RecursionError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from tapforge_api.claims import Acquire, Acquired, Release, Released, Renew, RenewedAll
@@ -35,6 +35,7 @@ from .records import Answer, Clear, Counts, Grant, Holder, Pace, Patience, Remov
 from .tickets import Tickets
 from .upkeep import Upkeep
 from .writes import Api, NotLeading, Writer
+from .writing import Writing
 
 log = logging.getLogger(__name__)
 Object = Mapping[str, Any]
@@ -71,6 +72,7 @@ class Claims:
         self._idle, self._lost = idle, lost
         self._ledger: Ledger | None = None
         self._tickets = Tickets()
+        self._writing = Writing(self._ended)
         self._upkeep = Upkeep(
             keys,
             self._writer,
@@ -82,7 +84,6 @@ class Claims:
             writing=self._writing,
             changed=lambda pool: self._serve(pool, changed=True),
         )
-        self._tasks: dict[asyncio.Task[None], str] = {}
         self._leases = external.Leases()
         #: pools that somebody waits for
         self._hungry: set[str] = set()
@@ -105,20 +106,18 @@ class Claims:
         for slot in slots:
             self.observe(slot)
         self._work()
-        self._spawn(self._keep_time(self._ledger), "")
-        self._spawn(self._look_after_holders(self._ledger), "")
+        self._writing.begin(self._keep_time(self._ledger))
+        self._writing.begin(self._look_after_holders(self._ledger))
 
     async def end(self) -> None:
         """The leadership is over. May be called again."""
         self._ledger = None
-        tasks, self._tasks = list(self._tasks), {}
-        for task in tasks:
-            task.cancel()
+        self._writing.cancel()
         self._tickets.send_away()
         self._leases, self._hungry = external.Leases(), set()
         for uid in self._directory.uids():
             self._directory.drop(uid)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._writing.ended()
 
     @property
     def leading(self) -> bool:
@@ -266,9 +265,6 @@ class Claims:
             self._work()
         return await future
 
-    def _writing(self, uids: set[str]) -> list[asyncio.Task[None]]:
-        return [task for task, uid in self._tasks.items() if uid in uids]
-
     # --- what the ledger asks for -------------------------------------------------------------------------------------
 
     def _lead(self) -> Ledger:
@@ -295,11 +291,12 @@ class Claims:
                 case Answer():
                     self._tickets.answer(work)
                 case Grant():
-                    self._spawn(self._grant(self._ledger, work), work.view.uid)
+                    ends = (work.replaces.mark.id,) if work.replaces is not None else ()
+                    self._writing.begin(self._grant(self._ledger, work), work.view.uid, *ends)
                 case Clear():
-                    self._spawn(self._clear(self._ledger, work), work.view.uid)
+                    self._writing.begin(self._clear(self._ledger, work), work.view.uid, work.mark.id)
                 case Remove():
-                    self._spawn(self._remove(work), work.view.uid)
+                    self._writing.begin(self._remove(work), work.view.uid, f"{work.view.uid}.{work.fence}")
         for pool_uid in self._ledger.take_touched():
             self._on_change(pool_uid)
 
@@ -320,14 +317,9 @@ class Claims:
         self._serve(work.view.pool, changed=True)
 
     async def _clear(self, ledger: Ledger, work: Clear) -> None:
-        uid = work.view.uid
         if work.replaceable:
             await asyncio.sleep(self._patience.handover)
-        if self._ledger is not ledger:
-            return
-        if not ledger.begin_clear(work):
-            while grant := [task for task in self._writing({uid}) if task is not asyncio.current_task()]:
-                await asyncio.wait(grant)  # the release is written with it
+        if self._ledger is not ledger or not ledger.begin_clear(work, self._clock.now()):
             return
         view = await self._writer.clear(work)
         if self._ledger is ledger:
@@ -376,14 +368,8 @@ class Claims:
                 for pool_uid in changed:
                     self._serve(pool_uid, changed=True)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], uid: str) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks[task] = uid
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        if task.cancelled() or isinstance(error := task.exception(), NotLeading | None):
+    def _ended(self, error: BaseException | None) -> None:
+        if isinstance(error, NotLeading | None):
             return
         # A slot that nobody looks after any more must not be granted: to lead no longer is the safe end.
         log.critical("the broker stops leading: %s", error, exc_info=error)

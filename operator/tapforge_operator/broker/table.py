@@ -46,7 +46,7 @@ class Slot:
         self.strikes = view.strikes
         #: how long it rests after its release
         self.pause = 0.0
-        #: the write that ends its last claim, while a grant may replace it, or one does
+        #: the write that ends its last claim, or that the present grant replaces
         self.clear: Clear | None = None
         #: end of its rest
         self.until = 0.0
@@ -193,7 +193,8 @@ class Table:
             self.packing.offer(view.pool, view.node, view.uid)
         else:
             self.packing.withdraw(view.pool, view.node, view.uid)
-        if fit and slot.state is State.RELEASING and slot.clear is not None:
+        clear = slot.clear if slot.state is State.RELEASING else None
+        if fit and clear is not None and clear.replaceable and view.mark == clear.mark:
             pool.returned[view.uid] = None
         else:
             pool.returned.pop(view.uid, None)
@@ -220,7 +221,8 @@ class Table:
     def _write_down(slot: Slot, held: dict[str, Held]) -> None:
         view, claim = slot.view, slot.claim
         if claim is not None:
-            episodes = view.episodes + claim.episodes
+            before = slot.clear.episodes if slot.clear is not None else view.episodes
+            episodes = before + claim.episodes
             held[view.uid] = Held(claim.mark.holder, False, False, claim.recalled, episodes, claim.mark.priority)
         elif slot.state is State.DOOMED:
             held[view.uid] = Held("", expired=True, episodes=view.episodes)
@@ -258,13 +260,17 @@ class Table:
         """Slots that can be granted now."""
         return self.packing.free(key) + len(self.pool(key).returned)
 
+    def is_returned(self, slot: Slot) -> bool:
+        """It was given back, and can be granted with its old mark still on it."""
+        return slot.view.uid in self.pool(slot.view.pool).returned
+
     def next(self, key: str) -> Slot | None:
-        """The slot to grant next. One that was just given back is as good as a free one where its node is the fullest,
-        and costs one write less."""
+        """The slot to grant next. The one that was given back first is as good as a free one where its node is the
+        fullest, and costs one write less."""
         free, returned = self.packing.next(key), self.pool(key).returned
         if not returned:
             return self._slots[free] if free is not None else None
-        slot = self._slots[max(returned, key=lambda uid: self.packing.fill(self._slots[uid].view.node))]
+        slot = self._slots[next(iter(returned))]
         if free is None:
             return slot
         node, other = slot.view.node, self._slots[free].view.node

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from tapforge_api.claims import Held as HeldMessage
@@ -21,6 +20,7 @@ from .mark import Keys, proves
 from .messages import WRONG_SECRET, said
 from .records import Claim, Patience
 from .writes import NotLeading, Writer
+from .writing import Writing
 
 
 class Upkeep:
@@ -34,7 +34,7 @@ class Upkeep:
         lead: Callable[[], Ledger],
         fenced: Callable[[str], bool],
         work: Callable[[], None],
-        writing: Callable[[set[str]], list[asyncio.Task[None]]],
+        writing: Writing,
         changed: Callable[[str], None],
     ):
         """`lead`: the ledger, or NotLeading. `fenced`: phones of the pool with that UID check fences. `work` carries
@@ -81,20 +81,21 @@ class Upkeep:
         found = await self._find(ledger, ask.claims)
         self.still(ledger)
         now = self._clock.now()
-        refused, slots, pools = set(), set(), set()
+        refused, ending, pools = set(), set(), set()
         for given, claim in zip(ask.claims, found, strict=True):
             if claim is not None and not proves(self.secret(claim), given.secret):
                 refused.add(given.id)
             elif claim is not None:
                 if (view := ledger.view(claim)) is not None:
                     pools.add(view.pool)
-                slots.add(claim.mark.uid)
+                ending.add(given.id)
                 ledger.give_back(claim, given.verdict, given.episodes, now)
+            elif self._writing.of([given.id]) and proves(self._keys.secret(given.id), given.secret):
+                ending.add(given.id)  # it was given back before, and that is not written yet
         self._work()
         for pool in pools:
             self._changed(pool)
-        if tasks := self._writing(slots):
-            await asyncio.wait(tasks, timeout=self._patience.release)
+        await self._writing.wait(ending, self._patience.release)
         self.still(ledger)
         answers = [said(g, "lost", WRONG_SECRET if g.id in refused else ledger.why(g.id)) for g in ask.claims]
         return Released.model_construct(claims=tuple(answers))
@@ -123,9 +124,7 @@ class Upkeep:
         if not behind:
             return found
         await look_again(self._writer.look, ledger, behind, self._clock.now, self._patience.look)
-        if tasks := self._writing({view.uid for view in behind}):
-            _, pending = await asyncio.wait(tasks, timeout=self._patience.look)
-            if pending:
-                raise Behind("a slot is being written while this broker begins to lead; ask again")
+        if not await self._writing.wait({view.uid for view in behind}, self._patience.look):
+            raise Behind("a slot is being written while this broker begins to lead; ask again")
         self.still(ledger)
         return [ledger.claim(given.id) for given in asked]
