@@ -88,7 +88,7 @@ class Screen(Spec):
 class Deadlines(Spec):
     """How long a call to a phone may take. A call that takes longer makes the episode invalid, never a failure."""
 
-    acquire_seconds: Seconds = Field(120.0, description="to get a slot and an answer from its health check, seconds")
+    acquire_seconds: Seconds = Field(120.0, description="that a run goes on without any slot in use or to be had, seconds")
     reset_seconds: Seconds = Field(30.0, description="to set up a task, seconds")
     step_seconds: Seconds = Field(15.0, description="to carry out an action and return the next frame, seconds")
     evaluate_seconds: Seconds = Field(15.0, description="to judge an episode, seconds")

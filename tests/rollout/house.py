@@ -26,6 +26,7 @@ class House:
     slots: UrlSlots
     scheduler: Scheduler
     source: TaskSource
+    acquire_seconds: float
 
 
 @asynccontextmanager
@@ -34,6 +35,7 @@ async def a_house(generator, count=4, limits=LIMITS, tasks=POOL, deadlines=PATIE
         slots = UrlSlots(parse_urls(server.urls, "phones"), deadlines, SOON)
         await slots.start()
         source = TaskSource(FixedTasks(tuple(tasks)), seed=1, state=kw.pop("state", 0))
+        acquire_seconds = kw.pop("acquire_seconds", 100)
         scheduler = Scheduler(
             slots,
             AGENT,
@@ -41,10 +43,11 @@ async def a_house(generator, count=4, limits=LIMITS, tasks=POOL, deadlines=PATIE
             Sampling(max_tokens=99),
             tasks=source,
             groups=limits,
-            **{"acquire_seconds": 100, **kw},
+            acquire_seconds=acquire_seconds,
+            **kw,
         )
         try:
-            yield House(server, slots, scheduler, source)
+            yield House(server, slots, scheduler, source, acquire_seconds)
         finally:
             await scheduler.close(60)
             assert slots.counts().leased == 0, "every lease was returned"

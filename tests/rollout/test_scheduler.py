@@ -111,7 +111,7 @@ def test_groups_without_contrast_are_replaced_by_the_next_tasks(tmp_path):
 def test_a_group_at_its_deadline_goes_on_without_the_missing_and_frees_their_slots():
     async def go():
         limits = GroupLimits(3, 1, 0, deadline_seconds=HOUR)
-        late = {"deadlines": replace(PATIENT, step=24 * HOUR), "episodes": UNLIMITED}
+        late = {"deadlines": replace(PATIENT, reset=48 * HOUR), "episodes": UNLIMITED}
         async with a_house(always(GIVE_UP), count=3, limits=limits, **late) as house:
             await house.server.set_faults(2, {"kind": "slow", "medianSeconds": 24 * HOUR})
             waiting = asyncio.create_task(house.scheduler.next_batch())

@@ -8,7 +8,7 @@ import os
 import pytest
 from house import FEASIBLE, LIMITS, POOL, a_house, run
 from phones import PATIENT, put_forward, until
-from scripted import AGENT, DONE, Demonstrator, Script, always
+from scripted import AGENT, DONE, GIVE_UP, Demonstrator, Held, Script, always
 
 from tapforge_envs.protocol import Outcome, Reason
 from tapforge_envs.slots.processes import ProcessSlots, ServerCommand
@@ -60,9 +60,31 @@ def test_a_re_run_waits_for_another_slot_even_when_the_broken_one_is_back():
             await until(lambda: house.slots.counts().free == 1)
             await asyncio.sleep(0.05)
             assert house.scheduler.stats().episodes == 1 and not playing.done()
+            for _ in range(3):  # however long the other one is in use
+                put_forward(house.acquire_seconds + 1)
+                await asyncio.sleep(0.01)
             await house.slots.release(other, Verdict.CLEAN)
             (episode,) = await playing
             assert (episode.slot, episode.attempt, episode.valid) == (house.server.url(1), 1, True)
+
+    run(go())
+
+
+def test_attempts_that_wait_are_withdrawn_when_the_fleet_shrinks():
+    async def go():
+        generator = Held(lambda *a: GIVE_UP)
+        async with a_house(generator, count=2, limits=GroupLimits(4, 1, 0)) as house:
+            await house.server.set_faults(1, {"kind": "hung", "calls": ["reset"]})
+            batch = asyncio.create_task(house.scheduler.next_batch())
+            await until(lambda: house.server.hung() and generator.held)
+            put_forward(PATIENT.reset + 1)
+            # One is played again elsewhere, and one waits for the phone to get well; which it doesn't.
+            await until(lambda: house.slots.usable == 1)
+            assert (house.scheduler.running, house.scheduler.waiting) == (1, 1)
+            generator.let_go.set()
+            (group,) = await batch
+            assert len(group.episodes) == 4 and {e.slot for e in group.episodes} == {house.server.url(0)}
+            assert len({e.seed for e in group.episodes}) == 4
 
     run(go())
 

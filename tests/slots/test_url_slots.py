@@ -6,7 +6,7 @@ import random
 import time
 
 import pytest
-from phones import PATIENT, TASKS, a_port, impatient, phones
+from phones import PATIENT, TASKS, a_port, impatient, phones, put_forward
 
 from tapforge_envs.protocol import EnvironmentFault, Home
 from tapforge_envs.slots.source import NoSlot, SlotError, Verdict
@@ -246,6 +246,42 @@ def test_a_slot_to_avoid_is_not_granted_while_another_may_come_free():
             assert not waiting.done()
             await slots.release(first, Verdict.CLEAN)
             assert (await waiting).slot == first.slot
+            await slots.close()
+
+    asyncio.run(run())
+
+
+def test_a_wait_lasts_as_long_as_a_slot_is_in_use():
+    async def run():
+        async with phones(2) as server:
+            slots = await started(server)
+            first, second = await slots.acquire(1), await slots.acquire(1)
+            waiting = asyncio.create_task(slots.acquire(60))
+            await asyncio.sleep(0)
+            for _ in range(3):
+                put_forward(61)
+                await asyncio.sleep(0.01)
+                assert not waiting.done()
+            await slots.release(first, Verdict.CLEAN)
+            assert (await waiting).slot == first.slot
+            await slots.release(second, Verdict.CLEAN)
+            await slots.close()
+
+    asyncio.run(run())
+
+
+def test_a_slot_to_avoid_is_better_than_none_for_the_whole_deadline():
+    async def run():
+        async with phones(2) as server:
+            slots = await started(server, backoff=Backoff(first=1e6, cap=1e6))
+            sick = await slots.acquire(1)
+            await slots.release(sick, Verdict.DIRTY, "it hung")  # and is not asked again for days
+            (other,) = set(server.urls) - {sick.slot}
+            waiting = asyncio.create_task(slots.acquire(60, avoid=frozenset({other})))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            put_forward(61)
+            assert (await waiting).slot == other
             await slots.close()
 
     asyncio.run(run())

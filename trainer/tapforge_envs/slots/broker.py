@@ -204,7 +204,7 @@ class BrokerSlots(LeasedSlots):
             return
         self._serving[claim.slot] = claim
         self._table.add(claim.slot)
-        self._serve_more()
+        self._serve_changed()
 
     async def _part_with(self, claim: HeldClaim) -> None:
         """Gives a dirty phone back, and says whether it serves at all."""

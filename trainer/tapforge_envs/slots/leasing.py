@@ -1,6 +1,7 @@
 """Leases over slots that one process has for itself: the shell around `table.py` that waits, probes and times out.
 
-`acquire` serves those who wait in their order; a slot that is returned clean goes to the first of them at once. Sick
+`acquire` serves those who wait in their order; a slot that is returned clean goes to the first of them at once. Time in
+which a slot is leased doesn't count against anybody's deadline: a fleet that is busy is no fleet that is gone. Sick
 slots are nursed each by a task of its own: sleep, probe, until it is healthy or the source is closed.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -30,6 +32,8 @@ class LeasedSlots(ABC):
         self._ailments: dict[str, str] = {}
         self._told: list[Callable[[], None]] = []
         self._closed = False
+        #: when a slot was in use last, on the loop's clock
+        self._last_used = -math.inf
 
     @abstractmethod
     def connect(self, slot: str) -> Environment:
@@ -60,14 +64,22 @@ class LeasedSlots(ABC):
         # A slot is free while others wait only when they avoid it: nobody is overtaken.
         if lease := self._take(avoid):
             return lease
-        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Lease] = loop.create_future()
         self._waiting[future] = avoid
+        begun = loop.time()
         try:
-            async with asyncio.timeout(deadline):
-                return await future
-        except TimeoutError as error:
-            self._take_back(future)
-            raise NoSlot(f"no slot came free within {deadline:g} s: {self.describe()}") from error
+            while not future.done():
+                if self._table.in_use:
+                    self._last_used = loop.time()
+                left = max(begun, self._last_used) + deadline - loop.time()
+                if left > 0:
+                    await asyncio.wait([future], timeout=left)
+                elif lease := self._take(frozenset()):  # better a slot that was to be avoided than none
+                    return lease
+                else:
+                    raise NoSlot(f"for {deadline:g} s no slot was free or in use: {self.describe()}")
+            return future.result()
         except asyncio.CancelledError:
             self._take_back(future)
             raise
@@ -76,6 +88,7 @@ class LeasedSlots(ABC):
 
     async def release(self, lease: Lease, verdict: Verdict, why: str = "") -> None:
         # No await in here: a holder that is being cancelled still returns its lease.
+        self._last_used = asyncio.get_running_loop().time()
         self._put_back(lease, verdict, why)
 
     async def close(self) -> None:
@@ -102,10 +115,13 @@ class LeasedSlots(ABC):
             self._nurse(slot)
 
     def _put_back(self, lease: Lease, verdict: Verdict, why: str) -> None:
-        if self._table.give(lease.slot, lease.fence, verdict) is not State.FREE:
+        state = self._table.give(lease.slot, lease.fence, verdict)
+        if state is not State.FREE:
             self._ailments[lease.slot] = why or self._ailments.get(lease.slot) or "an episode on it broke"
             self._nurse(lease.slot)
         self._serve()
+        if state is State.QUARANTINED:
+            self._tell()
 
     def _take(self, avoid: frozenset[str]) -> Lease | None:
         taken = self._table.take(avoid)
@@ -116,8 +132,8 @@ class LeasedSlots(ABC):
             if not future.done() and (lease := self._take(avoid)):
                 future.set_result(lease)
 
-    def _serve_more(self) -> None:
-        """There is one usable slot more than before."""
+    def _serve_changed(self) -> None:
+        """There is one usable slot more than before, or one less."""
         self._serve()
         self._tell()
 
@@ -147,7 +163,7 @@ class LeasedSlots(ABC):
                     before = self._table.state(slot)
                     if self._table.probed(slot, healthy=False) is State.QUARANTINED and before is State.SICK:
                         log.warning("slot %s is in quarantine: %s", slot, fault)
-                        self._serve()  # those who avoid every other slot may now have this as their only choice
+                        self._serve_changed()  # those who avoid every other slot may have no other choice now
                 else:
                     self._table.probed(slot, healthy=True)
                     self._ailments.pop(slot, None)
@@ -155,4 +171,4 @@ class LeasedSlots(ABC):
         finally:
             del self._nurses[slot]
             if self._table.state(slot) is State.FREE:
-                self._serve_more()
+                self._serve_changed()

@@ -3,7 +3,8 @@
 Promises of every `SlotSource`:
 1. A slot has at most one lease at any moment. A lease is returned exactly once, with a verdict.
 2. A slot returned as dirty is granted again only after it proved healthy.
-3. `acquire` ends: with a lease, or with `NoSlot` after its deadline (seconds), naming what is wrong with the slots.
+3. `acquire` ends: with a lease, or with `NoSlot`, naming what is wrong with the slots, when for its deadline (seconds)
+   there was neither a slot to grant nor one in use. As long as a slot is in use, it waits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class SlotError(Exception):
 
 
 class NoSlot(SlotError):
-    """No slot came free within the deadline."""
+    """For the deadline there was no slot to grant and none in use."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,14 +70,15 @@ class SlotSource(Protocol):
     def counts(self) -> SlotCounts: ...
 
     def when_changed(self, tell: Callable[[], None]) -> Callable[[], None]:
-        """From now on `tell` is called whenever a slot came, went or is healthy again; the function returned ends
-        that."""
+        """From now on `tell` is called whenever a slot came, went, was put into quarantine or is healthy again; the
+        function returned ends that."""
         ...
 
     async def start(self) -> None: ...
 
     async def acquire(self, deadline: float, avoid: frozenset[str] = frozenset()) -> Lease:
-        """Waits at most `deadline` seconds. Slots in `avoid` are granted only when no other slot is left."""
+        """Waits while a slot is in use, and else at most `deadline` seconds. Slots in `avoid` are granted only when no
+        other slot is left, or when none came free for so long."""
         ...
 
     async def release(self, lease: Lease, verdict: Verdict, why: str = "") -> None:

@@ -90,6 +90,11 @@ class SlotTable:
     def leased(self, name: str) -> bool:
         return self._slots[name].state is State.LEASED
 
+    @property
+    def in_use(self) -> bool:
+        """Whether any slot is leased."""
+        return any(slot.state is State.LEASED for slot in self._slots.values())
+
     def strikes(self, name: str) -> int:
         return self._slots[name].strikes
 

@@ -46,6 +46,10 @@ class FixedBook:
     def next_work(self, now: float) -> Work | None:
         return self._pending.popleft() if self._pending else None
 
+    def withdraw(self, work: Work) -> None:
+        """The attempt never got a slot: it is the next one again."""
+        self._pending.appendleft(work)
+
     def played(self, work: Work, record: EpisodeRecord) -> None:
         invalid = record.outcome is not None and not record.valid
         attempt = work.attempt + invalid

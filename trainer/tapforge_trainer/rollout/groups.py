@@ -217,6 +217,16 @@ class GroupBook:
             return None
         return self._settle_if_complete(group)
 
+    def withdraw(self, work: Work) -> None:
+        """The attempt never got a slot: its place is open again, as if nobody had asked for it."""
+        group = self._groups.get(work.group)
+        if group is None or group.accepted:
+            return
+        place = group.places[work.member]
+        place.running = None
+        place.issue -= 1
+        heapq.heappush(self._pending, (group.order, work.member, group.id))
+
     def next_deadline(self) -> float | None:
         """When `expire` has something to do at the earliest."""
         seconds = self.limits.deadline_seconds

@@ -149,6 +149,7 @@ class Scheduler:
         self._fixed, self._fixed_sampling = book, sampling or self._sampling
         self._fixed_generator = generator or self._generator
         self._deadlines.hold()
+        self._stop_jobs(lambda job: not job.slot)
         try:
             self._pump()
             await self._until(lambda: book.done)
@@ -167,6 +168,7 @@ class Scheduler:
         if not self._paused:
             self._deadlines.hold()
         self._paused = True
+        self._stop_jobs(lambda job: not job.slot)
         if drain:
             await self._until(lambda: not self._jobs)
             self._measure()
@@ -193,9 +195,6 @@ class Scheduler:
         self._deadlines.disarm()
         self._gate.open()
         self._stop_jobs(lambda job: True)
-        for job in self._jobs:
-            if not job.slot and job.task:  # it waits for a slot, perhaps for long, and has nothing to keep
-                job.task.cancel()
         if self._tasks_alive:
             await asyncio.wait(self._tasks_alive, timeout=seconds)
         rest = list(self._tasks_alive)
@@ -219,6 +218,11 @@ class Scheduler:
         return sum(1 for job in self._jobs if job.slot)
 
     @property
+    def waiting(self) -> int:
+        """Attempts that wait for a slot."""
+        return len(self._jobs) - self.running
+
+    @property
     def book(self) -> GroupBook:
         """For checkpoints (`unfinished`, `next_order`) and progress; not for changing it."""
         return self._book
@@ -240,14 +244,17 @@ class Scheduler:
         self._notify()
 
     def _limit(self) -> int:
-        # Slots that left or are in quarantine shrink it, but one episode always waits: its deadline tells that no slot
-        # is left. Those that wait for another slot than the one they broke leave their place to others.
+        # Slots that left or are in quarantine shrink it, but one attempt always waits: it is told when no slot is left.
+        # Those that wait for another slot than the one they broke leave their place to others.
         picky = sum(1 for job in self._jobs if job.work.avoid and not job.slot)
         usable = max(1, self._slots.usable)
         return min(self._concurrency or usable, usable) + picky
 
     def _slots_changed(self) -> None:
         self._measure()
+        waiting = [job for job in self._jobs if not job.slot and not job.work.avoid]
+        waiting.sort(key=lambda job: (job.work.order, job.work.member), reverse=True)
+        self._withdraw(waiting[: max(0, len(self._jobs) - self._limit())])
         self._pump()
 
     def _next_job(self) -> _Job | None:
@@ -368,9 +375,19 @@ class Scheduler:
         self._pump()
 
     def _stop_jobs(self, which: Callable[[_Job], bool], reason: Reason = Reason.CANCELLED) -> None:
-        for job in list(self._jobs):
-            if which(job):
+        hit = [job for job in self._jobs if which(job)]
+        self._withdraw([job for job in hit if not job.slot])
+        for job in hit:
+            if job.slot:
                 job.episode.stop(reason)
+
+    def _withdraw(self, waiting: list[_Job]) -> None:
+        """Attempts without a slot go back to where they came from, as if they had never been issued."""
+        for job in waiting:
+            assert job.task is not None and not job.slot
+            job.task.cancel()
+            self._jobs.discard(job)
+            job.book.withdraw(job.work)
 
     def _measure(self) -> None:
         if self._drained:  # slots that are lent to somebody else meanwhile count neither as busy nor as idle
