@@ -86,13 +86,14 @@ class Screen(Spec):
 
 
 class Deadlines(Spec):
-    """How long a call to a phone may take. A call that takes longer makes the episode invalid, never a failure."""
+    """How long calls to a phone may take. A call that takes longer makes the episode invalid, never a failure. The
+    model's time counts against none of them."""
 
-    acquire_seconds: Seconds = Field(120.0, description="that a run goes on without any slot in use or to be had, seconds")
+    acquire_seconds: Seconds = Field(120.0, description="that a run goes on with no slot free and none in use, seconds")
     reset_seconds: Seconds = Field(30.0, description="to set up a task, seconds")
     step_seconds: Seconds = Field(15.0, description="to carry out an action and return the next frame, seconds")
     evaluate_seconds: Seconds = Field(15.0, description="to judge an episode, seconds")
-    episode_seconds: Seconds = Field(600.0, description="for a whole episode, model time included, seconds")
+    episode_seconds: Seconds = Field(600.0, description="for all calls of an episode together, seconds")
 
 
 class EnvironmentSpec(Spec):

@@ -19,6 +19,8 @@ from tapforge_trainer.rollout.work import Work
 TASK = next(t for t in (TASKS.sample(0, i) for i in range(100)) if t.feasible and len(way(t)) >= 4)
 SAMPLING = Sampling(max_tokens=64)
 BAD = ParseFailure("json", "bad")
+#: as a phone sees it: an answer may take a day, the calls to the phone a minute
+UNHURRIED = EpisodeLimits(episode_seconds=60, generate_seconds=24 * 3600)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,23 @@ def test_a_frame_that_the_agent_refuses_is_the_fault_of_the_call_that_brought_it
     assert played.broke == Call("step", 0, Home().model_dump()) and len(played.record.steps) == 1
 
 
-def test_an_episode_that_takes_too_long_is_invalid():
+def test_the_time_that_the_model_takes_counts_against_no_deadline():
+    async def run():
+        async with a_phone() as (_, client):
+            late = iter([3600] * 20)
+
+            def answer(step, prompt, sampling):
+                put_forward(next(late))
+                return Home() if step < 2 else GIVE_UP
+
+            return await episode(Script(answer), limits=UNHURRIED).play(client, "phone-0")
+
+    played = asyncio.run(run())
+    assert (played.record.reason, played.record.outcome) == (Reason.DONE, Outcome.FAILURE)
+    assert len(played.record.steps) == 3 and played.broke is None
+
+
+def test_calls_that_take_too_long_together_make_an_episode_invalid():
     async def run():
         async with a_phone() as (server, client):
             await server.set_faults(0, {"kind": "slow", "medianSeconds": 3600, "atStep": 1})
@@ -192,8 +210,9 @@ def test_an_episode_that_takes_too_long_is_invalid():
 
     played = asyncio.run(run())
     assert (played.record.reason, played.record.outcome) == (Reason.DEADLINE, Outcome.INVALID)
-    assert "longer than 60 s" in played.record.message and played.broke.name == "step"
-    assert len(played.record.steps) == 1, "what was done before is kept"
+    assert "phone-0: step: the calls of this episode took longer than 60 s together" in played.record.message
+    assert played.broke == Call("step", 1, Wait().model_dump())
+    assert len(played.record.steps) == 2, "what was done before is kept"
 
 
 @pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.RECLAIMED])

@@ -331,8 +331,8 @@ def _notes(run: TrainingRun, slots: int | None) -> tuple[str, ...]:
         notes.append("tasks.file is set: tasks.suite and tasks.split choose no tasks for training")
     if spec.environment.source.pool is not None or spec.environment.source.own_pool is not None:
         notes.append(
-            "the phones come from a pool: the run needs a cluster with the operator, and ends when for "
-            f"environment.deadlines.acquireSeconds ({deadlines.acquire_seconds:g}) it has no phone; they may have to boot"
+            "the phones come from a pool: the run needs a cluster with the operator, and ends when no phone is there "
+            f"for environment.deadlines.acquireSeconds ({deadlines.acquire_seconds:g}) seconds; they may have to boot"
         )
     return tuple(notes)
 

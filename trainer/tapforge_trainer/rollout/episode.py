@@ -7,16 +7,18 @@ Rules:
    which the task itself decides.
 3. Whatever the phone does wrong ends in a record with that reason, with the steps so far. What the engine or our own
    code does wrong is raised: it would happen to every episode.
-4. `outcome_of` alone makes an outcome of it.
+4. Deadlines are the phone's: only its calls count against them. The time that the model takes is the policy's, which is
+   bounded by steps and tokens; a slow engine makes no episode invalid and no phone dirty.
+5. `outcome_of` alone makes an outcome of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tapforge_envs.protocol import (
     FINAL_ACTIONS,
@@ -37,6 +39,8 @@ from ..records import EpisodeRecord, Generation, Generator, Prompt, Sampling, St
 from .gate import Gate
 from .limits import EpisodeLimits
 from .work import Work, seed_of
+
+T = TypeVar("T")
 
 
 class EngineFault(RuntimeError):
@@ -113,6 +117,9 @@ class Episode:
         self._steps: list[StepRecord] = []
         self._frames: dict[str, Frame] = {}
         self._call: Call | None = None
+        self._slot = ""
+        #: that calls to the phone took up to now
+        self._phone_seconds = 0.0
         self._stop: Reason | None = None
         self._runner: asyncio.Task[Any] | None = None
 
@@ -130,22 +137,16 @@ class Episode:
             self._runner.cancel()
 
     async def play(self, environment: Environment, slot: str) -> Played:
-        started = self._clock()
+        started, self._slot = self._clock(), slot
         score: float | None = None
         broke: Call | None = None
         self._runner = asyncio.current_task()
         try:
             if self._stop is not None:
                 raise Stopped("before it began")
-            async with asyncio.timeout(self._limits.episode_seconds) as alarm:
-                reason, score, message = await self._until_the_end(environment)
+            reason, score, message = await self._until_the_end(environment)
         except EnvironmentFault as fault:
             reason, message, broke = fault.reason, str(fault), self._call
-        except TimeoutError:
-            if not alarm.expired():
-                raise
-            reason, message = Reason.DEADLINE, f"the episode took longer than {self._limits.episode_seconds:g} s"
-            broke = self._call
         except Stopped as stopped:
             reason, message = self._stop or Reason.CANCELLED, str(stopped)
         except asyncio.CancelledError:
@@ -175,8 +176,7 @@ class Episode:
 
     async def _until_the_end(self, environment: Environment) -> tuple[Reason, float | None, str]:
         task, limits = self._work.task, self._limits
-        self._call = Call("reset")
-        observation = await self._prepared(await environment.reset(task))
+        observation = await self._prepared(await self._on_phone(Call("reset"), environment.reset(task)))
         history: list[Turn] = []
         standing = Standing()
         while True:
@@ -199,10 +199,10 @@ class Episode:
             else:
                 wire = answer.model_dump()
                 step = replace(step, action=wire)
-                self._call = Call("step", before.answers, wire)
                 begun = time.perf_counter()
                 try:
-                    result = await environment.step(answer, before.executed)
+                    call = Call("step", before.answers, wire)
+                    result = await self._on_phone(call, environment.step(answer, before.executed))
                 except EnvironmentFault as fault:
                     self._steps.append(replace(step, note=f"the phone failed: {fault}"))
                     raise
@@ -219,9 +219,8 @@ class Episode:
                 return reason, *await self._judge(environment)
 
     async def _judge(self, environment: Environment) -> tuple[float, str]:
-        self._call = Call("evaluate")
         try:
-            score = await environment.evaluate()
+            score = await self._on_phone(Call("evaluate"), environment.evaluate())
         except EnvironmentFault as fault:
             if fault.reason is Reason.ENV_ERROR:
                 raise EnvironmentFault(str(fault), Reason.JUDGE_ERROR) from fault
@@ -229,6 +228,22 @@ class Episode:
         self._call = None
         effects = f"; side effects: {', '.join(score.side_effects)}" if score.side_effects else ""
         return score.value, score.reason + effects
+
+    async def _on_phone(self, call: Call, answer: Coroutine[Any, Any, T]) -> T:
+        """What the phone answers, while the calls of the episode together keep within their deadline."""
+        self._call = call
+        loop, limit = asyncio.get_running_loop(), self._limits.episode_seconds
+        begun = loop.time()
+        try:
+            async with asyncio.timeout(limit - self._phone_seconds) as alarm:
+                return await answer
+        except TimeoutError as error:
+            if not alarm.expired():
+                raise
+            why = f"{self._slot}: {call.name}: the calls of this episode took longer than {limit:g} s together"
+            raise EnvironmentFault(why, Reason.DEADLINE) from error
+        finally:
+            self._phone_seconds += loop.time() - begun
 
     async def _ask(self, prompt: Prompt, step: int) -> tuple[Generation, float]:
         for frame in prompt.frames:

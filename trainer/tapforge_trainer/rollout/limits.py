@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class EpisodeLimits:
     #: malformed answers in a row that end an episode
     max_parse_failures: int = 3
-    #: a whole episode, model time included
+    #: all calls to the phone in an episode together
     episode_seconds: float = 600.0
     #: one answer of the engine; past it the run fails, because every episode would
     generate_seconds: float = 300.0
