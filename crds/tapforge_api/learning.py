@@ -125,10 +125,14 @@ class Rollout(Spec):
         2, description="times an invalid episode is played again on another slot"
     )
     min_valid: Annotated[int, Field(ge=2, le=1024)] = Field(
-        2, description="valid episodes that a group needs at its deadline; with fewer it is dropped and counted"
+        2, description="valid episodes that a group needs; with fewer it is dropped and counted"
     )
-    group_deadline_seconds: Seconds = Field(
-        600.0, description="time from a group's first episode until it goes on without its missing members, seconds"
+    group_deadline_seconds: Seconds | None = Field(
+        None,
+        description=(
+            "for all calls to phones of a member and its re-runs, after which its group goes on without it, seconds; "
+            "without it what 1 + maxReruns episodes may take, so that nobody is left out for being slow"
+        ),
     )
     dynamic_sampling: DynamicSampling = Field(DynamicSampling(), description="replacement of groups without contrast")
 

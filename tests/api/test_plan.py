@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapforge_api import TrainingRun, load
+from tapforge_trainer import assembly
 from tapforge_trainer.plan import LocalFiles, inspect_files, plan, render
 
 HEAD = "apiVersion: tapforge.dev/v1alpha1\nkind: TrainingRun\nmetadata: {name: x}\n"
@@ -75,6 +76,13 @@ def test_slots(overrides: list[str], files: LocalFiles, slots: int | None, at_on
     assert (p.slots, p.concurrency) == (slots, at_once)
 
 
+def test_no_member_of_a_group_is_left_out_for_being_slow_by_default() -> None:
+    spec = run("rollout.maxReruns=3", "environment.deadlines.episodeSeconds=50")
+    assert plan(spec).notes == () and assembly.group_limits(spec).deadline_seconds == 4 * 50
+    short = run("rollout.groupDeadlineSeconds=7")
+    assert assembly.group_limits(short).deadline_seconds == 7
+
+
 @pytest.mark.parametrize(
     ("overrides", "note"),
     [
@@ -87,7 +95,7 @@ def test_slots(overrides: list[str], files: LocalFiles, slots: int | None, at_on
         (["rollout.groupsPerUpdate=15", "learner.miniBatches=2"], "15 groups don't divide into 2 equal minibatches"),
         (["learner.tokensPerMicroBatch=64"], "a sample may have 8192 tokens"),
         (["environment.deadlines.stepSeconds=601"], "stepSeconds is longer than episodeSeconds"),
-        (["rollout.groupDeadlineSeconds=599"], "slow episodes are left out"),
+        (["rollout.groupDeadlineSeconds=1799"], "slow members are left out"),
         (["evaluation.split=train"], "nothing is held out"),
         (["tasks={file: f, suite: s}"], "tasks.suite and tasks.split choose no tasks"),
         (["environment.source.pool.name=p"], "needs a cluster"),

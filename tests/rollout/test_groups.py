@@ -13,6 +13,7 @@ from tapforge_trainer.records import EpisodeRecord
 from tapforge_trainer.rollout.fixed import FixedBook
 from tapforge_trainer.rollout.groups import Dropped, GroupBook
 from tapforge_trainer.rollout.limits import GroupLimits
+from tapforge_trainer.rollout.stats import by_length
 from tapforge_trainer.rollout.work import Work
 
 ENDS = {
@@ -35,11 +36,11 @@ def ended(work: Work, end: str, slot: str = "a") -> EpisodeRecord:
     )
 
 
-def play(book: GroupBook, ends: list[str], now: float = 0.0):
+def play(book: GroupBook, ends: list[str]):
     """Plays the next attempts with these ends; the last settlement, if any."""
     settled = None
     for end in ends:
-        work = book.next_work(now)
+        work = book.next_work()
         settled = book.played(work, ended(work, end)) or settled
     return settled
 
@@ -59,7 +60,8 @@ class Book(RuleBasedStateMachine):
     def begin(self, size, per_update, staleness, reruns, dynamic, rounds):
         self.limits = GroupLimits(size, per_update, staleness, reruns, 2, 10.0, dynamic, rounds)
         self.book = GroupBook(self.limits)
-        self.now = 0.0
+        #: that phones were kept busy for each place by invalid episodes
+        self.seconds: dict[tuple[int, int], float] = {}
         self.running: list[Work] = []
         self.episodes: set[str] = set()
         self.attempts: dict[tuple[str, int], int] = {}
@@ -97,31 +99,34 @@ class Book(RuleBasedStateMachine):
 
     @rule()
     def start(self):
-        work = self.book.next_work(self.now)
+        work = self.book.next_work()
         if work is None:
             return
         assert work.episode not in self.episodes
         assert work.attempt <= self.limits.max_reruns
         assert work.order not in self.fate
+        spent = self.seconds.get((work.order, work.member), 0.0)
+        assert 0 < work.phone_seconds == pytest.approx(self.limits.deadline_seconds - spent, abs=1e-4)
         self.episodes.add(work.episode)
         self.running.append(work)
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), end=st.sampled_from(sorted(ENDS)), slot=st.sampled_from("ab"))
-    def end(self, data, end, slot):
+    @rule(data=st.data())
+    def withdraw(self, data):
         work = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        before = self.book.counts.reruns
-        self.settle(self.book.played(work, ended(work, end, slot)))
+        self.book.withdraw(work)
+        self.episodes.discard(work.episode)  # nobody has played it: the next attempt may bear its name
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), end=st.sampled_from(sorted(ENDS)), slot=st.sampled_from("ab"), share=st.floats(0.0, 1.0))
+    def end(self, data, end, slot, share):
+        work = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        before, seconds = self.book.counts.reruns, share * work.phone_seconds
+        if end == "invalid":
+            self.seconds[work.order, work.member] = self.seconds.get((work.order, work.member), 0.0) + seconds
+        self.settle(self.book.played(work, ended(work, end, slot), seconds))
         if end == "stopped":
             assert self.book.counts.reruns == before
-
-    @rule(seconds=st.floats(0.0, 6.0))
-    def time_passes(self, seconds):
-        self.now += seconds
-        for settled in self.book.expire(self.now):
-            self.settle(settled)
-        deadline = self.book.next_deadline()
-        assert deadline is None or deadline > self.now
 
     @rule(number=st.integers(0, 5))
     def quarantine(self, number):
@@ -174,19 +179,19 @@ def test_strictly_on_policy_nothing_is_admitted_between_batch_and_version():
     play(book, ["success"] * 6)
     assert not book.room
     book.consume()
-    assert not book.room and book.next_work(0.0) is None
+    assert not book.room and book.next_work() is None
     with pytest.raises(ValueError, match="under way"):
         book.admit(task(2))
     book.set_version(1)
     book.admit(task(2))
-    assert book.next_work(0.0).order == 2
+    assert book.next_work().order == 2
 
 
 def test_a_late_group_holds_the_later_ones_back_and_is_consumed_first():
     book = GroupBook(LIMITS)
     for n in range(4):
         book.admit(task(n))
-    works = [book.next_work(0.0) for _ in range(12)]
+    works = [book.next_work() for _ in range(12)]
     for work in works[3:]:
         book.played(work, ended(work, "success"))
         assert not book.ready()
@@ -199,22 +204,22 @@ def test_a_late_group_holds_the_later_ones_back_and_is_consumed_first():
 def test_an_invalid_episode_is_played_again_elsewhere_with_another_seed_but_not_for_ever():
     book = GroupBook(LIMITS)
     book.admit(task())
-    first = book.next_work(0.0)
+    first = book.next_work()
     book.played(first, ended(first, "invalid", "bad-phone"))
-    again = book.next_work(0.0)
+    again = book.next_work()
     assert (again.member, again.attempt, again.issue, again.avoid) == (first.member, 1, 1, {"bad-phone"})
     assert again.seed != first.seed and again.task == first.task
     book.played(again, ended(again, "invalid", "other-phone"))
-    assert [w.member for w in iter(lambda: book.next_work(0.0), None)] == [1, 2]
+    assert [w.member for w in iter(book.next_work, None)] == [1, 2]
     assert book.counts.reruns == 1
 
 
 def test_what_we_stopped_is_played_again_with_the_same_seed_and_not_counted():
     book = GroupBook(LIMITS)
     book.admit(task())
-    first = book.next_work(0.0)
+    first = book.next_work()
     book.played(first, ended(first, "stopped"))
-    again = book.next_work(0.0)
+    again = book.next_work()
     assert (again.member, again.attempt, again.seed) == (first.member, 0, first.seed)
     assert again.episode != first.episode
     assert book.counts.reruns == 0
@@ -224,49 +229,66 @@ def test_an_engine_that_stops_everything_comes_to_an_end():
     book = GroupBook(LIMITS)
     book.admit(task())
     attempts = 0
-    while work := book.next_work(0.0):
+    while work := book.next_work():
         settled = book.played(work, ended(work, "stopped"))
         attempts += 1
         assert attempts < 1000
     assert settled.dropped is Dropped.TOO_FEW_VALID
 
 
-def test_at_its_deadline_a_group_goes_on_with_enough_members_or_is_dropped():
-    book = GroupBook(LIMITS)
-    book.admit(task(0))
-    book.admit(task(1))
-    works = [book.next_work(5.0) for _ in range(6)]
-    for work in works[:2] + works[3:4]:
-        book.played(work, ended(work, "success"))
-    assert book.next_deadline() == 15.0
-    assert book.expire(14.9) == []
-    first, second = book.expire(15.0)
-    assert (first.dropped, len(first.group.episodes), first.stop) == (None, 2, (works[2],))
-    assert (second.dropped, second.stop) == (Dropped.TOO_FEW_VALID, tuple(works[4:]))
-    assert book.counts.dropped == {"too_few_valid": 1}
-    # Late ones are not taken in any more.
-    assert book.played(works[2], ended(works[2], "success")) is None
-    assert book.played(works[4], ended(works[4], "success")) is None
-    assert book.next_deadline() is None
+def test_a_member_that_keeps_phones_busy_for_the_deadline_is_given_up_and_the_others_get_their_turn():
+    book = GroupBook(replace(LIMITS, max_reruns=9))
+    book.admit(task())
+    slow, good = book.next_work(), book.next_work()
+    assert slow.phone_seconds == 10.0
+    book.played(slow, ended(slow, "invalid"), 4.0)
+    again = book.next_work()
+    assert (again.member, again.phone_seconds) == (slow.member, 6.0)
+    # What we stopped ourselves is nobody's time.
+    book.played(again, ended(again, "stopped"), 5.0)
+    again = book.next_work()
+    assert (again.member, again.phone_seconds) == (slow.member, 6.0)
+    book.played(again, ended(again, "stopped"), 6.0)
+    book.played(good, ended(good, "success"), 9.0)
+    last = book.next_work()
+    assert last.member not in (slow.member, good.member) and last.phone_seconds == 10.0
+    settled = book.played(last, ended(last, "failure"), 1e9)
+    assert (settled.dropped, len(settled.group.episodes), settled.stop) == (None, 2, ())
 
 
-def test_what_was_not_begun_at_the_deadline_is_not_begun_any_more():
-    book = GroupBook(LIMITS)
-    book.admit(task(0))
-    works = [book.next_work(0.0) for _ in range(2)]
-    for work in works:
-        book.played(work, ended(work, "success"))
-    (settled,) = book.expire(10.0)
-    assert settled.dropped is None
-    assert book.next_work(10.0) is None
+@pytest.mark.parametrize("seconds", [0.1, 600.0, 1 / 3])
+def test_with_the_default_deadline_every_re_run_has_the_time_of_a_whole_episode(seconds):
+    limits = GroupLimits(2, 1, 0, max_reruns=2, deadline_seconds=3 * seconds)
+    book = GroupBook(limits)
+    book.admit(task())
+    for _ in range(3):
+        work = book.next_work()
+        assert work.member == 0 and work.phone_seconds == pytest.approx(seconds * (3 - work.attempt))
+        book.played(work, ended(work, "invalid"), seconds)
+    assert book.counts.reruns == 2 and book.counts.members == {("env_error", "0"): 1}
 
 
-def test_the_deadline_counts_from_the_first_episode_not_from_admission():
-    book = GroupBook(LIMITS)
-    book.admit(task(0))
-    assert book.next_deadline() is None
-    book.next_work(100.0)
-    assert book.next_deadline() == 110.0
+def test_what_members_came_to_is_counted_by_length():
+    book = GroupBook(replace(LIMITS, max_reruns=0, group_size=6))
+    book.admit(task())
+    for end, steps, seconds in [
+        ("success", 1, 0.0),
+        ("failure", 3, 0.0),
+        ("success", 2, 0.0),
+        ("invalid", 9, 1.0),
+        ("stopped", 15, 10.0),
+        ("invalid", 0, 0.0),
+    ]:
+        work = book.next_work()
+        record = replace(ended(work, end), steps=tuple(range(steps)))
+        book.played(work, record, seconds)
+    assert by_length(book.counts.members) == {
+        "env_error": {"0": 1, "8-15": 1},
+        "group_deadline": {"8-15": 1},
+        "valid": {"1": 1, "2-3": 2},
+    }
+    earlier = {"valid": {"1": 1, "16-31": 2}}
+    assert by_length(book.counts.members, earlier)["valid"] == {"1": 2, "2-3": 2, "16-31": 2}
 
 
 def test_groups_without_contrast_are_dropped_by_outcome_for_a_bounded_number_of_rounds():
@@ -297,14 +319,14 @@ def test_an_interrupted_run_takes_its_groups_up_again():
     book = GroupBook(LIMITS, seed=7)
     for n in range(3):
         book.admit(task(n))
-    works = [book.next_work(0.0) for _ in range(7)]
+    works = [book.next_work() for _ in range(7)]
     for work in (*works[:4], works[5]):
         book.played(work, ended(work, "success"))
     after = GroupBook(LIMITS, seed=7, version=0, prefix="second-")
     settled = after.resume(book.unfinished())
     assert [s.group.order for s in settled] == [0]
     assert after.next_order == 3
-    rest = list(iter(lambda: after.next_work(0.0), None))
+    rest = list(iter(after.next_work, None))
     assert [(w.order, w.member) for w in rest] == [(1, 1), (2, 0), (2, 1), (2, 2)]
     assert {w.seed for w in rest} >= {works[4].seed, works[6].seed}
     assert not {w.seed for w in rest} & {w.seed for w in (*works[:4], works[5])}
@@ -315,7 +337,7 @@ def test_seeds_depend_on_the_place_alone():
     def seeds(book):
         for n in range(2):
             book.admit(task(n))
-        return [w.seed for w in iter(lambda: book.next_work(0.0), None)]
+        return [w.seed for w in iter(book.next_work, None)]
 
     assert seeds(GroupBook(LIMITS, seed=1)) == seeds(GroupBook(LIMITS, seed=1, prefix="other"))
     assert not set(seeds(GroupBook(LIMITS, seed=1))) & set(seeds(GroupBook(LIMITS, seed=2)))
@@ -337,7 +359,7 @@ def test_fixed_lists_give_one_record_per_place_in_order():
     book = FixedBook([task(0), task(1)], 2, max_reruns=1, seed=0, prefix="eval-")
     ends = iter(["success", "invalid", "stopped", "failure", "invalid", "success"])
     seen = []
-    while work := book.next_work(0.0):
+    while work := book.next_work():
         seen.append((work.order, work.member, work.attempt, work.avoid))
         book.played(work, ended(work, next(ends), f"phone-{len(seen)}"))
     assert seen == [

@@ -11,9 +11,11 @@ from scripted import DONE, GIVE_UP, Demonstrator, Held, Script, always, way
 
 from tapforge_envs.clients.tapforge_http import Deadlines
 from tapforge_envs.protocol import Home, Outcome
+from tapforge_envs.slots.source import Verdict
 from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout.limits import EpisodeLimits, GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder, Recording
+from tapforge_trainer.rollout.stats import by_length
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 
 HOUR = 3600.0
@@ -108,7 +110,7 @@ def test_groups_without_contrast_are_replaced_by_the_next_tasks(tmp_path):
     run(go())
 
 
-def test_a_group_at_its_deadline_goes_on_without_the_missing_and_frees_their_slots():
+def test_a_member_at_its_groups_deadline_is_left_out_and_its_slot_freed():
     async def go():
         limits = GroupLimits(3, 1, 0, deadline_seconds=HOUR)
         late = {"deadlines": replace(PATIENT, reset=48 * HOUR), "episodes": UNLIMITED}
@@ -122,42 +124,42 @@ def test_a_group_at_its_deadline_goes_on_without_the_missing_and_frees_their_slo
             assert len(group.episodes) == 2
             assert house.scheduler.stats().group_sizes == {2: 1}
             await until(lambda: house.slots.counts().free == 3)
-            assert house.scheduler.stats().stopped == {"cancelled": 1}
+            stats = house.scheduler.stats()
+            assert stats.stopped == {"cancelled": 1}, "a slow phone is not a sick one"
+            assert by_length(stats.members) == {"group_deadline": {"0": 1}, "valid": {"1": 2}}
 
     run(go())
 
 
-@pytest.mark.parametrize("how", ["pause", "fixed"])
-def test_deadlines_stand_still_while_groups_can_not_go_on(how):
+@pytest.mark.parametrize("how", ["model", "slots", "pause"])
+def test_neither_the_model_nor_waiting_counts_against_a_groups_deadline(how):
     async def go():
         limits = GroupLimits(3, 1, 0, deadline_seconds=HOUR)
-        far = {"deadlines": Deadlines(*[24 * HOUR] * 5), "episodes": UNLIMITED}
+        far = {"deadlines": Deadlines(*[24 * HOUR] * 5), "episodes": UNLIMITED, "acquire_seconds": 24 * HOUR}
         generator = Held(lambda *a: GIVE_UP)
-        # Three places, two slots: the third member begins after the interruption.
+        # Three places, two slots: the third member begins later.
         async with a_house(generator, count=2, limits=limits, **far) as house:
+            if how == "slots":
+                lent = [await house.slots.acquire(1), await house.slots.acquire(1)]
             batch = asyncio.create_task(house.scheduler.next_batch())
-            await until(lambda: generator.inside == 2)
+            if how == "slots":
+                await until(lambda: house.scheduler.waiting == 2)
+            else:
+                await until(lambda: generator.inside == 2)
             if how == "pause":
                 draining = asyncio.create_task(house.scheduler.pause(drain=True))
                 await asyncio.sleep(0)
                 generator.let_go.set()
                 await draining
                 assert house.scheduler.stats().episodes == 2
-                put_forward(2 * HOUR)
-                await asyncio.sleep(0.01)
+            put_forward(2 * HOUR)
+            await asyncio.sleep(0.01)
+            generator.let_go.set()
+            if how == "slots":
+                for lease in lent:
+                    await house.slots.release(lease, Verdict.CLEAN)
+            elif how == "pause":
                 house.scheduler.resume()
-            else:
-
-                def slow(*_):
-                    put_forward(2 * HOUR)
-                    return GIVE_UP
-
-                playing = asyncio.create_task(
-                    house.scheduler.run_fixed(FEASIBLE[:1], generator=Script(slow, seconds=0.01))
-                )
-                await asyncio.sleep(0)
-                generator.let_go.set()
-                await playing
             (group,) = await batch
             assert len(group.episodes) == 3
 

@@ -43,6 +43,7 @@ def test_the_summary_is_complete_and_adds_up(trained: Run) -> None:
     assert summary["ended_after"] == f"{UPDATES} updates"
     assert summary["episodes"] >= UPDATES * GROUPS * MEMBERS
     assert summary["invalid_episodes"] == 0
+    assert set(summary["members"]) == {"valid"} and 0 < sum(summary["members"]["valid"].values()) <= summary["episodes"]
     assert summary["env_steps_per_second"] > 0
     assert 0 < summary["slot_busy_share"] <= 1
     parts = [summary[f"seconds_{part}"] for part in ("start", "sft", "rl")]

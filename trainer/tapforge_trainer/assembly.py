@@ -29,7 +29,7 @@ from .agents import make_agent
 from .agents.agent import Agent
 from .algorithms.composition import objective_of
 from .evaluation import Arena
-from .plan import LocalFiles, inspect_files
+from .plan import LocalFiles, inspect_files, longest_member
 from .policy.settings import EngineSettings, LearnerSettings, UpdateSettings
 from .rollout.limits import EpisodeLimits, GroupLimits
 from .tasks.files import read_tasks
@@ -251,7 +251,7 @@ def group_limits(run: TrainingRun) -> GroupLimits:
         max_staleness=r.max_staleness,
         max_reruns=r.max_reruns,
         min_valid=r.min_valid,
-        deadline_seconds=r.group_deadline_seconds,
+        deadline_seconds=longest_member(run.spec) if r.group_deadline_seconds is None else r.group_deadline_seconds,
         dynamic_sampling=r.dynamic_sampling.enabled,
         max_rounds=r.dynamic_sampling.max_rounds,
     )

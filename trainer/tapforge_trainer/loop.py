@@ -34,7 +34,7 @@ from .report import EVALUATION, ROLLOUT, read_events
 from .rollout.frames import FrameStore
 from .rollout.recorder import FRAMES, Recorder
 from .rollout.scheduler import Scheduler
-from .rollout.stats import RolloutStats
+from .rollout.stats import RolloutStats, by_length
 from .tasks.demonstrations import demonstrate
 from .tasks.source import TaskSource
 from .telemetry import Saved, Telemetry
@@ -211,6 +211,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
                     "seconds": progress.seconds_rl,
                     **_plain(batch.statistics),
                     "sample_age": stats.mean_sample_age,
+                    "members": progress.members,
                     "learner": figures,
                 }
             )
@@ -298,6 +299,7 @@ def _count(progress: Progress, base: Progress, stats: RolloutStats) -> None:
     progress.env_steps = base.env_steps + stats.env_steps
     progress.slot_seconds = base.slot_seconds + stats.slot_seconds
     progress.busy_seconds = base.busy_seconds + stats.busy_seconds
+    progress.members = by_length(stats.members, base.members)
 
 
 def _show(

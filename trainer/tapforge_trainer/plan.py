@@ -19,6 +19,7 @@ from typing import Literal
 from tapforge_api import TrainingRun
 from tapforge_api.environment import EnvironmentSource
 from tapforge_api.learning import ModelSource
+from tapforge_api.training_run import TrainingRunSpec
 
 from .tasks.files import read_tasks
 from .tasks.source import TaskError
@@ -298,6 +299,11 @@ def _ends(run: TrainingRun) -> str:
     return ", or ".join(parts)
 
 
+def longest_member(spec: TrainingRunSpec) -> float:
+    """Seconds that calls to phones may take for a member of a group, all its re-runs included."""
+    return (1 + spec.rollout.max_reruns) * spec.environment.deadlines.episode_seconds
+
+
 def _notes(run: TrainingRun, slots: int | None) -> tuple[str, ...]:
     spec, notes = run.spec, []
     rollout, learner, engine, deadlines = spec.rollout, spec.learner, spec.engine, spec.environment.deadlines
@@ -320,10 +326,12 @@ def _notes(run: TrainingRun, slots: int | None) -> tuple[str, ...]:
         )
     if deadlines.step_seconds > deadlines.episode_seconds:
         notes.append("environment.deadlines.stepSeconds is longer than episodeSeconds: the latter decides")
-    if rollout.group_deadline_seconds < deadlines.episode_seconds:
+    group_deadline, needed = rollout.group_deadline_seconds, longest_member(spec)
+    if group_deadline is not None and group_deadline < needed:
         notes.append(
-            f"rollout.groupDeadlineSeconds ({rollout.group_deadline_seconds:g}) is shorter than "
-            f"environment.deadlines.episodeSeconds ({deadlines.episode_seconds:g}): slow episodes are left out"
+            f"rollout.groupDeadlineSeconds ({group_deadline:g}) is shorter than what 1 + rollout.maxReruns episodes of "
+            f"environment.deadlines.episodeSeconds may take ({needed:g}): slow members are left out, which selects "
+            "short episodes"
         )
     if spec.evaluation.split == spec.tasks.split and spec.tasks.file is None:
         notes.append(f"practised and evaluated on the same split ({spec.tasks.split}): nothing is held out")

@@ -47,6 +47,8 @@ class Progress:
     starts: int = 0
     unfinished: list[dict[str, Any]] = field(default_factory=list)
     quarantined: dict[str, str] = field(default_factory=dict)
+    #: what members of groups came to, by length: `rollout.stats.by_length`
+    members: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def belongs(state: Mapping[str, Any], run: str, uid: str = "") -> bool:

@@ -40,6 +40,7 @@ def summarize(
         "ended_after": ended(run.spec.stop, progress),
         "episodes": progress.episodes,
         "invalid_episodes": progress.invalid,
+        "members": progress.members,
         "env_steps": progress.env_steps,
         "env_steps_per_second": None if steps_per_second is None else round(steps_per_second, 1),
         "slot_busy_share": round(progress.busy_seconds / progress.slot_seconds, 4) if progress.slot_seconds else None,

@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -84,12 +85,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """An attempt that ended. `frames` holds every frame that its steps name. `broke`: the call that failed."""
+    """An attempt that ended. `frames` holds every frame that its steps name. `broke`: the call that failed.
+    `phone_seconds`: what the calls to the phone took, at most what they were allowed to."""
 
     work: Work
     record: EpisodeRecord
     frames: dict[str, Frame]
     broke: Call | None
+    phone_seconds: float = 0.0
 
 
 class Stopped(Exception):
@@ -172,7 +175,7 @@ class Episode:
             started=started,
             ended=self._clock(),
         )
-        return Played(self._work, record, self._frames, broke)
+        return Played(self._work, record, self._frames, broke, self._phone_seconds)
 
     async def _until_the_end(self, environment: Environment) -> tuple[Reason, float | None, str]:
         task, limits = self._work.task, self._limits
@@ -230,20 +233,26 @@ class Episode:
         return score.value, score.reason + effects
 
     async def _on_phone(self, call: Call, answer: Coroutine[Any, Any, T]) -> T:
-        """What the phone answers, while the calls of the episode together keep within their deadline."""
+        """What the phone answers, while the calls of the episode together keep within their deadlines: that of an
+        episode, past which the phone is to blame, and that of the group, past which we stop it ourselves."""
         self._call = call
         loop, limit = asyncio.get_running_loop(), self._limits.episode_seconds
-        begun = loop.time()
+        if ours := self._work.phone_seconds is not None and self._work.phone_seconds < limit:
+            limit = self._work.phone_seconds
+        begun, before = loop.time(), self._phone_seconds
         try:
-            async with asyncio.timeout(limit - self._phone_seconds) as alarm:
+            async with asyncio.timeout(limit - before) as alarm:
                 return await answer
         except TimeoutError as error:
             if not alarm.expired():
                 raise
+            begun = -math.inf
+            if ours:
+                raise Stopped(f"its group goes on without it: calls to phones took it more than {limit:g} s") from error
             why = f"{self._slot}: {call.name}: the calls of this episode took longer than {limit:g} s together"
             raise EnvironmentFault(why, Reason.DEADLINE) from error
         finally:
-            self._phone_seconds += loop.time() - begun
+            self._phone_seconds = min(limit, before + loop.time() - begun)
 
     async def _ask(self, prompt: Prompt, step: int) -> tuple[Generation, float]:
         for frame in prompt.frames:

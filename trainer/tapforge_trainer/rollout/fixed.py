@@ -43,14 +43,14 @@ class FixedBook:
     def done(self) -> bool:
         return all(r is not None for r in self._results)
 
-    def next_work(self, now: float) -> Work | None:
+    def next_work(self) -> Work | None:
         return self._pending.popleft() if self._pending else None
 
     def withdraw(self, work: Work) -> None:
         """The attempt never got a slot: it is the next one again."""
         self._pending.appendleft(work)
 
-    def played(self, work: Work, record: EpisodeRecord) -> None:
+    def played(self, work: Work, record: EpisodeRecord, phone_seconds: float = 0.0) -> None:
         invalid = record.outcome is not None and not record.valid
         attempt = work.attempt + invalid
         if record.valid or attempt > self._max_reruns or work.issue + 1 >= MAX_ISSUES:

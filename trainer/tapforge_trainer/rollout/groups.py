@@ -1,4 +1,4 @@
-"""Which groups are admitted, played, accepted, dropped and consumed: a pure state machine, times in seconds.
+"""Which groups are admitted, played, accepted, dropped and consumed: a pure state machine without a clock.
 
 Invariants:
 1. Groups under way (admitted, neither dropped nor learned from) are at most `GroupLimits.capacity` =
@@ -6,10 +6,12 @@ Invariants:
    is over; so no group is more than max_staleness versions old when it is consumed, and with max_staleness 0 no episode
    begins between a batch and the version that follows from it.
 2. Groups are consumed strictly in issue order, each once. A late group holds the later ones back; it is never dropped
-   for being late alone (that would select short tasks), only at its own deadline with too few valid members.
+   for being late (that would select short tasks). A member that phones kept busy for `deadline_seconds`, re-runs
+   included, is given up; the others get their turn.
 3. An invalid episode is played again, on another slot, at most `max_reruns` times. One that we stopped ourselves is
    played again and not counted.
-4. Dynamic sampling looks at outcomes, not at shaped rewards, and drops a bounded number of groups per update.
+4. What every member came to, and after how many answers, is counted: who is left out must not depend on length unseen.
+5. Dynamic sampling looks at outcomes, not at shaped rewards, and drops a bounded number of groups per update.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from tapforge_envs.protocol import Task
 
 from ..records import EpisodeRecord, GroupRecord
 from .limits import GroupLimits
+from .stats import length_class
 from .work import Work, member_of, seed_of
 
 #: times a place may be played, cancelled ones included: an engine that aborts everything must not go on for ever
@@ -51,6 +54,8 @@ class _Place:
     running: Work | None = None
     record: EpisodeRecord | None = None
     lost: bool = False
+    #: that calls to phones took, of attempts that we didn't stop ourselves
+    phone_seconds: float = 0.0
     avoid: frozenset[str] = frozenset()
 
     @property
@@ -65,8 +70,6 @@ class _Group:
     task: Task
     version: int
     places: list[_Place]
-    #: when its first episode began
-    started: float | None = None
     accepted: bool = False
 
     def valid(self) -> tuple[EpisodeRecord, ...]:
@@ -93,6 +96,8 @@ class GroupCounts:
     consumed: int = 0
     reruns: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    #: (`valid`, or why a member was given up; its answers as in `stats.length_class`) -> members
+    members: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 class GroupBook:
@@ -166,7 +171,7 @@ class GroupBook:
 
     # --- playing ---
 
-    def next_work(self, now: float) -> Work | None:
+    def next_work(self) -> Work | None:
         """The next attempt to play, oldest group first. It counts as running until `played`."""
         while self._pending:
             _, member, group_id = heapq.heappop(self._pending)
@@ -184,15 +189,14 @@ class GroupBook:
                 seed=seed_of(self._seed, "train", group.order, member, place.attempt),
                 avoid=place.avoid,
                 session=self._prefix,
+                phone_seconds=self._left(place),
             )
             place.issue += 1
             place.running = work
-            if group.started is None:
-                group.started = now
             return work
         return None
 
-    def played(self, work: Work, record: EpisodeRecord) -> Settled | None:
+    def played(self, work: Work, record: EpisodeRecord, phone_seconds: float = 0.0) -> Settled | None:
         """Takes in the end of an attempt. Not None when it settles the group; late ones are ignored."""
         group = self._groups.get(work.group)
         if group is None or group.accepted:
@@ -201,18 +205,11 @@ class GroupBook:
         if place.running is not work:
             raise ValueError(f"episode {work.episode} was not running")
         place.running = None
-        if record.valid:
-            place.record = record
-        elif record.outcome is not None:
-            place.avoid |= {record.slot}
-            if place.attempt >= self.limits.max_reruns:
-                place.lost = True
-            else:
-                place.attempt += 1
-                self.counts.reruns += 1
-        if not place.settled and place.issue >= MAX_ISSUES:
-            place.lost = True
-        if not place.settled:
+        if why := self._member_ended(place, record, phone_seconds):
+            place.record = record if record.valid else None
+            place.lost = not record.valid
+            self.counts.members[why, length_class(len(record.steps))] += 1
+        else:
             heapq.heappush(self._pending, (group.order, work.member, group.id))
             return None
         return self._settle_if_complete(group)
@@ -226,26 +223,6 @@ class GroupBook:
         place.running = None
         place.issue -= 1
         heapq.heappush(self._pending, (group.order, work.member, group.id))
-
-    def next_deadline(self) -> float | None:
-        """When `expire` has something to do at the earliest."""
-        seconds = self.limits.deadline_seconds
-        starts = [g.started for g in self._groups.values() if g.started is not None and not g.accepted]
-        return min(starts) + seconds if seconds is not None and starts else None
-
-    def expire(self, now: float) -> list[Settled]:
-        """Settles groups whose deadline has passed with the valid members they have."""
-        seconds = self.limits.deadline_seconds
-        if seconds is None:
-            return []
-        late = [g for g in self._groups.values() if not g.accepted and g.started is not None]
-        return [self._settle(g) for g in late if now >= g.started + seconds]  # type: ignore[operator]
-
-    def postpone(self, seconds: float) -> None:
-        """Moves all deadlines: for as long nobody could play."""
-        for group in self._groups.values():
-            if group.started is not None:
-                group.started += seconds
 
     def drop_task(self, key: str) -> list[Settled]:
         """A quarantined task: its groups under way are of no use. Accepted ones stay."""
@@ -270,6 +247,32 @@ class GroupBook:
         return [g.as_record() for g in batch]
 
     # --- inside ---
+
+    def _member_ended(self, place: _Place, record: EpisodeRecord, phone_seconds: float) -> str:
+        """What the member came to with this attempt, in a word; "": it is played again."""
+        if record.valid:
+            return "valid"
+        invalid = record.outcome is not None
+        late = self._left(place, phone_seconds)
+        if invalid:
+            place.avoid |= {record.slot}
+            if place.attempt >= self.limits.max_reruns:
+                return record.reason.value
+        if late is not None and late <= 0:
+            return "group_deadline"
+        if place.issue >= MAX_ISSUES:
+            return "stopped_too_often"
+        if invalid:
+            place.phone_seconds += phone_seconds
+            place.attempt += 1
+            self.counts.reruns += 1
+        return ""
+
+    def _left(self, place: _Place, more: float = 0.0) -> float | None:
+        """Seconds of calls to phones until the member is given up."""
+        seconds = self.limits.deadline_seconds
+        # Rounded, so that parts of a deadline add up to it.
+        return None if seconds is None else round(seconds - place.phone_seconds - more, 6)
 
     def _new_group(self, order: int, task: Task, version: int, name: str | None = None) -> _Group:
         places = [_Place() for _ in range(self.limits.group_size)]

@@ -27,8 +27,9 @@ class GroupLimits:
     max_reruns: int = 2
     #: valid episodes that a group needs to count
     min_valid: int = 2
-    #: from the start of a group's first episode; None: no deadline
-    deadline_seconds: float | None = 600.0
+    #: that calls to phones may take for a member and its re-runs together, until the group goes on without it; waiting
+    #: for a slot and the model's time don't count. None: no deadline
+    deadline_seconds: float | None = None
     #: drop groups whose members all have the same outcome and refill with the next task
     dynamic_sampling: bool = False
     #: refills per update: at most `max_rounds * groups_per_update` groups are dropped for it

@@ -25,7 +25,6 @@ from ..tasks.source import TaskSource
 from .episode import Episode, Played
 from .fixed import FixedBook
 from .gate import Gate
-from .group_deadlines import GroupDeadlines
 from .groups import Dropped, GroupBook, Resumed, Settled
 from .hazard import Hazard
 from .limits import EpisodeLimits, GroupLimits
@@ -98,7 +97,6 @@ class Scheduler:
         self._training = self._paused = self._drained = self._closing = False
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
-        self._deadlines = GroupDeadlines(self._book, self._expire_soon)
         self._dropped_in_a_row = 0
         self.hazard = Hazard()
         self._stats = RolloutStats()
@@ -148,14 +146,12 @@ class Scheduler:
         book = FixedBook(tasks, repeats, max_reruns=self._book.limits.max_reruns, seed=self._seed, prefix=prefix)
         self._fixed, self._fixed_sampling = book, sampling or self._sampling
         self._fixed_generator = generator or self._generator
-        self._deadlines.hold()
         self._stop_jobs(lambda job: not job.slot)
         try:
             self._pump()
             await self._until(lambda: book.done)
         finally:
             self._fixed = None
-            self._deadlines.let_go()
             self._stop_jobs(lambda job: job.book is book)
             self._pump()
         await self._written()
@@ -165,8 +161,6 @@ class Scheduler:
     async def pause(self, drain: bool = False) -> None:
         """No episode begins and no answer is sampled until `resume`. Returns when none is in flight. With `drain` the
         running episodes are played to their end first."""
-        if not self._paused:
-            self._deadlines.hold()
         self._paused = True
         self._stop_jobs(lambda job: not job.slot)
         if drain:
@@ -177,8 +171,6 @@ class Scheduler:
 
     def resume(self) -> None:
         self._measure()
-        if self._paused:
-            self._deadlines.let_go()
         self._paused = self._drained = False
         self._gate.open()
         self._pump()
@@ -192,7 +184,6 @@ class Scheduler:
         if not self._closing:
             self._unsubscribe()
         self._closing = True
-        self._deadlines.disarm()
         self._gate.open()
         self._stop_jobs(lambda job: True)
         if self._tasks_alive:
@@ -209,6 +200,7 @@ class Scheduler:
         """A copy of the totals up to now."""
         self._measure()
         self._stats.dropped = self._book.counts.dropped.copy()
+        self._stats.members = self._book.counts.members.copy()
         copy = self._stats.copy()
         copy.reruns += self._book.counts.reruns
         return copy
@@ -239,8 +231,6 @@ class Scheduler:
             job.task = self._loop.create_task(self._play(job), name=f"episode {job.work.episode}")
             self._tasks_alive.add(job.task)
             job.task.add_done_callback(self._ended)
-        if not self._closing:
-            self._deadlines.arm()
         self._notify()
 
     def _limit(self) -> int:
@@ -258,13 +248,12 @@ class Scheduler:
         self._pump()
 
     def _next_job(self) -> _Job | None:
-        now = self._loop.time()
         if self._fixed is not None:
-            work = self._fixed.next_work(now)
+            work = self._fixed.next_work()
             return self._job(work, self._fixed, self._fixed_generator, self._fixed_sampling) if work else None
         if not self._training or self._tasks is None:
             return None
-        work = self._book.next_work(now)
+        work = self._book.next_work()
         if work is None and self._book.room:
             try:
                 task = self._tasks.next()
@@ -272,7 +261,7 @@ class Scheduler:
                 self._fail(error)
                 return None
             self._book.admit(task)
-            work = self._book.next_work(now)
+            work = self._book.next_work()
         return self._job(work, self._book, self._generator, self._sampling) if work else None
 
     def _job(self, work: Work, book: GroupBook | FixedBook, generator: Generator, sampling: Sampling) -> _Job:
@@ -309,7 +298,7 @@ class Scheduler:
         self._stats.episode(played)
         if why := self.hazard.note(played):
             self._quarantine(played.record.task.key, why)
-        if settled := job.book.played(job.work, played.record):
+        if settled := job.book.played(job.work, played.record, played.phone_seconds):
             self._settle(settled)
 
     def _quarantine(self, key: str, why: str) -> None:
@@ -362,17 +351,6 @@ class Scheduler:
         if self._failure is None:
             self._failure = error
         self._notify()
-
-    def _expire_soon(self) -> None:
-        # As a task, because whatever is raised in a bare callback would be heard by nobody.
-        task = self._loop.create_task(self._expire(), name="group deadlines")
-        self._tasks_alive.add(task)
-        task.add_done_callback(self._ended)
-
-    async def _expire(self) -> None:
-        for settled in self._book.expire(self._loop.time()):
-            self._settle(settled)
-        self._pump()
 
     def _stop_jobs(self, which: Callable[[_Job], bool], reason: Reason = Reason.CANCELLED) -> None:
         hit = [job for job in self._jobs if which(job)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -11,6 +12,26 @@ from tapforge_envs.protocol import Outcome
 
 from ..records import GroupRecord
 from .episode import Played
+
+#: what members came to -> class of length (`length_class`) -> members
+MembersByLength = dict[str, dict[str, int]]
+
+
+def length_class(answers: int) -> str:
+    """0, 1, 2-3, 4-7, 8-15, ...: episodes of about the same length."""
+    low = 1 << (answers.bit_length() - 1) if answers else 0
+    return f"{low}-{2 * low - 1}" if low > 1 else str(low)
+
+
+def by_length(members: Mapping[tuple[str, str], int], *earlier: Mapping[str, Mapping[str, int]]) -> MembersByLength:
+    """What members came to -> class of length -> how many; the shortest first. With those that were counted before."""
+    total = Counter(members)
+    for table in earlier:
+        total.update({(why, length): n for why, row in table.items() for length, n in row.items()})
+    result: MembersByLength = {}
+    for (why, length), number in sorted(total.items(), key=lambda item: (item[0][0], int(item[0][1].split("-")[0]))):
+        result.setdefault(why, {})[length] = number
+    return result
 
 
 @dataclass(slots=True)
@@ -36,6 +57,8 @@ class RolloutStats:
     group_sizes: Counter[int] = field(default_factory=Counter)
     #: why -> groups
     dropped: Counter[str] = field(default_factory=Counter)
+    #: as `GroupCounts.members`
+    members: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: policy versions between a group's admission and its update -> groups
     sample_age: Counter[int] = field(default_factory=Counter)
 
@@ -109,6 +132,7 @@ class RolloutStats:
             "busy_share": round(self.busy_share, 4),
             "group_sizes": {str(k): v for k, v in sorted(self.group_sizes.items())},
             "dropped": dict(self.dropped),
+            "members": by_length(self.members),
             "sample_age": {str(k): v for k, v in sorted(self.sample_age.items())},
         }
 

@@ -26,6 +26,8 @@ class Work:
     avoid: frozenset[str] = frozenset()
     #: prefix of the groups that this session of the run began; groups taken up from an earlier one have another
     session: str = ""
+    #: that calls to the phone may take, until the group goes on without this member; None: no limit
+    phone_seconds: float | None = None
 
     @property
     def episode(self) -> str:
