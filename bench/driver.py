@@ -22,7 +22,7 @@ from load.machine import machine, peak_mib, show, write
 from load.phones import SameLength, SlowPhones
 from load.policy import SAMPLING, ScriptedEngine, adapter
 
-from tapforge_trainer.rollout.limits import GroupLimits
+from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.tasks.source import TaskSource

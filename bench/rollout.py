@@ -38,11 +38,11 @@ from tapforge_envs.slots.source import Verdict
 from tapforge_trainer.agents.agent import Agent, ContextLimit, Turn
 from tapforge_trainer.agents.parsing import ParseFailure
 from tapforge_trainer.records import Generator
+from tapforge_trainer.rollout.attempt import Attempt, EpisodeLimits, seed_of
 from tapforge_trainer.rollout.episode import Standing, after_answer
-from tapforge_trainer.rollout.limits import EpisodeLimits, GroupLimits
+from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.scheduler import Scheduler
-from tapforge_trainer.rollout.work import Work, seed_of
 from tapforge_trainer.tasks.source import TaskSource
 
 GROUP, MAX_STEPS, SEED = 4, 16, 0
@@ -79,7 +79,7 @@ class Figures:
 class _Player:
     """An episode in a lock-step batch."""
 
-    work: Work
+    work: Attempt
     environment: Environment
     seen: Observation
     history: list[Turn]
@@ -96,7 +96,7 @@ async def lock_step(load: Load) -> Figures:
             task = tasks.next()
             for member in range(GROUP):
                 seed = seed_of(SEED, "train", order, member, 0)
-                works.append(Work(f"g{order}", order, member, 0, 0, task, seed))
+                works.append(Attempt(f"g{order}", order, member, 0, 0, task, seed))
             order += 1
         steps += await _batch(load, works)
         await asyncio.sleep(LEARN_SECONDS)
@@ -104,7 +104,7 @@ async def lock_step(load: Load) -> Figures:
     return Figures(seconds, steps, (load.slots.working - worked) / (seconds * load.slots.size))
 
 
-async def _batch(load: Load, works: list[Work]) -> int:
+async def _batch(load: Load, works: list[Attempt]) -> int:
     leases = [await load.slots.acquire(60) for _ in works]
     first = await asyncio.gather(*(le.environment.reset(w.task) for le, w in zip(leases, works, strict=True)))
     players = [

@@ -10,7 +10,7 @@ from scripted import AGENT, TASKS
 from tapforge_envs.slots.table import Backoff
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.records import Sampling
-from tapforge_trainer.rollout.limits import GroupLimits
+from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 

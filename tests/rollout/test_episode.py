@@ -12,9 +12,8 @@ from tapforge_envs.clients.tapforge_http import TapforgeClient, new_session
 from tapforge_envs.protocol import Answer, Back, EnvironmentFault, Home, Outcome, Reason, Wait
 from tapforge_trainer.agents.parsing import ParseFailure
 from tapforge_trainer.records import Sampling
-from tapforge_trainer.rollout.episode import Call, EngineFault, Episode, Standing, after_answer
-from tapforge_trainer.rollout.limits import EpisodeLimits
-from tapforge_trainer.rollout.work import Work
+from tapforge_trainer.rollout.attempt import Attempt, AttemptRequest, Call, EpisodeLimits
+from tapforge_trainer.rollout.episode import EngineFault, Episode, Standing, after_answer
 
 TASK = next(t for t in (TASKS.sample(0, i) for i in range(100)) if t.feasible and len(way(t)) >= 4)
 SAMPLING = Sampling(max_tokens=64)
@@ -51,8 +50,8 @@ async def a_phone():
 
 
 def episode(generator, task=TASK, agent=AGENT, limits=None, **kw) -> Episode:
-    work = Work("g000001", 1, 2, kw.pop("attempt", 0), kw.pop("issue", 0), task, seed=99)
-    return Episode(work, agent, generator, SAMPLING, limits or EpisodeLimits())
+    attempt = Attempt("g000001", 1, 2, kw.pop("attempt", 0), kw.pop("issue", 0), task, seed=99)
+    return Episode(AttemptRequest(attempt, SAMPLING, limits or EpisodeLimits()), agent, generator)
 
 
 def play(generator, *faults, **kw):

@@ -7,7 +7,8 @@ from scripted import AGENT
 
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.evaluation import Arena, floors, play
-from tapforge_trainer.rollout.limits import EpisodeLimits, GroupLimits
+from tapforge_trainer.rollout.attempt import EpisodeLimits
+from tapforge_trainer.rollout.groups import GroupLimits
 
 
 @pytest.mark.parametrize("name", ["random", "always_infeasible"])

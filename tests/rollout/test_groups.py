@@ -1,4 +1,4 @@
-"""The book of groups for every order of events: the staleness bound, issue order, bounded re-runs, deadlines, and
+"""The buffer of groups for every order of events: the staleness bound, issue order, bounded re-runs, deadlines, and
 groups without contrast."""
 
 from dataclasses import replace
@@ -10,11 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.records import EpisodeRecord
-from tapforge_trainer.rollout.fixed import FixedBook
-from tapforge_trainer.rollout.groups import Dropped, GroupBook
-from tapforge_trainer.rollout.limits import GroupLimits
+from tapforge_trainer.rollout.attempt import Attempt
+from tapforge_trainer.rollout.evaluation_queue import EvaluationQueue
+from tapforge_trainer.rollout.groups import Dropped, GroupBuffer, GroupLimits
 from tapforge_trainer.rollout.stats import by_length
-from tapforge_trainer.rollout.work import Work
 
 ENDS = {
     "success": (Reason.DONE, Outcome.SUCCESS),
@@ -28,27 +27,26 @@ def task(number: int = 0) -> Task:
     return Task(suite="s", template="t", seed=number)
 
 
-def ended(work: Work, end: str, slot: str = "a") -> EpisodeRecord:
+def ended(attempt: Attempt, end: str, slot: str = "a") -> EpisodeRecord:
     reason, outcome = ENDS[end]
     score = {"success": 1.0}.get(end)
-    return EpisodeRecord(
-        work.episode, work.group, work.task, work.attempt, slot, work.seed, reason, outcome, score, "", (), 0.0, 1.0
-    )
+    place = (attempt.episode, attempt.group, attempt.task, attempt.rerun, slot, attempt.seed)
+    return EpisodeRecord(*place, reason, outcome, score, "", (), 0.0, 1.0)
 
 
-def play(book: GroupBook, ends: list[str]):
+def play(buffer: GroupBuffer, ends: list[str]):
     """Plays the next attempts with these ends; the last settlement, if any."""
     settled = None
     for end in ends:
-        work = book.next_work()
-        settled = book.played(work, ended(work, end)) or settled
+        attempt = buffer.next_attempt()
+        settled = buffer.ended(attempt, ended(attempt, end)) or settled
     return settled
 
 
 LIMITS = GroupLimits(group_size=3, groups_per_update=2, max_staleness=1, max_reruns=1, deadline_seconds=10.0)
 
 
-class Book(RuleBasedStateMachine):
+class Buffer(RuleBasedStateMachine):
     @initialize(
         size=st.integers(2, 4),
         per_update=st.integers(1, 3),
@@ -59,10 +57,10 @@ class Book(RuleBasedStateMachine):
     )
     def begin(self, size, per_update, staleness, reruns, dynamic, rounds):
         self.limits = GroupLimits(size, per_update, staleness, reruns, 2, 10.0, dynamic, rounds)
-        self.book = GroupBook(self.limits)
+        self.buffer = GroupBuffer(self.limits)
         #: that phones were kept busy for each place by invalid episodes
         self.seconds: dict[tuple[int, int], float] = {}
-        self.running: list[Work] = []
+        self.running: list[Attempt] = []
         self.episodes: set[str] = set()
         self.attempts: dict[tuple[str, int], int] = {}
         self.learning = False
@@ -88,56 +86,58 @@ class Book(RuleBasedStateMachine):
             self.uniform += 1
             assert self.limits.dynamic_sampling and len(outcomes) == 1
             assert self.uniform <= self.limits.max_rounds * self.limits.groups_per_update
-        for work in settled.stop:
-            assert work in self.running
+        for attempt in settled.stop:
+            assert attempt in self.running
 
-    @precondition(lambda self: self.book.room)
+    @precondition(lambda self: self.buffer.room)
     @rule()
     def admit(self):
-        self.book.admit(task(self.tasks))
+        self.buffer.admit(task(self.tasks))
         self.tasks += 1
 
     @rule()
     def start(self):
-        work = self.book.next_work()
-        if work is None:
+        attempt = self.buffer.next_attempt()
+        if attempt is None:
             return
-        assert work.episode not in self.episodes
-        assert work.attempt <= self.limits.max_reruns
-        assert work.order not in self.fate
-        spent = self.seconds.get((work.order, work.member), 0.0)
-        assert 0 < work.phone_seconds == pytest.approx(self.limits.deadline_seconds - spent, abs=1e-4)
-        self.episodes.add(work.episode)
-        self.running.append(work)
+        assert attempt.episode not in self.episodes
+        assert attempt.rerun <= self.limits.max_reruns
+        assert attempt.order not in self.fate
+        spent = self.seconds.get((attempt.order, attempt.member), 0.0)
+        assert 0 < attempt.phone_seconds == pytest.approx(self.limits.deadline_seconds - spent, abs=1e-4)
+        self.episodes.add(attempt.episode)
+        self.running.append(attempt)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def withdraw(self, data):
-        work = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        self.book.withdraw(work)
-        self.episodes.discard(work.episode)  # nobody has played it: the next attempt may bear its name
+        attempt = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.buffer.withdraw(attempt)
+        self.episodes.discard(attempt.episode)  # nobody has played it: the next attempt may bear its name
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), end=st.sampled_from(sorted(ENDS)), slot=st.sampled_from("ab"), share=st.floats(0.0, 1.0))
     def end(self, data, end, slot, share):
-        work = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        before, seconds = self.book.counts.reruns, share * work.phone_seconds
+        attempt = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        before, seconds = self.buffer.counts.reruns, share * attempt.phone_seconds
         if end == "invalid":
-            self.seconds[work.order, work.member] = self.seconds.get((work.order, work.member), 0.0) + seconds
-        self.settle(self.book.played(work, ended(work, end, slot), seconds))
+            self.seconds[attempt.order, attempt.member] = (
+                self.seconds.get((attempt.order, attempt.member), 0.0) + seconds
+            )
+        self.settle(self.buffer.ended(attempt, ended(attempt, end, slot), seconds))
         if end == "stopped":
-            assert self.book.counts.reruns == before
+            assert self.buffer.counts.reruns == before
 
     @rule(number=st.integers(0, 5))
     def quarantine(self, number):
-        for settled in self.book.drop_task(task(number).key):
+        for settled in self.buffer.drop_task(task(number).key):
             assert settled.dropped is Dropped.QUARANTINED
             self.settle(settled)
 
-    @precondition(lambda self: self.book.ready() and not self.learning)
+    @precondition(lambda self: self.buffer.ready() and not self.learning)
     @rule()
     def consume(self):
-        batch = self.book.consume()
+        batch = self.buffer.consume()
         self.uniform = 0
         assert len(batch) == self.limits.groups_per_update
         for group in batch:
@@ -154,123 +154,123 @@ class Book(RuleBasedStateMachine):
     @rule(weights=st.booleans())
     def update_is_over(self, weights):
         self.version += weights
-        self.book.set_version(self.version)
+        self.buffer.set_version(self.version)
         self.learning = False
 
     @invariant()
     def no_more_under_way_than_the_bound_allows(self):
-        if not hasattr(self, "book"):
+        if not hasattr(self, "buffer"):
             return
         dropped = sum(f is not None for f in self.fate.values())
         learned = len(self.consumed) - (self.limits.groups_per_update if self.learning else 0)
-        assert self.book.under_way == self.tasks - dropped - learned <= self.limits.capacity
+        assert self.buffer.under_way == self.tasks - dropped - learned <= self.limits.capacity
         if self.limits.max_staleness == 0 and self.learning:
-            assert not self.book.room
+            assert not self.buffer.room
 
 
-Book.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
-TestBook = Book.TestCase
+Buffer.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestBuffer = Buffer.TestCase
 
 
 def test_strictly_on_policy_nothing_is_admitted_between_batch_and_version():
-    book = GroupBook(replace(LIMITS, max_staleness=0))
+    buffer = GroupBuffer(replace(LIMITS, max_staleness=0))
     for n in range(2):
-        book.admit(task(n))
-    play(book, ["success"] * 6)
-    assert not book.room
-    book.consume()
-    assert not book.room and book.next_work() is None
+        buffer.admit(task(n))
+    play(buffer, ["success"] * 6)
+    assert not buffer.room
+    buffer.consume()
+    assert not buffer.room and buffer.next_attempt() is None
     with pytest.raises(ValueError, match="under way"):
-        book.admit(task(2))
-    book.set_version(1)
-    book.admit(task(2))
-    assert book.next_work().order == 2
+        buffer.admit(task(2))
+    buffer.set_version(1)
+    buffer.admit(task(2))
+    assert buffer.next_attempt().order == 2
 
 
 def test_a_late_group_holds_the_later_ones_back_and_is_consumed_first():
-    book = GroupBook(LIMITS)
+    buffer = GroupBuffer(LIMITS)
     for n in range(4):
-        book.admit(task(n))
-    works = [book.next_work() for _ in range(12)]
-    for work in works[3:]:
-        book.played(work, ended(work, "success"))
-        assert not book.ready()
-    for work in works[:3]:
-        book.played(work, ended(work, "failure"))
-    assert [g.order for g in book.consume()] == [0, 1]
-    assert [g.order for g in book.consume()] == [2, 3]
+        buffer.admit(task(n))
+    attempts = [buffer.next_attempt() for _ in range(12)]
+    for attempt in attempts[3:]:
+        buffer.ended(attempt, ended(attempt, "success"))
+        assert not buffer.ready()
+    for attempt in attempts[:3]:
+        buffer.ended(attempt, ended(attempt, "failure"))
+    assert [g.order for g in buffer.consume()] == [0, 1]
+    assert [g.order for g in buffer.consume()] == [2, 3]
 
 
 def test_an_invalid_episode_is_played_again_elsewhere_with_another_seed_but_not_for_ever():
-    book = GroupBook(LIMITS)
-    book.admit(task())
-    first = book.next_work()
-    book.played(first, ended(first, "invalid", "bad-phone"))
-    again = book.next_work()
-    assert (again.member, again.attempt, again.issue, again.avoid) == (first.member, 1, 1, {"bad-phone"})
+    buffer = GroupBuffer(LIMITS)
+    buffer.admit(task())
+    first = buffer.next_attempt()
+    buffer.ended(first, ended(first, "invalid", "bad-phone"))
+    again = buffer.next_attempt()
+    assert (again.member, again.rerun, again.issue, again.avoid) == (first.member, 1, 1, {"bad-phone"})
     assert again.seed != first.seed and again.task == first.task
-    book.played(again, ended(again, "invalid", "other-phone"))
-    assert [w.member for w in iter(book.next_work, None)] == [1, 2]
-    assert book.counts.reruns == 1
+    buffer.ended(again, ended(again, "invalid", "other-phone"))
+    assert [w.member for w in iter(buffer.next_attempt, None)] == [1, 2]
+    assert buffer.counts.reruns == 1
 
 
 def test_what_we_stopped_is_played_again_with_the_same_seed_and_not_counted():
-    book = GroupBook(LIMITS)
-    book.admit(task())
-    first = book.next_work()
-    book.played(first, ended(first, "stopped"))
-    again = book.next_work()
-    assert (again.member, again.attempt, again.seed) == (first.member, 0, first.seed)
+    buffer = GroupBuffer(LIMITS)
+    buffer.admit(task())
+    first = buffer.next_attempt()
+    buffer.ended(first, ended(first, "stopped"))
+    again = buffer.next_attempt()
+    assert (again.member, again.rerun, again.seed) == (first.member, 0, first.seed)
     assert again.episode != first.episode
-    assert book.counts.reruns == 0
+    assert buffer.counts.reruns == 0
 
 
 def test_an_engine_that_stops_everything_comes_to_an_end():
-    book = GroupBook(LIMITS)
-    book.admit(task())
+    buffer = GroupBuffer(LIMITS)
+    buffer.admit(task())
     attempts = 0
-    while work := book.next_work():
-        settled = book.played(work, ended(work, "stopped"))
+    while attempt := buffer.next_attempt():
+        settled = buffer.ended(attempt, ended(attempt, "stopped"))
         attempts += 1
         assert attempts < 1000
     assert settled.dropped is Dropped.TOO_FEW_VALID
 
 
 def test_a_member_that_keeps_phones_busy_for_the_deadline_is_given_up_and_the_others_get_their_turn():
-    book = GroupBook(replace(LIMITS, max_reruns=9))
-    book.admit(task())
-    slow, good = book.next_work(), book.next_work()
+    buffer = GroupBuffer(replace(LIMITS, max_reruns=9))
+    buffer.admit(task())
+    slow, good = buffer.next_attempt(), buffer.next_attempt()
     assert slow.phone_seconds == 10.0
-    book.played(slow, ended(slow, "invalid"), 4.0)
-    again = book.next_work()
+    buffer.ended(slow, ended(slow, "invalid"), 4.0)
+    again = buffer.next_attempt()
     assert (again.member, again.phone_seconds) == (slow.member, 6.0)
     # What we stopped ourselves is nobody's time.
-    book.played(again, ended(again, "stopped"), 5.0)
-    again = book.next_work()
+    buffer.ended(again, ended(again, "stopped"), 5.0)
+    again = buffer.next_attempt()
     assert (again.member, again.phone_seconds) == (slow.member, 6.0)
-    book.played(again, ended(again, "stopped"), 6.0)
-    book.played(good, ended(good, "success"), 9.0)
-    last = book.next_work()
+    buffer.ended(again, ended(again, "stopped"), 6.0)
+    buffer.ended(good, ended(good, "success"), 9.0)
+    last = buffer.next_attempt()
     assert last.member not in (slow.member, good.member) and last.phone_seconds == 10.0
-    settled = book.played(last, ended(last, "failure"), 1e9)
+    settled = buffer.ended(last, ended(last, "failure"), 1e9)
     assert (settled.dropped, len(settled.group.episodes), settled.stop) == (None, 2, ())
 
 
 @pytest.mark.parametrize("seconds", [0.1, 600.0, 1 / 3])
 def test_with_the_default_deadline_every_re_run_has_the_time_of_a_whole_episode(seconds):
     limits = GroupLimits(2, 1, 0, max_reruns=2, deadline_seconds=3 * seconds)
-    book = GroupBook(limits)
-    book.admit(task())
+    buffer = GroupBuffer(limits)
+    buffer.admit(task())
     for _ in range(3):
-        work = book.next_work()
-        assert work.member == 0 and work.phone_seconds == pytest.approx(seconds * (3 - work.attempt))
-        book.played(work, ended(work, "invalid"), seconds)
-    assert book.counts.reruns == 2 and book.counts.members == {("env_error", "0"): 1}
+        attempt = buffer.next_attempt()
+        assert attempt.member == 0 and attempt.phone_seconds == pytest.approx(seconds * (3 - attempt.rerun))
+        buffer.ended(attempt, ended(attempt, "invalid"), seconds)
+    assert buffer.counts.reruns == 2 and buffer.counts.members == {("env_error", "0"): 1}
 
 
 def test_what_members_came_to_is_counted_by_length():
-    book = GroupBook(replace(LIMITS, max_reruns=0, group_size=6))
-    book.admit(task())
+    buffer = GroupBuffer(replace(LIMITS, max_reruns=0, group_size=6))
+    buffer.admit(task())
     for end, steps, seconds in [
         ("success", 1, 0.0),
         ("failure", 3, 0.0),
@@ -279,68 +279,68 @@ def test_what_members_came_to_is_counted_by_length():
         ("stopped", 15, 10.0),
         ("invalid", 0, 0.0),
     ]:
-        work = book.next_work()
-        record = replace(ended(work, end), steps=tuple(range(steps)))
-        book.played(work, record, seconds)
-    assert by_length(book.counts.members) == {
+        attempt = buffer.next_attempt()
+        record = replace(ended(attempt, end), steps=tuple(range(steps)))
+        buffer.ended(attempt, record, seconds)
+    assert by_length(buffer.counts.members) == {
         "env_error": {"0": 1, "8-15": 1},
         "group_deadline": {"8-15": 1},
         "valid": {"1": 1, "2-3": 2},
     }
     earlier = {"valid": {"1": 1, "16-31": 2}}
-    assert by_length(book.counts.members, earlier)["valid"] == {"1": 2, "2-3": 2, "16-31": 2}
+    assert by_length(buffer.counts.members, earlier)["valid"] == {"1": 2, "2-3": 2, "16-31": 2}
 
 
 def test_groups_without_contrast_are_dropped_by_outcome_for_a_bounded_number_of_rounds():
     limits = GroupLimits(2, 1, 0, 0, 2, None, dynamic_sampling=True, max_rounds=2)
-    book = GroupBook(limits)
+    buffer = GroupBuffer(limits)
     for round_ in range(2):
-        book.admit(task(round_))
-        assert play(book, ["success", "success"]).dropped is Dropped.UNIFORM
-    book.admit(task(2))
-    assert play(book, ["failure", "failure"]).dropped is None
-    assert [g.order for g in book.consume()] == [2]
-    book.set_version(1)
-    book.admit(task(3))
-    assert play(book, ["failure", "failure"]).dropped is Dropped.UNIFORM
-    book.admit(task(4))
-    assert play(book, ["failure", "success"]).dropped is None
+        buffer.admit(task(round_))
+        assert play(buffer, ["success", "success"]).dropped is Dropped.UNIFORM
+    buffer.admit(task(2))
+    assert play(buffer, ["failure", "failure"]).dropped is None
+    assert [g.order for g in buffer.consume()] == [2]
+    buffer.set_version(1)
+    buffer.admit(task(3))
+    assert play(buffer, ["failure", "failure"]).dropped is Dropped.UNIFORM
+    buffer.admit(task(4))
+    assert play(buffer, ["failure", "success"]).dropped is None
 
 
 def test_a_lone_success_and_an_invalid_one_are_no_contrast():
     limits = GroupLimits(3, 1, 0, 0, 2, None, dynamic_sampling=True)
-    book = GroupBook(limits)
-    book.admit(task())
-    settled = play(book, ["success", "invalid", "success"])
+    buffer = GroupBuffer(limits)
+    buffer.admit(task())
+    settled = play(buffer, ["success", "invalid", "success"])
     assert settled.dropped is Dropped.UNIFORM
 
 
 def test_an_interrupted_run_takes_its_groups_up_again():
-    book = GroupBook(LIMITS, seed=7)
+    buffer = GroupBuffer(LIMITS, seed=7)
     for n in range(3):
-        book.admit(task(n))
-    works = [book.next_work() for _ in range(7)]
-    for work in (*works[:4], works[5]):
-        book.played(work, ended(work, "success"))
-    after = GroupBook(LIMITS, seed=7, version=0, prefix="second-")
-    settled = after.resume(book.unfinished())
+        buffer.admit(task(n))
+    attempts = [buffer.next_attempt() for _ in range(7)]
+    for attempt in (*attempts[:4], attempts[5]):
+        buffer.ended(attempt, ended(attempt, "success"))
+    after = GroupBuffer(LIMITS, seed=7, version=0, prefix="second-")
+    settled = after.resume(buffer.unfinished())
     assert [s.group.order for s in settled] == [0]
     assert after.next_order == 3
-    rest = list(iter(after.next_work, None))
+    rest = list(iter(after.next_attempt, None))
     assert [(w.order, w.member) for w in rest] == [(1, 1), (2, 0), (2, 1), (2, 2)]
-    assert {w.seed for w in rest} >= {works[4].seed, works[6].seed}
-    assert not {w.seed for w in rest} & {w.seed for w in (*works[:4], works[5])}
+    assert {w.seed for w in rest} >= {attempts[4].seed, attempts[6].seed}
+    assert not {w.seed for w in rest} & {w.seed for w in (*attempts[:4], attempts[5])}
     assert after.under_way == 3
 
 
 def test_seeds_depend_on_the_place_alone():
-    def seeds(book):
+    def seeds(buffer):
         for n in range(2):
-            book.admit(task(n))
-        return [w.seed for w in iter(book.next_work, None)]
+            buffer.admit(task(n))
+        return [w.seed for w in iter(buffer.next_attempt, None)]
 
-    assert seeds(GroupBook(LIMITS, seed=1)) == seeds(GroupBook(LIMITS, seed=1, prefix="other"))
-    assert not set(seeds(GroupBook(LIMITS, seed=1))) & set(seeds(GroupBook(LIMITS, seed=2)))
+    assert seeds(GroupBuffer(LIMITS, seed=1)) == seeds(GroupBuffer(LIMITS, seed=1, prefix="other"))
+    assert not set(seeds(GroupBuffer(LIMITS, seed=1))) & set(seeds(GroupBuffer(LIMITS, seed=2)))
 
 
 @pytest.mark.parametrize("bad", [{"min_valid": 1}, {"min_valid": 4}, {"groups_per_update": 0}, {"max_staleness": -1}])
@@ -350,18 +350,18 @@ def test_impossible_limits(bad):
 
 
 def test_an_older_version_is_refused():
-    book = GroupBook(LIMITS, version=3)
+    buffer = GroupBuffer(LIMITS, version=3)
     with pytest.raises(ValueError, match="older"):
-        book.set_version(2)
+        buffer.set_version(2)
 
 
 def test_fixed_lists_give_one_record_per_place_in_order():
-    book = FixedBook([task(0), task(1)], 2, max_reruns=1, seed=0, prefix="eval-")
+    buffer = EvaluationQueue([task(0), task(1)], 2, max_reruns=1, seed=0, prefix="eval-")
     ends = iter(["success", "invalid", "stopped", "failure", "invalid", "success"])
     seen = []
-    while work := book.next_work():
-        seen.append((work.order, work.member, work.attempt, work.avoid))
-        book.played(work, ended(work, next(ends), f"phone-{len(seen)}"))
+    while attempt := buffer.next_attempt():
+        seen.append((attempt.order, attempt.member, attempt.rerun, attempt.avoid))
+        buffer.ended(attempt, ended(attempt, next(ends), f"phone-{len(seen)}"))
     assert seen == [
         (0, 0, 0, frozenset()),
         (0, 1, 0, frozenset()),
@@ -370,8 +370,8 @@ def test_fixed_lists_give_one_record_per_place_in_order():
         (0, 1, 1, {"phone-2"}),
         (1, 0, 0, frozenset()),
     ]
-    assert book.done
-    results = book.results()
+    assert buffer.done
+    results = buffer.results()
     assert [(r.task.seed, r.outcome) for r in results] == [
         (0, Outcome.SUCCESS),
         (0, Outcome.INVALID),

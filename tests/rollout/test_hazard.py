@@ -4,15 +4,14 @@ import pytest
 
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.records import EpisodeRecord, Generation, StepRecord
-from tapforge_trainer.rollout.episode import Call, Played
+from tapforge_trainer.rollout.attempt import Attempt, Call, EpisodeResult
 from tapforge_trainer.rollout.hazard import Hazard, signature
-from tapforge_trainer.rollout.work import Work
 
 TASK = Task(suite="s", template="t")
 TAP = {"type": "tap", "x": 0.51, "y": 0.5}
 
 
-def episode(slot, started, ended, broke=None, actions=(TAP,), task=TASK, reason=Reason.ENV_ERROR) -> Played:
+def episode(slot, started, ended, broke=None, actions=(TAP,), task=TASK, reason=Reason.ENV_ERROR) -> EpisodeResult:
     generation = Generation((), (), (), (), "stop")
     steps = tuple(
         StepRecord("e", i, (), None, None, generation, "", action, None, 0.0, "", 0.0, 0.0)
@@ -22,10 +21,10 @@ def episode(slot, started, ended, broke=None, actions=(TAP,), task=TASK, reason=
     record = EpisodeRecord(
         "e", "g", task, 0, slot, 0, reason if broke else Reason.DONE, outcome, score, "", steps, started, ended
     )
-    return Played(Work("g", 0, 0, 0, 0, task, 0), record, {}, broke)
+    return EpisodeResult(Attempt("g", 0, 0, 0, 0, task, 0), record, {}, broke)
 
 
-def crash(slot, started, ended, action=TAP, **kw) -> Played:
+def crash(slot, started, ended, action=TAP, **kw) -> EpisodeResult:
     return episode(slot, started, ended, Call("step", 0, action), (action,), **kw)
 
 

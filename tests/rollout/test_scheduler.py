@@ -13,7 +13,8 @@ from tapforge_envs.clients.tapforge_http import Deadlines
 from tapforge_envs.protocol import Home, Outcome
 from tapforge_envs.slots.source import Verdict
 from tapforge_trainer.records import Sampling
-from tapforge_trainer.rollout.limits import EpisodeLimits, GroupLimits
+from tapforge_trainer.rollout.attempt import EpisodeLimits
+from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder, Recording
 from tapforge_trainer.rollout.stats import by_length
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource

@@ -8,7 +8,7 @@ from phones import until
 from scripted import Demonstrator, Held
 
 from tapforge_envs.protocol import Home, Reason
-from tapforge_trainer.rollout.limits import GroupLimits
+from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder, Recording
 from tapforge_trainer.rollout.scheduler import RolloutError
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
@@ -26,7 +26,9 @@ def test_closing_in_the_middle_keeps_steps_and_says_what_is_unfinished(tmp_path)
             assert house.slots.counts().leased == 0
             stopped = [e for e in Recording(tmp_path).episodes() if e.reason is Reason.CANCELLED]
             assert [len(e.steps) for e in stopped] == [1, 1, 1, 1]
-            assert [r.order for r in house.scheduler.book.unfinished()] == list(range(house.scheduler.book.next_order))
+            assert [r.order for r in house.scheduler.buffer.unfinished()] == list(
+                range(house.scheduler.buffer.next_order)
+            )
 
     run(go())
 
@@ -35,10 +37,10 @@ def test_a_run_is_taken_up_where_it_was_closed(tmp_path):
     async def go():
         async with a_house(Demonstrator(POOL, half_careless, seconds=0.004), recorder=Recorder(tmp_path)) as house:
             first = await house.scheduler.next_batch()
-            await until(lambda: any(r.episodes for r in house.scheduler.book.unfinished()))
+            await until(lambda: any(r.episodes for r in house.scheduler.buffer.unfinished()))
             await house.scheduler.close(60)
-            unfinished = house.scheduler.book.unfinished()
-            state, order = house.source.state, house.scheduler.book.next_order
+            unfinished = house.scheduler.buffer.unfinished()
+            state, order = house.source.state, house.scheduler.buffer.next_order
         async with a_house(
             Demonstrator(POOL, half_careless),
             resumed=unfinished,

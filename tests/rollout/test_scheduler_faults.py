@@ -15,8 +15,9 @@ from tapforge_envs.slots.processes import ProcessSlots, ServerCommand
 from tapforge_envs.slots.source import NoSlot, Verdict
 from tapforge_envs.slots.table import Backoff
 from tapforge_trainer.records import Sampling
+from tapforge_trainer.rollout.attempt import EpisodeLimits
 from tapforge_trainer.rollout.episode import EngineFault
-from tapforge_trainer.rollout.limits import EpisodeLimits, GroupLimits
+from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder, Recording, RecordingError
 from tapforge_trainer.rollout.scheduler import RolloutError, Scheduler
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource

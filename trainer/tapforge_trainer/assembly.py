@@ -31,7 +31,8 @@ from .algorithms.composition import objective_of
 from .evaluation import Arena
 from .plan import LocalFiles, inspect_files, longest_member
 from .policy.settings import EngineSettings, LearnerSettings, UpdateSettings
-from .rollout.limits import EpisodeLimits, GroupLimits
+from .rollout.attempt import EpisodeLimits
+from .rollout.groups import GroupLimits
 from .tasks.files import read_tasks
 from .tasks.source import FixedTasks, TaskError, TaskSet, at_most
 

@@ -24,7 +24,8 @@ from tapforge_envs.slots.source import SlotSource
 
 from .agents.agent import Agent
 from .records import EpisodeRecord, Generation, Generator, Prompt, Sampling
-from .rollout.limits import EpisodeLimits, GroupLimits
+from .rollout.attempt import EpisodeLimits
+from .rollout.groups import GroupLimits
 from .rollout.recorder import Recorder
 from .rollout.scheduler import Scheduler
 from .statistics import success_of

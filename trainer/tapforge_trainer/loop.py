@@ -250,8 +250,8 @@ async def save(
 ) -> None:
     """A checkpoint from which the next update can be made."""
     if scheduler is not None and tasks is not None:
-        progress.unfinished = kept(scheduler.book.unfinished())
-        progress.next_order = scheduler.book.next_order
+        progress.unfinished = kept(scheduler.buffer.unfinished())
+        progress.next_order = scheduler.buffer.next_order
         progress.tasks = tasks.state
         progress.quarantined = dict(tasks.quarantined)
     session = time.monotonic() - parts.telemetry.started

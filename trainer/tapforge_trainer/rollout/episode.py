@@ -18,6 +18,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -28,20 +29,23 @@ from tapforge_envs.protocol import (
     EnvironmentFault,
     Frame,
     Observation,
+    Outcome,
     Reason,
     Terminate,
     needs_score,
     outcome_of,
 )
+from tapforge_envs.slots.source import Verdict
 
 from ..agents.agent import Agent, ContextLimit, Turn
 from ..agents.parsing import ParseFailure
-from ..records import EpisodeRecord, Generation, Generator, Prompt, Sampling, StepRecord
-from .gate import Gate
-from .limits import EpisodeLimits
-from .work import Work, seed_of
+from ..records import EpisodeRecord, Generation, Generator, Prompt, StepRecord
+from .attempt import AttemptRequest, Call, EpisodeResult, seed_of
 
 T = TypeVar("T")
+
+#: entered around each answer of the model: who holds it shut keeps all from sampling
+Gate = AbstractAsyncContextManager[None]
 
 
 class EngineFault(RuntimeError):
@@ -74,27 +78,6 @@ def after_answer(
     return now, Reason.STEP_LIMIT if answers >= max_steps else None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call to the phone, for the hazard log: reset, step or evaluate; `step` and `action` where there is one."""
-
-    name: str
-    step: int = 0
-    action: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """An attempt that ended. `frames` holds every frame that its steps name. `broke`: the call that failed.
-    `phone_seconds`: what the calls to the phone took, at most what they were allowed to."""
-
-    work: Work
-    record: EpisodeRecord
-    frames: dict[str, Frame]
-    broke: Call | None
-    phone_seconds: float = 0.0
-
-
 class Stopped(Exception):
     """The episode ends by our own doing, in the middle of a step."""
 
@@ -102,20 +85,18 @@ class Stopped(Exception):
 class Episode:
     def __init__(
         self,
-        work: Work,
+        request: AttemptRequest,
         agent: Agent,
         generator: Generator,
-        sampling: Sampling,
-        limits: EpisodeLimits | None = None,
         gate: Gate | None = None,
         clock: Callable[[], float] = time.time,
     ):
-        self._work = work
+        self._attempt = request.attempt
         self._agent = agent
         self._generator = generator
-        self._sampling = sampling
-        self._limits = limits or EpisodeLimits()
-        self._gate = gate or Gate()
+        self._sampling = request.sampling
+        self._limits = request.limits
+        self._gate: Gate = gate or nullcontext()
         self._clock = clock
         self._steps: list[StepRecord] = []
         self._frames: dict[str, Frame] = {}
@@ -139,7 +120,7 @@ class Episode:
         if self._runner is not None:
             self._runner.cancel()
 
-    async def play(self, environment: Environment, slot: str) -> Played:
+    async def play(self, environment: Environment, slot: str) -> EpisodeResult:
         started, self._slot = self._clock(), slot
         score: float | None = None
         broke: Call | None = None
@@ -159,14 +140,14 @@ class Episode:
             reason, message = self._stop, f"stopped after {len(self._steps)} answers"
         finally:
             self._runner = None
-        task = self._work.task
+        task = self._attempt.task
         record = EpisodeRecord(
-            id=self._work.episode,
-            group=self._work.group,
+            id=self._attempt.episode,
+            group=self._attempt.group,
             task=task,
-            attempt=self._work.attempt,
+            attempt=self._attempt.rerun,
             slot=slot,
-            seed=self._work.seed,
+            seed=self._attempt.seed,
             reason=reason,
             outcome=outcome_of(reason, feasible=task.feasible, threshold=task.threshold, score=score),
             score=score,
@@ -175,10 +156,10 @@ class Episode:
             started=started,
             ended=self._clock(),
         )
-        return Played(self._work, record, self._frames, broke, self._phone_seconds)
+        return EpisodeResult(self._attempt, record, self._frames, broke, self._phone_seconds)
 
     async def _until_the_end(self, environment: Environment) -> tuple[Reason, float | None, str]:
-        task, limits = self._work.task, self._limits
+        task, limits = self._attempt.task, self._limits
         observation = await self._prepared(await self._on_phone(Call("reset"), environment.reset(task)))
         history: list[Turn] = []
         standing = Standing()
@@ -237,8 +218,8 @@ class Episode:
         episode, past which the phone is to blame, and that of the group, past which we stop it ourselves."""
         self._call = call
         loop, limit = asyncio.get_running_loop(), self._limits.episode_seconds
-        if ours := self._work.phone_seconds is not None and self._work.phone_seconds < limit:
-            limit = self._work.phone_seconds
+        if ours := self._attempt.phone_seconds is not None and self._attempt.phone_seconds < limit:
+            limit = self._attempt.phone_seconds
         begun, before = loop.time(), self._phone_seconds
         try:
             async with asyncio.timeout(limit - before) as alarm:
@@ -257,7 +238,7 @@ class Episode:
     async def _ask(self, prompt: Prompt, step: int) -> tuple[Generation, float]:
         for frame in prompt.frames:
             self._frames[frame.sha256] = frame
-        sampling = replace(self._sampling, seed=seed_of(self._work.seed, step))
+        sampling = replace(self._sampling, seed=seed_of(self._attempt.seed, step))
         async with self._gate:
             begun = time.perf_counter()
             try:
@@ -267,7 +248,7 @@ class Episode:
                 if not alarm.expired():
                     raise
                 limit = f"{self._limits.generate_seconds:g} s"
-                raise EngineFault(f"the engine gave {self._work.episode} no answer within {limit}") from error
+                raise EngineFault(f"the engine gave {self._attempt.episode} no answer within {limit}") from error
             seconds = time.perf_counter() - begun
         if generation.finish_reason == "abort":
             raise Stopped(f"the engine aborted the answer of step {step}")
@@ -283,7 +264,7 @@ class Episode:
         self, index: int, seen: Observation, prompt: Prompt, generation: Generation, text: str, seconds_model: float
     ) -> StepRecord:
         return StepRecord(
-            episode=self._work.episode,
+            episode=self._attempt.episode,
             index=index,
             frames=tuple(f.sha256 for f in prompt.frames),
             state_key=seen.state_key,
@@ -297,3 +278,15 @@ class Episode:
             seconds_model=seconds_model,
             seconds_environment=0.0,
         )
+
+
+async def put_down(phone: Environment, result: EpisodeResult) -> tuple[Verdict, str]:
+    """Ends the episode on the phone. A phone that broke is not asked any more."""
+    record = result.record
+    if record.outcome is Outcome.INVALID:
+        return Verdict.DIRTY, record.message
+    try:
+        await phone.close()
+    except EnvironmentFault as fault:
+        return Verdict.DIRTY, str(fault)
+    return Verdict.CLEAN, ""

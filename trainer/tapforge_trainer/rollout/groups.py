@@ -24,12 +24,41 @@ from enum import StrEnum
 from tapforge_envs.protocol import Task
 
 from ..records import EpisodeRecord, GroupRecord
-from .limits import GroupLimits
+from .attempt import Attempt, member_of, seed_of
 from .stats import length_class
-from .work import Work, member_of, seed_of
 
 #: times a place may be played, cancelled ones included: an engine that aborts everything must not go on for ever
 MAX_ISSUES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    group_size: int = 8
+    groups_per_update: int = 16
+    #: policy versions that a group may lag behind at its update; 0 is strictly on-policy
+    max_staleness: int = 1
+    #: times an invalid episode is played again on another slot
+    max_reruns: int = 2
+    #: valid episodes that a group needs to count
+    min_valid: int = 2
+    #: that calls to phones may take for a member and its re-runs together, until the group goes on without it; waiting
+    #: for a slot and the model's time don't count. None: no deadline
+    deadline_seconds: float | None = None
+    #: drop groups whose members all have the same outcome and refill with the next task
+    dynamic_sampling: bool = False
+    #: refills per update: at most `max_rounds * groups_per_update` groups are dropped for it
+    max_rounds: int = 4
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.min_valid <= self.group_size:
+            raise ValueError(f"min_valid is {self.min_valid}: it must be from 2 to group_size ({self.group_size})")
+        if self.groups_per_update < 1 or self.max_staleness < 0 or self.max_reruns < 0 or self.max_rounds < 1:
+            raise ValueError(f"negative or zero limits: {self}")
+
+    @property
+    def capacity(self) -> int:
+        """Groups that may be under way: running, waiting for their update, or being learned from."""
+        return (self.max_staleness + 1) * self.groups_per_update
 
 
 class Dropped(StrEnum):
@@ -44,14 +73,14 @@ class Settled:
 
     group: GroupRecord
     dropped: Dropped | None
-    stop: tuple[Work, ...] = ()
+    stop: tuple[Attempt, ...] = ()
 
 
 @dataclass(slots=True)
 class _Place:
-    attempt: int = 0
+    reruns: int = 0
     issue: int = 0
-    running: Work | None = None
+    running: Attempt | None = None
     record: EpisodeRecord | None = None
     lost: bool = False
     #: that calls to phones took, of attempts that we didn't stop ourselves
@@ -100,7 +129,7 @@ class GroupCounts:
     members: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
-class GroupBook:
+class GroupBuffer:
     def __init__(self, limits: GroupLimits, *, seed: int = 0, version: int = 0, order: int = 0, prefix: str = "g"):
         self.limits = limits
         self.version = version
@@ -171,7 +200,7 @@ class GroupBook:
 
     # --- playing ---
 
-    def next_work(self) -> Work | None:
+    def next_attempt(self) -> Attempt | None:
         """The next attempt to play, oldest group first. It counts as running until `played`."""
         while self._pending:
             _, member, group_id = heapq.heappop(self._pending)
@@ -179,50 +208,50 @@ class GroupBook:
             if group is None or group.accepted or group.places[member].settled:
                 continue
             place = group.places[member]
-            work = Work(
+            attempt = Attempt(
                 group=group.id,
                 order=group.order,
                 member=member,
-                attempt=place.attempt,
+                rerun=place.reruns,
                 issue=place.issue,
                 task=group.task,
-                seed=seed_of(self._seed, "train", group.order, member, place.attempt),
+                seed=seed_of(self._seed, "train", group.order, member, place.reruns),
                 avoid=place.avoid,
                 session=self._prefix,
                 phone_seconds=self._left(place),
             )
             place.issue += 1
-            place.running = work
-            return work
+            place.running = attempt
+            return attempt
         return None
 
-    def played(self, work: Work, record: EpisodeRecord, phone_seconds: float = 0.0) -> Settled | None:
+    def ended(self, attempt: Attempt, record: EpisodeRecord, phone_seconds: float = 0.0) -> Settled | None:
         """Takes in the end of an attempt. Not None when it settles the group; late ones are ignored."""
-        group = self._groups.get(work.group)
+        group = self._groups.get(attempt.group)
         if group is None or group.accepted:
             return None
-        place = group.places[work.member]
-        if place.running is not work:
-            raise ValueError(f"episode {work.episode} was not running")
+        place = group.places[attempt.member]
+        if place.running is not attempt:
+            raise ValueError(f"episode {attempt.episode} was not running")
         place.running = None
         if why := self._member_ended(place, record, phone_seconds):
             place.record = record if record.valid else None
             place.lost = not record.valid
             self.counts.members[why, length_class(len(record.steps))] += 1
         else:
-            heapq.heappush(self._pending, (group.order, work.member, group.id))
+            heapq.heappush(self._pending, (group.order, attempt.member, group.id))
             return None
         return self._settle_if_complete(group)
 
-    def withdraw(self, work: Work) -> None:
+    def withdraw(self, attempt: Attempt) -> None:
         """The attempt never got a slot: its place is open again, as if nobody had asked for it."""
-        group = self._groups.get(work.group)
+        group = self._groups.get(attempt.group)
         if group is None or group.accepted:
             return
-        place = group.places[work.member]
+        place = group.places[attempt.member]
         place.running = None
         place.issue -= 1
-        heapq.heappush(self._pending, (group.order, work.member, group.id))
+        heapq.heappush(self._pending, (group.order, attempt.member, group.id))
 
     def drop_task(self, key: str) -> list[Settled]:
         """A quarantined task: its groups under way are of no use. Accepted ones stay."""
@@ -256,7 +285,7 @@ class GroupBook:
         late = self._left(place, phone_seconds)
         if invalid:
             place.avoid |= {record.slot}
-            if place.attempt >= self.limits.max_reruns:
+            if place.reruns >= self.limits.max_reruns:
                 return record.reason.value
         if late is not None and late <= 0:
             return "group_deadline"
@@ -264,7 +293,7 @@ class GroupBook:
             return "stopped_too_often"
         if invalid:
             place.phone_seconds += phone_seconds
-            place.attempt += 1
+            place.reruns += 1
             self.counts.reruns += 1
         return ""
 
@@ -303,5 +332,5 @@ class GroupBook:
         return Settled(group.as_record(), why, _running(group))
 
 
-def _running(group: _Group) -> tuple[Work, ...]:
+def _running(group: _Group) -> tuple[Attempt, ...]:
     return tuple(p.running for p in group.places if p.running is not None)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tapforge_envs.protocol import Reason
 
-from .episode import Call, Played
+from .attempt import Call, EpisodeResult
 
 _K = TypeVar("_K")
 #: taps that fall into the same cell of this many per side count as the same action
@@ -70,13 +70,13 @@ class Hazard:
     #: slots whose last episode was valid
     _proven: set[str] = field(default_factory=set)
 
-    def note(self, played: Played) -> str | None:
+    def note(self, result: EpisodeResult) -> str | None:
         """Takes in an episode. Returns why its task has to go into quarantine, if this is the moment."""
-        record, key = played.record, played.record.task.key
+        record, key = result.record, result.record.task.key
         if record.reason is Reason.LEASE_LOST:  # neither the phone nor what was done on it is to blame
             self.by_reason[record.reason] += 1
             return None
-        call = played.broke
+        call = result.broke
         self._expose(self.by_action, "reset", call is not None and call.name == "reset")
         for step in record.steps:
             if step.action is not None:

@@ -11,19 +11,22 @@ Promises:
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tapforge_envs.protocol import Frame
 
 from ..records import EpisodeRecord, GroupRecord, StepRecord
+from .attempt import EpisodeResult
 from .frames import FrameStore
 from .lines import decode_episode, decode_group, decode_step, encode_episode, encode_group, encode_step
 
@@ -134,6 +137,62 @@ class Recorder:
                 "another folder, and run again"
             )
         return RecordingError(f"{self.path} can't be written: {error}")
+
+
+class RecordingQueue:
+    """The recorder beside the event loop: writes are queued and done in order in a thread, many in one hop. `flush`
+    returns when everything queued before is on disk. The first failure is reported once through `on_error`; nothing is
+    written after it."""
+
+    def __init__(self, recorder: Recorder, on_error: Callable[[BaseException], None]):
+        self._recorder = recorder
+        self._on_error = on_error
+        self._queue: list[Callable[[], None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._broken = False
+
+    def episode(self, result: EpisodeResult) -> None:
+        self._put(partial(self._recorder.episode, result.record, result.frames))
+
+    def group(self, record: GroupRecord, dropped: str | None) -> None:
+        self._put(partial(self._recorder.group, record, dropped))
+
+    async def flush(self) -> None:
+        while self._task is not None:
+            await asyncio.wait([self._task])
+            await asyncio.sleep(0)  # the task's own callback comes first
+
+    def _put(self, write: Callable[[], None]) -> None:
+        if self._broken:
+            return
+        self._queue.append(write)
+        if self._task is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._drain(), name="recorder")
+        self._task.add_done_callback(self._done)
+
+    async def _drain(self) -> None:
+        while self._queue:
+            batch, self._queue = self._queue, []
+            await asyncio.to_thread(_write_all, batch)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        # A full disk, a bug in a record: whatever it is, the run must hear of it and stop.
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self._broken = True
+            self._queue.clear()
+            self._on_error(error)
+        elif self._queue:  # put there after the task's last look and before this
+            self._begin()
+
+
+def _write_all(batch: list[Callable[[], None]]) -> None:
+    for write in batch:
+        write()
 
 
 class Recording:

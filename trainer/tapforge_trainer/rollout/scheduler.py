@@ -3,7 +3,7 @@
 Promises:
 1. A slot that comes free begins the next episode at once; nothing waits for the slowest, but for consumption in issue
    order.
-2. What is admitted and consumed when is the book's decision (`groups.py`); this file only carries it out.
+2. What is admitted and consumed when is the buffer's decision (`groups.py`); this file only carries it out.
 3. A batch is handed out after its episodes are on disk.
 4. What the run can't go on with (no phone left, a dead engine, a full disk, no task left) is raised by whoever waits
    for a result; every wait ends, because every call below has a deadline and drops in a row are bounded.
@@ -16,22 +16,19 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tapforge_envs.protocol import EnvironmentFault, Outcome, Reason, Task
-from tapforge_envs.slots.source import Lease, SlotSource, Verdict
+from tapforge_envs.protocol import Reason, Task
+from tapforge_envs.slots.source import SlotSource, Verdict
 
 from ..agents.agent import Agent
 from ..records import EpisodeRecord, Generator, GroupRecord, Sampling
 from ..tasks.source import TaskSource
-from .episode import Episode, Played
-from .fixed import FixedBook
-from .gate import Gate
-from .groups import Dropped, GroupBook, Resumed, Settled
+from .attempt import Attempt, AttemptRequest, EpisodeLimits, EpisodeResult
+from .episode import Episode, put_down
+from .evaluation_queue import EvaluationQueue
+from .groups import Dropped, GroupBuffer, GroupLimits, Resumed, Settled
 from .hazard import Hazard
-from .limits import EpisodeLimits, GroupLimits
-from .recorder import Recorder
+from .recorder import Recorder, RecordingQueue
 from .stats import BusyMeter, RolloutStats
-from .work import Work
-from .writer import Writer
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +37,44 @@ class RolloutError(RuntimeError):
     """The rollout can't go on; the message says why and what to look at."""
 
 
+class Gate:
+    """`async with gate:` around a generation. Closed while weights change, so that no answer is being sampled then;
+    `close` waits until those inside have left."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.inside = 0
+
+    async def close(self) -> None:
+        self._open.clear()
+        await self._empty.wait()
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def __aenter__(self) -> None:
+        # A gate may close again before the one who waited for it runs.
+        while not self._open.is_set():
+            await self._open.wait()
+        self.inside += 1
+        self._empty.clear()
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.inside -= 1
+        if self.inside == 0:
+            self._empty.set()
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     """An attempt under way, from the wait for a slot to the return of its lease."""
 
-    work: Work
+    attempt: Attempt
     episode: Episode
-    book: GroupBook | FixedBook
+    source: GroupBuffer | EvaluationQueue
     #: the slot that is leased; "" while waiting for one
     slot: str = ""
     task: asyncio.Task[None] | None = field(default=None)
@@ -85,12 +113,12 @@ class Scheduler:
         self._acquire_seconds = acquire_seconds
         self._seed = seed
         self._prefix = prefix
-        self._book = GroupBook(groups or GroupLimits(), seed=seed, version=version, order=order, prefix=prefix)
-        self._writer = Writer(recorder, self._fail) if recorder else None
+        self._buffer = GroupBuffer(groups or GroupLimits(), seed=seed, version=version, order=order, prefix=prefix)
+        self._recording = RecordingQueue(recorder, self._fail) if recorder else None
         self._gate = Gate()
         self._jobs: set[_Job] = set()
         self._tasks_alive: set[asyncio.Task[None]] = set()
-        self._fixed: FixedBook | None = None
+        self._fixed: EvaluationQueue | None = None
         self._fixed_runs = 0
         self._fixed_sampling = sampling
         self._fixed_generator = generator
@@ -101,7 +129,7 @@ class Scheduler:
         self.hazard = Hazard()
         self._stats = RolloutStats()
         self._meter = BusyMeter(self._stats, self._loop.time(), slots.size)
-        for settled in self._book.resume(list(resumed)):
+        for settled in self._buffer.resume(list(resumed)):
             self._settle(settled)
         self._unsubscribe = slots.when_changed(self._slots_changed)
 
@@ -110,24 +138,24 @@ class Scheduler:
     async def next_batch(self, n_groups: int | None = None) -> list[GroupRecord]:
         """The next groups in issue order, complete. From the first call on, episodes run in the background as far as
         the staleness bound allows; call `set_version` after the update."""
-        expected = self._book.limits.groups_per_update
+        expected = self._buffer.limits.groups_per_update
         if n_groups not in (None, expected):
             raise ValueError(f"a batch has groups_per_update = {expected} groups, not {n_groups}: the bound needs it")
         if self._tasks is None:
             raise ValueError("this scheduler has no task source: it only plays fixed lists")
         self._training = True
         self._pump()
-        await self._until(self._book.ready)
+        await self._until(self._buffer.ready)
         await self._written()
         # No await from here on: a caller that is cancelled has either not consumed the batch, or has it.
-        batch = self._book.consume()
-        self._stats.consumed(batch, self._book.version)
+        batch = self._buffer.consume()
+        self._stats.consumed(batch, self._buffer.version)
         self._pump()
         return batch
 
     def set_version(self, version: int) -> None:
         """The update is over, and the engines have the weights of this version."""
-        self._book.set_version(version)
+        self._buffer.set_version(version)
         self._pump()
 
     async def run_fixed(
@@ -143,20 +171,21 @@ class Scheduler:
             raise ValueError("another list of tasks is being played")
         prefix = f"{self._prefix}fixed{self._fixed_runs}-"
         self._fixed_runs += 1
-        book = FixedBook(tasks, repeats, max_reruns=self._book.limits.max_reruns, seed=self._seed, prefix=prefix)
-        self._fixed, self._fixed_sampling = book, sampling or self._sampling
+        reruns = self._buffer.limits.max_reruns
+        queue = EvaluationQueue(tasks, repeats, max_reruns=reruns, seed=self._seed, prefix=prefix)
+        self._fixed, self._fixed_sampling = queue, sampling or self._sampling
         self._fixed_generator = generator or self._generator
         self._stop_jobs(lambda job: not job.slot)
         try:
             self._pump()
-            await self._until(lambda: book.done)
+            await self._until(lambda: queue.done)
         finally:
             self._fixed = None
-            self._stop_jobs(lambda job: job.book is book)
+            self._stop_jobs(lambda job: job.source is queue)
             self._pump()
         await self._written()
-        self._stats.reruns += book.reruns
-        return book.results()
+        self._stats.reruns += queue.reruns
+        return queue.results()
 
     async def pause(self, drain: bool = False) -> None:
         """No episode begins and no answer is sampled until `resume`. Returns when none is in flight. With `drain` the
@@ -192,17 +221,17 @@ class Scheduler:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-        if self._writer:
-            await self._writer.flush()
-        self._notify()
+        if self._recording:
+            await self._recording.flush()
+        self._changed.set()
 
     def stats(self) -> RolloutStats:
         """A copy of the totals up to now."""
         self._measure()
-        self._stats.dropped = self._book.counts.dropped.copy()
-        self._stats.members = self._book.counts.members.copy()
+        self._stats.dropped = self._buffer.counts.dropped.copy()
+        self._stats.members = self._buffer.counts.members.copy()
         copy = self._stats.copy()
-        copy.reruns += self._book.counts.reruns
+        copy.reruns += self._buffer.counts.reruns
         return copy
 
     @property
@@ -215,76 +244,78 @@ class Scheduler:
         return len(self._jobs) - self.running
 
     @property
-    def book(self) -> GroupBook:
+    def buffer(self) -> GroupBuffer:
         """For checkpoints (`unfinished`, `next_order`) and progress; not for changing it."""
-        return self._book
+        return self._buffer
 
     # --- starting ---
 
     def _pump(self) -> None:
-        """Begins episodes while there is work and a slot may be free."""
+        """Begins episodes while there are attempts and a slot may be free."""
         while not (self._paused or self._closing or self._failure) and len(self._jobs) < self._limit():
             job = self._next_job()
             if job is None:
                 break
             self._jobs.add(job)
-            job.task = self._loop.create_task(self._play(job), name=f"episode {job.work.episode}")
+            job.task = self._loop.create_task(self._play(job), name=f"episode {job.attempt.episode}")
             self._tasks_alive.add(job.task)
             job.task.add_done_callback(self._ended)
-        self._notify()
+        self._changed.set()
 
     def _limit(self) -> int:
         # Slots that left or are in quarantine shrink it, but one attempt always waits: it is told when no slot is left.
         # Those that wait for another slot than the one they broke leave their place to others.
-        picky = sum(1 for job in self._jobs if job.work.avoid and not job.slot)
+        picky = sum(1 for job in self._jobs if job.attempt.avoid and not job.slot)
         usable = max(1, self._slots.usable)
         return min(self._concurrency or usable, usable) + picky
 
     def _slots_changed(self) -> None:
         self._measure()
-        waiting = [job for job in self._jobs if not job.slot and not job.work.avoid]
-        waiting.sort(key=lambda job: (job.work.order, job.work.member), reverse=True)
+        waiting = [job for job in self._jobs if not job.slot and not job.attempt.avoid]
+        waiting.sort(key=lambda job: (job.attempt.order, job.attempt.member), reverse=True)
         self._withdraw(waiting[: max(0, len(self._jobs) - self._limit())])
         self._pump()
 
     def _next_job(self) -> _Job | None:
         if self._fixed is not None:
-            work = self._fixed.next_work()
-            return self._job(work, self._fixed, self._fixed_generator, self._fixed_sampling) if work else None
+            attempt = self._fixed.next_attempt()
+            return self._job(attempt, self._fixed, self._fixed_generator, self._fixed_sampling) if attempt else None
         if not self._training or self._tasks is None:
             return None
-        work = self._book.next_work()
-        if work is None and self._book.room:
+        attempt = self._buffer.next_attempt()
+        if attempt is None and self._buffer.room:
             try:
                 task = self._tasks.next()
             except ValueError as error:
                 self._fail(error)
                 return None
-            self._book.admit(task)
-            work = self._book.next_work()
-        return self._job(work, self._book, self._generator, self._sampling) if work else None
+            self._buffer.admit(task)
+            attempt = self._buffer.next_attempt()
+        return self._job(attempt, self._buffer, self._generator, self._sampling) if attempt else None
 
-    def _job(self, work: Work, book: GroupBook | FixedBook, generator: Generator, sampling: Sampling) -> _Job:
-        episode = Episode(work, self._agent, generator, sampling, self._episode_limits, self._gate)
-        return _Job(work, episode, book)
+    def _job(
+        self, attempt: Attempt, source: GroupBuffer | EvaluationQueue, generator: Generator, sampling: Sampling
+    ) -> _Job:
+        request = AttemptRequest(attempt, sampling, self._episode_limits)
+        return _Job(attempt, Episode(request, self._agent, generator, self._gate), source)
 
     # --- playing ---
 
     async def _play(self, job: _Job) -> None:
         try:
-            lease = await self._slots.acquire(self._acquire_seconds, job.work.avoid)
+            lease = await self._slots.acquire(self._acquire_seconds, job.attempt.avoid)
             job.slot = lease.slot
             self._measure()
             verdict, why = Verdict.DIRTY, "the episode was cut short"
             try:
-                played = await job.episode.play(lease.environment, lease.slot)
-                verdict, why = await _put_down(lease, played)
+                result = await job.episode.play(lease.environment, lease.slot)
+                verdict, why = await put_down(lease.environment, result)
             finally:
                 await self._slots.release(lease, verdict, why)
         finally:
             self._jobs.discard(job)
             self._measure()
-        self._take_in(job, played)
+        self._take_in(job, result)
         self._pump()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -292,38 +323,33 @@ class Scheduler:
         if not task.cancelled() and (error := task.exception()):
             self._fail(error)
 
-    def _take_in(self, job: _Job, played: Played) -> None:
-        if self._writer:
-            self._writer.episode(played)
-        self._stats.episode(played)
-        if why := self.hazard.note(played):
-            self._quarantine(played.record.task.key, why)
-        if settled := job.book.played(job.work, played.record, played.phone_seconds):
+    def _take_in(self, job: _Job, result: EpisodeResult) -> None:
+        if self._recording:
+            self._recording.episode(result)
+        self._stats.episode(result)
+        if why := self.hazard.note(result):
+            self._quarantine(result.record.task.key, why)
+        if settled := job.source.ended(job.attempt, result.record, result.phone_seconds):
             self._settle(settled)
 
     def _quarantine(self, key: str, why: str) -> None:
         log.warning("task %s is in quarantine: %s", key, why)
         if self._tasks is not None:
             self._tasks.quarantine(key, why)
-        for settled in self._book.drop_task(key):
+        for settled in self._buffer.drop_task(key):
             self._settle(settled)
 
     def _settle(self, settled: Settled) -> None:
-        if self._writer:
-            self._writer.group(settled.group, settled.dropped.value if settled.dropped else None)
-        useless = {work.episode for work in settled.stop}
-        self._stop_jobs(lambda job: job.work.episode in useless)
+        if self._recording:
+            self._recording.group(settled.group, settled.dropped.value if settled.dropped else None)
+        useless = {attempt.episode for attempt in settled.stop}
+        self._stop_jobs(lambda job: job.attempt.episode in useless)
         if settled.dropped is Dropped.TOO_FEW_VALID:
             self._dropped_in_a_row += 1
             log.warning("group %s is dropped: %d valid episodes", settled.group.id, len(settled.group.episodes))
-            if self._dropped_in_a_row >= 4 * self._book.limits.groups_per_update:
-                reasons = dict(self._stats.invalid)
-                self._fail(
-                    RolloutError(
-                        f"{self._dropped_in_a_row} groups in a row had too few valid episodes (reasons so far: "
-                        f"{reasons}): look at the phones"
-                    )
-                )
+            if self._dropped_in_a_row >= 4 * self._buffer.limits.groups_per_update:
+                why = f"{self._dropped_in_a_row} groups in a row had too few valid episodes"
+                self._fail(RolloutError(f"{why} (reasons so far: {dict(self._stats.invalid)}): look at the phones"))
         elif settled.dropped is None:
             self._dropped_in_a_row = 0
 
@@ -339,18 +365,15 @@ class Scheduler:
             await self._changed.wait()
 
     async def _written(self) -> None:
-        if self._writer:
-            await self._writer.flush()
+        if self._recording:
+            await self._recording.flush()
         if self._failure:
             raise self._failure
-
-    def _notify(self) -> None:
-        self._changed.set()
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
-        self._notify()
+        self._changed.set()
 
     def _stop_jobs(self, which: Callable[[_Job], bool], reason: Reason = Reason.CANCELLED) -> None:
         hit = [job for job in self._jobs if which(job)]
@@ -365,22 +388,10 @@ class Scheduler:
             assert job.task is not None and not job.slot
             job.task.cancel()
             self._jobs.discard(job)
-            job.book.withdraw(job.work)
+            job.source.withdraw(job.attempt)
 
     def _measure(self) -> None:
         if self._drained:  # slots that are lent to somebody else meanwhile count neither as busy nor as idle
             self._meter.skip(self._loop.time())
         else:
             self._meter.note(self._loop.time(), self._slots.size, self.running)
-
-
-async def _put_down(lease: Lease, played: Played) -> tuple[Verdict, str]:
-    """Ends the episode on the phone. A phone that broke is not asked any more."""
-    record = played.record
-    if record.outcome is Outcome.INVALID:
-        return Verdict.DIRTY, record.message
-    try:
-        await lease.environment.close()
-    except EnvironmentFault as fault:
-        return Verdict.DIRTY, str(fault)
-    return Verdict.CLEAN, ""

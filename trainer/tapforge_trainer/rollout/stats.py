@@ -11,7 +11,7 @@ from typing import Any
 from tapforge_envs.protocol import Outcome
 
 from ..records import GroupRecord
-from .episode import Played
+from .attempt import EpisodeResult
 
 #: what members came to -> class of length (`length_class`) -> members
 MembersByLength = dict[str, dict[str, int]]
@@ -84,8 +84,8 @@ class RolloutStats:
         groups = sum(self.sample_age.values())
         return sum(age * n for age, n in self.sample_age.items()) / groups if groups else 0.0
 
-    def episode(self, played: Played) -> None:
-        record = played.record
+    def episode(self, result: EpisodeResult) -> None:
+        record = result.record
         steps = record.steps
         self.answers += len(steps)
         self.parse_failures += sum(s.parse_error is not None for s in steps)

@@ -8,25 +8,23 @@ from pathlib import Path
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import Outcome, Reason
 from tapforge_trainer.records import EpisodeRecord
-from tapforge_trainer.rollout.episode import Played
-from tapforge_trainer.rollout.recorder import Recorder, Recording
-from tapforge_trainer.rollout.work import Work
-from tapforge_trainer.rollout.writer import Writer
+from tapforge_trainer.rollout.attempt import Attempt, EpisodeResult
+from tapforge_trainer.rollout.recorder import Recorder, Recording, RecordingQueue
 
 TASK = catalog.tasks("quickstart", "train").sample(0, 0)
 
 
-def _played(name: str) -> Played:
+def _played(name: str) -> EpisodeResult:
     record = EpisodeRecord(
         name, "g1-000004", TASK, 0, "local-0", 7, Reason.DONE, Outcome.SUCCESS, 1.0, "", (), started=1.0, ended=2.0
     )
-    work = Work("g1-000004", 4, 0, 0, 0, TASK, 7)
-    return Played(work, record, {}, None)
+    attempt = Attempt("g1-000004", 4, 0, 0, 0, TASK, 7)
+    return EpisodeResult(attempt, record, {}, None)
 
 
 async def test_what_comes_while_the_last_write_is_being_put_down_is_written_too(tmp_path: Path) -> None:
     recorder, errors = Recorder(tmp_path), list[BaseException]()
-    writer = Writer(recorder, errors.append)
+    writer = RecordingQueue(recorder, errors.append)
     for name in ("first", "last"):
         writer.episode(_played(name))
         async with asyncio.timeout(60):

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from tapforge_envs.protocol import Task
 
 from ..records import EpisodeRecord
+from .attempt import Attempt, seed_of
 from .groups import MAX_ISSUES
-from .work import Work, seed_of
 
 
-class FixedBook:
+class EvaluationQueue:
     def __init__(self, tasks: Sequence[Task], repeats: int, *, max_reruns: int, seed: int, prefix: str):
         if repeats < 1:
             raise ValueError(f"repeats is {repeats}: every task is played at least once")
@@ -25,11 +25,11 @@ class FixedBook:
         self._results: list[EpisodeRecord | None] = [None] * (len(tasks) * repeats)
         self.reruns = 0
         self._pending = deque(
-            Work(
+            Attempt(
                 group=f"{prefix}{number:06d}",
                 order=number,
                 member=repeat,
-                attempt=0,
+                rerun=0,
                 issue=0,
                 task=task,
                 seed=seed_of(seed, "fixed", task.key, repeat, 0),
@@ -43,30 +43,30 @@ class FixedBook:
     def done(self) -> bool:
         return all(r is not None for r in self._results)
 
-    def next_work(self) -> Work | None:
+    def next_attempt(self) -> Attempt | None:
         return self._pending.popleft() if self._pending else None
 
-    def withdraw(self, work: Work) -> None:
+    def withdraw(self, attempt: Attempt) -> None:
         """The attempt never got a slot: it is the next one again."""
-        self._pending.appendleft(work)
+        self._pending.appendleft(attempt)
 
-    def played(self, work: Work, record: EpisodeRecord, phone_seconds: float = 0.0) -> None:
+    def ended(self, attempt: Attempt, record: EpisodeRecord, phone_seconds: float = 0.0) -> None:
         invalid = record.outcome is not None and not record.valid
-        attempt = work.attempt + invalid
-        if record.valid or attempt > self._max_reruns or work.issue + 1 >= MAX_ISSUES:
-            self._results[work.order * self._repeats + work.member] = record
+        rerun = attempt.rerun + invalid
+        if record.valid or rerun > self._max_reruns or attempt.issue + 1 >= MAX_ISSUES:
+            self._results[attempt.order * self._repeats + attempt.member] = record
             return
         self.reruns += invalid
         self._pending.append(
-            Work(
-                group=work.group,
-                order=work.order,
-                member=work.member,
-                attempt=attempt,
-                issue=work.issue + 1,
-                task=work.task,
-                seed=seed_of(self._seed, "fixed", work.task.key, work.member, attempt),
-                avoid=work.avoid | {record.slot} if invalid else work.avoid,
+            Attempt(
+                group=attempt.group,
+                order=attempt.order,
+                member=attempt.member,
+                rerun=rerun,
+                issue=attempt.issue + 1,
+                task=attempt.task,
+                seed=seed_of(self._seed, "fixed", attempt.task.key, attempt.member, rerun),
+                avoid=attempt.avoid | {record.slot} if invalid else attempt.avoid,
             )
         )
 

@@ -1,0 +1,98 @@
+"""What the driver asks for and what comes back: one attempt at a task, as plain records.
+
+The driver decides (`groups.py`, `evaluation_queue.py`, `scheduler.py`), and whoever has the phone plays (`episode.py`);
+these records are all that passes between them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from tapforge_envs.protocol import Frame, Task
+
+from ..records import EpisodeRecord, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A place (`group`, `member`) to be filled by one episode."""
+
+    group: str
+    #: issue order; smaller ones are played first
+    order: int
+    member: int
+    #: how often an invalid episode in this place was played again
+    rerun: int
+    #: how often this place was played at all: unlike `rerun` it also counts what we stopped ourselves
+    issue: int
+    task: Task
+    seed: int
+    #: slots on which this place broke before
+    avoid: frozenset[str] = frozenset()
+    #: prefix of the groups that this session of the run began; groups of an earlier one have another
+    session: str = ""
+    #: that calls to the phone may take, until the group goes on without this member; None: no limit
+    phone_seconds: float | None = None
+
+    @property
+    def episode(self) -> str:
+        """Unique among all episodes of a run."""
+        name = f"{self.group}.{self.member}.{self.issue}"
+        return name if self.group.startswith(self.session) else f"{name}@{self.session}"
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """Seconds where nothing else is said."""
+
+    #: malformed answers in a row that end an episode
+    max_parse_failures: int = 3
+    #: all calls to the phone in an episode together
+    episode_seconds: float = 600.0
+    #: one answer of the engine; past it the run fails, because every episode would
+    generate_seconds: float = 300.0
+    #: frames with more pixels are resized in a thread, so that other episodes go on meanwhile
+    thread_pixels: int = 256 * 256
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRequest:
+    """All that playing an attempt needs, besides a phone, an agent and an engine."""
+
+    attempt: Attempt
+    sampling: Sampling
+    limits: EpisodeLimits = EpisodeLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call to the phone: reset, step or evaluate; `step` and `action` where there is one."""
+
+    name: str
+    step: int = 0
+    action: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """An attempt that ended. `frames` holds every frame that its steps name. `broke`: the call that failed.
+    `phone_seconds`: what the calls to the phone took, at most what they were allowed to."""
+
+    attempt: Attempt
+    record: EpisodeRecord
+    frames: dict[str, Frame]
+    broke: Call | None
+    phone_seconds: float = 0.0
+
+
+def member_of(episode: str) -> int:
+    """The place that an episode of this name filled."""
+    return int(episode.rsplit(".", 2)[1])
+
+
+def seed_of(*parts: int | str) -> int:
+    """A seed of 63 bits from whatever names the place: equal names, equal seed, on every machine."""
+    digest = hashlib.sha256("/".join(str(p) for p in parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
