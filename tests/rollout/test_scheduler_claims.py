@@ -82,7 +82,7 @@ def test_lost_and_recalled_phones_cost_a_rerun_and_no_episode(tmp_path):
                 scheduler.set_version(version)
             await until(lambda: len(broker.given) >= 1)
             stats = scheduler.stats()
-            assert set(stats.invalid) <= {"lease_lost"} and not scheduler.hazard.quarantined
+            assert set(stats.invalid) <= {"lease_lost"} and not scheduler.faults.quarantined
             assert 0 < stats.busy_share <= 1
             assert {g.verdict for g in broker.given} == {"clean"}
             await until(lambda: slots.usable == 3)

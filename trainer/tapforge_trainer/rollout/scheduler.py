@@ -25,8 +25,8 @@ from ..tasks.source import TaskSource
 from .attempt import Attempt, AttemptRequest, EpisodeLimits, EpisodeResult
 from .episode import Episode, put_down
 from .evaluation_queue import EvaluationQueue
+from .fault_tracker import FaultTracker
 from .groups import Dropped, GroupBuffer, GroupLimits, Resumed, Settled
-from .hazard import Hazard
 from .recorder import Recorder, RecordingQueue
 from .stats import BusyMeter, RolloutStats
 
@@ -126,7 +126,7 @@ class Scheduler:
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
         self._dropped_in_a_row = 0
-        self.hazard = Hazard()
+        self.faults = FaultTracker()
         self._stats = RolloutStats()
         self._meter = BusyMeter(self._stats, self._loop.time(), slots.size)
         for settled in self._buffer.resume(list(resumed)):
@@ -327,7 +327,7 @@ class Scheduler:
         if self._recording:
             self._recording.episode(result)
         self._stats.episode(result)
-        if why := self.hazard.note(result):
+        if why := self.faults.note(result):
             self._quarantine(result.record.task.key, why)
         if settled := job.source.ended(job.attempt, result.record, result.phone_seconds):
             self._settle(settled)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from tapforge_envs.protocol import Outcome
 
@@ -113,28 +112,6 @@ class RolloutStats:
             now, before = getattr(self, f.name), getattr(earlier, f.name)
             setattr(span, f.name, now - before)
         return span
-
-    def as_dict(self) -> dict[str, Any]:
-        """For summaries and progress."""
-        return {
-            "elapsed": round(self.elapsed, 3),
-            "episodes": self.episodes,
-            "successes": self.successes,
-            "failures": self.failures,
-            "invalid": dict(self.invalid),
-            "stopped": dict(self.stopped),
-            "reruns": self.reruns,
-            "env_steps": self.env_steps,
-            "env_steps_per_second": round(self.env_steps_per_second, 2),
-            "episodes_per_hour": round(self.episodes_per_hour, 1),
-            "parse_failures": self.parse_failures,
-            "valid_answers": round(self.valid_answers, 4),
-            "busy_share": round(self.busy_share, 4),
-            "group_sizes": {str(k): v for k, v in sorted(self.group_sizes.items())},
-            "dropped": dict(self.dropped),
-            "members": by_length(self.members),
-            "sample_age": {str(k): v for k, v in sorted(self.sample_age.items())},
-        }
 
 
 class BusyMeter:

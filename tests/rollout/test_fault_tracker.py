@@ -5,7 +5,7 @@ import pytest
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.records import EpisodeRecord, Generation, StepRecord
 from tapforge_trainer.rollout.attempt import Attempt, Call, EpisodeResult
-from tapforge_trainer.rollout.hazard import Hazard, signature
+from tapforge_trainer.rollout.fault_tracker import FaultTracker, signature
 
 TASK = Task(suite="s", template="t")
 TAP = {"type": "tap", "x": 0.51, "y": 0.5}
@@ -28,20 +28,20 @@ def crash(slot, started, ended, action=TAP, **kw) -> EpisodeResult:
     return episode(slot, started, ended, Call("step", 0, action), (action,), **kw)
 
 
-def hazard_after_good_episodes(*slots) -> Hazard:
-    hazard = Hazard()
+def faults_after_good_episodes(*slots) -> FaultTracker:
+    faults = FaultTracker()
     for slot in slots:
-        hazard.note(episode(slot, -2, -1, task=Task(suite="s", template="harmless")))
-    return hazard
+        faults.note(episode(slot, -2, -1, task=Task(suite="s", template="harmless")))
+    return faults
 
 
 def test_the_same_action_on_a_second_slot_after_the_first_break_quarantines_the_task():
-    hazard = hazard_after_good_episodes("a", "b", "c")
-    assert hazard.note(crash("a", 0, 1)) is None
-    why = hazard.note(crash("b", 1, 2, {"type": "tap", "x": 0.5, "y": 0.52}))
+    faults = faults_after_good_episodes("a", "b", "c")
+    assert faults.note(crash("a", 0, 1)) is None
+    why = faults.note(crash("b", 1, 2, {"type": "tap", "x": 0.5, "y": 0.52}))
     assert "'tap x=8 y=8' broke a and then b" in why
-    assert hazard.quarantined == {TASK.key: why}
-    assert hazard.note(crash("c", 3, 4)) is None, "said once"
+    assert faults.quarantined == {TASK.key: why}
+    assert faults.note(crash("c", 3, 4)) is None, "said once"
 
 
 @pytest.mark.parametrize(
@@ -58,43 +58,43 @@ def test_the_same_action_on_a_second_slot_after_the_first_break_quarantines_the_
     ],
 )
 def test_what_does_not_accuse_the_task(second, why):
-    hazard = hazard_after_good_episodes("a", "b")
-    hazard.note(crash("a", 0, 1))
-    assert hazard.note(second) is None, why
+    faults = faults_after_good_episodes("a", "b")
+    faults.note(crash("a", 0, 1))
+    assert faults.note(second) is None, why
 
 
 def test_phones_that_break_at_everything_accuse_nobody():
-    hazard = hazard_after_good_episodes("b")
-    assert hazard.note(crash("a", 0, 1)) is None
-    assert hazard.note(crash("b", 1, 2)) is None, "a was never seen healthy"
-    assert hazard.note(crash("a", 2, 3)) is None, "and still is not"
-    hazard.note(episode("a", 3, 4, task=Task(suite="s", template="harmless")))
-    assert hazard.note(crash("a", 4, 5)), "b was proven when it broke, and a is now"
+    faults = faults_after_good_episodes("b")
+    assert faults.note(crash("a", 0, 1)) is None
+    assert faults.note(crash("b", 1, 2)) is None, "a was never seen healthy"
+    assert faults.note(crash("a", 2, 3)) is None, "and still is not"
+    faults.note(episode("a", 3, 4, task=Task(suite="s", template="harmless")))
+    assert faults.note(crash("a", 4, 5)), "b was proven when it broke, and a is now"
 
 
 @pytest.mark.parametrize("call", [Call("reset"), Call("evaluate")])
 def test_a_task_that_breaks_reset_or_judge(call):
-    hazard = hazard_after_good_episodes("a", "b")
-    hazard.note(episode("a", 0, 1, call, ()))
-    assert hazard.note(episode("b", 2, 3, call, ()))
+    faults = faults_after_good_episodes("a", "b")
+    faults.note(episode("a", 0, 1, call, ()))
+    assert faults.note(episode("b", 2, 3, call, ()))
 
 
 def test_counts_by_step_action_and_task():
-    hazard = Hazard()
+    faults = FaultTracker()
     home = {"type": "home"}
-    hazard.note(episode("a", 0, 1, None, (TAP, home)))
-    hazard.note(episode("b", 0, 1, Call("step", 1, home), (TAP, home), reason=Reason.DEADLINE))
-    hazard.note(episode("c", 0, 1, Call("evaluate"), (home,), reason=Reason.JUDGE_ERROR))
-    assert {k: (e.tried, e.broke) for k, e in hazard.by_step.items()} == {0: (3, 0), 1: (2, 1)}
-    assert {k: (e.tried, e.broke) for k, e in hazard.by_action.items()} == {
+    faults.note(episode("a", 0, 1, None, (TAP, home)))
+    faults.note(episode("b", 0, 1, Call("step", 1, home), (TAP, home), reason=Reason.DEADLINE))
+    faults.note(episode("c", 0, 1, Call("evaluate"), (home,), reason=Reason.JUDGE_ERROR))
+    assert {k: (e.tried, e.broke) for k, e in faults.by_step.items()} == {0: (3, 0), 1: (2, 1)}
+    assert {k: (e.tried, e.broke) for k, e in faults.by_action.items()} == {
         "reset": (3, 0),
         "tap": (2, 0),
         "home": (3, 1),
         "evaluate": (2, 1),
     }
-    assert hazard.by_task[TASK.key].rate == 2 / 3
-    assert hazard.as_dict()["by_reason"] == {"deadline": 1, "judge_error": 1}
-    assert hazard.as_dict()["by_step"] == {"1": {"tried": 2, "broke": 1}}
+    assert faults.by_task[TASK.key].rate == 2 / 3
+    assert faults.as_dict()["by_reason"] == {"deadline": 1, "judge_error": 1}
+    assert faults.as_dict()["by_step"] == {"1": {"tried": 2, "broke": 1}}
 
 
 def test_signatures_look_at_the_cell_not_at_the_pixel():

@@ -59,7 +59,7 @@ class _Break:
 
 
 @dataclass(slots=True)
-class Hazard:
+class FaultTracker:
     by_step: dict[int, Exposure] = field(default_factory=dict)
     by_action: dict[str, Exposure] = field(default_factory=dict)
     by_task: dict[str, Exposure] = field(default_factory=dict)
