@@ -187,3 +187,42 @@ async def test_a_thousand_events_at_once_leave_others_their_turn():
                 await asyncio.sleep(0)
                 most = max(most, len(story.words) - before)
     assert 0 < most <= 20
+
+
+@pytest.mark.parametrize("text", ["<html>gateway</html>", "{}", "[1]"])
+@pytest.mark.parametrize("of", ["list", "watch"])
+async def test_an_answer_of_something_in_between_ends_nothing(text, of):
+    server, story = Server(), Story()
+    await server.change("ADDED", "a")
+    if of == "list":
+        server.troubles = [web.Response(text=text)]
+    async with followed(lambda client: Reflector(client, PODS, ("",), story.saw, story.listed), server):
+        await server.listened_to(1)
+        if of == "watch":
+            server.troubles = [web.Response(text=f"{text}\n")]
+            server.cut()
+            await server.listened_to(2)
+        await server.change("ADDED", "b")
+        await story.until("+a", "all at 1: a", "+b")
+
+
+async def test_watches_that_are_cut_after_a_while_begin_again_soon(monkeypatch):
+    pauses: list[float] = []
+
+    class Asyncio:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+        async def sleep(self, seconds: float) -> None:
+            pauses.append(seconds)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(reflector, "asyncio", Asyncio())
+    server, story = Server(), Story()
+    async with followed(lambda client: Reflector(client, PODS, ("",), story.saw, story.listed), server):
+        for number in range(6):
+            await server.listened_to(number + 1)
+            await server.change("ADDED", str(number))
+            await until(lambda word=f"+{number}": word in story.words)
+            server.cut()
+    assert {seconds for seconds in pauses if seconds} <= {0.1, 0.01}

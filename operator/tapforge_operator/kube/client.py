@@ -129,8 +129,11 @@ class Client:
             query |= {"labelSelector": selector} if selector else {}
             query |= {"continue": token} if token else {}
             page = await self._call("list", "GET", path, query=query, deadline=deadline, again=True)
-            yield page["items"], page["metadata"]["resourceVersion"]
-            token = page["metadata"].get("continue") or ""
+            about = page.get("metadata") or {}
+            if not isinstance(page.get("items"), list) or "resourceVersion" not in about:
+                raise _nonsense(f"LIST {path}", b"an object that is no list")
+            yield page["items"], about["resourceVersion"]
+            token = about.get("continue") or ""
             if not token:
                 return
 
@@ -158,10 +161,12 @@ class Client:
                 async for chunk in response.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
-                        event = orjson.loads(line)
-                        if event["type"] == "ERROR":
-                            said = event["object"]
+                        event = _object(what, line)
+                        said = event.get("object") or {}
+                        if event.get("type") == "ERROR":
                             raise ApiError(what, said.get("code", 500), said.get("reason", ""), said.get("message", ""))
+                        if "type" not in event or "resourceVersion" not in said.get("metadata", {}):
+                            raise _nonsense(what, line)
                         yield event
         except (TimeoutError, aiohttp.ClientError) as error:
             raise ApiError(what, 0, "ConnectionLost", f"{type(error).__name__}: {error}") from error
@@ -219,8 +224,7 @@ class Client:
             try:
                 left = end - time.monotonic()
                 said = await self._once(verb, method, path, body, content_type, query or {}, left, bulk)
-                answer: Object = orjson.loads(said)
-                return answer
+                return _object(f"{method} {path}", said)
             except ApiError as error:
                 wait = max(error.retry_after, pause * random.uniform(0.5, 1.0))
                 safe = error.status == 429 or isinstance(error, NotSent) or (again and error.passing)
@@ -274,6 +278,22 @@ class Client:
         if status < 300:
             return said
         raise _refusal(what, status, said.decode("utf-8", "replace"), response.headers.get("Retry-After", ""))
+
+
+def _object(what: str, said: bytes) -> Object:
+    """Raises ApiError: something between here and the API server may answer in its place."""
+    try:
+        found = orjson.loads(said)
+    except ValueError as error:
+        raise _nonsense(what, said) from error
+    if not isinstance(found, dict):
+        raise _nonsense(what, said)
+    return found
+
+
+def _nonsense(what: str, said: bytes) -> ApiError:
+    text = said[:200].decode("utf-8", "replace")
+    return ApiError(what, 0, "NotKubernetes", f"no answer of an API server: {text!r}; is a proxy in between?")
 
 
 def _refusal(what: str, status: int, text: str, retry_after: str) -> ApiError:

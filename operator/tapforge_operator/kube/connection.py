@@ -6,6 +6,7 @@ than a minute; a token kept for longer than its life would lock the operator out
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -39,6 +40,8 @@ class Credentials:
 
     def headers(self) -> dict[str, str]:
         if self._file is not None and time.monotonic() - self._read > _TOKEN_SECONDS:
-            self._headers = {"Authorization": f"Bearer {self._file.read_text().strip()}"}
-            self._read = time.monotonic()
+            # Should the file be away for a moment, the old token is good for a while: it is asked for with each call.
+            with contextlib.suppress(OSError):
+                self._headers = {"Authorization": f"Bearer {self._file.read_text().strip()}"}
+                self._read = time.monotonic()
         return self._headers

@@ -84,6 +84,8 @@ class Reflector:
         self._start = "" if listed is not None else _NOW
         #: version up to which everything of a namespace was reported; "" before its list
         self._since = dict.fromkeys(spaces, self._start)
+        #: namespaces whose last watch said something
+        self._reported: set[str] = set()
 
     async def sync(self) -> None:
         """Lists everything once. Raises ApiError, but for what is `missing`."""
@@ -110,24 +112,28 @@ class Reflector:
                 pause, at_once = _FIRST_PAUSE, True
                 await asyncio.sleep(_AGAIN)
             except ApiError as error:
+                if space in self._reported:  # it was no refusal: what worked for a while was cut
+                    pause, at_once = _FIRST_PAUSE, True
                 if error.status != 0:  # what was reported last may be no place to go on from
                     self._since[space] = self._start
                 if error.status == 410 and at_once:
                     at_once = False
                     continue
                 log.warning("%s can't be watched for now: %s", self._kind.name, error)
-                await asyncio.sleep(pause)
+                await asyncio.sleep(max(pause, error.retry_after))
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _watch(self, space: str) -> None:
         where, since = self._kind.path(space), self._since[space]
         events = 0
+        self._reported.discard(space)
         async for event in self._client.watch(where, self._kind.selector, since=since, silence=self._silence):
             thing = event["object"]
             self._heard()
             if event["type"] != "BOOKMARK":
                 self._saw(thing, event["type"] == "DELETED")
             self._since[space] = thing["metadata"]["resourceVersion"]
+            self._reported.add(space)
             events += 1
             if events % _TURN == 0:
                 await asyncio.sleep(0)
