@@ -144,6 +144,7 @@ class Rollout(Spec):
 # --- algorithm --------------------------------------------------------------------------------------------------------
 
 Normalization = Literal["mean", "mean_std"]
+Signal = Literal["outcome", "reward"]
 
 
 class Grpo(Spec):
@@ -152,6 +153,11 @@ class Grpo(Spec):
     normalization: Normalization = Field(
         "mean_std", description="mean: return minus the group's mean; mean_std: divided by its standard deviation too"
     )
+    min_deviation: Annotated[float, Field(ge=0, le=100)] = Field(
+        0.1,
+        description="smallest standard deviation that mean_std divides by, in units of reward (an episode's outcome is "
+        "worth 1): what differs by less is not blown up; 0: as published",
+    )
 
 
 class Gigpo(Spec):
@@ -159,6 +165,11 @@ class Gigpo(Spec):
 
     normalization: Normalization = Field(
         "mean_std", description="mean: return minus the group's mean; mean_std: divided by its standard deviation too"
+    )
+    min_deviation: Annotated[float, Field(ge=0, le=100)] = Field(
+        0.1,
+        description="smallest standard deviation that mean_std divides by, in units of reward (an episode's outcome is "
+        "worth 1): what differs by less is not blown up; 0: as published",
     )
     gamma: Fraction = Field(0.95, description="discount per step of the returns that same-state steps are compared by")
     weight: Annotated[float, Field(ge=0, le=100)] = Field(
@@ -208,6 +219,11 @@ class Algorithm(Spec):
     statistics: Literal["trajectories", "steps"] = Field(
         "trajectories",
         description="whether a group's mean and deviation count every episode once, or every one of its steps",
+    )
+    signal: Signal = Field(
+        "outcome",
+        description="what has to differ for a comparison to teach. outcome: success and failure; penalties, discounts "
+        "and rewards of steps refine it. reward: any of them is enough, as published",
     )
     loss: Loss = Field(Loss(), description="policy loss")
     kl: Kl = Field(Kl(), description="pull towards the initial policy")

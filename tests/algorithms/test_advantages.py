@@ -92,6 +92,27 @@ def test_group_without_variance_gives_exactly_zero(name, options, batch, reward)
     assert not estimate(name, steps, **options).total.any()
 
 
+@in_groups
+@quick
+@given(batch=batches, success=st.lists(st.booleans(), min_size=9, max_size=9))
+def test_only_what_ended_differently_is_compared(name, options, batch, success):
+    steps = build(batch)
+    won = np.array(success)[steps.trajectory]
+    result = estimate(name, replace(steps, success=won), **options)
+    for group in np.unique(steps.group):
+        members = steps.valid & (steps.group == group)
+        if len(np.unique(won[members])) < 2:
+            assert not result.total[members].any()
+        for state in np.unique(steps.state):
+            same = members & (steps.state == state)
+            if len(np.unique(won[same])) < 2:
+                assert not result.step[same].any()
+    # Groups in which both outcomes occur have the episode advantages that they had without outcomes.
+    mixed = [g for g in np.unique(steps.group) if len(np.unique(won[steps.valid & (steps.group == g)])) == 2]
+    kept = np.isin(steps.group, mixed)
+    np.testing.assert_array_equal(result.episode[kept], estimate(name, steps, **options).episode[kept])
+
+
 @pytest.mark.parametrize(
     ("name", "options"), [v for v in VARIANTS[:-1] if v[0] != "gigpo" and "row_statistics" not in v[1]]
 )
@@ -186,6 +207,8 @@ def test_refuses_what_makes_no_sense():
         estimate("grpo", Steps([0, 1], [5, 5], [0, 0], [0.0, 1.0], [True, True]))
     with pytest.raises(ValueError, match="trajectory 5 is valid at some steps"):
         estimate("grpo", Steps([0, 0], [5, 5], [0, 0], [0.0, 1.0], [True, False]))
+    with pytest.raises(ValueError, match="trajectory 5 succeeded at some steps"):
+        estimate("grpo", Steps([0, 0], [5, 5], [0, 0], [0.0, 1.0], [True, True], success=[True, False]))
     one = Steps([0], [0], [0], [1.0], [True])
     with pytest.raises(ValueError, match="gamma is 1.5"):
         estimate("gigpo", one, gamma=1.5)

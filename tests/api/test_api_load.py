@@ -63,7 +63,7 @@ def test_only_what_was_set_is_written_and_resolving_writes_it_all() -> None:
     assert everything["rollout"]["groupSize"] == 4 and everything["rollout"]["minValid"] == 2
     assert everything["engine"]["kvCacheMiB"] == 128
     assert everything["algorithm"]["advantage"] == {
-        "gigpo": {"normalization": "mean_std", "gamma": 0.95, "weight": 1.0}
+        "gigpo": {"normalization": "mean_std", "minDeviation": 0.1, "gamma": 0.95, "weight": 1.0}
     }
 
 

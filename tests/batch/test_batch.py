@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tapforge_api.learning import Algorithm
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.batch import BatchRules, build_batch, step_rewards
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
@@ -117,6 +118,57 @@ def test_flat_groups_are_counted_and_left_out():
     kept = build_batch(groups, replace(RULES, keep_flat_groups=True))
     assert len(kept.samples) == 10
     assert kept.statistics.groups_flat == 1
+
+
+def advantages_of(groups: list[GroupRecord], **algorithm) -> dict[tuple[str, int], float]:
+    batch = build_batch(groups, BatchRules.of(Algorithm.model_validate(algorithm), min_valid=2))
+    return {(c.episode, c.step): c.advantage for c in batch.credits}
+
+
+@pytest.mark.parametrize("advantage", [{"grpo": {}}, {"gigpo": {}}, {"rloo": {}}])
+def test_an_unreadable_answer_is_no_signal_where_all_failed(advantage):
+    lost = [episode(f"e{i}", Outcome.FAILURE, ["home"] * 40) for i in range(4)]
+    stray = replace(lost[0].steps[7], parse_error="no tool call")
+    lost[0] = replace(lost[0], steps=(*lost[0].steps[:7], stray, *lost[0].steps[8:]))
+    group = [group_of(*lost)]
+    assert not any(advantages_of(group, advantage=advantage, invalidAnswerPenalty=0.1).values())
+    rules = BatchRules.of(Algorithm.model_validate({"advantage": advantage, "invalidAnswerPenalty": 0.1}), min_valid=2)
+    batch = build_batch(group, rules)
+    assert (batch.samples, batch.statistics.groups_flat) == ((), 1)
+    # Published: one stray answer in 160 gives its whole episode an advantage as large as a success would.
+    if "grpo" in advantage:
+        published = {"advantage": {"grpo": {"minDeviation": 0.0}}, "signal": "reward", "invalidAnswerPenalty": 0.1}
+        assert advantages_of(group, **published)["e0", 0] == pytest.approx(-1.5, abs=1e-3)
+
+
+def test_length_is_no_signal_where_all_succeeded():
+    ways = [["home"] * 3 + ["clock"], ["home", "clock"], ["home", "mail", "clock"]]
+    group = [group_of(*(episode(f"e{i}", Outcome.SUCCESS, states) for i, states in enumerate(ways)))]
+    assert not any(advantages_of(group).values())
+    published = {"advantage": {"gigpo": {"minDeviation": 0.0}}, "signal": "reward"}
+    assert max(map(abs, advantages_of(group, **published).values())) > 1.0
+
+
+def test_a_state_that_only_successes_saw_tells_nothing():
+    """The group has a signal; on the way that both successes took, discounting alone would tell their steps apart."""
+    short = episode("short", Outcome.SUCCESS, ["home", "clock"])
+    long = episode("long", Outcome.SUCCESS, ["home", "clock", "clock", "clock"])
+    group = [group_of(short, long, episode("lost", Outcome.FAILURE, ["home", "mail"]))]
+    batch = build_batch(group, BatchRules.of(Algorithm(), min_valid=2))
+    parts = {(c.episode, c.step): (c.episode_advantage, c.step_advantage) for c in batch.credits}
+    assert [parts[name][1] for name in [("short", 1), ("long", 1), ("long", 2), ("long", 3)]] == [0.0] * 4
+    assert parts["short", 0][1] > parts["long", 0][1] > 0 > parts["lost", 0][1]  # they refine what outcomes tell
+    assert parts["short", 1][0] > 0
+
+
+def test_small_differences_stay_small():
+    """Two of a group's ways differ by a tenth of what the outcome is worth; its deviation is no smaller than the least
+    one that may be divided by."""
+    steps = [step("won", 0, "home", reward=-0.98), step("lost", 0, "home", reward=0.0)]
+    won, lost = (replace(e, steps=(s,)) for e, s in zip(PAIR, steps, strict=True))
+    assert advantages_of([group_of(won, lost)], advantage={"grpo": {}})["won", 0] == pytest.approx(0.1, abs=1e-3)
+    published = advantages_of([group_of(won, lost)], advantage={"grpo": {"minDeviation": 0.0}})
+    assert published["won", 0] == pytest.approx(2**-0.5, abs=1e-3)
 
 
 def test_steps_and_episodes_without_tokens():

@@ -4,6 +4,8 @@ Rules:
 - A step's reward is what the environment gave, plus `success_reward` or `failure_reward` on the episode's last step,
   minus `invalid_answer_penalty` where the answer could not be parsed.
 - Invalid episodes and those that we stopped ourselves are in no statistic of rewards and give no sample.
+- With `signal` "outcome", a group whose valid episodes all ended alike has no advantages: penalties and discounting
+  refine what outcomes tell and are never all there is. With "reward", any difference of rewards counts (as published).
 - A group with fewer than `min_valid` valid episodes gives no sample and is counted as dropped.
 - A group whose advantages are all exactly 0 is counted as flat and, unless asked for, gives no sample: it has no policy
   gradient, but would take part in means over tokens and in the KL term.
@@ -21,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from tapforge_api.learning import Algorithm
+from tapforge_api.learning import Algorithm, Signal
 from tapforge_envs.protocol import Outcome
 
 from .algorithms.composition import estimator_of
@@ -37,6 +39,7 @@ class BatchRules:
     estimator: str = "gigpo"
     #: keyword options of the estimator
     options: Mapping[str, Any] = field(default_factory=dict)
+    signal: Signal = "outcome"
     min_valid: int = 2
     success_reward: float = 1.0
     failure_reward: float = 0.0
@@ -49,6 +52,7 @@ class BatchRules:
         return BatchRules(
             estimator,
             options,
+            algorithm.signal,
             min_valid,
             invalid_answer_penalty=algorithm.invalid_answer_penalty,
             # Without a policy gradient they still have the KL term's.
@@ -207,6 +211,9 @@ def _arrays(flat_steps: Sequence[tuple[int, EpisodeRecord, StepRecord]], rules: 
         state=np.array([NO_STATE if k is None else states.setdefault(k, len(states)) for k in keys], dtype=np.int64),
         reward=np.array(rewards, dtype=np.float64),
         valid=np.ones(len(flat_steps), dtype=bool),
+        success=np.array([episode.outcome is Outcome.SUCCESS for _, episode, _ in flat_steps], dtype=bool)
+        if rules.signal == "outcome"
+        else None,
     )
 
 

@@ -2,7 +2,9 @@
 
 The step's own advantage compares its discounted return to go with those of all steps in the same group that saw the
 same state, across trajectories and across time. A step whose state nobody else saw gets 0, so GiGPO falls back to GRPO
-where state keys are unique; `state_group_size` makes that visible.
+where state keys are unique; `state_group_size` makes that visible. Where outcomes are known, so does a step whose state
+was only seen on the way to one outcome: discounting would compare nothing but lengths there. Without outcomes and with
+`min_deviation` 0 this is the published formula.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ def gigpo(
     normalization: Normalization = "mean_std",
     gamma: float = 0.95,
     weight: float = 1.0,
+    min_deviation: float = 0.0,
     row_statistics: bool = False,
     epsilon: float = 1e-6,
 ) -> Advantages:
@@ -29,12 +32,12 @@ def gigpo(
     valid = steps.valid
     episode, step = np.zeros(n), np.zeros(n)
     size = np.zeros(n, dtype=np.int64)
-    episode[valid] = episode_advantage(steps, normalization, row_statistics, epsilon)
+    episode[valid] = episode_advantage(steps, normalization, min_deviation, row_statistics, epsilon)
     to_go = discounted_to_go(steps.reward[valid], steps.trajectory[valid], gamma)
     state = steps.state[valid]
     # Steps without a key are states of their own: numbered past all others.
     alone = np.cumsum(state == NO_STATE) + state.max(initial=0)
     population, count = labels(steps.group[valid], np.where(state == NO_STATE, alone, state))
-    step[valid] = compare(to_go, population, count, normalization, epsilon)
+    step[valid] = compare(to_go, population, count, normalization, epsilon, min_deviation, steps.valid_success)
     size[valid] = np.bincount(population, minlength=count)[population]
     return Advantages(episode + weight * step, episode, step, size)

@@ -2,7 +2,8 @@
 
 Everything is vectorised over all populations at once; no Python loop runs over steps.
 A population is given as a dense label per value: 0 .. count-1 (`labels`). In a population of fewer than two members,
-and in one whose values are all equal, every comparison is exactly 0.
+in one whose values are all equal, and, where outcomes are known, in one whose members all ended alike, every comparison
+is exactly 0.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from .steps import Floats, Ints
+from .steps import Bools, Floats, Ints
 
-#: mean: distance from the mean; mean_std: that, divided by the unbiased standard deviation plus epsilon
+#: mean: distance from the mean; mean_std: that, divided by the unbiased standard deviation, or by the least one that is
+#: allowed, plus epsilon
 Normalization = Literal["mean", "mean_std"]
 
 
@@ -26,30 +28,43 @@ def labels(*keys: Ints) -> tuple[Ints, int]:
     return label, int(label.max(initial=-1)) + 1
 
 
-def center(values: Floats, population: Ints, count: int) -> Floats:
-    """Distance of each value from its population's mean."""
+def center(values: Floats, population: Ints, count: int, success: Bools | None = None) -> Floats:
+    """Distance of each value from its population's mean. `success` is the outcome behind each value, where it is known
+    and decides which populations have something to tell."""
     size = np.bincount(population, minlength=count)
     mean = np.bincount(population, values, minlength=count) / np.maximum(size, 1)
     # A mean of equal floats can be off by a rounding error, which a tiny deviation would blow up.
-    return np.where(_varied(values, population, count)[population], values - mean[population], 0.0)
+    telling = _varied(values, population, count)
+    if success is not None:
+        telling &= _varied(success, population, count)
+    return np.where(telling[population], values - mean[population], 0.0)
 
 
-def compare(values: Floats, population: Ints, count: int, mode: Normalization, epsilon: float) -> Floats:
-    """`center`, divided by the unbiased standard deviation plus epsilon if the mode says so."""
+def compare(
+    values: Floats,
+    population: Ints,
+    count: int,
+    mode: Normalization,
+    epsilon: float,
+    min_deviation: float,
+    success: Bools | None,
+) -> Floats:
+    """`center`, divided by the unbiased standard deviation plus epsilon if the mode says so. A deviation under
+    `min_deviation` counts as that much: small differences stay small."""
     if mode not in get_args(Normalization):
         raise ValueError(f"unknown normalization {mode!r}; known are {', '.join(get_args(Normalization))}")
-    distance = center(values, population, count)
+    distance = center(values, population, count, success)
     if mode == "mean":
         return distance
     size = np.bincount(population, minlength=count)
     variance = np.bincount(population, distance**2, minlength=count) / np.maximum(size - 1, 1)
-    return distance / (np.sqrt(variance) + epsilon)[population]
+    return distance / (np.maximum(np.sqrt(variance), min_deviation) + epsilon)[population]
 
 
-def _varied(values: Floats, population: Ints, count: int) -> np.ndarray:
+def _varied(values: Floats | Bools, population: Ints, count: int) -> Bools:
     """Which populations hold two different values."""
     varied = np.zeros(count, dtype=bool)
-    first = np.zeros(count)
+    first = np.zeros(count, dtype=values.dtype)
     first[population] = values
     varied[population[values != first[population]]] = True
     return varied

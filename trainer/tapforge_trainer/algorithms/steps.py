@@ -6,6 +6,8 @@ Invariants of `Steps`:
 - The steps of a trajectory stand in time order; they need not be neighbours.
 - `state` -1 means "unlike any other state": such a step is compared with nobody.
 - Steps of invalid trajectories may be present: they are in no statistic and get advantage 0.
+- With `success`, outcomes decide what has a signal: what is compared with nothing that ended otherwise gets 0, whatever
+  its rewards are. Without it, any difference of rewards is a signal.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class Steps:
     valid: Bools
     #: a critic's estimate at the step; only estimators with a critic need it
     value: Floats | None = None
+    #: whether the step's trajectory succeeded
+    success: Bools | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -44,9 +48,11 @@ class Steps:
         put(self, "valid", np.asarray(self.valid, dtype=bool))
         if self.value is not None:
             put(self, "value", np.asarray(self.value, dtype=np.float64))
+        if self.success is not None:
+            put(self, "success", np.asarray(self.success, dtype=bool))
         lengths = {
             name: np.shape(getattr(self, name))
-            for name in ("group", "trajectory", "state", "reward", "valid", "value")
+            for name in ("group", "trajectory", "state", "reward", "valid", "value", "success")
             if getattr(self, name) is not None
         }
         if set(lengths.values()) != {(len(self.reward),)}:
@@ -58,7 +64,10 @@ class Steps:
 
     def _check_trajectories(self) -> None:
         _, member, trajectory = np.unique(self.trajectory, return_index=True, return_inverse=True)
-        for array, what in ((self.group, "has steps in two groups"), (self.valid, "is valid at some steps only")):
+        constant = [(self.group, "has steps in two groups"), (self.valid, "is valid at some steps only")]
+        if self.success is not None:
+            constant.append((self.success, "succeeded at some steps only"))
+        for array, what in constant:
             stray = np.flatnonzero(array != array[member][trajectory])
             if len(stray):
                 name = self.trajectory[stray[0]]
@@ -66,6 +75,11 @@ class Steps:
 
     def __len__(self) -> int:
         return len(self.reward)
+
+    @property
+    def valid_success(self) -> Bools | None:
+        """Of valid steps."""
+        return None if self.success is None else self.success[self.valid]
 
 
 @dataclass(frozen=True, slots=True)
