@@ -209,7 +209,20 @@ class Kl(Spec):
     """Pull towards the initial policy. A coefficient of 0 loads no reference model."""
 
     coefficient: Annotated[float, Field(ge=0, le=100)] = Field(0.0, description="weight of the KL term; 0: none")
-    estimator: Literal["k1", "k2", "k3"] = Field("k2", description="estimator of the divergence per token")
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        "k2",
+        description="estimator of the divergence per token. k2 has the gradient of KL(policy, initial), k3 "
+        "that of KL(initial, policy)",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="estimator must not be k1: the KL term is part of the loss, and there the expected gradient of k1 "
+            "is 0 on the policy's own samples, so that it pulls nowhere (it is an estimator for rewards); use k2 or k3",
+            cel="self.estimator != 'k1'",
+            holds=lambda o: o.estimator != "k1",
+        ),
+    )
 
 
 class Algorithm(Spec):
@@ -229,6 +242,15 @@ class Algorithm(Spec):
     kl: Kl = Field(Kl(), description="pull towards the initial policy")
     invalid_answer_penalty: Annotated[float, Field(ge=0, le=100)] = Field(
         0.0, description="subtracted from the reward of a step whose answer could not be parsed"
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="statistics must be trajectories with advantage.rloo, which compares whole episodes; or use grpo "
+            "or gigpo",
+            cel="!(has(self.advantage.rloo) && self.statistics == 'steps')",
+            holds=lambda o: not (o.advantage.rloo is not None and o.statistics == "steps"),
+        ),
     )
 
 

@@ -34,11 +34,6 @@ def test_defaults_agree_with_the_estimators_own():
     np.testing.assert_array_equal(estimate(name, STEPS, **options).total, estimate(name, STEPS).total)
 
 
-def test_rloo_has_no_statistics_over_steps():
-    with pytest.raises(ValueError, match="set it to 'trajectories'"):
-        estimator_of(Algorithm.model_validate({"advantage": {"rloo": {}}, "statistics": "steps"}))
-
-
 def test_objective_as_written():
     written = Algorithm.model_validate(
         {

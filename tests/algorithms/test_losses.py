@@ -179,6 +179,28 @@ def test_kl_estimators(distances, cap):
     assert (leaf.grad.abs() <= cap + 1e-9).all()
 
 
+def test_what_the_kl_estimators_pull_towards():
+    """Expected gradients over all tokens that the policy may say, beside those of the divergences themselves."""
+    random = torch.Generator().manual_seed(3)
+    logits, other = torch.randn(2, 6, generator=random, dtype=torch.float64)
+    reference = other.log_softmax(0)
+
+    def gradient(value):
+        leaf = logits.clone().requires_grad_()
+        logp = leaf.log_softmax(0)
+        value(logp).backward()
+        return leaf.grad
+
+    def estimated(kind):
+        return gradient(lambda logp: (logp.detach().exp() * kl(logp, reference, kind)).sum())
+
+    forward = gradient(lambda logp: (logp.exp() * (logp - reference)).sum())
+    reverse = gradient(lambda logp: (reference.exp() * (reference - logp)).sum())
+    assert estimated("k1").abs().max() < 1e-12  # pulls nowhere, which is why a loss refuses it
+    torch.testing.assert_close(estimated("k2"), forward)
+    torch.testing.assert_close(estimated("k3"), reverse)
+
+
 def test_a_coefficient_needs_a_reference_and_zero_needs_none():
     batch = batch_of([2])
     del batch["ref_logp"]
@@ -208,3 +230,5 @@ def test_objectives_that_make_no_sense(field, value, error):
         Objective(**{field: value})
     with pytest.raises(ValueError, match="set kl to k2"):
         Objective(kl="k3", kl_advantage_cap=True)
+    with pytest.raises(ValueError, match="expected gradient is 0"):
+        Objective(kl="k1", kl_coefficient=0.1)

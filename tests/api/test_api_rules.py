@@ -15,9 +15,13 @@ from tapforge_api.cluster import ClusterSpec, Head, RayMetadata, Workers
 from tapforge_api.environment import EnvironmentSource, OwnPool, PoolReference, Processes, Urls
 from tapforge_api.learning import (
     Advantage,
+    Algorithm,
     Checkpoints,
     Evaluation,
+    Grpo,
+    Kl,
     ModelSource,
+    Rloo,
     Rollout,
     Storage,
     VolumeClaim,
@@ -127,6 +131,12 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
     EnvironmentSource: one_of(EnvironmentSource),
     Urls: one_of(Urls),
     Advantage: one_of(Advantage),
+    Kl: st.builds(lambda a: unchecked(Kl, estimator=a), st.sampled_from(["k1", "k2", "k3"])),
+    Algorithm: st.builds(
+        lambda a, b: unchecked(Algorithm, advantage=a, statistics=b),
+        st.sampled_from([Advantage(rloo=Rloo()), Advantage(grpo=Grpo())]),
+        st.sampled_from(["trajectories", "steps"]),
+    ),
     Processes: st.builds(lambda a, b: unchecked(Processes, count=a, servers=b), small, small),
     WarmStart: st.builds(lambda a, b: unchecked(WarmStart, steps=a, warmup_steps=b), small, small),
     Rollout: st.builds(lambda a, b: unchecked(Rollout, group_size=a, min_valid=b), small, small),

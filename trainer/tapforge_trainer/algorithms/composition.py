@@ -14,11 +14,6 @@ def estimator_of(algorithm: Algorithm) -> tuple[str, dict[str, Any]]:
     name = algorithm.advantage.kind
     options = algorithm.advantage.value.model_dump(by_alias=False)
     if algorithm.statistics == "steps":
-        if name == "rloo":
-            raise ValueError(
-                "algorithm.statistics is 'steps', but rloo compares whole episodes: set it to 'trajectories', or use "
-                "grpo or gigpo"
-            )
         options["row_statistics"] = True
     return name, options
 

@@ -51,6 +51,10 @@ class Objective:
             raise ValueError(f"importance_cap is {self.importance_cap}; it must be over 0, or None for no correction")
         if self.kl_coefficient < 0.0:
             raise ValueError(f"kl_coefficient is {self.kl_coefficient}; it must be at least 0")
+        if self.kl_coefficient > 0.0 and self.kl == "k1":
+            raise ValueError(
+                "kl is k1, whose expected gradient is 0 in a loss on the policy's own samples; use k2 or k3"
+            )
         if self.kl_advantage_cap and self.kl != "k2":
             raise ValueError(f"kl_advantage_cap bounds the gradient of k2, but kl is {self.kl}; set kl to k2")
 
