@@ -60,6 +60,10 @@ def frame() -> Callable[..., Frame]:
     return draw_frame
 
 
+#: what an image processor says beside its bounds
+PROCESSOR = {"patch_size": 16, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+
+
 def train_tokenizer() -> Tokenizer:
     built = Tokenizer(models.BPE())
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -78,7 +82,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     train_tokenizer().save(str(folder / "tokenizer.json"))
     size = {"shortest_edge": 4 * 32 * 32, "longest_edge": 256 * 32 * 32}
-    (folder / "preprocessor_config.json").write_text(json.dumps({"patch_size": 16, "merge_size": 2, "size": size}))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR | {"size": size}))
     return folder
 
 

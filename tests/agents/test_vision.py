@@ -15,6 +15,7 @@ from PIL import Image
 
 from tapforge_envs.protocol import EnvironmentFault, Frame, Reason
 from tapforge_trainer.agents.vision import FrameFitter, VisionGrid, fit_frame
+from tapforge_trainer.policy.frames import PixelFormat
 
 GRID = VisionGrid(patch=16, merge=2, min_tokens=4, max_tokens=256)
 
@@ -232,16 +233,33 @@ def test_visual_tokens_are_those_of_a_fitted_frame(frame: Callable[..., Frame]) 
         fitter.visual_tokens(frame(100, 100))
 
 
-@pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json"])
-def test_the_grid_is_the_image_processors_own(tmp_path: Path, file: str) -> None:
-    settings = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 16777216}}
-    (tmp_path / file).write_text(json.dumps({"image_processor": settings} if file.startswith("pro") else settings))
+COLOURS = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.25] * 3}
+LARGE = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 16777216}} | COLOURS
+SMALL = {"patch_size": 14, "merge_size": 2, "min_pixels": 56 * 56 + 1, "max_pixels": 28 * 28 * 1280 - 1} | COLOURS
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"preprocessor_config.json": LARGE},
+        {"processor_config.json": {"image_processor": LARGE}},
+        {"processor_config.json": {"image_processor": LARGE}, "preprocessor_config.json": SMALL},
+        {"processor_config.json": {"processor_class": "Qwen3VLProcessor"}, "preprocessor_config.json": LARGE},
+        {
+            "preprocessor_config.json": LARGE
+            | {"min_pixels": 65536, "size": {"shortest_edge": 1, "longest_edge": 16777216}}
+        },
+    ],
+)
+def test_adapter_and_policy_read_the_same_processor(tmp_path: Path, files: dict[str, dict]) -> None:
+    for name, settings in files.items():
+        (tmp_path / name).write_text(json.dumps(settings))
     assert VisionGrid.load(tmp_path) == VisionGrid(16, 2, 64, 16384)
+    assert PixelFormat.of_folder(tmp_path) == PixelFormat(16, 2, (0.5, 0.4, 0.3), (0.25,) * 3, least_tokens=64)
 
 
 def test_bounds_that_are_no_whole_tokens_are_rounded_inwards(tmp_path: Path) -> None:
-    settings = {"patch_size": 14, "merge_size": 2, "min_pixels": 56 * 56 + 1, "max_pixels": 28 * 28 * 1280 - 1}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(SMALL))
     assert VisionGrid.load(tmp_path) == VisionGrid(14, 2, 5, 1279)
 
 
@@ -252,6 +270,8 @@ def test_missing_and_broken_settings_are_named(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(ValueError, match=r"preprocessor_config\.json is no JSON"):
         VisionGrid.load(tmp_path)
-    path.write_text('{"patch_size": 16, "merge_size": 2}')
-    with pytest.raises(ValueError, match="shortest_edge"):
-        VisionGrid.load(tmp_path)
+    for missing in ("shortest_edge", "image_mean"):
+        settings = {k: v for k, v in LARGE.items() if k != missing and (k != "size" or missing != "shortest_edge")}
+        path.write_text(json.dumps(settings))
+        with pytest.raises(ValueError, match=missing):
+            VisionGrid.load(tmp_path)

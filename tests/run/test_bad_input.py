@@ -211,7 +211,8 @@ def test_a_context_in_which_no_frame_has_room(house: House) -> None:
     folder.mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (folder / name).write_text("{}")
-    pixels = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 16, "min_pixels": 65536}
+    pixels = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 16, "merge_size": 2}
+    pixels |= {"min_pixels": 65536, "max_pixels": 16777216}
     (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
     source = f"spec.model.source={json.dumps({'path': {'folder': str(folder)}})}"
     for command in ("plan", "run"):

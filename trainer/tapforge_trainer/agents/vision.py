@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import struct
 import threading
@@ -25,6 +24,8 @@ from pathlib import Path
 from PIL import Image
 
 from tapforge_envs.protocol import EnvironmentFault, Frame
+
+from .image_processor import ImageProcessor
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 #: samples per pixel by PNG colour type
@@ -60,16 +61,14 @@ class VisionGrid:
     @staticmethod
     def load(model_folder: Path) -> VisionGrid:
         """From the image processor's own configuration, so that the two can't disagree."""
-        path, config = _image_processor_config(model_folder)
-        try:
-            size = config.get("size") or {}
-            patch, merge = int(config["patch_size"]), int(config["merge_size"])
-            least = int(config.get("min_pixels") or size["shortest_edge"])
-            most = int(config.get("max_pixels") or size["longest_edge"])
-        except KeyError as error:
-            raise ValueError(f"{path} lacks {error}; an image processor of the Qwen-VL family has it") from error
-        area = (patch * merge) ** 2
-        return VisionGrid(patch, merge, min_tokens=max(1, -(-least // area)), max_tokens=most // area)
+        found = ImageProcessor.of_folder(model_folder)
+        area = (found.patch * found.merge) ** 2
+        return VisionGrid(
+            found.patch,
+            found.merge,
+            min_tokens=max(1, -(-found.min_pixels // area)),
+            max_tokens=found.max_pixels // area,
+        )
 
     def fit(self, width: int, height: int) -> tuple[int, int]:
         """The size that an image of this size is resized to: itself if it is already right."""
@@ -110,26 +109,6 @@ class VisionGrid:
         """Tokens of an image of this size, after fitting."""
         width, height = self.fit(width, height)
         return (width // self.cell) * (height // self.cell)
-
-
-def _image_processor_config(model_folder: Path) -> tuple[Path, dict]:
-    """Where the processors themselves look: the common file's section first."""
-    for name in ("processor_config.json", "preprocessor_config.json"):
-        path = model_folder / name
-        if not path.is_file():
-            continue
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is no JSON: {error}") from error
-        if name == "processor_config.json":
-            config = config.get("image_processor")
-        if config is not None:
-            return path, config
-    raise FileNotFoundError(
-        f"{model_folder} has no preprocessor_config.json (nor an image_processor in processor_config.json), which says "
-        "how images are resized; use a complete Qwen3-VL model folder"
-    )
 
 
 class FrameFitter:

@@ -11,7 +11,6 @@ Rules:
 from __future__ import annotations
 
 import io
-import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from tapforge_envs.protocol import Frame
+from tapforge_trainer.agents.image_processor import ImageProcessor
 
 
 class FrameError(ValueError):
@@ -32,25 +32,16 @@ class PixelFormat:
 
     patch: int
     merge: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     #: visual tokens below which the processor would enlarge a frame
     least_tokens: int = 1
 
     @staticmethod
     def of_folder(folder: Path) -> PixelFormat:
-        path = folder / "preprocessor_config.json"
-        try:
-            found = json.loads(path.read_text())
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{path} is missing; a vision model's folder has it") from error
-        try:
-            mean, std = tuple(found["image_mean"]), tuple(found["image_std"])
-            patch, merge = int(found["patch_size"]), int(found.get("merge_size", 2))
-            least = (found.get("size") or {}).get("shortest_edge", found.get("min_pixels", 1))
-            return PixelFormat(patch, merge, mean, std, max(1, -(-int(least) // (patch * merge) ** 2)))
-        except KeyError as error:
-            raise ValueError(f"{path} lacks {error}; an image processor of the Qwen-VL family has it") from error
+        found = ImageProcessor.of_folder(folder)
+        area = (found.patch * found.merge) ** 2
+        return PixelFormat(found.patch, found.merge, found.mean, found.std, max(1, -(-found.min_pixels // area)))
 
     @property
     def cell(self) -> int:
