@@ -116,6 +116,25 @@ def test_a_kl_term_without_a_reference_is_refused(tiny: Tiny) -> None:
         learn(rank, tiny, samples, frames, objective=replace(OBJECTIVE, kl_coefficient=0.1))
 
 
+def test_one_step_on_older_samples_needs_one_forward_pass(tiny: Tiny) -> None:
+    """The old log-probabilities are those of the gradient's own pass: the ratio is 1, bit for bit, nothing is clipped,
+    and what the samples are corrected by is the learner's distance from the engine."""
+    samples, frames = tiny.mixed()
+    data = tiny.columns(samples, frames)
+    batch = whole(data, samples, budget=256)
+    settings = UpdateSettings(objective=replace(OBJECTIVE, importance_cap=1.5), learning_rate=1e-3, off_policy=True)
+    with one_rank(tiny) as rank:
+        distance = np.abs(rank.logprobs(data, frames, batch.parts, 1.0) - data.behavior)
+        passes: list[bool] = []
+        hook = rank.policy.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+        tally = rank.update(data, frames, [batch], settings, 3)
+        hook.remove()
+    assert passes == [True] * len(batch.parts) and len(batch.parts) > 1
+    assert tally.maxima["ratio_max"] == 1.0
+    assert tally.sums["clip_fraction_low"] == tally.sums["clip_fraction_high"] == tally.sums["approx_kl"] == 0.0
+    assert tally.maxima["engine_gap_max"] == pytest.approx(float(distance.max()), abs=1e-5)
+
+
 def test_several_mini_batches_keep_the_first_ones_old_log_probabilities(tiny: Tiny) -> None:
     """Two steps on the same samples: at the second one the ratio is no longer 1, because the old policy stayed."""
     samples, frames = tiny.mixed()
@@ -123,7 +142,11 @@ def test_several_mini_batches_keep_the_first_ones_old_log_probabilities(tiny: Ti
     batch = whole(data, samples)
     with one_rank(tiny) as rank:
         settings = UpdateSettings(objective=OBJECTIVE, learning_rate=3e-3)
+        passes: list[bool] = []
+        rank.policy.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
         tally = rank.update(data, frames, [batch, batch], settings, 0)
         assert rank.steps == 2
+        # Only what the second step learns from is read beforehand: at the first one the weights are the old ones.
+        assert passes == [False] * len(batch.parts) + [True] * 2 * len(batch.parts)
     assert tally.maxima["ratio_max"] > 1.01
     assert tally.maxima["engine_gap_max"] > 0.1  # the samples' own are random numbers

@@ -91,20 +91,23 @@ class Rank:
         settings: UpdateSettings,
         version: int,
     ) -> Tally:
-        """One optimizer step per mini-batch. The old log-probability is the engine's own where that is the truth (one
-        step, newest weights); else it is computed before the first step."""
+        """One optimizer step per mini-batch. The old log-probabilities are the engine's own where those are the truth
+        (one step, newest weights). Else they are the learner's before the first step: for the first step those of its
+        own forward pass, detached; for later ones they are computed beforehand."""
         tally = Tally()
         everything = [part for batch in batches for part in batch.parts]
-        recompute = settings.off_policy or len(batches) > 1
-        old = self.logprobs(data, frames, everything, settings.temperature) if recompute else data.behavior
+        correct = settings.off_policy or len(batches) > 1
+        later = [part for batch in batches[1:] for part in batch.parts]
+        old = self.logprobs(data, frames, later, settings.temperature) if later else data.behavior
         reference = None
         if settings.objective.kl_coefficient > 0:
             if self.reference is None:
                 raise ValueError("the objective has a KL term, but the learner was started without a reference")
             reference = self._logprobs(self.reference, data, frames, everything, settings.temperature)
         for number, batch in enumerate(batches):
+            before = None if correct and number == 0 else old
             loss = partial(
-                _policy_loss, data, old, reference, settings.objective, batch.counts, tally, len(batches), recompute
+                _policy_loss, data, before, reference, settings.objective, batch.counts, tally, len(batches), correct
             )
             self._step(data, frames, batch, settings, loss, tally, compare_with=version if number == 0 else None)
         return self._close(tally)
@@ -251,7 +254,7 @@ class Rank:
 
 def _policy_loss(
     data: Columns,
-    old: np.ndarray,
+    old: np.ndarray | None,
     reference: np.ndarray | None,
     objective: Objective,
     counts: Counts,
@@ -262,7 +265,8 @@ def _policy_loss(
     chosen: np.ndarray,
     weight: Tensor,
 ) -> Tensor:
-    """`correct`: the samples' own log-probabilities are another policy's, and enter as importance weights."""
+    """`old` None: the weights are those that old log-probabilities are of. `correct`: the samples' own
+    log-probabilities are another policy's, and enter as importance weights."""
 
     def here(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[chosen]).to(logp.device)
@@ -270,7 +274,7 @@ def _policy_loss(
     _, sequence = np.unique(data.span[chosen], return_inverse=True)
     result = policy_loss(
         logp,
-        here(old),
+        logp.detach() if old is None else here(old),
         here(data.advantage),
         torch.from_numpy(sequence).to(logp.device),
         objective=objective,
