@@ -10,10 +10,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from .algorithm import Algorithm
 from .base import API_VERSION, DNS_LABEL, Change, Metadata, Rule, Seed, Spec, camel, compare
 from .cluster import ClusterSpec
 from .environment import EnvironmentSpec, Tasks
-from .learning import Algorithm, Checkpoints, Engine, Evaluation, Learner, Model, Rollout, Stop, Sync, WarmStart
+from .learning import Checkpoints, Engine, Evaluation, Learner, Model, Rollout, Stop, Sync, WarmStart
 from .run_status import TrainingRunStatus
 
 #: Kubernetes objects derived from a run append a suffix to its name and still have to fit in 63 characters

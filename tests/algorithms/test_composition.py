@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tapforge_api.learning import Algorithm
+from tapforge_api.algorithm import Algorithm
 from tapforge_trainer.algorithms.composition import estimator_of, objective_of
 from tapforge_trainer.algorithms.objective import Objective
 from tapforge_trainer.algorithms.registry import estimate

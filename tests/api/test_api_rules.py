@@ -10,18 +10,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from tapforge_api import KINDS
+from tapforge_api.algorithm import Advantage, Algorithm, Grpo, Kl, Rloo
 from tapforge_api.base import Metadata, Rule, Spec
 from tapforge_api.cluster import ClusterSpec, Head, RayMetadata, Workers
 from tapforge_api.environment import EnvironmentSource, OwnPool, PoolReference, Processes, Urls
 from tapforge_api.learning import (
-    Advantage,
-    Algorithm,
     Checkpoints,
     Evaluation,
-    Grpo,
-    Kl,
     ModelSource,
-    Rloo,
     Rollout,
     Storage,
     VolumeClaim,

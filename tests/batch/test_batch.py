@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapforge_api.learning import Algorithm
+from tapforge_api.algorithm import Algorithm
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.batch import BatchRules, build_batch, step_rewards
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord

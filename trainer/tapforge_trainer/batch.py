@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from tapforge_api.learning import Algorithm, Signal
+from tapforge_api.algorithm import Algorithm, Signal
 from tapforge_envs.protocol import Outcome
 
 from .algorithms.composition import estimator_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapforge_api.learning import Algorithm
+from tapforge_api.algorithm import Algorithm
 
 from .objective import Objective
 

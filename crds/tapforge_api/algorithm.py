@@ -1,0 +1,123 @@
+"""How episodes become gradients: what is compared, how the loss is made of it, what holds the policy near its start.
+
+Defaults are those of the published GUI-agent runs, but for what decides whether a comparison teaches: there it is the
+outcome, and no deviation near 0 is divided by.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from .base import Fraction, OneOf, Rule, Spec
+
+Normalization = Literal["mean", "mean_std"]
+Signal = Literal["outcome", "reward"]
+
+
+class Grpo(Spec):
+    """Group-relative advantage of whole episodes."""
+
+    normalization: Normalization = Field(
+        "mean_std", description="mean: return minus the group's mean; mean_std: divided by its standard deviation too"
+    )
+    min_deviation: Annotated[float, Field(ge=0, le=100)] = Field(
+        0.1,
+        description="smallest standard deviation that mean_std divides by, in units of reward (an episode's outcome is "
+        "worth 1): what differs by less is not blown up; 0: as published",
+    )
+
+
+class Gigpo(Spec):
+    """Group-in-group advantage: GRPO's, plus one among steps of the same state."""
+
+    normalization: Normalization = Field(
+        "mean_std", description="mean: return minus the group's mean; mean_std: divided by its standard deviation too"
+    )
+    min_deviation: Annotated[float, Field(ge=0, le=100)] = Field(
+        0.1,
+        description="smallest standard deviation that mean_std divides by, in units of reward (an episode's outcome is "
+        "worth 1): what differs by less is not blown up; 0: as published",
+    )
+    gamma: Fraction = Field(0.95, description="discount per step of the returns that same-state steps are compared by")
+    weight: Annotated[float, Field(ge=0, le=100)] = Field(
+        1.0, description="weight of the step advantage beside the episode advantage"
+    )
+
+
+class Rloo(Spec):
+    """Return minus the mean of the group's other members."""
+
+
+class Advantage(OneOf):
+    """The advantage estimator."""
+
+    grpo: Grpo | None = Field(None, description="group-relative")
+    gigpo: Gigpo | None = Field(None, description="group-in-group")
+    rloo: Rloo | None = Field(None, description="leave one out; write `rloo: {}`")
+
+
+class Loss(Spec):
+    """The clipped policy loss."""
+
+    clip_low: Annotated[float, Field(ge=0, le=1)] = Field(0.2, description="the ratio is clipped below 1 - clipLow")
+    clip_high: Annotated[float, Field(ge=0, le=10)] = Field(0.28, description="the ratio is clipped above 1 + clipHigh")
+    dual_clip: Annotated[float, Field(gt=1, le=100)] | None = Field(
+        None, description="a negative advantage costs a token at most dualClip x its size; without it unbounded"
+    )
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = Field(
+        "token_mean", description="how token losses become one number; always over the whole batch of all ranks"
+    )
+    importance_cap: Annotated[float, Field(gt=0, le=1000)] = Field(
+        2.0, description="truncation of the weight between the learner's old and the engine's log-probabilities"
+    )
+
+
+class Kl(Spec):
+    """Pull towards the initial policy. A coefficient of 0 loads no reference model."""
+
+    coefficient: Annotated[float, Field(ge=0, le=100)] = Field(0.0, description="weight of the KL term; 0: none")
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        "k2",
+        description="estimator of the divergence per token. k2 has the gradient of KL(policy, initial), k3 "
+        "that of KL(initial, policy)",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="estimator must not be k1: the KL term is part of the loss, and there the expected gradient of k1 "
+            "is 0 on the policy's own samples, so that it pulls nowhere (it is an estimator for rewards); use k2 or k3",
+            cel="self.estimator != 'k1'",
+            holds=lambda o: o.estimator != "k1",
+        ),
+    )
+
+
+class Algorithm(Spec):
+    """How episodes become gradients."""
+
+    advantage: Advantage = Field(Advantage(gigpo=Gigpo()), description="advantage estimator; exactly one member")
+    statistics: Literal["trajectories", "steps"] = Field(
+        "trajectories",
+        description="whether a group's mean and deviation count every episode once, or every one of its steps",
+    )
+    signal: Signal = Field(
+        "outcome",
+        description="what has to differ for a comparison to teach. outcome: success and failure; penalties, discounts "
+        "and rewards of steps refine it. reward: any of them is enough, as published",
+    )
+    loss: Loss = Field(Loss(), description="policy loss")
+    kl: Kl = Field(Kl(), description="pull towards the initial policy")
+    invalid_answer_penalty: Annotated[float, Field(ge=0, le=100)] = Field(
+        0.0, description="subtracted from the reward of a step whose answer could not be parsed"
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="statistics must be trajectories with advantage.rloo, which compares whole episodes; or use grpo "
+            "or gigpo",
+            cel="!(has(self.advantage.rloo) && self.statistics == 'steps')",
+            holds=lambda o: not (o.advantage.rloo is not None and o.statistics == "steps"),
+        ),
+    )
