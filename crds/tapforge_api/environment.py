@@ -108,7 +108,7 @@ class EnvironmentSpec(Spec):
 
 
 class Tasks(Spec):
-    """What is practised. Evaluation names its own split."""
+    """What is practised. `evaluation.tasks` says what is measured on."""
 
     suite: Word = Field("quickstart", description="task suite of the environment")
     split: Split = Field("train", description="part of the suite that episodes are drawn from")
@@ -117,3 +117,25 @@ class Tasks(Spec):
     )
     file: Path | None = Field(None, description="JSONL file with one task per line, instead of the suite")
     max_tasks: Positive | None = Field(None, description="at most this many different tasks; without it all")
+
+
+class EvaluationTasks(Spec):
+    """What is measured on: tasks that are not practised."""
+
+    suite: Word | None = Field(
+        None,
+        description="task suite; without it and without file the one that is practised, or the tasks of tasks.file",
+    )
+    split: Split = Field("test", description="part of the suite that is measured on")
+    templates: Annotated[tuple[Word, ...], Field(max_length=1024), UNIQUE] = Field(
+        (), description="task templates; empty: those that are practised, or all of another suite"
+    )
+    file: Path | None = Field(None, description="JSONL file with one task per line, instead of a suite")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="suite and file must not both be set: tasks come from one of them",
+            cel="!(has(self.suite) && has(self.file))",
+            holds=lambda o: o.suite is None or o.file is None,
+        ),
+    )

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from .base import Count, Fraction, OneOf, Path, Positive, Rule, Seconds, Seed, Spec, Word, compare
-from .environment import Split
+from .environment import EvaluationTasks
 
 # --- model ------------------------------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Sync(Spec):
 class Evaluation(Spec):
     """How success is measured: the same tasks before, in between and after, by a pinned policy version."""
 
-    split: Split = Field("test", description="part of the suite that is measured on")
+    tasks: EvaluationTasks = Field(EvaluationTasks(), description="what is measured on")
     episodes: Annotated[int, Field(ge=1, le=1_000_000)] = Field(200, description="different tasks, one episode each")
     repeats: Annotated[int, Field(ge=1, le=1000)] = Field(
         1, description="episodes per task when sampled; greedy answers are played once"

@@ -13,7 +13,7 @@ from tapforge_api import KINDS
 from tapforge_api.algorithm import Advantage, Algorithm, Grpo, Kl, Rloo
 from tapforge_api.base import Metadata, Rule, Spec
 from tapforge_api.cluster import ClusterSpec, Head, RayMetadata, Workers
-from tapforge_api.environment import EnvironmentSource, OwnPool, PoolReference, Processes, Urls
+from tapforge_api.environment import EnvironmentSource, EvaluationTasks, OwnPool, PoolReference, Processes, Urls
 from tapforge_api.learning import (
     Checkpoints,
     Evaluation,
@@ -127,6 +127,11 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
     EnvironmentSource: one_of(EnvironmentSource),
     Urls: one_of(Urls),
     Advantage: one_of(Advantage),
+    EvaluationTasks: st.builds(
+        lambda a, b: unchecked(EvaluationTasks, suite=a, file=b),
+        st.sampled_from([None, "s"]),
+        st.sampled_from([None, "f"]),
+    ),
     Kl: st.builds(lambda a: unchecked(Kl, estimator=a), st.sampled_from(["k1", "k2", "k3"])),
     Algorithm: st.builds(
         lambda a, b: unchecked(Algorithm, advantage=a, statistics=b),

@@ -96,7 +96,7 @@ def test_no_member_of_a_group_is_left_out_for_being_slow_by_default() -> None:
         (["learner.tokensPerMicroBatch=64"], "a sample may have 8192 tokens"),
         (["environment.deadlines.stepSeconds=601"], "stepSeconds is longer than episodeSeconds"),
         (["rollout.groupDeadlineSeconds=1799"], "slow members are left out"),
-        (["evaluation.split=train"], "nothing is held out"),
+        (["evaluation.tasks.split=train"], "nothing is held out"),
         (["tasks={file: f, suite: s}"], "tasks.suite and tasks.split choose no tasks"),
         (["environment.source.pool.name=p"], "needs a cluster"),
     ],

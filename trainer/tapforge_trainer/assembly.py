@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import distributions
+from itertools import chain
 from pathlib import Path
 
 from tapforge_api import TrainingRun
@@ -33,8 +34,12 @@ from .plan import LocalFiles, inspect_files, longest_member
 from .policy.settings import EngineSettings, LearnerSettings, UpdateSettings
 from .rollout.attempt import EpisodeLimits
 from .rollout.groups import GroupLimits
+from .tasks.contamination import Contamination, contamination
 from .tasks.files import read_tasks
 from .tasks.source import FixedTasks, TaskError, TaskSet, at_most
+
+#: practised tasks that are compared with the measured ones before a run; its summary compares all
+_COMPARED = 10_000
 
 
 class SetupError(Exception):
@@ -104,7 +109,8 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
     context = context_error(run, Path(local.folder)) if local is not None else None
     if errors := [*files.errors, *task_errors(run), *([context] if context else [])]:
         raise ConfigurationError("\n".join(errors))
-    return files
+    drawn = min(run.spec.stop.max_updates * run.spec.rollout.groups_per_update, _COMPARED)
+    return replace(files, contamination=contamination_of(run, drawn))
 
 
 def context_error(run: TrainingRun, folder: Path) -> str | None:
@@ -187,29 +193,36 @@ def slots_wanted(run: TrainingRun) -> int | None:
 def task_errors(run: TrainingRun) -> list[str]:
     """What is wrong with the tasks that a run names, before anything is started. A phone by its address has suites of
     its own, but only in a task file."""
-    spec, tasks = run.spec, run.spec.tasks
-    if tasks.file is None:
-        errors = []
-        for field, split in (("spec.tasks", tasks.split), ("spec.evaluation.split", spec.evaluation.split)):
-            try:
-                catalog.tasks(tasks.suite, split, tasks.templates)
-            except catalog.UnknownTask as error:
-                errors.append(f"{field}: {error.args[0]}")
-        return list(dict.fromkeys(errors))
+    spec, tasks, measured = run.spec, run.spec.tasks, run.spec.evaluation.tasks
     errors = []
-    if spec.warm_start is not None:
+    if tasks.file is not None and spec.warm_start is not None:
         errors.append("spec.warmStart: a task file has no demonstrations; leave warmStart out, or name a suite")
-    if spec.environment.source.processes is None:
-        return errors
+    named = {"spec.tasks": lambda: training_tasks(run), "spec.evaluation.tasks": lambda: _measured(run)}
+    for field, tasks_of in named.items():
+        try:
+            tasks_of()
+        except catalog.UnknownTask as error:
+            errors.append(f"{field}: {error.args[0]}")
+        except TaskError:  # said by whoever inspects the files
+            pass
+    if spec.environment.source.processes is not None:
+        errors += _unknown_tasks("spec.tasks.file", tasks.file)
+        errors += _unknown_tasks("spec.evaluation.tasks.file", measured.file)
+    return list(dict.fromkeys(errors))
+
+
+def _unknown_tasks(field: str, file: str | None) -> list[str]:
+    """Tasks of a file that the simulated phone doesn't know."""
+    errors: list[str] = []
     try:
-        listed = read_tasks(Path(tasks.file)).tasks
+        listed = read_tasks(Path(file)).tasks if file is not None else ()
     except TaskError:  # said by whoever inspects the files
         return errors
     for task in listed:
         try:
             catalog.template_of(task)
         except catalog.UnknownTask as error:
-            errors.append(f"spec.tasks.file: {tasks.file}: {task.key}: {error.args[0]}")
+            errors.append(f"{field}: {file}: {task.key}: {error.args[0]}")
     return errors
 
 
@@ -230,11 +243,26 @@ def demonstrated_tasks(run: TrainingRun) -> PhoneTasks:
 
 def evaluation_tasks(run: TrainingRun) -> FixedTasks:
     """`spec.evaluation.episodes` different tasks, chosen by `spec.evaluation.seed` alone."""
-    spec = run.spec
-    if spec.tasks.file is not None:
-        return at_most(read_tasks(Path(spec.tasks.file)), spec.evaluation.seed, spec.evaluation.episodes)
-    everything = catalog.tasks(spec.tasks.suite, spec.evaluation.split, spec.tasks.templates)
-    return at_most(everything, spec.evaluation.seed, spec.evaluation.episodes)
+    return at_most(_measured(run), run.spec.evaluation.seed, run.spec.evaluation.episodes)
+
+
+def _measured(run: TrainingRun) -> TaskSet:
+    practised, measured = run.spec.tasks, run.spec.evaluation.tasks
+    file = measured.file or (practised.file if measured.suite is None else None)
+    if file is not None:
+        return read_tasks(Path(file))
+    suite = measured.suite or practised.suite
+    templates = measured.templates or (practised.templates if suite == practised.suite else ())
+    return catalog.tasks(suite, measured.split, templates)
+
+
+def contamination_of(run: TrainingRun, drawn: int) -> Contamination:
+    """What the measured tasks share with the demonstrated ones and the first `drawn` that are practised."""
+    spec, practised = run.spec, training_tasks(run)
+    shown = spec.warm_start.demonstrations if spec.warm_start is not None and spec.tasks.file is None else 0
+    demonstrated = (demonstrated_tasks(run).sample(spec.seed, number) for number in range(shown))
+    drawn_tasks = (practised.sample(spec.seed, number) for number in range(drawn))
+    return contamination(evaluation_tasks(run).tasks, chain(demonstrated, drawn_tasks))
 
 
 def episode_limits(run: TrainingRun) -> EpisodeLimits:

@@ -21,6 +21,7 @@ from tapforge_api.environment import EnvironmentSource
 from tapforge_api.learning import ModelSource
 from tapforge_api.training_run import TrainingRunSpec
 
+from .tasks.contamination import Contamination
 from .tasks.files import read_tasks
 from .tasks.source import TaskError
 
@@ -51,6 +52,8 @@ class LocalFiles:
     urls: int | None = None
     #: tasks in the task file
     tasks: int | None = None
+    #: what the measured tasks share with those that would be practised
+    contamination: Contamination | None = None
 
 
 def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
@@ -64,6 +67,9 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
         errors += error
     if (file := spec.tasks.file) is not None:
         tasks, error = _counted(lambda: len(read_tasks(Path(file)).tasks), "spec.tasks.file")
+        errors += error
+    if (file := spec.evaluation.tasks.file) is not None:
+        _, error = _counted(lambda: len(read_tasks(Path(file)).tasks), "spec.evaluation.tasks.file")
         errors += error
     if (resume := spec.checkpoints.resume_from) is not None and not Path(resume).is_dir():
         errors.append(f"spec.checkpoints.resumeFrom: {_why_no_folder(Path(resume))}")
@@ -172,6 +178,8 @@ class Plan:
     evaluation_episodes: int
     evaluations: int
     evaluated: str
+    #: what the measured tasks share with those that would be practised
+    held_out: str | None
     ends: str
 
     folder: str
@@ -188,6 +196,8 @@ def plan(run: TrainingRun, files: LocalFiles = LocalFiles(), runs: Path = RUNS) 
     between = (stop.max_updates - 1) // evaluation.every_updates if evaluation.every_updates else 0
     on_policy = rollout.max_staleness == 0 and learner.mini_batches == 1
     slots = known_slots(spec.environment.source, files)
+    shared = files.contamination
+    measured = evaluation.episodes if shared is None else shared.measured
     return Plan(
         name=run.metadata.name,
         seed=spec.seed,
@@ -219,13 +229,14 @@ def plan(run: TrainingRun, files: LocalFiles = LocalFiles(), runs: Path = RUNS) 
         context_tokens=spec.model.context_tokens,
         prompt_tokens=spec.model.context_tokens - rollout.response_tokens,
         response_tokens=rollout.response_tokens,
-        evaluation_episodes=evaluation.episodes * (evaluation.repeats * evaluation.sampled + evaluation.greedy),
+        evaluation_episodes=measured * (evaluation.repeats * evaluation.sampled + evaluation.greedy),
         evaluations=2 + between,
-        evaluated=_evaluated(run),
+        evaluated=_evaluated(run, measured),
+        held_out=str(shared) if shared is not None and shared.clean else None,
         ends=_ends(run),
         folder=str(run_folder(run, runs)),
         checkpoints=checkpoint_directory(run, runs),
-        notes=_notes(run, slots),
+        notes=_notes(run, slots, shared),
     )
 
 
@@ -281,12 +292,15 @@ def _algorithm(run: TrainingRun) -> str:
     return f"{name}, clip {loss.clip_low:g}/{loss.clip_high:g}, {loss.aggregation}, {kl}"
 
 
-def _evaluated(run: TrainingRun) -> str:
+def _evaluated(run: TrainingRun, tasks: int) -> str:
     e = run.spec.evaluation
     modes = [f"sampled at {e.sampled_temperature:g}"] * e.sampled + ["greedy"] * e.greedy
     repeats = f" x {e.repeats}" if e.repeats > 1 else ""
     floors = "; floors of a random and an always-infeasible policy" if e.floors else ""
-    return f"split {e.split}, {e.episodes} tasks{repeats}, {' and '.join(modes)}{floors}"
+    where = f"suite {e.tasks.suite}, split {e.tasks.split}" if e.tasks.suite else f"split {e.tasks.split}"
+    if file := e.tasks.file or (run.spec.tasks.file if e.tasks.suite is None else None):
+        where = f"the tasks in {file}"
+    return f"{where}, {tasks} tasks{repeats}, {' and '.join(modes)}{floors}"
 
 
 def _ends(run: TrainingRun) -> str:
@@ -304,7 +318,7 @@ def longest_member(spec: TrainingRunSpec) -> float:
     return (1 + spec.rollout.max_reruns) * spec.environment.deadlines.episode_seconds
 
 
-def _notes(run: TrainingRun, slots: int | None) -> tuple[str, ...]:
+def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) -> tuple[str, ...]:
     spec, notes = run.spec, []
     rollout, learner, engine, deadlines = spec.rollout, spec.learner, spec.engine, spec.environment.deadlines
     wanted = rollout.concurrency
@@ -333,7 +347,9 @@ def _notes(run: TrainingRun, slots: int | None) -> tuple[str, ...]:
             f"environment.deadlines.episodeSeconds may take ({needed:g}): slow members are left out, which selects "
             "short episodes"
         )
-    if spec.evaluation.split == spec.tasks.split and spec.tasks.file is None:
+    if shared is not None and not shared.clean:
+        notes.append(f"{shared}: evaluation.tasks should name others")
+    elif shared is None and spec.evaluation.tasks.split == spec.tasks.split and spec.tasks.file is None:
         notes.append(f"practised and evaluated on the same split ({spec.tasks.split}): nothing is held out")
     if spec.tasks.file is not None and {"suite", "split"} & spec.tasks.model_fields_set:
         notes.append("tasks.file is set: tasks.suite and tasks.split choose no tasks for training")
@@ -374,6 +390,7 @@ def render(p: Plan) -> str:
         "algorithm": p.algorithm,
         "context": f"{p.context_tokens:,} tokens: prompt up to {p.prompt_tokens:,}, answer up to {p.response_tokens:,}",
         "evaluation": f"{p.evaluated}; {p.evaluation_episodes:,} episodes, {p.evaluations:,} times",
+        **({"held out": p.held_out} if p.held_out else {}),
         "ends": f"{p.ends}; {p.episodes:,} episodes and {_count(p.optimizer_steps, 'optimizer step')} at most",
         "written to": f"{p.folder}; checkpoints in {p.checkpoints}",
     }

@@ -9,9 +9,9 @@ from typing import Any
 
 from tapforge_api import TrainingRun
 
-from .assembly import Machine, evaluation_tasks
+from .assembly import Machine, contamination_of
 from .progress import Progress, ended
-from .tasks.source import different
+from .tasks.contamination import Contamination
 
 
 def summarize(
@@ -44,7 +44,7 @@ def summarize(
         "env_steps": progress.env_steps,
         "env_steps_per_second": None if steps_per_second is None else round(steps_per_second, 1),
         "slot_busy_share": round(progress.busy_seconds / progress.slot_seconds, 4) if progress.slot_seconds else None,
-        "held_out": _held_out(run),
+        "held_out": _held_out(run, progress.tasks),
         "machine": {"cores": machine.cores, "gpus": machine.gpus},
         **wanted(run),
     }
@@ -56,20 +56,25 @@ def wanted(run: TrainingRun) -> dict[str, Any]:
     return {"stop": spec["stop"], "evaluation": spec["evaluation"]}
 
 
-def _held_out(run: TrainingRun) -> dict[str, Any]:
-    """What the measured tasks share with training and what not."""
-    tasks = run.spec.tasks
-    if tasks.file is not None:
-        return {"held_out": "nothing: a task file has no splits", "shared": "all tasks"}
-    split = run.spec.evaluation.split
-    if split == tasks.split:
-        return {"held_out": "nothing: measured on the split that is practised", "shared": "all tasks"}
-    measured = evaluation_tasks(run).tasks
+def _held_out(run: TrainingRun, drawn: int) -> dict[str, Any]:
+    """What the measured tasks share with all that were demonstrated and practised, and what not."""
+    found = contamination_of(run, drawn)
+    figures = {name: getattr(found, name) for name in ("practised", "same_task", "same_goal", "same_parameters")}
+    return {"tasks": found.measured, **figures, **_in_words(run, found)}
+
+
+def _in_words(run: TrainingRun, found: Contamination) -> dict[str, str]:
+    practised, measured = run.spec.tasks, run.spec.evaluation.tasks
+    if not found.clean:
+        known = max(found.same_task, found.same_goal, found.same_parameters) == found.measured
+        return {"held_out": f"{'nothing' if known else 'not all'}: {found}", "shared": ", ".join(found.examples)}
+    if practised.file or measured.file or measured.suite not in (None, practised.suite):
+        return {"held_out": str(found), "shared": "not known: the tasks are of different sources"}
     return {
-        "tasks": different(measured),
         "held_out": (
-            f"parameter combinations and layouts of the {split} split: no combination of a template's parameters that "
-            "is measured was practised or demonstrated, and cells are dealt from another part of all arrangements"
+            f"parameter combinations and layouts of the {measured.split} split: no combination of a template's "
+            "parameters that is measured was practised or demonstrated, and cells are dealt from another part of all "
+            "arrangements"
         ),
         "shared": "templates, wording, icons, colours and wallpapers, and each parameter value on its own",
     }

@@ -6,7 +6,6 @@ the source goes on to the next number, and the order of all other tasks stays as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
@@ -90,8 +89,3 @@ class TaskSource:
 
     def quarantine(self, key: str, why: str) -> None:
         self.quarantined.setdefault(key, why)
-
-
-def different(tasks: Sequence[Task]) -> int:
-    """How many tasks differ: a held-out set is said with this number, not with its number of episodes."""
-    return len({task.key for task in tasks})
