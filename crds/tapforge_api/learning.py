@@ -284,5 +284,7 @@ class Stop(Spec):
     max_updates: Positive = Field(100, description="updates")
     max_seconds: Seconds | None = Field(None, description="time of the reinforcement phase, seconds; without it none")
     target_success: Fraction | None = Field(
-        None, description="success rate in training episodes over the last update from which the run may end"
+        None,
+        description="success rate from which the run may end: over all valid attempts of the last update, also those "
+        "in groups that dynamic sampling dropped",
     )

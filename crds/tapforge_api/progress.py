@@ -68,7 +68,7 @@ class Advance(Spec):
     update: Count = Field(0, description="updates that are done")
     max_updates: Count = Field(0, description="updates at which the run ends at the latest")
     episodes: _Long = Field(0, description="episodes that counted, over all attempts")
-    success: Fraction | None = Field(None, description="success rate in training episodes of the last update")
+    success: Fraction | None = Field(None, description="success rate over all valid attempts of the last update")
     episodes_per_hour: Annotated[float, Field(ge=0, le=1e9)] = Field(0.0, description="episodes per hour, lately")
     policy_version: Count = Field(0, description="weight syncs that are done")
     seconds_left: Annotated[float, Field(ge=0, le=1e9)] | None = Field(

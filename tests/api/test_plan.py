@@ -171,8 +171,8 @@ def test_the_whole_text() -> None:
             "policy; 400 episodes, 2 times"
         ),
         (
-            "ends        after 1 update, or after 90 s, or when 90% of an update's episodes succeed; 128 episodes and "
-            "1 optimizer step at most"
+            "ends        after 1 update, or after 90 s, or when 90% of all attempts of an update succeed; 128 episodes "
+            "and 1 optimizer step at most"
         ),
         "written to  runs/x; checkpoints in runs/x/checkpoints",
     ]

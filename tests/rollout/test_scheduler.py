@@ -16,7 +16,7 @@ from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout.attempt import EpisodeLimits
 from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder, Recording
-from tapforge_trainer.rollout.stats import by_length
+from tapforge_trainer.rollout.stats import by_length, rate_of
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 
 HOUR = 3600.0
@@ -105,6 +105,9 @@ def test_groups_without_contrast_are_replaced_by_the_next_tasks(tmp_path):
             # Nothing but failures: four groups (2 rounds of 2) are dropped, then the update takes what there is.
             assert house.scheduler.stats().dropped == {"uniform": 4}
             assert [g.order for g in batch] == [4, 5]
+            # All 18 attempts count for success, not only the six that an update learns from.
+            assert house.scheduler.stats().drawn == {"failure": 18}
+            assert rate_of(house.scheduler.stats().drawn) == 0.0
             # The recorder writes behind the loop.
             await until(lambda: len(list(Recording(tmp_path).groups(dropped=True))) == 6)
 

@@ -48,7 +48,7 @@ def test_whose_checkpoint_it_is(state: dict[str, object], run: str, uid: str, ow
         (Stop(max_seconds=10), Progress(seconds_rl=10), "10 s of reinforcement"),
         (Stop(target_success=0.5), Progress(success=None), ""),
         (Stop(target_success=0.5), Progress(success=0.49), ""),
-        (Stop(target_success=0.5), Progress(success=0.5), "50% success in an update's episodes"),
+        (Stop(target_success=0.5), Progress(success=0.5), "50% success over all attempts of an update"),
     ],
 )
 def test_a_run_ends_at_the_first_limit_that_it_reaches(stop: Stop, progress: Progress, why: str) -> None:

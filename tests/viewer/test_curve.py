@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -11,7 +12,9 @@ from PIL import Image
 from tapforge_trainer.statistics import wilson
 from tapforge_trainer.viewer.curve import EvaluationPoint, UpdatePoint, draw_curve, trailing_mean
 
-UPDATES = [UpdatePoint(i, i / 10, 0.9, 0.2, 0.5, 0.7) for i in range(1, 9)]
+UPDATES = [UpdatePoint(i, i / 10, 0.9, 0.2, 0.5, 0.7, i / 12) for i in range(1, 9)]
+#: of a recording that doesn't say how all attempts went
+OLD = [UpdatePoint(i, i / 10, 0.9, 0.2, 0.5, 0.7) for i in range(1, 9)]
 GAP = UpdatePoint(9, None, None, None, None, None)
 EVALUATIONS = [
     EvaluationPoint(0, "sampled", 0.4, wilson(40, 100)),
@@ -26,6 +29,7 @@ EVALUATIONS = [
     [
         (UPDATES, EVALUATIONS, {"random": 0.02, "infeasible": 0.02}),
         ([], [], {}),
+        (OLD, EVALUATIONS, {}),
         ([GAP], [], {}),
         ([], EVALUATIONS, {}),
     ],
@@ -40,7 +44,7 @@ def test_draws_whatever_a_run_has(tmp_path, updates, evaluations, floors):
 
 
 def test_a_gap_draws_nothing(tmp_path):
-    for name, updates in (("with", [*UPDATES, GAP]), ("without", [*UPDATES, UpdatePoint(9, *[float("nan")] * 5)])):
+    for name, updates in (("with", [*UPDATES, GAP]), ("without", [*UPDATES, UpdatePoint(9, *[float("nan")] * 6)])):
         draw_curve(tmp_path / name, title="a run", updates=updates)
     assert (tmp_path / "with").read_bytes() == (tmp_path / "without").read_bytes()
 
@@ -51,6 +55,12 @@ def test_every_evaluation_is_on_the_picture(tmp_path, update):
         point = EvaluationPoint(update, "greedy", rate, None)
         draw_curve(tmp_path / name, title="a run", updates=UPDATES, evaluations=[EVALUATIONS[2], point])
     assert (tmp_path / "low").read_bytes() != (tmp_path / "high").read_bytes()
+
+
+def test_all_attempts_and_the_groups_learned_from_are_two_lines(tmp_path):
+    draw_curve(tmp_path / "both", title="a run", updates=UPDATES)
+    draw_curve(tmp_path / "one", title="a run", updates=[replace(p, success_rate=p.success_rate_all) for p in UPDATES])
+    assert (tmp_path / "both").read_bytes() != (tmp_path / "one").read_bytes()
 
 
 def test_trailing_mean_looks_back_only():

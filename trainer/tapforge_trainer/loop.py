@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from .report import EVALUATION, ROLLOUT, read_events
 from .rollout.frames import FrameStore
 from .rollout.recorder import FRAMES, Recorder
 from .rollout.scheduler import Scheduler
-from .rollout.stats import RolloutStats, by_length
+from .rollout.stats import RolloutStats, by_length, rate_of
 from .tasks.demonstrations import demonstrate
 from .tasks.source import TaskSource
 from .telemetry import Saved, Telemetry
@@ -168,6 +168,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
     frames = FrameStore(parts.folder / ROLLOUT / FRAMES)
     recent: deque[float] = deque(maxlen=_WINDOW)
     base = replace(progress)
+    drawn: Counter[str] = Counter()
     begun = time.monotonic()
     saved: int | None = None
     learning = False
@@ -202,7 +203,8 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
             scheduler.resume()
             stats = scheduler.stats()
             progress.seconds_rl = base.seconds_rl + time.monotonic() - begun
-            progress.success = batch.statistics.success_rate
+            attempts, drawn = stats.drawn - drawn, stats.drawn
+            progress.success = rate_of(attempts)
             _count(progress, base, stats)
             _show(view, progress, batch.statistics, stats, figures, recent)
             telemetry.updated(
@@ -210,6 +212,8 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
                     "update": progress.update,
                     "seconds": progress.seconds_rl,
                     **_plain(batch.statistics),
+                    "success_rate_all": progress.success,
+                    "attempts": dict(attempts),
                     "sample_age": stats.mean_sample_age,
                     "members": progress.members,
                     "learner": figures,
@@ -310,11 +314,13 @@ def _show(
     figures: dict[str, Any],
     recent: deque[float],
 ) -> None:
-    if statistics.success_rate is not None:
-        recent.append(statistics.success_rate)
-        view.curve.append(statistics.success_rate)
+    if progress.success is not None:
+        recent.append(progress.success)
+        view.curve.append(progress.success)
     view.update, view.version = progress.update, progress.version
     view.success = sum(recent) / len(recent) if recent else None
+    view.success_learned = statistics.success_rate
+    view.dropped = sum(stats.dropped.values())
     view.episodes, view.invalid = progress.episodes, progress.invalid
     view.episodes_per_hour = stats.episodes_per_hour
     view.env_steps_per_second = stats.env_steps_per_second

@@ -309,7 +309,7 @@ def _ends(run: TrainingRun) -> str:
     if stop.max_seconds is not None:
         parts.append(f"after {stop.max_seconds:g} s")
     if stop.target_success is not None:
-        parts.append(f"when {stop.target_success:.0%} of an update's episodes succeed")
+        parts.append(f"when {stop.target_success:.0%} of all attempts of an update succeed")
     return ", or ".join(parts)
 
 

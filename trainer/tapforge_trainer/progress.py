@@ -35,7 +35,7 @@ class Progress:
     seconds_start: float = 0.0
     seconds_sft: float = 0.0
     seconds_rl: float = 0.0
-    #: success rate among the last update's valid episodes
+    #: success rate over all valid attempts of the last update, those in groups that it did not learn from included
     success: float | None = None
     episodes: int = 0
     invalid: int = 0
@@ -64,7 +64,7 @@ def ended(stop: Stop, progress: Progress) -> str:
     if stop.max_seconds is not None and progress.seconds_rl >= stop.max_seconds:
         return f"{progress.seconds_rl:.0f} s of reinforcement"
     if stop.target_success is not None and progress.success is not None and progress.success >= stop.target_success:
-        return f"{progress.success:.0%} success in an update's episodes"
+        return f"{progress.success:.0%} success over all attempts of an update"
     return ""
 
 

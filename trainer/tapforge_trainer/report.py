@@ -66,7 +66,7 @@ def read_events(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _point(event: dict[str, Any]) -> UpdatePoint:
-    return UpdatePoint(**{field.name: event[field.name] for field in fields(UpdatePoint)})
+    return UpdatePoint(**{field.name: event.get(field.name) for field in fields(UpdatePoint)})
 
 
 def _evaluation(event: dict[str, Any]) -> EvaluationPoint:

@@ -55,7 +55,9 @@ class View:
     #: where phones come from, once they do; and how many the run asks for, where it asks for a number
     slots: SlotSource | None = None
     slots_wanted: int | None = None
+    #: over all valid attempts; and in the groups that the last update learned from
     success: float | None = None
+    success_learned: float | None = None
     success_before: str = ""
     success_after: str = ""
     episodes: int = 0
@@ -66,6 +68,8 @@ class View:
     group_size: float | None = None
     state_group_size: float | None = None
     flat_groups: str = ""
+    #: groups that no update learned from, in this session
+    dropped: int = 0
     busy_share: float = 0.0
     sample_age: float = 0.0
     gap: float | None = None
@@ -150,6 +154,7 @@ class Telemetry:
             v = self.view
             self._line(
                 f"update {v.update}/{v.max_updates}  success {_percent(v.success)}  "
+                f"learned from {_percent(v.success_learned)}  "
                 f"episodes/h {v.episodes_per_hour:,.0f}  valid actions {_percent(v.valid_actions)}  "
                 f"group {v.group_size or 0:.1f}  same-state {v.state_group_size or 0:.1f}  "
                 f"left {_clock(v.seconds_left())}"
@@ -169,7 +174,8 @@ class Telemetry:
         bar.add_task("updates", total=v.max_updates, completed=v.update)
         table = Table.grid(padding=(0, 3))
         rows = (
-            ("success (training)", _percent(v.success), "episodes per hour", f"{v.episodes_per_hour:,.0f}"),
+            ("success, all attempts", _percent(v.success), "episodes per hour", f"{v.episodes_per_hour:,.0f}"),
+            ("in groups learned from", _percent(v.success_learned), "groups dropped", f"{v.dropped:,}"),
             ("held out, before", v.success_before or "-", "environment steps/s", f"{v.env_steps_per_second:,.0f}"),
             ("held out, after", v.success_after or "-", "slots busy", _percent(v.busy_share)),
             ("valid actions", _percent(v.valid_actions), "episodes", f"{v.episodes:,} ({v.invalid} invalid)"),

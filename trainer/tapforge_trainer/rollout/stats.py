@@ -60,6 +60,11 @@ class RolloutStats:
     members: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: policy versions between a group's admission and its update -> groups
     sample_age: Counter[int] = field(default_factory=Counter)
+    #: outcome -> attempts in all groups up to the last one that an update took, in issue order: also in those that were
+    #: dropped on the way, which is where attempts that all ended alike go with dynamic sampling
+    drawn: Counter[str] = field(default_factory=Counter)
+    #: (issue order of the group, outcome) -> attempts, of later groups
+    ahead: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     @property
     def busy_share(self) -> float:
@@ -92,6 +97,7 @@ class RolloutStats:
         if record.outcome is None:
             self.stopped[record.reason.value] += 1
             return
+        self.ahead[played.work.order, record.outcome.value] += 1
         self.episodes += 1
         self.successes += record.outcome is Outcome.SUCCESS
         self.failures += record.outcome is Outcome.FAILURE
@@ -99,7 +105,14 @@ class RolloutStats:
             self.invalid[record.reason.value] += 1
 
     def consumed(self, groups: list[GroupRecord], version: int) -> None:
+        taken, last = {group.order for group in groups}, max(group.order for group in groups)
+        for order, outcome in [key for key in self.ahead if key[0] <= last]:
+            attempts = self.ahead.pop((order, outcome))
+            # Valid episodes of a group that was taken are in its record, also those that an earlier session played.
+            if order not in taken or outcome == Outcome.INVALID.value:
+                self.drawn[outcome] += attempts
         for group in groups:
+            self.drawn.update(e.outcome.value for e in group.episodes if e.outcome is not None)
             self.group_sizes[len(group.episodes)] += 1
             self.sample_age[version - group.version] += 1
 
@@ -112,6 +125,12 @@ class RolloutStats:
             now, before = getattr(self, f.name), getattr(earlier, f.name)
             setattr(span, f.name, now - before)
         return span
+
+
+def rate_of(attempts: Mapping[str, int]) -> float | None:
+    """Successes over valid attempts, by outcome; None: there is none."""
+    won, lost = attempts.get(Outcome.SUCCESS.value, 0), attempts.get(Outcome.FAILURE.value, 0)
+    return won / (won + lost) if won + lost else None
 
 
 class BusyMeter:

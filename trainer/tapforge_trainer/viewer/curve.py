@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..batch import BatchStatistics
 from ..statistics import Interval
 
 if TYPE_CHECKING:
@@ -29,22 +28,14 @@ class UpdatePoint:
     """One update's figures; None where there was nothing to measure."""
 
     update: int
+    #: in the groups that the update learned from
     success_rate: float | None
     valid_action_ratio: float | None
     singleton_step_share: float | None
     step_advantage_spread: float | None
     episode_advantage_spread: float | None
-
-    @staticmethod
-    def of(update: int, statistics: BatchStatistics) -> UpdatePoint:
-        return UpdatePoint(
-            update,
-            statistics.success_rate,
-            statistics.valid_action_ratio,
-            statistics.singleton_step_share,
-            statistics.step_advantage_spread,
-            statistics.episode_advantage_spread,
-        )
+    #: over all attempts, those in groups that the update did not learn from included; older recordings lack it
+    success_rate_all: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +68,10 @@ def draw_curve(
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold", color=_INK)
 
     x = [point.update for point in updates]
-    _series(success, x, [point.success_rate for point in updates], "training episodes (sampled)", _TRAIN)
+    every, learned = [p.success_rate_all for p in updates], [p.success_rate for p in updates]
+    _series(success, x, every, "practice, all attempts", _TRAIN)
+    if every != learned:
+        _series(success, x, learned, "practice, groups learned from", _EPISODE)
     # Floors that coincide share one line and one label: two texts on the same spot can't be read.
     names: dict[float, list[str]] = {}
     for name, rate in (floors or {}).items():

@@ -1,0 +1,55 @@
+"""Which attempts a success rate is over: of every group up to the last one that an update took."""
+
+from __future__ import annotations
+
+import pytest
+
+from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.records import EpisodeRecord, GroupRecord
+from tapforge_trainer.rollout.episode import Played
+from tapforge_trainer.rollout.stats import RolloutStats, rate_of
+from tapforge_trainer.rollout.work import Work
+
+TASK = Task(suite="s", template="t")
+WON, LOST, BROKE, STOPPED = Outcome.SUCCESS, Outcome.FAILURE, Outcome.INVALID, None
+REASONS = {WON: Reason.DONE, LOST: Reason.DONE, BROKE: Reason.ENV_ERROR, STOPPED: Reason.CANCELLED}
+
+
+def attempts(stats: RolloutStats, order: int, *outcomes: Outcome | None) -> GroupRecord:
+    """Plays a group; what an update would get of it."""
+    records = []
+    for member, outcome in enumerate(outcomes):
+        work = Work(f"g{order}", order, member, 0, 0, TASK, seed=member)
+        record = EpisodeRecord(
+            work.episode, work.group, TASK, 0, "s", member, REASONS[outcome], outcome, None, "", (), 0.0, 1.0
+        )
+        stats.episode(Played(work, record, {}, None))
+        records.append(record)
+    return GroupRecord(f"g{order}", order, TASK, 0, tuple(r for r in records if r.valid))
+
+
+def test_dropped_groups_count_with_the_update_that_they_were_played_for():
+    stats = RolloutStats()
+    attempts(stats, 0, WON, WON, WON)  # dropped: nothing to compare
+    first = attempts(stats, 1, WON, LOST, BROKE, STOPPED)
+    attempts(stats, 2, LOST, BROKE, BROKE)  # dropped: too few are valid
+    later = attempts(stats, 3, WON, WON)
+    stats.consumed([first], 0)
+    assert stats.drawn == {"success": 4, "failure": 1, "invalid": 1}
+    assert rate_of(stats.drawn) == pytest.approx(4 / 5)
+    before = stats.drawn.copy()
+    stats.consumed([later], 0)
+    assert stats.drawn - before == {"success": 2, "failure": 1, "invalid": 2}
+    assert not stats.ahead
+
+
+def test_episodes_of_an_earlier_session_count_when_their_group_is_taken():
+    stats = RolloutStats()
+    resumed = attempts(RolloutStats(), 0, WON, LOST)
+    attempts(stats, 0, LOST)
+    stats.consumed([GroupRecord("g0", 0, TASK, 0, (*resumed.episodes, resumed.episodes[1]))], 0)
+    assert stats.drawn == {"success": 1, "failure": 2}
+
+
+def test_no_valid_attempt_is_no_rate():
+    assert rate_of({"invalid": 3}) is None
