@@ -4,7 +4,7 @@ Rules that are checked: health, task list, what an observation is (hash, size, d
 equal steps give equal bytes, a re-sent step is answered from the store and not executed again, steps from the future
 and other episodes' calls are refused (409), malformed requests (400), unknown names (404), coordinates 0 and 1, a
 verdict before the end, the end of an episode, close, claims (a fence older than the newest, another slot's claim), and
-that the process stays the same one all the while.
+that the process stays the same one all the while. Beside the rules it says by what states are told apart.
 
 Every call has a deadline. The check holds the slot while it runs and leaves it closed; a phone that was claimed before
 is spoken to by the claim that it names, so its holder has to be out of the way. The check's own fences are smaller than
@@ -26,6 +26,7 @@ import aiohttp
 from PIL import Image, UnidentifiedImageError
 
 from .protocol import EnvironmentFault, StepResult, Task
+from .state_levels import StateLevels
 from .wire import FENCE_HEADER, MAX_OBSERVATION, PROTOCOL, STALE_FENCE, WRONG_SLOT, Fence, decode_step
 
 #: seconds a call may take
@@ -67,12 +68,16 @@ class _Check:
         self.violations: list[Violation] = []
         self.instance: str | None = None
         self.health_said_ok = False
+        self.states = StateLevels()
         #: the slot that the phone says it is, and by which claim it is spoken to
         self.uid = ""
         self.claim: dict[str, str] = {}
 
     def say(self, rule: str, words: str) -> None:
         self.violations.append(Violation(rule, words))
+
+    def found(self) -> list[Violation]:
+        return list(dict.fromkeys(self.violations))
 
     # --- one call ---
 
@@ -112,6 +117,7 @@ class _Check:
         except EnvironmentFault as error:
             self.say("frame", f"POST {path}: {error}")
             return None
+        self.states.note(result.observation)
         frame = result.observation.frame
         try:
             with Image.open(io.BytesIO(frame.data)) as image:
@@ -368,12 +374,16 @@ def _error_of(content: bytes) -> str:
 
 async def check(url: str, deadline: float = DEADLINE) -> list[Violation]:
     """All violations of the server (or slot) at `url`; none means that it conforms. `deadline`: seconds per call."""
+    return (await _examined(url, deadline)).found()
+
+
+async def _examined(url: str, deadline: float) -> _Check:
     timeout = aiohttp.ClientTimeout(total=deadline)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         running = _Check(session, url, deadline)
         with contextlib.suppress(_Unreachable):  # written as a violation where it happened
             await running.everything()
-        return list(dict.fromkeys(running.violations))
+        return running
 
 
 def run_check(url: str, deadline: float = DEADLINE) -> int:
@@ -381,8 +391,10 @@ def run_check(url: str, deadline: float = DEADLINE) -> int:
     if not url.startswith(("http://", "https://")):
         print(f"{url!r} is no URL of an environment server: it must start with http:// or https://")
         return 2
-    violations = asyncio.run(check(url, deadline))
+    checked = asyncio.run(_examined(url, deadline))
+    violations = checked.found()
     for violation in violations:
         print(violation)
+    print(checked.states)
     print(f"{url} conforms to {PROTOCOL}" if not violations else f"{url}: {len(violations)} violations of {PROTOCOL}")
     return 1 if violations else 0

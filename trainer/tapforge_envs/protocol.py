@@ -75,11 +75,14 @@ class Observation:
     """What the agent sees, and what the trainer may know about it."""
 
     frame: Frame
+    #: the app in front; what is in another app is another state
     app: str | None = None
     #: exact: equal keys mean that the same behaviour has the same future; None when the environment has none to offer
     state_key: str | None = None
-    #: an accessibility or UI tree as the environment writes it
+    #: an accessibility or UI tree of what is visible, as the environment writes it: XML, JSON or lines
     ui_tree: str | None = None
+    #: the activity, page or window in front, finer than `app`, without counters or names of documents
+    window: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

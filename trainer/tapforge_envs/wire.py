@@ -9,6 +9,7 @@
     POST /close     {"episode": ID}                              -> {}
 
 - An observation travels as one line of JSON (`ObservationHead`), a newline, and the bytes of the frame: no base64.
+  `app`, `window`, `state_key` and `ui_tree` tell states apart (docs/states.md); each may be missing.
 - `episode` fences: a reset starts a new episode and ends the one before; a call with another episode's id gets 409.
 - An index that was answered is answered again with the stored bytes; an index from the future gets 409.
 - A request that can't be read gets 400, an unknown suite or template 404, each with {"error": "..."} that names the
@@ -91,6 +92,7 @@ class ObservationHead(BaseModel):
     app: str | None = None
     state_key: str | None = None
     ui_tree: str | None = None
+    window: str | None = None
     done: bool = False
     reward: float = 0.0
     note: str = ""
@@ -107,6 +109,7 @@ def encode_step(result: StepResult, instance: str = "") -> bytes:
         app=o.app,
         state_key=o.state_key,
         ui_tree=o.ui_tree,
+        window=o.window,
         done=result.done,
         reward=result.reward,
         note=result.note,
@@ -133,5 +136,5 @@ def decode_step(body: bytes) -> tuple[StepResult, str]:
             f"frame of {len(data)} bytes has hash {seen[:12]}, announced was {head.sha256[:12]}: cut off or corrupted"
         )
     frame = Frame(data, seen, head.width, head.height, head.media_type)
-    observation = Observation(frame, app=head.app, state_key=head.state_key, ui_tree=head.ui_tree)
+    observation = Observation(frame, head.app, head.state_key, head.ui_tree, head.window)
     return StepResult(observation, done=head.done, reward=head.reward, note=head.note), head.instance

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,9 @@ from tapforge_envs.protocol import Outcome
 
 from .algorithms.composition import estimator_of
 from .algorithms.registry import estimate
-from .algorithms.steps import NO_STATE, Advantages, Steps
+from .algorithms.steps import Advantages, Steps
 from .records import EpisodeRecord, GroupRecord, ResponseSpan, Sample, StepRecord
+from .states.grouping import states_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,23 +200,29 @@ def _check(groups: Sequence[GroupRecord]) -> None:
 
 def _arrays(flat_steps: Sequence[tuple[int, EpisodeRecord, StepRecord]], rules: BatchRules) -> Steps:
     episodes: dict[str, int] = {}
-    states: dict[str, int] = {}
     rewards: list[float] = []
     for _, episode, _ in flat_steps:
         if episode.id not in episodes:
             episodes[episode.id] = len(episodes)
             rewards += step_rewards(episode, rules)
-    keys = (step.state_key for _, _, step in flat_steps)
     return Steps(
         group=np.array([number for number, _, _ in flat_steps], dtype=np.int64),
         trajectory=np.array([episodes[episode.id] for _, episode, _ in flat_steps], dtype=np.int64),
-        state=np.array([NO_STATE if k is None else states.setdefault(k, len(states)) for k in keys], dtype=np.int64),
+        state=np.array(_states(flat_steps), dtype=np.int64),
         reward=np.array(rewards, dtype=np.float64),
         valid=np.ones(len(flat_steps), dtype=bool),
         success=np.array([episode.outcome is Outcome.SUCCESS for _, episode, _ in flat_steps], dtype=bool)
         if rules.signal == "outcome"
         else None,
     )
+
+
+def _states(flat_steps: Sequence[tuple[int, EpisodeRecord, StepRecord]]) -> list[int]:
+    """Numbers that mean the same inside a group alone: estimators compare by group and state."""
+    states: list[int] = []
+    for _, members in groupby(flat_steps, key=lambda entry: entry[0]):
+        states += states_of([step for _, _, step in members])
+    return states
 
 
 def _sample(episode: EpisodeRecord, step: StepRecord, advantage: float) -> Sample:

@@ -73,6 +73,13 @@ class StepRecord:
     note: str
     seconds_model: float
     seconds_environment: float
+    # What tells the state where the environment has no exact key (`states`):
+    #: the activity or window in front
+    window: str | None = None
+    #: sha256 of the UI tree, which is in the recording
+    ui_tree: str | None = None
+    ui_key: str | None = None
+    frame_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
 
@@ -22,8 +22,11 @@ from tapforge_envs import protocol as p
 
 from .draw import frame
 from .screen import Color, Screen
+from .tree import ui_tree
 
 State = dict[str, Any]
+#: exact: a state key; ui: a UI tree, as phones have it; frame: nothing but the frame
+Offers = Literal["exact", "ui", "frame"]
 
 HOME = "home"
 
@@ -143,10 +146,11 @@ def _changes(before: Any, now: Any) -> Any:
 
 
 class Phone:
-    """One phone of `width` x `height` pixels."""
+    """One phone of `width` x `height` pixels. `offers`: what its observations tell of the state beside the app."""
 
-    def __init__(self, image: PhoneImage, width: int, height: int):
+    def __init__(self, image: PhoneImage, width: int, height: int, offers: Offers = "exact"):
         self.image = image
+        self.offers = offers
         self.width = width
         self.height = height
         self._install(fresh_state(image, 0), None)
@@ -170,7 +174,7 @@ class Phone:
 
     def fork(self) -> Phone:
         """A second phone at the same moment of the same task."""
-        other = Phone(self.image, self.width, self.height)
+        other = Phone(self.image, self.width, self.height, self.offers)
         other.rules = self.rules
         other.restore(self.snapshot())
         return other
@@ -189,10 +193,13 @@ class Phone:
         return self.image.apps[self.state["nav"]["app"]].screen(self.state)
 
     def observe(self) -> p.Observation:
-        screen = self.screen()
-        return p.Observation(
-            frame(screen, self.width, self.height), app=self.state["nav"]["app"], state_key=self._key(screen)
-        )
+        screen, nav = self.screen(), self.state["nav"]
+        seen = p.Observation(frame(screen, self.width, self.height), nav["app"])
+        if self.offers == "exact":
+            return replace(seen, state_key=self._key(screen))
+        if self.offers == "ui":
+            return replace(seen, ui_tree=ui_tree(screen, nav["app"], self.width, self.height))
+        return seen
 
     def state_key(self) -> str:
         """Equal for equal situations of the same task."""

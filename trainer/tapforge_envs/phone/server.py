@@ -20,7 +20,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, get_args
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,6 +30,7 @@ from tapforge_envs.protocol import Action, StepResult, Task
 from tapforge_envs.wire import CONTENT_TYPE, PROTOCOL, Fence
 
 from . import catalog, faults
+from .device import Offers
 from .faults import FAULTS, Call, Fault
 from .slot import Refused, Slot
 from .tasks import SPLITS
@@ -271,7 +272,7 @@ async def serve(args: argparse.Namespace, initial_faults: list[Fault]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     uid = os.environ.get(SLOT_VARIABLE, "")
-    slots = [Slot(args.width, args.height, args.suites, uid) for _ in range(args.slots)]
+    slots = [Slot(args.width, args.height, args.suites, uid, args.states) for _ in range(args.slots)]
     runner = web.AppRunner(application(slots, initial_faults, stopping), access_log=None)
     await runner.setup()
     try:
@@ -329,6 +330,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--width", type=_side, default=96, help="pixels")
     parser.add_argument("--height", type=_side, default=160, help="pixels")
     parser.add_argument("--suites", nargs="+", default=list(catalog.SUITES), help="suites that are served")
+    parser.add_argument(
+        "--states", choices=get_args(Offers), default="exact", help="what tells the state: a key, a UI tree, the frame"
+    )
     parser.add_argument("--faults", default="[]", help="JSON list of faults for every slot")
     args = parser.parse_args(argv)
     try:

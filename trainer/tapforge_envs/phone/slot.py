@@ -19,7 +19,7 @@ from tapforge_envs.protocol import Action, Score, StepResult, Task
 from tapforge_envs.wire import NO_FENCE, STALE_FENCE, WRONG_SLOT, Fence, encode_step
 
 from . import catalog
-from .device import Phone
+from .device import Offers, Phone
 
 #: slots that a phone which doesn't know its own keeps fences of; the one that was not heard of for longest goes first
 _MAX_SLOTS = 256
@@ -46,12 +46,13 @@ class Episode:
 
 
 class Slot:
-    def __init__(self, width: int, height: int, suites: Sequence[str], uid: str = ""):
-        """`uid`: of the slot that it is; "" where nobody says."""
+    def __init__(self, width: int, height: int, suites: Sequence[str], uid: str = "", offers: Offers = "exact"):
+        """`uid`: of the slot that it is; "" where nobody says. `offers`: what tells the state."""
         self.width = width
         self.height = height
         self.suites = tuple(suites)
         self.uid = uid
+        self.offers = offers
         #: the largest fence seen, by the slot it was a claim of
         self._fences: dict[str, int] = {}
         self.episode: Episode | None = None
@@ -106,7 +107,7 @@ class Slot:
             raise Refused(404, str(error)) from error
         image = catalog.suite(task.suite).image
         if self._phone is None or self._phone.image is not image:
-            self._phone = Phone(image, self.width, self.height)
+            self._phone = Phone(image, self.width, self.height, self.offers)
         observation = self._phone.reset(task.seed, rules)
         self.episode = Episode(episode, task, self._phone, StepResult(observation))
         return self.episode.first

@@ -7,7 +7,7 @@ these records are all that passes between them.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tapforge_envs.protocol import Frame, Task
@@ -77,7 +77,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """An attempt that ended. `frames` holds every frame that its steps name. `broke`: the call that failed.
+    """An attempt that ended. `frames` and `ui_trees` hold all that its steps name. `broke`: the call that failed.
     `phone_seconds`: what the calls to the phone took, at most what they were allowed to."""
 
     attempt: Attempt
@@ -85,6 +85,7 @@ class EpisodeResult:
     frames: dict[str, Frame]
     broke: Call | None
     phone_seconds: float = 0.0
+    ui_trees: dict[str, str] = field(default_factory=dict)
 
 
 def member_of(episode: str) -> int:

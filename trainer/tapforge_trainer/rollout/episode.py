@@ -40,6 +40,7 @@ from tapforge_envs.slots.source import Verdict
 from ..agents.agent import Agent, ContextLimit, Turn
 from ..agents.parsing import ParseFailure
 from ..records import EpisodeRecord, Generation, Generator, Prompt, StepRecord
+from ..states.reading import StateReading, is_free, read_state
 from .attempt import AttemptRequest, Call, EpisodeResult, seed_of
 
 T = TypeVar("T")
@@ -100,6 +101,7 @@ class Episode:
         self._clock = clock
         self._steps: list[StepRecord] = []
         self._frames: dict[str, Frame] = {}
+        self._ui_trees: dict[str, str] = {}
         self._call: Call | None = None
         self._slot = ""
         #: that calls to the phone took up to now
@@ -156,7 +158,7 @@ class Episode:
             started=started,
             ended=self._clock(),
         )
-        return EpisodeResult(self._attempt, record, self._frames, broke, self._phone_seconds)
+        return EpisodeResult(self._attempt, record, self._frames, broke, self._phone_seconds, self._ui_trees)
 
     async def _until_the_end(self, environment: Environment) -> tuple[Reason, float | None, str]:
         task, limits = self._attempt.task, self._limits
@@ -169,6 +171,7 @@ class Episode:
             self._call = None
             if isinstance(prompt, ContextLimit):
                 return Reason.CONTEXT_LIMIT, None, str(prompt)
+            state = await self._state(observation, prompt)
             generation, seconds_model = await self._ask(prompt, standing.answers)
             text = self._agent.decode(generation.ids)
             answer = self._agent.read(text, generation.finish_reason)
@@ -176,7 +179,7 @@ class Episode:
                 standing,
                 after_answer(standing, answer, task.max_steps, limits.max_parse_failures),
             )
-            step = self._step_record(before.answers, observation, prompt, generation, text, seconds_model)
+            step = self._step_record(before.answers, observation, state, prompt, generation, text, seconds_model)
             if isinstance(answer, ParseFailure):
                 self._steps.append(replace(step, parse_error=str(answer)))
                 history.append(Turn(observation, text, None))
@@ -260,8 +263,23 @@ class Episode:
             return await asyncio.to_thread(self._agent.prepare, observation)
         return observation
 
+    async def _state(self, observation: Observation, prompt: Prompt) -> StateReading:
+        if is_free(observation):
+            return StateReading()
+        reading = await asyncio.to_thread(read_state, observation, prompt.frames[-1])
+        if reading.ui_tree is not None and observation.ui_tree is not None:
+            self._ui_trees[reading.ui_tree] = observation.ui_tree
+        return reading
+
     def _step_record(
-        self, index: int, seen: Observation, prompt: Prompt, generation: Generation, text: str, seconds_model: float
+        self,
+        index: int,
+        seen: Observation,
+        state: StateReading,
+        prompt: Prompt,
+        generation: Generation,
+        text: str,
+        seconds_model: float,
     ) -> StepRecord:
         return StepRecord(
             episode=self._attempt.episode,
@@ -277,6 +295,10 @@ class Episode:
             note="",
             seconds_model=seconds_model,
             seconds_environment=0.0,
+            window=seen.window,
+            ui_tree=state.ui_tree,
+            ui_key=state.ui_key,
+            frame_key=state.frame_key,
         )
 
 

@@ -6,7 +6,9 @@ placeholders, the version of each token) are written as [number, count]. Floats 
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +16,8 @@ from tapforge_envs.protocol import Outcome, Reason, Task
 
 from ..records import EpisodeRecord, Generation, GroupRecord, StepRecord
 
+#: fields of a step that recordings of earlier versions lack, and that are written where there is something
+_OPTIONAL = ("window", "ui_tree", "ui_key", "frame_key")
 #: shorter runs are written out
 _RUN = 4
 
@@ -70,6 +74,7 @@ def encode_step(step: StepRecord) -> bytes:
             "note": step.note,
             "seconds_model": step.seconds_model,
             "seconds_environment": step.seconds_environment,
+            **{name: value for name in _OPTIONAL if (value := getattr(step, name)) is not None},
         }
     )
 
@@ -95,7 +100,19 @@ def decode_step(line: dict[str, Any]) -> StepRecord:
         note=line["note"],
         seconds_model=line["seconds_model"],
         seconds_environment=line["seconds_environment"],
+        **{name: line.get(name) for name in _OPTIONAL},
     )
+
+
+def encode_ui_tree(name: str, tree: str) -> bytes:
+    """Trees are long and say much the same again and again: a tenth is left of them."""
+    packed = base64.b64encode(zlib.compress(tree.encode(), 6)).decode()
+    return _line({"kind": "ui_tree", "sha256": name, "zlib": packed})
+
+
+def decode_ui_tree(line: dict[str, Any]) -> tuple[str, str]:
+    """(name, tree)"""
+    return line["sha256"], zlib.decompress(base64.b64decode(line["zlib"])).decode()
 
 
 def encode_episode(episode: EpisodeRecord) -> bytes:

@@ -1,8 +1,8 @@
 """Everything a rollout produced, on disk: `FOLDER/rollout.jsonl` (append-only) and `FOLDER/frames/`.
 
 Promises:
-1. An episode is written as one block (its frames first, then its steps, then its own line), a group after its episodes;
-   after a group both file and frames survive a power failure (fsync).
+1. An episode is written as one block (its frames first, then the UI trees that were not written yet, its steps, its own
+   line), a group after its episodes; after a group both file and frames survive a power failure (fsync).
 2. Reading gives back equal records, floats bit for bit.
 3. A last line that was cut off, and steps whose episode was never finished, are dropped and said (`Recording.dropped`,
    a log line when appending); they never make the rest unreadable. A broken line elsewhere is an error with its number.
@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -28,14 +29,23 @@ from tapforge_envs.protocol import Frame
 from ..records import EpisodeRecord, GroupRecord, StepRecord
 from .attempt import EpisodeResult
 from .frames import FrameStore
-from .lines import decode_episode, decode_group, decode_step, encode_episode, encode_group, encode_step
+from .lines import (
+    decode_episode,
+    decode_group,
+    decode_step,
+    decode_ui_tree,
+    encode_episode,
+    encode_group,
+    encode_step,
+    encode_ui_tree,
+)
 
 log = logging.getLogger(__name__)
 
 FILE = "rollout.jsonl"
 FRAMES = "frames"
-#: how the line of a step begins
-_STEP = b'{"kind":"step"'
+#: how the lines begin that come before an episode's own
+_BEFORE = (b'{"kind":"step"', b'{"kind":"ui_tree"')
 
 
 class RecordingError(Exception):
@@ -48,6 +58,8 @@ class Recorder:
     def __init__(self, folder: Path):
         self.path = folder / FILE
         self.frames = FrameStore(folder / FRAMES)
+        #: names of the UI trees that this recorder wrote
+        self._trees: set[str] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -60,13 +72,19 @@ class Recorder:
         """Bytes written: for a checkpoint's manifest."""
         return self._end
 
-    def episode(self, record: EpisodeRecord, frames: Mapping[str, Frame]) -> None:
+    def episode(
+        self, record: EpisodeRecord, frames: Mapping[str, Frame], ui_trees: Mapping[str, str] | None = None
+    ) -> None:
+        """`ui_trees`: those that the steps name, by the sha256 of their text."""
         try:
             for frame in frames.values():
                 self.frames.put(frame)
         except OSError as error:
             raise self._failure(error) from error
-        self._append(b"".join([*map(encode_step, record.steps), encode_episode(record)]))
+        trees = {name: tree for name, tree in (ui_trees or {}).items() if name not in self._trees}
+        lines = [encode_ui_tree(name, tree) for name, tree in trees.items()]
+        self._append(b"".join([*lines, *map(encode_step, record.steps), encode_episode(record)]))
+        self._trees.update(trees)
 
     def group(self, record: GroupRecord, dropped: str | None = None) -> None:
         self._append(encode_group(record, dropped))
@@ -111,7 +129,7 @@ class Recorder:
         end = self._last_line_end(size)
         while end > 0:
             begin = self._last_line_end(end - 1)
-            if os.pread(self._file, len(_STEP), begin) != _STEP:
+            if not os.pread(self._file, max(map(len, _BEFORE)), begin).startswith(_BEFORE):
                 break
             end = begin
         if end < size:
@@ -152,7 +170,7 @@ class RecordingQueue:
         self._broken = False
 
     def episode(self, result: EpisodeResult) -> None:
-        self._put(partial(self._recorder.episode, result.record, result.frames))
+        self._put(partial(self._recorder.episode, result.record, result.frames, result.ui_trees))
 
     def group(self, record: GroupRecord, dropped: str | None) -> None:
         self._put(partial(self._recorder.group, record, dropped))
@@ -215,6 +233,15 @@ class Recording:
             if isinstance(record, GroupRecord) and (dropped or why is None):
                 yield record
 
+    def ui_trees(self) -> Iterator[tuple[str, str]]:
+        """Name (sha256) and text of every UI tree that a step names."""
+        for number, line in self._lines():
+            if line.get("kind") == "ui_tree":
+                try:
+                    yield decode_ui_tree(line)
+                except (KeyError, ValueError, zlib.error) as error:
+                    raise RecordingError(f"{self.path}:{number}: broken UI tree: {error}") from error
+
     def _records(self) -> Iterator[tuple[EpisodeRecord | GroupRecord, str | None]]:
         steps: dict[str, list[StepRecord]] = {}
         groups: dict[str, GroupRecord] = {}
@@ -236,7 +263,7 @@ class Recording:
                     if groups.get(group.id) != group:
                         groups[group.id] = group
                         yield group, line["dropped"]
-                else:
+                elif kind != "ui_tree":
                     raise ValueError(f"unknown kind {kind!r}")
             except (KeyError, TypeError, ValueError) as error:
                 raise RecordingError(f"{self.path}:{number}: broken record: {error}") from error

@@ -26,6 +26,7 @@ from tapforge_envs.protocol import Outcome
 from ..batch import Credit
 from ..records import EpisodeRecord, GroupRecord, StepRecord
 from ..rollout.frames import FrameError
+from ..states.grouping import UNKNOWN, states_of
 from .gesture import Gesture, gesture_of
 from .selection import KINDS, Kind, kinds, pairs_of, pick_groups, pick_pairs
 
@@ -191,7 +192,10 @@ def _picture(name: str, data: bytes) -> Picture:
 
 
 def _episode(
-    episode: EpisodeRecord, album: _Album, credits: Mapping[tuple[str, int], Credit], letters: Mapping[str, str]
+    episode: EpisodeRecord,
+    album: _Album,
+    credits: Mapping[tuple[str, int], Credit],
+    letters: Mapping[tuple[str, int], str],
 ) -> EpisodeView:
     steps = []
     for step in episode.steps:
@@ -204,7 +208,7 @@ def _episode(
                 missing="" if picture else album.missing.get(sha256 or "", "the step has no frame"),
                 gesture=_gesture(step, picture),
                 credit=credits.get((episode.id, step.index)),
-                letter=letters.get(step.state_key or "", ""),
+                letter=letters.get((episode.id, step.index), ""),
             )
         )
     return EpisodeView(episode, tuple(steps))
@@ -220,10 +224,13 @@ def _gesture(step: StepRecord, picture: Picture | None) -> Gesture | None:
 
 def _group(group: GroupRecord, album: _Album, credits: Mapping[tuple[str, int], Credit]) -> GroupView:
     valid = [episode for episode in group.episodes if episode.valid]
-    seen = Counter(step.state_key for episode in valid for step in episode.steps if step.state_key is not None)
-    shared = [key for key, count in seen.items() if count > 1]
-    letters = {key: _letter(number) for number, key in enumerate(shared)}
-    views = [_episode(episode, album, credits, letters if episode.valid else {}) for episode in group.episodes]
+    steps = [step for episode in valid for step in episode.steps]
+    states = states_of(steps)
+    seen = Counter(state for state in states if state != UNKNOWN)
+    shared = [state for state, count in seen.items() if count > 1]
+    names = {state: _letter(number) for number, state in enumerate(shared)}
+    letters = {(step.episode, step.index): names.get(state, "") for step, state in zip(steps, states, strict=True)}
+    views = [_episode(episode, album, credits, letters) for episode in group.episodes]
     order = {"success": 0, "failure": 1, "invalid": 2, "stopped": 3}
     views.sort(key=lambda view: (order[view.outcome], -(view.reward or 0.0), len(view.steps), view.record.id))
     successes = sum(episode.outcome is Outcome.SUCCESS for episode in valid)
