@@ -17,6 +17,7 @@ from aiohttp import web
 
 from tapforge_envs.clients.tapforge_http import Deadlines
 from tapforge_envs.phone import catalog
+from tapforge_envs.phone.device import Offers
 from tapforge_envs.phone.server import application
 from tapforge_envs.phone.slot import Slot
 
@@ -60,8 +61,8 @@ class Phones:
 
 
 @asynccontextmanager
-async def phones(count: int = 1, port: int = 0) -> AsyncIterator[Phones]:
-    slots = [Slot(96, 160, ["quickstart"]) for _ in range(count)]
+async def phones(count: int = 1, port: int = 0, offers: Offers = "exact") -> AsyncIterator[Phones]:
+    slots = [Slot(96, 160, ["quickstart"], offers=offers) for _ in range(count)]
     stopping = Stopping()
     runner = web.AppRunner(application(slots, [], stopping), access_log=None, shutdown_timeout=0.1)
     await runner.setup()

@@ -27,27 +27,32 @@ _LEAST = 2
 #: (depth, attributes by plain name)
 _Node = tuple[int, dict[str, str]]
 
-_PLACES = frozenset(
-    "bounds boundsinscreen boundsinparent bbox bboxpixels rect boundingbox boundingrect x y left top right bottom width "
-    "height size position screencoord center offset drawingorder".split()
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_PLACES = _names(
+    "bounds boundsinscreen boundsinparent bbox bboxpixels rect boundingbox boundingrect x y left top right bottom "
+    "width height size position screencoord center offset drawingorder"
 )
-_NUMBERS = frozenset(
+_NUMBERS = _names(
     "index nodeid backendnodeid uniqueid windowid parentid displayid childids pid hash hashcode timestamp instance "
-    "depth naf".split()
+    "depth naf"
 )
-_CARET = frozenset(
-    "textselectionstart textselectionend selectionstart selectionend caret caretoffset caretposition cursor".split()
+_CARET = _names(
+    "textselectionstart textselectionend selectionstart selectionend caret caretoffset caretposition cursor"
 )
-_FOCUS = frozenset("focused isfocused accessibilityfocused isaccessibilityfocused hasfocus".split())
+_FOCUS = _names("focused isfocused accessibilityfocused isaccessibilityfocused hasfocus")
 _ROLES = ("class", "classname", "role", "type", "controltype", "tag")
-_WORDS = frozenset(
+_WORDS = _names(
     "text contentdesc contentdescription description name label value title hint hinttext placeholder tooltip alt "
-    "arialabel words".split()
+    "arialabel words"
 )
-#: by themselves: last part of a class, or a role
-_RUNNING = frozenset("textclock analogclock digitalclock chronometer toast timer marquee clock statusbar".split())
+#: last part of a class, or a role
+_RUNNING = _names("textclock analogclock digitalclock chronometer toast timer marquee clock statusbar")
 _SYSTEM = ("com.android.systemui",)
-_STATUS = re.compile(r"(^|[/:])(status_?bar|clock|battery)\w*$")
+_STATUS = re.compile(r"(^|[/:])(status_?bar\w*|clock|battery)$")
 _EDITABLE = re.compile(r"(edittext|textbox|searchbox|textarea|textfield|entry|autocompletetextview|input)$")
 _PREFIX = re.compile(r"^\{.*\}|^[a-z]+:(?=[A-Za-z])")
 _OFF = frozenset(("", "false", "none", "null"))

@@ -65,7 +65,7 @@ def frame(screen: Screen, width: int, height: int) -> Frame:
 
 def picture(screen: Screen, width: int, height: int) -> Image.Image:
     image = _wallpaper(screen.background, screen.pattern, width, height).copy()
-    pen = Pen(image, screen.dark)
+    pen = Pen(image, screen.dark, screen.caret)
     for widget in screen.widgets:
         x, y, w, h = widget.box
         box = (round(x * width), round(y * height), round((x + w) * width) - 1, round((y + h) * height) - 1)

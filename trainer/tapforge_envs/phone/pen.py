@@ -42,8 +42,9 @@ DARK = Theme((18, 19, 23), (30, 32, 38), (236, 238, 242), (164, 170, 182), (52, 
 class Pen:
     """A picture that is being painted."""
 
-    def __init__(self, image: Image.Image, dark: bool):
+    def __init__(self, image: Image.Image, dark: bool, caret: bool = True):
         self.image = image
+        self.caret = caret
         self.draw = ImageDraw.Draw(image)
         self.width = image.width
         self.theme = DARK if dark else LIGHT

@@ -49,6 +49,8 @@ class Screen:
     pattern: int = 0
     #: dark theme
     dark: bool = False
+    #: whether the caret of the field that has the focus shows; real ones blink
+    caret: bool = True
 
     def at(self, x: float, y: float) -> Widget | None:
         """The topmost tappable widget under a relative point."""

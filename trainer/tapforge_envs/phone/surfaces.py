@@ -166,7 +166,7 @@ def _input(pen: Pen, w: Widget, a: Area) -> None:
     label = pen.size(row, 0.3, 0.03)
     if not w.text:
         pen.text(x, area[1] + row / 2, w.detail, size, theme.soft, room=room)
-        if w.on:
+        if w.on and pen.caret:
             pen.draw.line(
                 (x - 2, area[1] + row * 0.25, x - 2, area[1] + row * 0.75), fill=color, width=max(1, pen.width // 300)
             )
@@ -187,7 +187,7 @@ def _input(pen: Pen, w: Widget, a: Area) -> None:
         while length(line, size) > room:
             line = line[max(1, len(line) // 12) :]
         end = x + pen.text(x, y + number * size * 1.25, line, size, theme.ink, room=room + size)
-    if w.on:
+    if w.on and pen.caret:
         low = y + (len(lines) - 1) * size * 1.25
         pen.draw.line(
             (end + 2, low - size * 0.6, end + 2, low + size * 0.6), fill=color, width=max(1, pen.width // 300)

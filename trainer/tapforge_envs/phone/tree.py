@@ -1,7 +1,7 @@
 """The UI tree of a screen, as Android's accessibility service would write it: XML with texts, states and places.
 
-It says what a real tree says: a widget's id is that of its kind ("row", "field"), not of what it shows, and the clock of
-the status bar, toasts and the keys of the keyboard are nodes as well.
+It says what a real tree says: a widget's id is that of its kind ("row", "field"), not of what it shows, and the clock
+of the status bar, toasts and the keys of the keyboard are nodes as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an observation tells about its state, as far as a step's record keeps it.
 
-The environment's exact key needs nothing else. Without one, the hash of the UI tree; without a tree that tells anything,
-the key of the frame as the model sees it, so that a recording gives the same keys again.
+The environment's exact key needs nothing else. Without one, the hash of the UI tree; without a tree that tells
+anything, the key of the frame as the model sees it, so that a recording gives the same keys again.
 """
 
 from __future__ import annotations
