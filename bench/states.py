@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -29,6 +28,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from load.machine import machine, show, write
 from PIL import Image
 
 from tapforge_envs.phone import catalog
@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=8, help="episodes of a group")
     parser.add_argument("--out", type=Path, default=Path("bench-results/states.json"))
     args = parser.parse_args()
-    figures: dict[str, Any] = {"suites": {}}
+    figures: dict[str, Any] = {"machine": machine(), "suites": {}}
     for suite, size in SIZES.items():
         tasks = catalog.tasks(suite, "train")
         groups = []
@@ -266,16 +266,22 @@ def main() -> None:
         found = {name: measure(groups, album, key) for name, key in KEYS.items()}
         count = sum(map(len, groups))
         figures["suites"][suite] = {"width": size[0], "height": size[1], "groups": len(groups), "steps": count, **found}
-        print(f"\n{suite}, {size[0]}x{size[1]}, {len(groups)} groups, {count} steps")
-        print(f"{'key':24} {'false merges':>22} {'false splits':>13} {'alone':>7} {'advantages':>11}")
-        for name, row in found.items():
-            merges = f"{row['false_merges']:.1%} ({row['false_merges_visible']:.1%})"
-            print(f"{name:24} {merges:>22} {row['false_splits']:13.1%} {row['alone']:7.1%} {row['advantages']:11.3f}")
+        rows = [
+            (
+                name,
+                f"{row['false_merges']:.1%} ({row['false_merges_visible']:.1%})",
+                f"{row['false_splits']:.1%}",
+                f"{row['alone']:.1%}",
+                f"{row['advantages']:.3f}",
+            )
+            for name, row in found.items()
+        ]
+        title = f"{suite}, {size[0]}x{size[1]}, {len(groups)} groups, {count} steps"
+        show(title, ("key", "false merges (visible)", "false splits", "alone", "advantages"), rows)
         if suite == "standard":
             figures["milliseconds"] = milliseconds(album, groups[0])
     print("\nmilliseconds of a call:", figures["milliseconds"])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(figures, indent=2) + "\n")
+    write(args.out, figures)
 
 
 if __name__ == "__main__":

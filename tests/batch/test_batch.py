@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from tapforge_api.algorithm import Algorithm
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.batch import BatchRules, build_batch, step_rewards
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
+from tapforge_trainer.states.frame import FrameKey
 
 TASK = Task(suite="quickstart", template="open", params={"app": "clock"})
 REASONS = {Outcome.SUCCESS: Reason.DONE, Outcome.FAILURE: Reason.STEP_LIMIT, Outcome.INVALID: Reason.ENV_ERROR}
@@ -198,6 +200,20 @@ def test_unique_state_keys_make_gigpo_inert_and_visible():
     figures = build_batch([group_of(*keyless)], RULES).statistics
     assert figures.singleton_step_share == 1.0
     assert figures.step_advantage_spread == 0.0
+
+
+@pytest.mark.parametrize("told", ["ui_key", "frame_key"])
+def test_gigpo_compares_steps_of_environments_without_exact_keys(told):
+    def key(state: str) -> str:
+        return state if told == "ui_key" else FrameKey(np.full((9, 16), ord(state[0]), np.uint16), b"12345678").text()
+
+    foreign = [
+        replace(e, steps=tuple(replace(s, state_key=None, **{told: key(s.state_key)}) for s in e.steps)) for e in PAIR
+    ]
+    ours, theirs = build_batch([group_of(*PAIR)], RULES), build_batch([group_of(*foreign)], RULES)
+    assert ours.statistics.singleton_step_share == theirs.statistics.singleton_step_share == 0.5
+    assert [c.step_advantage for c in theirs.credits] == [c.step_advantage for c in ours.credits]
+    assert any(c.step_advantage for c in theirs.credits)
 
 
 def test_nothing_to_train_on():

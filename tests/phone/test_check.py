@@ -154,6 +154,19 @@ async def test_something_else_on_the_port_is_named():
     assert {v.rule for v in violations} == {"health", "tasks"}
 
 
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        ("exact", "states are told by exact keys"),
+        ("ui", "states are told by UI trees, within the app"),
+        ("frame", "states are told by frames, within the app"),
+    ],
+)
+def test_it_says_by_what_states_are_told(start_server, capsys, states, words):
+    assert run_check(start_server("--states", states).url(), LATE) == 0
+    assert words in capsys.readouterr().out.splitlines()
+
+
 def test_run_check_prints_and_returns_an_exit_code(server, capsys):
     assert run_check(server.url(2), LATE) == 0
     assert "conforms to tapforge/1" in capsys.readouterr().out

@@ -10,10 +10,14 @@ from scripted import AGENT, DONE, GIVE_UP, INFEASIBLE, TASKS, BytesAgent, Demons
 
 from tapforge_envs.clients.tapforge_http import TapforgeClient, new_session
 from tapforge_envs.protocol import Answer, Back, EnvironmentFault, Home, Outcome, Reason, Wait
+from tapforge_envs.ui_tree import ui_key
 from tapforge_trainer.agents.parsing import ParseFailure
-from tapforge_trainer.records import Sampling
+from tapforge_trainer.batch import BatchRules, build_batch
+from tapforge_trainer.records import GroupRecord, Sampling
 from tapforge_trainer.rollout.attempt import Attempt, AttemptRequest, Call, EpisodeLimits
 from tapforge_trainer.rollout.episode import EngineFault, Episode, Standing, after_answer
+from tapforge_trainer.states.frame import frame_key, pixels_of
+from tapforge_trainer.states.grouping import states_of
 
 TASK = next(t for t in (TASKS.sample(0, i) for i in range(100)) if t.feasible and len(way(t)) >= 4)
 SAMPLING = Sampling(max_tokens=64)
@@ -44,8 +48,8 @@ def test_what_follows_from_an_answer(standing, answer, after, reason):
 
 
 @asynccontextmanager
-async def a_phone():
-    async with phones() as server, new_session() as session:
+async def a_phone(offers="exact"):
+    async with phones(offers=offers) as server, new_session() as session:
         yield server, TapforgeClient(server.url(), session, PATIENT, "phone-0")
 
 
@@ -54,11 +58,11 @@ def episode(generator, task=TASK, agent=AGENT, limits=None, **kw) -> Episode:
     return Episode(AttemptRequest(attempt, SAMPLING, limits or EpisodeLimits()), agent, generator)
 
 
-def play(generator, *faults, **kw):
+def play(generator, *faults, offers="exact", **kw):
     """(what was played, how many steps the phone executed)"""
 
     async def run():
-        async with a_phone() as (server, client):
+        async with a_phone(offers) as (server, client):
             await server.set_faults(0, *faults)
             played = await impatient(episode(generator, **kw).play(client, "phone-0"), server.hung)
             running = server.slots[0].episode
@@ -80,6 +84,34 @@ def test_a_solved_task():
     assert all(s.state_key and s.app and s.parse_error is None for s in record.steps)
     assert executed == len(steps)
     assert record.started <= record.ended and played.broke is None
+
+
+def test_states_are_told_by_the_best_that_the_phone_offers():
+    exact, ui, frame = (play(Demonstrator([TASK]), offers=offers)[0] for offers in ("exact", "ui", "frame"))
+    assert all(s.state_key and not s.ui_key and not s.frame_key for s in exact.record.steps)
+    assert all(s.ui_key and not s.state_key and not s.frame_key for s in ui.record.steps)
+    assert all(s.frame_key and not s.state_key and not s.ui_key for s in frame.record.steps)
+    # what is recorded is the tree itself, and the frame that the model saw gives the key again
+    assert {s.ui_tree for s in ui.record.steps} == set(ui.ui_trees) != {None}
+    assert all(ui_key(ui.ui_trees[s.ui_tree]) == s.ui_key for s in ui.record.steps)
+    for step in frame.record.steps:
+        assert frame_key(pixels_of(frame.frames[step.frames[-1]])).text() == step.frame_key
+    assert not exact.ui_trees and not frame.ui_trees
+    # on this way no two states look alike
+    assert len({states_number(p) for p in (exact, ui, frame)}) == 1
+
+
+def test_steps_of_a_phone_without_exact_keys_are_compared_by_their_states():
+    won = play(Demonstrator([TASK]), offers="frame")[0].record
+    lost = play(always(Home(), Home(), GIVE_UP), offers="frame", issue=1)[0].record
+    batch = build_batch([GroupRecord("g000001", 1, TASK, 0, (won, lost))], BatchRules())
+    assert batch.statistics.step_advantage_spread > 0
+    assert batch.statistics.singleton_step_share < 1
+    assert [c.state_group_size > 1 for c in batch.credits if c.step == 0] == [True, True]
+
+
+def states_number(played) -> int:
+    return len(set(states_of(played.record.steps)))
 
 
 def test_a_task_given_up_is_judged_like_done():

@@ -1,11 +1,13 @@
 """The recording: equal records back, nothing lost by a crash at any byte, a full disk said by name."""
 
 import errno
+import hashlib
 import io
 import json
 import math
 import os
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -47,6 +49,10 @@ def steps(draw):
         note=draw(texts),
         seconds_model=draw(floats),
         seconds_environment=draw(floats),
+        window=draw(st.none() | texts),
+        ui_tree=draw(st.none() | texts),
+        ui_key=draw(st.none() | texts),
+        frame_key=draw(st.none() | texts),
     )
 
 
@@ -129,6 +135,47 @@ def record(folder, groups: int = 2) -> list[GroupRecord]:
         recorder.group(written[-1])
     recorder.close()
     return written
+
+
+def test_lines_of_earlier_versions_are_read():
+    record, _ = an_episode(0, 0)
+    line = json.loads(encode_step(record.steps[0]))
+    assert not line.keys() & {"window", "ui_tree", "ui_key", "frame_key"}  # what they didn't know
+    assert decode_step(line) == record.steps[0]
+
+
+def test_ui_trees_are_written_once_and_before_the_steps_that_name_them(tmp_path):
+    tree = "<hierarchy>" + "<node text='Märchen'/>" * 1000 + "</hierarchy>"
+    name = hashlib.sha256(tree.encode()).hexdigest()
+    recorder = Recorder(tmp_path)
+    written = []
+    for member in range(2):
+        episode, frames = an_episode(0, member)
+        episode = replace(episode, steps=tuple(replace(s, ui_tree=name) for s in episode.steps))
+        recorder.episode(episode, frames, {name: tree})
+        written.append(episode)
+    recorder.close()
+    recording = Recording(tmp_path)
+    assert list(recording.ui_trees()) == [(name, tree)]
+    assert list(recording.episodes()) == written
+    assert (tmp_path / FILE).stat().st_size < len(tree)
+
+
+def test_a_cut_takes_ui_trees_with_their_steps(tmp_path):
+    record(tmp_path, groups=1)
+    path = tmp_path / FILE
+    whole = path.read_bytes()
+    episode, frames = an_episode(1, 0)
+    recorder = Recorder(tmp_path)
+    recorder.episode(episode, frames, {"a": "tree", "b": "another"})
+    recorder.close()
+    added = path.read_bytes()[len(whole) :]
+    assert added.startswith(b'{"kind":"ui_tree"')
+    for end in range(len(added)):
+        path.write_bytes(whole + added[:end])
+        Recorder(tmp_path).close()
+        assert path.read_bytes() == whole
+        assert list(Recording(tmp_path).ui_trees()) == []
 
 
 def test_what_was_written_is_read(tmp_path):

@@ -13,6 +13,7 @@ Keys are written as text, and equal on every machine.
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 import io
 import itertools
@@ -55,7 +56,10 @@ class FrameKey:
     @staticmethod
     def of_text(text: str) -> FrameKey:
         """Raises ValueError for what `text` of this version didn't write."""
-        data = base64.b64decode(text, validate=True)
+        try:
+            data = base64.b64decode(text, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"{text[:20]!r}... is no frame key: {error}") from error
         rows, columns = int.from_bytes(data[1:3], "big"), data[3] if len(data) > 3 else 0
         if data[:1] != bytes((_VERSION,)) or len(data) != 12 + 2 * rows * columns:
             raise ValueError(f"{text[:20]!r}... is no frame key of version {_VERSION}")
