@@ -6,9 +6,8 @@ import pytest
 
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.records import EpisodeRecord, GroupRecord
-from tapforge_trainer.rollout.episode import Played
+from tapforge_trainer.rollout.attempt import Attempt, EpisodeResult
 from tapforge_trainer.rollout.stats import RolloutStats, rate_of
-from tapforge_trainer.rollout.work import Work
 
 TASK = Task(suite="s", template="t")
 WON, LOST, BROKE, STOPPED = Outcome.SUCCESS, Outcome.FAILURE, Outcome.INVALID, None
@@ -19,11 +18,11 @@ def attempts(stats: RolloutStats, order: int, *outcomes: Outcome | None) -> Grou
     """Plays a group; what an update would get of it."""
     records = []
     for member, outcome in enumerate(outcomes):
-        work = Work(f"g{order}", order, member, 0, 0, TASK, seed=member)
+        attempt = Attempt(f"g{order}", order, member, 0, 0, TASK, seed=member)
         record = EpisodeRecord(
-            work.episode, work.group, TASK, 0, "s", member, REASONS[outcome], outcome, None, "", (), 0.0, 1.0
+            attempt.episode, attempt.group, TASK, 0, "s", member, REASONS[outcome], outcome, None, "", (), 0.0, 1.0
         )
-        stats.episode(Played(work, record, {}, None))
+        stats.episode(EpisodeResult(attempt, record, {}, None))
         records.append(record)
     return GroupRecord(f"g{order}", order, TASK, 0, tuple(r for r in records if r.valid))
 
