@@ -97,7 +97,7 @@ class RolloutStats:
         if record.outcome is None:
             self.stopped[record.reason.value] += 1
             return
-        self.ahead[played.work.order, record.outcome.value] += 1
+        self.ahead[result.attempt.order, record.outcome.value] += 1
         self.episodes += 1
         self.successes += record.outcome is Outcome.SUCCESS
         self.failures += record.outcome is Outcome.FAILURE
