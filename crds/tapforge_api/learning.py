@@ -185,14 +185,45 @@ class Engine(Spec):
     threads: Threads | None = Field(
         None, description="CPU threads of an engine; without it chosen by the machine's cores"
     )
+    frame_store_mib: Annotated[int, Field(ge=1, le=16_777_216)] | None = Field(
+        None,
+        alias="frameStoreMiB",
+        description="decoded frames that an engine keeps at hand, MiB; without it as many as its answers at once can "
+        "show, from 256 to 2,048",
+    )
 
 
 class Sync(Spec):
-    """How new weights reach the engines."""
+    """How new weights reach the engines, and how far the two sides may differ."""
 
     mid_episode: bool = Field(
         True, description="new weights arrive while episodes run; otherwise no episode sees two versions"
     )
+    tolerance: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None,
+        description="largest difference of a token's log-probability between engine and learner right after new "
+        "weights, more than which ends the run; without it 1e-4 in float32 and 0.25 in bfloat16",
+    )
+    gap_alarm: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None,
+        description="mean difference of log-probabilities between engine and learner in an update from which on it is "
+        "said; without it 1e-3 in float32 and 0.05 in bfloat16",
+    )
+
+
+class PolicyDeadlines(Spec):
+    """How long engines and learner may take until something is taken to be wrong with them. An 8B model fits."""
+
+    start_seconds: Seconds = Field(
+        3600.0, description="until the machines are there and the model is loaded, each, seconds"
+    )
+    answer_seconds: Seconds | None = Field(
+        None,
+        description="for an answer, the wait for its turn included, seconds; without it 120 and 2 more for each token "
+        "of rollout.responseTokens",
+    )
+    update_seconds: Seconds = Field(7200.0, description="for an update, a checkpoint or an export, seconds")
+    sync_seconds: Seconds = Field(1200.0, description="until all engines have new weights, seconds")
 
 
 # --- evaluation, checkpoints, end -------------------------------------------------------------------------------------

@@ -14,7 +14,18 @@ from .algorithm import Algorithm
 from .base import API_VERSION, DNS_LABEL, Change, Metadata, Rule, Seed, Spec, camel, compare
 from .cluster import ClusterSpec
 from .environment import EnvironmentSpec, Tasks
-from .learning import Checkpoints, Engine, Evaluation, Learner, Model, Rollout, Stop, Sync, WarmStart
+from .learning import (
+    Checkpoints,
+    Engine,
+    Evaluation,
+    Learner,
+    Model,
+    PolicyDeadlines,
+    Rollout,
+    Stop,
+    Sync,
+    WarmStart,
+)
 from .run_status import TrainingRunStatus
 
 #: Kubernetes objects derived from a run append a suffix to its name and still have to fit in 63 characters
@@ -61,6 +72,12 @@ class TrainingRunSpec(Spec):
     learner: Learner = Field(Learner(), description="the optimizer's side")
     engine: Engine = Field(Engine(), description="the sampling side")
     sync: Sync = Field(Sync(), description="how new weights reach the engines")
+    deadlines: PolicyDeadlines = Field(PolicyDeadlines(), description="how long engines and learner may take")
+    device: Literal["cpu", "cuda"] | None = Field(
+        None,
+        description="where engines and learner compute; without it on GPUs where Pods of `cluster` ask for some, on a "
+        "laptop where the machine has some",
+    )
     evaluation: Evaluation = Field(Evaluation(), description="how success is measured")
     checkpoints: Checkpoints = Field(Checkpoints(), description="what is kept")
     stop: Stop = Field(Stop(), description="when the run ends")

@@ -10,7 +10,8 @@ import pytest
 from tapforge_api import TrainingRun, load
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import Task
-from tapforge_trainer.assembly import ConfigurationError, Machine, evaluation_tasks, inspect, training_tasks
+from tapforge_trainer.assembly import ConfigurationError, evaluation_tasks, inspect, training_tasks
+from tapforge_trainer.machine import Machine
 from tapforge_trainer.plan import plan, render
 from tapforge_trainer.progress import Progress
 from tapforge_trainer.summary import summarize

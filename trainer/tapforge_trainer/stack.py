@@ -9,15 +9,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tapforge_api import TrainingRun
 
 from . import assembly, loop, resting
-from .assembly import ConfigurationError, Machine
+from .assembly import ConfigurationError, SetupError
+from .machine import Machine, NoDevice, device_of, gpus_needed
 from .orders import Orders, unless
-from .policy.driver import Policy, PolicySettings, cluster_gpus
+from .policy.driver import Policy, PolicySettings, in_cluster, wait_for_gpus
 from .progress import Progress, belongs
 from .telemetry import Telemetry
 
@@ -42,7 +44,17 @@ async def running(
     checkpoints = run.spec.checkpoints.directory or str(folder / "checkpoints")
     # Only here: a folder that is taken away while a run is under way must not come back (cluster/storage.py).
     Path(checkpoints).parent.mkdir(parents=True, exist_ok=True)
-    machine = Machine.here(await cluster_gpus())
+    machine = Machine.local()
+    try:
+        device = device_of(run, machine, in_cluster=in_cluster())
+    except NoDevice as error:
+        raise ConfigurationError(str(error)) from error
+    if device == "cuda" and in_cluster():
+        say = partial(telemetry.phase, stage="Loading")
+        try:
+            await unless(orders.stop, wait_for_gpus(gpus_needed(run), say, run.spec.deadlines.start_seconds))
+        except TimeoutError as error:
+            raise SetupError(str(error)) from error
     model = weights or assembly.model_folder(run.spec.model)
     if error := assembly.context_error(run, model):
         raise ConfigurationError(error)
@@ -51,12 +63,14 @@ async def running(
     telemetry.phase("starting phones, engine and learner" if engines else "starting the learner", "Loading")
     policy = Policy(
         PolicySettings(
-            engine=assembly.engine_settings(run, model, agent, machine) if engines else None,
-            learner=assembly.learner_settings(run, model, agent, machine) if learner else None,
+            engine=assembly.engine_settings(run, model, agent, machine, device) if engines else None,
+            learner=assembly.learner_settings(run, model, agent, machine, device) if learner else None,
             replicas=run.spec.engine.replicas,
             mid_episode=run.spec.sync.mid_episode,
             checkpoints=Path(checkpoints),
             keep=run.spec.checkpoints.keep,
+            tolerance=run.spec.sync.tolerance,
+            sync_seconds=run.spec.deadlines.sync_seconds,
         )
     )
     try:

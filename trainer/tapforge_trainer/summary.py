@@ -9,7 +9,8 @@ from typing import Any
 
 from tapforge_api import TrainingRun
 
-from .assembly import Machine, contamination_of
+from .assembly import contamination_of
+from .machine import Machine
 from .progress import Progress, ended
 from .tasks.contamination import Contamination
 

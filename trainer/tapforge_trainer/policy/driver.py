@@ -14,7 +14,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ import numpy as np
 
 from tapforge_envs.protocol import Frame
 
+from ..machine import missing
 from ..records import Generator, Sample
 from .settings import EngineSettings, LearnerSettings, PauseMode, UpdateSettings
 
@@ -39,6 +40,8 @@ _RAY_LATE: Final = ("timed out during startup", "Timed out waiting for file")
 _RAY_PATIENCE: Final = {"RAY_gcs_server_port_wait_time_s": "60", "RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
 
 log = logging.getLogger(__name__)
+#: between two looks at what the Ray cluster has
+_GPU_LOOK_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,9 @@ class PolicySettings:
     mid_episode: bool = True
     checkpoints: Path = Path("checkpoints")
     keep: int = 2
+    #: of a sync's proof; None: that of the engine's number format
+    tolerance: float | None = None
+    sync_seconds: float = 1200.0
 
 
 class Policy:
@@ -152,7 +158,10 @@ class Policy:
                 engine.context_tokens,
             )
         mode: PauseMode = "keep" if self.settings.mid_episode else "wait"
-        return await synchronize(self._learner, self._engines, self._probe, version, mode=mode)
+        tolerance, seconds = self.settings.tolerance, self.settings.sync_seconds
+        return await synchronize(
+            self._learner, self._engines, self._probe, version, mode=mode, tolerance=tolerance, deadline=seconds
+        )
 
     async def save(self, update: int, state: Mapping[str, Any]) -> Path:
         """A checkpoint of weights, optimizer and the driver's `state` (plain JSON). Returns its folder."""
@@ -212,20 +221,30 @@ def _config(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
-async def cluster_gpus() -> int | None:
-    """GPUs of the Ray cluster that this process is a driver of, wherever they are: the head has often none. None
-    outside of one."""
-    if not os.environ.get(RAY_ADDRESS):
-        return None
+def in_cluster() -> bool:
+    """This process is a driver in a Ray cluster that somebody else started."""
+    return bool(os.environ.get(RAY_ADDRESS))
+
+
+async def wait_for_gpus(needed: int, tell: Callable[[str], None], seconds: float) -> None:
+    """Until the Ray cluster has so many GPUs, wherever they are: the head has often none, and a Pod that has some may
+    just be being replaced. `tell` hears what is waited for, each time that it changes. Raises TimeoutError."""
     with _own_signals():
-        return await asyncio.to_thread(_count_gpus)
+        await asyncio.to_thread(_start_ray)
+    said, end = "", asyncio.get_running_loop().time() + seconds
+    while words := missing(needed, await asyncio.to_thread(_resources)):
+        if words != said:
+            tell(words)
+            said = words
+        if asyncio.get_running_loop().time() >= end:
+            raise TimeoutError(f"{words}, after {seconds:g} s: look at the Pods of the run's workers")
+        await asyncio.sleep(_GPU_LOOK_SECONDS)
 
 
-def _count_gpus() -> int:
+def _resources() -> dict[str, float]:
     import ray
 
-    _start_ray()
-    return int(ray.cluster_resources().get("GPU", 0))
+    return dict(ray.cluster_resources())
 
 
 @contextmanager

@@ -68,21 +68,19 @@ class _Engine:
 class Engines:
     """A `Generator` over several replicas. Belongs to one event loop."""
 
-    def __init__(
-        self, settings: EngineSettings, form: PixelFormat, image_id: int, *, replicas: int = 1, deadline: float = 180.0
-    ):
+    def __init__(self, settings: EngineSettings, form: PixelFormat, image_id: int, *, replicas: int = 1):
         self.settings = settings
         #: policy version of the last proven weights
         self.version = 0
         self._form, self._image = form, image_id
-        self._deadline = deadline
+        self._deadline = settings.answer_seconds
         self._keys = itertools.count()
         self._payload: Any = None
         self._calls = 0
         self._engines = [_Engine(index, start_engine(settings)) for index in range(replicas)]
 
-    async def ready(self, deadline: float = 1800.0) -> None:
-        await self._all("ready", deadline=deadline)
+    async def ready(self) -> None:
+        await self._all("ready", deadline=self.settings.start_seconds)
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         expanded = self._expand(prompt)
@@ -139,8 +137,9 @@ class Engines:
         """What happened to the engines that are gone."""
         return [engine.dead for engine in self._engines if engine.dead]
 
-    async def restart(self, deadline: float = 1800.0) -> None:
+    async def restart(self) -> None:
         """Starts dead engines again, with the weights that they had."""
+        deadline = self.settings.start_seconds
         if self.dead and self._payload is None and self.version:
             raise EngineDied(
                 f"{'; '.join(self.dead)}. Its weights came over the GPUs' own wire and are not at hand: resume"

@@ -116,11 +116,11 @@ def _mini_batch(batch: Sequence[Any], index: int) -> MiniBatch:
 class Learner:
     """Belongs to one event loop; calls come one after another."""
 
-    def __init__(self, settings: LearnerSettings, *, deadline: float = 1800.0):
+    def __init__(self, settings: LearnerSettings):
         import ray
 
         self.settings = settings
-        self._deadline = deadline
+        self._deadline = settings.update_seconds
         folder = Path(settings.model)
         self.form = PixelFormat.of_folder(folder)
         self.vocabulary = _vocabulary(folder, settings)
@@ -135,7 +135,8 @@ class Learner:
         actor = ray.remote(RankActor).options(max_restarts=0, runtime_env={"env_vars": environment}, **resources)
         self._ranks = [actor.remote(settings, index) for index in range(settings.ranks)]
 
-    async def ready(self, deadline: float = 1800.0) -> None:
+    async def ready(self) -> None:
+        deadline = self.settings.start_seconds
         (place,) = await self._call([self._ranks[0].open_store.remote()], "open_store", deadline)
         await self._all("start", place, deadline=deadline)
 

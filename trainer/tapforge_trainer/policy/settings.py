@@ -36,6 +36,9 @@ class EngineSettings:
     #: share of a GPU's memory that the engine takes
     gpu_memory_share: float = 0.85
     transfer: Transfer = "tapforge-cpu"
+    #: until it can answer, and for an answer with the wait for its turn; seconds
+    start_seconds: float = 3600.0
+    answer_seconds: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,9 @@ class LearnerSettings:
     tokens_per_micro_batch: int = 8192
     seed: int = 0
     transfer: Transfer = "tapforge-cpu"
+    #: until it can work, and for an update or a checkpoint; seconds
+    start_seconds: float = 3600.0
+    update_seconds: float = 7200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +87,7 @@ class UpdateSettings:
     #: mean difference between the engine's and the learner's log-probabilities of the same tokens under the same
     #: weights from which an update's metrics raise `gap_alarm`
     gap_alarm: float = 1e-3
+
+
+#: what `UpdateSettings.gap_alarm` is by number format: engines and learner round differently, each token by itself
+GAP_ALARM = {"float32": 1e-3, "bfloat16": 0.05}

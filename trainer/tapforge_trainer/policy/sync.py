@@ -37,9 +37,10 @@ async def synchronize(
     *,
     mode: PauseMode = "keep",
     tolerance: float | None = None,
-    deadline: float = 600.0,
+    deadline: float = 1200.0,
 ) -> float:
-    """Returns the largest difference of a log-probability that the probe saw. Raises `SyncMismatch`."""
+    """Returns the largest difference of a log-probability that the probe saw, which is at most `tolerance` (None: that
+    of the engine's number format). `deadline`, seconds, is each step's. Raises `SyncMismatch`."""
     allowed = TOLERANCE[engines.settings.dtype] if tolerance is None else tolerance
     try:
         await _transfer(learner, engines, version, mode, deadline)

@@ -1,0 +1,85 @@
+"""Where a run computes is what it says, or what its Pods ask for; never what happens to be there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tapforge_api import TrainingRun
+from tapforge_api.loading import from_object
+from tapforge_trainer import assembly
+from tapforge_trainer.machine import Machine, NoDevice, device_of, gpus_asked, missing
+from tapforge_trainer.policy import driver
+
+LAPTOP, WORKSTATION, CPU_IMAGE = Machine(8, 0), Machine(16, 2), Machine(16, 0, cuda=False)
+
+
+def run_of(*, gpus: int = 0, replicas: int = 2, **spec):
+    limits = {"memory": "64Gi"} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
+    workers = {
+        "name": "gpu",
+        "replicas": replicas,
+        "template": {"spec": {"containers": [{"name": "ray", "resources": {"limits": limits}}]}},
+    }
+    cluster = {"image": "trainer:1", "workers": [workers]}
+    body = {"cluster": cluster, **spec}
+    about = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
+    return from_object(TrainingRun, {**about, "spec": body})
+
+
+def test_in_a_cluster_the_pods_that_the_run_asks_for_decide():
+    run = run_of(gpus=1)
+    assert gpus_asked(run.spec.cluster) == 2
+    # The head has no GPU, nor has anybody else at this moment: it is the same run.
+    assert device_of(run, LAPTOP, in_cluster=True) == "cuda"
+    assert device_of(run_of(), WORKSTATION, in_cluster=True) == "cpu"
+
+
+def test_a_laptop_has_what_it_has_and_pays_no_attention_to_the_cluster():
+    assert device_of(run_of(gpus=1), LAPTOP, in_cluster=False) == "cpu"
+    assert device_of(run_of(), WORKSTATION, in_cluster=False) == "cuda"
+    assert device_of(run_of(gpus=8), CPU_IMAGE, in_cluster=False) == "cpu"
+
+
+def test_what_the_spec_says_is_what_is_used_or_refused():
+    assert device_of(run_of(gpus=1, device="cpu"), WORKSTATION, in_cluster=True) == "cpu"
+    with pytest.raises(NoDevice, match=r"spec\.device is cuda, but the vLLM of this image is built for CPUs"):
+        device_of(run_of(device="cuda"), CPU_IMAGE, in_cluster=False)
+    with pytest.raises(NoDevice, match="this machine has 0"):
+        device_of(run_of(device="cuda"), LAPTOP, in_cluster=False)
+
+
+def test_too_few_gpus_are_said_before_anything_is_started():
+    with pytest.raises(NoDevice, match=r"learner.ranks \(4\) and engine.replicas \(2\) need 6 GPUs, but .* ask for 2"):
+        device_of(run_of(gpus=1, learner={"ranks": 4}, engine={"replicas": 2}), LAPTOP, in_cluster=True)
+
+
+async def test_gpus_that_are_not_there_yet_are_waited_for_and_told_of(monkeypatch):
+    there, told = iter([0, 0, 1, 2]), []
+    monkeypatch.setattr(driver, "_start_ray", lambda: None)
+    monkeypatch.setattr(driver, "_resources", lambda: {"GPU": float(next(there))})
+    monkeypatch.setattr(driver, "_GPU_LOOK_SECONDS", 0.0)
+    await driver.wait_for_gpus(2, told.append, 3600.0)
+    assert told == [
+        "waiting for GPUs: 0 of 2 are in the Ray cluster",
+        "waiting for GPUs: 1 of 2 are in the Ray cluster",
+    ]
+    assert missing(0, {}) == ""
+
+
+async def test_the_wait_has_an_end(monkeypatch):
+    monkeypatch.setattr(driver, "_start_ray", lambda: None)
+    monkeypatch.setattr(driver, "_resources", dict)
+    with pytest.raises(TimeoutError, match="0 of 1 are in the Ray cluster, after 0 s: look at the Pods"):
+        await asyncio.wait_for(driver.wait_for_gpus(1, lambda words: None, 0.0), 60)
+
+
+def test_limits_are_the_runs_and_fit_a_large_model_by_default():
+    run = run_of()
+    assert assembly.answer_seconds(run) == 120 + 2 * 256
+    assert assembly.episode_limits(run).generate_seconds > assembly.answer_seconds(run)
+    assert assembly.answer_seconds(run_of(deadlines={"answerSeconds": 7})) == 7
+    assert assembly.update_settings(run, 0).gap_alarm == 1e-3
+    assert assembly.update_settings(run_of(model={"dtype": "bfloat16"}), 0).gap_alarm == 0.05
+    assert assembly.update_settings(run_of(sync={"gapAlarm": 0.2}), 0).gap_alarm == 0.2
