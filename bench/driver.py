@@ -1,99 +1,339 @@
-"""CPU that the driver spends per environment step, with many episodes at once over real sockets.
+"""What real screens cost the driver and whoever plays: CPU, memory, stalls of their loops, bytes.
 
-    python bench/driver.py [--episodes 256] [--batches 2] [--processes 4]
+    python bench/driver.py [--phones 64 256] [--seconds 90] [--rate STEPS_PER_SECOND]
 
-The real scheduler, adapter, client, recorder and staleness bound; the engine answers at once from a script, and the
-phones are simulated ones in server processes of their own, slow enough (log-normal, median one second) that all
-episodes are under way together. Counted is the CPU time of all threads of the driver's process, none of the servers',
-from the first admission to the last batch on disk, divided by executed steps: admission, prompts, parsing, HTTP, frame
-checks, recording, fsync. Writes bench-results/driver.json.
+The real scheduler, adapter, client, recorder and batch building, over real sockets; screens of the standard phone at
+1080x2400, canned (`load/canned.py`), each step another one; three screens of history, at most one megapixel each; an
+engine that answers after a fixed time, from a script. Latencies are log-normal, and their median is such that all phones
+together ask for about half of what the cores can take (`--rate`; by default from the cost of fitting a frame, of which a
+step is taken to cost one and a half).
+
+A run of one size is a process of its own. Counted is from the first batch on, for `--seconds`: CPU of all threads of
+the driver's process and of the workers', divided by steps that the phones have answered in that time; each batch is made
+into the learner's columns, with its frames at hand, as the loop does. `fit_ms` is the CPU of one thread for a frame from
+the phone's PNG to what is handed on; `bare_fit_ms` decodes and resizes the same PNG to the same pixels with the fastest
+library found (torchvision, torch) and nothing else. `bytes_per_step` is what one consumer of frames (the engine, the
+learner) is sent for a step; `frame_bytes` the stored size of a new frame. Stalls are those of the loop that plays; an
+idle loop in a process of its own runs beside it. Who plays is in one function here, `start`. Writes
+bench-results/driver.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import math
+import os
+import random
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from load.machine import machine, peak_mib, show, write
-from load.phones import SameLength, SlowPhones
-from load.policy import SAMPLING, ScriptedEngine, adapter
+import aiohttp
+from load.canned import HEIGHT, WIDTH, Screen, draw
+from load.machine import machine, show, write
+from load.phones import DEADLINES, SameLength
+from load.policy import ScriptedEngine
+from load.stalls import Stalls, milliseconds
+from load.usage import Usage, thread_seconds
 
+from tapforge_api.learning import Algorithm
+from tapforge_envs.protocol import Observation
+from tapforge_envs.slots.source import SlotSource
+from tapforge_envs.slots.urls import UrlSlots, parse_urls
+from tapforge_trainer.agents import make_agent
+from tapforge_trainer.agents.agent import Agent
+from tapforge_trainer.batch import BatchRules, build_batch
+from tapforge_trainer.policy.batches import Vocabulary, columns
+from tapforge_trainer.policy.frames import PixelFormat
+from tapforge_trainer.records import Generation, GroupRecord, Prompt, Sampling
+from tapforge_trainer.rollout.frames import FrameStore
 from tapforge_trainer.rollout.groups import GroupLimits
-from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.rollout.recorder import FRAMES, Recorder
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.tasks.source import TaskSource
+from tapforge_trainer.tiny.folder import write_processor
+from tapforge_trainer.tiny.tokenizer import write_tokenizer
 
-GROUP, MAX_STEPS = 8, 12
+GROUP, MAX_STEPS, END = 8, 8, 1 / 5
+HISTORY_IMAGES, MAX_PIXELS, CONTEXT = 3, 1_000_000, 8192
+ENGINE_SECONDS, SIGMA = 0.5, 0.5
+SCREENS = 32
+#: until the first batch is there
+PATIENCE = 900.0
 
 
-async def measure(episodes: int, batches: int, processes: int, median: float, folder: Path) -> dict[str, Any]:
+def adapter(folder: Path) -> Agent:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(folder)
+    write_processor(folder)
+    path = folder / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    settings["size"]["longest_edge"] = MAX_PIXELS
+    path.write_text(json.dumps(settings))
+    return make_agent(
+        "qwen3-vl",
+        folder,
+        prompt="full",
+        history_images=HISTORY_IMAGES,
+        history_steps=8,
+        context_tokens=CONTEXT,
+        response_tokens=64,
+    )
+
+
+class CountingEngine(ScriptedEngine):
+    """Counts the bytes of the frames that it is sent: of a prompt, the newest; it has the others already."""
+
+    def __init__(self, agent: Agent):
+        super().__init__(agent, ENGINE_SECONDS, END)
+        self.bytes = self.frames = 0
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        self.bytes += len(prompt.frames[-1].data)
+        self.frames += 1
+        return await super().generate(prompt, sampling)
+
+
+# --- who plays --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Play:
+    """A rollout that is under way. `workers`: processes that play, beside the driver's own."""
+
+    scheduler: Scheduler
+    recorder: Recorder
+    engine: CountingEngine
+    workers: tuple[int, ...] = ()
+    #: of the loops that play, in milliseconds; None: it is the driver's own loop
+    worker_stalls: Callable[[], list[float]] | None = None
+    folder: Path = field(default_factory=Path)
+
+    async def close(self) -> None:
+        await self.scheduler.close()
+        self.recorder.close()
+
+
+async def start(slots: SlotSource, phones: int, folder: Path) -> Play:
+    """The driver's process plays by itself."""
     agent = adapter(folder / "model")
-    slots = SlowPhones(episodes, processes, median, sigma=0.5)
-    await slots.start()
-    recorder = Recorder(folder / "recording")
-    most = 0
+    engine, recorder = CountingEngine(agent), Recorder(folder / "recording")
+    scheduler = Scheduler(
+        slots,
+        agent,
+        engine,
+        Sampling(max_tokens=64),
+        tasks=TaskSource(SameLength(MAX_STEPS), seed=0),
+        groups=GroupLimits(GROUP, max(1, phones // GROUP // 2), max_staleness=1, deadline_seconds=None),
+        recorder=recorder,
+    )
+    return Play(scheduler, recorder, engine, folder=folder)
+
+
+class Learner:
+    """What the driver does with a batch before ranks have it, and the bytes that each of them is given."""
+
+    def __init__(self, folder: Path, agent: Agent):
+        self._form = PixelFormat.of_folder(folder / "model")
+        image = next(token for token in agent.banned_ids if token == _image_id(folder / "model"))
+        self._vocabulary = Vocabulary.of(len(agent.allowed_ids) + len(agent.banned_ids), image, agent.allowed_ids)
+        self._store = FrameStore(folder / "recording" / FRAMES)
+        self._rules = BatchRules.of(Algorithm(), min_valid=2)
+        self.bytes = self.frames = 0
+
+    def take(self, groups: list[GroupRecord]) -> None:
+        batch = build_batch(groups, self._rules)
+        names = {name for g in groups for e in g.episodes for s in e.steps for name in s.frames}
+        frames = {name: self._store.frame(name) for name in names}
+        grids = {name: self._form.grid(frame.width, frame.height) for name, frame in frames.items()}
+        columns(batch.samples, grids, self._vocabulary)
+        self.bytes += sum(len(frame.data) for frame in frames.values())
+        self.frames += len(frames)
+
+
+def _image_id(folder: Path) -> int:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id("<|image_pad|>")
+
+
+# --- one size ---------------------------------------------------------------------------------------------------------
+
+
+async def measure(phones: int, rate: float, seconds: float, screens: Path, folder: Path) -> dict[str, Any]:
+    median = (phones / rate - ENGINE_SECONDS) / math.exp(SIGMA**2 / 2)
+    if median <= 0:
+        raise SystemExit(f"{phones} phones can't ask for {rate:g} steps a second: an answer takes {ENGINE_SECONDS} s")
+    command = [sys.executable, "-m", "load.canned", str(screens), "--slots", str(phones)]
+    command += ["--median", str(median), "--sigma", str(SIGMA)]
+    server = _child(command)
+    idle = _child([sys.executable, "-m", "load.stalls"])
     try:
-        wall, cpu = time.perf_counter(), time.process_time()
-        scheduler = Scheduler(
-            slots,
-            agent,
-            ScriptedEngine(agent),
-            SAMPLING,
-            tasks=TaskSource(SameLength(MAX_STEPS), seed=0),
-            groups=GroupLimits(GROUP, max(1, episodes // GROUP), max_staleness=1, deadline_seconds=None),
-            recorder=recorder,
-        )
-
-        async def watch() -> None:
-            nonlocal most
-            while True:
-                most = max(most, scheduler.running)
-                await asyncio.sleep(0.5)
-
-        watcher = asyncio.create_task(watch())
-        for version in range(1, batches + 1):
-            await scheduler.next_batch()
-            scheduler.set_version(version)
-        stats, steps = scheduler.stats(), slots.steps
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        watcher.cancel()
-        await scheduler.close()
+        assert server.stdout is not None
+        port = json.loads(server.stdout.readline())["port"]
+        base = f"http://127.0.0.1:{port}"
+        slots = UrlSlots(parse_urls([f"{base}/slot/{k}" for k in range(phones)], "bench"), DEADLINES)
+        await slots.start()
+        play = await start(slots, phones, folder)
+        try:
+            figures = await _watched(play, base, seconds)
+        finally:
+            await play.close()
+            await slots.close()
+        idle_late = json.loads(idle.communicate("")[0])
     finally:
-        recorder.close()
-        await slots.close()
+        for child in (server, idle):
+            child.kill()
+            child.wait()
     return {
-        "episodes": most,
-        "cpu_ms_per_step": round(1000 * cpu / steps, 3),
-        "peak_mib": peak_mib(),
-        "episodes_played": stats.episodes,
-        "env_steps": steps,
+        **figures,
+        "idle_stall_p999_ms": milliseconds(idle_late, 0.999),
+        "phones": phones,
+        "median_step_seconds": round(median, 2),
+    }
+
+
+def _child(command: list[str]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+async def _watched(play: Play, base: str, seconds: float) -> dict[str, Any]:
+    learner = Learner(play.folder, adapter(play.folder / "model"))
+    driver, worker, stalls = Usage([os.getpid()]), Usage(play.workers), Stalls()
+    version = 0
+
+    async def update() -> None:
+        nonlocal version
+        groups = await play.scheduler.next_batch()
+        learner.take(groups)
+        version += 1
+        play.scheduler.set_version(version)
+
+    async with aiohttp.ClientSession() as session:
+
+        async def steps() -> int:
+            async with session.get(f"{base}/steps") as answer:
+                return (await answer.json())["steps"]
+
+        async with asyncio.timeout(PATIENCE):
+            await update()
+        first, begun = await steps(), time.perf_counter()
+        updates, sent, shown = version, play.engine.bytes, play.engine.frames
+        learner.bytes = learner.frames = 0
+        stalls.clear()
+        driver.begin()
+        worker.begin()
+        updating = asyncio.create_task(update())
+        while time.perf_counter() - begun < seconds:
+            await asyncio.wait([updating], timeout=1.0)
+            if updating.done():
+                updating.result()
+                updating = asyncio.create_task(update())
+            now = await steps()
+            driver.look(now)
+            worker.look(now)
+        done, wall = await steps() - first, time.perf_counter() - begun
+        cpu, worker_cpu = driver.cpu_seconds, worker.cpu_seconds
+        updating.cancel()
+        await asyncio.wait([updating])
+    late = stalls.stop()
+    playing = play.worker_stalls() if play.worker_stalls else late
+    to_engine = (play.engine.bytes - sent) / max(1, play.engine.frames - shown)
+    to_learner = learner.bytes / learner.frames if learner.frames else 0.0
+    stored = [path.stat().st_size for path in (play.folder / "recording" / FRAMES).rglob("*.*")]
+    stats = play.scheduler.stats()
+    return {
+        "driver_ms_per_step": round(1000 * cpu / done, 3),
+        "worker_ms_per_step": round(1000 * worker_cpu / done, 3),
+        "longest_stall_ms": milliseconds(playing, 1.0),
+        "stall_p999_ms": milliseconds(playing, 0.999),
+        "driver_longest_stall_ms": milliseconds(late, 1.0),
+        "driver_mib": round(driver.peak_mib, 1),
+        "worker_mib": round(worker.peak_mib, 1),
+        "growth_mib_per_10000_steps": round(driver.growth(10_000) + worker.growth(10_000), 1),
+        "bytes_per_step": round(max(to_engine, to_learner)),
+        "frame_bytes": round(sum(stored) / max(1, len(stored))),
+        "steps": done,
+        "steps_per_second": round(done / wall, 1),
+        "updates": version - updates,
         "invalid": sum(stats.invalid.values()),
-        "seconds": round(wall, 1),
-        "steps_per_second": round(steps / wall, 1),
-        "driver_cpu_share": round(cpu / wall, 3),
-        "server_processes": processes,
-        "median_step_seconds": median,
-        **machine(),
+    }
+
+
+# --- a frame ----------------------------------------------------------------------------------------------------------
+
+
+def fitting(pngs: list[bytes], folder: Path) -> dict[str, float]:
+    """Milliseconds of one thread for a frame. The two take turns; each frame is new."""
+    import torch
+    import torch.nn.functional as F
+    from torchvision.io import ImageReadMode, decode_png
+
+    torch.set_num_threads(1)
+    agent, dice, screens = adapter(folder / "model"), random.Random(0), [Screen(png) for png in pngs]
+    frames = [screen.frame(dice) for screen in screens]
+    first = agent.prepare(Observation(frames[0])).frame
+    size = (first.height, first.width)
+
+    def bare(data: torch.Tensor) -> torch.Tensor:
+        pixels = decode_png(data, ImageReadMode.RGB)[None]
+        return F.interpolate(pixels, size=size, mode="bicubic", antialias=True)
+
+    bare(torch.frombuffer(bytearray(frames[0].data), dtype=torch.uint8))
+    plain, ours = [], []
+    for frame in (screen.frame(dice) for screen in screens for _ in range(3)):
+        data = torch.frombuffer(bytearray(frame.data), dtype=torch.uint8)
+        plain.append(thread_seconds(lambda data=data: bare(data), 1))
+        ours.append(thread_seconds(lambda frame=frame: agent.prepare(Observation(frame)), 1))
+    middle = len(plain) // 2
+    return {
+        "fit_ms": round(1000 * sorted(ours)[middle], 2),
+        "bare_fit_ms": round(1000 * sorted(plain)[middle], 2),
+        "fitted_width": first.width,
+        "fitted_height": first.height,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--episodes", type=int, default=256, help="at once; as many slots")
-    parser.add_argument("--batches", type=int, default=3, help="of as many episodes each")
-    parser.add_argument("--processes", type=int, default=2, help="phone servers")
-    parser.add_argument("--median", type=float, default=1.0, help="median latency of a phone's step, seconds")
+    parser.add_argument("--phones", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--seconds", type=float, default=90.0, help="measured per size, after the first batch")
+    parser.add_argument("--rate", type=float, help="steps a second of all phones; default: half of what cores can take")
     parser.add_argument("--out", type=Path, default=Path("bench-results/driver.json"))
+    parser.add_argument("--screens", type=Path, help=argparse.SUPPRESS)  # one size, in a process of its own
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        figures = asyncio.run(measure(args.episodes, args.batches, args.processes, args.median, Path(folder)))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        if args.screens:
+            write(args.out, asyncio.run(measure(args.phones[0], args.rate, args.seconds, args.screens, folder)))
+            return
+        pngs = draw(SCREENS)
+        for number, png in enumerate(pngs):
+            (folder / f"{number:03}.png").write_bytes(png)
+        frame = fitting(pngs, folder)
+        cores = machine()["cores"]
+        rate = args.rate or 0.5 * cores / (1.5 * frame["fit_ms"] / 1000)
+        sizes = {}
+        for phones in args.phones:
+            one = folder / f"{phones}.json"
+            again = ["--phones", str(phones), "--rate", str(rate), "--seconds", str(args.seconds)]
+            command = [sys.executable, __file__, *again, "--screens", str(folder), "--out", str(one)]
+            subprocess.run(command, check=True)
+            sizes[str(phones)] = {**json.loads(one.read_text()), **frame}
+    figures = {"sizes": sizes, "screen": f"{WIDTH}x{HEIGHT}", **machine()}
     write(args.out, figures)
-    shown = ("episodes", "env_steps", "invalid", "cpu_ms_per_step", "steps_per_second", "driver_cpu_share", "peak_mib")
-    show(f"Driver, {figures['cores']} cores", shown, [[figures[name] for name in shown]])
+    shown = ("driver_ms_per_step", "worker_ms_per_step", "fit_ms", "bare_fit_ms", "stall_p999_ms")
+    shown += ("idle_stall_p999_ms", "longest_stall_ms", "driver_mib", "worker_mib", "steps_per_second")
+    rows = [[phones, *(found[name] for name in shown)] for phones, found in sizes.items()]
+    show(f"Driver, {cores} cores, screens of {WIDTH}x{HEIGHT}", ("phones", *shown), rows)
 
 
 if __name__ == "__main__":
