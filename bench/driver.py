@@ -4,17 +4,17 @@
 
 The real scheduler, adapter, client, recorder and batch building, over real sockets; screens of the standard phone at
 1080x2400, canned (`load/canned.py`), each step another one; three screens of history, at most one megapixel each; an
-engine that answers after a fixed time, from a script. Latencies are log-normal, and their median is such that all phones
-together ask for about half of what the cores can take (`--rate`; by default from the cost of fitting a frame, of which a
-step is taken to cost one and a half).
+engine that answers after a fixed time, from a script. Latencies are log-normal; their median is such that all phones
+together ask for about half of what the cores can take (`--rate`; by default from the cost of fitting a frame: a step is
+taken to cost one and a half of it).
 
 A run of one size is a process of its own. Counted is from the first batch on, for `--seconds`: CPU of all threads of
-the driver's process and of the workers', divided by steps that the phones have answered in that time; each batch is made
-into the learner's columns, with its frames at hand, as the loop does. `fit_ms` is the CPU of one thread for a frame from
-the phone's PNG to what is handed on; `bare_fit_ms` decodes and resizes the same PNG to the same pixels with the fastest
-library found (torchvision, torch) and nothing else. `bytes_per_step` is what one consumer of frames (the engine, the
-learner) is sent for a step; `frame_bytes` the stored size of a new frame. Stalls are those of the loop that plays; an
-idle loop in a process of its own runs beside it. Who plays is in one function here, `start`. Writes
+the driver's process and of the workers', divided by the steps that phones have answered in that time; each batch is
+made into the learner's columns, with its frames at hand, as the loop does. `fit_ms` is the CPU of one thread for a
+frame from the phone's PNG to what is handed on; `bare_fit_ms` decodes and resizes the same PNG to the same pixels with
+the fastest library found (torchvision, torch) and nothing else. `bytes_per_step` is what one consumer of frames (the
+engine, the learner) is sent for a step; `frame_bytes` the stored size of a new frame. Stalls are those of the loop that
+plays; an idle loop in a process of its own runs beside it. Who plays is in one function here, `start`. Writes
 bench-results/driver.json.
 """
 

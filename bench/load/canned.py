@@ -104,7 +104,7 @@ def _chunk(kind: bytes, body: bytes) -> bytes:
 
 
 class Phones:
-    """As many phones as asked for at /slot/N. An action that ends an episode is answered like any other, with `done`."""
+    """As many phones as asked for, at /slot/N. An action that ends an episode is a step like any other, with `done`."""
 
     def __init__(self, screens: Sequence[Screen], slots: int, median: float, sigma: float):
         self._screens = screens
