@@ -62,6 +62,8 @@ from tapforge_trainer.tiny.folder import write_processor
 from tapforge_trainer.tiny.tokenizer import write_tokenizer
 
 GROUP, MAX_STEPS, END = 8, 8, 1 / 5
+#: so that late members of a group leave no phone idle
+STALENESS = 3
 HISTORY_IMAGES, MAX_PIXELS, CONTEXT = 3, 1_000_000, 8192
 ENGINE_SECONDS, SIGMA = 0.5, 0.5
 SCREENS = 32
@@ -131,7 +133,7 @@ async def start(slots: SlotSource, phones: int, folder: Path) -> Play:
         engine,
         Sampling(max_tokens=64),
         tasks=TaskSource(SameLength(MAX_STEPS), seed=0),
-        groups=GroupLimits(GROUP, max(1, phones // GROUP // 2), max_staleness=1, deadline_seconds=None),
+        groups=GroupLimits(GROUP, max(1, phones // GROUP // 2), max_staleness=STALENESS, deadline_seconds=None),
         recorder=recorder,
     )
     return Play(scheduler, recorder, engine, folder=folder)
