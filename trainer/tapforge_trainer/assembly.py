@@ -181,10 +181,9 @@ def task_errors(run: TrainingRun) -> list[str]:
     errors = []
     if tasks.file is not None and spec.warm_start is not None:
         errors.append("spec.warmStart: a task file has no demonstrations; leave warmStart out, or name a suite")
-    named = {"spec.tasks": lambda: training_tasks(run), "spec.evaluation.tasks": lambda: _measured(run)}
-    for field, tasks_of in named.items():
+    for field, tasks_of in (("spec.tasks", training_tasks), ("spec.evaluation.tasks", _measured)):
         try:
-            tasks_of()
+            tasks_of(run)
         except catalog.UnknownTask as error:
             errors.append(f"{field}: {error.args[0]}")
         except TaskError:  # said by whoever inspects the files

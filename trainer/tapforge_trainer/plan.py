@@ -65,11 +65,13 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
     if (source := spec.environment.source.urls) is not None and source.file is not None:
         urls, error = _counted(lambda: _count_urls(Path(source.file or "")), "spec.environment.source.urls.file")
         errors += error
-    if (file := spec.tasks.file) is not None:
-        tasks, error = _counted(lambda: len(read_tasks(Path(file)).tasks), "spec.tasks.file")
+    if spec.tasks.file is not None:
+        practised = Path(spec.tasks.file)
+        tasks, error = _counted(lambda: len(read_tasks(practised).tasks), "spec.tasks.file")
         errors += error
-    if (file := spec.evaluation.tasks.file) is not None:
-        _, error = _counted(lambda: len(read_tasks(Path(file)).tasks), "spec.evaluation.tasks.file")
+    if spec.evaluation.tasks.file is not None:
+        measured = Path(spec.evaluation.tasks.file)
+        _, error = _counted(lambda: len(read_tasks(measured).tasks), "spec.evaluation.tasks.file")
         errors += error
     if (resume := spec.checkpoints.resume_from) is not None and not Path(resume).is_dir():
         errors.append(f"spec.checkpoints.resumeFrom: {_why_no_folder(Path(resume))}")

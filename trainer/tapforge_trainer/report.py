@@ -66,7 +66,8 @@ def read_events(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _point(event: dict[str, Any]) -> UpdatePoint:
-    return UpdatePoint(**{field.name: event.get(field.name) for field in fields(UpdatePoint)})
+    found: dict[str, Any] = {field.name: event.get(field.name) for field in fields(UpdatePoint)}
+    return UpdatePoint(**found)
 
 
 def _evaluation(event: dict[str, Any]) -> EvaluationPoint:

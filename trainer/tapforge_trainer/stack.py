@@ -53,11 +53,11 @@ async def running(
         say = partial(telemetry.phase, stage="Loading")
         try:
             await unless(orders.stop, wait_for_gpus(gpus_needed(run), say, run.spec.deadlines.start_seconds))
-        except TimeoutError as error:
-            raise SetupError(str(error)) from error
+        except TimeoutError as late:
+            raise SetupError(str(late)) from late
     model = weights or assembly.model_folder(run.spec.model)
-    if error := assembly.context_error(run, model):
-        raise ConfigurationError(error)
+    if why := assembly.context_error(run, model):
+        raise ConfigurationError(why)
     agent = assembly.agent_of(run, model)
     slots = assembly.slots_of(run)
     telemetry.phase("starting phones, engine and learner" if engines else "starting the learner", "Loading")
