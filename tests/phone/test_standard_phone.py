@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tapforge_envs.phone import catalog
@@ -106,6 +106,7 @@ def test_no_action_breaks_it_and_the_state_stays_json(suite, index, actions):
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@example(32, 32, 0, [OpenApp(name="shop")])
 @given(st.integers(32, 300), st.integers(32, 400), st.integers(0, 50), st.lists(choices, max_size=12))
 def test_every_size_can_be_drawn(width, height, index, actions):
     phone = started("standard", index, width, height)

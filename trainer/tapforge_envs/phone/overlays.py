@@ -136,7 +136,9 @@ def _app(pen: Pen, w: Widget, a: Area) -> None:
 
 
 def _panel(pen: Pen, w: Widget, a: Area) -> None:
-    pen.draw.rectangle(a, fill=w.color if w.color != (90, 90, 90) else pen.theme.page)
+    left, top, right, bottom = a
+    seen = (left, top, max(left, right), max(top, bottom))  # a scroll bar is thinner than a pixel of a tiny screen
+    pen.draw.rectangle(seen, fill=w.color if w.color != (90, 90, 90) else pen.theme.page)
 
 
 def _label(pen: Pen, w: Widget, a: Area) -> None:
