@@ -11,7 +11,7 @@ from small_broker import Authority, SmallBroker, loop_time
 
 from tapforge_envs.protocol import Reason
 from tapforge_envs.slots.broker import BrokerSlots
-from tapforge_envs.slots.holdings import Pace
+from tapforge_envs.slots.claim_manager import Pace
 from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout.recorder import Recorder, Recording
 from tapforge_trainer.rollout.scheduler import Scheduler

@@ -10,7 +10,7 @@ from small_broker import NAMESPACE, POOL, Authority, SmallBroker, loop_time
 
 from tapforge_envs.protocol import Home
 from tapforge_envs.slots.broker import BrokerSlots
-from tapforge_envs.slots.holdings import Pace
+from tapforge_envs.slots.claim_manager import Pace
 from tapforge_envs.slots.source import Lease
 
 PACE = Pace(wait=1, answer=60, first=0.02, cap=0.2, close=60)

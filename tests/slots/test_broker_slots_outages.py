@@ -9,7 +9,7 @@ from phones import put_forward, until
 
 from tapforge_envs.protocol import EnvironmentFault, Home, Reason
 from tapforge_envs.slots.broker_calls import Access
-from tapforge_envs.slots.holdings import Pace
+from tapforge_envs.slots.claim_manager import Pace
 from tapforge_envs.slots.source import NoSlot, SlotError, Verdict
 
 # --- a broker that is away --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from small_broker import NAMESPACE, POOL, Authority, loop_time
 from tapforge_api.claims import AUDIENCE
 from tapforge_envs.protocol import EnvironmentFault, Home, Reason
 from tapforge_envs.slots.broker import BrokerSlots
-from tapforge_envs.slots.holdings import Pace
+from tapforge_envs.slots.claim_manager import Pace
 from tapforge_envs.slots.source import SlotError, Verdict
 from tapforge_operator.broker.auth import Auth
 from tapforge_operator.broker.clock import RunningClock

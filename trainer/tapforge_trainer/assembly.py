@@ -20,7 +20,7 @@ from tapforge_envs.phone import catalog
 from tapforge_envs.phone.tasks import TaskSet as PhoneTasks
 from tapforge_envs.slots.broker import BrokerSlots
 from tapforge_envs.slots.broker_calls import Access
-from tapforge_envs.slots.estate import Estate
+from tapforge_envs.slots.claim_journal import ClaimJournal
 from tapforge_envs.slots.processes import ProcessSlots, ServerCommand
 from tapforge_envs.slots.source import SlotSource
 from tapforge_envs.slots.urls import UrlSlots, parse_urls, read_urls
@@ -163,8 +163,10 @@ def slots_of(run: TrainingRun) -> SlotSource:
     # On a laptop nobody is started again in place of a driver that was killed. Not in $TAPFORGE_WORK, which may be a
     # volume that Pods share: claims of a run that lives in another Pod would be taken for those of a dead one.
     uid = os.environ.get(RUN_UID)
-    estate = Estate(Path(tempfile.gettempdir(), f"tapforge-claims-{uid}-{pool.name}.json")) if uid else None
-    return BrokerSlots(pool.name, access, slots=pool.slots, priority=pool.priority, deadlines=deadlines, estate=estate)
+    journal = ClaimJournal(Path(tempfile.gettempdir(), f"tapforge-claims-{uid}-{pool.name}.json")) if uid else None
+    return BrokerSlots(
+        pool.name, access, slots=pool.slots, priority=pool.priority, deadlines=deadlines, journal=journal
+    )
 
 
 def slots_wanted(run: TrainingRun) -> int | None:

@@ -1,11 +1,11 @@
 """Phones of a pool, claimed from the operator's broker (`tapforge_api.claims`; where it is: `broker_calls`).
 
 Rules, the weightiest first:
-1. A phone is leased only while its claim lives (`holdings`). When the claim is lost, the phone is out of the table at
-   once, its episode ends as lease_lost (`claimed`), and what its holder says later changes nothing. The phone is told
-   with every request by which claim it is used, and may know before its holder that it is over.
+1. A phone is leased only while its claim lives (`claim_manager`). When the claim is lost, the phone is out of the table
+   at once, its episode ends as lease_lost (`claimed`), and what its holder says later changes nothing. Every request to
+   the phone names the claim by which it is used: the phone may know before its holder that the claim is over.
 2. A claim is given back clean when the broker asks for it, at the end of its episode; and as dirty or broken when an
-   episode left its phone so: the operator replaces phones, nobody nurses them.
+   episode left its phone so: the operator replaces phones, nothing repairs them.
 3. A new phone is asked for its health before it is leased. A pool that gives bad phone after bad phone is asked ever
    more slowly; and while not one of its phones was ever reached, those that can't be reached are given back clean: the
    fault may be the way from here to the pool, and is no reason to throw its phones away.
@@ -27,9 +27,9 @@ import aiohttp
 from ..clients.tapforge_http import Deadlines, TapforgeClient, new_session
 from ..protocol import Environment, EnvironmentFault
 from .broker_calls import Access, BrokerCalls
+from .claim_journal import ClaimJournal
+from .claim_manager import ClaimManager, Pace
 from .claimed import ClaimedPhone, Clock, HeldClaim, wakeful
-from .estate import Estate
-from .holdings import Holdings, Pace
 from .leasing import LeasedSlots
 from .source import Lease, SlotCounts, SlotError, Verdict
 
@@ -50,16 +50,16 @@ class BrokerSlots(LeasedSlots):
         deadlines: Deadlines | None = None,
         pace: Pace | None = None,
         clock: Clock = wakeful,
-        estate: Estate | None = None,
+        journal: ClaimJournal | None = None,
     ) -> None:
-        """`estate`: where a process that was killed in this one's place may have left its claims."""
+        """`journal`: where a killed predecessor of this process may have left its claims."""
         super().__init__(())
         self._pool = pool
         self._deadlines = deadlines or Deadlines()
         self._pace = pace or Pace()
         self._clock = clock
         self._calls = BrokerCalls(access)
-        self._holdings = Holdings(self._calls, self, pool, slots, priority, self._pace, clock, estate)
+        self._manager = ClaimManager(self._calls, self, pool, slots, priority, self._pace, clock, journal)
         self._phones: aiohttp.ClientSession | None = None
         #: slot -> claim, of the phones that can be leased: exactly the names of the table
         self._serving: dict[str, HeldClaim] = {}
@@ -70,7 +70,7 @@ class BrokerSlots(LeasedSlots):
 
     @property
     def size(self) -> int:
-        return self._holdings.size
+        return self._manager.size
 
     def counts(self) -> SlotCounts:
         return replace(super().counts(), sick=self.size - len(self._serving))
@@ -78,18 +78,18 @@ class BrokerSlots(LeasedSlots):
     def describe(self) -> str:
         c = self.counts()
         text = (
-            f"{self.size} of at most {self._holdings.wanted} phones of the pool {self._pool!r} are claimed ({c.free} "
+            f"{self.size} of at most {self._manager.wanted} phones of the pool {self._pool!r} are claimed ({c.free} "
             f"free, {c.leased} leased, {c.sick} looked at or on their way back)"
         )
         bad = f"the last bad phone: {self._complaint}" if self._complaint else ""
-        return "; ".join(part for part in (text, self._holdings.word, bad) if part)
+        return "; ".join(part for part in (text, self._manager.word, bad) if part)
 
     async def start(self) -> None:
         """Returns with the broker's first answer, whether there were phones or not. Raises SlotError when the broker
         refuses, or stays away for `Pace.start`."""
         self._phones = new_session()
         try:
-            await self._holdings.start()
+            await self._manager.start()
         except SlotError:
             await self.close()
             raise
@@ -105,7 +105,7 @@ class BrokerSlots(LeasedSlots):
         for slot, claim in self._serving.items():
             if self._table.leased(slot):
                 claim.verdict = "dirty"
-        await self._holdings.close()
+        await self._manager.close()
         await self._calls.close()
         if self._phones:
             await self._phones.close()
@@ -131,7 +131,7 @@ class BrokerSlots(LeasedSlots):
         if self._serving.get(claim.slot) is not claim:
             return  # lost or on its way back: there is nothing left to return
         if late := claim.over(self._clock()):
-            self._holdings.lose(claim, late)
+            self._manager.lose(claim, late)
         elif verdict is Verdict.DIRTY:
             claim.verdict = "dirty"
             self._table.give(lease.slot, lease.fence, verdict)
@@ -139,21 +139,21 @@ class BrokerSlots(LeasedSlots):
             self._bad(f"{claim.slot}: {why or 'an episode on it broke'}")
             self._look(self._part_with(claim), f"part with {claim.slot}")
         else:
-            self._holdings.bad_in_a_row = 0
+            self._manager.bad_in_a_row = 0
             if claim.recalled:
                 self._table.give(lease.slot, lease.fence, verdict)
-                self._holdings.give_back(claim)
+                self._manager.give_back(claim)
             else:
                 super()._put_back(lease, verdict, why)
 
-    # --- as the Owner of the holdings ---
+    # --- as the Owner of the claim manager ---
 
     def came(self, claim: HeldClaim) -> None:
         self._look(self._welcome(claim), f"welcome {claim.slot}")
 
     def recalled(self, claim: HeldClaim) -> None:
         if self._serving.get(claim.slot) is claim and not self._table.leased(claim.slot):
-            self._holdings.give_back(claim)
+            self._manager.give_back(claim)
 
     def left(self, claim: HeldClaim) -> None:
         if claim.lost:
@@ -193,14 +193,14 @@ class BrokerSlots(LeasedSlots):
             self._bad(str(fault))
         else:
             self._bad(f"{fault}; no phone of the pool was ever reached from here: is there a way to its Pods?")
-        self._holdings.give_back(claim)
+        self._manager.give_back(claim)
 
     def _enter(self, claim: HeldClaim) -> None:
         self._reached = True
         if claim.lost:
             return
         if claim.recalled:
-            self._holdings.give_back(claim)
+            self._manager.give_back(claim)
             return
         self._serving[claim.slot] = claim
         self._table.add(claim.slot)
@@ -212,9 +212,9 @@ class BrokerSlots(LeasedSlots):
             await self._client(claim).health()
         except EnvironmentFault:
             claim.verdict = "broken"
-        self._holdings.give_back(claim)
+        self._manager.give_back(claim)
 
     def _bad(self, complaint: str) -> None:
-        self._holdings.bad_in_a_row += 1
+        self._manager.bad_in_a_row += 1
         self._complaint = complaint
         log.warning("%s; it is exchanged for another phone", complaint)

@@ -10,10 +10,10 @@ Rules:
    old that its claims would have ended. Never more than `wanted` are held, those on their way back counted.
 4. What is given back is sent until the broker has it, or the claim's life is over. `close` gives back all, also what a
    request without an answer may have been granted.
-5. What a process that was killed held in this one's place (`estate`) is given back as dirty before anything else.
+5. What a killed predecessor held (`journal`) is released as dirty before anything else.
 
-A refusal is an error at the start; later it is trouble like any other, logged once and kept in `word`. Whoever owns the
-holdings hears of each claim through `Owner`. Times are seconds.
+A refusal is an error at the start; later it is trouble like any other, logged once and kept in `word`. `Owner` is
+notified of each claim. Times are seconds.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Any, Protocol
 from tapforge_api.claims import Acquire, Claim, Release, Renew
 
 from .broker_calls import BrokerAway, BrokerCalls, BrokerRefused
+from .claim_journal import ClaimJournal
 from .claimed import Clock, HeldClaim
-from .estate import Estate
 from .source import SlotError
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Owner(Protocol):
         ...
 
 
-class Holdings:
+class ClaimManager:
     def __init__(
         self,
         calls: BrokerCalls,
@@ -92,7 +92,7 @@ class Holdings:
         priority: int,
         pace: Pace,
         clock: Clock,
-        estate: Estate | None = None,
+        journal: ClaimJournal | None = None,
     ) -> None:
         self._calls = calls
         self._owner = owner
@@ -101,7 +101,7 @@ class Holdings:
         self._priority = priority
         self._pace = pace
         self._clock = clock
-        self._estate = estate
+        self._journal = journal
         #: id -> claim
         self._held: dict[str, HeldClaim] = {}
         #: id -> claim on its way back: not ours any more, but not yet somebody else's
@@ -177,8 +177,8 @@ class Holdings:
             self._room.set()
 
     async def _inherit(self) -> None:
-        """The dead are spoken for once; if nobody listens, their claims end by themselves."""
-        dead = self._estate.of_the_dead() if self._estate else ()
+        """Tried once: claims that could not be released expire by themselves."""
+        dead = self._journal.unreleased() if self._journal else ()
         if dead:
             log.warning("%d phones of a process that was killed are given back", len(dead))
             claims = tuple(claim.model_copy(update={"verdict": "dirty"}) for claim in dead)
@@ -188,8 +188,8 @@ class Holdings:
                 log.warning("they could not be given back, and are free when their claims end: %s", trouble)
 
     def _note(self) -> None:
-        if self._estate is not None:
-            self._estate.write(claim.given() for claim in (*self._held.values(), *self._outbox.values()))
+        if self._journal is not None:
+            self._journal.write(claim.given() for claim in (*self._held.values(), *self._outbox.values()))
 
     def _leave(self, claim: HeldClaim) -> None:
         if alarm := self._alarms.pop(claim.id, None):

@@ -18,7 +18,7 @@ from tapforge_api import attempt as told
 from tapforge_api import load
 from tapforge_api.claims import Acquire, Given
 from tapforge_envs.slots.broker_calls import BrokerCalls
-from tapforge_envs.slots.estate import Estate
+from tapforge_envs.slots.claim_journal import ClaimJournal
 from tapforge_trainer.assembly import slots_of
 
 #: a number that no process has: the kernel stops far below
@@ -36,9 +36,9 @@ async def test_what_a_killed_process_held_is_given_back_at_once(tmp_path: Path) 
     async with a_lab(tmp_path, 3, ttl=600) as lab:
         async with BrokerCalls(lab.authority.access(lab.broker.port)) as calls:
             given = (await calls.acquire(POOL, Acquire(request="of-the-dead", slots=2), 10)).claims
-        Estate(file).write(Given(id=claim.id, secret=claim.secret, episodes=3) for claim in given)
+        ClaimJournal(file).write(Given(id=claim.id, secret=claim.secret, episodes=3) for claim in given)
         notes(file, process=DEAD)
-        async with lab.claimed(3, estate=Estate(file)) as slots:
+        async with lab.claimed(3, journal=ClaimJournal(file)) as slots:
             assert {(g.id, g.verdict) for g in lab.broker.given} == {(claim.id, "dirty") for claim in given}
             await until(lambda: slots.usable > 0)
             assert lab.broker.calls[1] == "release", "before anything is asked for"
@@ -47,21 +47,21 @@ async def test_what_a_killed_process_held_is_given_back_at_once(tmp_path: Path) 
 async def test_the_file_names_the_claims_that_are_held_and_none_after_the_end(tmp_path: Path) -> None:
     file = tmp_path / "claims.json"
     async with a_lab(tmp_path, 2) as lab:
-        async with lab.claimed(2, estate=Estate(file)) as slots:
+        async with lab.claimed(2, journal=ClaimJournal(file)) as slots:
             await until(lambda: slots.usable == 2)
             assert file.stat().st_mode & 0o077 == 0, "secrets"
             named = notes(file, process=DEAD)["claims"]
             assert {claim["id"] for claim in named} == {phone.holder.id for phone in lab.broker.phones.values()}
-            assert {claim.id for claim in Estate(file).of_the_dead()} == {claim["id"] for claim in named}
+            assert {claim.id for claim in ClaimJournal(file).unreleased()} == {claim["id"] for claim in named}
         assert notes(file)["claims"] == []
 
 
 async def test_a_living_process_keeps_its_claims(tmp_path: Path) -> None:
     file = tmp_path / "claims.json"
-    async with a_lab(tmp_path, 2) as lab, lab.claimed(1, estate=Estate(file)) as slots:
+    async with a_lab(tmp_path, 2) as lab, lab.claimed(1, journal=ClaimJournal(file)) as slots:
         await until(lambda: slots.usable == 1)
         assert len(notes(file)["claims"]) == 1
-        assert Estate(file).of_the_dead() == ()
+        assert ClaimJournal(file).unreleased() == ()
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ async def test_a_living_process_keeps_its_claims(tmp_path: Path) -> None:
 async def test_a_file_that_can_not_be_read_is_no_obstacle(tmp_path: Path, text: str) -> None:
     file = tmp_path / "claims.json"
     file.write_text(text)
-    async with a_lab(tmp_path, 1) as lab, lab.claimed(1, estate=Estate(file)) as slots:
+    async with a_lab(tmp_path, 1) as lab, lab.claimed(1, journal=ClaimJournal(file)) as slots:
         await until(lambda: slots.usable == 1)
         assert len(notes(file)["claims"]) == 1
 
 
 async def test_a_folder_that_is_not_there_is_no_obstacle(tmp_path: Path) -> None:
-    estate = Estate(tmp_path / "none" / "claims.json")
-    async with a_lab(tmp_path, 1) as lab, lab.claimed(1, estate=estate) as slots:
+    journal = ClaimJournal(tmp_path / "none" / "claims.json")
+    async with a_lab(tmp_path, 1) as lab, lab.claimed(1, journal=journal) as slots:
         await until(lambda: slots.usable == 1)
 
 

@@ -1,13 +1,13 @@
-"""What a holder of claims leaves behind when it is killed: their names and secrets, in a file that its successor reads.
+"""The claim journal: the claims that a process holds, in a file that the process started in its place reads.
 
-A process that ends well gives its phones back. The claims of one that was killed would stand until they expire, and the
-process that is started in its place would wait for phones that nobody uses.
+A process that ends in order releases its phones. The claims of one that was killed would stand until they expire, and
+its successor would wait for phones that nobody uses.
 
-1. The file has the claims that are this process's, after every change, complete or as before.
-2. Only who comes after the process in its place reads it: not the process itself, and nobody while it lives.
-3. It is a shortcut. Where it can't be read or written, claims end by themselves as ever.
+1. The file lists the claims of this process after every change, complete or as before.
+2. Only a later process reads it, and only once the process that wrote it no longer exists.
+3. It is an optimisation. Where it can't be read or written, claims expire as ever.
 
-Who lives is known by numbers of processes: the file has to be where only processes of the same Pod come.
+Whether a process exists is decided by its number: the file belongs where only processes of the same Pod come.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 _CLAIMS = TypeAdapter(tuple[Given, ...])
 
 
-class Estate:
+class ClaimJournal:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def of_the_dead(self) -> tuple[Given, ...]:
-        """What the last process that wrote here still held; nothing while it lives."""
+    def unreleased(self) -> tuple[Given, ...]:
+        """The claims that the last process to write here still held; nothing while it exists."""
         try:
             written = json.loads(self._path.read_bytes())
             if psutil.pid_exists(int(written["process"])):
@@ -42,11 +42,11 @@ class Estate:
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-            log.warning("claims left in %s can't be read, and end by themselves: %s", self._path, error)
+            log.warning("the claim journal %s can't be read, its claims expire by themselves: %s", self._path, error)
             return ()
 
     def write(self, claims: Iterable[Given]) -> None:
-        """These are ours now."""
+        """`claims` are all that this process holds now."""
         left = [claim.model_dump(mode="json", by_alias=True) for claim in claims]
         new = self._path.with_suffix(".new")
         try:
@@ -54,4 +54,6 @@ class Estate:
                 json.dump({"process": os.getpid(), "claims": left}, file)
             new.replace(self._path)
         except OSError as error:
-            log.warning("claims are not noted in %s for a successor: %s", self._path, error)
+            log.warning(
+                "the claim journal %s can't be written, claims expire if this process is killed: %s", self._path, error
+            )
