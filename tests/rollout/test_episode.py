@@ -15,7 +15,7 @@ from tapforge_trainer.agents.parsing import ParseFailure
 from tapforge_trainer.batch import BatchRules, build_batch
 from tapforge_trainer.records import GroupRecord, Sampling
 from tapforge_trainer.rollout.attempt import Attempt, AttemptRequest, Call, EpisodeLimits
-from tapforge_trainer.rollout.episode import EngineFault, Episode, Standing, after_answer
+from tapforge_trainer.rollout.episode import Episode, Standing, after_answer
 from tapforge_trainer.states.frame import frame_key, pixels_of
 from tapforge_trainer.states.grouping import states_of
 
@@ -23,7 +23,7 @@ TASK = next(t for t in (TASKS.sample(0, i) for i in range(100)) if t.feasible an
 SAMPLING = Sampling(max_tokens=64)
 BAD = ParseFailure("json", "bad")
 #: as a phone sees it: an answer may take a day, the calls to the phone a minute
-UNHURRIED = EpisodeLimits(episode_seconds=60, generate_seconds=24 * 3600)
+UNHURRIED = EpisodeLimits(episode_seconds=60)
 
 
 @pytest.mark.parametrize(
@@ -292,10 +292,7 @@ def test_an_aborted_answer_is_our_doing():
     assert (record.reason, record.outcome) == (Reason.CANCELLED, None)
 
 
-def test_an_engine_that_does_not_answer_or_breaks_is_not_the_episodes_end():
-    with pytest.raises(EngineFault, match="no answer within 0.05 s"):
-        play(Script(lambda *a: DONE, seconds=3600), limits=EpisodeLimits(generate_seconds=0.05))
-
+def test_an_engine_that_breaks_is_not_the_episodes_end():
     def broken(step, prompt, sampling):
         raise ConnectionResetError("the engine is gone")
 

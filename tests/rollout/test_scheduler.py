@@ -20,7 +20,7 @@ from tapforge_trainer.rollout.stats import by_length, rate_of
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 
 HOUR = 3600.0
-UNLIMITED = EpisodeLimits(episode_seconds=24 * HOUR, generate_seconds=24 * HOUR)
+UNLIMITED = EpisodeLimits(episode_seconds=24 * HOUR)
 
 
 def test_batches_come_in_issue_order_with_members_of_one_task_each(tmp_path):
@@ -151,7 +151,7 @@ def test_neither_the_model_nor_waiting_counts_against_a_groups_deadline(how):
             else:
                 await until(lambda: generator.inside == 2)
             if how == "pause":
-                draining = asyncio.create_task(house.scheduler.pause(drain=True))
+                draining = asyncio.create_task(house.scheduler.pause())
                 await asyncio.sleep(0)
                 generator.let_go.set()
                 await draining
@@ -186,7 +186,7 @@ def test_a_reclaimed_slot_is_left_and_its_episode_played_again():
     run(go())
 
 
-def test_while_paused_no_answer_is_sampled_and_afterwards_everything_goes_on():
+def test_while_paused_no_answer_is_asked_for_and_afterwards_everything_goes_on():
     async def go():
         generator = Demonstrator(POOL, seconds=0.01)
         async with a_house(generator) as house:
@@ -210,7 +210,7 @@ def test_draining_plays_episodes_to_their_end_so_that_none_sees_two_versions():
             seen = []
             for version in range(1, 5):
                 seen += await house.scheduler.next_batch()
-                await house.scheduler.pause(drain=True)
+                await house.scheduler.pause()
                 assert house.scheduler.running == 0 and house.slots.counts().leased == 0
                 generator.version = version
                 house.scheduler.set_version(version)
@@ -258,7 +258,7 @@ def test_time_in_which_slots_are_lent_counts_neither_as_busy_nor_as_idle():
     async def go():
         async with a_house(always(GIVE_UP)) as house:
             await house.scheduler.run_fixed(FEASIBLE)
-            await house.scheduler.pause(drain=True)
+            await house.scheduler.pause()
             before = house.scheduler.stats()
             await asyncio.sleep(0.1)
             after = house.scheduler.stats()

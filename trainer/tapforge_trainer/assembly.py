@@ -254,8 +254,6 @@ def episode_limits(run: TrainingRun) -> EpisodeLimits:
     return EpisodeLimits(
         max_parse_failures=run.spec.model.adapter.max_parse_failures,
         episode_seconds=run.spec.environment.deadlines.episode_seconds,
-        # The engine's client says more of an answer that is late, so it comes first.
-        generate_seconds=answer_seconds(run) + 60.0,
     )
 
 

@@ -43,12 +43,11 @@ def _failures() -> tuple[type[Exception], ...]:
     from .policy.learner import LearnerError
     from .policy.sync import SyncMismatch
     from .report import ReportError
-    from .rollout.episode import EngineFault
     from .rollout.frames import FrameError
     from .rollout.recorder import RecordingError
     from .rollout.scheduler import RolloutError
     from .tasks.source import TaskError
 
     setup = (SetupError, SlotError, TaskError, UnknownTask)
-    policy = (LearnerError, EngineError, EngineFault, SyncMismatch, CheckpointError)
+    policy = (LearnerError, EngineError, SyncMismatch, CheckpointError)
     return (*setup, *policy, RolloutError, RecordingError, FrameError, ReportError, OSError)

@@ -193,7 +193,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
                 figures["seconds_learn"] = learned - received
                 try:
                     if not spec.sync.mid_episode:
-                        await unless(parts.orders.stop, scheduler.pause(drain=True))
+                        await unless(parts.orders.stop, scheduler.pause())
                 except Interrupted:
                     pass  # nobody will play with the new weights before the next start
                 else:
@@ -231,7 +231,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
             if every and progress.update % every == 0 and not ended(_limits(parts), progress):
                 paused = time.monotonic()
                 try:
-                    await unless(parts.orders.stop, scheduler.pause(drain=True))
+                    await unless(parts.orders.stop, scheduler.pause())
                     await measure(parts, f"update-{progress.update}", progress)
                 except Interrupted:
                     break

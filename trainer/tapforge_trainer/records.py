@@ -49,7 +49,8 @@ class Generation:
 
 
 class Generator(Protocol):
-    """The rollout's view of the engines."""
+    """The rollout's view of the engines. Every answer has a deadline of the generator's own: it alone knows when the
+    engines stand still for new weights."""
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation: ...
 

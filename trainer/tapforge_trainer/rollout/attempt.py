@@ -51,8 +51,6 @@ class EpisodeLimits:
     max_parse_failures: int = 3
     #: all calls to the phone in an episode together
     episode_seconds: float = 600.0
-    #: one answer of the engine; past it the run fails, because every episode would
-    generate_seconds: float = 300.0
     #: frames with more pixels are resized in a thread, so that other episodes go on meanwhile
     thread_pixels: int = 256 * 256
 

@@ -18,7 +18,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -44,13 +43,6 @@ from ..states.reading import StateReading, is_free, read_state
 from .attempt import AttemptRequest, Call, EpisodeResult, seed_of
 
 T = TypeVar("T")
-
-#: entered around each answer of the model: who holds it shut keeps all from sampling
-Gate = AbstractAsyncContextManager[None]
-
-
-class EngineFault(RuntimeError):
-    """The engine didn't answer in time. Not an episode's end: the run can't go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +81,6 @@ class Episode:
         request: AttemptRequest,
         agent: Agent,
         generator: Generator,
-        gate: Gate | None = None,
         clock: Callable[[], float] = time.time,
     ):
         self._attempt = request.attempt
@@ -97,7 +88,6 @@ class Episode:
         self._generator = generator
         self._sampling = request.sampling
         self._limits = request.limits
-        self._gate: Gate = gate or nullcontext()
         self._clock = clock
         self._steps: list[StepRecord] = []
         self._frames: dict[str, Frame] = {}
@@ -242,17 +232,9 @@ class Episode:
         for frame in prompt.frames:
             self._frames[frame.sha256] = frame
         sampling = replace(self._sampling, seed=seed_of(self._attempt.seed, step))
-        async with self._gate:
-            begun = time.perf_counter()
-            try:
-                async with asyncio.timeout(self._limits.generate_seconds) as alarm:
-                    generation = await self._generator.generate(prompt, sampling)
-            except TimeoutError as error:
-                if not alarm.expired():
-                    raise
-                limit = f"{self._limits.generate_seconds:g} s"
-                raise EngineFault(f"the engine gave {self._attempt.episode} no answer within {limit}") from error
-            seconds = time.perf_counter() - begun
+        begun = time.perf_counter()
+        generation = await self._generator.generate(prompt, sampling)
+        seconds = time.perf_counter() - begun
         if generation.finish_reason == "abort":
             raise Stopped(f"the engine aborted the answer of step {step}")
         return generation, seconds

@@ -37,37 +37,6 @@ class RolloutError(RuntimeError):
     """The rollout can't go on; the message says why and what to look at."""
 
 
-class Gate:
-    """`async with gate:` around a generation. Closed while weights change, so that no answer is being sampled then;
-    `close` waits until those inside have left."""
-
-    def __init__(self) -> None:
-        self._open = asyncio.Event()
-        self._open.set()
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self.inside = 0
-
-    async def close(self) -> None:
-        self._open.clear()
-        await self._empty.wait()
-
-    def open(self) -> None:
-        self._open.set()
-
-    async def __aenter__(self) -> None:
-        # A gate may close again before the one who waited for it runs.
-        while not self._open.is_set():
-            await self._open.wait()
-        self.inside += 1
-        self._empty.clear()
-
-    async def __aexit__(self, *exc: object) -> None:
-        self.inside -= 1
-        if self.inside == 0:
-            self._empty.set()
-
-
 @dataclass(slots=True, eq=False)
 class _Job:
     """An attempt under way, from the wait for a slot to the return of its lease."""
@@ -115,7 +84,6 @@ class Scheduler:
         self._prefix = prefix
         self._buffer = GroupBuffer(groups or GroupLimits(), seed=seed, version=version, order=order, prefix=prefix)
         self._recording = RecordingQueue(recorder, self._fail) if recorder else None
-        self._gate = Gate()
         self._jobs: set[_Job] = set()
         self._tasks_alive: set[asyncio.Task[None]] = set()
         self._fixed: EvaluationQueue | None = None
@@ -187,21 +155,17 @@ class Scheduler:
         self._stats.reruns += queue.reruns
         return queue.results()
 
-    async def pause(self, drain: bool = False) -> None:
-        """No episode begins and no answer is sampled until `resume`. Returns when none is in flight. With `drain` the
-        running episodes are played to their end first."""
+    async def pause(self) -> None:
+        """No episode begins until `resume`. Returns when the running ones have been played to their end."""
         self._paused = True
         self._stop_jobs(lambda job: not job.slot)
-        if drain:
-            await self._until(lambda: not self._jobs)
-            self._measure()
-            self._drained = True
-        await self._gate.close()
+        await self._until(lambda: not self._jobs)
+        self._measure()
+        self._drained = True
 
     def resume(self) -> None:
         self._measure()
         self._paused = self._drained = False
-        self._gate.open()
         self._pump()
 
     def reclaim(self, slot: str) -> None:
@@ -213,7 +177,6 @@ class Scheduler:
         if not self._closing:
             self._unsubscribe()
         self._closing = True
-        self._gate.open()
         self._stop_jobs(lambda job: True)
         if self._tasks_alive:
             await asyncio.wait(self._tasks_alive, timeout=seconds)
@@ -297,7 +260,7 @@ class Scheduler:
         self, attempt: Attempt, source: GroupBuffer | EvaluationQueue, generator: Generator, sampling: Sampling
     ) -> _Job:
         request = AttemptRequest(attempt, sampling, self._episode_limits)
-        return _Job(attempt, Episode(request, self._agent, generator, self._gate), source)
+        return _Job(attempt, Episode(request, self._agent, generator), source)
 
     # --- playing ---
 
