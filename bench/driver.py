@@ -10,7 +10,7 @@ taken to cost one and a half of it).
 
 A run of one size is a process of its own. Counted is from the first batch on, for `--seconds`: CPU of all threads of
 the driver's process and of the workers', divided by the steps that phones have answered in that time; each batch is
-made into the learner's columns, with its frames at hand, as the loop does. `fit_ms` is the CPU of one thread for a
+made into the learner's token batch, with its frames at hand, as the loop does. `fit_ms` is the CPU of one thread for a
 frame from the phone's PNG to what is handed on; `bare_fit_ms` decodes and resizes the same PNG to the same pixels with
 the fastest library found (torchvision, torch) and nothing else. `bytes_per_step` is what one consumer of frames (the
 engine, the learner) is sent for a step; `frame_bytes` the stored size of a new frame. Stalls are those of the loop that
@@ -50,7 +50,7 @@ from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.agents import make_agent
 from tapforge_trainer.agents.agent import Agent
 from tapforge_trainer.batch import BatchRules, build_batch
-from tapforge_trainer.policy.batches import Vocabulary, columns
+from tapforge_trainer.policy.batches import Vocabulary, token_batch
 from tapforge_trainer.policy.frames import PixelFormat
 from tapforge_trainer.records import Generation, GroupRecord, Prompt, Sampling
 from tapforge_trainer.rollout.frames import FrameStore
@@ -155,7 +155,7 @@ class Learner:
         names = {name for g in groups for e in g.episodes for s in e.steps for name in s.frames}
         frames = {name: self._store.frame(name) for name in names}
         grids = {name: self._form.grid(frame.width, frame.height) for name, frame in frames.items()}
-        columns(batch.samples, grids, self._vocabulary)
+        token_batch(batch.samples, grids, self._vocabulary)
         self.bytes += sum(len(frame.data) for frame in frames.values())
         self.frames += len(frames)
 

@@ -98,7 +98,7 @@ class WarmStart(Spec):
 class DynamicSampling(Spec):
     """Groups whose members all succeed or all fail teach nothing to group methods; this replaces them."""
 
-    enabled: bool = Field(False, description="replace groups without contrast by further tasks")
+    enabled: bool = Field(False, description="replace zero-variance groups by further tasks")
     max_rounds: Annotated[int, Field(ge=1, le=64)] = Field(
         4, description="refills per update, after which the update takes what there is"
     )
@@ -134,7 +134,7 @@ class Rollout(Spec):
             "without it what 1 + maxReruns episodes may take, so that nobody is left out for being slow"
         ),
     )
-    dynamic_sampling: DynamicSampling = Field(DynamicSampling(), description="replacement of groups without contrast")
+    dynamic_sampling: DynamicSampling = Field(DynamicSampling(), description="replacement of zero-variance groups")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         compare("min_valid", "<=", "group_size", "no group could ever have that many valid episodes"),

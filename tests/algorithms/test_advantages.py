@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tapforge_trainer.algorithms.populations import discounted_to_go
+from tapforge_trainer.algorithms.group_statistics import discounted_to_go
 from tapforge_trainer.algorithms.registry import estimate
 from tapforge_trainer.algorithms.steps import NO_STATE, Steps
 

@@ -64,4 +64,4 @@ def test_batch_rules_of_a_spec(coefficient, keeps):
     spec = Algorithm.model_validate({"kl": {"coefficient": coefficient}, "invalidAnswerPenalty": 0.5})
     rules = BatchRules.of(spec, min_valid=3)
     assert (rules.estimator, rules.min_valid, rules.invalid_answer_penalty) == ("gigpo", 3, 0.5)
-    assert rules.keep_flat_groups is keeps  # without a policy gradient they still have a KL term
+    assert rules.keep_zero_variance_groups is keeps  # without a policy gradient they still have a KL term

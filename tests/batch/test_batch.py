@@ -110,16 +110,16 @@ def test_groups_with_too_few_valid_members_are_dropped(min_valid, dropped):
     assert batch.statistics.success_rate == 0.5  # dropping a group hides no episode from the success rate
 
 
-def test_flat_groups_are_counted_and_left_out():
-    won = [episode(f"w{i}", Outcome.SUCCESS, ["home", "clock"], group="flat") for i in range(3)]
-    groups = [group_of(*won, name="flat", order=1), group_of(*PAIR)]
+def test_zero_variance_groups_are_counted_and_left_out():
+    won = [episode(f"w{i}", Outcome.SUCCESS, ["home", "clock"], group="won") for i in range(3)]
+    groups = [group_of(*won, name="won", order=1), group_of(*PAIR)]
     batch = build_batch(groups, RULES)
-    assert batch.statistics.groups_flat == 1
+    assert batch.statistics.groups_zero_variance == 1
     assert {sample.group for sample in batch.samples} == {"g"}
     assert len(batch.credits) == 10
-    kept = build_batch(groups, replace(RULES, keep_flat_groups=True))
+    kept = build_batch(groups, replace(RULES, keep_zero_variance_groups=True))
     assert len(kept.samples) == 10
-    assert kept.statistics.groups_flat == 1
+    assert kept.statistics.groups_zero_variance == 1
 
 
 def advantages_of(groups: list[GroupRecord], **algorithm) -> dict[tuple[str, int], float]:
@@ -136,7 +136,7 @@ def test_an_unreadable_answer_is_no_signal_where_all_failed(advantage):
     assert not any(advantages_of(group, advantage=advantage, invalidAnswerPenalty=0.1).values())
     rules = BatchRules.of(Algorithm.model_validate({"advantage": advantage, "invalidAnswerPenalty": 0.1}), min_valid=2)
     batch = build_batch(group, rules)
-    assert (batch.samples, batch.statistics.groups_flat) == ((), 1)
+    assert (batch.samples, batch.statistics.groups_zero_variance) == ((), 1)
     # Published: one stray answer in 160 gives its whole episode an advantage as large as a success would.
     if "grpo" in advantage:
         published = {"advantage": {"grpo": {"minDeviation": 0.0}}, "signal": "reward", "invalidAnswerPenalty": 0.1}

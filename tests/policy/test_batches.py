@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_samples import Tiny, frame, plain_model
 
-from tapforge_trainer.policy.batches import Part, SampleError, micro_batch, padding_share, plan
+from tapforge_trainer.policy.batches import MicroBatchPlan, SampleError, micro_batch, padding_share, plan_micro_batches
 from tapforge_trainer.policy.learner import split_groups
 
 
@@ -21,33 +21,33 @@ from tapforge_trainer.policy.learner import split_groups
     budget=st.integers(50, 1000),
 )
 def test_a_plan_covers_every_sample_once_and_keeps_ranks_in_step(lengths: list[int], ranks: int, budget: int) -> None:
-    parts = plan(lengths, ranks, budget)
-    assert len(parts) == ranks
-    assert len({len(rank) for rank in parts}) == 1
-    counted = [k for rank in parts for part in rank if not part.padding for k in part.samples]
+    plans = plan_micro_batches(lengths, ranks, budget)
+    assert len(plans) == ranks
+    assert len({len(rank) for rank in plans}) == 1
+    counted = [k for rank in plans for plan in rank if not plan.padding for k in plan.samples]
     assert sorted(counted) == list(range(len(lengths)))
-    for part in (part for rank in parts for part in rank):
-        width = max(lengths[k] for k in part.samples)
-        assert len(part.samples) == 1 or len(part.samples) * width <= budget
+    for plan in (plan for rank in plans for plan in rank):
+        width = max(lengths[k] for k in plan.samples)
+        assert len(plan.samples) == 1 or len(plan.samples) * width <= budget
 
 
 def test_a_plan_is_balanced_and_wastes_little() -> None:
     lengths = np.random.default_rng(0).integers(40, 80, 640)
-    parts = plan(lengths, 2, 4096)
-    loads = [sum(int(lengths[list(part.samples)].sum()) for part in rank) for rank in parts]
+    plans = plan_micro_batches(lengths, 2, 4096)
+    loads = [sum(int(lengths[list(plan.samples)].sum()) for plan in rank) for rank in plans]
     assert max(loads) / min(loads) < 1.1
-    assert padding_share(lengths, [part for rank in parts for part in rank]) < 0.05
+    assert padding_share(lengths, [plan for rank in plans for plan in rank]) < 0.05
 
 
 def test_padding_counts_as_padding() -> None:
     lengths = np.asarray([10, 10])
-    assert padding_share(lengths, [Part((0, 1))]) == 0.0
-    assert padding_share(lengths, [Part((0, 1)), Part((0,), padding=True)]) == pytest.approx(1 / 3)
+    assert padding_share(lengths, [MicroBatchPlan((0, 1))]) == 0.0
+    assert padding_share(lengths, [MicroBatchPlan((0, 1)), MicroBatchPlan((0,), padding=True)]) == pytest.approx(1 / 3)
 
 
 def test_no_samples_are_an_error() -> None:
     with pytest.raises(ValueError, match="no samples"):
-        plan([], 2, 100)
+        plan_micro_batches([], 2, 100)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4)), max_size=4), st.integers(0, 6))
@@ -55,8 +55,8 @@ def test_positions_are_those_of_transformers(tiny: Tiny, shapes: list[tuple[int,
     """Frames of any shape, also as the first and the last thing of a prompt."""
     frames = [frame(32 * columns, 32 * rows, seed) for seed, rows, columns in shapes]
     samples = [tiny.sample(frames, 1, before=tail, after=tail), tiny.sample([], 2), tiny.sample(frames[::-1], 3)]
-    data = tiny.columns(samples, {f.sha256: f for f in frames})
-    micro = micro_batch(data, Part((0, 1, 2)), tiny.vocabulary)
+    data = tiny.token_batch(samples, {f.sha256: f for f in frames})
+    micro = micro_batch(data, MicroBatchPlan((0, 1, 2)), tiny.vocabulary)
     model = _plain(tiny)
     for row, sample in enumerate(samples):
         ids = torch.tensor([sample.ids])
@@ -80,7 +80,7 @@ def test_a_placeholder_in_an_answer_is_refused_by_name(tiny: Tiny) -> None:
     ids = list(good.ids)
     ids[good.spans[0].start + 2] = tiny.tokens.image_pad
     with pytest.raises(SampleError, match=r"episode-3 step 3.*image placeholder.*may not say"):
-        tiny.columns([good, replace(good, ids=tuple(ids))], {shot.sha256: shot})
+        tiny.token_batch([good, replace(good, ids=tuple(ids))], {shot.sha256: shot})
 
 
 @pytest.mark.parametrize("special", ["video_pad", "vision_start", "im_start"])
@@ -88,16 +88,16 @@ def test_other_special_tokens_in_an_answer_are_refused(tiny: Tiny, special: str)
     good = tiny.sample([], 4)
     ids = (*good.ids[:-1], getattr(tiny.tokens, special))
     with pytest.raises(SampleError, match="special token"):
-        tiny.columns([replace(good, ids=ids)], {})
+        tiny.token_batch([replace(good, ids=ids)], {})
 
 
 def test_frames_and_visual_tokens_have_to_agree(tiny: Tiny) -> None:
     shot, other = frame(96, 160, 0), frame(64, 64, 1)
     sample = tiny.sample([shot], 5)
     with pytest.raises(SampleError, match=r"episode-5.*15 visual tokens.*4 by its 1 frames"):
-        tiny.columns([replace(sample, frames=(other.sha256,))], {other.sha256: other})
+        tiny.token_batch([replace(sample, frames=(other.sha256,))], {other.sha256: other})
     with pytest.raises(SampleError, match="did not come"):
-        tiny.columns([sample], {})
+        tiny.token_batch([sample], {})
 
 
 def test_spans_have_to_fit(tiny: Tiny) -> None:
@@ -110,9 +110,9 @@ def test_spans_have_to_fit(tiny: Tiny) -> None:
     }
     for message, bad in wrong.items():
         with pytest.raises(SampleError, match=message):
-            tiny.columns([replace(sample, spans=(bad,))], {})
+            tiny.token_batch([replace(sample, spans=(bad,))], {})
     with pytest.raises(SampleError, match="outside the vocabulary"):
-        tiny.columns([replace(sample, ids=(9999, *sample.ids[1:]))], {})
+        tiny.token_batch([replace(sample, ids=(9999, *sample.ids[1:]))], {})
 
 
 def test_groups_stay_whole_over_mini_batches(tiny: Tiny) -> None:

@@ -21,7 +21,7 @@ from tiny_samples import Tiny, plain_logprobs, plain_model
 from tapforge_trainer.algorithms.losses import policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.policy import checkpoints
-from tapforge_trainer.policy.batches import Columns, Part, SampleError, micro_batch, plan
+from tapforge_trainer.policy.batches import MicroBatchPlan, SampleError, TokenBatch, micro_batch, plan_micro_batches
 from tapforge_trainer.policy.export import export
 from tapforge_trainer.policy.forward import VLPolicy
 from tapforge_trainer.policy.frames import FrameStore
@@ -34,17 +34,17 @@ OBJECTIVE = Objective(clip_low=0.2, clip_high=0.28, importance_cap=None)
 
 
 def gradients(
-    rank: Any, data: Columns, frames: dict, parts: list[list[Part]], counts: Counts, objective: Objective
+    rank: Any, data: TokenBatch, frames: dict, plans: list[list[MicroBatchPlan]], counts: Counts, objective: Objective
 ) -> dict[str, np.ndarray]:
     """Runs on a rank: whole gradients by name."""
     from functools import partial
 
-    from tapforge_trainer.policy.metrics import Tally
+    from tapforge_trainer.policy.metrics import UpdateMetrics
     from tapforge_trainer.policy.rank import MiniBatch, _policy_loss
 
-    tally = Tally()
-    loss = partial(_policy_loss, data, data.behavior, None, objective, counts, tally, 1, False)
-    rank.accumulate(data, frames, MiniBatch(tuple(parts[rank.rank]), counts), UpdateSettings(), loss, tally)
+    metrics = UpdateMetrics()
+    loss = partial(_policy_loss, data, data.behavior, None, objective, counts, metrics, 1, False)
+    rank.accumulate(data, frames, MiniBatch(tuple(plans[rank.rank]), counts), UpdateSettings(), loss, metrics)
     found = {}
     for name, parameter in rank.policy.model.named_parameters():
         full = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
@@ -63,9 +63,11 @@ def _by_value() -> None:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def expected_gradients(tiny: Tiny, data: Columns, frames: dict, counts: Counts, objective: Objective) -> dict[str, Any]:
+def expected_gradients(
+    tiny: Tiny, data: TokenBatch, frames: dict, counts: Counts, objective: Objective
+) -> dict[str, Any]:
     policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary)
-    micro = micro_batch(data, Part(tuple(range(len(data)))), tiny.vocabulary)
+    micro = micro_batch(data, MicroBatchPlan(tuple(range(len(data)))), tiny.vocabulary)
     logp, _ = policy(micro, FrameStore(tiny.form).get(micro.frames, frames))
     at = micro.response
     result = policy_loss(
@@ -94,24 +96,24 @@ async def test_gradients_do_not_depend_on_ranks_and_micro_batches(
 ) -> None:
     """Two ranks, unequal micro-batches (with one sample each: 9 for 2 ranks), against one plain pass over all."""
     samples, frames = tiny.mixed()
-    data = tiny.columns(samples, frames)
+    data = tiny.token_batch(samples, frames)
     objective = replace(OBJECTIVE, aggregation=aggregation)
     counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
     expected = expected_gradients(tiny, data, frames, counts, objective)
-    parts = plan(data.lengths, 2, budget)
-    found = await fresh.run(gradients, data, frames, parts, counts, objective)
+    plans = plan_micro_batches(data.lengths, 2, budget)
+    found = await fresh.run(gradients, data, frames, plans, counts, objective)
     assert_close(found[0], expected)
     assert_close(found[1], found[0], 0.0)
 
 
 async def test_a_rank_without_images_keeps_in_step(tiny: Tiny, fresh: Learner) -> None:
     samples, frames = tiny.mixed()
-    data = tiny.columns(samples, frames)
+    data = tiny.token_batch(samples, frames)
     texts = [k for k, sample in enumerate(samples) if not sample.frames]
     others = [k for k, sample in enumerate(samples) if sample.frames]
     counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
-    parts = [[Part(tuple(texts))], [Part(tuple(others))]]
-    found = await asyncio.wait_for(fresh.run(gradients, data, frames, parts, counts, OBJECTIVE), END)
+    plans = [[MicroBatchPlan(tuple(texts))], [MicroBatchPlan(tuple(others))]]
+    found = await asyncio.wait_for(fresh.run(gradients, data, frames, plans, counts, OBJECTIVE), END)
     assert_close(found[0], expected_gradients(tiny, data, frames, counts, OBJECTIVE))
 
 
@@ -197,9 +199,9 @@ async def test_another_number_of_ranks_goes_on(tiny: Tiny, fresh: Learner, tmp_p
     one = Rank(tiny.learner_settings(ranks=1), 0, torch.distributed.HashStore())
     try:
         checkpoints._load_rank(one, str(folder), checkpoints.read_state(folder)["counters"])
-        data = tiny.columns(samples, frames)
+        data = tiny.token_batch(samples, frames)
         counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
-        one.update(data, frames, [MiniBatch(tuple(plan(data.lengths, 1, 8192)[0]), counts)], settings, 1)
+        one.update(data, frames, [MiniBatch(tuple(plan_micro_batches(data.lengths, 1, 8192)[0]), counts)], settings, 1)
         for name, tensor in one.weights().items():
             assert torch.allclose(tensor, expected[name], atol=2e-5), name
     finally:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tapforge_trainer.policy.metrics import Tally, summary
+from tapforge_trainer.policy.metrics import UpdateMetrics, summary
 
 
 def test_sums_add_up_over_ranks_and_of_maxima_the_largest_counts() -> None:
-    one, two = Tally(), Tally()
+    one, two = UpdateMetrics(), UpdateMetrics()
     one.add("policy_loss", 0.25)
     two.add("policy_loss", 0.5)
-    for tally, tokens, entropy in ((one, 300.0, 6.0), (two, 100.0, 2.0)):
-        tally.add("tokens", tokens)
-        tally.add("entropy", entropy)
-        tally.add("weight", 4.0)
+    for metrics, tokens, entropy in ((one, 300.0, 6.0), (two, 100.0, 2.0)):
+        metrics.add("tokens", tokens)
+        metrics.add("entropy", entropy)
+        metrics.add("weight", 4.0)
     one.top("ratio_max", 1.5)
     one.top("ratio_max", 1.2)
     two.top("ratio_max", 1.4)
@@ -29,8 +29,8 @@ def test_sums_add_up_over_ranks_and_of_maxima_the_largest_counts() -> None:
 
 @pytest.mark.parametrize("total, alarm", [(0.004, 0.0), (0.04, 1.0), (float("nan"), 1.0)])
 def test_a_gap_over_its_bound_raises_the_alarm(total: float, alarm: float) -> None:
-    tally = Tally()
-    tally.add("gap_tokens", 10)
-    tally.add("gap_abs", total)
-    tally.add("gap_k3", 0.0)
-    assert summary([tally], 1.0, 0.0, gap_alarm=1e-3)["gap_alarm"] == alarm
+    metrics = UpdateMetrics()
+    metrics.add("gap_tokens", 10)
+    metrics.add("gap_abs", total)
+    metrics.add("gap_k3", 0.0)
+    assert summary([metrics], 1.0, 0.0, gap_alarm=1e-3)["gap_alarm"] == alarm

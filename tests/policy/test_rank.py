@@ -14,7 +14,7 @@ from tiny_samples import Tiny
 
 from tapforge_envs.protocol import Frame
 from tapforge_trainer.algorithms.objective import Counts, Objective
-from tapforge_trainer.policy.batches import Columns, plan
+from tapforge_trainer.policy.batches import TokenBatch, plan_micro_batches
 from tapforge_trainer.policy.rank import MiniBatch, Rank
 from tapforge_trainer.policy.settings import UpdateSettings
 from tapforge_trainer.records import Sample
@@ -31,23 +31,23 @@ def one_rank(tiny: Tiny, **changes: Any) -> Iterator[Rank]:
         torch.distributed.destroy_process_group()
 
 
-def whole(data: Columns, samples: list[Sample], budget: int = 8192) -> MiniBatch:
+def whole(data: TokenBatch, samples: list[Sample], budget: int = 8192) -> MiniBatch:
     counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
-    return MiniBatch(tuple(plan(data.lengths, 1, budget)[0]), counts)
+    return MiniBatch(tuple(plan_micro_batches(data.lengths, 1, budget)[0]), counts)
 
 
 def learn(
     rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, Frame], **settings: Any
 ) -> dict[str, torch.Tensor]:
-    data = tiny.columns(samples, frames)
+    data = tiny.token_batch(samples, frames)
     options = {"objective": OBJECTIVE, "learning_rate": 1e-3} | settings
     rank.update(data, frames, [whole(data, samples)], UpdateSettings(**options), 0)
     return {name: tensor.clone() for name, tensor in rank.weights().items()}
 
 
 def logprobs(rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, Frame]) -> np.ndarray:
-    data = tiny.columns(samples, frames)
-    return rank.logprobs(data, frames, whole(data, samples).parts, 1.0)
+    data = tiny.token_batch(samples, frames)
+    return rank.logprobs(data, frames, whole(data, samples).plans, 1.0)
 
 
 def test_a_frozen_tower_stays_and_the_rest_learns_the_same(tiny: Tiny) -> None:
@@ -94,7 +94,7 @@ def test_bfloat16_is_near_and_keeps_fp32_masters(tiny: Tiny, freeze: bool) -> No
 
 def test_kl_pulls_towards_the_first_weights(tiny: Tiny) -> None:
     samples, frames = tiny.mixed()
-    data = tiny.columns(samples, frames)
+    data = tiny.token_batch(samples, frames)
     pulled = UpdateSettings(objective=replace(OBJECTIVE, kl_coefficient=1.0), learning_rate=0.0)
     with one_rank(tiny, reference=True) as rank:
         assert rank.reference is not None
@@ -120,33 +120,33 @@ def test_one_step_on_older_samples_needs_one_forward_pass(tiny: Tiny) -> None:
     """The old log-probabilities are those of the gradient's own pass: the ratio is 1, bit for bit, nothing is clipped,
     and what the samples are corrected by is the learner's distance from the engine."""
     samples, frames = tiny.mixed()
-    data = tiny.columns(samples, frames)
+    data = tiny.token_batch(samples, frames)
     batch = whole(data, samples, budget=256)
     settings = UpdateSettings(objective=replace(OBJECTIVE, importance_cap=1.5), learning_rate=1e-3, off_policy=True)
     with one_rank(tiny) as rank:
-        distance = np.abs(rank.logprobs(data, frames, batch.parts, 1.0) - data.behavior)
+        distance = np.abs(rank.logprobs(data, frames, batch.plans, 1.0) - data.behavior)
         passes: list[bool] = []
         hook = rank.policy.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
-        tally = rank.update(data, frames, [batch], settings, 3)
+        metrics = rank.update(data, frames, [batch], settings, 3)
         hook.remove()
-    assert passes == [True] * len(batch.parts) and len(batch.parts) > 1
-    assert tally.maxima["ratio_max"] == 1.0
-    assert tally.sums["clip_fraction_low"] == tally.sums["clip_fraction_high"] == tally.sums["approx_kl"] == 0.0
-    assert tally.maxima["engine_gap_max"] == pytest.approx(float(distance.max()), abs=1e-5)
+    assert passes == [True] * len(batch.plans) and len(batch.plans) > 1
+    assert metrics.maxima["ratio_max"] == 1.0
+    assert metrics.sums["clip_fraction_low"] == metrics.sums["clip_fraction_high"] == metrics.sums["approx_kl"] == 0.0
+    assert metrics.maxima["engine_gap_max"] == pytest.approx(float(distance.max()), abs=1e-5)
 
 
 def test_several_mini_batches_keep_the_first_ones_old_log_probabilities(tiny: Tiny) -> None:
     """Two steps on the same samples: at the second one the ratio is no longer 1, because the old policy stayed."""
     samples, frames = tiny.mixed()
-    data = tiny.columns(samples, frames)
+    data = tiny.token_batch(samples, frames)
     batch = whole(data, samples)
     with one_rank(tiny) as rank:
         settings = UpdateSettings(objective=OBJECTIVE, learning_rate=3e-3)
         passes: list[bool] = []
         rank.policy.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
-        tally = rank.update(data, frames, [batch, batch], settings, 0)
+        metrics = rank.update(data, frames, [batch, batch], settings, 0)
         assert rank.steps == 2
         # Only what the second step learns from is read beforehand: at the first one the weights are the old ones.
-        assert passes == [False] * len(batch.parts) + [True] * 2 * len(batch.parts)
-    assert tally.maxima["ratio_max"] > 1.01
-    assert tally.maxima["engine_gap_max"] > 0.1  # the samples' own are random numbers
+        assert passes == [False] * len(batch.plans) + [True] * 2 * len(batch.plans)
+    assert metrics.maxima["ratio_max"] > 1.01
+    assert metrics.maxima["engine_gap_max"] > 0.1  # the samples' own are random numbers

@@ -14,7 +14,7 @@ from PIL import Image
 
 from tapforge_envs.protocol import Frame
 from tapforge_trainer.agents.tokens import Tokens
-from tapforge_trainer.policy.batches import Columns, Vocabulary, columns
+from tapforge_trainer.policy.batches import TokenBatch, Vocabulary, token_batch
 from tapforge_trainer.policy.frames import PixelFormat
 from tapforge_trainer.policy.settings import EngineSettings, LearnerSettings
 from tapforge_trainer.records import Generation, Prompt, ResponseSpan, Sample
@@ -85,9 +85,9 @@ class Tiny:
         )
         return Sample(f"episode-{seed}", group, (*prompt, *said), tuple(f.sha256 for f in frames), (span,))
 
-    def columns(self, samples: Sequence[Sample], frames: dict[str, Frame]) -> Columns:
+    def token_batch(self, samples: Sequence[Sample], frames: dict[str, Frame]) -> TokenBatch:
         grids = {name: self.form.grid(f.width, f.height) for name, f in frames.items()}
-        return columns(samples, grids, self.vocabulary)
+        return token_batch(samples, grids, self.vocabulary)
 
     def mixed(self, count: int = 9) -> tuple[list[Sample], dict[str, Frame]]:
         """Samples of many lengths, with no, one and several frames of different sizes, some of them shared."""

@@ -1,5 +1,5 @@
 """The buffer of groups for every order of events: the staleness bound, issue order, bounded re-runs, deadlines, and
-groups without contrast."""
+zero-variance groups."""
 
 from dataclasses import replace
 
@@ -291,7 +291,7 @@ def test_what_members_came_to_is_counted_by_length():
     assert by_length(buffer.counts.members, earlier)["valid"] == {"1": 2, "2-3": 2, "16-31": 2}
 
 
-def test_groups_without_contrast_are_dropped_by_outcome_for_a_bounded_number_of_rounds():
+def test_zero_variance_groups_are_dropped_by_outcome_for_a_bounded_number_of_rounds():
     limits = GroupLimits(2, 1, 0, 0, 2, None, dynamic_sampling=True, max_rounds=2)
     buffer = GroupBuffer(limits)
     for round_ in range(2):

@@ -96,7 +96,7 @@ def test_finished_slots_go_on_while_one_is_slow():
     run(go())
 
 
-def test_groups_without_contrast_are_replaced_by_the_next_tasks(tmp_path):
+def test_zero_variance_groups_are_replaced_by_the_next_tasks(tmp_path):
     async def go():
         limits = GroupLimits(3, 2, 0, dynamic_sampling=True, max_rounds=2)
         recorder = Recorder(tmp_path)

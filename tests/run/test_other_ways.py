@@ -1,5 +1,5 @@
 """The ways that the first run does not take: a task file, another model folder, the weights of another run, strictly
-on-policy, no groups without contrast, no new weights in the middle of an episode; stopped while it starts, and a disk
+on-policy, no zero-variance groups, no new weights in the middle of an episode; stopped while it starts, and a disk
 that fills.
 """
 
@@ -102,7 +102,7 @@ def test_strictly_on_policy_means_one_version_per_batch(other: Run) -> None:
     assert all(event["sample_age"] == 0 for event in other.events("update"))
 
 
-def test_groups_without_contrast_are_replaced_within_bounds(other: Run) -> None:
+def test_zero_variance_groups_are_replaced_within_bounds(other: Run) -> None:
     recording = other.recording("rollout")
     kept = {group.id: group for group in recording.groups()}
     dropped = [group for group in recording.groups(dropped=True) if group.id not in kept]

@@ -67,7 +67,7 @@ def test_groups_with_contrast_come_first_and_cover_the_run():
     assert all(g.order % 2 for g in chosen)
     assert [g.order // 10 for g in chosen] == [0, 1, 2, 3]
     assert {g.task.template for g in chosen} == {"a", "b"}
-    assert len(pick_groups(groups[:6:2] + groups[1:2], 3)) == 3  # filled up with groups without contrast
+    assert len(pick_groups(groups[:6:2] + groups[1:2], 3)) == 3  # filled up with zero-variance groups
     assert pick_groups([], 3) == []
 
 

@@ -7,8 +7,8 @@ Rules:
 - With `signal` "outcome", a group whose valid episodes all ended alike has no advantages: penalties and discounting
   refine what outcomes tell and are never all there is. With "reward", any difference of rewards counts (as published).
 - A group with fewer than `min_valid` valid episodes gives no sample and is counted as dropped.
-- A group whose advantages are all exactly 0 is counted as flat and, unless asked for, gives no sample: it has no policy
-  gradient, but would take part in means over tokens and in the KL term.
+- A group whose advantages are all exactly 0 is counted as a zero-variance group and, unless asked for, gives no sample:
+  it has no policy gradient, but would take part in means over tokens and in the KL term.
 - One step, one sample: the prompt's ids as the engine saw them, then the engine's own ids as one response span. A step
   without response tokens takes part in the comparison and gives no sample.
 - The order is that of the groups' `order`, then of the episodes' seed and attempt, then of time. The order in which
@@ -46,7 +46,7 @@ class BatchRules:
     success_reward: float = 1.0
     failure_reward: float = 0.0
     invalid_answer_penalty: float = 0.0
-    keep_flat_groups: bool = False
+    keep_zero_variance_groups: bool = False
 
     @staticmethod
     def of(algorithm: Algorithm, *, min_valid: int) -> BatchRules:
@@ -58,7 +58,7 @@ class BatchRules:
             min_valid,
             invalid_answer_penalty=algorithm.invalid_answer_penalty,
             # Without a policy gradient they still have the KL term's.
-            keep_flat_groups=algorithm.kl.coefficient > 0,
+            keep_zero_variance_groups=algorithm.kl.coefficient > 0,
         )
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class BatchStatistics:
     groups: int
     groups_dropped: int
     #: of the groups that were compared
-    groups_flat: int
+    groups_zero_variance: int
     group_size_mean: float | None
     group_size_min: int | None
     episodes: int
@@ -123,7 +123,7 @@ class BatchStatistics:
 @dataclass(frozen=True, slots=True)
 class Batch:
     samples: tuple[Sample, ...]
-    #: one per step of every compared episode, flat groups included
+    #: one per step of every compared episode, zero-variance groups included
     credits: tuple[Credit, ...]
     statistics: BatchStatistics
 
@@ -133,25 +133,25 @@ def build_batch(groups: Sequence[GroupRecord], rules: BatchRules) -> Batch:
     _check(ordered)
     members = [(group, _comparable(group)) for group in ordered]
     compared = [(group, episodes) for group, episodes in members if len(episodes) >= rules.min_valid]
-    flat_steps = [
+    all_steps = [
         (number, episode, step)
         for number, (_, episodes) in enumerate(compared)
         for episode in episodes
         for step in episode.steps
     ]
-    steps = _arrays(flat_steps, rules)
+    steps = _arrays(all_steps, rules)
     advantages = estimate(rules.estimator, steps, **rules.options)
     if not np.isfinite(advantages.total).all():
-        _, episode, step = flat_steps[int(np.flatnonzero(~np.isfinite(advantages.total))[0])]
+        _, episode, step = all_steps[int(np.flatnonzero(~np.isfinite(advantages.total))[0])]
         raise ValueError(
             f"{rules.estimator} gave step {step.index} of episode {episode.id} an advantage that is no number"
         )
-    lively = np.zeros(len(compared), dtype=bool)
-    lively[steps.group[advantages.total != 0.0]] = True
+    varied = np.zeros(len(compared), dtype=bool)
+    varied[steps.group[advantages.total != 0.0]] = True
     samples = tuple(
         _sample(episode, step, float(advantages.total[i]))
-        for i, (number, episode, step) in enumerate(flat_steps)
-        if (lively[number] or rules.keep_flat_groups) and step.generation.ids
+        for i, (number, episode, step) in enumerate(all_steps)
+        if (varied[number] or rules.keep_zero_variance_groups) and step.generation.ids
     )
     credits = tuple(
         Credit(
@@ -163,9 +163,9 @@ def build_batch(groups: Sequence[GroupRecord], rules: BatchRules) -> Batch:
             step_advantage=float(advantages.step[i]),
             state_group_size=int(advantages.state_group_size[i]),
         )
-        for i, (_, episode, step) in enumerate(flat_steps)
+        for i, (_, episode, step) in enumerate(all_steps)
     )
-    statistics = _statistics(ordered, compared, int((~lively).sum()), samples, advantages)
+    statistics = _statistics(ordered, compared, int((~varied).sum()), samples, advantages)
     return Batch(samples, credits, statistics)
 
 
@@ -198,29 +198,29 @@ def _check(groups: Sequence[GroupRecord]) -> None:
                 )
 
 
-def _arrays(flat_steps: Sequence[tuple[int, EpisodeRecord, StepRecord]], rules: BatchRules) -> Steps:
+def _arrays(all_steps: Sequence[tuple[int, EpisodeRecord, StepRecord]], rules: BatchRules) -> Steps:
     episodes: dict[str, int] = {}
     rewards: list[float] = []
-    for _, episode, _ in flat_steps:
+    for _, episode, _ in all_steps:
         if episode.id not in episodes:
             episodes[episode.id] = len(episodes)
             rewards += step_rewards(episode, rules)
     return Steps(
-        group=np.array([number for number, _, _ in flat_steps], dtype=np.int64),
-        trajectory=np.array([episodes[episode.id] for _, episode, _ in flat_steps], dtype=np.int64),
-        state=np.array(_states(flat_steps), dtype=np.int64),
+        group=np.array([number for number, _, _ in all_steps], dtype=np.int64),
+        trajectory=np.array([episodes[episode.id] for _, episode, _ in all_steps], dtype=np.int64),
+        state=np.array(_states(all_steps), dtype=np.int64),
         reward=np.array(rewards, dtype=np.float64),
-        valid=np.ones(len(flat_steps), dtype=bool),
-        success=np.array([episode.outcome is Outcome.SUCCESS for _, episode, _ in flat_steps], dtype=bool)
+        valid=np.ones(len(all_steps), dtype=bool),
+        success=np.array([episode.outcome is Outcome.SUCCESS for _, episode, _ in all_steps], dtype=bool)
         if rules.signal == "outcome"
         else None,
     )
 
 
-def _states(flat_steps: Sequence[tuple[int, EpisodeRecord, StepRecord]]) -> list[int]:
+def _states(all_steps: Sequence[tuple[int, EpisodeRecord, StepRecord]]) -> list[int]:
     """Numbers that mean the same inside a group alone: estimators compare by group and state."""
     states: list[int] = []
-    for _, members in groupby(flat_steps, key=lambda entry: entry[0]):
+    for _, members in groupby(all_steps, key=lambda entry: entry[0]):
         states += states_of([step for _, _, step in members])
     return states
 
@@ -247,7 +247,7 @@ def _sample(episode: EpisodeRecord, step: StepRecord, advantage: float) -> Sampl
 def _statistics(
     groups: Sequence[GroupRecord],
     compared: Sequence[tuple[GroupRecord, list[EpisodeRecord]]],
-    flat: int,
+    zero_variance: int,
     samples: Sequence[Sample],
     advantages: Advantages,
 ) -> BatchStatistics:
@@ -265,7 +265,7 @@ def _statistics(
     return BatchStatistics(
         groups=len(groups),
         groups_dropped=len(groups) - len(compared),
-        groups_flat=flat,
+        groups_zero_variance=zero_variance,
         group_size_mean=_share(sum(sizes), len(sizes)),
         group_size_min=min(sizes, default=None),
         episodes=len(episodes),

@@ -327,7 +327,7 @@ def _show(
     view.valid_actions = statistics.valid_action_ratio
     view.group_size = statistics.group_size_mean
     view.state_group_size = statistics.state_group_size_mean
-    view.flat_groups = f"{statistics.groups_flat} of {statistics.groups}"
+    view.zero_variance_groups = f"{statistics.groups_zero_variance} of {statistics.groups}"
     view.busy_share, view.sample_age = stats.busy_share, stats.mean_sample_age
     view.seconds_rl = progress.seconds_rl
     view.gap = figures.get("gap", view.gap)

@@ -67,7 +67,7 @@ class View:
     valid_actions: float | None = None
     group_size: float | None = None
     state_group_size: float | None = None
-    flat_groups: str = ""
+    zero_variance_groups: str = ""
     #: groups that no update learned from, in this session
     dropped: int = 0
     busy_share: float = 0.0
@@ -179,7 +179,7 @@ class Telemetry:
             ("held out, before", v.success_before or "-", "environment steps/s", f"{v.env_steps_per_second:,.0f}"),
             ("held out, after", v.success_after or "-", "slots busy", _percent(v.busy_share)),
             ("valid actions", _percent(v.valid_actions), "episodes", f"{v.episodes:,} ({v.invalid} invalid)"),
-            ("group size", _figure(v.group_size), "groups without contrast", v.flat_groups or "-"),
+            ("group size", _figure(v.group_size), "zero-variance groups", v.zero_variance_groups or "-"),
             ("same-state steps", _figure(v.state_group_size), "sample age (versions)", f"{v.sample_age:.2f}"),
             ("time left", _clock(v.seconds_left()), "engine-learner gap", "-" if v.gap is None else f"{v.gap:.1e}"),
         )

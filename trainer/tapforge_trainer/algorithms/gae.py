@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .populations import discounted_to_go
+from .group_statistics import discounted_to_go
 from .steps import Advantages, Steps
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from .group_statistics import Normalization, compare, discounted_to_go, labels
 from .grpo import episode_advantage
-from .populations import Normalization, compare, discounted_to_go, labels
 from .steps import NO_STATE, Advantages, Steps
 
 
@@ -37,7 +37,7 @@ def gigpo(
     state = steps.state[valid]
     # Steps without a key are states of their own: numbered past all others.
     alone = np.cumsum(state == NO_STATE) + state.max(initial=0)
-    population, count = labels(steps.group[valid], np.where(state == NO_STATE, alone, state))
-    step[valid] = compare(to_go, population, count, normalization, epsilon, min_deviation, steps.valid_success)
-    size[valid] = np.bincount(population, minlength=count)[population]
+    group, count = labels(steps.group[valid], np.where(state == NO_STATE, alone, state))
+    step[valid] = compare(to_go, group, count, normalization, epsilon, min_deviation, steps.valid_success)
+    size[valid] = np.bincount(group, minlength=count)[group]
     return Advantages(episode + weight * step, episode, step, size)

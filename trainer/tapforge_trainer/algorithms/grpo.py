@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .populations import Normalization, compare, labels
+from .group_statistics import Normalization, compare, labels
 from .steps import Advantages, Floats, Ints, Steps
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from .group_statistics import center, labels
 from .grpo import returns_of
-from .populations import center, labels
 from .steps import Advantages, Steps
 
 

@@ -1,10 +1,10 @@
-"""Samples as columns, and columns as micro-batches. Pure numpy: no torch, no Ray.
+"""Samples as a token batch, and a token batch as micro-batches. Pure numpy: no torch, no Ray.
 
 Promises:
 - A sample is checked before it is learned from: its visual tokens are exactly those of its frames, its spans hold one
   log-probability per token and no token that the policy may not say. `SampleError` names episode, step and token.
-- `plan` is a pure function of lengths: every rank gets the same number of micro-batches (short ranks get padding ones,
-  marked by weight 0), no micro-batch exceeds the token budget unless one sample alone does.
+- `plan_micro_batches` is a pure function of lengths: every rank gets the same number of micro-batches (short ranks get
+  padding ones, marked by weight 0), no micro-batch exceeds the token budget unless one sample alone does.
 - Position ids are Qwen3-VL's: text counts on; a visual token has the position at which its frame begins, plus its row
   and column; after a frame the text goes on at max(rows, columns).
 """
@@ -40,7 +40,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class TokenBatch:
     """Samples, one after another. `grids` are (rows, columns) of visual tokens by frame."""
 
     ids: np.ndarray  # [tokens]
@@ -64,7 +64,7 @@ class Columns:
         return len(self.offsets) - 1
 
 
-def columns(samples: Sequence[Sample], grids: Mapping[str, tuple[int, int]], vocabulary: Vocabulary) -> Columns:
+def token_batch(samples: Sequence[Sample], grids: Mapping[str, tuple[int, int]], vocabulary: Vocabulary) -> TokenBatch:
     """Checks the samples and lays them out."""
     lengths = np.fromiter((len(s.ids) for s in samples), dtype=np.int64, count=len(samples))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -98,7 +98,7 @@ def columns(samples: Sequence[Sample], grids: Mapping[str, tuple[int, int]], voc
             spans += 1
     where = np.concatenate(index) if index else np.zeros(0, np.int64)
     _check_responses(samples, ids, where, _spread(owner, np.int64), offsets, vocabulary)
-    result = Columns(
+    result = TokenBatch(
         ids=ids,
         offsets=offsets,
         frames=tuple(s.frames for s in samples),
@@ -149,7 +149,7 @@ def _check_responses(
         )
 
 
-def _check_frames(samples: Sequence[Sample], found: Columns, vocabulary: Vocabulary) -> None:
+def _check_frames(samples: Sequence[Sample], found: TokenBatch, vocabulary: Vocabulary) -> None:
     shown = np.concatenate([[0], np.cumsum(found.ids == vocabulary.image)])
     visual: np.ndarray = np.diff(shown[found.offsets])
     for k, sample in enumerate(samples):
@@ -168,14 +168,16 @@ def _check_frames(samples: Sequence[Sample], found: Columns, vocabulary: Vocabul
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MicroBatchPlan:
     """One micro-batch of one rank: indices of samples. `padding`: it only keeps the rank in step."""
 
     samples: tuple[int, ...]
     padding: bool = False
 
 
-def plan(lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int) -> list[list[Part]]:
+def plan_micro_batches(
+    lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int
+) -> list[list[MicroBatchPlan]]:
     """Micro-batches per rank. Samples are sorted by length, so that padding is small, and cut so that rows x longest
     stays within the budget; micro-batches are dealt out by size, the heaviest first to the least loaded rank."""
     lengths = np.asarray(lengths, np.int64)
@@ -192,15 +194,15 @@ def plan(lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int) -> 
             longest = int(lengths[k])
     batches = _split_for_ranks(batches, ranks)
     load = [0] * ranks
-    dealt: list[list[Part]] = [[] for _ in range(ranks)]
+    dealt: list[list[MicroBatchPlan]] = [[] for _ in range(ranks)]
     most = -(-len(batches) // ranks)
     for batch in sorted(batches, key=lambda b: -len(b) * int(lengths[b[0]])):
         rank = min((r for r in range(ranks) if len(dealt[r]) < most), key=lambda r: (load[r], r))
-        dealt[rank].append(Part(tuple(batch)))
+        dealt[rank].append(MicroBatchPlan(tuple(batch)))
         load[rank] += len(batch) * int(lengths[batch[0]])
     shortest = int(order[-1])
-    for parts in dealt:
-        parts.extend(Part((shortest,), padding=True) for _ in range(most - len(parts)))
+    for plans in dealt:
+        plans.extend(MicroBatchPlan((shortest,), padding=True) for _ in range(most - len(plans)))
     return dealt
 
 
@@ -215,10 +217,10 @@ def _split_for_ranks(batches: list[list[int]], ranks: int) -> list[list[int]]:
     return batches
 
 
-def padding_share(lengths: np.ndarray, parts: Sequence[Part]) -> float:
+def padding_share(lengths: np.ndarray, plans: Sequence[MicroBatchPlan]) -> float:
     """Share of computed positions that hold no token of a counted sample."""
-    computed = sum(len(part.samples) * int(lengths[list(part.samples)].max()) for part in parts)
-    useful = sum(int(lengths[list(part.samples)].sum()) for part in parts if not part.padding)
+    computed = sum(len(plan.samples) * int(lengths[list(plan.samples)].max()) for plan in plans)
+    useful = sum(int(lengths[list(plan.samples)].sum()) for plan in plans if not plan.padding)
     return 1.0 - useful / computed if computed else 0.0
 
 
@@ -237,7 +239,7 @@ class MicroBatch:
     feature: np.ndarray  # its row among the features of `frames`
     predict: np.ndarray  # flat place before each response token: where it is predicted
     target: np.ndarray  # the response token
-    response: np.ndarray  # its index in the columns
+    response: np.ndarray  # its index among those of the token batch
     padding: bool
 
     @property
@@ -246,8 +248,8 @@ class MicroBatch:
         return int(self.ids.size)
 
 
-def micro_batch(data: Columns, part: Part, vocabulary: Vocabulary, pad_id: int = 0) -> MicroBatch:
-    rows = np.asarray(part.samples, np.int64)
+def micro_batch(data: TokenBatch, plan: MicroBatchPlan, vocabulary: Vocabulary, pad_id: int = 0) -> MicroBatch:
+    rows = np.asarray(plan.samples, np.int64)
     starts, lengths = data.offsets[rows], data.lengths[rows]
     width = int(lengths.max())
     row = np.repeat(np.arange(len(rows)), lengths)
@@ -257,7 +259,7 @@ def micro_batch(data: Columns, part: Part, vocabulary: Vocabulary, pad_id: int =
     ids = np.full(len(rows) * width, pad_id, np.int64)
     ids[flat] = tokens
 
-    shown = [(r, name) for r, k in enumerate(part.samples) for name in data.frames[k]]
+    shown = [(r, name) for r, k in enumerate(plan.samples) for name in data.frames[k]]
     frames = tuple(sorted({name for _, name in shown}, key=lambda name: (data.grids[name], name)))
     sizes = np.asarray([data.grids[name] for name in frames], np.int64).reshape(-1, 2)
     first = dict(zip(frames, np.cumsum(sizes.prod(1)) - sizes.prod(1), strict=True))
@@ -282,7 +284,7 @@ def micro_batch(data: Columns, part: Part, vocabulary: Vocabulary, pad_id: int =
         predict=predict,
         target=data.ids[data.index[response]],
         response=response,
-        padding=part.padding,
+        padding=plan.padding,
     )
 
 

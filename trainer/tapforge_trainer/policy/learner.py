@@ -21,9 +21,9 @@ from tapforge_envs.protocol import Frame
 from tapforge_trainer.algorithms.objective import Counts
 from tapforge_trainer.records import Sample
 
-from .batches import Columns, Vocabulary, columns, padding_share, plan
+from .batches import MicroBatchPlan, TokenBatch, Vocabulary, padding_share, plan_micro_batches, token_batch
 from .frames import PixelFormat
-from .metrics import Tally, summary
+from .metrics import UpdateMetrics, summary
 from .remote import reason
 from .settings import LearnerSettings, UpdateSettings
 
@@ -79,21 +79,21 @@ class RankActor:
 
     def update(
         self,
-        data: Columns,
+        data: TokenBatch,
         frames: Mapping[str, Frame],
         batches: Sequence[Sequence[tuple]],
         settings: UpdateSettings,
         version: int | None,
-    ) -> Tally:
+    ) -> UpdateMetrics:
         mine = [_mini_batch(batch, self._index) for batch in batches]
         if version is None:
             return self._rank.supervised(data, frames, mine, settings)
         return self._rank.update(data, frames, mine, settings, version)
 
     def logprobs(
-        self, data: Columns, frames: Mapping[str, Frame], parts: Sequence[Any], temperature: float
+        self, data: TokenBatch, frames: Mapping[str, Frame], plans: Sequence[Any], temperature: float
     ) -> np.ndarray:
-        return self._rank.logprobs(data, frames, parts[self._index], temperature)
+        return self._rank.logprobs(data, frames, plans[self._index], temperature)
 
     def weights(self) -> bytes | None:
         from .rank import pack
@@ -109,8 +109,8 @@ class RankActor:
 def _mini_batch(batch: Sequence[Any], index: int) -> MiniBatch:
     from .rank import MiniBatch
 
-    parts, counts = batch
-    return MiniBatch(tuple(parts[index]), counts)
+    plans, counts = batch
+    return MiniBatch(tuple(plans[index]), counts)
 
 
 class Learner:
@@ -140,10 +140,10 @@ class Learner:
         (place,) = await self._call([self._ranks[0].open_store.remote()], "open_store", deadline)
         await self._all("start", place, deadline=deadline)
 
-    def columns(self, samples: Sequence[Sample], frames: Mapping[str, Frame]) -> Columns:
+    def token_batch(self, samples: Sequence[Sample], frames: Mapping[str, Frame]) -> TokenBatch:
         """Checks samples; raises `SampleError` for one that must not be learned from."""
         grids = {name: self.form.grid(frame.width, frame.height) for name, frame in frames.items()}
-        return columns(samples, grids, self.vocabulary)
+        return token_batch(samples, grids, self.vocabulary)
 
     async def update(
         self, samples: Sequence[Sample], frames: Mapping[str, Frame], settings: UpdateSettings, version: int
@@ -163,14 +163,14 @@ class Learner:
         import ray
 
         started = time.perf_counter()
-        data = self.columns(samples, frames)
+        data = self.token_batch(samples, frames)
         batches = [self._plan(data, chosen) for chosen in split_groups(samples, settings.mini_batches, settings.seed)]
         needed = {name: frames[name] for names in data.frames for name in names}
-        tallies: list[Tally] = await self._all("update", ray.put(data), ray.put(needed), batches, settings, version)
-        parts = [part for per_rank, _ in batches for rank in per_rank for part in rank]
-        figures = summary(
-            tallies, time.perf_counter() - started, padding_share(data.lengths, parts), settings.gap_alarm
+        found: list[UpdateMetrics] = await self._all(
+            "update", ray.put(data), ray.put(needed), batches, settings, version
         )
+        plans = [plan for per_rank, _ in batches for rank in per_rank for plan in rank]
+        figures = summary(found, time.perf_counter() - started, padding_share(data.lengths, plans), settings.gap_alarm)
         if figures.get("gap_alarm"):
             _log.warning(
                 "engine and learner differ by %.2g per token on average (at most %.2g) on tokens of the same weights; "
@@ -181,16 +181,14 @@ class Learner:
             )
         return figures
 
-    def _plan(self, data: Columns, chosen: np.ndarray) -> tuple[list[list[Any]], Counts]:
+    def _plan(self, data: TokenBatch, chosen: np.ndarray) -> tuple[list[list[Any]], Counts]:
         """Micro-batches of every rank for one optimizer step, and the counts that its loss is divided by."""
-        from .batches import Part
-
-        local = plan(data.lengths[chosen], self.settings.ranks, self.settings.tokens_per_micro_batch)
-        parts = [[Part(tuple(chosen[list(p.samples)].tolist()), p.padding) for p in rank] for rank in local]
+        local = plan_micro_batches(data.lengths[chosen], self.settings.ranks, self.settings.tokens_per_micro_batch)
+        plans = [[MicroBatchPlan(tuple(chosen[list(p.samples)].tolist()), p.padding) for p in rank] for rank in local]
         counted = np.isin(data.sample, chosen)
         _, first = np.unique(data.span[counted], return_index=True)
         weight = data.weight[counted].astype(np.float64)
-        return parts, Counts(float(weight.sum()), float(weight[first].sum()))
+        return plans, Counts(float(weight.sum()), float(weight[first].sum()))
 
     async def logprobs(
         self, samples: Sequence[Sample], frames: Mapping[str, Frame], temperature: float = 1.0
@@ -198,10 +196,10 @@ class Learner:
         """Log-probabilities of each sample's response tokens under the learner's weights."""
         import ray
 
-        data = self.columns(samples, frames)
-        parts = plan(data.lengths, self.settings.ranks, self.settings.tokens_per_micro_batch)
+        data = self.token_batch(samples, frames)
+        plans = plan_micro_batches(data.lengths, self.settings.ranks, self.settings.tokens_per_micro_batch)
         needed = {name: frames[name] for names in data.frames for name in names}
-        found: list[np.ndarray] = await self._all("logprobs", ray.put(data), ray.put(needed), parts, temperature)
+        found: list[np.ndarray] = await self._all("logprobs", ray.put(data), ray.put(needed), plans, temperature)
         merged = found[0]
         for other in found[1:]:
             merged = np.where(np.isnan(merged), other, merged)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Tally:
+class UpdateMetrics:
     """What a rank saw. `sums` add up over ranks, of `maxima` the largest counts."""
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -25,14 +25,14 @@ class Tally:
         self.maxima[name] = max(self.maxima.get(name, value), value)
 
 
-def summary(tallies: Sequence[Tally], seconds: float, padding: float, gap_alarm: float) -> dict[str, float]:
+def summary(ranks: Sequence[UpdateMetrics], seconds: float, padding: float, gap_alarm: float) -> dict[str, float]:
     """Metrics of an update from what its ranks saw. `gap_alarm` is 1 when the mean gap exceeds its bound."""
     sums: dict[str, float] = {}
     metrics: dict[str, float] = {}
-    for tally in tallies:
-        for name, value in tally.sums.items():
+    for rank in ranks:
+        for name, value in rank.sums.items():
             sums[name] = sums.get(name, 0.0) + value
-        for name, value in tally.maxima.items():
+        for name, value in rank.maxima.items():
             metrics[name] = max(metrics.get(name, -math.inf), value)
     weight = max(sums.pop("weight", 0.0), 1e-12)
     metrics["entropy"] = sums.pop("entropy", 0.0) / weight

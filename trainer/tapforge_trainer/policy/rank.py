@@ -1,8 +1,8 @@
 """One learner rank: the sharded policy, its optimizer, and what a rank does in an update. torch.distributed, no Ray.
 
 Rules:
-- Every rank runs the same number of forward and backward passes (`batches.plan` sees to that): gathers and reductions
-  are collective, a rank with one pass less would leave the others waiting for ever.
+- Every rank runs the same number of forward and backward passes (`plan_micro_batches` sees to that): gathers and
+  reductions are collective, a rank with one pass less would leave the others waiting for ever.
 - The loss is this rank's part of the global one, which is divided by global counts. FSDP averages gradients over
   ranks, so it is multiplied by their number. Gradients travel once per optimizer step, with the last micro-batch.
 - Master weights and optimizer state are fp32; with dtype bfloat16 only the forward and backward passes are narrower.
@@ -30,10 +30,10 @@ from tapforge_envs.protocol import Frame
 from tapforge_trainer.algorithms.losses import policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective
 
-from .batches import Columns, Part, Vocabulary, micro_batch
+from .batches import MicroBatchPlan, TokenBatch, Vocabulary, micro_batch
 from .forward import VLPolicy
 from .frames import FrameStore, PixelFormat
-from .metrics import Tally
+from .metrics import UpdateMetrics
 from .settings import LearnerSettings, UpdateSettings
 
 
@@ -41,7 +41,7 @@ from .settings import LearnerSettings, UpdateSettings
 class MiniBatch:
     """One optimizer step of one rank. Counts are those of all ranks together."""
 
-    parts: tuple[Part, ...]
+    plans: tuple[MicroBatchPlan, ...]
     counts: Counts
 
 
@@ -85,19 +85,19 @@ class Rank:
 
     def update(
         self,
-        data: Columns,
+        data: TokenBatch,
         frames: Mapping[str, Frame],
         batches: Sequence[MiniBatch],
         settings: UpdateSettings,
         version: int,
-    ) -> Tally:
+    ) -> UpdateMetrics:
         """One optimizer step per mini-batch. The old log-probabilities are the engine's own where those are the truth
         (one step, newest weights). Else they are the learner's before the first step: for the first step those of its
         own forward pass, detached; for later ones they are computed beforehand."""
-        tally = Tally()
-        everything = [part for batch in batches for part in batch.parts]
+        metrics = UpdateMetrics()
+        everything = [plan for batch in batches for plan in batch.plans]
         correct = settings.off_policy or len(batches) > 1
-        later = [part for batch in batches[1:] for part in batch.parts]
+        later = [plan for batch in batches[1:] for plan in batch.plans]
         old = self.logprobs(data, frames, later, settings.temperature) if later else data.behavior
         reference = None
         if settings.objective.kl_coefficient > 0:
@@ -107,79 +107,79 @@ class Rank:
         for number, batch in enumerate(batches):
             before = None if correct and number == 0 else old
             loss = partial(
-                _policy_loss, data, before, reference, settings.objective, batch.counts, tally, len(batches), correct
+                _policy_loss, data, before, reference, settings.objective, batch.counts, metrics, len(batches), correct
             )
-            self._step(data, frames, batch, settings, loss, tally, compare_with=version if number == 0 else None)
-        return self._close(tally)
+            self._step(data, frames, batch, settings, loss, metrics, compare_with=version if number == 0 else None)
+        return self._close(metrics)
 
     def supervised(
-        self, data: Columns, frames: Mapping[str, Frame], batches: Sequence[MiniBatch], settings: UpdateSettings
-    ) -> Tally:
+        self, data: TokenBatch, frames: Mapping[str, Frame], batches: Sequence[MiniBatch], settings: UpdateSettings
+    ) -> UpdateMetrics:
         """Cross-entropy on the response tokens, by weight; the samples' advantages and log-probabilities are unused."""
-        tally = Tally()
+        metrics = UpdateMetrics()
         for batch in batches:
 
             def loss(logp: Tensor, chosen: np.ndarray, weight: Tensor, counts: Counts = batch.counts) -> Tensor:
                 value = -(weight * logp).sum() / max(counts.tokens, 1e-12)
-                tally.add("loss", float(value.detach()) / len(batches))
+                metrics.add("loss", float(value.detach()) / len(batches))
                 return value
 
-            self._step(data, frames, batch, settings, loss, tally)
-        return self._close(tally)
+            self._step(data, frames, batch, settings, loss, metrics)
+        return self._close(metrics)
 
     def _step(
         self,
-        data: Columns,
+        data: TokenBatch,
         frames: Mapping[str, Frame],
         batch: MiniBatch,
         settings: UpdateSettings,
         loss: Loss,
-        tally: Tally,
+        metrics: UpdateMetrics,
         *,
         compare_with: int | None = None,
     ) -> None:
         started = time.perf_counter()
-        self.accumulate(data, frames, batch, settings, loss, tally, compare_with=compare_with)
-        self._apply(settings, tally)
-        tally.add("seconds", (time.perf_counter() - started) / self.world)
+        self.accumulate(data, frames, batch, settings, loss, metrics, compare_with=compare_with)
+        self._apply(settings, metrics)
+        metrics.add("seconds", (time.perf_counter() - started) / self.world)
 
     def accumulate(
         self,
-        data: Columns,
+        data: TokenBatch,
         frames: Mapping[str, Frame],
         batch: MiniBatch,
         settings: UpdateSettings,
         loss: Loss,
-        tally: Tally,
+        metrics: UpdateMetrics,
         *,
         compare_with: int | None = None,
     ) -> None:
         """Gradients of the whole batch, reduced over ranks, in `.grad`. `compare_with`: the version whose tokens are
         compared with the engine's log-probabilities."""
         self.optimizer.zero_grad(set_to_none=True)
-        for index, part in enumerate(batch.parts):
-            self.policy.set_requires_gradient_sync(index + 1 == len(batch.parts))
-            micro = micro_batch(data, part, self.vocabulary)
+        for index, plan in enumerate(batch.plans):
+            self.policy.set_requires_gradient_sync(index + 1 == len(batch.plans))
+            micro = micro_batch(data, plan, self.vocabulary)
             logp, entropy = self.policy(micro, self.store.get(micro.frames, frames), settings.temperature)
             chosen = micro.response
-            weight = torch.from_numpy(data.weight[chosen] * (0.0 if part.padding else 1.0)).to(logp.device)
+            weight = torch.from_numpy(data.weight[chosen] * (0.0 if plan.padding else 1.0)).to(logp.device)
             (loss(logp, chosen, weight) * self.world).backward()
-            tally.add("positions", micro.tokens)
-            if part.padding:
+            metrics.add("positions", micro.tokens)
+            if plan.padding:
                 continue
-            tally.add("tokens", float(data.lengths[list(part.samples)].sum()))
-            tally.add("response_tokens", len(chosen))
-            tally.add("entropy", float((entropy * weight).sum()))
-            tally.add("weight", float(weight.sum()))
+            metrics.add("tokens", float(data.lengths[list(plan.samples)].sum()))
+            metrics.add("response_tokens", len(chosen))
+            metrics.add("entropy", float((entropy * weight).sum()))
+            metrics.add("weight", float(weight.sum()))
             if compare_with is not None:
-                self._compare(logp.detach().cpu().numpy(), data, chosen, compare_with, tally)
+                self._compare(logp.detach().cpu().numpy(), data, chosen, compare_with, metrics)
 
-    def _apply(self, settings: UpdateSettings, tally: Tally) -> None:
+    def _apply(self, settings: UpdateSettings, metrics: UpdateMetrics) -> None:
         """Clips, and moves the weights; or, if the gradient is no number, raises and leaves them."""
         gradients = [p for p in self.policy.parameters() if p.grad is not None]
         norm = torch.nn.utils.clip_grad_norm_(gradients, settings.gradient_clip)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        tally.top("gradient_norm", float(norm))
+        metrics.top("gradient_norm", float(norm))
         if not bool(torch.isfinite(norm)):
             self.optimizer.zero_grad(set_to_none=True)
             raise FloatingPointError(
@@ -192,49 +192,51 @@ class Rank:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        tally.top("learning_rate", rate)
+        metrics.top("learning_rate", rate)
 
-    def _compare(self, logp: np.ndarray, data: Columns, chosen: np.ndarray, version: int, tally: Tally) -> None:
+    def _compare(
+        self, logp: np.ndarray, data: TokenBatch, chosen: np.ndarray, version: int, metrics: UpdateMetrics
+    ) -> None:
         """Engine against learner, on tokens that the very weights sampled that are about to be updated."""
         same = (data.version[chosen] == version) & (data.weight[chosen] > 0)
         gap = (data.behavior[chosen] - logp)[same].astype(np.float64)
         if len(gap):
-            tally.add("gap_tokens", len(gap))
-            tally.add("gap_abs", float(np.abs(gap).sum()))
-            tally.add("gap_k3", float((np.exp(-np.clip(gap, -20, 20)) - 1 + gap).sum()))
-            tally.top("gap_max", float(np.abs(gap).max()))
+            metrics.add("gap_tokens", len(gap))
+            metrics.add("gap_abs", float(np.abs(gap).sum()))
+            metrics.add("gap_k3", float((np.exp(-np.clip(gap, -20, 20)) - 1 + gap).sum()))
+            metrics.top("gap_max", float(np.abs(gap).max()))
 
-    def _close(self, tally: Tally) -> Tally:
+    def _close(self, metrics: UpdateMetrics) -> UpdateMetrics:
         if self.settings.device == "cuda":
-            tally.top("peak_mib", torch.cuda.max_memory_allocated() / 2**20)
+            metrics.top("peak_mib", torch.cuda.max_memory_allocated() / 2**20)
         else:
             import resource
 
-            tally.top("peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-        return tally
+            metrics.top("peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return metrics
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def logprobs(
-        self, data: Columns, frames: Mapping[str, Frame], parts: Sequence[Part], temperature: float
+        self, data: TokenBatch, frames: Mapping[str, Frame], plans: Sequence[MicroBatchPlan], temperature: float
     ) -> np.ndarray:
-        """[response tokens] of all samples; those of other ranks' parts stay nan."""
-        return self._logprobs(self.policy, data, frames, parts, temperature)
+        """[response tokens] of all samples; those of other ranks' plans stay nan."""
+        return self._logprobs(self.policy, data, frames, plans, temperature)
 
     def _logprobs(
         self,
         policy: VLPolicy,
-        data: Columns,
+        data: TokenBatch,
         frames: Mapping[str, Frame],
-        parts: Sequence[Part],
+        plans: Sequence[MicroBatchPlan],
         temperature: float,
     ) -> np.ndarray:
         result = np.full(len(data.index), np.nan, np.float32)
         with torch.no_grad():
-            for part in parts:
-                micro = micro_batch(data, part, self.vocabulary)
+            for plan in plans:
+                micro = micro_batch(data, plan, self.vocabulary)
                 logp, _ = policy(micro, self.store.get(micro.frames, frames), temperature)
-                if not part.padding or np.isnan(result[micro.response]).any():
+                if not plan.padding or np.isnan(result[micro.response]).any():
                     result[micro.response] = logp.float().cpu().numpy()
         # The root stays whole after a pass without gradients: whoever then reads or writes parameters would get or
         # change that copy instead of the shards.
@@ -253,12 +255,12 @@ class Rank:
 
 
 def _policy_loss(
-    data: Columns,
+    data: TokenBatch,
     old: np.ndarray | None,
     reference: np.ndarray | None,
     objective: Objective,
     counts: Counts,
-    tally: Tally,
+    metrics: UpdateMetrics,
     steps: int,
     correct: bool,
     logp: Tensor,
@@ -284,9 +286,9 @@ def _policy_loss(
         ref_logp=None if reference is None else here(reference),
     )
     for name, value in result.sums.items():
-        tally.add(name, float(value) / steps)
+        metrics.add(name, float(value) / steps)
     for name, value in result.maxima.items():
-        tally.top(name, float(value))
+        metrics.top(name, float(value))
     return result.loss
 
 

@@ -60,7 +60,7 @@ class Scorer:
         """(log-probability of each answer token, example of each token)."""
         import numpy as np
 
-        from ..policy.batches import Part, columns, micro_batch
+        from ..policy.batches import MicroBatchPlan, micro_batch, token_batch
         from ..policy.frames import Patches, cut
 
         form = self.policy.form
@@ -77,8 +77,8 @@ class Scorer:
             ids, answer = self.agent.expand(prompt), self.agent.answer_ids(example.action)
             span = ResponseSpan(0, len(ids), len(ids) + len(answer), (0.0,) * len(answer), (0,) * len(answer), 1.0)
             samples.append(Sample(name, name, (*ids, *answer), (name,), (span,)))
-        data = columns(samples, {name: (p.rows, p.columns) for name, p in frames.items()}, self.vocabulary)
-        batch = micro_batch(data, Part(tuple(range(len(samples)))), self.vocabulary)
+        data = token_batch(samples, {name: (p.rows, p.columns) for name, p in frames.items()}, self.vocabulary)
+        batch = micro_batch(data, MicroBatchPlan(tuple(range(len(samples)))), self.vocabulary)
         logprob, _ = self.policy(batch, frames)
         return logprob, data.sample[batch.response]
 

@@ -1,9 +1,9 @@
-"""Comparing values inside populations, and sums over time inside trajectories: the arithmetic of all estimators.
+"""Comparing values inside groups, and sums over time inside trajectories: the arithmetic of all estimators.
 
-Everything is vectorised over all populations at once; no Python loop runs over steps.
-A population is given as a dense label per value: 0 .. count-1 (`labels`). In a population of fewer than two members,
-in one whose values are all equal, and, where outcomes are known, in one whose members all ended alike, every comparison
-is exactly 0.
+Everything is vectorised over all groups at once; no Python loop runs over steps.
+A group is given as a dense label per value: 0 .. count-1 (`labels`). It is the episodes of a task, or the steps of
+these that saw the same state. In a group of fewer than two members, in one whose values are all equal, and, where
+outcomes are known, in one whose members all ended alike, every comparison is exactly 0.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ def labels(*keys: Ints) -> tuple[Ints, int]:
     return label, int(label.max(initial=-1)) + 1
 
 
-def center(values: Floats, population: Ints, count: int, success: Bools | None = None) -> Floats:
-    """Distance of each value from its population's mean. `success` is the outcome behind each value, where it is known
-    and decides which populations have something to tell."""
-    size = np.bincount(population, minlength=count)
-    mean = np.bincount(population, values, minlength=count) / np.maximum(size, 1)
+def center(values: Floats, group: Ints, count: int, success: Bools | None = None) -> Floats:
+    """Distance of each value from its group's mean. `success` is the outcome behind each value, where it is known
+    and decides which groups have something to tell."""
+    size = np.bincount(group, minlength=count)
+    mean = np.bincount(group, values, minlength=count) / np.maximum(size, 1)
     # A mean of equal floats can be off by a rounding error, which a tiny deviation would blow up.
-    telling = _varied(values, population, count)
+    telling = _varied(values, group, count)
     if success is not None:
-        telling &= _varied(success, population, count)
-    return np.where(telling[population], values - mean[population], 0.0)
+        telling &= _varied(success, group, count)
+    return np.where(telling[group], values - mean[group], 0.0)
 
 
 def compare(
     values: Floats,
-    population: Ints,
+    group: Ints,
     count: int,
     mode: Normalization,
     epsilon: float,
@@ -53,20 +53,20 @@ def compare(
     `min_deviation` counts as that much: small differences stay small."""
     if mode not in get_args(Normalization):
         raise ValueError(f"unknown normalization {mode!r}; known are {', '.join(get_args(Normalization))}")
-    distance = center(values, population, count, success)
+    distance = center(values, group, count, success)
     if mode == "mean":
         return distance
-    size = np.bincount(population, minlength=count)
-    variance = np.bincount(population, distance**2, minlength=count) / np.maximum(size - 1, 1)
-    return distance / (np.maximum(np.sqrt(variance), min_deviation) + epsilon)[population]
+    size = np.bincount(group, minlength=count)
+    variance = np.bincount(group, distance**2, minlength=count) / np.maximum(size - 1, 1)
+    return distance / (np.maximum(np.sqrt(variance), min_deviation) + epsilon)[group]
 
 
-def _varied(values: Floats | Bools, population: Ints, count: int) -> Bools:
-    """Which populations hold two different values."""
+def _varied(values: Floats | Bools, group: Ints, count: int) -> Bools:
+    """Which groups hold two different values."""
     varied = np.zeros(count, dtype=bool)
     first = np.zeros(count, dtype=values.dtype)
-    first[population] = values
-    varied[population[values != first[population]]] = True
+    first[group] = values
+    varied[group[values != first[group]]] = True
     return varied
 
 
