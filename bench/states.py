@@ -2,9 +2,9 @@
 
     python bench/states.py [--groups 88] [--members 8]
 
-Groups of both suites are played by a demonstrator that is careless and, at a fifth of its steps, does something else.
-As on real phones, the clocks of a group's phones differ by up to three minutes and the caret blinks. Every key is
-measured on the same steps, over all pairs of steps of a group:
+Groups of both suites are played by a demonstrator with an error rate that does something else at a fifth of its
+steps. As on real phones, the clocks of a group's phones differ by up to three minutes and the caret blinks. Every key
+is measured on the same steps, over all pairs of steps of a group:
 
     false merges    pairs with one key whose exact keys differ, of all pairs with one key; in brackets those whose
                     screens show a difference: the others no key of a screen can tell apart
@@ -47,7 +47,7 @@ from tapforge_trainer.states.grouping import states_of
 
 SIZES = {"quickstart": (96, 160), "standard": (1080, 2400)}
 #: shares of steps that aren't the plan's, and of decisions at which the demonstrator goes wrong
-ASTRAY, CARELESS = 0.2, 0.3
+ASTRAY, ERROR_RATE = 0.2, 0.3
 #: minutes by which the clocks of a group's phones differ
 CLOCKS = 3
 _GENERATION = Generation((), (), (), (), "stop")
@@ -93,7 +93,7 @@ def play(task: Task, member: int) -> list[Seen]:
     if "now" in phone.state:
         now = phone.state["now"]
         phone.state["now"] = f"{now[:14]}{min(59, int(now[14:16]) + rng.randint(0, CLOCKS)):02d}"
-    plan: Iterator[Action] = demonstration(phone, template, task.params, lambda: rng.random() < CARELESS)
+    plan: Iterator[Action] = demonstration(phone, template, task.params, lambda: rng.random() < ERROR_RATE)
     steps: list[Seen] = []
     while len(steps) < task.max_steps and phone.state["ended"] is None:
         screen = replace(phone.screen(), caret=rng.random() < 0.5)

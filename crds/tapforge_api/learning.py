@@ -83,8 +83,8 @@ class WarmStart(Spec):
     batch_size: Annotated[int, Field(ge=1, le=65536)] = Field(32, description="answers per optimizer step")
     learning_rate: Annotated[float, Field(gt=0, le=1)] = Field(1e-3, description="peak learning rate; cosine decay")
     warmup_steps: Count = Field(0, description="optimizer steps over which the rate rises from 0")
-    carelessness: Fraction = Field(
-        0.0, description="probability that the demonstrator errs at a decision that invites carelessness"
+    error_rate: Fraction = Field(
+        0.0, description="probability that the demonstrator errs at a decision where a person in a hurry would"
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -242,7 +242,7 @@ class Evaluation(Spec):
     sampled_temperature: Annotated[float, Field(gt=0, le=10)] = Field(
         1.0, description="temperature of the sampled mode"
     )
-    floors: bool = Field(True, description="also measure a random and an always-infeasible policy on the same tasks")
+    baselines: bool = Field(True, description="also measure a random and an always-infeasible policy on the same tasks")
     every_updates: Count = Field(0, description="also measure every so many updates; 0: only before and after")
     seed: Seed = Field(1_000_003, description="seed of the choice of tasks; apart from spec.seed so that runs compare")
 

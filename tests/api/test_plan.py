@@ -167,7 +167,7 @@ def test_the_whole_text() -> None:
         "algorithm   gigpo (normalization mean_std, gamma 0.95, weight 1.0), clip 0.2/0.28, token_mean, no KL term",
         "context     8,192 tokens: prompt up to 7,936, answer up to 256",
         (
-            "evaluation  split test, 200 tasks, sampled at 1 and greedy; floors of a random and an always-infeasible "
+            "evaluation  split test, 200 tasks, sampled at 1 and greedy; baselines: a random and an always-infeasible "
             "policy; 400 episodes, 2 times"
         ),
         (

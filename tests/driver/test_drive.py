@@ -202,7 +202,7 @@ def _complete(attempt: Attempt, run: TrainingRun) -> None:
     summary = {
         "success_before": {"greedy": result},
         "success_after": {"greedy": result},
-        "floors": {},
+        "baselines": {},
         "ended_after": "5 updates",
         **{f"seconds_{part}": 1.0 for part in ("total", "start", "sft", "rl")},
         **wanted(run),

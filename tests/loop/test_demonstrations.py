@@ -1,4 +1,4 @@
-"""Demonstrations: plans played on a phone, careless by a share, as samples that the learner takes."""
+"""Demonstrations: plans played on a phone, with an error rate, as samples that the learner takes."""
 
 import pytest
 
@@ -15,9 +15,9 @@ def agent():
     )
 
 
-def _play(agent, carelessness, episodes=64, suite="quickstart"):
+def _play(agent, error_rate, episodes=64, suite="quickstart"):
     tasks = catalog.tasks(suite, "train")
-    return demonstrate(agent, tasks, episodes=episodes, carelessness=carelessness, seed=7, width=96, height=160)
+    return demonstrate(agent, tasks, episodes=episodes, error_rate=error_rate, seed=7, width=96, height=160)
 
 
 def test_who_never_errs_always_succeeds(agent):
@@ -29,7 +29,7 @@ def test_who_always_errs_fails_wherever_there_is_a_decision(agent):
     assert 0 < found.success <= 1 / 7  # only plain opening has none
 
 
-def test_half_careless_is_in_between(agent):
+def test_an_error_rate_of_a_half_is_in_between(agent):
     assert 0.35 < _play(agent, 0.5, episodes=160).success < 0.75
 
 

@@ -1,4 +1,4 @@
-"""Measurements: fixed tasks, one policy version, honest floors."""
+"""Measurements: fixed tasks, one policy version, honest baselines."""
 
 from collections import Counter
 from pathlib import Path
@@ -9,7 +9,7 @@ from tapforge_api import load
 from tapforge_envs.protocol import ACTION, Outcome, Reason, Task
 from tapforge_trainer.agents import make_agent
 from tapforge_trainer.assembly import evaluation_tasks, training_tasks
-from tapforge_trainer.evaluation import floors, measured
+from tapforge_trainer.evaluation import baselines, measured
 from tapforge_trainer.records import EpisodeRecord, Generation, Prompt, Sampling, StepRecord
 from tapforge_trainer.tiny.build import SHIPPED
 
@@ -74,8 +74,8 @@ def test_measured_goals_are_never_practised():
 
 
 @pytest.mark.parametrize("name", ["random", "always_infeasible"])
-async def test_floors_answer_in_words_that_the_agent_reads(agent, name):
-    policy = floors(agent)[name]
+async def test_baselines_answer_in_words_that_the_agent_reads(agent, name):
+    policy = baselines(agent)[name]
     seen: Counter[str] = Counter()
     for seed in range(200):
         generation = await policy.generate(Prompt((1,), (), 1), Sampling(max_tokens=24, seed=seed))

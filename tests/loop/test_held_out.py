@@ -58,7 +58,7 @@ def write(path: Path, split: str, count: int, seed: int = 0) -> list[Task]:
 
 
 def summary_of(measured: TrainingRun, drawn: int) -> dict[str, Any]:
-    nothing: dict[str, Any] = {"before": {}, "after": {}, "floors": {}}
+    nothing: dict[str, Any] = {"before": {}, "after": {}, "baselines": {}}
     progress = Progress(tasks=drawn)
     return summarize(measured, progress, seconds_total=1.0, machine=Machine(2, 0), **nothing)["held_out"]
 

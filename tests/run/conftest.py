@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from whole import PHONES, SICK, SPEC, Command, Finished, Run
 
-from tapforge_trainer.report import read_events
+from tapforge_trainer.run_folder import read_events
 
 
 @pytest.fixture(scope="session")

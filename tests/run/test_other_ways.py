@@ -36,7 +36,7 @@ spec:
   learner: {{miniBatches: 2, learningRate: 1e-4}}
   engine: {{maxConcurrentSequences: 8, kvCacheMiB: 64}}
   sync: {{midEpisode: false}}
-  evaluation: {{sampled: false, floors: false, episodes: 4}}
+  evaluation: {{sampled: false, baselines: false, episodes: 4}}
   checkpoints: {{export: false, resumeFrom: checkpoint}}
   stop: {{maxUpdates: {UPDATES}}}
 """

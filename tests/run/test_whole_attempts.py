@@ -33,7 +33,7 @@ LITTLE = [
     "spec.warmStart=null",
     "spec.learner.ranks=1",
     "spec.rollout.groupsPerUpdate=2",
-    'spec.evaluation={"episodes": 2, "sampled": false, "floors": false}',
+    'spec.evaluation={"episodes": 2, "sampled": false, "baselines": false}',
     "spec.checkpoints.export=false",
 ]
 

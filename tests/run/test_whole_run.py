@@ -49,8 +49,8 @@ def test_the_summary_is_complete_and_adds_up(trained: Run) -> None:
     parts = [summary[f"seconds_{part}"] for part in ("start", "sft", "rl")]
     assert all(part > 0 for part in parts)
     assert sum(parts) <= summary["seconds_total"]
-    assert set(summary["floors"]) == {"random", "always_infeasible"}
-    assert all(floor["episodes"] == EPISODES for floor in summary["floors"].values())
+    assert set(summary["baselines"]) == {"random", "always_infeasible"}
+    assert all(baseline["episodes"] == EPISODES for baseline in summary["baselines"].values())
     assert "test" in summary["held_out"]["held_out"]
 
 
@@ -109,7 +109,7 @@ def test_the_same_tasks_are_measured_each_time_and_none_was_practised(trained: R
 
     before = keys("evaluation", "before-sampled")
     assert len(set(before)) == EPISODES
-    for name in ("before-greedy", "after-sampled", "after-greedy", "floor-random", "floor-always_infeasible"):
+    for name in ("before-greedy", "after-sampled", "after-greedy", "baseline-random", "baseline-always_infeasible"):
         assert keys("evaluation", name) == before
     assert not set(before) & set(keys("rollout"))
 
@@ -202,7 +202,7 @@ def test_eval_measures_the_export(trained: Run, tmp_path: Path) -> None:
     assert measured.code == 0, measured.said
     assert measured.left_behind == []
     result = json.loads(measured.out)
-    assert set(result) == {"greedy", "floors"}
+    assert set(result) == {"greedy", "baselines"}
     assert result["greedy"]["episodes"] == 4
     place = next((copy.folder / "evaluations").iterdir())
     assert json.loads((place / "result.json").read_text()) == result

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tapforge_trainer.report import read_events
 from tapforge_trainer.rollout.recorder import Recording
+from tapforge_trainer.run_folder import read_events
 
 #: seconds that a whole session may take on a machine that does other things as well; reached only when something hangs
 PATIENCE = 600.0
@@ -36,7 +36,7 @@ spec:
   environment:
     source: {processes: {count: 12}}
     deadlines: {episodeSeconds: 600, acquireSeconds: 600, resetSeconds: 120, stepSeconds: 120, evaluateSeconds: 120}
-  warmStart: {demonstrations: 100, steps: 30, batchSize: 32, carelessness: 0.5}
+  warmStart: {demonstrations: 100, steps: 30, batchSize: 32, errorRate: 0.5}
   rollout: {groupSize: 4, groupsPerUpdate: 4, responseTokens: 24, groupDeadlineSeconds: 600}
   algorithm: {kl: {coefficient: 0.05}}
   learner: {ranks: 2, learningRate: 1e-4}

@@ -25,7 +25,7 @@ EVALUATIONS = [
 
 @pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # a file or socket that another test left open
 @pytest.mark.parametrize(
-    ("updates", "evaluations", "floors"),
+    ("updates", "evaluations", "baselines"),
     [
         (UPDATES, EVALUATIONS, {"random": 0.02, "infeasible": 0.02}),
         ([], [], {}),
@@ -34,9 +34,9 @@ EVALUATIONS = [
         ([], EVALUATIONS, {}),
     ],
 )
-def test_draws_whatever_a_run_has(tmp_path, updates, evaluations, floors):
+def test_draws_whatever_a_run_has(tmp_path, updates, evaluations, baselines):
     path = tmp_path / "curve.png"
-    draw_curve(path, title="a run", updates=updates, evaluations=evaluations, floors=floors)
+    draw_curve(path, title="a run", updates=updates, evaluations=evaluations, baselines=baselines)
     with Image.open(path) as image:
         image.load()
         assert (image.format, image.size) == ("PNG", (1440, 1080))

@@ -1,11 +1,11 @@
-"""How success is measured: fixed tasks, fixed policy version, intervals, and two floors beside it.
+"""How success is measured: fixed tasks, fixed policy version, intervals, and two baselines beside it.
 
 - The tasks depend on `spec.evaluation.seed` alone, not on the run's seed, so that runs are compared on the same tasks.
 - Every answer of a measurement comes from one policy version; a mixture is an error, not a figure.
 - An invalid episode is in no rate; it is counted, and the rate over attempted episodes stands beside the other.
-- The floors play the same tasks through the same code: a policy that answers at random among well-formed actions, and
-  one that declares every task infeasible at once. What the first one draws depends on the seed, the task, the repeat
-  and the step alone, not on which episodes run beside it.
+- The baselines play the same tasks through the same code: a policy that answers at random among well-formed actions,
+  and one that declares every task infeasible at once. What the first one draws depends on the seed, the task, the
+  repeat and the step alone, not on which episodes run beside it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def measured(episodes: Sequence[EpisodeRecord], *, seed: int = 0, version: int |
     }
 
 
-# --- floors -----------------------------------------------------------------------------------------------------------
+# --- baselines --------------------------------------------------------------------------------------------------------
 
 
 def random_action(rng: Random) -> Action:
@@ -134,7 +134,7 @@ class ScriptedPolicy:
         return Generation(self.agent.expand(prompt), ids, tuple(map(float, zeros)), zeros, "stop")
 
 
-def floors(agent: Agent) -> dict[str, ScriptedPolicy]:
+def baselines(agent: Agent) -> dict[str, ScriptedPolicy]:
     return {
         "random": ScriptedPolicy(agent, random_action),
         "always_infeasible": ScriptedPolicy(agent, lambda rng: Terminate(status="infeasible")),

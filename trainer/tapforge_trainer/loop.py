@@ -25,16 +25,16 @@ from tapforge_envs.protocol import Frame
 
 from . import assembly
 from .batch import BatchRules, BatchStatistics, build_batch
-from .evaluation import Arena, floors, measured, play
+from .evaluation import Arena, baselines, measured, play
 from .orders import Interrupted, Orders, unless
 from .policy.driver import Policy
 from .progress import Progress, ended, kept, resumed
 from .records import GroupRecord, Sampling
-from .report import EVALUATION, ROLLOUT, read_events
 from .rollout.frames import FrameStore
 from .rollout.recorder import FRAMES, Recorder
 from .rollout.scheduler import Scheduler
 from .rollout.stats import RolloutStats, by_length, rate_of
+from .run_folder import EVALUATION, ROLLOUT, read_events
 from .tasks.demonstrations import demonstrate
 from .tasks.source import TaskSource
 from .telemetry import Saved, Telemetry
@@ -58,7 +58,7 @@ class Parts:
 
 
 async def warm_start(parts: Parts, progress: Progress) -> None:
-    """Imitates a careless demonstrator for a while; a later call does nothing."""
+    """Imitates a demonstrator for a while; a later call does nothing."""
     spec = parts.run.spec
     settings = spec.warm_start
     if settings is None or progress.warm_started:
@@ -70,7 +70,7 @@ async def warm_start(parts: Parts, progress: Progress) -> None:
         parts.arena.agent,
         assembly.demonstrated_tasks(parts.run),
         episodes=settings.demonstrations,
-        carelessness=settings.carelessness,
+        error_rate=settings.error_rate,
         seed=spec.seed,
         width=screen.width,
         height=screen.height,
@@ -122,17 +122,17 @@ async def measure(parts: Parts, name: str, progress: Progress) -> dict[str, dict
     return results
 
 
-async def measure_floors(parts: Parts) -> dict[str, dict[str, Any]]:
+async def measure_baselines(parts: Parts) -> dict[str, dict[str, Any]]:
     """The same tasks, played by policies that have learned nothing."""
     evaluation = parts.run.spec.evaluation
     results = {}
-    for name, policy in floors(parts.arena.agent).items():
-        folder = parts.folder / EVALUATION / f"floor-{name}"
+    for name, policy in baselines(parts.arena.agent).items():
+        folder = parts.folder / EVALUATION / f"baseline-{name}"
         tasks = assembly.evaluation_tasks(parts.run).tasks
         playing = play(parts.arena, policy, tasks, repeats=1, temperature=1.0, seed=evaluation.seed, folder=folder)
         episodes = await unless(parts.orders.stop, playing)
         results[name] = measured(episodes, seed=evaluation.seed)
-        parts.telemetry.event("floor", policy=name, **results[name])
+        parts.telemetry.event("baseline", policy=name, **results[name])
     return results
 
 

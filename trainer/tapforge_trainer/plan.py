@@ -32,12 +32,12 @@ RUNS = Path("runs")
 # --- where things are -------------------------------------------------------------------------------------------------
 
 
-def run_folder(run: TrainingRun, runs: Path = RUNS) -> Path:
+def folder_of(run: TrainingRun, runs: Path = RUNS) -> Path:
     return runs / run.metadata.name
 
 
 def checkpoint_directory(run: TrainingRun, runs: Path = RUNS) -> str:
-    return run.spec.checkpoints.directory or str(run_folder(run, runs) / "checkpoints")
+    return run.spec.checkpoints.directory or str(folder_of(run, runs) / "checkpoints")
 
 
 # --- the edge ---------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
     if (resume := spec.checkpoints.resume_from) is not None and not Path(resume).is_dir():
         errors.append(f"spec.checkpoints.resumeFrom: {_why_no_folder(Path(resume))}")
     places = {
-        "the run's folder": str(run_folder(run, runs)),
+        "the run's folder": str(folder_of(run, runs)),
         "spec.checkpoints.directory": checkpoint_directory(run, runs),
     }
     for name, place in places.items():
@@ -236,7 +236,7 @@ def plan(run: TrainingRun, files: LocalFiles = LocalFiles(), runs: Path = RUNS) 
         evaluated=_evaluated(run, measured),
         held_out=str(shared) if shared is not None and shared.clean else None,
         ends=_ends(run),
-        folder=str(run_folder(run, runs)),
+        folder=str(folder_of(run, runs)),
         checkpoints=checkpoint_directory(run, runs),
         notes=_notes(run, slots, shared),
     )
@@ -298,11 +298,11 @@ def _evaluated(run: TrainingRun, tasks: int) -> str:
     e = run.spec.evaluation
     modes = [f"sampled at {e.sampled_temperature:g}"] * e.sampled + ["greedy"] * e.greedy
     repeats = f" x {e.repeats}" if e.repeats > 1 else ""
-    floors = "; floors of a random and an always-infeasible policy" if e.floors else ""
+    baselines = "; baselines: a random and an always-infeasible policy" if e.baselines else ""
     where = f"suite {e.tasks.suite}, split {e.tasks.split}" if e.tasks.suite else f"split {e.tasks.split}"
     if file := e.tasks.file or (run.spec.tasks.file if e.tasks.suite is None else None):
         where = f"the tasks in {file}"
-    return f"{where}, {tasks} tasks{repeats}, {' and '.join(modes)}{floors}"
+    return f"{where}, {tasks} tasks{repeats}, {' and '.join(modes)}{baselines}"
 
 
 def _ends(run: TrainingRun) -> str:

@@ -7,22 +7,18 @@ the update used, so they are the ones it used.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tapforge_api import SpecError, TrainingRun, load
+from tapforge_api import SpecError, TrainingRun
 
 from .batch import BatchRules
+from .run_folder import CURVE, EVALUATION, REPLAY, ROLLOUT, SUMMARY, read_events, read_spec
 from .statistics import Interval
-from .telemetry import EVENTS
 from .viewer.curve import EvaluationPoint, UpdatePoint, draw_curve
 from .viewer.recorded import replay_of
 from .viewer.replay import write_replay
-
-SPEC, ROLLOUT, EVALUATION, SUMMARY = "spec.yaml", "rollout", "evaluation", "summary.json"
-CURVE, REPLAY = "curve.png", "replay.html"
 
 
 class ReportError(Exception):
@@ -32,7 +28,7 @@ class ReportError(Exception):
 def write_report(folder: Path) -> list[Path]:
     """Writes both files and returns their paths."""
     try:
-        run = load(folder / SPEC)
+        run = read_spec(folder)
     except (OSError, SpecError) as error:
         raise ReportError(f"{folder} is not a run's folder: {error}") from error
     events = list(read_events(folder))
@@ -41,28 +37,16 @@ def write_report(folder: Path) -> list[Path]:
     updates = {e["update"]: e for e in events if e["event"] == "update"}
     if not measurements and not updates:
         raise ReportError(f"{folder} has neither an update nor a measurement yet; there is nothing to show")
-    floors = {e["policy"]: e["success"] for e in events if e["event"] == "floor" and e["success"] is not None}
+    baselines = {e["policy"]: e["success"] for e in events if e["event"] == "baseline" and e["success"] is not None}
     draw_curve(
         folder / CURVE,
         title=f"{run.metadata.name}: success over updates",
         updates=[_point(e) for _, e in sorted(updates.items())],
         evaluations=[_evaluation(e) for e in measurements if e["success"] is not None],
-        floors=floors,
+        baselines=baselines,
     )
     _write_replay(folder, run)
     return [folder / CURVE, folder / REPLAY]
-
-
-def read_events(folder: Path) -> Iterator[dict[str, Any]]:
-    """The run's events in order; a line that was cut off by a crash is left out."""
-    path = folder / EVENTS
-    if not path.is_file():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            continue
 
 
 def _point(event: dict[str, Any]) -> UpdatePoint:

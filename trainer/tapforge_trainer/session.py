@@ -9,50 +9,46 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import json
-import os
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from tapforge_api import TrainingRun, dump_set, load, to_yaml
+from tapforge_api import TrainingRun
 
 from . import loop
 from .assembly import ConfigurationError, SetupError
 from .machine import Machine
 from .orders import Interrupted, Orders, unless
-from .plan import run_folder
+from .plan import folder_of
 from .progress import Progress
-from .report import CURVE, REPLAY, SPEC, SUMMARY, read_events, write_report
+from .report import write_report
+from .run_folder import (
+    CURVE,
+    EXPORT,
+    REFERENCE,
+    REPLAY,
+    SPEC,
+    SUMMARY,
+    locked,
+    read_events,
+    read_spec,
+    write_atomically,
+    write_spec,
+)
 from .stack import running
 from .summary import summarize, wanted
 from .telemetry import Telemetry, View
 
-#: members of the spec that may differ when a run goes on, because they are not about what is learned; and members of
-#: the others that may
-_MAY_CHANGE = ("stop", "checkpoints", "engine", "cluster", "suspend", "deadlines", "device")
-_MAY_CHANGE_IN = {
-    "environment": ("source", "deadlines"),
-    "rollout": ("concurrency",),
-    "learner": ("ranks", "threads", "tokensPerMicroBatch"),
-    "evaluation": ("floors", "everyUpdates"),
-    "sync": ("tolerance", "gapAlarm"),
-}
-EXPORT, REFERENCE = "export", "reference"
-
 
 async def run_session(run: TrainingRun, runs: Path, orders: Orders, view: View, uid: str = "") -> int:
     """`uid`: of the run, on a cluster. Raises Interrupted when it was asked to stop."""
-    folder = run_folder(run, runs)
-    with _owned(folder):
-        _keep_spec(folder, run)
+    folder = folder_of(run, runs)
+    with locked(folder):
+        write_spec(folder, run)
         run = _limited(run, orders)
         view.max_updates, view.max_seconds = run.spec.stop.max_updates, run.spec.stop.max_seconds
         with closing(Telemetry(folder, view, Console())) as telemetry:
@@ -88,7 +84,7 @@ async def _trained(run: TrainingRun, folder: Path, telemetry: Telemetry, orders:
         if run.spec.checkpoints.export:
             telemetry.phase("writing the model", "Exporting")
             await parts.policy.export(folder / EXPORT)
-        floors = await loop.measure_floors(parts) if run.spec.evaluation.floors else {}
+        baselines = await loop.measure_baselines(parts) if run.spec.evaluation.baselines else {}
     telemetry.phase("writing curve, replay and summary", "Reporting")
     # Twice: what was measured is safe before pictures are drawn, and the time they take counts.
     for draw in (True, False):
@@ -98,11 +94,11 @@ async def _trained(run: TrainingRun, folder: Path, telemetry: Telemetry, orders:
             progress,
             before=before,
             after=after,
-            floors=floors,
+            baselines=baselines,
             seconds_total=seconds_total,
             machine=Machine.local(),
         )
-        _write_atomically(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        write_atomically(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         if draw:
             await asyncio.to_thread(write_report, folder)
     telemetry.phase("done", "Done")
@@ -123,7 +119,7 @@ async def _before(parts: loop.Parts, progress: Progress, resumed: bool) -> dict[
     elif parts.begun_from:
         parts.telemetry.note(f"beginning with the weights of {parts.begun_from}")
     elif spec.warm_start is not None:
-        parts.telemetry.phase("warm start: imitating a careless demonstrator", "WarmStart")
+        parts.telemetry.phase("warm start: imitating a demonstrator", "WarmStart")
         await loop.warm_start(parts, progress)
     if spec.algorithm.kl.coefficient > 0:
         await _refer(parts, begun=any(e["event"] == "reinforcement" for e in events))
@@ -178,10 +174,10 @@ async def sft_session(run: TrainingRun, runs: Path, orders: Orders) -> int:
         raise SetupError(
             "spec.warmStart is not set: there is nothing to imitate; write `warmStart: {}` for the defaults"
         )
-    folder = run_folder(run, runs)
-    with _owned(folder), closing(Telemetry(folder, View(run.metadata.name, 0), Console())) as telemetry:
+    folder = folder_of(run, runs)
+    with locked(folder), closing(Telemetry(folder, View(run.metadata.name, 0), Console())) as telemetry:
         async with running(run, folder, telemetry, orders, engines=False, resume=False) as (parts, _):
-            telemetry.phase("warm start: imitating a careless demonstrator")
+            telemetry.phase("warm start: imitating a demonstrator")
             await loop.warm_start(parts, Progress())
             await parts.policy.export(folder / "sft")
         telemetry.phase(f"the model is in {folder / 'sft'}")
@@ -189,7 +185,7 @@ async def sft_session(run: TrainingRun, runs: Path, orders: Orders) -> int:
 
 
 async def eval_session(run: TrainingRun, runs: Path, model: Path | None, orders: Orders) -> int:
-    folder = run_folder(run, runs)
+    folder = folder_of(run, runs)
     weights = model or folder / EXPORT
     if not (weights / "config.json").is_file():
         raise SetupError(f"{weights} holds no model; train first (tapforge run), or name a folder with --model")
@@ -197,10 +193,10 @@ async def eval_session(run: TrainingRun, runs: Path, model: Path | None, orders:
     with closing(Telemetry(place, View(run.metadata.name, 0), Console(stderr=True))) as telemetry:
         async with running(run, place, telemetry, orders, weights=weights, learner=False) as (parts, _):
             results: dict[str, Any] = await loop.measure(parts, "eval", Progress())
-            if run.spec.evaluation.floors:
-                results["floors"] = await loop.measure_floors(parts)
+            if run.spec.evaluation.baselines:
+                results["baselines"] = await loop.measure_baselines(parts)
     text = json.dumps(results, indent=2)
-    _write_atomically(place / "result.json", text + "\n")
+    write_atomically(place / "result.json", text + "\n")
     Console().print_json(text)
     return 0
 
@@ -210,86 +206,14 @@ async def export_session(folder: Path, target: Path, orders: Orders) -> int:
         raise SetupError(f"{folder} is not a run's folder: it has no {SPEC}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SetupError(f"{target} is {'not empty' if target.is_dir() else 'a file'}; name a new folder")
-    run = load(folder / SPEC)
-    with _owned(folder), closing(Telemetry(folder, View(run.metadata.name, 0), Console(stderr=True))) as telemetry:
+    run = read_spec(folder)
+    with locked(folder), closing(Telemetry(folder, View(run.metadata.name, 0), Console(stderr=True))) as telemetry:
         async with running(run, folder, telemetry, orders, engines=False) as (parts, progress):
             if progress is None:
                 raise SetupError(f"{folder} has no checkpoint yet; there is nothing to export")
             await parts.policy.export(target)
     Console().print(f"{target} holds the weights after update {progress.update}", highlight=False, soft_wrap=True)
     return 0
-
-
-# --- the folder -------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _owned(folder: Path) -> Iterator[None]:
-    path = folder / ".lock"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = path.open("a+")
-    except OSError as error:
-        raise SetupError(f"the run's folder {folder} can't be written: {error.strerror}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            raise SetupError(
-                f"{folder} is in use by process {lock.read().strip() or '?'}; wait for it or give the run another name"
-            ) from error
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
-
-
-def _keep_spec(folder: Path, run: TrainingRun) -> None:
-    """Writes spec.yaml. Once there is a checkpoint, it says what the run is, and another one is refused."""
-    path = folder / SPEC
-    if path.is_file() and any(event["event"] == "checkpoint" for event in read_events(folder)):
-        earlier, now = _learned(load(path)), _learned(run)
-        if changed := sorted(name for name in {*earlier, *now} if earlier.get(name) != now.get(name)):
-            values = "".join(f"\n  {name}: {earlier.get(name)} there, {now.get(name)} here" for name in changed)
-            raise ConfigurationError(
-                f"{folder} holds a run that differs in what is learned or how it is measured:{values}\n"
-                "give this one another metadata.name, or delete the folder to begin anew"
-            )
-    _write_atomically(path, to_yaml(dump_set(run)))
-
-
-def _learned(run: TrainingRun) -> dict[str, Any]:
-    """Every field that has to stay the same over a run's sessions, by its path."""
-    found: dict[str, Any] = {}
-
-    def walk(value: Any, path: str) -> None:
-        if isinstance(value, dict):
-            for name, member in value.items():
-                walk(member, f"{path}.{name}")
-        else:
-            found[path] = value
-
-    for name, member in run.spec.model_dump(mode="json", by_alias=True).items():
-        if name in _MAY_CHANGE_IN:
-            member = {k: v for k, v in member.items() if k not in _MAY_CHANGE_IN[name]}
-        if name not in _MAY_CHANGE:
-            walk(member, f"spec.{name}")
-    return found
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        free = shutil.disk_usage(path.parent).free // 2**20
-        raise SetupError(
-            f"{path} can't be written ({error.strerror}; {free} MiB free): make room and start again"
-        ) from error
 
 
 def _shown(results: dict[str, dict[str, Any]]) -> str:
@@ -306,8 +230,8 @@ def _say(telemetry: Telemetry, summary: dict[str, Any], paths: list[Path]) -> No
             highlight=False,
             soft_wrap=True,
         )
-    for name, floor in summary["floors"].items():
-        console.print(f"floor, {name.replace('_', ' ')}: {_rate(floor)}", highlight=False, soft_wrap=True)
+    for name, baseline in summary["baselines"].items():
+        console.print(f"baseline, {name.replace('_', ' ')}: {_rate(baseline)}", highlight=False, soft_wrap=True)
     seconds = ", ".join(f"{summary[f'seconds_{part}']:.0f} s {part}" for part in ("start", "sft", "rl"))
     console.print(f"{summary['seconds_total']:.0f} s in all ({seconds})", highlight=False, soft_wrap=True)
     for path in paths:

@@ -21,7 +21,7 @@ def summarize(
     *,
     before: dict[str, Any],
     after: dict[str, Any],
-    floors: dict[str, Any],
+    baselines: dict[str, Any],
     seconds_total: float,
     machine: Machine,
 ) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def summarize(
         "algorithm": run.spec.algorithm.advantage.kind,
         "success_before": before,
         "success_after": after,
-        "floors": floors,
+        "baselines": baselines,
         "seconds_total": round(seconds_total, 1),
         "seconds_start": round(progress.seconds_start, 1),
         "seconds_sft": round(progress.seconds_sft, 1),

@@ -24,7 +24,7 @@ from .. import resting
 from ..assembly import ConfigurationError, inspect
 from ..failures import in_words
 from ..orders import Interrupted, Orders, Why, under_orders
-from ..plan import run_folder
+from ..plan import folder_of
 from ..policy.checkpoints import CheckpointError
 from ..progress import Progress, ended
 from ..session import run_session
@@ -118,7 +118,7 @@ def _placed(run: TrainingRun, runs: Path) -> TrainingRun:
     else."""
     if run.spec.checkpoints.directory is not None:
         log.warning("spec.checkpoints.directory counts on a laptop only; on a cluster storage does")
-    own = _checkpoints(run_folder(run, runs))
+    own = _checkpoints(folder_of(run, runs))
     given = run.spec.checkpoints.resume_from if resting.newest(own) is None else None
     checkpoints = run.spec.checkpoints.model_copy(update={"directory": None, "resume_from": given})
     return run.model_copy(update={"spec": run.spec.model_copy(update={"checkpoints": checkpoints})})

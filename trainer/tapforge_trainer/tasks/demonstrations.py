@@ -1,8 +1,9 @@
 """Demonstrations for the warm start: a person's plan for a task, played on a phone in this process.
 
-The demonstrator is careless, not noisy: at every decision where a hasty person goes wrong (storing, counting to the
-end, going on to the second app, admitting that something isn't there) it errs with the same probability. What it does
-is consistent, so a model that imitates it errs when it answers greedily, too; only the outcome tells what is right.
+The demonstrator has an error rate and no noise: at every decision where a person in a hurry goes wrong (storing,
+counting to the end, opening the second app, admitting that something isn't there) it errs with the same probability.
+What it does is consistent, so a model that imitates it errs when it answers greedily, too; only the outcome tells what
+is right.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Demonstrations:
 
 
 def demonstrate(
-    agent: Agent, tasks: TaskSet, *, episodes: int, carelessness: float, seed: int, width: int, height: int
+    agent: Agent, tasks: TaskSet, *, episodes: int, error_rate: float, seed: int, width: int, height: int
 ) -> Demonstrations:
     """Every decision of every episode as a sample with weight 1 on the whole answer."""
     phone = catalog.phone_for(tasks.suite, width, height)
@@ -43,7 +44,7 @@ def demonstrate(
         template = catalog.template_of(task)
         observation = phone.reset(task.seed, template.rules(task.params))
         history: list[Turn] = []
-        actions = demonstration(phone, template, task.params, lambda: rng.random() < carelessness)
+        actions = demonstration(phone, template, task.params, lambda: rng.random() < error_rate)
         for index, action in enumerate(actions):
             prompt = agent.prompt(task.goal, history, observation)
             if isinstance(prompt, ContextLimit):

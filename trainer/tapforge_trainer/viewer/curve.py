@@ -54,9 +54,9 @@ def draw_curve(
     title: str,
     updates: Sequence[UpdatePoint],
     evaluations: Sequence[EvaluationPoint] = (),
-    floors: Mapping[str, float] | None = None,
+    baselines: Mapping[str, float] | None = None,
 ) -> None:
-    """`floors`: success rates of policies that learn nothing, by name."""
+    """`baselines`: success rates of policies that learn nothing, by name."""
     # Not at module level: matplotlib takes most of a second. Not pyplot: it keeps figures in a global table.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -72,9 +72,9 @@ def draw_curve(
     _series(success, x, every, "practice, all attempts", _TRAIN)
     if every != learned:
         _series(success, x, learned, "practice, groups learned from", _EPISODE)
-    # Floors that coincide share one line and one label: two texts on the same spot can't be read.
+    # Baselines that coincide share one line and one label: two texts on the same spot can't be read.
     names: dict[float, list[str]] = {}
-    for name, rate in (floors or {}).items():
+    for name, rate in (baselines or {}).items():
         names.setdefault(round(rate, 2), []).append(name)
     for rate, together in names.items():
         success.axhline(rate, color=_SOFT, linewidth=1, linestyle=(0, (1, 2)), zorder=1)

@@ -1,4 +1,4 @@
-"""A floor is a figure that can be had again: it depends on neither the machine's speed nor on how many play at once."""
+"""A baseline is reproducible: it depends neither on the machine's speed nor on how many play at once."""
 
 import pytest
 from house import FEASIBLE, run
@@ -6,7 +6,7 @@ from phones import PATIENT, phones
 from scripted import AGENT
 
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
-from tapforge_trainer.evaluation import Arena, floors, play
+from tapforge_trainer.evaluation import Arena, baselines, play
 from tapforge_trainer.rollout.attempt import EpisodeLimits
 from tapforge_trainer.rollout.groups import GroupLimits
 
@@ -21,7 +21,7 @@ def test_the_same_seed_plays_the_same_episodes_whatever_runs_beside_them(tmp_pat
             try:
                 episodes = await play(
                     arena,
-                    floors(AGENT)[name],
+                    baselines(AGENT)[name],
                     FEASIBLE[:4],
                     repeats=2,
                     temperature=1.0,
