@@ -55,7 +55,8 @@ from tapforge_trainer.policy.frames import PixelFormat
 from tapforge_trainer.records import Generation, GroupRecord, Prompt, Sampling
 from tapforge_trainer.rollout.frames import FrameStore
 from tapforge_trainer.rollout.groups import GroupLimits
-from tapforge_trainer.rollout.recorder import FRAMES, Recorder
+from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.rollout.recording import FRAMES
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.tasks.source import TaskSource
 from tapforge_trainer.tiny.folder import write_processor

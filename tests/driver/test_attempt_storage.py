@@ -22,7 +22,8 @@ from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.storage import Holder, StorageError, Superseded, folder_of, newest, take_over
 from tapforge_trainer.policy import checkpoints
 from tapforge_trainer.records import EpisodeRecord
-from tapforge_trainer.rollout.recorder import Recorder, Recording
+from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.rollout.recording import Recording, RecordingError
 
 
 def _save(root: Path, update: int) -> None:
@@ -211,12 +212,27 @@ def test_what_a_former_attempt_goes_on_writing_is_not_in_the_recording(tmp_path:
     for late in ("late-0", "late-1"):
         old.episode(episode(late), {})
     events.event("update", update=2)
-    old.close()
+    with pytest.raises(RecordingError, match="can't be written"):
+        old.close()  # its folder has gone: it hears of it at the next batch
     new.close()
     events.close()
     assert [record.id for record in Recording(second / "rollout").episodes()] == ["before", "after"]
     assert (second / telemetry.EVENTS).read_text().count("update") == 2, "the event's name and its figure"
     assert not (second / ".lock").exists()
+
+
+def test_of_segments_only_the_newest_is_copied(tmp_path: Path) -> None:
+    """The others are whole, and a run has gigabytes of them."""
+    first = _begin(tmp_path, 1) / "tiny" / "rollout"
+    first.mkdir()
+    old = [f"rollout-00000{n}.{ending}" for n in (1, 2) for ending in ("jsonl", "index")]
+    for name in old:
+        (first / name).write_text(name)
+    before = {name: (first / name).stat().st_ino for name in old}
+    second = take_over(tmp_path, Holder(2)) / "tiny" / "rollout"
+    assert {name: (second / name).read_text() for name in old} == {name: name for name in old}
+    copied = {name for name in old if (second / name).stat().st_ino != before[name]}
+    assert copied == {"rollout-000002.jsonl", "rollout-000002.index"}
 
 
 # --- volumes ----------------------------------------------------------------------------------------------------------

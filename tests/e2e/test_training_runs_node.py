@@ -20,7 +20,7 @@ from trained import START, Times, Trained, phones, volume
 
 from tapforge_operator import names
 from tapforge_trainer.records import EpisodeRecord
-from tapforge_trainer.rollout.recorder import Recording
+from tapforge_trainer.rollout.recording import Recording
 
 PHONES = 4
 #: more than any test waits for

@@ -18,7 +18,10 @@ from tapforge_envs.protocol import Frame, Outcome, Reason, Task
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
 from tapforge_trainer.rollout.frames import FrameError, FrameStore
 from tapforge_trainer.rollout.lines import decode_episode, decode_step, encode_episode, encode_step, pack, unpack
-from tapforge_trainer.rollout.recorder import FILE, Recorder, Recording, RecordingError
+from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.rollout.recording import Recording, RecordingError
+
+FILE = "rollout-000001.jsonl"
 
 tokens = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**31)), max_size=30).map(tuple)
 floats = st.floats(allow_nan=False, width=64)
@@ -303,7 +306,9 @@ def test_a_full_disk_names_the_path_and_loses_nothing(tmp_path, monkeypatch):
         return done
 
     monkeypatch.setattr(os, "pwrite", pwrite)
-    with pytest.raises(RecordingError, match="no space left for .*rollout.jsonl.*nothing recorded so far is lost"):
+    with pytest.raises(
+        RecordingError, match="no space left for .*rollout-000001.jsonl.*nothing recorded so far is lost"
+    ):
         recorder.episode(*an_episode(0, 1))
     monkeypatch.undo()
     recorder.close()
@@ -314,7 +319,7 @@ def test_a_full_disk_names_the_path_and_loses_nothing(tmp_path, monkeypatch):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_disk_that_is_really_full(tmp_path):
     (tmp_path / FILE).symlink_to("/dev/full")
-    with pytest.raises(RecordingError, match="rollout.jsonl"):
+    with pytest.raises(RecordingError, match="rollout-000001.jsonl"):
         recorder = Recorder(tmp_path)
         recorder.episode(*an_episode(0, 0))
 

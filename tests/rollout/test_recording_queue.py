@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
+
+import pytest
 
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import Outcome, Reason
-from tapforge_trainer.records import EpisodeRecord
+from tapforge_trainer.records import EpisodeRecord, GroupRecord
 from tapforge_trainer.rollout.attempt import Attempt, EpisodeResult
-from tapforge_trainer.rollout.recorder import Recorder, Recording, RecordingQueue
+from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.rollout.recording import Recording, RecordingError
+from tapforge_trainer.rollout.recording_queue import RecordingQueue
 
 TASK = catalog.tasks("quickstart", "train").sample(0, 0)
 
@@ -35,3 +40,56 @@ async def test_what_comes_while_the_last_write_is_being_put_down_is_written_too(
     recorder.close()
     assert [record.id for record in Recording(tmp_path).episodes()] == ["first", "last"]
     assert errors == []
+
+
+async def test_flush_waits_for_what_came_before_it_alone(tmp_path: Path) -> None:
+    """Episodes go on ending while a batch is handed out."""
+    recorder = Recorder(tmp_path)
+    writer = RecordingQueue(recorder, _raise)
+    writer.episode(_played("before"))
+    flushed = asyncio.create_task(writer.flush())
+    number = 0
+    async with asyncio.timeout(60):
+        while not flushed.done():
+            writer.episode(_played(f"after {number}"))
+            number += 1
+            await asyncio.sleep(0)
+    assert next(Recording(tmp_path).episodes()).id == "before"
+    await writer.flush()
+    recorder.close()
+    assert len(list(Recording(tmp_path).episodes())) == number + 1
+
+
+async def test_what_was_flushed_was_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, synced = Recorder(tmp_path), list[int]()
+    monkeypatch.setattr(os, "fsync", synced.append)
+    writer = RecordingQueue(recorder, _raise)
+    for number in range(3):
+        played = _played(f"{number}")
+        writer.episode(played)
+        writer.group(GroupRecord(f"{number}", number, TASK, 0, (played.record,)), None)
+    await writer.flush()
+    assert len(synced) == 2, "the segment, and once its name"
+    recorder.close()
+
+
+async def test_a_failure_is_reported_once_before_flush_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, errors = Recorder(tmp_path), list[BaseException]()
+    writer = RecordingQueue(recorder, errors.append)
+
+    def fails() -> None:
+        raise RecordingError("full")
+
+    monkeypatch.setattr(recorder, "sync", fails)
+    async with asyncio.timeout(60):
+        await asyncio.gather(writer.flush(), writer.flush())
+        assert [str(error) for error in errors] == ["full"]
+        writer.episode(_played("late"))
+        await writer.flush()
+    assert len(errors) == 1 and list(Recording(tmp_path).episodes()) == []
+    monkeypatch.undo()
+    recorder.close()
+
+
+def _raise(error: BaseException) -> None:
+    raise error

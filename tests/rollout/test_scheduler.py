@@ -15,7 +15,8 @@ from tapforge_envs.slots.source import Verdict
 from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout.attempt import EpisodeLimits
 from tapforge_trainer.rollout.groups import GroupLimits
-from tapforge_trainer.rollout.recorder import Recorder, Recording
+from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.rollout.recording import Recording
 from tapforge_trainer.rollout.stats import by_length, rate_of
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 

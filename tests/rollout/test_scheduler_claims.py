@@ -13,7 +13,8 @@ from tapforge_envs.protocol import Reason
 from tapforge_envs.slots.broker import BrokerSlots
 from tapforge_envs.slots.claim_manager import Pace
 from tapforge_trainer.records import Sampling
-from tapforge_trainer.rollout.recorder import Recorder, Recording
+from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.rollout.recording import Recording
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 

@@ -9,7 +9,8 @@ from scripted import Demonstrator, Held
 
 from tapforge_envs.protocol import Home, Reason
 from tapforge_trainer.rollout.groups import GroupLimits
-from tapforge_trainer.rollout.recorder import Recorder, Recording
+from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.rollout.recording import Recording
 from tapforge_trainer.rollout.scheduler import RolloutError
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 

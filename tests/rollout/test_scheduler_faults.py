@@ -16,7 +16,8 @@ from tapforge_envs.slots.source import NoSlot, Verdict
 from tapforge_envs.slots.table import Backoff
 from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout.groups import GroupLimits
-from tapforge_trainer.rollout.recorder import Recorder, Recording, RecordingError
+from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.rollout.recording import Recording, RecordingError
 from tapforge_trainer.rollout.scheduler import RolloutError, Scheduler
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 

@@ -21,8 +21,8 @@ def test_ctrl_c_ends_with_a_checkpoint_and_leaves_no_process(trained: Run, inter
 
 def test_what_was_recorded_is_still_there(trained: Run, interrupted: Run, resumed: Run) -> None:
     for earlier, later in ((trained, interrupted), (interrupted, resumed)):
-        before = (earlier.folder / "rollout" / "rollout.jsonl").read_bytes()
-        assert (later.folder / "rollout" / "rollout.jsonl").read_bytes().startswith(before)
+        before = (earlier.folder / "rollout" / "rollout-000001.jsonl").read_bytes()
+        assert (later.folder / "rollout" / "rollout-000001.jsonl").read_bytes().startswith(before)
     names = [episode.id for episode in resumed.recording("rollout").episodes()]
     assert len(names) == len(set(names))
 

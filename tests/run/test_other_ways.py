@@ -17,9 +17,9 @@ from whole import Command, Run, tapforge
 from tapforge_api.progress import EXIT_STOPPED
 from tapforge_envs.phone import catalog
 from tapforge_trainer.cli import cli
-from tapforge_trainer.rollout.recorder import FILE
 
 GROUPS, ROUNDS, UPDATES = 2, 2, 2
+FILE = "rollout-000001.jsonl"
 
 OTHER = f"""
 apiVersion: tapforge.dev/v1alpha1

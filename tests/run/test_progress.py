@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tapforge_trainer.orders import Interrupted, unless
 from tapforge_trainer.progress import Progress, belongs, ended, kept, resumed
 from tapforge_trainer.records import EpisodeRecord
 from tapforge_trainer.rollout.groups import Resumed
+from tapforge_trainer.rollout.lines import encode_episode
 from tapforge_trainer.rollout.recorder import Recorder
 
 
@@ -86,6 +88,25 @@ def test_episodes_that_never_reached_the_disk_are_played_again(tmp_path: Path) -
     progress = Progress(unfinished=kept([group]))
     assert resumed(progress, tmp_path) == [replace(group, episodes=group.episodes[:1])]
     assert resumed(progress, tmp_path / "of another run") == [replace(group, episodes=())]
+
+
+def test_what_is_resumed_is_read_by_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(tmp_path, segment_bytes=3000)
+    episodes = [_episode(f"g1-{order:06d}-{member}") for order in range(10) for member in range(4)]
+    for episode in episodes:
+        recorder.episode(episode, {})
+    recorder.close()
+    wanted = [episodes[5], episodes[33], episodes[34]]
+    progress = Progress(unfinished=kept([Resumed(1, TASK, 0, (wanted[0],)), Resumed(8, TASK, 0, tuple(wanted[1:]))]))
+    read, pread = list[int](), os.pread
+
+    def counted(file: int, size: int, offset: int) -> bytes:
+        read.append(size)
+        return pread(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    assert [episode for group in resumed(progress, tmp_path) for episode in group.episodes] == wanted
+    assert read == [len(encode_episode(episode)) for episode in (*wanted[1:], wanted[0])]
 
 
 async def test_work_is_given_up_when_a_stop_is_asked_for() -> None:

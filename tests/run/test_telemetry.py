@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tapforge_trainer.rollout.recorder import RecordingError
+from tapforge_trainer.rollout.recording import RecordingError
 from tapforge_trainer.run_folder import read_events
 from tapforge_trainer.telemetry import EVENTS, Telemetry, View
 

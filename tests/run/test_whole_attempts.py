@@ -162,8 +162,8 @@ def test_everything_of_the_run_is_with_its_last_attempt(attempts: Attempts) -> N
         assert (complete.folder / name).is_file()
     updates = [event["update"] for event in complete.events("update")]
     assert updates == list(range(1, complete.summary["updates"] + 1))
-    before = (stopped.folder / "rollout" / "rollout.jsonl").read_bytes()
-    assert (complete.folder / "rollout" / "rollout.jsonl").read_bytes().startswith(before)
+    before = (stopped.folder / "rollout" / "rollout-000001.jsonl").read_bytes()
+    assert (complete.folder / "rollout" / "rollout-000001.jsonl").read_bytes().startswith(before)
     names = [episode.id for episode in complete.recording("rollout").episodes()]
     assert len(names) == len(set(names))
     assert len(complete.events("evaluation")) == 2, "what was measured before is not measured again"

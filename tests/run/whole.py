@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tapforge_trainer.rollout.recorder import Recording
+from tapforge_trainer.rollout.recording import Recording
 from tapforge_trainer.run_folder import read_events
 
 #: seconds that a whole session may take on a machine that does other things as well; reached only when something hangs

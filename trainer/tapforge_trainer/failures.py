@@ -44,7 +44,7 @@ def _failures() -> tuple[type[Exception], ...]:
     from .policy.sync import SyncMismatch
     from .report import ReportError
     from .rollout.frames import FrameError
-    from .rollout.recorder import RecordingError
+    from .rollout.recording import RecordingError
     from .rollout.scheduler import RolloutError
     from .tasks.source import TaskError
 

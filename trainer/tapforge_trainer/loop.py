@@ -31,7 +31,8 @@ from .policy.driver import Policy
 from .progress import Progress, ended, kept, resumed
 from .records import GroupRecord, Sampling
 from .rollout.frames import FrameStore
-from .rollout.recorder import FRAMES, Recorder
+from .rollout.recorder import Recorder
+from .rollout.recording import FRAMES
 from .rollout.scheduler import Scheduler
 from .rollout.stats import RolloutStats, by_length, rate_of
 from .run_folder import EVALUATION, ROLLOUT, read_events

@@ -14,7 +14,7 @@ from tapforge_api.learning import Stop
 from tapforge_envs.protocol import Task
 
 from .rollout.groups import Resumed
-from .rollout.recorder import FILE, Recording
+from .rollout.recording import Recording
 
 
 @dataclass(slots=True)
@@ -87,8 +87,7 @@ def resumed(progress: Progress, rollout: Path) -> list[Resumed]:
         return []
     wanted = {name for group in progress.unfinished for name in group["episodes"]}
     # A run that began with another run's checkpoint has none of that run's episodes.
-    recorded = Recording(rollout).episodes() if (rollout / FILE).exists() else ()
-    found = {episode.id: episode for episode in recorded if episode.id in wanted}
+    found = Recording(rollout).find(wanted)
     return [
         Resumed(
             group["order"],

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from tapforge_envs.slots.source import SlotSource
 
-from .rollout.recorder import RecordingError
+from .rollout.recording import RecordingError
 
 EVENTS = "events.jsonl"
 _SPARKS = " ▁▂▃▄▅▆▇█"

@@ -31,11 +31,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..assembly import SetupError
-from ..rollout.recorder import FILE, FRAMES
+from ..rollout.recording import FRAMES, RECORDS
+from ..rollout.segments import open_for_appending
 from ..telemetry import EVENTS
 
-#: files that are appended to, wherever they are below an attempt's folder
-_APPENDED: Final = (FILE, EVENTS)
+#: files that are appended to, wherever they are below an attempt's folder; of those in segments the newest
+_APPENDED: Final = (RECORDS.stem, EVENTS)
 _LOCK: Final = ".lock"
 #: an earlier release's has no time
 _FOLDER: Final = re.compile(r"(attempt|taking)-(\d{8})(?:-(\d{13,}))?")
@@ -117,11 +118,12 @@ def _detach(folder: Path) -> None:
     """Gives the files that are appended to, and the lock, to whoever opens them from now on."""
     for place, inner, files in os.walk(folder):
         inner[:] = [name for name in inner if name != FRAMES]  # many, and never appended to
+        appended = open_for_appending(name for name in files if name.startswith(_APPENDED))
         for name in files:
             path = Path(place, name)
             if name == _LOCK:
                 path.unlink()
-            elif name in _APPENDED:
+            elif name in appended:
                 copy = path.with_name(f".{name}.copy")
                 shutil.copyfile(path, copy)
                 copy.rename(path)

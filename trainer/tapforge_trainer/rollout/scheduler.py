@@ -27,7 +27,8 @@ from .episode import Episode, put_down
 from .evaluation_queue import EvaluationQueue
 from .fault_tracker import FaultTracker
 from .groups import Dropped, GroupBuffer, GroupLimits, Resumed, Settled
-from .recorder import Recorder, RecordingQueue
+from .recorder import Recorder
+from .recording_queue import RecordingQueue
 from .stats import BusyMeter, RolloutStats
 
 log = logging.getLogger(__name__)

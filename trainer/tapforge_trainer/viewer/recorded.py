@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..batch import BatchRules, build_batch
 from ..rollout.frames import FrameError, FrameStore
-from ..rollout.recorder import Recording
+from ..rollout.recording import Recording
 from .replay import Replay
 from .selection import pick_groups
 
@@ -27,7 +27,7 @@ def replay_of(
     max_pairs: int = 16,
     max_groups: int = 6,
 ) -> Replay:
-    """Each folder holds a recording (`rollout.jsonl` and `frames/`); several may be the same."""
+    """Each folder holds a recording; several may be the same."""
     recordings = {folder: Recording(folder) for folder in (training, before, after) if folder is not None}
     groups = list(recordings[training].groups()) if training else []
     shown = pick_groups(groups, max_groups)

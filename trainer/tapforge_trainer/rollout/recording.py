@@ -1,0 +1,191 @@
+"""Reads what `recorder.py` wrote, whole or by name.
+
+Promises:
+1. Equal records come back, floats bit for bit, in the order in which they were written.
+2. A last line that was cut off, and steps whose episode was never finished, are dropped and said (`Recording.dropped`);
+   they never make the rest unreadable. A broken line elsewhere is an error with its number.
+3. `find` reads the index and then the bytes of the episodes that are asked for, nothing else of the segments.
+4. Recordings of earlier versions (one file, `rollout.jsonl`) are read as well.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..records import EpisodeRecord, GroupRecord, StepRecord
+from .frames import FrameStore
+from .lines import decode_episode, decode_group, decode_step, decode_ui_tree
+from .segments import Entry, Series, read_lines, read_ranges
+
+log = logging.getLogger(__name__)
+
+FRAMES = "frames"
+#: how the lines begin that come before an episode's own
+_BEFORE = (b'{"kind":"step"', b'{"kind":"ui_tree"')
+
+
+class RecordingError(Exception):
+    """The recording can't be written or read. The message names the path and the remedy."""
+
+
+def _scan(path: Path, start: int) -> Iterator[Entry]:
+    """An entry is an episode with its UI trees and steps, or a group."""
+    begin = end = start
+    for raw in read_lines(path, start):
+        if _cut_off(raw):
+            return
+        end += len(raw)
+        if raw.startswith(_BEFORE):
+            continue
+        try:
+            line = json.loads(raw)
+            facts = {"group": line["group"]} if line["kind"] == "episode" else {"order": line["order"]}
+            yield Entry(line["kind"], line["id"], begin, end - begin, facts)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordingError(f"{path}: broken record before byte {end}: {error!r}") from error
+        begin = end
+
+
+#: the segments of the records
+RECORDS = Series("rollout", ".jsonl", _scan)
+
+
+class Recording:
+    """`frames` gives the images; `dropped` says what was cut off, once the end has been read."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.frames = FrameStore(folder / FRAMES)
+        self.dropped: str | None = None
+
+    @property
+    def exists(self) -> bool:
+        return bool(RECORDS.numbers(self.folder))
+
+    def episodes(self) -> Iterator[EpisodeRecord]:
+        """In the order in which they ended."""
+        for record, _ in self._records():
+            if isinstance(record, EpisodeRecord):
+                yield record
+
+    def groups(self, dropped: bool = False) -> Iterator[GroupRecord]:
+        """In the order in which they were settled; those that were dropped only on demand."""
+        for record, why in self._records():
+            if isinstance(record, GroupRecord) and (dropped or why is None):
+                yield record
+
+    def ui_trees(self) -> Iterator[tuple[str, str]]:
+        """Name (sha256) and text of every UI tree that a step names; each segment has its own."""
+        seen: set[str] = set()
+        for where, line in self._lines():
+            if line.get("kind") == "ui_tree" and line.get("sha256") not in seen:
+                try:
+                    name, tree = decode_ui_tree(line)
+                except (KeyError, ValueError, zlib.error) as error:
+                    raise RecordingError(f"{where}: broken UI tree: {error}") from error
+                seen.add(name)
+                yield name, tree
+
+    def find(self, names: Collection[str]) -> dict[str, EpisodeRecord]:
+        """The episodes of these names, as far as they are there; of one that is there twice, the later. The newest
+        segments are looked through first, until all are found."""
+        left, found = set(names), dict[str, EpisodeRecord]()
+        for number in reversed(RECORDS.numbers(self.folder)):
+            if not left:
+                break
+            own = self._find_in(number, left)
+            found |= own
+            left -= own.keys()
+        return found
+
+    def _find_in(self, number: int, names: Collection[str]) -> dict[str, EpisodeRecord]:
+        path = RECORDS.path(self.folder, number)
+        try:
+            entries = RECORDS.entries(self.folder, number)
+            found = _read(path, entries, names)
+            if found is None:
+                log.warning("the index of %s is another segment's: the segment is read", path)
+                found = _read(path, list(_scan(path, 0)), names)
+        except OSError as error:
+            raise RecordingError(f"the recording {path} can't be read: {error}") from error
+        if found is None:
+            raise RecordingError(f"{path} changes while it is read: another process writes there")
+        return found
+
+    def _records(self) -> Iterator[tuple[EpisodeRecord | GroupRecord, str | None]]:
+        steps: dict[str, list[StepRecord]] = {}
+        groups: dict[str, GroupRecord] = {}
+        by_id: dict[str, EpisodeRecord] = {}
+        for where, line in self._lines():
+            try:
+                kind = line["kind"]
+                if kind == "step":
+                    steps.setdefault(line["episode"], []).append(decode_step(line))
+                elif kind == "episode":
+                    episode = by_id[line["id"]] = _episode(line, steps.pop(line["id"], ()))
+                    yield episode, None
+                elif kind == "group":
+                    group = decode_group(line, tuple(by_id[i] for i in line["episodes"]))
+                    # A run that was resumed writes down once more what it had at hand.
+                    if groups.get(group.id) != group:
+                        groups[group.id] = group
+                        yield group, line["dropped"]
+                elif kind != "ui_tree":
+                    raise ValueError(f"unknown kind {kind!r}")
+            except (KeyError, TypeError, ValueError) as error:
+                raise RecordingError(f"{where}: broken record: {error}") from error
+        if steps and self.dropped is None:
+            self.dropped = f"{self.folder}: steps of {', '.join(steps)}, whose end was never written"
+
+    def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Where a line is, for errors, and what it says."""
+        self.dropped = None
+        numbers = RECORDS.numbers(self.folder)
+        if not numbers:
+            raise RecordingError(f"the recording {RECORDS.path(self.folder, 1)} can't be read: it is not there")
+        for segment in numbers:
+            path = RECORDS.path(self.folder, segment)
+            try:
+                for number, raw in enumerate(read_lines(path), start=1):
+                    if segment == numbers[-1] and _cut_off(raw):
+                        self.dropped = f"{path}:{number}: the last line was cut off after {len(raw)} bytes"
+                        log.warning("%s; it is left out", self.dropped)
+                        return
+                    try:
+                        line = json.loads(raw)
+                    except ValueError as error:
+                        raise RecordingError(f"{path}:{number}: not JSON: {error}") from error
+                    yield f"{path}:{number}", line
+            except OSError as error:
+                raise RecordingError(f"the recording {path} can't be read: {error}") from error
+
+
+def _cut_off(raw: bytes) -> bool:
+    """Half a line, or pages that a power failure kept from the disk: JSON has no zero bytes."""
+    return not raw.endswith(b"\n") or b"\0" in raw
+
+
+def _episode(line: dict[str, Any], steps: Collection[StepRecord]) -> EpisodeRecord:
+    if len(steps) != line["steps"]:
+        raise ValueError(f"episode {line['id']} has {len(steps)} steps, its line says {line['steps']}")
+    return decode_episode(line, tuple(steps))
+
+
+def _read(path: Path, entries: list[Entry], names: Collection[str]) -> dict[str, EpisodeRecord] | None:
+    """None: an entry is not what it says."""
+    wanted = {entry.name: entry for entry in entries if entry.kind == "episode" and entry.name in names}
+    found = {}
+    for entry, data in read_ranges(path, sorted(wanted.values(), key=lambda entry: entry.offset)):
+        try:
+            *before, last = map(json.loads, data.splitlines())
+            if (last["kind"], last["id"]) != ("episode", entry.name):
+                return None
+            found[entry.name] = _episode(last, [decode_step(line) for line in before if line["kind"] == "step"])
+        except (KeyError, TypeError, ValueError):
+            return None
+    return found
