@@ -52,6 +52,6 @@ def entrypoint(restarts: int) -> str:
     return f"tapforge run -f {RUN_FILE} --restarts {restarts}"
 
 
-def farewell(seconds: int) -> list[str]:
-    """The command that Kubernetes runs in a Ray Pod before it ends it."""
-    return ["tapforge", "leave", "--seconds", str(seconds)]
+def prestop(seconds: int) -> list[str]:
+    """The preStop hook of a Ray Pod."""
+    return ["tapforge", "prestop", "--seconds", str(seconds)]

@@ -20,7 +20,7 @@ from tapforge_api.progress import Orders as Answer
 from tapforge_api.progress import Progress
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.reporter import Pace, Reporter
-from tapforge_trainer.cluster.standing import ending, report_of
+from tapforge_trainer.cluster.status_report import ending, report_of
 from tapforge_trainer.orders import Orders, Why
 from tapforge_trainer.telemetry import Saved, View
 
@@ -130,7 +130,7 @@ def test_no_figure_makes_a_report_that_is_refused(view: View, message: str) -> N
         (2, 3, None, 4, "configuration", ""),
         (1, 3, None, 4, "", ""),
         (1, 0, None, 4, "failed", ""),
-        (75, 3, Why.SUSPEND, 4, "stopped", "suspended; the run goes on after update 4"),
+        (75, 3, Why.SUSPEND, 4, "stopped", "suspended; the run resumes after update 4"),
         (75, 3, Why.DEADLINE, 3, "stopped", "after update 3, without 1 update that there was no time to save"),
         (75, 3, Why.TERMINATE, None, "stopped", "SIGTERM.*no checkpoint yet"),
         (130, 0, Why.INTERRUPT, 2, "stopped", "Ctrl-C; .* without 2 updates"),

@@ -224,7 +224,7 @@ def test_ray_pods_are_left_in_order() -> None:
     for group in ("head", "gpu", "cpu"):
         spec = pods[group]["spec"]
         hook = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-        assert hook == ["tapforge", "leave", "--seconds", "230"] and spec["terminationGracePeriodSeconds"] == 245
+        assert hook == ["tapforge", "prestop", "--seconds", "230"] and spec["terminationGracePeriodSeconds"] == 245
         told = environment(pods[group])
         assert (told["TAPFORGE_GRACE_SECONDS"], told["RAY_JOB_STOP_WAIT_TIME_S"]) == ("200", "230")
         # Ray itself waits for nobody: the hook has.

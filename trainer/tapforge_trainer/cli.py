@@ -140,11 +140,11 @@ def run(file: Path, overrides: tuple[str, ...], runs: Path, restarts: int, grace
 
 @cli.command(hidden=True)
 @click.option("--seconds", type=click.FloatRange(0), required=True, help="how long to wait at most")
-def leave(seconds: float) -> None:
-    """Before Kubernetes ends a Ray Pod: have the driver stop after a checkpoint, and wait for it."""
-    from .cluster.leaving import leave
+def prestop(seconds: float) -> None:
+    """The preStop hook of a Ray Pod: have the driver stop after a checkpoint, and wait for it."""
+    from .cluster.prestop import prestop
 
-    if not leave(os.environ, seconds):
+    if not prestop(os.environ, seconds):
         raise _Problem(f"the run has not stopped within {seconds:g} s")
 
 
@@ -262,7 +262,7 @@ def _driven(attempt: Attempt, read: Callable[[], TrainingRun], grace: float) -> 
     from tapforge_envs.slots.broker_calls import Access
 
     from .cluster.driver import NEED, drive
-    from .cluster.leaving import known
+    from .cluster.prestop import registered
     from .orders import Orders, listening
 
     async def driving() -> int:
@@ -272,13 +272,13 @@ def _driven(attempt: Attempt, read: Callable[[], TrainingRun], grace: float) -> 
             return await drive(attempt, access, read, orders, lambda: _leave_at_last(orders.code))
 
     _log()
-    with _in_words(), known(os.environ):
+    with _in_words(), registered(os.environ):
         return asyncio.run(driving())
 
 
 def _supervised(words: list[str], restarts: int, file: Path) -> int:
     """Runs the driver in a process of its own, again after a crash."""
-    from .cluster.leaving import known
+    from .cluster.prestop import registered
     from .supervisor import driver_command, supervise
 
     if str(file) == "-":
@@ -290,7 +290,7 @@ def _supervised(words: list[str], restarts: int, file: Path) -> int:
         await speak(environment, message)
 
     _log()
-    with known(os.environ):
+    with registered(os.environ):
         return asyncio.run(supervise(driver_command(words), restarts, os.environ, speak=speak))
 
 

@@ -232,7 +232,7 @@ def _let_leave(spec: Json, ray: Json, grace: int) -> None:
     own = ray.get("lifecycle") or {}
     if "preStop" not in own:
         _set_environment(ray, _unset(ray, {_RAY_DRAIN: "0"}))
-    hook = {"preStop": {"exec": {"command": place.farewell(grace + _FAREWELL)}}}
+    hook = {"preStop": {"exec": {"command": place.prestop(grace + _FAREWELL)}}}
     ray["lifecycle"] = {**hook, **own}
     spec.setdefault("terminationGracePeriodSeconds", grace + _FAREWELL + _RAY_ENDS)
 

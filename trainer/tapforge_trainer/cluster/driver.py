@@ -32,7 +32,7 @@ from ..telemetry import View
 from . import storage
 from .attempt import Attempt
 from .reporter import Reporter
-from .standing import ending
+from .status_report import ending
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from tapforge_envs.slots.source import SlotError
 from ..orders import Orders, Why
 from ..telemetry import View
 from .attempt import Attempt
-from .standing import Final, report_of
+from .status_report import Final, report_of
 
 log = logging.getLogger(__name__)
 

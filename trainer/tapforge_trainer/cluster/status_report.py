@@ -1,6 +1,6 @@
-"""What the operator is told of a run: its view in the words of `tapforge_api.progress`. Pure.
+"""The status report of a run: its view as a `tapforge_api.progress.Progress`. Pure.
 
-A figure that is no number, or out of the bounds of a report, is left out or cut off: a report is never refused for it.
+A figure that is not finite, or out of the bounds of a report, is left out or clipped: no report is refused for it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def report_of(attempt: Attempt, sequence: int, view: View, final: Final = "", me
 
 
 def ending(code: int, orders: Orders, view: View, restarts_left: int) -> tuple[Final, str]:
-    """What a driver that is about to end with `code` says: how it ends, and of an end by order why."""
+    """The last report of a driver that is about to exit with `code`: how it ended, and why if it was stopped."""
     if code == EXIT_COMPLETE:
         return "complete", ""
     if code == EXIT_CONFIGURATION:
@@ -70,15 +70,15 @@ def ending(code: int, orders: Orders, view: View, restarts_left: int) -> tuple[F
 
 def _stopped(orders: Orders, view: View) -> str:
     why = {
-        Why.TERMINATE: "its process was told to end (SIGTERM)",
+        Why.TERMINATE: "its process received SIGTERM",
         Why.SUSPEND: "the run is suspended",
         Why.DEADLINE: "the run's time is over",
     }.get(orders.why or Why.INTERRUPT, "somebody pressed Ctrl-C")
     if view.saved is None:
-        return f"{why}; there was no checkpoint yet: the run begins anew"
+        return f"{why}; there was no checkpoint yet: the run starts from the beginning"
     lost = view.update - view.saved.update
     left = f", without {lost} update{'s' * (lost != 1)} that there was no time to save" if lost > 0 else ""
-    return f"{why}; the run goes on after update {view.saved.update}{left}"
+    return f"{why}; the run resumes after update {view.saved.update}{left}"
 
 
 def _share(value: float | None) -> float | None:
@@ -94,7 +94,7 @@ def _timestamp(seconds: float) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Both ends of a long message: what failed stands first, and what to do about it last."""
+    """Both ends of a long message: what failed comes first, the remedy last."""
     if len(text) <= _MESSAGE:
         return text
     half = (_MESSAGE - 5) // 2

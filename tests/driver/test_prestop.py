@@ -1,4 +1,4 @@
-"""Leaving a Ray Pod, with real processes: who is told, and who is waited for."""
+"""The preStop hook of a Ray Pod, with real processes: which get SIGTERM, and which are waited for."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from test_drive import SPEC
 from tapforge_api import attempt as told
 from tapforge_api.progress import EXIT_STOPPED
 from tapforge_envs.slots.urls import PROBES_AT_ONCE
-from tapforge_trainer.cluster.leaving import ACTORS, leave, place
+from tapforge_trainer.cluster.prestop import ACTORS, lock_path, prestop
 
 POLICY = Path(__file__).parents[2] / "trainer" / "tapforge_trainer" / "policy"
 
 #: a driver that makes a checkpoint when it is told to stop, or that is deaf; it says when it has begun
 DRIVER = """
 import os, pathlib, signal, sys, time
-from tapforge_trainer.cluster.leaving import known
+from tapforge_trainer.cluster.prestop import registered
 
 place, deaf = pathlib.Path(os.environ["TAPFORGE_WORK"]), sys.argv[1] == "deaf"
 
@@ -44,7 +44,7 @@ def stop(*_):
         sys.exit(75)
 
 signal.signal(signal.SIGTERM, stop)
-with known(os.environ):
+with registered(os.environ):
     print("begun", flush=True)
     while True:
         time.sleep(60)
@@ -91,16 +91,16 @@ def _soon(holds: Callable[[], bool]) -> bool:
 def test_a_driver_is_told_and_waited_for_until_its_checkpoint_is_there(tmp_path: Path) -> None:
     pod = _pod(tmp_path)
     with _driver(pod) as driver:
-        assert leave(pod, 120)
+        assert prestop(pod, 120)
         assert (tmp_path / "checkpoint").exists()
         assert driver.wait(120) == EXIT_STOPPED
-    assert leave(pod, 120) and not place(pod).exists(), "a second hook finds nobody"
+    assert prestop(pod, 120) and not lock_path(pod).exists(), "a second hook finds nobody"
 
 
 @pytest.mark.parametrize(("kind", "seconds", "code"), [("good", 60, 0), ("deaf", 0, 1)])
 def test_the_command_of_the_hook(tmp_path: Path, kind: str, seconds: int, code: int) -> None:
     pod = _pod(tmp_path)
-    command = [sys.executable, "-m", "tapforge_trainer.cli", *told.farewell(seconds)[1:]]
+    command = [sys.executable, "-m", "tapforge_trainer.cli", *told.prestop(seconds)[1:]]
     with _driver(pod, kind) as driver:
         ended = subprocess.run(command, env={**os.environ, **pod}, stderr=subprocess.PIPE, text=True, check=False)
         assert ended.returncode == code, ended.stderr
@@ -111,7 +111,7 @@ def test_the_command_of_the_hook(tmp_path: Path, kind: str, seconds: int, code: 
 def test_a_driver_that_does_not_stop_is_left_when_the_time_is_over(tmp_path: Path) -> None:
     pod = _pod(tmp_path)
     with _driver(pod, "deaf") as driver:
-        assert not leave(pod, 1.0)
+        assert not prestop(pod, 1.0)
         assert driver.poll() is None
         assert _soon((tmp_path / "told").exists)
 
@@ -122,16 +122,16 @@ def test_nobody_is_taken_for_a_driver_that_was_killed(tmp_path: Path) -> None:
         driver.kill()
         driver.wait()
     with _process("sleep", "600") as stranger:
-        place(pod).write_text(str(stranger.pid))
+        lock_path(pod).write_text(str(stranger.pid))
         try:
-            assert leave(pod, 120)
+            assert prestop(pod, 120)
         finally:
-            place(pod).unlink()
+            lock_path(pod).unlink()
         assert stranger.poll() is None
 
 
 def test_without_a_driver_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
-    assert leave(_pod(tmp_path), 60) and leave(_pod(tmp_path / "nowhere"), 60)
+    assert prestop(_pod(tmp_path), 60) and prestop(_pod(tmp_path / "nowhere"), 60)
 
 
 @pytest.mark.parametrize("actor", ACTORS)
@@ -145,10 +145,10 @@ def test_a_pod_of_ranks_or_engines_waits_for_them(tmp_path: Path, actor: str, pa
         assert started.stdout is not None
         rank = int(started.stdout.readline())
         assert _soon(lambda: Path(f"/proc/{rank}/cmdline").read_bytes().startswith(actor.encode()))
-        assert not leave(pod, 0.5)
-        assert leave(_pod(tmp_path, "of another run"), 60)
+        assert not prestop(pod, 0.5)
+        assert prestop(_pod(tmp_path, "of another run"), 60)
         left: list[bool] = []
-        waiting = threading.Thread(target=lambda: left.append(leave(pod, 120)))
+        waiting = threading.Thread(target=lambda: left.append(prestop(pod, 120)))
         waiting.start()
         os.kill(rank, signal.SIGTERM)
         started.wait()
@@ -189,7 +189,7 @@ async def test_a_run_that_is_left_stops_in_order_and_says_so(
         )
         try:
             await operator.until(lambda: any(report.phase == "Loading" for report in operator.reports))
-            assert await asyncio.to_thread(leave, pod, 60)
+            assert await asyncio.to_thread(prestop, pod, 60)
             assert await asyncio.wait_for(run.wait(), 120) == EXIT_STOPPED
         finally:
             if run.returncode is None:
