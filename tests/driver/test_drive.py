@@ -155,7 +155,7 @@ async def test_a_suspended_run_starts_nothing(
     assert await _drive(operator, authority, _attempt(tmp_path), lambda: run) == 75
     (last,) = operator.finals
     assert (last.final, last.checkpoint) == ("stopped", None)
-    assert "begins anew" in last.message
+    assert "starts from the beginning" in last.message
 
 
 @pytest.mark.parametrize("who", ["the operator", "the storage", "a later start"])
