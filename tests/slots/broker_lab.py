@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from leased import on
 from phones import PATIENT, TASKS, Phones, a_port, bounded, phones
 from small_broker import NAMESPACE, POOL, Authority, SmallBroker, loop_time
 
@@ -56,9 +57,9 @@ async def a_lab(folder: Path, count: int = 3, ttl: float = 120.0, *, up: bool = 
 
 
 async def play(lease: Lease, steps: int = 2) -> None:
-    await lease.environment.reset(TASK)
+    await on(lease).reset(TASK)
     for index in range(steps):
-        await lease.environment.step(Home(), index)
+        await on(lease).step(Home(), index)
 
 
 def environment(lab: Lab, folder: Path) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import aiohttp
 from aiohttp import web
+from leased import hang_up
 
 from tapforge_envs.clients.tapforge_http import Deadlines
 from tapforge_envs.phone import catalog
@@ -71,6 +72,7 @@ async def phones(count: int = 1, port: int = 0, offers: Offers = "exact") -> Asy
     try:
         yield Phones(runner.addresses[0][1], slots, stopping)
     finally:
+        await hang_up()
         stopping.set()
         await runner.cleanup()
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from broker_lab import TASK, a_lab
+from leased import on
 from phones import PATIENT, a_port, until
 
 from tapforge_envs.protocol import EnvironmentFault, Home, Reason
@@ -14,14 +15,14 @@ async def test_dirty_and_broken_phones_are_exchanged(tmp_path, caplog):
     deadlines = replace(PATIENT, step=0.2)
     async with a_lab(tmp_path, 3) as lab, lab.claimed(1, deadlines=deadlines) as slots:
         dirty = await slots.acquire(30)
-        await dirty.environment.reset(TASK)
+        await on(dirty).reset(TASK)
         await slots.release(dirty, Verdict.DIRTY, "the task could not be undone")
         broken = await slots.acquire(30)
         assert broken.slot != dirty.slot
-        await broken.environment.reset(TASK)
+        await on(broken).reset(TASK)
         await lab.server.set_faults(int(broken.slot[-1]), {"kind": "hung"})
         with pytest.raises(EnvironmentFault) as caught:
-            await broken.environment.step(Home(), 0)
+            await on(broken).step(Home(), 0)
         assert caught.value.reason is Reason.DEADLINE, "a claim that lives changes no reason"
         await slots.release(broken, Verdict.DIRTY, str(caught.value))
         last = await slots.acquire(30)

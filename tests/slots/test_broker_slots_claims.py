@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from broker_lab import PACE, TASK, a_lab, play
+from leased import on
 from phones import until
 
 from tapforge_envs.protocol import Home
@@ -70,7 +71,7 @@ async def test_recalled_phones_go_back_clean_at_the_end_of_their_episode_and_idl
         await lab.broker.hears()
         await until(lambda: lab.broker.given)
         assert [(g.id, g.verdict, g.episodes) for g in lab.broker.given] == [(f"{idle}-uid.1", "clean", 0)]
-        await lease.environment.step(Home(), 2)  # the episode goes on
+        await on(lease).step(Home(), 2)  # the episode goes on
         assert lab.broker.phones[lease.slot].holder.fence == 1
         await slots.release(lease, Verdict.CLEAN)
         await until(lambda: len(lab.broker.given) == 2)
@@ -87,10 +88,10 @@ async def test_a_recall_that_is_taken_back_is_forgotten(tmp_path):
         lease = await slots.acquire(30)
         lab.broker.recall(lease.slot)
         await lab.broker.hears()
-        await until(lambda: lease.environment.claim.recalled)
+        await until(lambda: slots._serving[lease.slot].recalled)
         lab.broker.recalls.clear()
         await lab.broker.hears()
-        await until(lambda: not lease.environment.claim.recalled)
+        await until(lambda: not slots._serving[lease.slot].recalled)
         await slots.release(lease, Verdict.CLEAN)
         assert (await slots.acquire(30)).slot == lease.slot
         assert not lab.broker.given
@@ -121,7 +122,7 @@ async def test_close_gives_all_back_in_one_call(tmp_path):
         await slots.start()
         await until(lambda: slots.usable == 3)
         lease = await slots.acquire(1)
-        await lease.environment.reset(TASK)
+        await on(lease).reset(TASK)
         waiting = asyncio.create_task(slots.acquire(30, avoid=frozenset({"slot-1", "slot-2"})))
         await asyncio.sleep(0)
         await slots.close()

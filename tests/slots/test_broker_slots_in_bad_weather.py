@@ -5,8 +5,9 @@ import random
 
 import pytest
 from broker_lab import Lab, a_lab, play
+from leased import on
 from phones import phones, until
-from small_broker import SmallBroker, loop_time
+from small_broker import SmallBroker
 
 from tapforge_envs.protocol import EnvironmentFault, Reason
 from tapforge_envs.slots.broker import BrokerSlots
@@ -29,13 +30,13 @@ async def test_episodes_in_bad_weather(tmp_path, seed):
             uid = lab.broker.phones[lease.slot]
             assert lease.slot not in playing
             playing.add(lease.slot)
-            mine = lease.environment.claim.id
+            mine = slots._serving[lease.slot].id
             verdict = Verdict.CLEAN
             try:
                 for _ in range(dice.randint(1, 4)):
                     await play(lease, 1)
                     await asyncio.sleep(dice.random() * 0.1)
-                await lease.environment.close()
+                await on(lease).close()
                 # All calls answered: then the broker can't have given it to anybody else yet.
                 assert uid.holder is None or uid.holder.id == mine
                 if dice.random() < 0.15:
@@ -44,7 +45,7 @@ async def test_episodes_in_bad_weather(tmp_path, seed):
                 assert fault.reason is Reason.LEASE_LOST
                 verdict = Verdict.DIRTY
             playing.discard(lease.slot)
-            ended["lost" if lease.environment.claim.lost else verdict.value] += 1
+            ended["lost" if lease.life.lost else verdict.value] += 1
             await slots.release(lease, verdict)
 
     async def weather(lab: Lab) -> None:
@@ -90,7 +91,7 @@ async def test_episodes_in_bad_weather(tmp_path, seed):
             await slots.close()
         # What we counted as over for want of an answer, the broker ends by itself, a little later.
         holders = [lab.broker.phones[slot].holder.id for slot in lab.broker.held]
-        assert all(left[holder].over(loop_time()) for holder in holders)
+        assert all(left[holder].life.over() for holder in holders)
         await until(lambda: not lab.broker.held)
         assert not lab.broker.broken
         assert sum(ended.values()) == 36 and ended["clean"]

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from broker_lab import TASK, a_lab, play
+from leased import on
 from phones import until
 from small_broker import loop_time
 
@@ -14,9 +15,9 @@ from tapforge_envs.slots.source import Verdict
 async def test_a_claim_lost_in_mid_episode_cuts_it_off_and_its_end_changes_nothing(tmp_path):
     async with a_lab(tmp_path, 2) as lab, lab.claimed(1) as slots:
         lease = await slots.acquire(30)
-        await lease.environment.reset(TASK)
+        await on(lease).reset(TASK)
         await lab.server.set_faults(int(lease.slot[-1]), {"kind": "hung"})
-        step = asyncio.create_task(lease.environment.step(Home(), 0))
+        step = asyncio.create_task(on(lease).step(Home(), 0))
         await until(lab.server.hung)
         lab.broker.end(lease.slot)
         await lab.broker.hears()
@@ -25,7 +26,7 @@ async def test_a_claim_lost_in_mid_episode_cuts_it_off_and_its_end_changes_nothi
         assert caught.value.reason is Reason.LEASE_LOST
         other = await slots.acquire(30)
         assert other.slot != lease.slot
-        for call in (lease.environment.evaluate(), lease.environment.close(), lease.environment.reset(TASK)):
+        for call in (on(lease).evaluate(), on(lease).close(), on(lease).reset(TASK)):
             with pytest.raises(EnvironmentFault) as caught:
                 await call
             assert caught.value.reason is Reason.LEASE_LOST
@@ -45,16 +46,16 @@ async def test_what_comes_after_the_end_of_a_claims_life_counts_for_nothing(tmp_
 
     async with a_lab(tmp_path, 1) as lab, lab.claimed(1, clock=clock) as slots:
         lease = await slots.acquire(30)
-        await lease.environment.reset(TASK)
+        await on(lease).reset(TASK)
         await lab.server.set_faults(0, {"kind": "slow", "medianSeconds": 0.3, "sigma": 0})
-        step = asyncio.create_task(lease.environment.step(Home(), 0))
+        step = asyncio.create_task(on(lease).step(Home(), 0))
         await until(lambda: lab.server.slots[0].episode.results)  # it was done, and is not answered yet
         slept = 121.0
         with pytest.raises(EnvironmentFault, match="was not heard of for 120 s") as caught:
             await step
         assert caught.value.reason is Reason.LEASE_LOST
         with pytest.raises(EnvironmentFault):
-            await lease.environment.evaluate()
+            await on(lease).evaluate()
         await slots.release(lease, Verdict.CLEAN)
         assert slots.usable == 0
         lab.broker.end(lease.slot)  # it slept too
@@ -63,7 +64,7 @@ async def test_what_comes_after_the_end_of_a_claims_life_counts_for_nothing(tmp_
 async def test_a_phone_that_is_claimed_again_while_the_old_claim_is_thought_to_live(tmp_path):
     async with a_lab(tmp_path, 1) as lab, lab.claimed(2) as slots:
         old = await slots.acquire(30)
-        await old.environment.reset(TASK)
+        await on(old).reset(TASK)
         async with lab.broker.changed:  # an external URL: ended, and granted again after its rest
             lab.broker.phones["slot-0"].holder = None
             lab.broker.changed.notify_all()
@@ -71,9 +72,9 @@ async def test_a_phone_that_is_claimed_again_while_the_old_claim_is_thought_to_l
         assert new.slot == old.slot and new.fence > old.fence
         await play(new)
         with pytest.raises(EnvironmentFault, match="fence 2 after 1"):
-            await old.environment.step(Home(), 0)
+            await on(old).step(Home(), 0)
         await slots.release(old, Verdict.DIRTY)
-        await new.environment.step(Home(), 2)
+        await on(new).step(Home(), 2)
         await slots.release(new, Verdict.CLEAN)
         assert (slots.size, slots.counts().free) == (1, 1)
 
@@ -89,13 +90,13 @@ async def test_the_phone_refuses_an_old_holder_that_nobody_told(tmp_path):
         async with lab.claimed(1) as after:
             new = await after.acquire(30)
             assert new.slot == old.slot
-            await new.environment.reset(TASK)
-            for call in (old.environment.step(Home(), 2), old.environment.reset(TASK), old.environment.close()):
+            await on(new).reset(TASK)
+            for call in (on(old).step(Home(), 2), on(old).reset(TASK), on(old).close()):
                 with pytest.raises(EnvironmentFault, match="fence 1 is over: this phone has seen fence 2") as caught:
                     await call
                 assert caught.value.reason is Reason.LEASE_LOST
             await before.release(old, Verdict.DIRTY, "its phone is lost")
             for index in range(3):
-                await new.environment.step(Home(), index)
+                await on(new).step(Home(), index)
             await after.release(new, Verdict.CLEAN)
             assert (after.size, after.counts().free) == (1, 1)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from broker_lab import PACE, TASK, a_lab, environment, play
+from leased import on
 from phones import put_forward, until
 
 from tapforge_envs.protocol import EnvironmentFault, Home, Reason
@@ -21,14 +22,14 @@ async def test_an_outage_shorter_than_the_claims_life_is_not_felt(tmp_path):
             slots = lab.slots(2)
             await slots.start()
             lease = await slots.acquire(30)
-            await lease.environment.reset(TASK)
+            await on(lease).reset(TASK)
         put_forward(41)  # a renewal is due
         await until(lambda: "can't be reached" in slots.describe())
-        await lease.environment.step(Home(), 0)
+        await on(lease).step(Home(), 0)
         async with lab.broker.serving(lab.authority):
             before = len(lab.broker.renewals)
             await until(lambda: len(lab.broker.renewals) > before)
-            await lease.environment.step(Home(), 1)
+            await on(lease).step(Home(), 1)
             await slots.release(lease, Verdict.CLEAN)
             await until(lambda: "can't" not in slots.describe())
             assert slots.usable == 2 and all(p.fence == 1 for p in lab.broker.phones.values())
@@ -44,11 +45,11 @@ async def test_an_outage_of_a_quarter_of_an_hour_costs_no_claim(tmp_path):
             slots = lab.slots(3)
             await slots.start()
             lease = await slots.acquire(30)
-            await lease.environment.reset(TASK)
+            await on(lease).reset(TASK)
         for step in range(9):
             put_forward(100)
             await until(lambda: "can't be reached" in slots.describe())
-            await lease.environment.step(Home(), step)
+            await on(lease).step(Home(), step)
             another = await slots.acquire(30)
             await play(another)
             await slots.release(another, Verdict.CLEAN)
@@ -58,7 +59,7 @@ async def test_an_outage_of_a_quarter_of_an_hour_costs_no_claim(tmp_path):
         async with lab.broker.serving(lab.authority):
             await until(lambda: slots.size == 2)
             with pytest.raises(EnvironmentFault, match="the claim on it is lost") as caught:
-                await lease.environment.step(Home(), 9)
+                await on(lease).step(Home(), 9)
             assert caught.value.reason is Reason.LEASE_LOST
             await slots.release(lease, Verdict.DIRTY)
             await slots.close()
@@ -82,13 +83,13 @@ async def test_after_its_hold_every_claim_is_lost_before_the_broker_ends_it(tmp_
             slots = lab.slots(2)
             await slots.start()
             lease = await slots.acquire(30)
-            await lease.environment.reset(TASK)
+            claim = slots._serving[lease.slot]
+            await on(lease).reset(TASK)
         put_forward(120)
         await until(lambda: slots.size == 0)
-        claim = lease.environment.claim
         assert claim.alive_until <= lab.broker.ends[claim.id]
         with pytest.raises(EnvironmentFault, match="was not heard of for 120 s") as caught:
-            await lease.environment.step(Home(), 0)
+            await on(lease).step(Home(), 0)
         assert caught.value.reason is Reason.LEASE_LOST
         await slots.release(lease, Verdict.DIRTY)
         await until(lambda: "can't be reached" in slots.describe())

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from leased import on
 from phones import PATIENT, TASKS, Phones, a_port, bounded, phones, put_forward, until
 from small_broker import NAMESPACE, POOL, Authority, loop_time
 
@@ -173,11 +174,11 @@ async def test_phones_are_claimed_played_on_exchanged_and_given_back(tmp_path):
         await until(lambda: slots.usable == 2)
         assert operator.api.holders == ["user/ann", "user/ann"]
         lease = await slots.acquire(60)
-        await lease.environment.reset(TASK)
-        await lease.environment.step(Home(), 0)
+        await on(lease).reset(TASK)
+        await on(lease).step(Home(), 0)
         await slots.release(lease, Verdict.CLEAN)
         again = await slots.acquire(60, avoid=frozenset({lease.slot}))
-        await again.environment.reset(TASK)
+        await on(again).reset(TASK)
         await slots.release(again, Verdict.DIRTY, "something is left over")
         await until(lambda: slots.usable == 2)
         third = {(await slots.acquire(60)).slot for _ in range(2)} - {lease.slot}
@@ -196,13 +197,13 @@ async def test_a_restart_of_the_operator_is_not_felt(tmp_path):
             slots = await (claiming := operator.claimed(2)).__aenter__()
             lease = await slots.acquire(60)
             await until(lambda: slots.usable == 2)
-            await lease.environment.reset(TASK)
+            await on(lease).reset(TASK)
         put_forward(ROUND)
         await until(lambda: "can't be reached" in slots.describe())
-        await lease.environment.step(Home(), 0)
+        await on(lease).step(Home(), 0)
         async with operator.running() as claims:
             await until(lambda: "can't be reached" not in slots.describe())
-            await lease.environment.step(Home(), 1)
+            await on(lease).step(Home(), 1)
             await slots.release(lease, Verdict.CLEAN)
             assert (slots.size, slots.usable) == (2, 2)
             assert {held.holder for held in claims.held("pool-uid-1").values()} == {"user/ann"}
@@ -216,10 +217,10 @@ async def test_two_runs_share_a_pool_and_then_leave_each_other_alone(tmp_path):
         leases = [await ann.acquire(60) for _ in range(4)]
         async with operator.claimed(4, "bob") as bob:
             await until_recalled(claims, 2)
-            await until(lambda: sum(lease.environment.claim.recalled != "" for lease in leases) == 2)
+            await until(lambda: sum(ann._serving[lease.slot].recalled != "" for lease in leases) == 2)
             assert bob.size == 0, "nothing is taken away in mid-episode"
             for lease in leases:
-                await lease.environment.reset(TASK)
+                await on(lease).reset(TASK)
                 await ann.release(lease, Verdict.CLEAN)
             await until(lambda: (ann.usable, bob.usable) == (2, 2))
             fences = {place: lease["spec"]["leaseTransitions"] for place, lease in operator.api.leases.items()}
@@ -243,17 +244,17 @@ async def test_the_more_urgent_run_gets_what_it_wants(tmp_path):
 async def test_a_claim_whose_lease_somebody_deleted_ends_the_episode(tmp_path):
     async with an_operator(tmp_path, 2) as operator, operator.running() as claims, operator.claimed(1) as slots:
         lease = await slots.acquire(60)
-        await lease.environment.reset(TASK)
+        await on(lease).reset(TASK)
         (place,) = operator.api.leases
         gone = operator.api.leases.pop(place)
         claims.observe_lease({**gone, "metadata": {**gone["metadata"], "resourceVersion": "999"}}, deleted=True)
         put_forward(ROUND)
         other = await slots.acquire(60)
         with pytest.raises(EnvironmentFault) as caught:
-            await lease.environment.step(Home(), 0)
+            await on(lease).step(Home(), 0)
         assert caught.value.reason is Reason.LEASE_LOST
         await slots.release(lease, Verdict.CLEAN)
-        await other.environment.reset(TASK)
+        await on(other).reset(TASK)
         assert slots.counts().leased == 1
 
 
@@ -282,6 +283,6 @@ async def test_a_broker_that_does_not_lead_yet_is_waited_for(tmp_path):
         assert not starting.done()
         claims.begin(9, [operator.pool], (), ())
         slots = await starting
-        await (await slots.acquire(60)).environment.reset(TASK)
+        await on(await slots.acquire(60)).reset(TASK)
         await claiming.__aexit__(None, None, None)
         assert operator.api.holders == []

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from leased import on
 from phones import TASKS
 
 from tapforge_envs.protocol import EnvironmentFault
@@ -58,18 +59,18 @@ def test_episodes_on_local_phones_a_death_and_the_end():
             assert [lease.slot for lease in leases] == ["local-0", "local-1", "local-2"]
             assert len({tuple(u.rsplit("/slot/", 1)) for u in slots.urls}) == 3
             for lease in leases:
-                await lease.environment.reset(TASKS.sample(0, 0))
+                await on(lease).reset(TASKS.sample(0, 0))
             os.kill(before[0], signal.SIGKILL)  # hosts local-0 and local-1
             with pytest.raises(EnvironmentFault, match="local-0: evaluate"):
-                await leases[0].environment.evaluate()
-            await leases[2].environment.evaluate()
+                await on(leases[0]).evaluate()
+            await on(leases[2]).evaluate()
             for lease, verdict in zip(leases, (Verdict.DIRTY, Verdict.CLEAN, Verdict.CLEAN), strict=True):
                 await slots.release(lease, verdict)
             healthy = set()
             while len(healthy) < 3:
                 lease = await slots.acquire(120)
                 try:
-                    await lease.environment.reset(TASKS.sample(0, 1))
+                    await on(lease).reset(TASKS.sample(0, 1))
                     healthy.add(lease.slot)
                 except EnvironmentFault:  # leased in the moment before its server's death was noticed
                     await slots.release(lease, Verdict.DIRTY)

@@ -6,6 +6,7 @@ import random
 import time
 
 import pytest
+from leased import on
 from phones import PATIENT, TASKS, a_port, impatient, phones, put_forward
 
 from tapforge_envs.protocol import EnvironmentFault, Home
@@ -90,7 +91,7 @@ def test_one_dead_server_is_named_and_taken_in_when_it_comes_up(caplog):
                 async with phones(port=later):
                     second = await slots.acquire(60)
                     assert second.slot == url
-                    await second.environment.reset(TASKS.sample(0, 0))
+                    await on(second).reset(TASKS.sample(0, 0))
             finally:
                 await slots.close()
 
@@ -200,9 +201,9 @@ def test_a_dirty_slot_waits_for_a_healthy_probe():
             slots = await started(server)
             lease = await slots.acquire(1)
             await server.set_faults(0, {"kind": "hung"})
-            await lease.environment.reset(TASKS.sample(0, 0))
+            await on(lease).reset(TASKS.sample(0, 0))
             with pytest.raises(EnvironmentFault):
-                await impatient(lease.environment.step(Home(), 0), server.hung)
+                await impatient(on(lease).step(Home(), 0), server.hung)
             await slots.release(lease, Verdict.DIRTY, "it hung")
             with pytest.raises(NoSlot) as caught:
                 await slots.acquire(0.05)

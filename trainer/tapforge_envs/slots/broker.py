@@ -22,16 +22,16 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
-
-from ..clients.tapforge_http import Deadlines, TapforgeClient, new_session
-from ..protocol import Environment, EnvironmentFault
+from ..clients.phones import PhoneAddress
+from ..clients.tapforge_http import Deadlines
+from ..protocol import EnvironmentFault
 from .broker_calls import Access, BrokerCalls
 from .claim_journal import ClaimJournal
 from .claim_manager import ClaimManager, Pace
-from .claimed import ClaimedPhone, Clock, HeldClaim, wakeful
+from .claimed import HeldClaim
+from .lease_life import Clock, LeaseLife, wakeful
 from .leasing import LeasedSlots
-from .source import Lease, SlotCounts, SlotError, Verdict
+from .source import HealthProbe, Lease, SlotCounts, SlotError, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +51,15 @@ class BrokerSlots(LeasedSlots):
         pace: Pace | None = None,
         clock: Clock = wakeful,
         journal: ClaimJournal | None = None,
+        health: HealthProbe | None = None,
     ) -> None:
         """`journal`: where a killed predecessor of this process may have left its claims."""
-        super().__init__(())
+        super().__init__((), health=health)
         self._pool = pool
         self._deadlines = deadlines or Deadlines()
         self._pace = pace or Pace()
-        self._clock = clock
         self._calls = BrokerCalls(access)
         self._manager = ClaimManager(self._calls, self, pool, slots, priority, self._pace, clock, journal)
-        self._phones: aiohttp.ClientSession | None = None
         #: slot -> claim, of the phones that can be leased: exactly the names of the table
         self._serving: dict[str, HeldClaim] = {}
         self._looks: set[asyncio.Task[None]] = set()
@@ -87,7 +86,6 @@ class BrokerSlots(LeasedSlots):
     async def start(self) -> None:
         """Returns with the broker's first answer, whether there were phones or not. Raises SlotError when the broker
         refuses, or stays away for `Pace.start`."""
-        self._phones = new_session()
         try:
             await self._manager.start()
         except SlotError:
@@ -97,40 +95,34 @@ class BrokerSlots(LeasedSlots):
     async def close(self) -> None:
         if self._closed:
             return
-        await super().close()
+        self._closed = True
         looks = list(self._looks)
         for look in looks:
             look.cancel()
         await asyncio.gather(*looks, return_exceptions=True)
+        await super().close()
         for slot, claim in self._serving.items():
             if self._table.leased(slot):
                 claim.verdict = "dirty"
         await self._manager.close()
         await self._calls.close()
-        if self._phones:
-            await self._phones.close()
 
     # --- as a LeasedSlots ---
 
-    def connect(self, slot: str) -> Environment:
-        claim = self._serving[slot]
-        return ClaimedPhone(self._client(claim), claim, self._clock)
+    def address(self, slot: str) -> PhoneAddress:
+        return self._address(self._serving[slot])
 
-    async def probe(self, slot: str) -> None:
-        await self._client(self._serving[slot]).health()
+    def life(self, slot: str) -> LeaseLife:
+        return self._serving[slot].life
 
-    def _client(self, claim: HeldClaim) -> TapforgeClient:
-        if self._phones is None:
-            raise SlotError("BrokerSlots.start() comes before the first lease")
-        return TapforgeClient(claim.url, self._phones, self._deadlines, claim.slot, claim.shown)
+    def _address(self, claim: HeldClaim) -> PhoneAddress:
+        return PhoneAddress(claim.slot, claim.url, self._deadlines, claim.shown)
 
     def _put_back(self, lease: Lease, verdict: Verdict, why: str) -> None:
-        phone = lease.environment
-        assert isinstance(phone, ClaimedPhone)
-        claim = phone.claim
-        if self._serving.get(claim.slot) is not claim:
+        claim = self._serving.get(lease.slot)
+        if claim is None or claim.life is not lease.life:
             return  # lost or on its way back: there is nothing left to return
-        if late := claim.over(self._clock()):
+        if late := claim.life.over():
             self._manager.lose(claim, late)
         elif verdict is Verdict.DIRTY:
             claim.verdict = "dirty"
@@ -182,7 +174,7 @@ class BrokerSlots(LeasedSlots):
         for greeting in range(_GREETINGS):
             await asyncio.sleep(self._pace.pause(greeting, cap=2.0))
             try:
-                await self._client(claim).health()
+                await self._health(self._address(claim))
             except EnvironmentFault as sick:
                 fault = sick
             else:
@@ -209,7 +201,7 @@ class BrokerSlots(LeasedSlots):
     async def _part_with(self, claim: HeldClaim) -> None:
         """Gives a dirty phone back, and says whether it serves at all."""
         try:
-            await self._client(claim).health()
+            await self._health(self._address(claim))
         except EnvironmentFault:
             claim.verdict = "broken"
         self._manager.give_back(claim)

@@ -32,7 +32,8 @@ from tapforge_api.claims import Acquire, Claim, Release, Renew
 
 from .broker_calls import BrokerAway, BrokerCalls, BrokerRefused
 from .claim_journal import ClaimJournal
-from .claimed import Clock, HeldClaim
+from .claimed import HeldClaim
+from .lease_life import Clock
 from .source import SlotError
 
 log = logging.getLogger(__name__)
@@ -171,7 +172,7 @@ class ClaimManager:
         """It is not ours any more."""
         if self._held.pop(claim.id, None) is not None:
             log.warning("%s: the claim on it is lost: %s", claim.slot, why)
-            claim.lose(why)
+            claim.life.lose(why)
             self._leave(claim)
             self._note()
             self._room.set()
@@ -270,8 +271,8 @@ class ClaimManager:
             return
         for older in [c for c in self._held.values() if c.slot == given.slot]:
             self.lose(older, f"it was claimed again, with fence {given.fence} after {older.fence}")
-        claim = HeldClaim.of(given, asked)
-        if claim.over(self._clock()):  # an answer that took so long is no proof that the claim still lives
+        claim = HeldClaim.of(given, asked, self._clock)
+        if claim.life.over():  # an answer that took so long is no proof that the claim still lives
             self._outbox[claim.id] = claim
             self._outgoing.set()
             return
@@ -329,12 +330,11 @@ class ClaimManager:
 
     def _watch(self, claim: HeldClaim) -> None:
         """Loses the claim as soon as its hold is over."""
-        now = self._clock()
-        if late := claim.over(now):
+        if late := claim.life.over():
             self.lose(claim, late)
         elif claim.hold < math.inf:
             loop = asyncio.get_running_loop()
-            self._alarms[claim.id] = loop.call_later(claim.alive_until - now, self._watch, claim)
+            self._alarms[claim.id] = loop.call_later(claim.alive_until - self._clock(), self._watch, claim)
 
     # --- giving back ---
 
@@ -353,8 +353,7 @@ class ClaimManager:
                 self._trouble = _logged(trouble, self._trouble)
                 pause = trouble.pause if isinstance(trouble, BrokerAway) else 0.0
             await asyncio.sleep(self._pace.pause(failures, pause))
-            now = self._clock()
-            self._drop([c for c in self._outbox.values() if c.over(now)])
+            self._drop([c for c in self._outbox.values() if c.life.over()])
 
     async def _release(self) -> None:
         if claims := list(self._outbox.values()):
@@ -389,7 +388,7 @@ class ClaimManager:
             pass  # then nothing is ours
         else:
             for claim in answer.claims:
-                self._outbox.setdefault(claim.id, HeldClaim.of(claim, self._clock()))
+                self._outbox.setdefault(claim.id, HeldClaim.of(claim, self._clock(), self._clock))
         self._unclear = None
 
 

@@ -13,17 +13,22 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from ..protocol import Environment, EnvironmentFault
-from .source import Lease, NoSlot, SlotCounts, SlotError, Verdict
+from ..clients.phones import PhoneAddress, PhoneClients
+from ..protocol import EnvironmentFault
+from .lease_life import LeaseLife
+from .source import HealthProbe, Lease, NoSlot, SlotCounts, SlotError, Verdict
 from .table import Backoff, SlotTable, State
 
 log = logging.getLogger(__name__)
 
 
 class LeasedSlots(ABC):
-    """A `SlotSource`. A subclass says how to reach a slot and how to find out whether it is healthy."""
+    """A `SlotSource`. A subclass says where the phone of a slot is."""
 
-    def __init__(self, names: Sequence[str], backoff: Backoff | None = None):
+    def __init__(self, names: Sequence[str], backoff: Backoff | None = None, health: HealthProbe | None = None):
+        """`health`: asks from where phones are used; None: from here."""
+        self._own_clients = PhoneClients()
+        self._health = health or self._own_clients.health
         self._backoff = backoff or Backoff()
         self._table = SlotTable(names, self._backoff.strikes)
         self._waiting: dict[asyncio.Future[Lease], frozenset[str]] = {}
@@ -36,12 +41,16 @@ class LeasedSlots(ABC):
         self._last_used = -math.inf
 
     @abstractmethod
-    def connect(self, slot: str) -> Environment:
-        """An environment on the slot, for one lease."""
+    def address(self, slot: str) -> PhoneAddress:
+        """Where its phone is now."""
 
-    @abstractmethod
-    async def probe(self, slot: str) -> None:
-        """Returns when the slot is healthy, raises EnvironmentFault when it is not, both within a deadline."""
+    def life(self, slot: str) -> LeaseLife:
+        """Of a new lease."""
+        return LeaseLife(slot)
+
+    async def probe(self, slot: str) -> str:
+        """The instance of the slot's server. Raises EnvironmentFault when it is sick, within a deadline."""
+        return await self._health(self.address(slot))
 
     @property
     def size(self) -> int:
@@ -100,6 +109,7 @@ class LeasedSlots(ABC):
         for future in self._waiting:
             if not future.done():
                 future.set_exception(SlotError("the slot source was closed"))
+        await self._own_clients.close()
 
     def describe(self) -> str:
         """The state of the slots in words, ailments first; for errors."""
@@ -125,7 +135,7 @@ class LeasedSlots(ABC):
 
     def _take(self, avoid: frozenset[str]) -> Lease | None:
         taken = self._table.take(avoid)
-        return Lease(*taken, self.connect(taken[0])) if taken else None
+        return Lease(*taken, self.address(taken[0]), self.life(taken[0])) if taken else None
 
     def _serve(self) -> None:
         for future, avoid in self._waiting.items():

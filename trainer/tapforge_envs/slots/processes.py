@@ -19,12 +19,11 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-import aiohttp
-
-from ..clients.tapforge_http import Deadlines, TapforgeClient, new_session
-from ..protocol import Environment, EnvironmentFault
+from ..clients.phones import PhoneAddress
+from ..clients.tapforge_http import Deadlines
+from ..protocol import EnvironmentFault
 from .leasing import LeasedSlots
-from .source import SlotError
+from .source import HealthProbe, SlotError
 from .table import Backoff
 
 log = logging.getLogger(__name__)
@@ -73,9 +72,10 @@ class ProcessSlots(LeasedSlots):
         command: ServerCommand | None = None,
         deadlines: Deadlines | None = None,
         backoff: Backoff | None = None,
+        health: HealthProbe | None = None,
     ) -> None:
         names = [f"local-{i}" for i in range(count)]
-        super().__init__(names, backoff)
+        super().__init__(names, backoff, health)
         self._command = command or ServerCommand()
         self._deadlines = deadlines or Deadlines()
         self._servers: list[_Server] = []
@@ -87,7 +87,6 @@ class ProcessSlots(LeasedSlots):
             self._place.update({name: (server, k) for k, name in enumerate(server.slots)})
             first += share
         self._keepers: list[asyncio.Task[None]] = []
-        self._session: aiohttp.ClientSession | None = None
         #: how often a server that died was replaced
         self.replaced = 0
 
@@ -100,18 +99,17 @@ class ProcessSlots(LeasedSlots):
     def pids(self) -> list[int]:
         return [s.process.pid for s in self._servers if s.process]
 
-    def connect(self, slot: str) -> Environment:
-        return self._client(slot)
+    def address(self, slot: str) -> PhoneAddress:
+        return PhoneAddress(slot, self._url(slot), self._deadlines)
 
-    async def probe(self, slot: str) -> None:
+    async def probe(self, slot: str) -> str:
         server, _ = self._place[slot]
         if server.process is None or server.process.returncode is not None:
             raise EnvironmentFault(f"{slot}: its server is not running; last words: {_tail(server)}")
-        await self._client(slot).health()
+        return await super().probe(slot)
 
     async def start(self) -> None:
         """All servers at once. Raises SlotError with the server's last words when one doesn't come up."""
-        self._session = new_session()
         results = await asyncio.gather(*(self._launch(s) for s in self._servers), return_exceptions=True)
         errors = [r for r in results if isinstance(r, BaseException)]
         if errors:
@@ -126,8 +124,6 @@ class ProcessSlots(LeasedSlots):
         await asyncio.gather(*self._keepers, return_exceptions=True)
         await super().close()
         await asyncio.gather(*(self._stop(s) for s in self._servers))
-        if self._session:
-            await self._session.close()
 
     async def _launch(self, server: _Server) -> None:
         command, port = self._command, self._command.port and self._command.port + server.index
@@ -199,11 +195,6 @@ class ProcessSlots(LeasedSlots):
     def _url(self, slot: str) -> str:
         server, number = self._place[slot]
         return f"http://{HOST}:{server.port}/slot/{number}"
-
-    def _client(self, slot: str) -> TapforgeClient:
-        if self._session is None:
-            raise SlotError("ProcessSlots.start() comes before the first lease")
-        return TapforgeClient(self._url(slot), self._session, self._deadlines, slot)
 
 
 async def _collect(stream: asyncio.StreamReader, into: deque[str]) -> None:

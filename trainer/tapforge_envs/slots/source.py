@@ -9,12 +9,16 @@ Promises of every `SlotSource`:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from ..protocol import Environment
+from ..clients.phones import PhoneAddress
+from .lease_life import LeaseLife
+
+#: asks a phone for its health: the instance of its server, or an EnvironmentFault
+HealthProbe = Callable[[PhoneAddress], Awaitable[str]]
 
 
 class Verdict(StrEnum):
@@ -38,7 +42,8 @@ class Lease:
 
     slot: str
     fence: int
-    environment: Environment
+    phone: PhoneAddress
+    life: LeaseLife
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 from yarl import URL
 
-from ..clients.tapforge_http import Deadlines, TapforgeClient, new_session
-from ..protocol import Environment, EnvironmentFault
+from ..clients.phones import PhoneAddress
+from ..clients.tapforge_http import Deadlines
+from ..protocol import EnvironmentFault
 from .leasing import LeasedSlots
-from .source import SlotError
+from .source import HealthProbe, SlotError
 from .table import Backoff
 
 log = logging.getLogger(__name__)
@@ -76,28 +76,27 @@ def _normal(text: str, here: str) -> str:
 
 class UrlSlots(LeasedSlots):
     def __init__(
-        self, addresses: Sequence[Address], deadlines: Deadlines | None = None, backoff: Backoff | None = None
+        self,
+        addresses: Sequence[Address],
+        deadlines: Deadlines | None = None,
+        backoff: Backoff | None = None,
+        health: HealthProbe | None = None,
     ) -> None:
-        super().__init__([a.url for a in addresses], backoff)
+        super().__init__([a.url for a in addresses], backoff, health)
         self._addresses = {a.url: a for a in addresses}
         self._deadlines = deadlines or Deadlines()
-        self._session: aiohttp.ClientSession | None = None
 
-    def connect(self, slot: str) -> Environment:
-        return self._client(slot)
-
-    async def probe(self, slot: str) -> None:
-        await self._client(slot).health()
+    def address(self, slot: str) -> PhoneAddress:
+        return PhoneAddress(slot, slot, self._deadlines)
 
     async def start(self) -> None:
         """Asks every server for its health once. Raises SlotError when none answers or one is listed twice."""
-        self._session = new_session()
         gate = asyncio.Semaphore(PROBES_AT_ONCE)
 
         async def ask(slot: str) -> str | EnvironmentFault:
             async with gate:
                 try:
-                    return await self._client(slot).health()
+                    return await self.probe(slot)
                 except EnvironmentFault as fault:
                     return fault
 
@@ -109,21 +108,11 @@ class UrlSlots(LeasedSlots):
                 raise SlotError(f"none of the {len(answers)} phones answers:{listed}")
             self._refuse_twins({s: a for s, a in answers.items() if isinstance(a, str)})
         except SlotError:
-            await self._session.close()
+            await self.close()
             raise
         for slot, fault in dead.items():
             log.warning("%s: %s; it is asked again with growing pauses", self._addresses[slot].origin, fault)
             self._mark_dead(slot, str(fault))
-
-    async def close(self) -> None:
-        await super().close()
-        if self._session:
-            await self._session.close()
-
-    def _client(self, slot: str) -> TapforgeClient:
-        if self._session is None:
-            raise SlotError("UrlSlots.start() comes before the first lease")
-        return TapforgeClient(slot, self._session, self._deadlines)
 
     def _refuse_twins(self, instances: dict[str, str]) -> None:
         """The same server under two names: equal instance, and equal path because one server may host many phones."""
