@@ -58,6 +58,7 @@ from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import FRAMES
 from tapforge_trainer.rollout.scheduler import Scheduler
+from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.tasks.source import TaskSource
 from tapforge_trainer.tiny.folder import write_processor
 from tapforge_trainer.tiny.tokenizer import write_tokenizer
@@ -114,6 +115,7 @@ class Play:
     scheduler: Scheduler
     recorder: Recorder
     engine: CountingEngine
+    worker: RolloutWorker
     workers: tuple[int, ...] = ()
     #: of the loops that play, in milliseconds; None: it is the driver's own loop
     worker_stalls: Callable[[], list[float]] | None = None
@@ -122,22 +124,23 @@ class Play:
     async def close(self) -> None:
         await self.scheduler.close()
         self.recorder.close()
+        await self.worker.close()
 
 
 async def start(slots: SlotSource, phones: int, folder: Path) -> Play:
     """The driver's process plays by itself."""
     agent = adapter(folder / "model")
     engine, recorder = CountingEngine(agent), Recorder(folder / "recording")
+    worker = RolloutWorker(agent, {"": engine})
     scheduler = Scheduler(
         slots,
-        agent,
-        engine,
+        worker,
         Sampling(max_tokens=64),
         tasks=TaskSource(SameLength(MAX_STEPS), seed=0),
         groups=GroupLimits(GROUP, max(1, phones // GROUP // 2), max_staleness=STALENESS, deadline_seconds=None),
         recorder=recorder,
     )
-    return Play(scheduler, recorder, engine, folder=folder)
+    return Play(scheduler, recorder, engine, worker, folder=folder)
 
 
 class Learner:

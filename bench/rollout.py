@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from load.machine import machine, show, write
-from load.phones import SameLength, SlowPhones
+from load.phones import MeteredClients, SameLength, SlowPhones
 from load.policy import SAMPLING, ScriptedEngine, adapter
 
 from tapforge_envs.protocol import Environment, Observation, Reason, needs_score
@@ -43,6 +43,7 @@ from tapforge_trainer.rollout.episode import Standing, after_answer
 from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.scheduler import Scheduler
+from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.tasks.source import TaskSource
 
 GROUP, MAX_STEPS, SEED = 4, 16, 0
@@ -54,6 +55,7 @@ MALFORMED = EpisodeLimits().max_parse_failures
 @dataclass
 class Load:
     slots: SlowPhones
+    phones: MeteredClients
     agent: Agent
     engine: Generator
     groups_per_update: int
@@ -89,7 +91,7 @@ class _Player:
 
 async def lock_step(load: Load) -> Figures:
     tasks, steps, order = load.tasks(), 0, 0
-    begun, worked = time.perf_counter(), load.slots.working
+    begun, worked = time.perf_counter(), load.phones.working
     for _ in range(load.updates):
         works = []
         for _ in range(load.groups_per_update):
@@ -101,15 +103,15 @@ async def lock_step(load: Load) -> Figures:
         steps += await _batch(load, works)
         await asyncio.sleep(LEARN_SECONDS)
     seconds = time.perf_counter() - begun
-    return Figures(seconds, steps, (load.slots.working - worked) / (seconds * load.slots.size))
+    return Figures(seconds, steps, (load.phones.working - worked) / (seconds * load.slots.size))
 
 
 async def _batch(load: Load, works: list[Attempt]) -> int:
     leases = [await load.slots.acquire(60) for _ in works]
-    first = await asyncio.gather(*(le.environment.reset(w.task) for le, w in zip(leases, works, strict=True)))
+    opened = [load.phones.open(lease.phone) for lease in leases]
+    first = await asyncio.gather(*(phone.reset(w.task) for phone, w in zip(opened, works, strict=True)))
     players = [
-        _Player(work, lease.environment, seen, [], Standing())
-        for work, lease, seen in zip(works, leases, first, strict=True)
+        _Player(work, phone, seen, [], Standing()) for work, phone, seen in zip(works, opened, first, strict=True)
     ]
     running = players
     while running:
@@ -154,11 +156,10 @@ async def _round(load: Load, running: list[_Player]) -> None:
 
 async def asynchronous(load: Load, folder: Path) -> Figures:
     recorder = Recorder(folder)
-    begun, worked, steps = time.perf_counter(), load.slots.working, 0
+    begun, worked, steps = time.perf_counter(), load.phones.working, 0
     scheduler = Scheduler(
         load.slots,
-        load.agent,
-        load.engine,
+        RolloutWorker(load.agent, {"": load.engine}, load.phones),
         SAMPLING,
         tasks=load.tasks(),
         groups=GroupLimits(GROUP, load.groups_per_update, max_staleness=1, deadline_seconds=None),
@@ -171,7 +172,7 @@ async def asynchronous(load: Load, folder: Path) -> Figures:
         await asyncio.sleep(LEARN_SECONDS)
         scheduler.set_version(version)
     seconds = time.perf_counter() - begun
-    busy = (load.slots.working - worked) / (seconds * load.slots.size)
+    busy = (load.phones.working - worked) / (seconds * load.slots.size)
     age = scheduler.stats().mean_sample_age
     await scheduler.close()
     recorder.close()
@@ -187,15 +188,17 @@ async def compare(sigma: float, args: argparse.Namespace, folder: Path) -> dict[
     for side in ("lock-step", "asynchronous"):
         # Each side has fresh phones, whose latencies begin from the same names.
         slots = SlowPhones(args.slots, args.processes, args.median, sigma)
+        phones = MeteredClients()
         await slots.start()
         try:
-            load = Load(slots, agent, ScriptedEngine(agent, ENGINE_SECONDS), args.slots // GROUP, args.updates)
+            load = Load(slots, phones, agent, ScriptedEngine(agent, ENGINE_SECONDS), args.slots // GROUP, args.updates)
             if side == "lock-step":
                 figures.append(await lock_step(load))
             else:
                 figures.append(await asynchronous(load, folder / f"sigma-{sigma}"))
         finally:
             await slots.close()
+            await phones.close()
     lock, free = figures
     if lock.steps != free.steps:
         raise RuntimeError(f"the sides did different work: {lock.steps} and {free.steps} steps")

@@ -11,7 +11,8 @@ import time
 from collections import Counter
 from typing import Any
 
-from tapforge_envs.clients.tapforge_http import Deadlines, TapforgeClient
+from tapforge_envs.clients.phones import PhoneAddress, PhoneClients
+from tapforge_envs.clients.tapforge_http import Deadlines, TapforgeClient, new_session
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import Action, Environment, StepResult, Task
 from tapforge_envs.slots.processes import ProcessSlots, ServerCommand
@@ -31,19 +32,28 @@ class SameLength:
 
 
 class SlowPhones(ProcessSlots):
-    """`working`: seconds in which phones were at work on a call, summed over slots. `steps`: those that were answered,
-    also in episodes that have not ended yet."""
-
     def __init__(self, count: int, processes: int, median_seconds: float, sigma: float):
         slow = {"kind": "slow", "medianSeconds": median_seconds, "sigma": sigma}
         super().__init__(count, processes, ServerCommand(arguments=("--faults", json.dumps([slow]))), DEADLINES)
+
+
+class MeteredClients(PhoneClients):
+    """`working`: seconds in which phones were at work on a call, summed over slots. `steps`: those that were answered,
+    also in episodes that have not ended yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.working = 0.0
         self.steps = 0
+        self._metered = new_session()
         self._begun: Counter[str] = Counter()
 
-    def connect(self, slot: str) -> Environment:
-        assert self._session is not None
-        return _Metered(self, self._url(slot), self._session, DEADLINES, slot, self._name)
+    def open(self, phone: PhoneAddress) -> Environment:
+        return _Metered(self, phone.url, self._metered, phone.deadlines, phone.slot, None, self._name)
+
+    async def close(self) -> None:
+        await super().close()
+        await self._metered.close()
 
     def _name(self, task: Task) -> str:
         self._begun[task.key] += 1
@@ -51,13 +61,13 @@ class SlowPhones(ProcessSlots):
 
 
 class _Metered(TapforgeClient):
-    def __init__(self, phones: SlowPhones, *rest: Any):
+    def __init__(self, meter: MeteredClients, *rest: Any):
         super().__init__(*rest)
-        self._phones = phones
+        self._meter = meter
 
     async def step(self, action: Action, index: int) -> StepResult:
         result = await super().step(action, index)
-        self._phones.steps += 1
+        self._meter.steps += 1
         return result
 
     async def _call(self, *rest: Any, **options: Any) -> bytes:
@@ -65,4 +75,4 @@ class _Metered(TapforgeClient):
         try:
             return await super()._call(*rest, **options)
         finally:
-            self._phones.working += time.perf_counter() - begun
+            self._meter.working += time.perf_counter() - begun

@@ -12,6 +12,7 @@ from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.scheduler import Scheduler
+from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 
 POOL = [TASKS.sample(0, i) for i in range(12)]
@@ -36,10 +37,10 @@ async def a_house(generator, count=4, limits=LIMITS, tasks=POOL, deadlines=PATIE
         await slots.start()
         source = TaskSource(FixedTasks(tuple(tasks)), seed=1, state=kw.pop("state", 0))
         acquire_seconds = kw.pop("acquire_seconds", 100)
+        worker = RolloutWorker(AGENT, {"": generator, **kw.pop("policies", {})})
         scheduler = Scheduler(
             slots,
-            AGENT,
-            generator,
+            worker,
             Sampling(max_tokens=99),
             tasks=source,
             groups=limits,
@@ -52,6 +53,7 @@ async def a_house(generator, count=4, limits=LIMITS, tasks=POOL, deadlines=PATIE
             await scheduler.close(60)
             assert slots.counts().leased == 0, "every lease was returned"
             await slots.close()
+            await worker.close()
 
 
 def half_careless(sampling: Sampling) -> bool:

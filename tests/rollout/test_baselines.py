@@ -9,6 +9,7 @@ from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.evaluation import Arena, baselines, play
 from tapforge_trainer.rollout.attempt import EpisodeLimits
 from tapforge_trainer.rollout.groups import GroupLimits
+from tapforge_trainer.rollout.worker import RolloutWorker
 
 
 @pytest.mark.parametrize("name", ["random", "always_infeasible"])
@@ -17,12 +18,13 @@ def test_the_same_seed_plays_the_same_episodes_whatever_runs_beside_them(tmp_pat
         async with phones(4) as server:
             slots = UrlSlots(parse_urls(server.urls, "phones"), PATIENT)
             await slots.start()
-            arena = Arena(slots, AGENT, EpisodeLimits(), GroupLimits(), 99, concurrency, 100.0)
+            worker = RolloutWorker(AGENT, baselines(AGENT))
+            arena = Arena(slots, AGENT, worker, EpisodeLimits(), GroupLimits(), 99, concurrency, 100.0)
             try:
                 episodes = await play(
                     arena,
-                    baselines(AGENT)[name],
                     FEASIBLE[:4],
+                    policy=name,
                     repeats=2,
                     temperature=1.0,
                     seed=seed,
@@ -30,6 +32,7 @@ def test_the_same_seed_plays_the_same_episodes_whatever_runs_beside_them(tmp_pat
                 )
             finally:
                 await slots.close()
+                await worker.close()
             return [[step.action for step in e.steps] for e in episodes]
 
     async def go():

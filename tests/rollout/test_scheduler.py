@@ -235,7 +235,7 @@ def test_a_fixed_list_is_played_in_full_and_returned_in_order():
     run(go())
 
 
-def test_a_fixed_list_has_its_own_sampling_and_generator_and_interrupts_training():
+def test_a_fixed_list_has_its_own_sampling_and_policy_and_interrupts_training():
     async def go():
         trainer = Demonstrator(POOL, seconds=0.01)
         asked: list[Sampling] = []
@@ -244,9 +244,9 @@ def test_a_fixed_list_has_its_own_sampling_and_generator_and_interrupts_training
             asked.append(sampling)
             return GIVE_UP
 
-        async with a_house(trainer) as house:
+        async with a_house(trainer, policies={"quitter": Script(answer)}) as house:
             await house.scheduler.next_batch()
-            episodes = await house.scheduler.run_fixed(FEASIBLE, sampling=Sampling(7, 0.0), generator=Script(answer))
+            episodes = await house.scheduler.run_fixed(FEASIBLE, sampling=Sampling(7, 0.0), policy="quitter")
             assert {e.outcome for e in episodes} == {Outcome.FAILURE}
             assert {(s.max_tokens, s.temperature) for s in asked} == {(7, 0.0)}
             house.scheduler.set_version(1)

@@ -16,6 +16,7 @@ from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import Recording
 from tapforge_trainer.rollout.scheduler import Scheduler
+from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 
 
@@ -34,14 +35,14 @@ async def claiming(folder, generator, phones_there, wanted=3, **kw):
             await slots.start()
             source = TaskSource(FixedTasks(tuple(POOL)), seed=1)
             sampling = Sampling(max_tokens=99)
-            scheduler = Scheduler(
-                slots, AGENT, generator, sampling, tasks=source, groups=LIMITS, acquire_seconds=600, **kw
-            )
+            worker = RolloutWorker(AGENT, {"": generator})
+            scheduler = Scheduler(slots, worker, sampling, tasks=source, groups=LIMITS, acquire_seconds=600, **kw)
             try:
                 yield broker, slots, scheduler
             finally:
                 await scheduler.close(60)
                 await slots.close()
+                await worker.close()
                 assert not broker.held and not broker.broken
 
 

@@ -19,6 +19,7 @@ from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import Recording, RecordingError
 from tapforge_trainer.rollout.scheduler import RolloutError, Scheduler
+from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 
 
@@ -128,10 +129,10 @@ def test_servers_that_crash_under_load_are_replaced_and_only_cost_invalid_episod
         command = ServerCommand(arguments=("--faults", json.dumps(faults)))
         slots = ProcessSlots(6, 2, command, PATIENT, Backoff(first=0.05, cap=0.2, strikes=100))
         await slots.start()
+        worker = RolloutWorker(AGENT, {"": Demonstrator(POOL, seconds=0.005)})
         scheduler = Scheduler(
             slots,
-            AGENT,
-            Demonstrator(POOL, seconds=0.005),
+            worker,
             Sampling(max_tokens=99),
             tasks=TaskSource(FixedTasks(tuple(POOL)), seed=1),
             groups=GroupLimits(3, 2, 1, max_reruns=20),
@@ -149,6 +150,7 @@ def test_servers_that_crash_under_load_are_replaced_and_only_cost_invalid_episod
         finally:
             await scheduler.close(60)
             await slots.close()
+            await worker.close()
 
     run(go())
 

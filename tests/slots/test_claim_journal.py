@@ -17,6 +17,7 @@ from small_broker import POOL
 from tapforge_api import attempt as told
 from tapforge_api import load
 from tapforge_api.claims import Acquire, Given
+from tapforge_envs.clients.phones import PhoneClients
 from tapforge_envs.slots.broker_calls import BrokerCalls
 from tapforge_envs.slots.claim_journal import ClaimJournal
 from tapforge_trainer.assembly import slots_of
@@ -93,12 +94,14 @@ async def test_drivers_in_pods_that_share_their_work_folder_do_not_inherit_from_
         (tmp_path / uid).mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / uid))
         monkeypatch.setenv(told.RUN_UID, uid)
-        slots = slots_of(run)
+        clients = PhoneClients()
+        slots = slots_of(run, clients.health)
         await slots.start()
         try:
             yield
         finally:
             await slots.close()
+            await clients.close()
 
     async with a_lab(tmp_path, 2) as lab:
         for name, value in (environment(lab, tmp_path) | {told.WORK: str(tmp_path / "work")}).items():

@@ -22,7 +22,7 @@ from tapforge_envs.slots.broker import BrokerSlots
 from tapforge_envs.slots.broker_calls import Access
 from tapforge_envs.slots.claim_journal import ClaimJournal
 from tapforge_envs.slots.processes import ProcessSlots, ServerCommand
-from tapforge_envs.slots.source import SlotSource
+from tapforge_envs.slots.source import HealthProbe, SlotSource
 from tapforge_envs.slots.urls import UrlSlots, parse_urls, read_urls
 
 from .agents import make_agent
@@ -32,7 +32,7 @@ from .evaluation import Arena
 from .machine import Device, Machine
 from .plan import LocalFiles, inspect_files, longest_member
 from .policy.settings import GAP_ALARM, EngineSettings, LearnerSettings, UpdateSettings
-from .rollout.attempt import EpisodeLimits
+from .rollout.attempt import EpisodeLimits, Player
 from .rollout.groups import GroupLimits
 from .tasks.contamination import Contamination, contamination
 from .tasks.files import read_tasks
@@ -138,7 +138,8 @@ def _agent(model: Model, folder: Path, response_tokens: int) -> Agent:
     )
 
 
-def slots_of(run: TrainingRun) -> SlotSource:
+def slots_of(run: TrainingRun, health: HealthProbe) -> SlotSource:
+    """`health` asks phones from where they are used."""
     environment = run.spec.environment
     source, limits = environment.source, environment.deadlines
     deadlines = Deadlines(reset=limits.reset_seconds, step=limits.step_seconds, evaluate=limits.evaluate_seconds)
@@ -148,11 +149,13 @@ def slots_of(run: TrainingRun) -> SlotSource:
             fault = {"kind": "slow", "medianSeconds": latency.median_seconds, "sigma": latency.sigma}
             arguments += ["--faults", json.dumps([fault])]
         command = ServerCommand(arguments=tuple(arguments))
-        return ProcessSlots(source.processes.count, source.processes.servers, command, deadlines)
+        return ProcessSlots(source.processes.count, source.processes.servers, command, deadlines, health=health)
     if source.urls is not None:
         if source.urls.file is not None:
-            return UrlSlots(read_urls(Path(source.urls.file)), deadlines)
-        return UrlSlots(parse_urls(source.urls.list or (), "spec.environment.source.urls.list"), deadlines)
+            return UrlSlots(read_urls(Path(source.urls.file)), deadlines, health=health)
+        return UrlSlots(
+            parse_urls(source.urls.list or (), "spec.environment.source.urls.list"), deadlines, health=health
+        )
     if source.own_pool is not None:  # the operator resolves it to a pool before a run's driver starts
         raise ConfigurationError(
             "spec.environment.source.ownPool: only the operator makes pools, on a cluster; here use processes or urls"
@@ -271,10 +274,11 @@ def group_limits(run: TrainingRun) -> GroupLimits:
     )
 
 
-def arena_of(run: TrainingRun, slots: SlotSource, agent: Agent) -> Arena:
+def arena_of(run: TrainingRun, slots: SlotSource, agent: Agent, player: Player) -> Arena:
     return Arena(
         slots,
         agent,
+        player,
         episode_limits(run),
         group_limits(run),
         run.spec.rollout.response_tokens,

@@ -24,7 +24,7 @@ from tapforge_envs.slots.source import SlotSource
 
 from .agents.agent import Agent
 from .records import EpisodeRecord, Generation, Generator, Prompt, Sampling
-from .rollout.attempt import EpisodeLimits
+from .rollout.attempt import EpisodeLimits, Player
 from .rollout.groups import GroupLimits
 from .rollout.recorder import Recorder
 from .rollout.scheduler import Scheduler
@@ -33,10 +33,11 @@ from .statistics import success_of
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Where episodes are played, whoever plays them."""
+    """Where and by whom episodes are played."""
 
     slots: SlotSource
     agent: Agent
+    player: Player
     episodes: EpisodeLimits
     groups: GroupLimits
     response_tokens: int
@@ -46,22 +47,22 @@ class Arena:
 
 async def play(
     arena: Arena,
-    generator: Generator,
     tasks: Sequence[Task],
     *,
+    policy: str = "",
     repeats: int,
     temperature: float,
     seed: int,
     folder: Path,
 ) -> list[EpisodeRecord]:
-    """Plays every task `repeats` times and records it in `folder`, in place of an earlier measurement."""
+    """Plays every task `repeats` times and records it in `folder`, in place of an earlier measurement. `policy`: one of
+    `baselines`; "": the one that learns."""
     if folder.exists():
         await asyncio.to_thread(shutil.rmtree, folder)
     recorder = Recorder(folder)
     scheduler = Scheduler(
         arena.slots,
-        arena.agent,
-        generator,
+        arena.player,
         Sampling(max_tokens=arena.response_tokens, temperature=temperature),
         groups=arena.groups,
         episodes=arena.episodes,
@@ -72,7 +73,7 @@ async def play(
         prefix=f"{folder.name}-",
     )
     try:
-        return await scheduler.run_fixed(tasks, repeats)
+        return await scheduler.run_fixed(tasks, repeats, policy=policy)
     finally:
         await scheduler.close()
         recorder.close()
@@ -134,7 +135,7 @@ class ScriptedPolicy:
         return Generation(self.agent.expand(prompt), ids, tuple(map(float, zeros)), zeros, "stop")
 
 
-def baselines(agent: Agent) -> dict[str, ScriptedPolicy]:
+def baselines(agent: Agent) -> dict[str, Generator]:
     return {
         "random": ScriptedPolicy(agent, random_action),
         "always_infeasible": ScriptedPolicy(agent, lambda rng: Terminate(status="infeasible")),

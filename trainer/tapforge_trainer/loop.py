@@ -110,7 +110,6 @@ async def measure(parts: Parts, name: str, progress: Progress) -> dict[str, dict
         parts.telemetry.phase(f"measuring {name}, {mode}: {len(tasks)} held-out tasks", "Evaluating")
         playing = play(
             parts.arena,
-            parts.policy.generator,
             tasks,
             repeats=evaluation.repeats if temperature else 1,
             temperature=temperature,
@@ -127,10 +126,10 @@ async def measure_baselines(parts: Parts) -> dict[str, dict[str, Any]]:
     """The same tasks, played by policies that have learned nothing."""
     evaluation = parts.run.spec.evaluation
     results = {}
-    for name, policy in baselines(parts.arena.agent).items():
+    for name in baselines(parts.arena.agent):
         folder = parts.folder / EVALUATION / f"baseline-{name}"
         tasks = assembly.evaluation_tasks(parts.run).tasks
-        playing = play(parts.arena, policy, tasks, repeats=1, temperature=1.0, seed=evaluation.seed, folder=folder)
+        playing = play(parts.arena, tasks, policy=name, repeats=1, temperature=1.0, seed=evaluation.seed, folder=folder)
         episodes = await unless(parts.orders.stop, playing)
         results[name] = measured(episodes, seed=evaluation.seed)
         parts.telemetry.event("baseline", policy=name, **results[name])
@@ -150,8 +149,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
     tasks.quarantined.update(progress.quarantined)
     scheduler = Scheduler(
         parts.arena.slots,
-        parts.arena.agent,
-        parts.policy.generator,
+        parts.arena.player,
         Sampling(max_tokens=spec.rollout.response_tokens, temperature=spec.rollout.temperature),
         tasks=tasks,
         groups=parts.arena.groups,

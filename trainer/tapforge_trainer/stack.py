@@ -17,10 +17,12 @@ from tapforge_api import TrainingRun
 
 from . import assembly, loop, resting
 from .assembly import ConfigurationError, SetupError
+from .evaluation import baselines
 from .machine import Machine, NoDevice, device_of, gpus_needed
 from .orders import Orders, unless
 from .policy.driver import Policy, PolicySettings, in_cluster, wait_for_gpus
 from .progress import Progress, belongs
+from .rollout.worker import RolloutWorker
 from .telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -59,7 +61,9 @@ async def running(
     if why := assembly.context_error(run, model):
         raise ConfigurationError(why)
     agent = assembly.agent_of(run, model)
-    slots = assembly.slots_of(run)
+    policies = baselines(agent)
+    worker = RolloutWorker(agent, policies)
+    slots = assembly.slots_of(run, worker.health)
     telemetry.phase("starting phones, engine and learner" if engines else "starting the learner", "Loading")
     policy = Policy(
         PolicySettings(
@@ -85,12 +89,15 @@ async def running(
         progress, begun_from = await _resumed(run, policy, uid) if learner and resume else (None, "")
         if progress is not None:
             resting.show(telemetry.view, progress, resting.newest(policy.settings.checkpoints))
-        arena = assembly.arena_of(run, slots, agent)
+        if engines:
+            policies[""] = policy.generator
+        arena = assembly.arena_of(run, slots, agent, worker)
         yield loop.Parts(run, folder, policy, arena, telemetry, orders, begun_from), progress
     finally:
         for result in await asyncio.gather(slots.close(), policy.close(), return_exceptions=True):
             if isinstance(result, Exception):
                 log.warning("closing failed: %s", result)
+        await worker.close()
 
 
 async def _started(policy: Policy, model: Path) -> None:

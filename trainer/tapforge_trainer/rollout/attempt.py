@@ -1,16 +1,17 @@
 """What the driver asks for and what comes back: one attempt at a task, as plain records.
 
-The driver decides (`groups.py`, `evaluation_queue.py`, `scheduler.py`), and whoever has the phone plays (`episode.py`);
-these records are all that passes between them.
+The driver decides (`groups.py`, `evaluation_queue.py`, `scheduler.py`) and a `Player` plays (`worker.py`,
+`episode.py`); these records are all that passes between them.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from tapforge_envs.protocol import Frame, Task
+from tapforge_envs.protocol import Frame, Reason, Task
+from tapforge_envs.slots.source import Lease, Verdict
 
 from ..records import EpisodeRecord, Sampling
 
@@ -57,11 +58,13 @@ class EpisodeLimits:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRequest:
-    """All that playing an attempt needs, besides a phone, an agent and an engine."""
+    """All that playing an attempt needs, besides a phone and who plays."""
 
     attempt: Attempt
     sampling: Sampling
     limits: EpisodeLimits = EpisodeLimits()
+    #: who answers; "": the policy that learns
+    policy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
     """An attempt that ended. `frames` and `ui_trees` hold all that its steps name. `broke`: the call that failed.
-    `phone_seconds`: what the calls to the phone took, at most what they were allowed to."""
+    `phone_seconds`: what the calls to the phone took, at most what they were allowed to. `verdict`: in which state the
+    phone is left, and `why`."""
 
     attempt: Attempt
     record: EpisodeRecord
@@ -84,6 +88,20 @@ class EpisodeResult:
     broke: Call | None
     phone_seconds: float = 0.0
     ui_trees: dict[str, str] = field(default_factory=dict)
+    verdict: Verdict = Verdict.DIRTY
+    why: str = "the episode was not ended on the phone"
+
+
+class Player(Protocol):
+    """Who plays attempts, in this process or another one."""
+
+    async def play(self, request: AttemptRequest, lease: Lease) -> EpisodeResult:
+        """Raises only what the run can't go on with."""
+        ...
+
+    def stop(self, episode: str, reason: Reason) -> None:
+        """Ends the attempt as `cancelled` or `reclaimed`; `play` returns with the steps so far."""
+        ...
 
 
 def member_of(episode: str) -> int:

@@ -28,13 +28,11 @@ from tapforge_envs.protocol import (
     EnvironmentFault,
     Frame,
     Observation,
-    Outcome,
     Reason,
     Terminate,
     needs_score,
     outcome_of,
 )
-from tapforge_envs.slots.source import Verdict
 
 from ..agents.agent import Agent, ContextLimit, Turn
 from ..agents.parsing import ParseFailure
@@ -282,15 +280,3 @@ class Episode:
             ui_key=state.ui_key,
             frame_key=state.frame_key,
         )
-
-
-async def put_down(phone: Environment, result: EpisodeResult) -> tuple[Verdict, str]:
-    """Ends the episode on the phone. A phone that broke is not asked any more."""
-    record = result.record
-    if record.outcome is Outcome.INVALID:
-        return Verdict.DIRTY, record.message
-    try:
-        await phone.close()
-    except EnvironmentFault as fault:
-        return Verdict.DIRTY, str(fault)
-    return Verdict.CLEAN, ""

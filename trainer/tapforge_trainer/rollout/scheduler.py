@@ -19,11 +19,9 @@ from dataclasses import dataclass, field
 from tapforge_envs.protocol import Reason, Task
 from tapforge_envs.slots.source import SlotSource, Verdict
 
-from ..agents.agent import Agent
-from ..records import EpisodeRecord, Generator, GroupRecord, Sampling
+from ..records import EpisodeRecord, GroupRecord, Sampling
 from ..tasks.source import TaskSource
-from .attempt import Attempt, AttemptRequest, EpisodeLimits, EpisodeResult
-from .episode import Episode, put_down
+from .attempt import Attempt, AttemptRequest, EpisodeLimits, EpisodeResult, Player
 from .evaluation_queue import EvaluationQueue
 from .fault_tracker import FaultTracker
 from .groups import Dropped, GroupBuffer, GroupLimits, Resumed, Settled
@@ -42,12 +40,15 @@ class RolloutError(RuntimeError):
 class _Job:
     """An attempt under way, from the wait for a slot to the return of its lease."""
 
-    attempt: Attempt
-    episode: Episode
+    request: AttemptRequest
     source: GroupBuffer | EvaluationQueue
     #: the slot that is leased; "" while waiting for one
     slot: str = ""
     task: asyncio.Task[None] | None = field(default=None)
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.request.attempt
 
 
 class Scheduler:
@@ -56,8 +57,7 @@ class Scheduler:
     def __init__(
         self,
         slots: SlotSource,
-        agent: Agent,
-        generator: Generator,
+        player: Player,
         sampling: Sampling,
         *,
         tasks: TaskSource | None = None,
@@ -74,8 +74,7 @@ class Scheduler:
     ):
         self._loop = asyncio.get_running_loop()
         self._slots = slots
-        self._agent = agent
-        self._generator = generator
+        self._player = player
         self._sampling = sampling
         self._tasks = tasks
         self._episode_limits = episodes or EpisodeLimits()
@@ -90,7 +89,7 @@ class Scheduler:
         self._fixed: EvaluationQueue | None = None
         self._fixed_runs = 0
         self._fixed_sampling = sampling
-        self._fixed_generator = generator
+        self._fixed_policy = ""
         self._training = self._paused = self._drained = self._closing = False
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
@@ -132,10 +131,10 @@ class Scheduler:
         tasks: Sequence[Task],
         repeats: int = 1,
         sampling: Sampling | None = None,
-        generator: Generator | None = None,
+        policy: str = "",
     ) -> list[EpisodeRecord]:
         """Plays every task `repeats` times, without groups; one record per place, in order, invalid ones included.
-        Meanwhile no training episode begins."""
+        `policy` answers. Meanwhile no training episode begins."""
         if self._fixed is not None:
             raise ValueError("another list of tasks is being played")
         prefix = f"{self._prefix}fixed{self._fixed_runs}-"
@@ -143,7 +142,7 @@ class Scheduler:
         reruns = self._buffer.limits.max_reruns
         queue = EvaluationQueue(tasks, repeats, max_reruns=reruns, seed=self._seed, prefix=prefix)
         self._fixed, self._fixed_sampling = queue, sampling or self._sampling
-        self._fixed_generator = generator or self._generator
+        self._fixed_policy = policy
         self._stop_jobs(lambda job: not job.slot)
         try:
             self._pump()
@@ -243,7 +242,10 @@ class Scheduler:
     def _next_job(self) -> _Job | None:
         if self._fixed is not None:
             attempt = self._fixed.next_attempt()
-            return self._job(attempt, self._fixed, self._fixed_generator, self._fixed_sampling) if attempt else None
+            request = attempt and AttemptRequest(
+                attempt, self._fixed_sampling, self._episode_limits, self._fixed_policy
+            )
+            return _Job(request, self._fixed) if request else None
         if not self._training or self._tasks is None:
             return None
         attempt = self._buffer.next_attempt()
@@ -255,13 +257,8 @@ class Scheduler:
                 return None
             self._buffer.admit(task)
             attempt = self._buffer.next_attempt()
-        return self._job(attempt, self._buffer, self._generator, self._sampling) if attempt else None
-
-    def _job(
-        self, attempt: Attempt, source: GroupBuffer | EvaluationQueue, generator: Generator, sampling: Sampling
-    ) -> _Job:
-        request = AttemptRequest(attempt, sampling, self._episode_limits)
-        return _Job(attempt, Episode(request, self._agent, generator), source)
+        request = attempt and AttemptRequest(attempt, self._sampling, self._episode_limits)
+        return _Job(request, self._buffer) if request else None
 
     # --- playing ---
 
@@ -272,8 +269,8 @@ class Scheduler:
             self._measure()
             verdict, why = Verdict.DIRTY, "the episode was cut short"
             try:
-                result = await job.episode.play(lease.environment, lease.slot)
-                verdict, why = await put_down(lease.environment, result)
+                result = await self._player.play(job.request, lease)
+                verdict, why = result.verdict, result.why
             finally:
                 await self._slots.release(lease, verdict, why)
         finally:
@@ -344,7 +341,7 @@ class Scheduler:
         self._withdraw([job for job in hit if not job.slot])
         for job in hit:
             if job.slot:
-                job.episode.stop(reason)
+                self._player.stop(job.attempt.episode, reason)
 
     def _withdraw(self, waiting: list[_Job]) -> None:
         """Attempts without a slot go back to where they came from, as if they had never been issued."""
