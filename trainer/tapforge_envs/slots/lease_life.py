@@ -40,6 +40,7 @@ class LeaseLife:
         self._clock = clock
         self._lost = ""
         self._calls: set[asyncio.Timeout] = set()
+        self._observers: list[Callable[[], None]] = []
 
     @property
     def ends(self) -> float:
@@ -59,8 +60,15 @@ class LeaseLife:
         """Cuts off the call that is under way."""
         if not self._lost:
             self._lost = why
+            for notify in list(self._observers):
+                notify()
             for call in self._calls:
                 call.reschedule(asyncio.get_running_loop().time())
+
+    def subscribe(self, notify: Callable[[], None]) -> Callable[[], None]:
+        """`notify` is called when it is lost, until the function returned is."""
+        self._observers.append(notify)
+        return lambda: self._observers.remove(notify)
 
     def over(self) -> str:
         """Why it is over; "" while it is not."""

@@ -1,0 +1,272 @@
+"""Rollout workers in other processes, as the driver sees them: which plays on which slot, and their end of the link.
+
+- A slot stays with its worker, so that connections last; a new slot goes to the worker with the fewest.
+- A worker that dies makes its attempts `cancelled` and their slots dirty, and is started again, at most
+  `RESTARTS` times in `RESTART_SECONDS`; then the run can't go on. A worker that can't be reached may still use its
+  phones: their slots are given back when its leases have ended.
+- Whatever is said to a worker is said again with the next message, until its attempt is over (`worker_host`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from tapforge_envs.clients.phones import PhoneAddress
+from tapforge_envs.protocol import EnvironmentFault, Reason
+from tapforge_envs.slots.lease_life import Clock, wakeful
+from tapforge_envs.slots.source import Lease, Verdict
+
+from ..records import EpisodeRecord
+from .attempt import AttemptRequest, EpisodeResult
+from .worker_host import LINK_SECONDS, Health, LeaseTerms, Report, Wanted, end_on_worker
+
+log = logging.getLogger(__name__)
+
+#: between two messages, and for the answer to one, seconds
+EXCHANGE_SECONDS, ANSWER_SECONDS = 1.0, 10.0
+#: for a phone's answer to a probe, beyond the probe's own deadline
+_PROBE_GRACE = 10.0
+RESTARTS, RESTART_SECONDS = 5, 600.0
+
+
+class WorkerLost(Exception):
+    """The worker's process is gone, or can't be reached. `dead`: it is known to be gone."""
+
+    def __init__(self, why: str, *, dead: bool):
+        super().__init__(why)
+        self.dead = dead
+
+
+class WorkerError(RuntimeError):
+    """Workers die again and again: the run can't go on."""
+
+
+class Carrier(Protocol):
+    """The way to one worker. Its calls raise WorkerLost when the worker is gone or can't be reached."""
+
+    async def exchange(self, wanted: Wanted, seconds: float) -> Report: ...
+
+    async def play(self, request: AttemptRequest, terms: LeaseTerms) -> EpisodeResult: ...
+
+    async def health(self, phone: PhoneAddress, seconds: float) -> Health: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class _Attempt:
+    request: AttemptRequest
+    lease: Lease
+    stop: Reason | None = None
+
+
+@dataclass(eq=False)
+class _Worker:
+    index: int
+    carrier: Carrier | None = None
+    number: int = 0
+    #: the worker's clock in its last answer, and when that came
+    worker_now: float = 0.0
+    answered: float = -math.inf
+    attempts: dict[str, _Attempt] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFigures:
+    """Over all workers, since the last look."""
+
+    #: seconds that a worker's loop stood still at most
+    longest_stall: float
+    restarts: int
+
+
+class RemotePlayers:
+    """A `Player`. Belongs to one event loop."""
+
+    def __init__(self, start: Callable[[int], Awaitable[Carrier]], workers: int, clock: Clock = wakeful):
+        """`start` begins a worker, given its number, and returns when it can play; it has a deadline of its own."""
+        self._start = start
+        self._clock = clock
+        self._workers = [_Worker(index) for index in range(workers)]
+        self._home: dict[str, _Worker] = {}
+        self._links: list[asyncio.Task[None]] = []
+        self._restarts: deque[float] = deque()
+        self._restarted = 0
+        self._failure: WorkerError | None = None
+        self._stall = 0.0
+
+    async def start(self) -> None:
+        """All workers at once. Raises what the start of one raises."""
+        await asyncio.gather(*(self._begin(worker) for worker in self._workers))
+        loop = asyncio.get_running_loop()
+        self._links = [loop.create_task(self._link(w), name=f"rollout worker {w.index}") for w in self._workers]
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """Model answers so far of every attempt that is being played, as far as workers have reported."""
+        return {name: n for worker in self._workers for name, n in worker.steps.items() if name in worker.attempts}
+
+    def figures(self) -> LinkFigures:
+        figures = LinkFigures(self._stall, self._restarted)
+        self._stall = 0.0
+        return figures
+
+    async def play(self, request: AttemptRequest, lease: Lease) -> EpisodeResult:
+        worker = self._worker_of(lease.slot)
+        attempt = _Attempt(request, lease)
+        name = request.attempt.episode
+        worker.attempts[name] = attempt
+        unsubscribe = lease.life.subscribe(worker.wake.set)
+        lease.life.episodes += 1
+        try:
+            return await self._played(worker, attempt)
+        finally:
+            unsubscribe()
+            del worker.attempts[name]
+
+    def stop(self, episode: str, reason: Reason) -> None:
+        for worker in self._workers:
+            if (attempt := worker.attempts.get(episode)) is not None:
+                attempt.stop = reason
+                worker.wake.set()
+
+    async def health(self, phone: PhoneAddress) -> str:
+        worker = self._worker_of(phone.slot)
+        if worker.carrier is None:
+            raise EnvironmentFault(f"{phone.slot}: its rollout worker is being started; ask again")
+        try:
+            found = await worker.carrier.health(phone, phone.deadlines.health + _PROBE_GRACE)
+        except WorkerLost as lost:
+            raise EnvironmentFault(f"{phone.slot}: nobody could ask it: {lost}") from lost
+        return found.raised()
+
+    async def close(self) -> None:
+        for link in self._links:
+            link.cancel()
+        await asyncio.gather(*self._links, return_exceptions=True)
+        await asyncio.gather(*(worker.carrier.close() for worker in self._workers if worker.carrier is not None))
+
+    # --- inside ---
+
+    async def _played(self, worker: _Worker, attempt: _Attempt) -> EpisodeResult:
+        await worker.ready.wait()  # ends: a worker that can't be started is a failure, which opens it
+        if self._failure:
+            raise self._failure
+        if attempt.stop is not None:
+            return _unplayed(attempt, "stopped before it began", Verdict.CLEAN, attempt.stop)
+        assert worker.carrier is not None
+        try:
+            return await worker.carrier.play(attempt.request, self._terms(worker, attempt.lease))
+        except WorkerLost as lost:
+            # Nobody else is sent there before the link has found out how it is.
+            worker.ready.clear()
+            worker.wake.set()
+            if not lost.dead:
+                await asyncio.sleep(max(0.0, worker.answered + LINK_SECONDS - self._clock()))
+            return _unplayed(attempt, str(lost), Verdict.DIRTY, Reason.CANCELLED)
+
+    def _terms(self, worker: _Worker, lease: Lease) -> LeaseTerms:
+        terms = LeaseTerms(lease.slot, lease.fence, lease.phone, 0.0)
+        return replace(terms, ends=end_on_worker(lease.life.ends, worker.answered, worker.worker_now))
+
+    def _worker_of(self, slot: str) -> _Worker:
+        if (home := self._home.get(slot)) is None:
+            homes = Counter(worker.index for worker in self._home.values())
+            home = self._home[slot] = min(self._workers, key=lambda worker: (homes[worker.index], worker.index))
+        return home
+
+    async def _begin(self, worker: _Worker) -> None:
+        worker.carrier = await self._start(worker.index)
+        await self._exchange(worker)
+
+    async def _link(self, worker: _Worker) -> None:
+        """Until cancelled, or until its worker died too often."""
+        while self._failure is None:
+            try:
+                async with asyncio.timeout(EXCHANGE_SECONDS):
+                    await worker.wake.wait()
+            except TimeoutError:
+                pass
+            worker.wake.clear()
+            try:
+                await self._exchange(worker)
+            except WorkerLost as lost:
+                if lost.dead or self._clock() > worker.answered + LINK_SECONDS:
+                    await self._again(worker, str(lost))
+
+    async def _exchange(self, worker: _Worker) -> None:
+        assert worker.carrier is not None
+        worker.number += 1
+        report = await worker.carrier.exchange(self._wanted(worker), ANSWER_SECONDS)
+        worker.worker_now, worker.answered = report.now, self._clock()
+        worker.steps = report.steps
+        self._stall = max(self._stall, report.stall)
+        worker.ready.set()
+
+    def _wanted(self, worker: _Worker) -> Wanted:
+        playing = worker.attempts
+        leases = [self._terms(worker, attempt.lease) for attempt in playing.values()]
+        return Wanted(
+            worker.number,
+            {terms.key: terms.ends for terms in leases},
+            {t.key: why for t, a in zip(leases, playing.values(), strict=True) if (why := a.lease.life.lost)},
+            {name: attempt.stop for name, attempt in playing.items() if attempt.stop is not None},
+        )
+
+    async def _again(self, worker: _Worker, why: str) -> None:
+        """Another process in its place."""
+        worker.ready.clear()
+        gone, worker.carrier = worker.carrier, None
+        if gone is not None:
+            await gone.close()
+        now = self._clock()
+        while self._restarts and self._restarts[0] < now - RESTART_SECONDS:
+            self._restarts.popleft()
+        if len(self._restarts) >= RESTARTS:
+            self._fail(f"rollout workers died {RESTARTS + 1} times within {RESTART_SECONDS:g} s, the last one: {why}")
+            return
+        self._restarts.append(now)
+        self._restarted += 1
+        log.warning("rollout worker %d: %s; it is started again", worker.index, why)
+        try:
+            await self._begin(worker)
+        except WorkerLost as lost:
+            await self._again(worker, str(lost))
+        except Exception as error:  # noqa: BLE001 - whoever plays hears of it
+            self._fail(f"rollout worker {worker.index} could not be started again: {error}")
+
+    def _fail(self, why: str) -> None:
+        self._failure = WorkerError(why)
+        for worker in self._workers:
+            worker.ready.set()
+
+
+def _unplayed(attempt: _Attempt, message: str, verdict: Verdict, reason: Reason) -> EpisodeResult:
+    """What is left of an attempt whose steps are lost."""
+    asked, now = attempt.request.attempt, time.time()
+    record = EpisodeRecord(
+        id=asked.episode,
+        group=asked.group,
+        task=asked.task,
+        attempt=asked.rerun,
+        slot=attempt.lease.slot,
+        seed=asked.seed,
+        reason=reason,
+        outcome=None,
+        score=None,
+        message=message,
+        steps=(),
+        started=now,
+        ended=now,
+    )
+    return EpisodeResult(asked, record, {}, None, verdict=verdict, why=message)

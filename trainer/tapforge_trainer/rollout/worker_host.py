@@ -1,0 +1,161 @@
+"""A rollout worker in another process than the driver: the messages between the two, and the worker's end of them.
+
+The driver says once a second, and at once on changes, what it wants (`Wanted`), and is answered with what there is
+(`Report`). Both are whole states: one that is lost, late or repeated does no harm.
+
+Rules of leases:
+1. A lease ends on the worker's clock. The driver computes its end from the worker's last answer: the worker's reading
+   in it belongs to a moment before the driver had it, so delays make leases shorter and never longer.
+2. Without an answered message a lease ends `LINK_SECONDS` after the last one, however long its claim lives. A driver
+   that is started in place of another waits as long before it uses phones that no broker fences.
+3. Shortly before, the worker stops its attempts as cancelled, so that they return their steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tapforge_envs.clients.phones import PhoneAddress
+from tapforge_envs.protocol import EnvironmentFault, Reason
+from tapforge_envs.slots.lease_life import Clock, LeaseLife, wakeful
+from tapforge_envs.slots.source import Lease
+
+from .attempt import AttemptRequest, EpisodeResult
+from .worker import RolloutWorker
+
+#: seconds without an answered message after which a worker uses no phone any more, and before which it stops attempts
+LINK_SECONDS, STOP_SECONDS = 30.0, 20.0
+_CHECK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """A lease, as another process has it. `ends`: seconds of the worker's clock."""
+
+    slot: str
+    fence: int
+    phone: PhoneAddress
+    ends: float
+
+    @property
+    def key(self) -> str:
+        return f"{self.slot}#{self.fence}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`number` grows with each; one that was overtaken is ignored."""
+
+    number: int
+    #: by `LeaseTerms.key`: when it ends; one that isn't named ends as it was said last
+    leases: Mapping[str, float] = field(default_factory=dict)
+    #: by the same: why it is lost
+    lost: Mapping[str, str] = field(default_factory=dict)
+    #: attempts to end, by the episode's name; one that isn't being played has ended
+    stop: Mapping[str, Reason] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    #: the message that it answers
+    number: int
+    #: the worker's clock
+    now: float
+    #: model answers so far of every attempt that is being played
+    steps: Mapping[str, int] = field(default_factory=dict)
+    #: the longest time in seconds that the worker's loop stood still, since the last report
+    stall: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Of a phone: the instance of its server, or what is wrong with it."""
+
+    instance: str = ""
+    fault: str = ""
+    reason: Reason = Reason.ENV_ERROR
+
+    def raised(self) -> str:
+        if self.fault:
+            raise EnvironmentFault(self.fault, self.reason)
+        return self.instance
+
+
+class WorkerHost:
+    """Belongs to one event loop. Its methods are what the driver may call."""
+
+    def __init__(self, worker: RolloutWorker, clock: Clock = wakeful):
+        self._worker = worker
+        self._clock = clock
+        self._lives: dict[str, LeaseLife] = {}
+        self._newest = -1
+        self._heard = clock()
+        self._stalls = _Stalls()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def play(self, request: AttemptRequest, terms: LeaseTerms) -> EpisodeResult:
+        """Raises what the engine or our own code does wrong."""
+        life = LeaseLife(terms.slot, terms.ends, "the driver is silent or its claim has ended", self._clock)
+        self._lives[terms.key] = life
+        try:
+            return await self._worker.play(request, Lease(terms.slot, terms.fence, terms.phone, life))
+        finally:
+            del self._lives[terms.key]
+
+    def exchange(self, wanted: Wanted) -> Report:
+        """May be called again with the same message."""
+        self._heard = self._clock()
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().create_task(self._stop_when_silent(), name="silent driver")
+        if wanted.number > self._newest:
+            self._newest = wanted.number
+            for key, ends in wanted.leases.items():
+                if (life := self._lives.get(key)) is not None:
+                    life.extend(ends)
+            for key, why in wanted.lost.items():
+                if (life := self._lives.get(key)) is not None:
+                    life.lose(why)
+            for episode, reason in wanted.stop.items():
+                self._worker.stop(episode, reason)
+        return Report(wanted.number, self._clock(), self._worker.steps, self._stalls.longest())
+
+    async def health(self, phone: PhoneAddress) -> Health:
+        try:
+            return Health(await self._worker.health(phone))
+        except EnvironmentFault as fault:
+            return Health(fault=str(fault), reason=fault.reason)
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        await self._worker.close()
+
+    async def _stop_when_silent(self) -> None:
+        while True:
+            before = asyncio.get_running_loop().time()
+            await asyncio.sleep(_CHECK_SECONDS)
+            self._stalls.note(asyncio.get_running_loop().time() - before - _CHECK_SECONDS)
+            if self._clock() - self._heard > STOP_SECONDS:
+                for episode in self._worker.steps:
+                    self._worker.stop(episode, Reason.CANCELLED)
+
+
+class _Stalls:
+    def __init__(self) -> None:
+        self._longest = 0.0
+
+    def note(self, late: float) -> None:
+        self._longest = max(self._longest, late)
+
+    def longest(self) -> float:
+        longest, self._longest = self._longest, 0.0
+        return longest
+
+
+def end_on_worker(ends: float, answered: float, worker_now: float) -> float:
+    """When a lease that lives until `ends` is over on the worker's clock, if the worker's last answer said `worker_now`
+    and came at `answered`: both `ends` and `answered` are of the driver's clock."""
+    return worker_now + min(ends - answered, LINK_SECONDS) if ends < math.inf else worker_now + LINK_SECONDS
