@@ -286,7 +286,7 @@ def fitting(pngs: list[bytes], folder: Path) -> dict[str, float]:
     torch.set_num_threads(1)
     agent, dice, screens = adapter(folder / "model"), random.Random(0), [Screen(png) for png in pngs]
     frames = [screen.frame(dice) for screen in screens]
-    first = agent.prepare(Observation(frames[0])).frame
+    first = agent.prepare(Observation(frames[0]))[0].frame
     size = (first.height, first.width)
 
     def bare(data: torch.Tensor) -> torch.Tensor:

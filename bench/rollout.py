@@ -33,9 +33,9 @@ from load.machine import machine, show, write
 from load.phones import MeteredClients, SameLength, SlowPhones
 from load.policy import SAMPLING, ScriptedEngine, adapter
 
-from tapforge_envs.protocol import Environment, Observation, Reason, needs_score
+from tapforge_envs.protocol import Environment, Reason, needs_score
 from tapforge_envs.slots.source import Verdict
-from tapforge_trainer.agents.agent import Agent, ContextLimit, Turn
+from tapforge_trainer.agents.agent import Agent, ContextLimit, Prepared, Turn
 from tapforge_trainer.agents.parsing import ParseFailure
 from tapforge_trainer.records import Generator
 from tapforge_trainer.rollout.attempt import Attempt, EpisodeLimits, seed_of
@@ -83,7 +83,7 @@ class _Player:
 
     work: Attempt
     environment: Environment
-    seen: Observation
+    seen: Prepared
     history: list[Turn]
     standing: Standing
     reason: Reason | None = None
@@ -111,7 +111,8 @@ async def _batch(load: Load, works: list[Attempt]) -> int:
     opened = [load.phones.open(lease.phone) for lease in leases]
     first = await asyncio.gather(*(phone.reset(w.task) for phone, w in zip(opened, works, strict=True)))
     players = [
-        _Player(work, phone, seen, [], Standing()) for work, phone, seen in zip(works, opened, first, strict=True)
+        _Player(work, phone, load.agent.prepare(seen)[0], [], Standing())
+        for work, phone, seen in zip(works, opened, first, strict=True)
     ]
     running = players
     while running:
@@ -148,7 +149,7 @@ async def _round(load: Load, running: list[_Player]) -> None:
         p.history.append(Turn(p.seen, text, answer))
         moves.append(p.environment.step(answer, index))
     for p, result in zip(running, await asyncio.gather(*moves), strict=True):
-        p.seen = result.observation
+        p.seen, _ = load.agent.prepare(result.observation)
 
 
 # --- asynchronous -----------------------------------------------------------------------------------------------------

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from tapforge_envs.protocol import Frame
 from tapforge_trainer.agents.tokens import Tokens
+from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy.frames import PixelFormat
 from tapforge_trainer.records import Prompt, ResponseSpan, Sample
 
 WIDTH, HEIGHT = 96, 160
 
 
-def screen(seed: int) -> Frame:
+def screen(seed: int) -> FittedFrame:
     """Flat areas like a screen's, so that it compresses like one."""
     rng = np.random.default_rng(seed)
     image = Image.fromarray(rng.integers(0, 256, (5, 3, 3), dtype=np.uint8)).resize(
         (WIDTH, HEIGHT), Image.Resampling.NEAREST
     )
-    out = io.BytesIO()
-    image.save(out, "PNG")
-    return Frame.of(out.getvalue(), WIDTH, HEIGHT)
+    return FittedFrame.of(np.asarray(image))
 
 
-def prompt(tokens: Tokens, form: PixelFormat, frame: Frame, seed: int) -> Prompt:
+def prompt(tokens: Tokens, form: PixelFormat, frame: FittedFrame, seed: int) -> Prompt:
     rng = np.random.default_rng((1, seed))
     words = rng.choice(tokens.allowed_ids, int(rng.integers(18, 34))).tolist()
     ids = (tokens.im_start, *words[:9], tokens.vision_start, tokens.image_pad, tokens.vision_end, *words[9:])
@@ -35,14 +32,14 @@ def prompt(tokens: Tokens, form: PixelFormat, frame: Frame, seed: int) -> Prompt
     return Prompt(ids, (frame,), len(ids) - 1 + rows * columns)
 
 
-def samples(folder: Path, count: int, group: int = 40) -> tuple[list[Sample], dict[str, Frame]]:
+def samples(folder: Path, count: int, group: int = 40) -> tuple[list[Sample], dict[str, FittedFrame]]:
     """Every sample with a screen of its own."""
     tokens, form = Tokens.load(folder), PixelFormat.of_folder(folder)
     made, frames = [], {}
     for k in range(count):
         rng = np.random.default_rng((2, k))
         frame = screen(k)
-        frames[frame.sha256] = frame
+        frames[frame.name] = frame
         asked = prompt(tokens, form, frame, k)
         rows, columns = form.grid(frame.width, frame.height)
         ids = tokens.expand(asked.ids, [rows * columns])
@@ -55,5 +52,5 @@ def samples(folder: Path, count: int, group: int = 40) -> tuple[list[Sample], di
             versions=(0,) * len(said),
             advantage=float(rng.normal()),
         )
-        made.append(Sample(f"episode-{k // 5}", f"group-{k // group}", (*ids, *said), (frame.sha256,), (span,)))
+        made.append(Sample(f"episode-{k // 5}", f"group-{k // group}", (*ids, *said), (frame.name,), (span,)))
     return made, frames

@@ -1,13 +1,11 @@
 """A small model folder: a byte-level tokenizer with Qwen3-VL's special tokens, and its image processor's settings."""
 
-import io
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from drawn import draw_frame, draw_png
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tapforge_envs.protocol import Frame
@@ -32,22 +30,6 @@ CORPUS = [
     "open the settings and turn on the wifi",
     " click click home back type",
 ]
-
-
-def draw_png(width: int, height: int, seed: int = 0, mode: str = "RGB") -> bytes:
-    """A screen of rectangles; equal arguments give equal bytes."""
-    dice = random.Random(seed)
-    image = Image.new("RGB", (width, height), (dice.randrange(256), dice.randrange(256), dice.randrange(256)))
-    for _ in range(12):
-        corner = (dice.randrange(width), dice.randrange(height))
-        image.paste((dice.randrange(256), dice.randrange(256), dice.randrange(256)), (*corner, width, height))
-    out = io.BytesIO()
-    image.convert(mode).save(out, "PNG")
-    return out.getvalue()
-
-
-def draw_frame(width: int = 96, height: int = 160, seed: int = 0, mode: str = "RGB") -> Frame:
-    return Frame.of(draw_png(width, height, seed, mode), width, height)
 
 
 @pytest.fixture(scope="session")

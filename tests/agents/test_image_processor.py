@@ -37,7 +37,7 @@ def test_the_processor_leaves_the_pixels_of_a_fitted_frame_alone(
     frame: Callable[..., Frame], size: tuple[int, int]
 ) -> None:
     grid = VisionGrid(16, 2, 4, 256)
-    fitted = fit_frame(frame(*size), grid)
+    fitted, _ = fit_frame(frame(*size), grid)
     image = Image.open(io.BytesIO(fitted.data)).convert("RGB")
     for processor in processors(4, 256):
         as_is = processor(image, do_resize=False, return_tensors="pt")

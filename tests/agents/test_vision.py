@@ -1,5 +1,6 @@
 """Frames are checked to the last pixel and resized once."""
 
+import hashlib
 import io
 import json
 import struct
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from PIL import Image
 
 from tapforge_envs.protocol import EnvironmentFault, Frame, Reason
 from tapforge_trainer.agents.vision import FrameFitter, VisionGrid, fit_frame
+from tapforge_trainer.frames import FittedFrame, name_of
 from tapforge_trainer.policy.frames import PixelFormat
 
 GRID = VisionGrid(patch=16, merge=2, min_tokens=4, max_tokens=256)
@@ -54,33 +57,47 @@ def test_impossible_bounds_are_refused(limits: tuple[int, int]) -> None:
         VisionGrid(16, 2, *limits)
 
 
-def test_a_right_frame_passes_byte_identical(png: Callable[..., bytes]) -> None:
+def test_a_right_frame_keeps_its_bytes(png: Callable[..., bytes]) -> None:
     for mode in ("RGB", "L", "P"):
         right = Frame.of(png(96, 160, 1, mode), 96, 160)
-        assert fit_frame(right, GRID) is right
+        fitted, pixels = fit_frame(right, GRID)
+        assert fitted.data is right.data
+        assert np.array_equal(fitted.pixels(), pixels)
+
+
+def test_a_name_is_that_of_size_and_pixels(png: Callable[..., bytes]) -> None:
+    rgb, plain = (fit_frame(Frame.of(png(96, 160, 1, mode), 96, 160), GRID)[0] for mode in ("RGB", "RGBA"))
+    assert rgb.name == plain.name and rgb.data != plain.data  # other bytes, same picture
+    pixels = Image.open(io.BytesIO(png(96, 160, 1))).tobytes()
+    assert rgb.name == hashlib.sha256(b"96x160:" + pixels).hexdigest()
+    turned = rgb.pixels().reshape(96, 160, 3)
+    assert FittedFrame.of(turned).name != rgb.name
 
 
 def test_a_wrong_size_becomes_a_png_of_the_right_size(frame: Callable[..., Frame]) -> None:
-    fitted = fit_frame(frame(101, 333), GRID)
-    assert (fitted.width, fitted.height) == GRID.fit(101, 333)
-    assert fitted == Frame.of(fitted.data, fitted.width, fitted.height)
-    assert fit_frame(fitted, GRID) is fitted
-    assert fit_frame(frame(101, 333), GRID) == fitted
+    fitted, pixels = fit_frame(frame(101, 333), GRID)
+    assert (fitted.width, fitted.height) == GRID.fit(101, 333) == pixels.shape[1::-1]
+    image = Image.open(io.BytesIO(fitted.data))
+    assert image.format == "PNG" and image.mode == "RGB"
+    assert np.array_equal(np.asarray(image), pixels)
+    assert fitted.name == name_of(pixels)
+    assert fit_frame(frame(101, 333), GRID)[0] == fitted
 
 
 def test_colours_that_decoders_disagree_about_become_rgb(png: Callable[..., bytes]) -> None:
     source = Frame.of(png(96, 160, 1, "RGBA"), 96, 160)
-    fitted = fit_frame(source, GRID)
+    fitted, _ = fit_frame(source, GRID)
     plain = Image.open(io.BytesIO(fitted.data))
     assert plain.mode == "RGB"
     assert plain.tobytes() == Image.open(io.BytesIO(png(96, 160, 1))).tobytes()
 
 
-def test_jpeg_is_a_frame_too(png: Callable[..., bytes]) -> None:
+def test_jpeg_is_a_frame_too_and_becomes_a_png(png: Callable[..., bytes]) -> None:
     out = io.BytesIO()
     Image.open(io.BytesIO(png(96, 160))).save(out, "JPEG")
-    source = Frame.of(out.getvalue(), 96, 160, "image/jpeg")
-    assert fit_frame(source, GRID) is source
+    fitted, pixels = fit_frame(Frame.of(out.getvalue(), 96, 160, "image/jpeg"), GRID)
+    assert Image.open(io.BytesIO(fitted.data)).format == "PNG"
+    assert np.array_equal(pixels, np.asarray(Image.open(out).convert("RGB")))
 
 
 def test_every_cut_off_png_is_a_fault(png: Callable[..., bytes]) -> None:
@@ -116,7 +133,7 @@ ROW = b"\0" + b"\x55" * 96 * 3
 
 @pytest.mark.parametrize("rows", [0, 1, 80, 159, 161])
 def test_a_well_formed_png_with_another_number_of_rows_is_a_fault(rows: int) -> None:
-    assert fit_frame(_png_of(zlib.compress(ROW * 160)), GRID).width == 96
+    assert fit_frame(_png_of(zlib.compress(ROW * 160)), GRID)[0].width == 96
     with pytest.raises(EnvironmentFault, match=f"instead of {160 * 289}"):
         fit_frame(_png_of(zlib.compress(ROW * rows)), GRID)
 
@@ -147,7 +164,7 @@ def test_interlaced_pngs_count_their_rows_right(size: tuple[int, int]) -> None:
         chunks = (_chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(body)), _chunk(b"IEND", b""))
         frame = Frame.of(b"\x89PNG\r\n\x1a\n" + b"".join(chunks), width, height)
         if whole:
-            fitted = Image.open(io.BytesIO(fit_frame(frame, GRID).data)).convert("L")
+            fitted = Image.open(io.BytesIO(fit_frame(frame, GRID)[0].data)).convert("L")
             assert set(fitted.tobytes()) == {0x80}
         else:
             with pytest.raises(EnvironmentFault, match="unpacks"):
@@ -186,36 +203,27 @@ def test_the_shape_of_a_ribbon_is_a_fault(frame: Callable[..., Frame]) -> None:
         fit_frame(frame(1, 500), GRID)
 
 
-def test_a_fitter_remembers_by_content_and_forgets_the_oldest(frame: Callable[..., Frame]) -> None:
-    fitter = FrameFitter(GRID, max_entries=4)
-    first = fitter.fit(frame(100, 100, seed=0))
-    assert fitter.fit(frame(100, 100, seed=0)) is first
-    assert fitter.fit(first) is first
-    for seed in range(1, 4):
+def test_a_fitter_remembers_what_came_and_forgets_the_oldest(frame: Callable[..., Frame]) -> None:
+    one = len(fit_frame(frame(100, 100), GRID)[0].data) + 1024
+    fitter = FrameFitter(GRID, max_bytes=4 * one)
+    first, pixels = fitter.fit(frame(100, 100, seed=0))
+    again, decoded = fitter.fit(frame(100, 100, seed=0))
+    assert again is first and np.array_equal(pixels(), decoded())
+    for seed in range(1, 12):
         fitter.fit(frame(100, 100, seed=seed))
-    again = fitter.fit(frame(100, 100, seed=0))
+        assert fitter._bytes == sum(len(kept.data) + 1024 for kept in fitter._seen.values()) <= 4 * one
+    again, _ = fitter.fit(frame(100, 100, seed=0))
     assert again is not first and again == first
-    assert len(fitter._seen) <= 4
-
-
-def test_a_fitter_holds_a_bounded_number_of_bytes(frame: Callable[..., Frame]) -> None:
-    one = len(fit_frame(frame(100, 100), GRID).data)
-    fitter = FrameFitter(GRID, max_bytes=3 * one)
-    for seed in range(12):
-        fitter.fit(frame(100, 100, seed=seed))
-        held = sum(len(fitted.data) for fitted in fitter._seen.values() if fitted)
-        assert held == fitter._bytes <= 3 * one
-    assert fitter._seen
 
 
 def test_threads_share_a_fitter(frame: Callable[..., Frame]) -> None:
     screens = [frame(100, 100, seed=seed) for seed in range(8)]
-    alone = [fit_frame(screen, GRID) for screen in screens]
-    fitter = FrameFitter(GRID, max_entries=3)
+    alone = [fit_frame(screen, GRID)[0] for screen in screens]
+    fitter = FrameFitter(GRID, max_bytes=4000)
     with ThreadPoolExecutor(4) as pool:
-        fitted = list(pool.map(fitter.fit, screens * 20))
+        fitted = [one for one, _ in pool.map(fitter.fit, screens * 20)]
     assert fitted == alone * 20
-    assert fitter._bytes == sum(len(kept.data) for kept in fitter._seen.values() if kept)
+    assert fitter._bytes == sum(len(kept.data) + 1024 for kept in fitter._seen.values())
 
 
 def test_a_remembered_hash_does_not_excuse_another_announced_size(frame: Callable[..., Frame]) -> None:
@@ -224,13 +232,6 @@ def test_a_remembered_hash_does_not_excuse_another_announced_size(frame: Callabl
     fitter.fit(good)
     with pytest.raises(EnvironmentFault):
         fitter.fit(Frame(good.data, good.sha256, 160, 96))
-
-
-def test_visual_tokens_are_those_of_a_fitted_frame(frame: Callable[..., Frame]) -> None:
-    fitter = FrameFitter(GRID)
-    assert fitter.visual_tokens(frame()) == 15
-    with pytest.raises(ValueError, match="not been fitted"):
-        fitter.visual_tokens(frame(100, 100))
 
 
 COLOURS = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.25] * 3}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tiny_samples import Tiny, frame, of_generation
 
-from tapforge_envs.protocol import Frame
+from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy.engine_client import Engines
 from tapforge_trainer.policy.learner import Learner
 from tapforge_trainer.records import Generation, Prompt, Sampling
@@ -40,13 +40,13 @@ def shake(rank: Any, size: float, part: str, seed: int = 0) -> None:
 
 async def gap(tiny: Tiny, learner: Learner, prompts: Sequence[Prompt], said: Sequence[Generation], **how: Any) -> float:
     samples = [of_generation(prompt, generation) for prompt, generation in zip(prompts, said, strict=True)]
-    frames = {f.sha256: f for prompt in prompts for f in prompt.frames}
+    frames = {f.name: f for prompt in prompts for f in prompt.frames}
     mine = await learner.logprobs(samples, frames, **how)
     return max(float(np.abs(np.subtract(a, g.logprobs)).max()) for a, g in zip(mine, said, strict=True))
 
 
 def prompts_of(tiny: Tiny, count: int = 12) -> list[Prompt]:
-    shown: list[list[Frame]] = [[SHOTS[0]], [], [SHOTS[1], SHOTS[2]], [SHOTS[3]], [frame(64, 128, 9), SHOTS[0]]]
+    shown: list[list[FittedFrame]] = [[SHOTS[0]], [], [SHOTS[1], SHOTS[2]], [SHOTS[3]], [frame(64, 128, 9), SHOTS[0]]]
     return [tiny.prompt(shown[k % 5], k, before=3 + 13 * (k % 11)) for k in range(count)]
 
 

@@ -55,7 +55,7 @@ def test_positions_are_those_of_transformers(tiny: Tiny, shapes: list[tuple[int,
     """Frames of any shape, also as the first and the last thing of a prompt."""
     frames = [frame(32 * columns, 32 * rows, seed) for seed, rows, columns in shapes]
     samples = [tiny.sample(frames, 1, before=tail, after=tail), tiny.sample([], 2), tiny.sample(frames[::-1], 3)]
-    data = tiny.token_batch(samples, {f.sha256: f for f in frames})
+    data = tiny.token_batch(samples, {f.name: f for f in frames})
     micro = micro_batch(data, MicroBatchPlan((0, 1, 2)), tiny.vocabulary)
     model = _plain(tiny)
     for row, sample in enumerate(samples):
@@ -80,7 +80,7 @@ def test_a_placeholder_in_an_answer_is_refused_by_name(tiny: Tiny) -> None:
     ids = list(good.ids)
     ids[good.spans[0].start + 2] = tiny.tokens.image_pad
     with pytest.raises(SampleError, match=r"episode-3 step 3.*image placeholder.*may not say"):
-        tiny.token_batch([good, replace(good, ids=tuple(ids))], {shot.sha256: shot})
+        tiny.token_batch([good, replace(good, ids=tuple(ids))], {shot.name: shot})
 
 
 @pytest.mark.parametrize("special", ["video_pad", "vision_start", "im_start"])
@@ -95,7 +95,7 @@ def test_frames_and_visual_tokens_have_to_agree(tiny: Tiny) -> None:
     shot, other = frame(96, 160, 0), frame(64, 64, 1)
     sample = tiny.sample([shot], 5)
     with pytest.raises(SampleError, match=r"episode-5.*15 visual tokens.*4 by its 1 frames"):
-        tiny.token_batch([replace(sample, frames=(other.sha256,))], {other.sha256: other})
+        tiny.token_batch([replace(sample, frames=(other.name,))], {other.name: other})
     with pytest.raises(SampleError, match="did not come"):
         tiny.token_batch([sample], {})
 

@@ -10,10 +10,11 @@ import torch
 from PIL import Image
 from tiny_samples import Tiny, frame, plain_logprobs, plain_model
 
+from tapforge_trainer.frames import FrameError, decode
 from tapforge_trainer.policy import forward, linear
 from tapforge_trainer.policy.batches import MicroBatchPlan, micro_batch, plan_micro_batches
 from tapforge_trainer.policy.forward import VLPolicy
-from tapforge_trainer.policy.frames import FrameError, FrameStore, cut, decode
+from tapforge_trainer.policy.frames import FrameStore, cut
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -104,12 +105,12 @@ def test_a_frozen_tower_sees_each_frame_once(tiny: Tiny) -> None:
 def test_frozen_features_are_bounded(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary, freeze_vision=True)
     shots = [frame(96, 160, k) for k in range(12)]
-    frames = {f.sha256: f for f in shots}
+    frames = {f.name: f for f in shots}
     one = 15 * 128 * 3
     monkeypatch.setattr(forward, "FEATURES_KEPT", 4 * one)
     store = FrameStore(tiny.form)
     for shot in shots:
-        policy.features([shot.sha256], store.get([shot.sha256], frames))
+        policy.features([shot.name], store.get([shot.name], frames))
     assert len(policy._features) == 4
     assert policy._kept == 4 * one
 
@@ -120,7 +121,7 @@ def test_patches_are_the_image_processors(tiny: Tiny) -> None:
     for width, height in ((96, 160), (64, 64), (224, 128)):
         shot = frame(width, height, 1)
         made = AutoImageProcessor.from_pretrained(tiny.folder)([Image.open(io.BytesIO(shot.data))], return_tensors="pt")
-        mine = torch.from_numpy(cut(decode(shot.data, shot.sha256), tiny.form)).float()
+        mine = torch.from_numpy(cut(decode(shot.data, shot.name), tiny.form)).float()
         # the processor's patch: channel, time (two copies), row, column
         theirs = made["pixel_values"].view(len(mine), 3, 2, -1)
         assert torch.equal(theirs[:, :, 0], theirs[:, :, 1])
@@ -130,28 +131,28 @@ def test_patches_are_the_image_processors(tiny: Tiny) -> None:
 def test_frames_that_are_wrong_are_named(tiny: Tiny) -> None:
     shot = frame(96, 160, 0)
     store = FrameStore(tiny.form)
-    with pytest.raises(FrameError, match=shot.sha256[:12]):
-        store.get([shot.sha256], {})
-    broken = type(shot)(shot.data[:50], "ab" * 32, 96, 160)
+    with pytest.raises(FrameError, match=shot.name[:12]):
+        store.get([shot.name], {})
+    broken = type(shot)("ab" * 32, shot.data[:50], 96, 160)
     with pytest.raises(FrameError, match="abababababab.*decoded"):
-        store.get([broken.sha256], {broken.sha256: broken})
+        store.get([broken.name], {broken.name: broken})
     odd = frame(100, 160, 0)
     with pytest.raises(FrameError, match="100x160"):
-        store.get([odd.sha256], {odd.sha256: odd})
-    lying = type(shot)(shot.data, shot.sha256, 160, 96)
+        store.get([odd.name], {odd.name: odd})
+    lying = type(shot)(shot.name, shot.data, 160, 96)
     with pytest.raises(FrameError, match="announced was 160x96"):
-        store.get([lying.sha256], {lying.sha256: lying})
+        store.get([lying.name], {lying.name: lying})
 
 
 def test_the_frame_store_is_bounded_and_keeps_what_is_used(tiny: Tiny) -> None:
     shots = [frame(64, 64, k) for k in range(6)]
-    frames = {f.sha256: f for f in shots}
+    frames = {f.name: f for f in shots}
     store = FrameStore(tiny.form, max_bytes=3 * 64 * 64 * 3)
     for shot in shots[:3]:
-        store.get([shot.sha256], frames)
-    store.get([shots[0].sha256], frames)
-    store.get([shots[3].sha256], frames)
-    assert [shot.sha256 in store for shot in shots[:4]] == [True, False, True, True]
+        store.get([shot.name], frames)
+    store.get([shots[0].name], frames)
+    store.get([shots[3].name], frames)
+    assert [shot.name in store for shot in shots[:4]] == [True, False, True, True]
 
 
 @pytest.mark.skipif(not linear.available(), reason="PyTorch was built without oneDNN")

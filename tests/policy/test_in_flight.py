@@ -88,7 +88,7 @@ async def test_mid_episode_keep_gives_every_token_its_version(
     assert all(set(g.versions) == {next_version, next_version + 1} for g in said)
     assert all(list(g.versions) == sorted(g.versions) for g in said)
     samples = [of_generation(prompt, g) for prompt, g in zip(prompts, said, strict=True)]
-    mine = await fresh.logprobs(samples, {f.sha256: f for prompt in prompts for f in prompt.frames})
+    mine = await fresh.logprobs(samples, {f.name: f for prompt in prompts for f in prompt.frames})
     for g, logprobs in zip(said, mine, strict=True):
         gaps = np.abs(np.subtract(logprobs, g.logprobs))
         new = np.asarray(g.versions) == next_version + 1

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tiny_samples import Tiny
 
-from tapforge_envs.protocol import Frame
 from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy.batches import TokenBatch, plan_micro_batches
 from tapforge_trainer.policy.rank import MiniBatch, Rank
 from tapforge_trainer.policy.settings import UpdateSettings
@@ -37,7 +37,7 @@ def whole(data: TokenBatch, samples: list[Sample], budget: int = 8192) -> MiniBa
 
 
 def learn(
-    rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, Frame], **settings: Any
+    rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, FittedFrame], **settings: Any
 ) -> dict[str, torch.Tensor]:
     data = tiny.token_batch(samples, frames)
     options = {"objective": OBJECTIVE, "learning_rate": 1e-3} | settings
@@ -45,7 +45,7 @@ def learn(
     return {name: tensor.clone() for name, tensor in rank.weights().items()}
 
 
-def logprobs(rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, Frame]) -> np.ndarray:
+def logprobs(rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, FittedFrame]) -> np.ndarray:
     data = tiny.token_batch(samples, frames)
     return rank.logprobs(data, frames, whole(data, samples).plans, 1.0)
 

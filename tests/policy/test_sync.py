@@ -11,7 +11,7 @@ import torch
 from both_ends import END, SHOTS, TOLERANCE, Hand, ask, gap, prompts_of, shake
 from tiny_samples import Tiny, frame
 
-from tapforge_envs.protocol import Frame
+from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy import engine_client
 from tapforge_trainer.policy.engine_client import EngineError, Engines, PromptMismatch
 from tapforge_trainer.policy.learner import Learner, LearnerError
@@ -174,7 +174,7 @@ async def test_prompt_ids_are_the_agents_for_every_size(tiny: Tiny, both: tuple[
 async def test_the_engine_gets_what_vllms_own_processor_would_make(tiny: Tiny, both: tuple[Engines, Learner]) -> None:
     """Ids, places, patches and grids, for sizes that leave the processor nothing to resize."""
 
-    def compare(self: Any, ids: tuple[int, ...], frames: list[Frame]) -> list[tuple]:
+    def compare(self: Any, ids: tuple[int, ...], frames: list[FittedFrame]) -> list[tuple]:
         import io
 
         from PIL import Image
@@ -184,10 +184,10 @@ async def test_the_engine_gets_what_vllms_own_processor_would_make(tiny: Tiny, b
 
         sampler = self._sampler
         images = [Image.open(io.BytesIO(f.data)).convert("RGB") for f in frames]
-        names = [f.sha256 for f in frames]
+        names = [f.name for f in frames]
         data = {"multi_modal_data": {"image": images}, "multi_modal_uuids": {"image": names}} if frames else {}
         for f in frames:
-            sampler._frames.put(f.sha256, f.data)
+            sampler._frames.put(f.name, f.data)
         mine = sampler._prompt(Request("compare", ids, tuple(names), 1, 1.0))
         rows = []
         for prompt in (mine, {"prompt_token_ids": list(ids), **data}):
@@ -218,10 +218,10 @@ async def test_the_engine_gets_what_vllms_own_processor_would_make(tiny: Tiny, b
 async def test_a_prompt_that_is_not_the_agents_is_an_error(tiny: Tiny, both: tuple[Engines, Learner]) -> None:
     """Bytes that hold another size than the frame announces."""
     true = frame(96, 160, 0)
-    lying = Frame(true.data, "c0ffee" * 8, 64, 64)
+    lying = FittedFrame("c0ffee" * 8, true.data, 64, 64)
     with pytest.raises(PromptMismatch, match=r"prompt of \d+ tokens, expected were \d+.*c0ffeec0ffee 64x64"):
         await ask(both[0], [tiny.prompt([lying])])
-    broken = Frame(true.data[:99], "bad" * 16, 96, 160)
+    broken = FittedFrame("bad" * 16, true.data[:99], 96, 160)
     with pytest.raises(EngineError, match="frame badbadbadbad of 99 bytes can't be decoded"):
         await ask(both[0], [tiny.prompt([broken])])
 
@@ -259,7 +259,7 @@ async def test_frames_travel_once_and_calls_are_few(tiny: Tiny, both: tuple[Engi
     calls = engines._calls
     await ask(engines, [tiny.prompt([SHOTS[k % 4]], k) for k in range(32)])
     assert engines._calls - calls <= 2 + 12 + 2  # one submit, at most one result call per step
-    assert all(shot.sha256 in engines._engines[0].known for shot in SHOTS)
+    assert all(shot.name in engines._engines[0].known for shot in SHOTS)
 
 
 async def test_what_differs_is_named() -> None:

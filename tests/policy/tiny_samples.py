@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +11,17 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tapforge_envs.protocol import Frame
 from tapforge_trainer.agents.tokens import Tokens
+from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy.batches import TokenBatch, Vocabulary, token_batch
 from tapforge_trainer.policy.frames import PixelFormat
 from tapforge_trainer.policy.settings import EngineSettings, LearnerSettings
 from tapforge_trainer.records import Generation, Prompt, ResponseSpan, Sample
 
 
-def frame(width: int, height: int, seed: int) -> Frame:
+def frame(width: int, height: int, seed: int) -> FittedFrame:
     rng = np.random.default_rng((seed, width, height))
-    out = io.BytesIO()
-    Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(out, "PNG")
-    return Frame.of(out.getvalue(), width, height)
+    return FittedFrame.of(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Tiny:
     def words(self, count: int, rng: np.random.Generator) -> list[int]:
         return rng.choice(np.asarray(self.tokens.allowed_ids), count).tolist()
 
-    def prompt(self, frames: Sequence[Frame], seed: int = 0, before: int = 9, after: int = 5) -> Prompt:
+    def prompt(self, frames: Sequence[FittedFrame], seed: int = 0, before: int = 9, after: int = 5) -> Prompt:
         """Text, frames, text; one placeholder per frame."""
         rng = np.random.default_rng(seed)
         ids = [self.tokens.im_start, *self.words(before, rng)]
@@ -57,13 +54,13 @@ class Tiny:
         ids += self.words(after, rng)
         return Prompt(tuple(ids), tuple(frames), len(self.expand(ids, frames)))
 
-    def expand(self, ids: Sequence[int], frames: Sequence[Frame]) -> tuple[int, ...]:
+    def expand(self, ids: Sequence[int], frames: Sequence[FittedFrame]) -> tuple[int, ...]:
         counts = [rows * columns for rows, columns in (self.form.grid(f.width, f.height) for f in frames)]
         return self.tokens.expand(tuple(ids), counts)
 
     def sample(
         self,
-        frames: Sequence[Frame],
+        frames: Sequence[FittedFrame],
         seed: int = 0,
         *,
         before: int = 9,
@@ -83,17 +80,17 @@ class Tiny:
             versions=(0,) * answer,
             advantage=float(rng.normal()),
         )
-        return Sample(f"episode-{seed}", group, (*prompt, *said), tuple(f.sha256 for f in frames), (span,))
+        return Sample(f"episode-{seed}", group, (*prompt, *said), tuple(f.name for f in frames), (span,))
 
-    def token_batch(self, samples: Sequence[Sample], frames: dict[str, Frame]) -> TokenBatch:
+    def token_batch(self, samples: Sequence[Sample], frames: dict[str, FittedFrame]) -> TokenBatch:
         grids = {name: self.form.grid(f.width, f.height) for name, f in frames.items()}
         return token_batch(samples, grids, self.vocabulary)
 
-    def mixed(self, count: int = 9) -> tuple[list[Sample], dict[str, Frame]]:
+    def mixed(self, count: int = 9) -> tuple[list[Sample], dict[str, FittedFrame]]:
         """Samples of many lengths, with no, one and several frames of different sizes, some of them shared."""
         shapes = [(96, 160), (64, 64), (128, 64), (96, 160)]
         frames = [frame(width, height, k) for k, (width, height) in enumerate(shapes)]
-        shown: list[list[Frame]] = [
+        shown: list[list[FittedFrame]] = [
             [frames[0]],
             [frames[1], frames[2]],
             [],
@@ -104,7 +101,7 @@ class Tiny:
             self.sample(shown[k % 5], k, before=1 + 5 * k % 23, after=k % 4, answer=1 + k % 7, group=f"g{k % 3}")
             for k in range(count)
         ]
-        return samples, {f.sha256: f for f in frames}
+        return samples, {f.name: f for f in frames}
 
     def engine_settings(self, **changes: Any) -> EngineSettings:
         options: dict[str, Any] = {"context_tokens": 1024, "kv_cache_mib": 64, "max_sequences": 32} | changes
@@ -118,7 +115,7 @@ class Tiny:
 def of_generation(prompt: Prompt, generation: Generation, advantage: float = 1.0) -> Sample:
     start = len(generation.prompt_ids)
     span = ResponseSpan(0, start, start + len(generation.ids), generation.logprobs, generation.versions, advantage)
-    frames = tuple(f.sha256 for f in prompt.frames)
+    frames = tuple(f.name for f in prompt.frames)
     return Sample("e", "g", generation.prompt_ids + generation.ids, frames, (span,))
 
 
@@ -129,7 +126,7 @@ def plain_model(tiny: Tiny) -> Any:
 
 
 def plain_logprobs(
-    model: Any, tiny: Tiny, sample: Sample, frames: dict[str, Frame], temperature: float = 1.0
+    model: Any, tiny: Tiny, sample: Sample, frames: dict[str, FittedFrame], temperature: float = 1.0
 ) -> torch.Tensor:
     """The response tokens' log-probabilities by transformers' own processor and forward pass, one sample alone."""
     from transformers import AutoImageProcessor
@@ -137,7 +134,7 @@ def plain_logprobs(
     ids = torch.tensor([sample.ids])
     options: dict[str, Any] = {}
     if sample.frames:
-        images = [Image.open(io.BytesIO(frames[name].data)) for name in sample.frames]
+        images = [Image.fromarray(frames[name].pixels()) for name in sample.frames]
         options = dict(AutoImageProcessor.from_pretrained(tiny.folder)(images, return_tensors="pt"))
         options["mm_token_type_ids"] = (ids == tiny.tokens.image_pad).int()
     logits = model(input_ids=ids, **options).logits[0] / temperature

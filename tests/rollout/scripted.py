@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import ACTION, Action, Observation, Task, Terminate
-from tapforge_trainer.agents.agent import ContextLimit, Turn
+from tapforge_trainer.agents.agent import ContextLimit, Prepared, Turn
 from tapforge_trainer.agents.parsing import ParseFailure
+from tapforge_trainer.frames import FittedFrame, Pixels
 from tapforge_trainer.records import FinishReason, Generation, Prompt, Sampling
 
 IMAGE, END = 256, 257
@@ -33,13 +34,13 @@ class BytesAgent:
         self.context = context
         self.visual_tokens = visual_tokens
 
-    def prompt(self, goal: str, history: Sequence[Turn], observation: Observation) -> Prompt | ContextLimit:
+    def prompt(self, goal: str, history: Sequence[Turn], seen: Prepared) -> Prompt | ContextLimit:
         ids = (IMAGE, *f"{len(history)} {goal}".encode())
         ids += tuple(b for turn in history for b in turn.text.encode("utf-8", "replace"))
         length = len(ids) - 1 + self.visual_tokens
         if length > self.context:
             return ContextLimit(length, 0, self.context)
-        return Prompt(ids, (observation.frame,), length)
+        return Prompt(ids, (seen.frame,), length)
 
     def read(self, text: str, finish_reason: FinishReason) -> Action | ParseFailure:
         if finish_reason == "length":
@@ -58,8 +59,11 @@ class BytesAgent:
     def answer_ids(self, action: Action) -> tuple[int, ...]:
         return (*json.dumps(action.model_dump()).encode(), END)
 
-    def prepare(self, observation: Observation) -> Observation:
-        return observation
+    def prepare(self, observation: Observation) -> tuple[Prepared, Callable[[], Pixels]]:
+        """The frame as it came, named by its bytes as in recordings of earlier versions."""
+        o, came = observation, observation.frame
+        frame = FittedFrame(came.sha256, came.data, came.width, came.height)
+        return Prepared(frame, self.visual_tokens, o.app, o.state_key, o.ui_tree, o.window), frame.pixels
 
 
 AGENT = BytesAgent()
@@ -157,4 +161,4 @@ class Demonstrator(Script):
         goal = next((g for g in self.goals if text == g or text.startswith(g + "{")), "")
         if self.careless(sampling):
             return GIVE_UP
-        return self.known.get((goal, step, prompt.frames[-1].sha256), GIVE_UP)
+        return self.known.get((goal, step, prompt.frames[-1].name), GIVE_UP)

@@ -16,7 +16,7 @@ from tapforge_trainer.batch import BatchRules, build_batch
 from tapforge_trainer.records import GroupRecord, Sampling
 from tapforge_trainer.rollout.attempt import Attempt, AttemptRequest, Call, EpisodeLimits
 from tapforge_trainer.rollout.episode import Episode, Standing, after_answer
-from tapforge_trainer.states.frame import frame_key, pixels_of
+from tapforge_trainer.states.frame import frame_key
 from tapforge_trainer.states.grouping import states_of
 
 TASK = next(t for t in (TASKS.sample(0, i) for i in range(100)) if t.feasible and len(way(t)) >= 4)
@@ -80,7 +80,7 @@ def test_a_solved_task():
     assert [s.index for s in record.steps] == list(range(len(steps)))
     assert [s.action for s in record.steps] == [a.model_dump() for _, a in steps]
     assert [s.frames for s in record.steps] == [(screen,) for screen, _ in steps]
-    assert {f.sha256 for f in played.frames.values()} == set(played.frames) == {screen for screen, _ in steps}
+    assert {f.name for f in played.frames.values()} == set(played.frames) == {screen for screen, _ in steps}
     assert all(s.state_key and s.app and s.parse_error is None for s in record.steps)
     assert executed == len(steps)
     assert record.started <= record.ended and played.broke is None
@@ -95,7 +95,7 @@ def test_states_are_told_by_the_best_that_the_phone_offers():
     assert {s.ui_tree for s in ui.record.steps} == set(ui.ui_trees) != {None}
     assert all(ui_key(ui.ui_trees[s.ui_tree]) == s.ui_key for s in ui.record.steps)
     for step in frame.record.steps:
-        assert frame_key(pixels_of(frame.frames[step.frames[-1]])).text() == step.frame_key
+        assert frame_key(frame.frames[step.frames[-1]].pixels()).text() == step.frame_key
     assert not exact.ui_trees and not frame.ui_trees
     # on this way no two states look alike
     assert len({states_number(p) for p in (exact, ui, frame)}) == 1
@@ -203,10 +203,13 @@ def test_a_phone_that_breaks_makes_the_episode_invalid_and_keeps_its_steps(fault
 
 def test_a_frame_that_the_agent_refuses_is_the_fault_of_the_call_that_brought_it():
     class Picky(BytesAgent):
-        def prompt(self, goal, history, observation):
-            if len(history) == 1:
+        prepared = 0
+
+        def prepare(self, observation):
+            self.prepared += 1
+            if self.prepared == 2:
                 raise EnvironmentFault("the frame is no picture")
-            return super().prompt(goal, history, observation)
+            return super().prepare(observation)
 
     played, _ = play(always(Home()), agent=Picky())
     assert (played.record.reason, played.record.outcome) == (Reason.ENV_ERROR, Outcome.INVALID)

@@ -9,14 +9,16 @@ import os
 import struct
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tapforge_envs.protocol import Frame, Outcome, Reason, Task
+from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.frames import FittedFrame, FrameError
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
-from tapforge_trainer.rollout.frames import FrameError, FrameStore
+from tapforge_trainer.rollout.frames import FrameStore
 from tapforge_trainer.rollout.lines import decode_episode, decode_step, encode_episode, encode_step, pack, unpack
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import Recording, RecordingError
@@ -93,18 +95,18 @@ def test_an_episode_survives(task, score, started):
 # --- whole recordings -------------------------------------------------------------------------------------------------
 
 
-def a_frame(number: int) -> Frame:
-    return Frame.of(b"frame %d" % number, 1, 1)
+def a_frame(number: int) -> FittedFrame:
+    return FittedFrame.of(np.full((2, 3, 3), divmod(number, 256)[1], np.uint8) + np.uint8(number // 256))
 
 
-def an_episode(group: int, member: int, length: int = 3) -> tuple[EpisodeRecord, dict[str, Frame]]:
+def an_episode(group: int, member: int, length: int = 3) -> tuple[EpisodeRecord, dict[str, FittedFrame]]:
     name = f"g{group}.{member}.0"
     frames = [a_frame(10 * group + i) for i in range(length)]
     own = tuple(
         StepRecord(
             name,
             i,
-            (frames[i].sha256,),
+            (frames[i].name,),
             "key",
             None,
             Generation((1, 2, 2, 2, 2, 2), (3, 4), (-0.1, -1e-300), (0, 0), "stop"),
@@ -120,7 +122,7 @@ def an_episode(group: int, member: int, length: int = 3) -> tuple[EpisodeRecord,
     )
     task = Task(suite="s", template="t", seed=group)
     record = EpisodeRecord(name, f"g{group}", task, 0, "slot", 5, Reason.DONE, Outcome.SUCCESS, 1.0, "", own, 1.0, 2.0)
-    return record, {f.sha256: f for f in frames}
+    return record, {f.name: f for f in frames}
 
 
 def a_group(group: int, *episodes: EpisodeRecord) -> GroupRecord:
@@ -187,7 +189,7 @@ def test_what_was_written_is_read(tmp_path):
     assert list(recording.groups()) == written
     assert list(recording.episodes()) == [e for g in written for e in g.episodes]
     assert recording.dropped is None
-    assert recording.frames.get(a_frame(11).sha256) == b"frame 11"
+    assert recording.frames.get(a_frame(11).name) == a_frame(11).data
 
 
 def test_a_group_that_was_written_twice_is_read_once(tmp_path):
@@ -211,35 +213,45 @@ def test_dropped_groups_are_kept_apart(tmp_path):
     assert list(Recording(tmp_path).episodes()) == [episode]
 
 
-def test_a_frame_is_written_once_and_under_its_hash(tmp_path):
+def test_a_frame_is_written_once_and_under_its_name(tmp_path):
     store = FrameStore(tmp_path)
     frame = a_frame(1)
     store.put(frame)
-    path = tmp_path / frame.sha256[:2] / f"{frame.sha256}.png"
+    path = tmp_path / frame.name[:2] / f"{frame.name}.png"
     before = path.stat()
     store.put(frame)
     FrameStore(tmp_path).put(frame)
     assert path.stat().st_mtime_ns == before.st_mtime_ns and path.stat().st_ino == before.st_ino
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     path.write_bytes(b"damaged")
-    with pytest.raises(FrameError, match="damaged"):
-        FrameStore(tmp_path).get(frame.sha256)
+    with pytest.raises(FrameError, match="decoded"):
+        FrameStore(tmp_path).get(frame.name)
     with pytest.raises(FrameError, match="is not in"):
         store.get("0" * 64)
 
 
-@pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
-def test_a_frame_comes_back_with_its_size_and_type(kind, tmp_path):
+@pytest.mark.parametrize(("kind", "ending"), [("png", "png"), ("jpeg", "jpg"), ("webp", "webp")])
+def test_a_frame_of_an_earlier_version_is_named_by_its_file_and_readable(kind, ending, tmp_path):
     out = io.BytesIO()
-    Image.new("RGB", (9, 7)).save(out, kind)
-    frame = Frame.of(out.getvalue(), 9, 7, f"image/{kind}")
+    Image.new("RGB", (9, 7), "teal").save(out, kind)
+    name = hashlib.sha256(out.getvalue()).hexdigest()
     store = FrameStore(tmp_path)
-    store.put(frame)
-    assert FrameStore(tmp_path).frame(frame.sha256) == frame
-    noise = Frame.of(b"noise", 1, 1)
-    store.put(noise)
-    with pytest.raises(FrameError, match="no image"):
-        store.frame(noise.sha256)
+    path = store.path(name, ending)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(out.getvalue())
+    frame = store.frame(name)
+    assert frame == FittedFrame(name, out.getvalue(), 9, 7)
+    assert frame.pixels().shape == (7, 9, 3)
+    path.write_bytes(out.getvalue()[:-1])
+    with pytest.raises(FrameError, match=f"{name}.{ending}: .*(damaged|decoded)"):
+        store.frame(name)
+
+
+def test_another_frame_under_a_frames_name_is_damage(tmp_path):
+    store, one, other = FrameStore(tmp_path), a_frame(1), a_frame(2)
+    store.put(FittedFrame(one.name, other.data, one.width, one.height))
+    with pytest.raises(FrameError, match="damaged"):
+        store.get(one.name)
 
 
 def test_a_crash_at_any_byte_loses_only_what_was_unfinished(tmp_path):

@@ -38,12 +38,12 @@ def _failures() -> tuple[type[Exception], ...]:
     from tapforge_envs.slots.source import SlotError
 
     from .assembly import SetupError
+    from .frames import FrameError
     from .policy.checkpoints import CheckpointError
     from .policy.engine_client import EngineError
     from .policy.learner import LearnerError
     from .policy.sync import SyncMismatch
     from .report import ReportError
-    from .rollout.frames import FrameError
     from .rollout.recording import RecordingError
     from .rollout.scheduler import RolloutError
     from .tasks.source import TaskError

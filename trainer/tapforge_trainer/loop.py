@@ -21,11 +21,11 @@ from typing import Any
 
 from tapforge_api import TrainingRun
 from tapforge_api.learning import Stop
-from tapforge_envs.protocol import Frame
 
 from . import assembly
 from .batch import BatchRules, BatchStatistics, build_batch
 from .evaluation import Arena, baselines, measured, play
+from .frames import FittedFrame
 from .orders import Interrupted, Orders, unless
 from .policy.driver import Policy
 from .progress import Progress, ended, kept, resumed
@@ -290,7 +290,7 @@ def _sessions(folder: Path) -> int:
     return sum(event["event"] == "reinforcement" for event in read_events(folder))
 
 
-def _frames(store: FrameStore, groups: Sequence[GroupRecord]) -> dict[str, Frame]:
+def _frames(store: FrameStore, groups: Sequence[GroupRecord]) -> dict[str, FittedFrame]:
     """Every frame that the groups' steps name, from the recording."""
     names = {name for g in groups for e in g.episodes for s in e.steps for name in s.frames}
     return {name: store.frame(name) for name in names}

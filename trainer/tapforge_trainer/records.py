@@ -12,18 +12,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from tapforge_envs.protocol import Frame, Outcome, Reason, Task
+from tapforge_envs.protocol import Outcome, Reason, Task
+
+from .frames import FittedFrame
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What an adapter asks the engine. `frames` are already of the size the model sees (`agents/vision.py`)."""
+    """What an adapter asks the engine. `frames` are of the size that the model sees (`agents/vision.py`)."""
 
     #: token ids with ONE image placeholder per frame
     ids: tuple[int, ...]
-    frames: tuple[Frame, ...]
+    frames: tuple[FittedFrame, ...]
     #: length after expansion: what counts against the context
     expanded_length: int
 
@@ -57,11 +59,11 @@ class Generator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One observation, one model answer, one action. Written as a line of JSON; frames by content hash."""
+    """One observation, one model answer, one action. Written as a line of JSON; frames by name."""
 
     episode: str
     index: int
-    #: hashes of the frames in the prompt, in order of their placeholders; the last one is the current screen
+    #: names of the frames in the prompt, in order of their placeholders; the last one is the current screen
     frames: tuple[str, ...]
     state_key: str | None
     app: str | None

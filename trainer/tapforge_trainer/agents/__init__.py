@@ -4,7 +4,7 @@
 """
 
 from .actions import format_action
-from .agent import Agent, ContextLimit, PromptStyle, Turn
+from .agent import Agent, ContextLimit, Prepared, PromptStyle, Turn
 from .parsing import ParseFailure, parse
 from .registry import agent_names, make_agent
 
@@ -12,6 +12,7 @@ __all__ = [
     "Agent",
     "ContextLimit",
     "ParseFailure",
+    "Prepared",
     "PromptStyle",
     "Turn",
     "agent_names",

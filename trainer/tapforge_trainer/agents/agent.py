@@ -7,12 +7,13 @@ prompt that can't fit is a value (`ContextLimit`); only a frame that is not what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tapforge_envs.protocol import Action, Observation
 
+from ..frames import FittedFrame, Pixels
 from ..records import FinishReason, Prompt
 from .parsing import ParseFailure
 
@@ -20,10 +21,23 @@ PromptStyle = Literal["full", "compact"]
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """An observation whose frame is fitted: what prompts and records are made of, now and as history."""
+
+    frame: FittedFrame
+    visual_tokens: int
+    # As in `Observation`:
+    app: str | None = None
+    state_key: str | None = None
+    ui_tree: str | None = None
+    window: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """An earlier step: what was seen, what the model answered, and the action it was understood as."""
 
-    observation: Observation
+    seen: Prepared
     text: str
     action: Action | None
 
@@ -51,7 +65,13 @@ class Agent(Protocol):
     #: what ends an answer
     stop_ids: tuple[int, ...]
 
-    def prompt(self, goal: str, history: Sequence[Turn], observation: Observation) -> Prompt | ContextLimit:
+    def prepare(self, observation: Observation) -> tuple[Prepared, Callable[[], Pixels]]:
+        """The observation with its frame as the model sees it, and the frame's pixels: they are at hand now, and what
+        is kept for history does without them. Costs what decoding and resizing cost, so large screens are prepared in
+        a thread. Raises EnvironmentFault for a frame that is not what it says."""
+        ...
+
+    def prompt(self, goal: str, history: Sequence[Turn], seen: Prepared) -> Prompt | ContextLimit:
         """The prompt for the next step; `history` holds all earlier steps, oldest first."""
         ...
 
@@ -69,9 +89,4 @@ class Agent(Protocol):
 
     def answer_ids(self, action: Action) -> tuple[int, ...]:
         """The canonical answer for an action, with the end mark: a demonstration."""
-        ...
-
-    def prepare(self, observation: Observation) -> Observation:
-        """The observation with its frame as the model sees it. Costs what a resize costs; `prompt` does the same, so
-        for large screens call this first in a thread."""
         ...

@@ -24,16 +24,16 @@ Window rules, the same for both styles:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 
-from tapforge_envs.protocol import Action, Frame, Observation
+from tapforge_envs.protocol import Action, Observation
 
+from ..frames import Pixels
 from ..records import FinishReason, Prompt
 from .actions import format_action, short_name, tool_schema
-from .agent import ContextLimit, PromptStyle, Turn
+from .agent import ContextLimit, Prepared, PromptStyle, Turn
 from .parsing import ParseFailure, parse, without_reasoning
 from .tokens import Tokens
 from .vision import FrameFitter
@@ -95,20 +95,29 @@ class Qwen3VL:
 
     # --- prompts ------------------------------------------------------------------------------------------------------
 
-    def prompt(self, goal: str, history: Sequence[Turn], observation: Observation) -> Prompt | ContextLimit:
-        """Raises EnvironmentFault when a frame is not what it says."""
+    def prepare(self, observation: Observation) -> tuple[Prepared, Callable[[], Pixels]]:
+        frame, pixels = self._frames.fit(observation.frame)
+        seen = Prepared(
+            frame,
+            self._frames.grid.visual_tokens(frame.width, frame.height),
+            observation.app,
+            observation.state_key,
+            observation.ui_tree,
+            observation.window,
+        )
+        return seen, pixels
+
+    def prompt(self, goal: str, history: Sequence[Turn], seen: Prepared) -> Prompt | ContextLimit:
         now = len(history)
-        current = self._frames.fit(observation.frame)
         room = self._context - self._response
         first_image = max(0, now - self._history_images + 1)
         first_text = max(0, now - self._history_steps)
         while True:
-            frames = [self._frames.fit(turn.observation.frame) for turn in history[first_image:]]
-            frames.append(current)
+            shown = [*(turn.seen for turn in history[first_image:]), seen]
             ids = self._compose(goal, history, first_image, first_text)
-            length = len(ids) + sum(map(self._frames.visual_tokens, frames)) - len(frames)
+            length = len(ids) + sum(one.visual_tokens - 1 for one in shown)
             if length <= room:
-                return Prompt(ids, tuple(frames), length)
+                return Prompt(ids, tuple(one.frame for one in shown), length)
             if first_image < now:
                 first_image = _skip_half(first_image, now)
             elif first_text < now:
@@ -148,11 +157,8 @@ class Qwen3VL:
         return parts
 
     def expand(self, prompt: Prompt) -> tuple[int, ...]:
-        return self._tokens.expand(prompt.ids, [self._frames.visual_tokens(frame) for frame in prompt.frames])
-
-    def prepare(self, observation: Observation) -> Observation:
-        fitted: Frame = self._frames.fit(observation.frame)
-        return observation if fitted is observation.frame else replace(observation, frame=fitted)
+        grid = self._frames.grid
+        return self._tokens.expand(prompt.ids, [grid.visual_tokens(f.width, f.height) for f in prompt.frames])
 
     # --- answers ------------------------------------------------------------------------------------------------------
 

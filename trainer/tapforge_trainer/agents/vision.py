@@ -3,7 +3,7 @@
 Promises:
 - The size of a fitted frame is a multiple of patch x merge on both sides and within the processor's bounds: a fixed
   point of the processor's own resizing. One visual token is one cell of patch x merge pixels squared.
-- A PNG that already has such a size and plain colours passes through byte-identical.
+- A PNG that already has such a size and plain colours keeps its bytes.
 - Every frame is decoded to its last pixel before it is let through, and must have the announced size. Half a file, a
   wrong checksum or another size raises EnvironmentFault: the episode is invalid, there is no placeholder.
 - Caches are bounded and belong to the `FrameFitter`, which may be called from several threads.
@@ -18,13 +18,16 @@ import struct
 import threading
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from tapforge_envs.protocol import EnvironmentFault, Frame
 
+from ..frames import FittedFrame, Pixels, name_of
 from .image_processor import ImageProcessor
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -112,73 +115,55 @@ class VisionGrid:
 
 
 class FrameFitter:
-    """Checks frames and brings them to the model's size, remembering what it saw by content hash."""
+    """Checks frames and brings them to the model's size. What it saw lately it gives again for nothing: screens that
+    didn't change, and those with which the episodes of a group begin. Several threads may use it."""
 
-    def __init__(self, grid: VisionGrid, *, max_entries: int = 8192, max_bytes: int = 64 * 1024 * 1024):
+    def __init__(self, grid: VisionGrid, *, max_bytes: int = 64 * 1024 * 1024):
         self.grid = grid
-        self._max_entries, self._max_bytes = max_entries, max_bytes
-        #: (hash, width, height) -> the fitted frame, or None where the frame is right as it is
-        self._seen: OrderedDict[tuple[str, int, int], Frame | None] = OrderedDict()
+        self._max_bytes = max_bytes
+        #: (hash, width, height) of what came -> what it was made into
+        self._seen: OrderedDict[tuple[str, int, int], FittedFrame] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
-        self._tokens: dict[tuple[int, int], int] = {}
 
-    def fit(self, frame: Frame) -> Frame:
-        """The frame as the model sees it. Raises EnvironmentFault for a frame that is not what it says."""
+    def fit(self, frame: Frame) -> tuple[FittedFrame, Callable[[], Pixels]]:
+        """The frame as the model sees it, and its pixels. Raises EnvironmentFault for a frame that is not what it
+        says."""
         key = (frame.sha256, frame.width, frame.height)
         with self._lock:
-            if key in self._seen:
+            known = self._seen.get(key)
+            if known is not None:
                 self._seen.move_to_end(key)
-                known = self._seen[key]
-                return frame if known is None else known
-        fitted = fit_frame(frame, self.grid)  # outside the lock: large screens are fitted in threads, side by side
+                return known, known.pixels
+        fitted, pixels = fit_frame(frame, self.grid)  # outside the lock: several threads fit side by side
         with self._lock:
-            if fitted is frame:
-                self._remember(key, None)
-            else:
-                self._remember(key, fitted)
-                self._remember((fitted.sha256, fitted.width, fitted.height), None)
-        return fitted
-
-    def visual_tokens(self, frame: Frame) -> int:
-        """Visual tokens of a fitted frame."""
-        size = (frame.width, frame.height)
-        tokens = self._tokens.get(size)
-        if tokens is None:
-            if self.grid.fit(*size) != size:
-                raise ValueError(f"a frame of {size[0]}x{size[1]} has not been fitted; call fit() first")
-            tokens = self.grid.visual_tokens(*size)
-            if len(self._tokens) >= 1024:
-                self._tokens.clear()
-            self._tokens[size] = tokens
-        return tokens
-
-    def _remember(self, key: tuple[str, int, int], fitted: Frame | None) -> None:
-        before = self._seen.pop(key, None)
-        self._seen[key] = fitted
-        self._bytes -= len(before.data) if before else 0
-        self._bytes += len(fitted.data) if fitted else 0
-        while self._seen and (len(self._seen) > self._max_entries or self._bytes > self._max_bytes):
-            _, old = self._seen.popitem(last=False)
-            self._bytes -= len(old.data) if old else 0
+            if key not in self._seen:
+                self._seen[key] = fitted
+                self._bytes += _kept(fitted)
+            while self._bytes > self._max_bytes:
+                _, old = self._seen.popitem(last=False)
+                self._bytes -= _kept(old)
+        return fitted, lambda: pixels
 
 
-def fit_frame(frame: Frame, grid: VisionGrid) -> Frame:
-    """The frame itself if it is right, else a PNG of the right size. Raises EnvironmentFault (see module)."""
+def _kept(frame: FittedFrame) -> int:
+    """Bytes of an entry: those of the frame, and about as much as keys and records take."""
+    return len(frame.data) + 1024
+
+
+def fit_frame(frame: Frame, grid: VisionGrid) -> tuple[FittedFrame, Pixels]:
+    """The frame as the model sees it, and its pixels. Raises EnvironmentFault (see module)."""
     image = _decode(frame)
     try:
         size = grid.fit(frame.width, frame.height)
     except ValueError as error:
         raise EnvironmentFault(f"frame {frame.sha256[:12]}: {error}") from error
-    plain = image.mode in _PLAIN_MODES and "transparency" not in image.info and "exif" not in image.info
-    if plain and size == (frame.width, frame.height):
-        return frame
+    plain = image.format == "PNG" and image.mode in _PLAIN_MODES and not {"transparency", "exif"} & image.info.keys()
     image = image.convert("RGB")
     if size != image.size:
-        image = image.resize(size, Image.Resampling.BICUBIC)
-    out = io.BytesIO()
-    image.save(out, "PNG", compress_level=1)
-    return Frame.of(out.getvalue(), *size)
+        image, plain = image.resize(size, Image.Resampling.BICUBIC), False
+    pixels = np.asarray(image)
+    return FittedFrame(name_of(pixels), frame.data, *size) if plain else FittedFrame.of(pixels), pixels
 
 
 def _decode(frame: Frame) -> Image.Image:

@@ -22,8 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tapforge_envs.protocol import Frame
-
+from ..frames import FittedFrame
 from ..machine import missing
 from ..records import Generator, Sample
 from .settings import EngineSettings, LearnerSettings, PauseMode, UpdateSettings
@@ -101,7 +100,7 @@ class Policy:
     async def imitate(
         self,
         samples: Sequence[Sample],
-        frames: Mapping[str, Frame],
+        frames: Mapping[str, FittedFrame],
         *,
         steps: int,
         batch_size: int,
@@ -132,7 +131,7 @@ class Policy:
         await self._learner.run(_fresh_optimizer)
 
     async def update(
-        self, samples: Sequence[Sample], frames: Mapping[str, Frame], settings: UpdateSettings, version: int
+        self, samples: Sequence[Sample], frames: Mapping[str, FittedFrame], settings: UpdateSettings, version: int
     ) -> dict[str, float]:
         """`version` is that of the weights before the update."""
         return await self._learner.update(samples, frames, settings, version)

@@ -196,10 +196,10 @@ class Engines:
                 continue
             prompt, sampling = waiting.prompt, waiting.sampling
             for frame in prompt.frames:
-                if frame.sha256 not in engine.known:
-                    frames[frame.sha256] = frame.data
-                    engine.known[frame.sha256] = None
-            names = tuple(frame.sha256 for frame in prompt.frames)
+                if frame.name not in engine.known:
+                    frames[frame.name] = frame.data
+                    engine.known[frame.name] = None
+            names = tuple(frame.name for frame in prompt.frames)
             rows.append((key, prompt.ids, names, sampling.max_tokens, sampling.temperature, sampling.seed))
         if rows and not engine.dead:
             engine.actor.submit.remote(rows, frames)
@@ -292,7 +292,7 @@ def _difference(index: int, waiting: _Waiting, seen: bytes) -> str:
     mine, theirs = np.frombuffer(waiting.expanded, np.int32), np.frombuffer(seen, np.int32)
     shared = min(len(mine), len(theirs))
     at = next(iter(np.flatnonzero(mine[:shared] != theirs[:shared]).tolist()), shared)
-    sizes = ", ".join(f"{frame.sha256[:12]} {frame.width}x{frame.height}" for frame in waiting.prompt.frames)
+    sizes = ", ".join(f"{frame.name[:12]} {frame.width}x{frame.height}" for frame in waiting.prompt.frames)
     return (
         f"engine {index} saw a prompt of {len(theirs)} tokens, expected were {len(mine)}; they differ from token {at} "
         f"on. Frames: {sizes or 'none'}. Are the announced sizes those of their bytes?"

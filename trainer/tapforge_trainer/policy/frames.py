@@ -1,4 +1,4 @@
-"""Frames as the vision tower wants them: decoded once, cut into patches once, kept by content hash in bounded memory.
+"""Frames as the vision tower wants them: decoded once, cut into patches once, kept by name in bounded memory.
 
 Rules:
 - A frame already has the model's size (`agents/vision.py` saw to that): nothing is resized here, and a frame whose
@@ -10,7 +10,6 @@ Rules:
 
 from __future__ import annotations
 
-import io
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,12 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tapforge_envs.protocol import Frame
 from tapforge_trainer.agents.image_processor import ImageProcessor
-
-
-class FrameError(ValueError):
-    """A frame that is missing, broken or of a wrong size; the message names its hash."""
+from tapforge_trainer.frames import FittedFrame, FrameError, decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +52,6 @@ class PixelFormat:
         return height // self.cell, width // self.cell
 
 
-def decode(data: bytes, name: str) -> np.ndarray:
-    """RGB bytes [height, width, 3]."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            return np.asarray(image.convert("RGB"))
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise FrameError(f"frame {name[:12]} of {len(data)} bytes can't be decoded: {error}") from error
-
-
 def cut(pixels: np.ndarray, form: PixelFormat) -> np.ndarray:
     """Bytes [patches, 3 * patch * patch] in the processor's order."""
     height, width, _ = pixels.shape
@@ -93,7 +77,7 @@ class Patches:
 
 
 class FrameStore:
-    """Ready frames by content hash; the least recently used ones go when `max_bytes` is exceeded."""
+    """Ready frames by name; the least recently used ones go when `max_bytes` is exceeded."""
 
     def __init__(self, form: PixelFormat, max_bytes: int = 256 * 1024 * 1024):
         self.form = form
@@ -104,7 +88,7 @@ class FrameStore:
     def __contains__(self, name: str) -> bool:
         return name in self._ready
 
-    def get(self, names: Iterable[str], frames: Mapping[str, Frame]) -> dict[str, Patches]:
+    def get(self, names: Iterable[str], frames: Mapping[str, FittedFrame]) -> dict[str, Patches]:
         """The named frames; those not at hand are decoded from `frames`. Nothing that is asked for now is evicted."""
         found: dict[str, Patches] = {}
         for name in names:
@@ -115,7 +99,7 @@ class FrameStore:
                 frame = frames.get(name)
                 if frame is None:
                     raise FrameError(f"frame {name[:12]} is not among the {len(frames)} that came with the samples")
-                ready = self._prepare(frame)
+                ready = self._keep(name, frame.pixels())
             else:
                 self._ready.move_to_end(name)
             found[name] = ready
@@ -138,13 +122,6 @@ class FrameStore:
         while self._bytes > self._max_bytes and self._ready:
             _, gone = self._ready.popitem(last=False)
             self._bytes -= gone.values.nbytes
-
-    def _prepare(self, frame: Frame) -> Patches:
-        pixels = decode(frame.data, frame.sha256)
-        if pixels.shape[:2] != (frame.height, frame.width):
-            seen = f"{pixels.shape[1]}x{pixels.shape[0]}"
-            raise FrameError(f"frame {frame.sha256[:12]} is {seen} pixels, announced was {frame.width}x{frame.height}")
-        return self._keep(frame.sha256, pixels)
 
     def _keep(self, name: str, pixels: np.ndarray) -> Patches:
         height, width, _ = pixels.shape

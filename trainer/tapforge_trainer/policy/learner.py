@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tapforge_envs.protocol import Frame
 from tapforge_trainer.algorithms.objective import Counts
+from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.records import Sample
 
 from .batches import MicroBatchPlan, TokenBatch, Vocabulary, padding_share, plan_micro_batches, token_batch
@@ -80,7 +80,7 @@ class RankActor:
     def update(
         self,
         data: TokenBatch,
-        frames: Mapping[str, Frame],
+        frames: Mapping[str, FittedFrame],
         batches: Sequence[Sequence[tuple]],
         settings: UpdateSettings,
         version: int | None,
@@ -91,7 +91,7 @@ class RankActor:
         return self._rank.update(data, frames, mine, settings, version)
 
     def logprobs(
-        self, data: TokenBatch, frames: Mapping[str, Frame], plans: Sequence[Any], temperature: float
+        self, data: TokenBatch, frames: Mapping[str, FittedFrame], plans: Sequence[Any], temperature: float
     ) -> np.ndarray:
         return self._rank.logprobs(data, frames, plans[self._index], temperature)
 
@@ -140,25 +140,29 @@ class Learner:
         (place,) = await self._call([self._ranks[0].open_store.remote()], "open_store", deadline)
         await self._all("start", place, deadline=deadline)
 
-    def token_batch(self, samples: Sequence[Sample], frames: Mapping[str, Frame]) -> TokenBatch:
+    def token_batch(self, samples: Sequence[Sample], frames: Mapping[str, FittedFrame]) -> TokenBatch:
         """Checks samples; raises `SampleError` for one that must not be learned from."""
         grids = {name: self.form.grid(frame.width, frame.height) for name, frame in frames.items()}
         return token_batch(samples, grids, self.vocabulary)
 
     async def update(
-        self, samples: Sequence[Sample], frames: Mapping[str, Frame], settings: UpdateSettings, version: int
+        self, samples: Sequence[Sample], frames: Mapping[str, FittedFrame], settings: UpdateSettings, version: int
     ) -> dict[str, float]:
         """`version` is that of the learner's weights before the update. Returns the update's metrics."""
         return await self._learn(samples, frames, settings, version)
 
     async def supervised(
-        self, samples: Sequence[Sample], frames: Mapping[str, Frame], settings: UpdateSettings
+        self, samples: Sequence[Sample], frames: Mapping[str, FittedFrame], settings: UpdateSettings
     ) -> dict[str, float]:
         """Learns the samples' response tokens by cross-entropy, weighted by their spans' weights."""
         return await self._learn(samples, frames, settings, None)
 
     async def _learn(
-        self, samples: Sequence[Sample], frames: Mapping[str, Frame], settings: UpdateSettings, version: int | None
+        self,
+        samples: Sequence[Sample],
+        frames: Mapping[str, FittedFrame],
+        settings: UpdateSettings,
+        version: int | None,
     ) -> dict[str, float]:
         import ray
 
@@ -191,7 +195,7 @@ class Learner:
         return plans, Counts(float(weight.sum()), float(weight[first].sum()))
 
     async def logprobs(
-        self, samples: Sequence[Sample], frames: Mapping[str, Frame], temperature: float = 1.0
+        self, samples: Sequence[Sample], frames: Mapping[str, FittedFrame], temperature: float = 1.0
     ) -> list[tuple[float, ...]]:
         """Log-probabilities of each sample's response tokens under the learner's weights."""
         import ray

@@ -7,13 +7,12 @@ frame and an answer: `least_context`.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tapforge_envs.protocol import Frame
+from tapforge_trainer.frames import FittedFrame
 
 from .frames import PixelFormat
 
@@ -28,7 +27,7 @@ class Probe:
     """Prompts with one placeholder per frame."""
 
     prompts: tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]
-    frames: dict[str, Frame]
+    frames: dict[str, FittedFrame]
     image_id: int
     form: PixelFormat
 
@@ -75,8 +74,8 @@ def make_probe(
             tuple(words[(np.arange(count) * 7 + count) % len(words)].tolist()) for count in shrunk(wanted, room)
         ]
         ids = first + tuple(token for text in others for token in marked + text)
-        prompts.append((ids, tuple(frames[k].sha256 for k in shown)))
-    return Probe(tuple(prompts), {frame.sha256: frame for frame in frames}, image_id, form)
+        prompts.append((ids, tuple(frames[k].name for k in shown)))
+    return Probe(tuple(prompts), {frame.name: frame for frame in frames}, image_id, form)
 
 
 def shrunk(lengths: Sequence[int], room: int) -> tuple[int, ...]:
@@ -100,12 +99,8 @@ def _visible(form: PixelFormat, shown: Sequence[int]) -> int:
     return sum(rows * columns + 2 for rows, columns in grids)
 
 
-def _pattern(width: int, height: int, phase: int) -> Frame:
+def _pattern(width: int, height: int, phase: int) -> FittedFrame:
     """A picture with structure at every scale; the same for ever."""
-    from PIL import Image
-
     y, x = np.mgrid[0:height, 0:width]
     planes = [(x * 3 + y * 5 + 40 * phase) % 256, (x * y // 7 + 90 * phase) % 256, ((x // 16 + y // 16) % 2) * 200]
-    out = io.BytesIO()
-    Image.fromarray(np.stack(planes, -1).astype(np.uint8)).save(out, "PNG")
-    return Frame.of(out.getvalue(), width, height)
+    return FittedFrame.of(np.stack(planes, -1).astype(np.uint8))

@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from tapforge_envs.protocol import Frame
 from tapforge_trainer.algorithms.losses import policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.frames import FittedFrame
 
 from .batches import MicroBatchPlan, TokenBatch, Vocabulary, micro_batch
 from .forward import VLPolicy
@@ -86,7 +86,7 @@ class Rank:
     def update(
         self,
         data: TokenBatch,
-        frames: Mapping[str, Frame],
+        frames: Mapping[str, FittedFrame],
         batches: Sequence[MiniBatch],
         settings: UpdateSettings,
         version: int,
@@ -113,7 +113,11 @@ class Rank:
         return self._close(metrics)
 
     def supervised(
-        self, data: TokenBatch, frames: Mapping[str, Frame], batches: Sequence[MiniBatch], settings: UpdateSettings
+        self,
+        data: TokenBatch,
+        frames: Mapping[str, FittedFrame],
+        batches: Sequence[MiniBatch],
+        settings: UpdateSettings,
     ) -> UpdateMetrics:
         """Cross-entropy on the response tokens, by weight; the samples' advantages and log-probabilities are unused."""
         metrics = UpdateMetrics()
@@ -130,7 +134,7 @@ class Rank:
     def _step(
         self,
         data: TokenBatch,
-        frames: Mapping[str, Frame],
+        frames: Mapping[str, FittedFrame],
         batch: MiniBatch,
         settings: UpdateSettings,
         loss: Loss,
@@ -146,7 +150,7 @@ class Rank:
     def accumulate(
         self,
         data: TokenBatch,
-        frames: Mapping[str, Frame],
+        frames: Mapping[str, FittedFrame],
         batch: MiniBatch,
         settings: UpdateSettings,
         loss: Loss,
@@ -218,7 +222,7 @@ class Rank:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def logprobs(
-        self, data: TokenBatch, frames: Mapping[str, Frame], plans: Sequence[MicroBatchPlan], temperature: float
+        self, data: TokenBatch, frames: Mapping[str, FittedFrame], plans: Sequence[MicroBatchPlan], temperature: float
     ) -> np.ndarray:
         """[response tokens] of all samples; those of other ranks' plans stay nan."""
         return self._logprobs(self.policy, data, frames, plans, temperature)
@@ -227,7 +231,7 @@ class Rank:
         self,
         policy: VLPolicy,
         data: TokenBatch,
-        frames: Mapping[str, Frame],
+        frames: Mapping[str, FittedFrame],
         plans: Sequence[MicroBatchPlan],
         temperature: float,
     ) -> np.ndarray:

@@ -26,7 +26,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .frames import FrameError, FrameStore, PixelFormat
+from tapforge_trainer.frames import FrameError
+
+from .frames import FrameStore, PixelFormat
 from .settings import EngineSettings, PauseMode
 from .vllm_start import build, image_id
 

@@ -10,9 +10,10 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tapforge_envs.protocol import Frame, Reason, Task
+from tapforge_envs.protocol import Reason, Task
 from tapforge_envs.slots.source import Lease, Verdict
 
+from ..frames import FittedFrame
 from ..records import EpisodeRecord, Sampling
 
 
@@ -84,7 +85,7 @@ class EpisodeResult:
 
     attempt: Attempt
     record: EpisodeRecord
-    frames: dict[str, Frame]
+    frames: dict[str, FittedFrame]
     broke: Call | None
     phone_seconds: float = 0.0
     ui_trees: dict[str, str] = field(default_factory=dict)

@@ -26,7 +26,6 @@ from tapforge_envs.protocol import (
     Action,
     Environment,
     EnvironmentFault,
-    Frame,
     Observation,
     Reason,
     Terminate,
@@ -34,8 +33,9 @@ from tapforge_envs.protocol import (
     outcome_of,
 )
 
-from ..agents.agent import Agent, ContextLimit, Turn
+from ..agents.agent import Agent, ContextLimit, Prepared, Turn
 from ..agents.parsing import ParseFailure
+from ..frames import FittedFrame
 from ..records import EpisodeRecord, Generation, Generator, Prompt, StepRecord
 from ..states.reading import StateReading, is_free, read_state
 from .attempt import AttemptRequest, Call, EpisodeResult, seed_of
@@ -88,7 +88,7 @@ class Episode:
         self._limits = request.limits
         self._clock = clock
         self._steps: list[StepRecord] = []
-        self._frames: dict[str, Frame] = {}
+        self._frames: dict[str, FittedFrame] = {}
         self._ui_trees: dict[str, str] = {}
         self._call: Call | None = None
         self._slot = ""
@@ -150,16 +150,13 @@ class Episode:
 
     async def _until_the_end(self, environment: Environment) -> tuple[Reason, float | None, str]:
         task, limits = self._attempt.task, self._limits
-        observation = await self._prepared(await self._on_phone(Call("reset"), environment.reset(task)))
+        seen, state = await self._see(await self._on_phone(Call("reset"), environment.reset(task)))
         history: list[Turn] = []
         standing = Standing()
         while True:
-            prompt = self._agent.prompt(task.goal, history, observation)
-            # A frame that the agent can't accept is still the fault of the call that brought it.
-            self._call = None
+            prompt = self._agent.prompt(task.goal, history, seen)
             if isinstance(prompt, ContextLimit):
                 return Reason.CONTEXT_LIMIT, None, str(prompt)
-            state = await self._state(observation, prompt)
             generation, seconds_model = await self._ask(prompt, standing.answers)
             text = self._agent.decode(generation.ids)
             answer = self._agent.read(text, generation.finish_reason)
@@ -167,10 +164,10 @@ class Episode:
                 standing,
                 after_answer(standing, answer, task.max_steps, limits.max_parse_failures),
             )
-            step = self._step_record(before.answers, observation, state, prompt, generation, text, seconds_model)
+            step = self._step_record(before.answers, seen, state, prompt, generation, text, seconds_model)
             if isinstance(answer, ParseFailure):
                 self._steps.append(replace(step, parse_error=str(answer)))
-                history.append(Turn(observation, text, None))
+                history.append(Turn(seen, text, None))
             else:
                 wire = answer.model_dump()
                 step = replace(step, action=wire)
@@ -183,11 +180,11 @@ class Episode:
                     raise
                 seconds = time.perf_counter() - begun
                 self._steps.append(replace(step, reward=result.reward, note=result.note, seconds_environment=seconds))
-                history.append(Turn(observation, text, answer))
+                history.append(Turn(seen, text, answer))
                 if result.done and reason in (None, Reason.STEP_LIMIT):
                     reason = Reason.DONE
                 if reason is None:
-                    observation = await self._prepared(result.observation)
+                    seen, state = await self._see(result.observation)
             if reason is not None:
                 if not needs_score(reason):
                     return reason, None, ""
@@ -228,7 +225,7 @@ class Episode:
 
     async def _ask(self, prompt: Prompt, step: int) -> tuple[Generation, float]:
         for frame in prompt.frames:
-            self._frames[frame.sha256] = frame
+            self._frames[frame.name] = frame
         sampling = replace(self._sampling, seed=seed_of(self._attempt.seed, step))
         begun = time.perf_counter()
         generation = await self._generator.generate(prompt, sampling)
@@ -237,24 +234,27 @@ class Episode:
             raise Stopped(f"the engine aborted the answer of step {step}")
         return generation, seconds
 
-    async def _prepared(self, observation: Observation) -> Observation:
+    async def _see(self, observation: Observation) -> tuple[Prepared, StateReading]:
+        """The frame is decoded here, once: for the model, for its name and for the state's key."""
         frame = observation.frame
-        if frame.width * frame.height > self._limits.thread_pixels:
-            return await asyncio.to_thread(self._agent.prepare, observation)
-        return observation
+        if frame.width * frame.height > self._limits.thread_pixels or not is_free(observation):
+            seen, state = await asyncio.to_thread(self._read, observation)
+        else:
+            seen, state = self._read(observation)
+        # A frame that the agent can't accept is still the fault of the call that brought it.
+        self._call = None
+        if state.ui_tree is not None and observation.ui_tree is not None:
+            self._ui_trees[state.ui_tree] = observation.ui_tree
+        return seen, state
 
-    async def _state(self, observation: Observation, prompt: Prompt) -> StateReading:
-        if is_free(observation):
-            return StateReading()
-        reading = await asyncio.to_thread(read_state, observation, prompt.frames[-1])
-        if reading.ui_tree is not None and observation.ui_tree is not None:
-            self._ui_trees[reading.ui_tree] = observation.ui_tree
-        return reading
+    def _read(self, observation: Observation) -> tuple[Prepared, StateReading]:
+        seen, pixels = self._agent.prepare(observation)
+        return seen, read_state(observation, pixels)
 
     def _step_record(
         self,
         index: int,
-        seen: Observation,
+        seen: Prepared,
         state: StateReading,
         prompt: Prompt,
         generation: Generation,
@@ -264,7 +264,7 @@ class Episode:
         return StepRecord(
             episode=self._attempt.episode,
             index=index,
-            frames=tuple(f.sha256 for f in prompt.frames),
+            frames=tuple(f.name for f in prompt.frames),
             state_key=seen.state_key,
             app=seen.app,
             generation=generation,

@@ -1,25 +1,18 @@
-"""Frames on disk, named by their content: `frames/ab/abcdef....png`, each written once.
+"""Frames on disk, by name: `frames/ab/abcdef....png`, each written once.
 
-A frame appears under its name complete (written beside it, then renamed); reading checks the hash, so a damaged file is
-an error and never a picture.
+A frame appears under its name complete (written beside it, then renamed); reading checks that it is the one of its
+name, so a damaged file is an error and never a picture.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from ..frames import FittedFrame, FrameError, checked
 
-from tapforge_envs.protocol import Frame
-
-_ENDINGS = {"image/png": "png", "image/jpeg": "jpg", "image/webp": "webp"}
-
-
-class FrameError(Exception):
-    """A frame is not there or not what its name says."""
+#: recordings of earlier versions have the other two, too
+_ENDINGS = ("png", "jpg", "webp")
 
 
 class FrameStore:
@@ -28,13 +21,13 @@ class FrameStore:
         self._known: set[str] = set()
         self._unsynced: list[Path] = []
 
-    def path(self, sha256: str, ending: str = "png") -> Path:
-        return self._folder / sha256[:2] / f"{sha256}.{ending}"
+    def path(self, name: str, ending: str = "png") -> Path:
+        return self._folder / name[:2] / f"{name}.{ending}"
 
-    def put(self, frame: Frame) -> None:
-        if frame.sha256 in self._known:
+    def put(self, frame: FittedFrame) -> None:
+        if frame.name in self._known:
             return
-        path = self.path(frame.sha256, _ending(frame.media_type))
+        path = self.path(frame.name)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_name(f".{path.name}.{os.getpid()}")
@@ -45,7 +38,7 @@ class FrameStore:
                 unfinished.unlink(missing_ok=True)
                 raise
             self._unsynced.append(path)
-        self._known.add(frame.sha256)
+        self._known.add(frame.name)
 
     def sync(self) -> None:
         """Waits until every frame put so far would survive a power failure."""
@@ -58,30 +51,20 @@ class FrameStore:
                 os.close(handle)
         self._unsynced.clear()
 
-    def get(self, sha256: str) -> bytes:
-        """The encoded image."""
-        for ending in _ENDINGS.values():
-            path = self.path(sha256, ending)
+    def get(self, name: str) -> bytes:
+        """The encoded image. Raises FrameError for one that is missing or damaged."""
+        return self.frame(name).data
+
+    def frame(self, name: str) -> FittedFrame:
+        """Raises FrameError for one that is missing or damaged."""
+        for ending in _ENDINGS:
+            path = self.path(name, ending)
             try:
                 data = path.read_bytes()
             except FileNotFoundError:
                 continue
-            if hashlib.sha256(data).hexdigest() != sha256:
-                raise FrameError(f"{path} is damaged: its content has another hash than its name")
-            return data
-        raise FrameError(f"frame {sha256} is not in {self._folder}")
-
-    def frame(self, sha256: str) -> Frame:
-        """The image with its size and type, as its own header says."""
-        data = self.get(sha256)
-        try:
-            with Image.open(io.BytesIO(data)) as image:
-                return Frame(data, sha256, image.width, image.height, Image.MIME[image.format or "PNG"])
-        except UnidentifiedImageError as error:
-            raise FrameError(f"frame {sha256} of {self._folder} is no image: {error}") from error
-
-
-def _ending(media_type: str) -> str:
-    if media_type not in _ENDINGS:
-        raise FrameError(f"frames of type {media_type!r} can't be recorded; known are {', '.join(_ENDINGS)}")
-    return _ENDINGS[media_type]
+            try:
+                return checked(name, data)
+            except FrameError as error:
+                raise FrameError(f"{path}: {error}") from error
+        raise FrameError(f"frame {name} is not in {self._folder}")

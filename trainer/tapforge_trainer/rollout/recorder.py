@@ -19,8 +19,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from tapforge_envs.protocol import Frame
-
+from ..frames import FittedFrame
 from ..records import EpisodeRecord, GroupRecord
 from .frames import FrameStore
 from .lines import encode_episode, encode_group, encode_step, encode_ui_tree
@@ -51,7 +50,7 @@ class Recorder:
         return self._records.path
 
     def episode(
-        self, record: EpisodeRecord, frames: Mapping[str, Frame], ui_trees: Mapping[str, str] | None = None
+        self, record: EpisodeRecord, frames: Mapping[str, FittedFrame], ui_trees: Mapping[str, str] | None = None
     ) -> None:
         """`ui_trees`: those that the steps name, by the sha256 of their text."""
         self._begin()

@@ -15,18 +15,14 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import io
 import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from tapforge_envs.protocol import Frame
-
-Pixels = NDArray[np.uint8]
+from ..frames import Pixels
 
 #: share of the height
 STATUS_BAR = 0.04
@@ -79,12 +75,6 @@ def frame_key(pixels: Pixels) -> FrameKey:
         rest = _hashes(_without_bars(grey, reach), down, across)
     digest = hashlib.blake2b(rest.tobytes(), digest_size=8).digest()
     return FrameKey((tiles >> np.uint64(48)).astype(np.uint16), digest)
-
-
-def pixels_of(frame: Frame) -> Pixels:
-    """Of a frame that was checked before (`agents.vision`)."""
-    with Image.open(io.BytesIO(frame.data)) as image:
-        return np.asarray(image.convert("RGB"))
 
 
 def _hashes(rows: Pixels, down: int, across: int) -> NDArray[np.uint64]:

@@ -7,12 +7,14 @@ anything, the key of the frame as the model sees it, so that a recording gives t
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from tapforge_envs.protocol import Frame, Observation
+from tapforge_envs.protocol import Observation
 from tapforge_envs.ui_tree import ui_key
 
-from .frame import frame_key, pixels_of
+from ..frames import Pixels
+from .frame import frame_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,8 @@ def is_free(observation: Observation) -> bool:
     return observation.state_key is not None and observation.ui_tree is None
 
 
-def read_state(observation: Observation, fitted: Frame) -> StateReading:
-    """`fitted`: the observation's frame as the model sees it."""
+def read_state(observation: Observation, pixels: Callable[[], Pixels]) -> StateReading:
+    """`pixels`: of the observation's frame as the model sees it. They are asked for only where they tell the state."""
     tree = observation.ui_tree
     name = hashlib.sha256(tree.encode()).hexdigest() if tree is not None else None
     if observation.state_key is not None:
@@ -37,4 +39,4 @@ def read_state(observation: Observation, fitted: Frame) -> StateReading:
     key = ui_key(tree) if tree is not None else None
     if key is not None:
         return StateReading(name, key)
-    return StateReading(name, None, frame_key(pixels_of(fitted)).text())
+    return StateReading(name, None, frame_key(pixels()).text())

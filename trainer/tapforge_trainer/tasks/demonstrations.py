@@ -14,9 +14,9 @@ from random import Random
 from tapforge_envs.phone import catalog
 from tapforge_envs.phone.demonstrator import demonstration
 from tapforge_envs.phone.tasks import TaskSet
-from tapforge_envs.protocol import Frame
 
 from ..agents.agent import Agent, ContextLimit, Turn
+from ..frames import FittedFrame
 from ..records import ResponseSpan, Sample
 from .source import TaskError
 
@@ -24,7 +24,7 @@ from .source import TaskError
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
     samples: tuple[Sample, ...]
-    frames: dict[str, Frame]
+    frames: dict[str, FittedFrame]
     episodes: int
     #: shares of the episodes
     success: float
@@ -37,7 +37,7 @@ def demonstrate(
     phone = catalog.phone_for(tasks.suite, width, height)
     rng = Random(f"demonstrator:{seed}")
     samples: list[Sample] = []
-    frames: dict[str, Frame] = {}
+    frames: dict[str, FittedFrame] = {}
     won = 0
     for number in range(episodes):
         task = tasks.sample(seed, number)
@@ -46,16 +46,17 @@ def demonstrate(
         history: list[Turn] = []
         actions = demonstration(phone, template, task.params, lambda: rng.random() < error_rate)
         for index, action in enumerate(actions):
-            prompt = agent.prompt(task.goal, history, observation)
+            seen, _ = agent.prepare(observation)
+            prompt = agent.prompt(task.goal, history, seen)
             if isinstance(prompt, ContextLimit):
                 raise TaskError(f"demonstration of {task.key}: {prompt}; raise model.contextTokens")
             answer = agent.answer_ids(action)
             ids = agent.expand(prompt)
-            frames.update((frame.sha256, frame) for frame in prompt.frames)
+            frames.update((frame.name, frame) for frame in prompt.frames)
             span = ResponseSpan(index, len(ids), len(ids) + len(answer), (0.0,) * len(answer), (0,) * len(answer), 1.0)
             episode = f"demonstration-{number}"
-            samples.append(Sample(episode, episode, (*ids, *answer), tuple(f.sha256 for f in prompt.frames), (span,)))
-            history.append(Turn(observation, agent.decode(answer), action))
+            samples.append(Sample(episode, episode, (*ids, *answer), tuple(f.name for f in prompt.frames), (span,)))
+            history.append(Turn(seen, agent.decode(answer), action))
             observation = phone.step(action).observation
         ended = phone.state["ended"]
         won += (not task.feasible) if ended == "infeasible" else phone.evaluate().value >= task.threshold

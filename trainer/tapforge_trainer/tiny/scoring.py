@@ -65,7 +65,7 @@ class Scorer:
 
         form = self.policy.form
         # The prompt's words don't depend on the pixels, so that no example needs to be encoded as PNG.
-        blank = Observation(draw.frame(Screen((0, 0, 0), ()), WIDTH, HEIGHT))
+        blank, _ = self.agent.prepare(Observation(draw.frame(Screen((0, 0, 0), ()), WIDTH, HEIGHT)))
         samples, frames = [], {}
         for k, example in enumerate(examples):
             name = f"example {k}"

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..batch import BatchRules, build_batch
-from ..rollout.frames import FrameError, FrameStore
+from ..frames import FrameError
+from ..rollout.frames import FrameStore
 from ..rollout.recording import Recording
 from .replay import Replay
 from .selection import pick_groups

@@ -24,8 +24,8 @@ from PIL import Image, UnidentifiedImageError
 from tapforge_envs.protocol import Outcome
 
 from ..batch import Credit
+from ..frames import FrameError
 from ..records import EpisodeRecord, GroupRecord, StepRecord
-from ..rollout.frames import FrameError
 from ..states.grouping import UNKNOWN, states_of
 from .gesture import Gesture, gesture_of
 from .selection import KINDS, Kind, kinds, pairs_of, pick_groups, pick_pairs
