@@ -27,9 +27,9 @@ from tapforge_trainer.cluster import driver
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.driver import drive, speak
 from tapforge_trainer.cluster.storage import Holder, StorageError, folder_of, newest, take_over
-from tapforge_trainer.orders import Orders
 from tapforge_trainer.policy import checkpoints
 from tapforge_trainer.progress import Progress
+from tapforge_trainer.shutdown import StopSignal
 from tapforge_trainer.summary import wanted
 
 SPEC = """
@@ -71,7 +71,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def _drive(
     operator: SmallOperator, authority: Authority, attempt: Attempt, read: Callable[[], TrainingRun]
 ) -> int:
-    return await drive(attempt, authority.access(operator.port), read, Orders())
+    return await drive(attempt, authority.access(operator.port), read, StopSignal())
 
 
 def _leave_checkpoint(attempt: Attempt, update: int) -> Path:

@@ -1,4 +1,4 @@
-"""Reports to the operator over real TLS, and its orders: with an operator that is slow, away, refuses or changes its
+"""Reports to the operator over real TLS, and its answers: with an operator that is slow, away, refuses or changes its
 mind."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tapforge_api.progress import Progress
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.reporter import Pace, Reporter
 from tapforge_trainer.cluster.status_report import ending, report_of
-from tapforge_trainer.orders import Orders, Why
+from tapforge_trainer.shutdown import StopReason, StopSignal
 from tapforge_trainer.telemetry import Saved, View
 
 ATTEMPT = Attempt(RUN, "lab", "uid-1", 2, Path("/nowhere"), restarts=1, cluster="tiny-2-abcde")
@@ -45,16 +45,16 @@ def _view() -> View:
 
 
 def _reporter(
-    operator: SmallOperator, authority: Authority, orders: Orders, view: View | None = None, pace: Pace = FAST
+    operator: SmallOperator, authority: Authority, stop: StopSignal, view: View | None = None, pace: Pace = FAST
 ) -> Reporter:
-    return Reporter(authority.access(operator.port), ATTEMPT, view or _view(), orders, pace)
+    return Reporter(authority.access(operator.port), ATTEMPT, view or _view(), stop, pace)
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 
 async def test_a_report_says_how_far_the_run_is(operator: SmallOperator, authority: Authority) -> None:
-    async with _reporter(operator, authority, Orders()):
+    async with _reporter(operator, authority, StopSignal()):
         await operator.until(lambda: bool(operator.reports))
     report = operator.reports[0]
     assert (report.attempt, report.restarts, report.phase, report.final) == (2, 1, "Training", "")
@@ -84,7 +84,7 @@ async def test_reports_are_in_order_also_over_restarts_of_the_driver(
     for _ in range(2):
         before = len(operator.reports)
         view = _view()
-        async with _reporter(operator, authority, Orders(), view):
+        async with _reporter(operator, authority, StopSignal(), view):
             await operator.until(lambda before=before: len(operator.reports) > before)
             view.update += 1
             await operator.until(lambda before=before: len(operator.reports) > before + 1)
@@ -130,63 +130,63 @@ def test_no_figure_makes_a_report_that_is_refused(view: View, message: str) -> N
         (2, 3, None, 4, "configuration", ""),
         (1, 3, None, 4, "", ""),
         (1, 0, None, 4, "failed", ""),
-        (75, 3, Why.SUSPEND, 4, "stopped", "suspended; the run resumes after update 4"),
-        (75, 3, Why.DEADLINE, 3, "stopped", "after update 3, without 1 update that there was no time to save"),
-        (75, 3, Why.TERMINATE, None, "stopped", "SIGTERM.*no checkpoint yet"),
-        (130, 0, Why.INTERRUPT, 2, "stopped", "Ctrl-C; .* without 2 updates"),
+        (75, 3, StopReason.SUSPEND, 4, "stopped", "suspended; the run resumes after update 4"),
+        (75, 3, StopReason.DEADLINE, 3, "stopped", "after update 3, without 1 update that there was no time to save"),
+        (75, 3, StopReason.TERMINATE, None, "stopped", "SIGTERM.*no checkpoint yet"),
+        (130, 0, StopReason.INTERRUPT, 2, "stopped", "Ctrl-C; .* without 2 updates"),
     ],
 )
 def test_how_a_driver_says_that_it_ends(
-    code: int, left: int, why: Why | None, saved: int | None, final: str, words: str
+    code: int, left: int, why: StopReason | None, saved: int | None, final: str, words: str
 ) -> None:
     import re
 
-    view, orders = _view(), Orders()
+    view, stop = _view(), StopSignal()
     view.saved = None if saved is None else Saved(saved, 0.0, "x")
-    orders.why = why
-    said = ending(code, orders, view, left)
+    stop.reason = why
+    said = ending(code, stop, view, left)
     assert said[0] == final
     assert bool(said[1]) == bool(words) and re.search(words, said[1])
 
 
-# --- what is ordered --------------------------------------------------------------------------------------------------
+# --- what is answered ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stop", ["suspend", "deadline"])
-async def test_an_order_to_stop_is_obeyed_within_its_grace(
-    operator: SmallOperator, authority: Authority, stop: str
+@pytest.mark.parametrize("requested", ["suspend", "deadline"])
+async def test_a_request_to_stop_is_carried_out_within_its_grace(
+    operator: SmallOperator, authority: Authority, requested: str
 ) -> None:
-    orders = Orders()
-    async with _reporter(operator, authority, orders) as reporter:
+    stop = StopSignal()
+    async with _reporter(operator, authority, stop) as reporter:
         assert await reporter.answered(120)
-        assert not orders.stop.is_set()
-        operator.orders = Answer.model_validate({"stop": stop, "graceSeconds": 3600, "reportSeconds": 1})
+        assert not stop.requested.is_set()
+        operator.orders = Answer.model_validate({"stop": requested, "graceSeconds": 3600, "reportSeconds": 1})
         async with asyncio.timeout(120):
-            await orders.stop.wait()
-        assert (orders.why, orders.abandoned.is_set()) == (Why(stop), False)
-        operator.orders = Answer.model_validate({"stop": stop, "graceSeconds": 0, "reportSeconds": 1})
+            await stop.requested.wait()
+        assert (stop.reason, stop.aborted.is_set()) == (StopReason(requested), False)
+        operator.orders = Answer.model_validate({"stop": requested, "graceSeconds": 0, "reportSeconds": 1})
         async with asyncio.timeout(120):
-            await orders.abandoned.wait()
+            await stop.aborted.wait()
 
 
 async def test_a_driver_that_was_superseded_ends_at_once(operator: SmallOperator, authority: Authority) -> None:
     operator.orders = Answer(stop="superseded")
-    orders = Orders()
-    async with _reporter(operator, authority, orders):
+    stop = StopSignal()
+    async with _reporter(operator, authority, stop):
         async with asyncio.timeout(120):
-            await orders.abandoned.wait()
-    assert orders.why is Why.SUPERSEDED
+            await stop.aborted.wait()
+    assert stop.reason is StopReason.SUPERSEDED
 
 
 async def test_the_end_of_the_run_may_be_moved_under_way(operator: SmallOperator, authority: Authority) -> None:
-    orders = Orders()
+    stop = StopSignal()
     operator.orders = Answer(limits=Stop(max_updates=20), report_seconds=1)
-    async with _reporter(operator, authority, orders) as reporter:
+    async with _reporter(operator, authority, stop) as reporter:
         assert await reporter.answered(120)
-        assert orders.limits == Stop(max_updates=20)
+        assert stop.limits == Stop(max_updates=20)
         operator.orders = Answer(report_seconds=1)
         await operator.until(lambda: len(operator.reports) >= 2)
-    assert orders.limits == Stop(max_updates=20), "an answer that says nothing changes nothing"
+    assert stop.limits == Stop(max_updates=20), "an answer that says nothing changes nothing"
 
 
 # --- troubles ---------------------------------------------------------------------------------------------------------
@@ -197,20 +197,20 @@ async def test_nothing_that_the_operator_does_reaches_the_training(
 ) -> None:
     refusals = [(503, b"not the leader"), (500, b""), (200, b"a proxy's page"), (404, b"{}"), (302, b""), (429, b"")]
     operator.refusing = list(refusals)
-    orders = Orders()
-    async with _reporter(operator, authority, orders) as reporter:
+    stop = StopSignal()
+    async with _reporter(operator, authority, stop) as reporter:
         assert await reporter.answered(120)
         assert operator.calls > len(refusals)
-    assert not orders.stop.is_set()
+    assert not stop.requested.is_set()
     heard = [record.message for record in caplog.records if "reporter" in record.name]
     assert len(heard) == 2, heard
-    assert "doesn't hear" in heard[0] and "hears again" in heard[1] and str(len(refusals)) in heard[1]
+    assert "don't reach" in heard[0] and "reach the operator again" in heard[1] and str(len(refusals)) in heard[1]
 
 
 async def test_an_operator_that_goes_away_is_found_again_also_with_a_new_token(authority: Authority) -> None:
     operator = SmallOperator()
     async with operator.serving(authority):
-        reporter = _reporter(operator, authority, Orders())
+        reporter = _reporter(operator, authority, StopSignal())
         async with reporter:
             await operator.until(lambda: bool(operator.reports))
             operator.tokens = {"second-token"}
@@ -224,7 +224,7 @@ async def test_an_operator_that_goes_away_is_found_again_also_with_a_new_token(a
 async def test_a_silent_operator_costs_no_more_than_a_deadline(operator: SmallOperator, authority: Authority) -> None:
     operator.talks.clear()
     pace = Pace(report=0.01, answer=0.5, cap=0.02)  # long enough for an answer, once the operator talks
-    async with _reporter(operator, authority, Orders(), pace=pace) as reporter:
+    async with _reporter(operator, authority, StopSignal(), pace=pace) as reporter:
         await operator.until(lambda: operator.calls >= 3)
         assert not await reporter.answered(0.0)
         operator.talks.set()
@@ -235,7 +235,7 @@ async def test_a_silent_operator_costs_no_more_than_a_deadline(operator: SmallOp
 
 
 async def test_the_last_report_is_sent_until_it_is_answered(operator: SmallOperator, authority: Authority) -> None:
-    async with _reporter(operator, authority, Orders()) as reporter:
+    async with _reporter(operator, authority, StopSignal()) as reporter:
         assert await reporter.answered(120)
         operator.refusing = [(503, b"")] * 4 + [(401, b"{}")] * 2
         assert await reporter.finish("failed", "the disk is full")
@@ -251,7 +251,7 @@ async def test_the_last_report_waits_for_an_operator_that_is_away(authority: Aut
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         kept.bind(("127.0.0.1", 0))
         operator.port = kept.getsockname()[1]
-        async with _reporter(operator, authority, Orders()) as reporter:
+        async with _reporter(operator, authority, StopSignal()) as reporter:
             finishing = asyncio.create_task(reporter.finish("complete", ""))
             await asyncio.sleep(0.1)
             assert not finishing.done()
@@ -275,7 +275,7 @@ async def test_the_last_report_is_given_up_in_the_end(
         pace = Pace(report=0.01, answer=0.1, cap=0.02, final=0.3, again=0.01)
     async with operator.serving(authority):
         port = 1 if trouble == "away" else operator.port  # where nobody listens
-        reporter = Reporter(authority.access(port), ATTEMPT, _view(), Orders(), pace)
+        reporter = Reporter(authority.access(port), ATTEMPT, _view(), StopSignal(), pace)
         async with asyncio.timeout(120), reporter:
             assert not await reporter.finish("failed", "x")
-    assert "was not told how the driver ended" in caplog.text
+    assert "the last report did not reach the operator" in caplog.text

@@ -14,23 +14,22 @@ from tapforge_trainer.policy import driver
 #: SIGTERM comes after Ray has put up its handlers and before ours are back
 STARTING = """
 import asyncio, os, signal
-from tapforge_trainer.descendants import adopt
-from tapforge_trainer.orders import Orders, listening
+from tapforge_trainer.shutdown import StopSignal, become_subreaper, handling_signals
 from tapforge_trainer.policy import driver
 
 async def starting():
-    orders = Orders()
-    with listening(orders):
+    stop = StopSignal()
+    with handling_signals(stop):
         with driver._own_signals():
             await asyncio.to_thread(driver._start_ray)
             os.kill(os.getpid(), signal.SIGTERM)
             print(signal.alarm(0))
-        await orders.stop.wait()
-        print(orders.why)
+        await stop.requested.wait()
+        print(stop.reason)
         import ray
         await asyncio.to_thread(ray.shutdown)  # as the policy does; a thread that did not start it takes 17 s
 
-adopt()
+become_subreaper()
 asyncio.run(starting())
 """
 

@@ -13,12 +13,12 @@ import pytest
 from tapforge_api.learning import Stop
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import Outcome, Reason
-from tapforge_trainer.orders import Interrupted, unless
 from tapforge_trainer.progress import Progress, belongs, ended, kept, resumed
 from tapforge_trainer.records import EpisodeRecord
 from tapforge_trainer.rollout.groups import Resumed
 from tapforge_trainer.rollout.lines import encode_episode
 from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.shutdown import Interrupted, StopReason, StopSignal, unless_stopped
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_is_resumed_is_read_by_the_index(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_work_is_given_up_when_a_stop_is_asked_for() -> None:
-    stop, cleaned = asyncio.Event(), []
+    stop, cleaned = StopSignal(), []
 
     async def work() -> None:
         try:
@@ -119,9 +119,9 @@ async def test_work_is_given_up_when_a_stop_is_asked_for() -> None:
             await asyncio.sleep(0)
             cleaned.append(True)
 
-    asyncio.get_running_loop().call_soon(stop.set)
+    asyncio.get_running_loop().call_soon(stop.request, StopReason.SUSPEND)
     with pytest.raises(Interrupted):
-        await unless(stop, work())
+        await unless_stopped(stop, work())
     assert cleaned == [True]
 
 
@@ -132,6 +132,6 @@ async def test_what_work_returns_or_raises_comes_through() -> None:
     async def fails() -> int:
         raise ZeroDivisionError
 
-    assert await unless(asyncio.Event(), returns()) == 3
+    assert await unless_stopped(StopSignal(), returns()) == 3
     with pytest.raises(ZeroDivisionError):
-        await unless(asyncio.Event(), fails())
+        await unless_stopped(StopSignal(), fails())

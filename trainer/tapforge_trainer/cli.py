@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +23,7 @@ if TYPE_CHECKING:
     from tapforge_api import TrainingRun
 
     from .cluster.attempt import Attempt
-    from .orders import Orders
-
-#: what abandoned work may take to end, with a last report, before the process leaves without it, seconds
-_LEAVE = 30.0
+    from .shutdown import StopSignal
 
 FILE = click.option(
     "-f",
@@ -62,14 +58,14 @@ def cli() -> None:
 
 
 def main() -> None:
-    from .descendants import adopt
+    from .shutdown import become_subreaper
 
-    adopt()
+    become_subreaper()
     cli()
 
 
 def _load(file: Path, overrides: tuple[str, ...]) -> TrainingRun:
-    with _in_words():
+    with _as_message():
         return _read(file, overrides)
 
 
@@ -84,7 +80,7 @@ def _checked(run: TrainingRun, runs: Path) -> Any:
     from .assembly import inspect
     from .plan import plan
 
-    with _in_words():
+    with _as_message():
         return plan(run, inspect(run, runs), runs)
 
 
@@ -126,7 +122,7 @@ def run(file: Path, overrides: tuple[str, ...], runs: Path, restarts: int, grace
     from .cluster.attempt import Attempt
     from .supervisor import beginning
 
-    with _in_words():
+    with _as_message():
         attempt = Attempt.of(beginning(os.environ))
     if attempt is not None:
         sys.exit(_driven(attempt, lambda: _read(file, overrides), grace))
@@ -135,7 +131,7 @@ def run(file: Path, overrides: tuple[str, ...], runs: Path, restarts: int, grace
     from .session import run_session
     from .telemetry import View
 
-    sys.exit(_asked(lambda orders: run_session(loaded, runs, orders, View(loaded.metadata.name, 0)), grace))
+    sys.exit(_stoppable(lambda stop: run_session(loaded, runs, stop, View(loaded.metadata.name, 0)), grace))
 
 
 @cli.command(hidden=True)
@@ -158,7 +154,7 @@ def sft(file: Path, overrides: tuple[str, ...], runs: Path) -> None:
     _checked(loaded, runs)
     from .session import sft_session
 
-    sys.exit(_asked(lambda orders: sft_session(loaded, runs, orders)))
+    sys.exit(_stoppable(lambda stop: sft_session(loaded, runs, stop)))
 
 
 @cli.command(name="eval")
@@ -172,7 +168,7 @@ def evaluate(file: Path, overrides: tuple[str, ...], runs: Path, model: Path | N
     _checked(loaded, runs)
     from .session import eval_session
 
-    sys.exit(_asked(lambda orders: eval_session(loaded, runs, model, orders)))
+    sys.exit(_stoppable(lambda stop: eval_session(loaded, runs, model, stop)))
 
 
 @cli.command()
@@ -181,7 +177,7 @@ def view(folder: Path) -> None:
     """Write curve.png and replay.html of a run FOLDER again, from its recording."""
     from .report import write_report
 
-    with _in_words():
+    with _as_message():
         for path in write_report(folder):
             click.echo(path)
 
@@ -193,7 +189,7 @@ def export(folder: Path, target: Path) -> None:
     """Write the last checkpoint of a run FOLDER as a Hugging Face model to TARGET."""
     from .session import export_session
 
-    sys.exit(_asked(lambda orders: export_session(folder, target, orders)))
+    sys.exit(_stoppable(lambda stop: export_session(folder, target, stop)))
 
 
 @cli.group()
@@ -235,21 +231,21 @@ def build_tiny(output: Path | None, seed: int, steps: int | None) -> None:
     click.echo(f"the tiny base is in {folder}")
 
 
-def _asked(work: Callable[[Orders], Coroutine[Any, Any, int]], grace: float = 60.0) -> int:
+def _stoppable(work: Callable[[StopSignal], Coroutine[Any, Any, int]], grace: float = 60.0) -> int:
     """Runs a session, which may be asked to stop. Returns its exit code."""
     from tapforge_api.progress import EXIT_STOPPED
 
-    from .orders import EXIT_INTERRUPTED, Orders, listening, under_orders
+    from .shutdown import EXIT_INTERRUPTED, StopSignal, force_exit, handling_signals, run_until_aborted
 
-    async def obeying() -> int:
-        orders = Orders(grace)
-        with listening(orders):
-            return await under_orders(orders, work(orders), lambda: _leave_at_last(orders.code))
+    async def stoppable() -> int:
+        stop = StopSignal(grace)
+        with handling_signals(stop):
+            return await run_until_aborted(stop, work(stop), lambda: force_exit(stop.exit_code))
 
     _log()
     try:
-        with _in_words():
-            code = asyncio.run(obeying())
+        with _as_message():
+            code = asyncio.run(stoppable())
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     if code in (EXIT_INTERRUPTED, EXIT_STOPPED):
@@ -263,16 +259,16 @@ def _driven(attempt: Attempt, read: Callable[[], TrainingRun], grace: float) -> 
 
     from .cluster.driver import NEED, drive
     from .cluster.prestop import registered
-    from .orders import Orders, listening
+    from .shutdown import StopSignal, force_exit, handling_signals
 
     async def driving() -> int:
-        orders = Orders(grace)
-        with listening(orders):
+        stop = StopSignal(grace)
+        with handling_signals(stop):
             access = Access.of(os.environ, NEED)
-            return await drive(attempt, access, read, orders, lambda: _leave_at_last(orders.code))
+            return await drive(attempt, access, read, stop, lambda: force_exit(stop.exit_code))
 
     _log()
-    with _in_words(), registered(os.environ):
+    with _as_message(), registered(os.environ):
         return asyncio.run(driving())
 
 
@@ -298,34 +294,19 @@ def _log() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
 
-def _leave_at_last(code: int) -> None:
-    """Makes sure that the process ends, whatever a thread of it waits for, such as a volume that is gone."""
-    from .descendants import end
-
-    def leave() -> None:
-        try:
-            end()
-        finally:
-            os._exit(code)
-
-    timer = threading.Timer(_LEAVE, leave)
-    timer.daemon = True
-    timer.start()
-
-
 @contextmanager
-def _in_words() -> Iterator[None]:
+def _as_message() -> Iterator[None]:
     """What can fail though the program is right becomes a message and an exit code."""
     try:
         yield
     except Exception as error:
-        from .failures import in_words
+        from .shutdown import failure_of
 
-        known = in_words(error)
-        if known is None:
+        failure = failure_of(error)
+        if failure is None:
             raise
-        code, words = known
-        raise (_Wrong if code == _Wrong.exit_code else _Problem)(words) from error
+        code, message = failure
+        raise (_Wrong if code == _Wrong.exit_code else _Problem)(message) from error
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from . import assembly
 from .batch import BatchRules, BatchStatistics, build_batch
 from .evaluation import Arena, baselines, measured, play
 from .frames import FittedFrame
-from .orders import Interrupted, Orders, unless
 from .policy.driver import Policy
 from .progress import Progress, ended, kept, resumed
 from .records import GroupRecord, Sampling
@@ -36,6 +35,7 @@ from .rollout.recording import FRAMES
 from .rollout.scheduler import Scheduler
 from .rollout.stats import RolloutStats, by_length, rate_of
 from .run_folder import EVALUATION, ROLLOUT, read_events
+from .shutdown import Interrupted, StopSignal, unless_stopped
 from .tasks.demonstrations import demonstrate
 from .tasks.source import TaskSource
 from .telemetry import Saved, Telemetry
@@ -53,7 +53,7 @@ class Parts:
     policy: Policy
     arena: Arena
     telemetry: Telemetry
-    orders: Orders
+    stop: StopSignal
     #: the checkpoint of another run that this one begins with, in words; "" for none
     begun_from: str = ""
 
@@ -91,7 +91,7 @@ async def warm_start(parts: Parts, progress: Progress) -> None:
         warmup_steps=settings.warmup_steps,
         seed=spec.seed,
     )
-    figures = await unless(parts.orders.stop, imitation)
+    figures = await unless_stopped(parts.stop, imitation)
     progress.warm_started = True
     progress.version += 1
     progress.seconds_sft = time.monotonic() - begun
@@ -116,7 +116,7 @@ async def measure(parts: Parts, name: str, progress: Progress) -> dict[str, dict
             seed=evaluation.seed,
             folder=parts.folder / EVALUATION / f"{name}-{mode}",
         )
-        episodes = await unless(parts.orders.stop, playing)
+        episodes = await unless_stopped(parts.stop, playing)
         results[mode] = measured(episodes, seed=evaluation.seed, version=progress.version)
         parts.telemetry.event("evaluation", name=name, mode=mode, update=progress.update, **results[mode])
     return results
@@ -130,7 +130,7 @@ async def measure_baselines(parts: Parts) -> dict[str, dict[str, Any]]:
         folder = parts.folder / EVALUATION / f"baseline-{name}"
         tasks = assembly.evaluation_tasks(parts.run).tasks
         playing = play(parts.arena, tasks, policy=name, repeats=1, temperature=1.0, seed=evaluation.seed, folder=folder)
-        episodes = await unless(parts.orders.stop, playing)
+        episodes = await unless_stopped(parts.stop, playing)
         results[name] = measured(episodes, seed=evaluation.seed)
         parts.telemetry.event("baseline", policy=name, **results[name])
     return results
@@ -172,10 +172,10 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
     saved: int | None = None
     learning = False
     try:
-        while not parts.orders.stop.is_set() and not ended(_limits(parts), progress):
+        while not parts.stop.requested.is_set() and not ended(_limits(parts), progress):
             view.phase, view.stage = "reinforcement", "Training"
             try:
-                groups = await unless(parts.orders.stop, scheduler.next_batch())
+                groups = await unless_stopped(parts.stop, scheduler.next_batch())
             except Interrupted:
                 break
             received = time.monotonic()
@@ -192,7 +192,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
                 figures["seconds_learn"] = learned - received
                 try:
                     if not spec.sync.mid_episode:
-                        await unless(parts.orders.stop, scheduler.pause())
+                        await unless_stopped(parts.stop, scheduler.pause())
                 except Interrupted:
                     pass  # nobody will play with the new weights before the next start
                 else:
@@ -230,13 +230,13 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
             if every and progress.update % every == 0 and not ended(_limits(parts), progress):
                 paused = time.monotonic()
                 try:
-                    await unless(parts.orders.stop, scheduler.pause())
+                    await unless_stopped(parts.stop, scheduler.pause())
                     await measure(parts, f"update-{progress.update}", progress)
                 except Interrupted:
                     break
                 scheduler.resume()
                 begun += time.monotonic() - paused
-        if saved != progress.update or parts.orders.stop.is_set():  # episodes went on since the last checkpoint
+        if saved != progress.update or parts.stop.requested.is_set():  # episodes went on since the last checkpoint
             _count(progress, base, scheduler.stats())
             await save(parts, progress, scheduler, tasks)
     except Exception as error:
@@ -271,7 +271,7 @@ async def save(
 
 def _limits(parts: Parts) -> Stop:
     """When the run is to end, as it was said last."""
-    limits, view = parts.orders.limits or parts.run.spec.stop, parts.telemetry.view
+    limits, view = parts.stop.limits or parts.run.spec.stop, parts.telemetry.view
     view.max_updates, view.max_seconds = limits.max_updates, limits.max_seconds
     return limits
 

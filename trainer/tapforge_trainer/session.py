@@ -3,7 +3,7 @@
 - A run's folder belongs to one process at a time (a lock file); a second one is told who has it.
 - Started again, a run goes on from its last checkpoint, and a complete one says so; a file that says something else
   about what is learned is refused, rather than mixed with what is there.
-- Asked to stop (`orders`), a run finishes its update and saves; anything else is given up (`Interrupted`).
+- Asked to stop (`stop`), a run finishes its update and saves; anything else is given up (`Interrupted`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from tapforge_api import TrainingRun
 from . import loop
 from .assembly import ConfigurationError, SetupError
 from .machine import Machine
-from .orders import Interrupted, Orders, unless
 from .plan import folder_of
 from .progress import Progress
 from .report import write_report
@@ -39,17 +38,18 @@ from .run_folder import (
     write_atomically,
     write_spec,
 )
+from .shutdown import Interrupted, StopSignal, unless_stopped
 from .stack import running
 from .summary import summarize, wanted
 from .telemetry import Telemetry, View
 
 
-async def run_session(run: TrainingRun, runs: Path, orders: Orders, view: View, uid: str = "") -> int:
+async def run_session(run: TrainingRun, runs: Path, stop: StopSignal, view: View, uid: str = "") -> int:
     """`uid`: of the run, on a cluster. Raises Interrupted when it was asked to stop."""
     folder = folder_of(run, runs)
     with locked(folder):
         write_spec(folder, run)
-        run = _limited(run, orders)
+        run = _limited(run, stop)
         view.max_updates, view.max_seconds = run.spec.stop.max_updates, run.spec.stop.max_seconds
         with closing(Telemetry(folder, view, Console())) as telemetry:
             if (summary := _complete(folder, run)) is not None:
@@ -57,7 +57,7 @@ async def run_session(run: TrainingRun, runs: Path, orders: Orders, view: View, 
             else:
                 with telemetry.shown():
                     try:
-                        summary = await _trained(run, folder, telemetry, orders, uid)
+                        summary = await _trained(run, folder, telemetry, stop, uid)
                     except Interrupted:
                         telemetry.phase("stopped; the same command goes on from the last checkpoint", "Stopped")
                         raise
@@ -66,9 +66,9 @@ async def run_session(run: TrainingRun, runs: Path, orders: Orders, view: View, 
     return 0
 
 
-async def _trained(run: TrainingRun, folder: Path, telemetry: Telemetry, orders: Orders, uid: str) -> dict[str, Any]:
+async def _trained(run: TrainingRun, folder: Path, telemetry: Telemetry, stop: StopSignal, uid: str) -> dict[str, Any]:
     """Everything that is left to do of a run. Returns its summary."""
-    async with running(run, folder, telemetry, orders, uid=uid) as (parts, resumed):
+    async with running(run, folder, telemetry, stop, uid=uid) as (parts, resumed):
         progress = resumed or Progress()
         progress.run, progress.uid = run.metadata.name, uid
         seconds_start = time.monotonic() - telemetry.started
@@ -76,9 +76,9 @@ async def _trained(run: TrainingRun, folder: Path, telemetry: Telemetry, orders:
         telemetry.event("started", seconds=seconds_start)
         before = await _before(parts, progress, resumed is not None)
         await loop.reinforce(parts, progress)
-        if orders.stop.is_set():
+        if stop.requested.is_set():
             raise Interrupted("stopped")
-        run = _limited(run, orders)
+        run = _limited(run, stop)
         after = await loop.measure(parts, "after", progress)
         telemetry.view.success_after = _shown(after)
         if run.spec.checkpoints.export:
@@ -125,7 +125,7 @@ async def _before(parts: loop.Parts, progress: Progress, resumed: bool) -> dict[
         await _refer(parts, begun=any(e["event"] == "reinforcement" for e in events))
     if not resumed:
         await loop.save(parts, progress)
-    await unless(parts.orders.stop, parts.policy.sync(progress.version))
+    await unless_stopped(parts.stop, parts.policy.sync(progress.version))
     before = {
         e["mode"]: {k: v for k, v in e.items() if k not in ("at", "event", "name", "mode", "update")}
         for e in events
@@ -150,11 +150,11 @@ async def _refer(parts: loop.Parts, *, begun: bool) -> None:
     await parts.policy.refer_to(folder)
 
 
-def _limited(run: TrainingRun, orders: Orders) -> TrainingRun:
+def _limited(run: TrainingRun, stop: StopSignal) -> TrainingRun:
     """The run as it is to end by now."""
-    if orders.limits is None:
+    if stop.limits is None:
         return run
-    return run.model_copy(update={"spec": run.spec.model_copy(update={"stop": orders.limits})})
+    return run.model_copy(update={"spec": run.spec.model_copy(update={"stop": stop.limits})})
 
 
 def _complete(folder: Path, run: TrainingRun) -> dict[str, Any] | None:
@@ -169,14 +169,14 @@ def _complete(folder: Path, run: TrainingRun) -> dict[str, Any] | None:
     return summary if all(summary.get(name) == value for name, value in wanted(run).items()) else None
 
 
-async def sft_session(run: TrainingRun, runs: Path, orders: Orders) -> int:
+async def sft_session(run: TrainingRun, runs: Path, stop: StopSignal) -> int:
     if run.spec.warm_start is None:
         raise SetupError(
             "spec.warmStart is not set: there is nothing to imitate; write `warmStart: {}` for the defaults"
         )
     folder = folder_of(run, runs)
     with locked(folder), closing(Telemetry(folder, View(run.metadata.name, 0), Console())) as telemetry:
-        async with running(run, folder, telemetry, orders, engines=False, resume=False) as (parts, _):
+        async with running(run, folder, telemetry, stop, engines=False, resume=False) as (parts, _):
             telemetry.phase("warm start: imitating a demonstrator")
             await loop.warm_start(parts, Progress())
             await parts.policy.export(folder / "sft")
@@ -184,14 +184,14 @@ async def sft_session(run: TrainingRun, runs: Path, orders: Orders) -> int:
     return 0
 
 
-async def eval_session(run: TrainingRun, runs: Path, model: Path | None, orders: Orders) -> int:
+async def eval_session(run: TrainingRun, runs: Path, model: Path | None, stop: StopSignal) -> int:
     folder = folder_of(run, runs)
     weights = model or folder / EXPORT
     if not (weights / "config.json").is_file():
         raise SetupError(f"{weights} holds no model; train first (tapforge run), or name a folder with --model")
     place = folder / "evaluations" / time.strftime("%Y%m%d-%H%M%S")
     with closing(Telemetry(place, View(run.metadata.name, 0), Console(stderr=True))) as telemetry:
-        async with running(run, place, telemetry, orders, weights=weights, learner=False) as (parts, _):
+        async with running(run, place, telemetry, stop, weights=weights, learner=False) as (parts, _):
             results: dict[str, Any] = await loop.measure(parts, "eval", Progress())
             if run.spec.evaluation.baselines:
                 results["baselines"] = await loop.measure_baselines(parts)
@@ -201,14 +201,14 @@ async def eval_session(run: TrainingRun, runs: Path, model: Path | None, orders:
     return 0
 
 
-async def export_session(folder: Path, target: Path, orders: Orders) -> int:
+async def export_session(folder: Path, target: Path, stop: StopSignal) -> int:
     if not (folder / SPEC).is_file():
         raise SetupError(f"{folder} is not a run's folder: it has no {SPEC}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SetupError(f"{target} is {'not empty' if target.is_dir() else 'a file'}; name a new folder")
     run = read_spec(folder)
     with locked(folder), closing(Telemetry(folder, View(run.metadata.name, 0), Console(stderr=True))) as telemetry:
-        async with running(run, folder, telemetry, orders, engines=False) as (parts, progress):
+        async with running(run, folder, telemetry, stop, engines=False) as (parts, progress):
             if progress is None:
                 raise SetupError(f"{folder} has no checkpoint yet; there is nothing to export")
             await parts.policy.export(target)

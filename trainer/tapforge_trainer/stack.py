@@ -19,10 +19,10 @@ from . import assembly, loop, resting
 from .assembly import ConfigurationError, SetupError
 from .evaluation import baselines
 from .machine import Machine, NoDevice, device_of, gpus_needed
-from .orders import Orders, unless
 from .policy.driver import Policy, PolicySettings, in_cluster, wait_for_gpus
 from .progress import Progress, belongs
 from .rollout.worker import RolloutWorker
+from .shutdown import StopSignal, unless_stopped
 from .telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ async def running(
     run: TrainingRun,
     folder: Path,
     telemetry: Telemetry,
-    orders: Orders,
+    stop: StopSignal,
     *,
     uid: str = "",
     weights: Path | None = None,
@@ -54,7 +54,7 @@ async def running(
     if device == "cuda" and in_cluster():
         say = partial(telemetry.phase, stage="Loading")
         try:
-            await unless(orders.stop, wait_for_gpus(gpus_needed(run), say, run.spec.deadlines.start_seconds))
+            await unless_stopped(stop, wait_for_gpus(gpus_needed(run), say, run.spec.deadlines.start_seconds))
         except TimeoutError as late:
             raise SetupError(str(late)) from late
     model = weights or assembly.model_folder(run.spec.model)
@@ -81,9 +81,9 @@ async def running(
         # What somebody else runs answers in a moment, or not at all: that is known before the heavy part.
         served = run.spec.environment.source.processes is None
         if engines and served:
-            await unless(orders.stop, slots.start())
+            await unless_stopped(stop, slots.start())
         phones = [slots.start()] if engines and not served else []
-        await unless(orders.stop, _together(_started(policy, model), *phones))
+        await unless_stopped(stop, _together(_started(policy, model), *phones))
         if engines:
             telemetry.view.slots, telemetry.view.slots_wanted = slots, assembly.slots_wanted(run)
         progress, begun_from = await _resumed(run, policy, uid) if learner and resume else (None, "")
@@ -92,7 +92,7 @@ async def running(
         if engines:
             policies[""] = policy.generator
         arena = assembly.arena_of(run, slots, agent, worker)
-        yield loop.Parts(run, folder, policy, arena, telemetry, orders, begun_from), progress
+        yield loop.Parts(run, folder, policy, arena, telemetry, stop, begun_from), progress
     finally:
         for result in await asyncio.gather(slots.close(), policy.close(), return_exceptions=True):
             if isinstance(result, Exception):

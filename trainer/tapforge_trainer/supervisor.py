@@ -27,7 +27,7 @@ from typing import Final
 
 from tapforge_api.progress import EXIT_COMPLETE, EXIT_CONFIGURATION, EXIT_FAILED, EXIT_STOPPED
 
-from .orders import EXIT_INTERRUPTED
+from .shutdown import EXIT_INTERRUPTED
 
 log = logging.getLogger(__name__)
 

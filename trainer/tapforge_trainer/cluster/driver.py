@@ -22,12 +22,11 @@ from tapforge_envs.slots.source import SlotError
 
 from .. import resting
 from ..assembly import ConfigurationError, inspect
-from ..failures import in_words
-from ..orders import Interrupted, Orders, Why, under_orders
 from ..plan import folder_of
 from ..policy.checkpoints import CheckpointError
 from ..progress import Progress, ended
 from ..session import run_session
+from ..shutdown import Interrupted, StopReason, StopSignal, failure_of, run_until_aborted
 from ..telemetry import View
 from . import storage
 from .attempt import Attempt
@@ -47,16 +46,16 @@ async def drive(
     attempt: Attempt,
     access: Access,
     read: Callable[[], TrainingRun],
-    orders: Orders,
-    abandoning: Callable[[], None] = lambda: None,
+    stop: StopSignal,
+    on_abort: Callable[[], None] = lambda: None,
 ) -> int:
     """The exit code. Raises what the run fails with, after it was said."""
     view = View(attempt.run, 0)
     _show_rest(attempt, view)
-    async with Reporter(access, attempt, view, orders) as reporter:
+    async with Reporter(access, attempt, view, stop) as reporter:
         try:
-            work = _train(attempt, read, orders, view, reporter)
-            code = await under_orders(orders, work, abandoning)
+            work = _train(attempt, read, stop, view, reporter)
+            code = await run_until_aborted(stop, work, on_abort)
         except storage.Superseded as late:
             log.warning("%s; it ends here", late)
             return EXIT_STOPPED
@@ -64,17 +63,17 @@ async def drive(
             if _late(attempt):
                 log.warning("somebody later has taken over; this one fails for that: %s", error)
                 return EXIT_STOPPED
-            known = in_words(error)
+            known = failure_of(error)
             code, words = known or (EXIT_FAILED, f"{type(error).__name__}: {error}; the log of the driver says where")
             # A supervisor starts nobody again that it passed a signal on to.
-            left = 0 if orders.why in (Why.INTERRUPT, Why.TERMINATE) else attempt.restarts_left
-            final, _ = ending(code, orders, view, left)
+            left = 0 if stop.reason in (StopReason.INTERRUPT, StopReason.TERMINATE) else attempt.restarts_left
+            final, _ = ending(code, stop, view, left)
             again = "" if final else "; the driver is started again"
             await reporter.finish(final, words + again, FINAL_SECONDS if final else _SHORT)
             raise
-        if orders.why is not Why.SUPERSEDED:
-            final, words = ending(code, orders, view, attempt.restarts_left)
-            await reporter.finish(final, words, _SHORT if orders.abandoned.is_set() else FINAL_SECONDS)
+        if stop.reason is not StopReason.SUPERSEDED:
+            final, words = ending(code, stop, view, attempt.restarts_left)
+            await reporter.finish(final, words, _SHORT if stop.aborted.is_set() else FINAL_SECONDS)
         return code
 
 
@@ -86,15 +85,15 @@ async def speak(environment: Mapping[str, str], message: str) -> None:
             return
         view = View(attempt.run, 0, stage="Failed")
         _show_rest(attempt, view)
-        async with Reporter(Access.of(environment, NEED), attempt, view, Orders()) as reporter:
-            final, _ = ending(EXIT_FAILED, Orders(), view, attempt.restarts_left)
+        async with Reporter(Access.of(environment, NEED), attempt, view, StopSignal()) as reporter:
+            final, _ = ending(EXIT_FAILED, StopSignal(), view, attempt.restarts_left)
             await reporter.finish(final, message, FINAL_SECONDS if final else _SHORT)
     except (ConfigurationError, SlotError) as error:
         log.warning("the operator is not told: %s", error)
 
 
 async def _train(
-    attempt: Attempt, read: Callable[[], TrainingRun], orders: Orders, view: View, reporter: Reporter
+    attempt: Attempt, read: Callable[[], TrainingRun], stop: StopSignal, view: View, reporter: Reporter
 ) -> int:
     run = read()
     if run.metadata.name != attempt.run:
@@ -108,9 +107,9 @@ async def _train(
     over = view.saved is not None and ended(run.spec.stop, resting.progress_of(view.saved))
     if not await reporter.answered(FINAL_SECONDS if over else _HEARD):
         log.warning("the operator was not heard of; the run begins as its file says")
-    if orders.stop.is_set():
+    if stop.requested.is_set():
         raise Interrupted("stopped")
-    return await run_session(run, runs, orders, view, attempt.uid)
+    return await run_session(run, runs, stop, view, attempt.uid)
 
 
 def _placed(run: TrainingRun, runs: Path) -> TrainingRun:

@@ -1,10 +1,10 @@
-"""Says to the operator every few seconds how far the run is, and brings its orders back (`tapforge_api.progress`).
+"""Reports the run's status to the operator every few seconds, and applies what is answered: a request to stop, edited
+limits (`tapforge_api.progress`).
 
 Promises:
-1. It never disturbs the training: it waits for nobody, and whatever goes wrong is one log line when it begins and one
-   when it is over. An answer that doesn't come is given up after `Pace.answer`.
-2. While the operator is away, reports go on with growing pauses; each carries everything, so none has to be made up
-   for.
+1. It never blocks the training. A failure is logged once when it begins and once when it has ended. A report without
+   an answer times out after `Pace.answer`.
+2. While the operator is unreachable, reports continue with growing pauses; each is complete, so none is sent later.
 3. The last report is sent until it is answered, or `Pace.final` is over, or it was refused `Pace.refusals` times.
 4. Reports of an attempt are numbered in the order of their time, also over restarts of its driver.
 
@@ -24,7 +24,7 @@ from tapforge_api.progress import Orders as Answer
 from tapforge_envs.slots.broker_calls import Access, BrokerAway, BrokerCalls
 from tapforge_envs.slots.source import SlotError
 
-from ..orders import Orders, Why
+from ..shutdown import StopReason, StopSignal
 from ..telemetry import View
 from .attempt import Attempt
 from .status_report import Final, report_of
@@ -32,7 +32,7 @@ from .status_report import Final, report_of
 log = logging.getLogger(__name__)
 
 #: at most so much of a stop's grace is kept for the last report
-_FAREWELL = 5.0
+_LAST_REPORT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Pace:
     report: float = 5.0
     #: for an answer: one about a checkpoint waits until it stands in the run's status
     answer: float = 25.0
-    #: longest pause while the operator is away
+    #: longest pause while the operator is unreachable
     cap: float = 60.0
     #: for the last report, with all its repetitions
     final: float = FINAL_SECONDS
@@ -54,11 +54,11 @@ class Pace:
 class Reporter:
     """`view` is what is reported; its owner goes on changing it."""
 
-    def __init__(self, access: Access, attempt: Attempt, view: View, orders: Orders, pace: Pace | None = None):
+    def __init__(self, access: Access, attempt: Attempt, view: View, stop: StopSignal, pace: Pace | None = None):
         self._calls = BrokerCalls(access)
         self._attempt = attempt
         self._view = view
-        self._orders = orders
+        self._stop = stop
         self._pace = pace or Pace()
         self._between = self._pace.report
         self._failures = 0
@@ -76,7 +76,7 @@ class Reporter:
         await self._calls.close()
 
     async def answered(self, seconds: float) -> bool:
-        """Whether the operator was heard of, now or within so many seconds."""
+        """Whether the operator has answered, now or within so many seconds."""
         try:
             async with asyncio.timeout(seconds):
                 await self._answered.wait()
@@ -101,7 +101,7 @@ class Reporter:
                     break
             await asyncio.sleep(min(max(pause, asked), max(0.0, end - time.monotonic())))
             pause = min(2 * pause, self._pace.report)
-        log.warning("the operator was not told how the driver ended: %s", trouble)
+        log.warning("the last report did not reach the operator: %s", trouble)
         return False
 
     async def _rest(self) -> None:
@@ -125,24 +125,24 @@ class Reporter:
         except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on
             self._failures += 1
             if self._failures == 1:
-                log.warning("the operator doesn't hear how far the run is: %s", error)
+                log.warning("status reports don't reach the operator: %s", error)
             asked = error.pause if isinstance(error, BrokerAway) else 0.0
             grown = self._between * 2 ** min(self._failures - 1, 16)
             return max(self._between, asked, min(self._pace.cap, grown))
         if self._failures:
-            log.warning("the operator hears again how far the run is, after %d failures", self._failures)
+            log.warning("status reports reach the operator again, after %d failures", self._failures)
             self._failures = 0
-        self._heed(answer)
+        self._apply(answer)
         return self._between
 
-    def _heed(self, answer: Answer) -> None:
+    def _apply(self, answer: Answer) -> None:
         self._between = answer.report_seconds
-        self._orders.limits = answer.limits or self._orders.limits
+        self._stop.limits = answer.limits or self._stop.limits
         self._answered.set()
         if not answer.stop:
             return
-        why = Why(answer.stop)
-        if self._orders.why is not why:
-            log.warning("the operator orders a stop: %s", why)
+        reason = StopReason(answer.stop)
+        if self._stop.reason is not reason:
+            log.warning("the operator requests a stop: %s", reason)
         # The last part of the grace is for saying how it ended.
-        self._orders.obey(why, answer.grace_seconds - min(_FAREWELL, answer.grace_seconds / 10))
+        self._stop.request(reason, answer.grace_seconds - min(_LAST_REPORT, answer.grace_seconds / 10))

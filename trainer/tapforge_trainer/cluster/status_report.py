@@ -20,7 +20,7 @@ from tapforge_api.progress import (
     Progress,
 )
 
-from ..orders import EXIT_INTERRUPTED, Orders, Why
+from ..shutdown import EXIT_INTERRUPTED, StopReason, StopSignal
 from ..telemetry import View
 from .attempt import Attempt
 
@@ -57,23 +57,23 @@ def report_of(attempt: Attempt, sequence: int, view: View, final: Final = "", me
     )
 
 
-def ending(code: int, orders: Orders, view: View, restarts_left: int) -> tuple[Final, str]:
+def ending(code: int, stop: StopSignal, view: View, restarts_left: int) -> tuple[Final, str]:
     """The last report of a driver that is about to exit with `code`: how it ended, and why if it was stopped."""
     if code == EXIT_COMPLETE:
         return "complete", ""
     if code == EXIT_CONFIGURATION:
         return "configuration", ""
     if code in (EXIT_STOPPED, EXIT_INTERRUPTED):
-        return "stopped", _stopped(orders, view)
+        return "stopped", _stopped(stop, view)
     return ("" if restarts_left else "failed"), ""
 
 
-def _stopped(orders: Orders, view: View) -> str:
+def _stopped(stop: StopSignal, view: View) -> str:
     why = {
-        Why.TERMINATE: "its process received SIGTERM",
-        Why.SUSPEND: "the run is suspended",
-        Why.DEADLINE: "the run's time is over",
-    }.get(orders.why or Why.INTERRUPT, "somebody pressed Ctrl-C")
+        StopReason.TERMINATE: "its process received SIGTERM",
+        StopReason.SUSPEND: "the run is suspended",
+        StopReason.DEADLINE: "the run's time is over",
+    }.get(stop.reason or StopReason.INTERRUPT, "somebody pressed Ctrl-C")
     if view.saved is None:
         return f"{why}; there was no checkpoint yet: the run starts from the beginning"
     lost = view.update - view.saved.update

@@ -10,9 +10,9 @@ from pathlib import Path
 #: a grandchild whose own parent is gone, in a session of its own, deaf to being asked to end; and a child
 COMMAND = """
 import atexit, subprocess, sys
-from tapforge_trainer.descendants import adopt
+from tapforge_trainer.shutdown import become_subreaper
 
-adopt()
+become_subreaper()
 atexit.register(lambda: print("cleaned up", flush=True))
 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 start = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {deaf!r}], start_new_session=True, \
@@ -37,15 +37,15 @@ def test_processes_whose_parents_are_gone_end_with_the_command_after_its_own_cle
 #: cannot look at its processes, and waits for a volume that is gone
 STUCK = """
 import sys, time
-from tapforge_trainer import cli
+from tapforge_trainer import shutdown
 
 sys.modules["psutil"] = None
-cli._LEAVE = 0.0
-cli._leave_at_last(75)
+shutdown._FORCED_EXIT = 0.0
+shutdown.force_exit(75)
 time.sleep(600)
 """
 
 
-def test_a_driver_that_can_not_end_its_descendants_ends_all_the_same() -> None:
+def test_a_driver_that_can_not_kill_its_descendants_exits_all_the_same() -> None:
     ended = subprocess.run([sys.executable, "-c", STUCK], stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert ended.returncode == 75, ended.stderr
