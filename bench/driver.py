@@ -158,8 +158,7 @@ class Learner:
         batch = build_batch(groups, self._rules)
         names = {name for g in groups for e in g.episodes for s in e.steps for name in s.frames}
         frames = {name: self._store.frame(name) for name in names}
-        grids = {name: self._form.grid(frame.width, frame.height) for name, frame in frames.items()}
-        token_batch(batch.samples, grids, self._vocabulary)
+        token_batch(batch.samples, self._vocabulary)
         self.bytes += sum(len(frame.data) for frame in frames.values())
         self.frames += len(frames)
 

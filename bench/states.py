@@ -50,7 +50,7 @@ SIZES = {"quickstart": (96, 160), "standard": (1080, 2400)}
 ASTRAY, ERROR_RATE = 0.2, 0.3
 #: minutes by which the clocks of a group's phones differ
 CLOCKS = 3
-_GENERATION = Generation((), (), (), (), "stop")
+_GENERATION = Generation((), (), (), (), "stop", 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class ScriptedEngine:
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         await asyncio.sleep(self._seconds)
         ids = self._agent.answer_ids(self._choose(Random(sampling.seed)))
-        return Generation(self._agent.expand(prompt), ids, (-0.5,) * len(ids), (0,) * len(ids), "stop")
+        return Generation(prompt.ids, ids, (-0.5,) * len(ids), (0,) * len(ids), "stop", prompt.expanded_length)
 
     def _choose(self, rng: Random) -> Action:
         if rng.random() < self._end:

@@ -41,9 +41,9 @@ def samples(folder: Path, count: int, group: int = 40) -> tuple[list[Sample], di
         frame = screen(k)
         frames[frame.name] = frame
         asked = prompt(tokens, form, frame, k)
-        rows, columns = form.grid(frame.width, frame.height)
-        ids = tokens.expand(asked.ids, [rows * columns])
+        ids = asked.ids
         said = rng.choice(tokens.allowed_ids, int(rng.choice([2, 6]))).tolist()
+        length = asked.expanded_length + len(said)
         span = ResponseSpan(
             step=k % 8,
             start=len(ids),
@@ -52,5 +52,6 @@ def samples(folder: Path, count: int, group: int = 40) -> tuple[list[Sample], di
             versions=(0,) * len(said),
             advantage=float(rng.normal()),
         )
-        made.append(Sample(f"episode-{k // 5}", f"group-{k // group}", (*ids, *said), (frame.name,), (span,)))
+        ids, names = (*ids, *said), (frame.name,)
+        made.append(Sample(f"episode-{k // 5}", f"group-{k // group}", ids, length, names, (span,)))
     return made, frames

@@ -24,7 +24,12 @@ def step(
     episode: str, index: int, state: str | None, parse_error: str | None = None, reward: float = 0.0
 ) -> StepRecord:
     generation = Generation(
-        prompt_ids=(1, 2, 3), ids=(7, 8), logprobs=(-0.5, -0.25), versions=(4, 5), finish_reason="stop"
+        prompt_ids=(1, 2, 3),
+        ids=(7, 8),
+        logprobs=(-0.5, -0.25),
+        versions=(4, 5),
+        finish_reason="stop",
+        prompt_length=17,
     )
     action = None if parse_error else {"type": "home"}
     return StepRecord(
@@ -53,10 +58,11 @@ def test_a_sample_holds_the_engines_own_tokens():
     samples = build_batch([group_of(*PAIR)], RULES).samples
     assert [(s.episode, s.spans[0].step) for s in samples] == [("won", 0), ("won", 1), ("lost", 0), ("lost", 1)]
     first = samples[0]
-    assert (first.ids, first.frames, first.group) == ((1, 2, 3, 7, 8), ("frame-home",), "g")
+    assert (tuple(first.ids), first.frames, first.group) == ((1, 2, 3, 7, 8), ("frame-home",), "g")
+    assert first.length == 17 + 2
     (span,) = first.spans
-    assert (span.start, span.end, span.logprobs, span.versions) == (3, 5, (-0.5, -0.25), (4, 5))
-    assert first.ids[span.start : span.end] == (7, 8)
+    assert (span.start, span.end, *span.logprobs, *span.versions) == (3, 5, -0.5, -0.25, 4, 5)
+    assert tuple(first.ids[span.start : span.end]) == (7, 8)
     assert span.weight == 1.0
 
 
@@ -174,7 +180,7 @@ def test_small_differences_stay_small():
 
 
 def test_steps_and_episodes_without_tokens():
-    silent = replace(PAIR[1].steps[1], generation=Generation((1, 2, 3), (), (), (), "length"))
+    silent = replace(PAIR[1].steps[1], generation=Generation((1, 2, 3), (), (), (), "length", 17))
     pair = (PAIR[0], replace(PAIR[1], steps=(PAIR[1].steps[0], silent)))
     batch = build_batch([group_of(*pair, episode("none", Outcome.FAILURE, []))], RULES)
     assert [(s.episode, s.spans[0].step) for s in batch.samples] == [("won", 0), ("won", 1), ("lost", 0)]
@@ -250,7 +256,7 @@ def test_refuses_what_must_not_be_compared():
         build_batch([group_of(PAIR[0], replace(PAIR[1], task=other))], RULES)
     with pytest.raises(ValueError, match="episode won is in group g and again in h"):
         build_batch([group_of(*PAIR), group_of(PAIR[0], name="h", order=1)], RULES)
-    damaged = replace(PAIR[0].steps[0], generation=Generation((1,), (7, 8), (-0.5,), (4, 4), "stop"))
+    damaged = replace(PAIR[0].steps[0], generation=Generation((1,), (7, 8), (-0.5,), (4, 4), "stop", 15))
     with pytest.raises(ValueError, match="step 0 of episode won has 2 tokens, 1 log-prob"):
         build_batch([group_of(replace(PAIR[0], steps=(damaged,)), PAIR[1])], RULES)
     with pytest.raises(ValueError, match="min_valid is 1"):

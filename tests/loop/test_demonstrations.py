@@ -42,7 +42,8 @@ def test_samples_hold_the_agents_own_words(agent):
         assert text.startswith("<tool_call>")
         assert text.endswith("</tool_call>")
         assert set(sample.frames) <= set(found.frames)
-        assert sample.ids.count(agent_image(agent)) == 15  # 96x160 pixels are 3 x 5 visual tokens
+        assert sample.ids.count(agent_image(agent)) == 1
+        assert sample.length == len(sample.ids) + 15 - 1  # 96x160 pixels are 3 x 5 visual tokens
 
 
 def agent_image(agent) -> int:

@@ -24,7 +24,7 @@ def agent():
 
 
 def _episode(number: int, outcome: Outcome | None, version: int = 1, template: str = "open") -> EpisodeRecord:
-    generation = Generation((1, 2), (3,), (-0.1,), (version,), "stop")
+    generation = Generation((1, 2), (3,), (-0.1,), (version,), "stop", 2)
     step = StepRecord(f"e{number}", 0, (), None, None, generation, "", None, None, 0.0, "", 0.0, 0.0)
     reason = {None: Reason.CANCELLED, Outcome.INVALID: Reason.DEADLINE}.get(outcome, Reason.DONE)
     task = Task(suite="quickstart", template=template)

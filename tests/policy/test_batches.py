@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_samples import Tiny, frame, plain_model
 
-from tapforge_trainer.policy.batches import MicroBatchPlan, SampleError, micro_batch, padding_share, plan_micro_batches
+from tapforge_trainer.policy.batches import MicroBatchPlan, SampleError, padding_share, plan_micro_batches
 from tapforge_trainer.policy.learner import split_groups
 
 
@@ -55,12 +55,13 @@ def test_positions_are_those_of_transformers(tiny: Tiny, shapes: list[tuple[int,
     """Frames of any shape, also as the first and the last thing of a prompt."""
     frames = [frame(32 * columns, 32 * rows, seed) for seed, rows, columns in shapes]
     samples = [tiny.sample(frames, 1, before=tail, after=tail), tiny.sample([], 2), tiny.sample(frames[::-1], 3)]
-    data = tiny.token_batch(samples, {f.name: f for f in frames})
-    micro = micro_batch(data, MicroBatchPlan((0, 1, 2)), tiny.vocabulary)
+    data, named = tiny.token_batch(samples), {f.name: f for f in frames}
+    micro = tiny.micro_batch(data, MicroBatchPlan((0, 1, 2)), named)
     model = _plain(tiny)
     for row, sample in enumerate(samples):
-        ids = torch.tensor([sample.ids])
-        grids = [[1, rows * 2, columns * 2] for rows, columns in (data.grids[name] for name in sample.frames)]
+        ids = torch.tensor([tiny.expanded(sample, named)])
+        assert micro.ids[row, : ids.shape[1]].tolist() == ids[0].tolist()
+        grids = [[1, rows * 2, columns * 2] for rows, columns in (tiny.grids(named)[name] for name in sample.frames)]
         expected, _ = model.model.get_rope_index(
             ids, (ids == tiny.tokens.image_pad).int(), image_grid_thw=torch.tensor(grids) if grids else None
         )
@@ -80,7 +81,7 @@ def test_a_placeholder_in_an_answer_is_refused_by_name(tiny: Tiny) -> None:
     ids = list(good.ids)
     ids[good.spans[0].start + 2] = tiny.tokens.image_pad
     with pytest.raises(SampleError, match=r"episode-3 step 3.*image placeholder.*may not say"):
-        tiny.token_batch([good, replace(good, ids=tuple(ids))], {shot.name: shot})
+        tiny.token_batch([good, replace(good, ids=tuple(ids))])
 
 
 @pytest.mark.parametrize("special", ["video_pad", "vision_start", "im_start"])
@@ -88,16 +89,19 @@ def test_other_special_tokens_in_an_answer_are_refused(tiny: Tiny, special: str)
     good = tiny.sample([], 4)
     ids = (*good.ids[:-1], getattr(tiny.tokens, special))
     with pytest.raises(SampleError, match="special token"):
-        tiny.token_batch([replace(good, ids=ids)], {})
+        tiny.token_batch([replace(good, ids=ids)])
 
 
 def test_frames_and_visual_tokens_have_to_agree(tiny: Tiny) -> None:
     shot, other = frame(96, 160, 0), frame(64, 64, 1)
     sample = tiny.sample([shot], 5)
-    with pytest.raises(SampleError, match=r"episode-5.*15 visual tokens.*4 by its 1 frames"):
-        tiny.token_batch([replace(sample, frames=(other.name,))], {other.name: other})
-    with pytest.raises(SampleError, match="did not come"):
-        tiny.token_batch([sample], {})
+    with pytest.raises(SampleError, match=r"episode-5 step 5: 1 image placeholders .* but 2 frames"):
+        tiny.token_batch([replace(sample, frames=(shot.name, other.name))])
+    with pytest.raises(SampleError, match="22 tokens after expansion"):
+        tiny.token_batch([replace(sample, length=22)])
+    data = tiny.token_batch([tiny.sample([], 4), replace(sample, frames=(other.name,))])
+    with pytest.raises(SampleError, match=r"episode-5 step 5: 38 tokens when it was sampled, but 27 with .* of 2x2"):
+        tiny.micro_batch(data, MicroBatchPlan((0, 1)), {other.name: other})
 
 
 def test_spans_have_to_fit(tiny: Tiny) -> None:
@@ -110,9 +114,9 @@ def test_spans_have_to_fit(tiny: Tiny) -> None:
     }
     for message, bad in wrong.items():
         with pytest.raises(SampleError, match=message):
-            tiny.token_batch([replace(sample, spans=(bad,))], {})
+            tiny.token_batch([replace(sample, spans=(bad,))])
     with pytest.raises(SampleError, match="outside the vocabulary"):
-        tiny.token_batch([replace(sample, ids=(9999, *sample.ids[1:]))], {})
+        tiny.token_batch([replace(sample, ids=(9999, *sample.ids[1:]))])
 
 
 def test_groups_stay_whole_over_mini_batches(tiny: Tiny) -> None:

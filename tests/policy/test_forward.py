@@ -12,7 +12,7 @@ from tiny_samples import Tiny, frame, plain_logprobs, plain_model
 
 from tapforge_trainer.frames import FrameError, decode
 from tapforge_trainer.policy import forward, linear
-from tapforge_trainer.policy.batches import MicroBatchPlan, micro_batch, plan_micro_batches
+from tapforge_trainer.policy.batches import MicroBatchPlan, plan_micro_batches
 from tapforge_trainer.policy.forward import VLPolicy
 from tapforge_trainer.policy.frames import FrameStore, cut
 
@@ -21,14 +21,14 @@ from tapforge_trainer.policy.frames import FrameStore, cut
 @pytest.mark.parametrize("budget", [100_000, 300, 1])
 def test_micro_batches_equal_single_samples_of_transformers(tiny: Tiny, budget: int, temperature: float) -> None:
     samples, frames = tiny.mixed()
-    data = tiny.token_batch(samples, frames)
+    data = tiny.token_batch(samples)
     model = plain_model(tiny)
     with torch.no_grad():
         expected = torch.cat([plain_logprobs(model, tiny, sample, frames, temperature) for sample in samples])
     policy, store = VLPolicy(model, tiny.form, tiny.vocabulary), FrameStore(tiny.form)
     got = torch.full_like(expected, float("nan"))
     for plan in (plan for rank in plan_micro_batches(data.lengths, 1, budget) for plan in rank):
-        micro = micro_batch(data, plan, tiny.vocabulary)
+        micro = tiny.micro_batch(data, plan, frames)
         with torch.no_grad():
             got[micro.response], entropy = policy(micro, store.get(micro.frames, frames), temperature)
         assert bool(torch.isfinite(entropy).all())
@@ -42,8 +42,8 @@ def test_gradients_equal_those_of_transformers(tiny: Tiny) -> None:
     factor = torch.linspace(-1, 1, len(expected))
     (expected * factor).sum().backward()
     policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary)
-    data = tiny.token_batch(samples, frames)
-    micro = micro_batch(data, MicroBatchPlan(tuple(range(5))), tiny.vocabulary)
+    data = tiny.token_batch(samples)
+    micro = tiny.micro_batch(data, MicroBatchPlan(tuple(range(5))), frames)
     logp, _ = policy(micro, FrameStore(tiny.form).get(micro.frames, frames))
     (logp * factor[micro.response]).sum().backward()
     mine = dict(policy.model.named_parameters())
@@ -69,9 +69,9 @@ def test_banned_tokens_have_no_probability_and_no_gradient(tiny: Tiny) -> None:
 
 def test_the_head_in_pieces_equals_the_head_at_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     samples, frames = tiny.mixed(6)
-    data = tiny.token_batch(samples, frames)
+    data = tiny.token_batch(samples)
     policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary)
-    micro = micro_batch(data, MicroBatchPlan(tuple(range(6))), tiny.vocabulary)
+    micro = tiny.micro_batch(data, MicroBatchPlan(tuple(range(6))), frames)
     patches = FrameStore(tiny.form).get(micro.frames, frames)
     results = []
     for limit in (forward.LOGITS_AT_ONCE, 3 * tiny.size):
@@ -86,7 +86,7 @@ def test_the_head_in_pieces_equals_the_head_at_once(tiny: Tiny, monkeypatch: pyt
 
 def test_a_frozen_tower_sees_each_frame_once(tiny: Tiny) -> None:
     samples, frames = tiny.mixed()
-    data = tiny.token_batch(samples, frames)
+    data = tiny.token_batch(samples)
     policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary, freeze_vision=True)
     free = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary)
     store = FrameStore(tiny.form)
@@ -94,7 +94,7 @@ def test_a_frozen_tower_sees_each_frame_once(tiny: Tiny) -> None:
     tower = policy._tower
     policy._tower = lambda patches: shown.append(len(patches)) or tower(patches)  # type: ignore[method-assign]
     for plan in (MicroBatchPlan((0, 1)), MicroBatchPlan((3, 1, 0)), MicroBatchPlan((2,))):
-        micro = micro_batch(data, plan, tiny.vocabulary)
+        micro = tiny.micro_batch(data, plan, frames)
         ready = store.get(micro.frames, frames)
         with torch.no_grad():
             assert torch.allclose(policy(micro, ready)[0], free(micro, ready)[0], atol=1e-5)

@@ -21,7 +21,7 @@ from tiny_samples import Tiny, plain_logprobs, plain_model
 from tapforge_trainer.algorithms.losses import policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.policy import checkpoints
-from tapforge_trainer.policy.batches import MicroBatchPlan, SampleError, TokenBatch, micro_batch, plan_micro_batches
+from tapforge_trainer.policy.batches import MicroBatchPlan, SampleError, TokenBatch, plan_micro_batches
 from tapforge_trainer.policy.export import export
 from tapforge_trainer.policy.forward import VLPolicy
 from tapforge_trainer.policy.frames import FrameStore
@@ -67,7 +67,7 @@ def expected_gradients(
     tiny: Tiny, data: TokenBatch, frames: dict, counts: Counts, objective: Objective
 ) -> dict[str, Any]:
     policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary)
-    micro = micro_batch(data, MicroBatchPlan(tuple(range(len(data)))), tiny.vocabulary)
+    micro = tiny.micro_batch(data, MicroBatchPlan(tuple(range(len(data)))), frames)
     logp, _ = policy(micro, FrameStore(tiny.form).get(micro.frames, frames))
     at = micro.response
     result = policy_loss(
@@ -96,7 +96,7 @@ async def test_gradients_do_not_depend_on_ranks_and_micro_batches(
 ) -> None:
     """Two ranks, unequal micro-batches (with one sample each: 9 for 2 ranks), against one plain pass over all."""
     samples, frames = tiny.mixed()
-    data = tiny.token_batch(samples, frames)
+    data = tiny.token_batch(samples)
     objective = replace(OBJECTIVE, aggregation=aggregation)
     counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
     expected = expected_gradients(tiny, data, frames, counts, objective)
@@ -108,7 +108,7 @@ async def test_gradients_do_not_depend_on_ranks_and_micro_batches(
 
 async def test_a_rank_without_images_keeps_in_step(tiny: Tiny, fresh: Learner) -> None:
     samples, frames = tiny.mixed()
-    data = tiny.token_batch(samples, frames)
+    data = tiny.token_batch(samples)
     texts = [k for k, sample in enumerate(samples) if not sample.frames]
     others = [k for k, sample in enumerate(samples) if sample.frames]
     counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
@@ -199,7 +199,7 @@ async def test_another_number_of_ranks_goes_on(tiny: Tiny, fresh: Learner, tmp_p
     one = Rank(tiny.learner_settings(ranks=1), 0, torch.distributed.HashStore())
     try:
         checkpoints._load_rank(one, str(folder), checkpoints.read_state(folder)["counters"])
-        data = tiny.token_batch(samples, frames)
+        data = tiny.token_batch(samples)
         counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
         one.update(data, frames, [MiniBatch(tuple(plan_micro_batches(data.lengths, 1, 8192)[0]), counts)], settings, 1)
         for name, tensor in one.weights().items():

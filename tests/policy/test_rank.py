@@ -39,14 +39,14 @@ def whole(data: TokenBatch, samples: list[Sample], budget: int = 8192) -> MiniBa
 def learn(
     rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, FittedFrame], **settings: Any
 ) -> dict[str, torch.Tensor]:
-    data = tiny.token_batch(samples, frames)
+    data = tiny.token_batch(samples)
     options = {"objective": OBJECTIVE, "learning_rate": 1e-3} | settings
     rank.update(data, frames, [whole(data, samples)], UpdateSettings(**options), 0)
     return {name: tensor.clone() for name, tensor in rank.weights().items()}
 
 
 def logprobs(rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, FittedFrame]) -> np.ndarray:
-    data = tiny.token_batch(samples, frames)
+    data = tiny.token_batch(samples)
     return rank.logprobs(data, frames, whole(data, samples).plans, 1.0)
 
 
@@ -94,7 +94,7 @@ def test_bfloat16_is_near_and_keeps_fp32_masters(tiny: Tiny, freeze: bool) -> No
 
 def test_kl_pulls_towards_the_first_weights(tiny: Tiny) -> None:
     samples, frames = tiny.mixed()
-    data = tiny.token_batch(samples, frames)
+    data = tiny.token_batch(samples)
     pulled = UpdateSettings(objective=replace(OBJECTIVE, kl_coefficient=1.0), learning_rate=0.0)
     with one_rank(tiny, reference=True) as rank:
         assert rank.reference is not None
@@ -120,7 +120,7 @@ def test_one_step_on_older_samples_needs_one_forward_pass(tiny: Tiny) -> None:
     """The old log-probabilities are those of the gradient's own pass: the ratio is 1, bit for bit, nothing is clipped,
     and what the samples are corrected by is the learner's distance from the engine."""
     samples, frames = tiny.mixed()
-    data = tiny.token_batch(samples, frames)
+    data = tiny.token_batch(samples)
     batch = whole(data, samples, budget=256)
     settings = UpdateSettings(objective=replace(OBJECTIVE, importance_cap=1.5), learning_rate=1e-3, off_policy=True)
     with one_rank(tiny) as rank:
@@ -138,7 +138,7 @@ def test_one_step_on_older_samples_needs_one_forward_pass(tiny: Tiny) -> None:
 def test_several_mini_batches_keep_the_first_ones_old_log_probabilities(tiny: Tiny) -> None:
     """Two steps on the same samples: at the second one the ratio is no longer 1, because the old policy stayed."""
     samples, frames = tiny.mixed()
-    data = tiny.token_batch(samples, frames)
+    data = tiny.token_batch(samples)
     batch = whole(data, samples)
     with one_rank(tiny) as rank:
         settings = UpdateSettings(objective=OBJECTIVE, learning_rate=3e-3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from PIL import Image
 
 from tapforge_trainer.agents.tokens import Tokens
 from tapforge_trainer.frames import FittedFrame
-from tapforge_trainer.policy.batches import TokenBatch, Vocabulary, token_batch
+from tapforge_trainer.policy.batches import MicroBatch, MicroBatchPlan, TokenBatch, Vocabulary, micro_batch, token_batch
 from tapforge_trainer.policy.frames import PixelFormat
 from tapforge_trainer.policy.settings import EngineSettings, LearnerSettings
 from tapforge_trainer.records import Generation, Prompt, ResponseSpan, Sample
@@ -70,21 +70,31 @@ class Tiny:
     ) -> Sample:
         """A random answer with random advantage and log-probabilities."""
         rng = np.random.default_rng((7, seed))
-        prompt = self.expand(self.prompt(frames, seed, before, after).ids, frames)
+        prompt = self.prompt(frames, seed, before, after)
         said = self.words(answer, rng)
         span = ResponseSpan(
             step=seed,
-            start=len(prompt),
-            end=len(prompt) + answer,
+            start=len(prompt.ids),
+            end=len(prompt.ids) + answer,
             logprobs=tuple(rng.uniform(-6, -1, answer).tolist()),
             versions=(0,) * answer,
             advantage=float(rng.normal()),
         )
-        return Sample(f"episode-{seed}", group, (*prompt, *said), tuple(f.name for f in frames), (span,))
+        ids, length = (*prompt.ids, *said), prompt.expanded_length + answer
+        return Sample(f"episode-{seed}", group, ids, length, tuple(f.name for f in frames), (span,))
 
-    def token_batch(self, samples: Sequence[Sample], frames: dict[str, FittedFrame]) -> TokenBatch:
-        grids = {name: self.form.grid(f.width, f.height) for name, f in frames.items()}
-        return token_batch(samples, grids, self.vocabulary)
+    def token_batch(self, samples: Sequence[Sample]) -> TokenBatch:
+        return token_batch(samples, self.vocabulary)
+
+    def micro_batch(self, data: TokenBatch, plan: MicroBatchPlan, frames: Mapping[str, FittedFrame]) -> MicroBatch:
+        return micro_batch(data, plan, self.grids(frames), self.vocabulary)
+
+    def grids(self, frames: Mapping[str, FittedFrame]) -> dict[str, tuple[int, int]]:
+        return {name: self.form.grid(f.width, f.height) for name, f in frames.items()}
+
+    def expanded(self, sample: Sample, frames: Mapping[str, FittedFrame]) -> tuple[int, ...]:
+        """The sample's ids as engine and learner compute with them."""
+        return self.expand(sample.ids, [frames[name] for name in sample.frames])
 
     def mixed(self, count: int = 9) -> tuple[list[Sample], dict[str, FittedFrame]]:
         """Samples of many lengths, with no, one and several frames of different sizes, some of them shared."""
@@ -116,7 +126,8 @@ def of_generation(prompt: Prompt, generation: Generation, advantage: float = 1.0
     start = len(generation.prompt_ids)
     span = ResponseSpan(0, start, start + len(generation.ids), generation.logprobs, generation.versions, advantage)
     frames = tuple(f.name for f in prompt.frames)
-    return Sample("e", "g", generation.prompt_ids + generation.ids, frames, (span,))
+    ids = (*generation.prompt_ids, *generation.ids)
+    return Sample("e", "g", ids, generation.prompt_length + len(generation.ids), frames, (span,))
 
 
 def plain_model(tiny: Tiny) -> Any:
@@ -131,7 +142,7 @@ def plain_logprobs(
     """The response tokens' log-probabilities by transformers' own processor and forward pass, one sample alone."""
     from transformers import AutoImageProcessor
 
-    ids = torch.tensor([sample.ids])
+    ids = torch.tensor([tiny.expanded(sample, frames)])
     options: dict[str, Any] = {}
     if sample.frames:
         images = [Image.fromarray(frames[name].pixels()) for name in sample.frames]
@@ -139,5 +150,6 @@ def plain_logprobs(
         options["mm_token_type_ids"] = (ids == tiny.tokens.image_pad).int()
     logits = model(input_ids=ids, **options).logits[0] / temperature
     logits = torch.where(torch.from_numpy(tiny.vocabulary.allowed), logits, float("-inf"))
-    places = torch.cat([torch.arange(span.start, span.end) for span in sample.spans])
+    shift = ids.shape[1] - len(sample.ids)  # all frames come before the answer
+    places = torch.cat([torch.arange(span.start, span.end) for span in sample.spans]) + shift
     return logits.log_softmax(-1)[places - 1].gather(1, ids[0, places][:, None])[:, 0]

@@ -72,7 +72,7 @@ AGENT = BytesAgent()
 def say(answer: Action | str, prompt: Prompt, version: int = 0, finish_reason: FinishReason = "stop") -> Generation:
     """The generation of an engine that says exactly this."""
     ids = (*answer.encode(), END) if isinstance(answer, str) else AGENT.answer_ids(answer)
-    return Generation(AGENT.expand(prompt), ids, (-0.1,) * len(ids), (version,) * len(ids), finish_reason)
+    return Generation(prompt.ids, ids, (-0.1,) * len(ids), (version,) * len(ids), finish_reason, prompt.expanded_length)
 
 
 def heard(prompt: Prompt) -> tuple[int, str]:

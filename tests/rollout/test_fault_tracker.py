@@ -12,7 +12,7 @@ TAP = {"type": "tap", "x": 0.51, "y": 0.5}
 
 
 def episode(slot, started, ended, broke=None, actions=(TAP,), task=TASK, reason=Reason.ENV_ERROR) -> EpisodeResult:
-    generation = Generation((), (), (), (), "stop")
+    generation = Generation((), (), (), (), "stop", 0)
     steps = tuple(
         StepRecord("e", i, (), None, None, generation, "", action, None, 0.0, "", 0.0, 0.0)
         for i, action in enumerate(actions)

@@ -3,11 +3,13 @@
 import errno
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,17 +18,29 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.batch import BatchRules, build_batch
 from tapforge_trainer.frames import FittedFrame, FrameError
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
 from tapforge_trainer.rollout.frames import FrameStore
-from tapforge_trainer.rollout.lines import decode_episode, decode_step, encode_episode, encode_step, pack, unpack
+from tapforge_trainer.rollout.lines import (
+    collapse,
+    decode_episode,
+    decode_step,
+    encode_episode,
+    encode_step,
+    pack,
+    unpack,
+)
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import Recording, RecordingError
 
 FILE = "rollout-000001.jsonl"
 
-tokens = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**31)), max_size=30).map(tuple)
+EXPANDED = Path(__file__).parent / "recordings" / "expanded_prompts"
+tokens = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**31 - 1)), max_size=30).map(tuple)
 floats = st.floats(allow_nan=False, width=64)
+#: what engines give: 32 bits
+logprobs = st.floats(max_value=0, allow_nan=False, width=32)
 jsons = st.dictionaries(st.text(max_size=5), st.one_of(st.text(max_size=5), floats, st.integers()), max_size=3)
 texts = st.text(max_size=20)
 
@@ -43,9 +57,10 @@ def steps(draw):
         generation=Generation(
             draw(tokens),
             ids,
-            tuple(draw(floats) for _ in ids),
+            tuple(draw(logprobs) for _ in ids),
             tuple(draw(st.integers(0, 3)) for _ in ids),
             draw(st.sampled_from(["stop", "length", "abort"])),
+            draw(st.integers(0, 10_000)),
         ),
         text=draw(texts),
         action=draw(st.none() | jsons),
@@ -109,7 +124,7 @@ def an_episode(group: int, member: int, length: int = 3) -> tuple[EpisodeRecord,
             (frames[i].name,),
             "key",
             None,
-            Generation((1, 2, 2, 2, 2, 2), (3, 4), (-0.1, -1e-300), (0, 0), "stop"),
+            Generation((1, 2, 2, 2, 2, 2), (3, 4), (-0.1, -1e-30), (0, 0), "stop", 9),
             "text",
             {"type": "home"},
             None,
@@ -147,6 +162,34 @@ def test_lines_of_earlier_versions_are_read():
     line = json.loads(encode_step(record.steps[0]))
     assert not line.keys() & {"window", "ui_tree", "ui_key", "frame_key"}  # what they didn't know
     assert decode_step(line) == record.steps[0]
+
+
+def test_prompts_of_earlier_versions_are_read_with_one_placeholder_per_frame():
+    """Their recording (written by that version) holds one per visual token, among other runs of equal tokens."""
+    recording = Recording(EXPANDED)
+    lines = [line for line in map(json.loads, (EXPANDED / "rollout.jsonl").open()) if line["kind"] == "step"]
+    image, sizes = 369, {}
+    for line, step in zip(lines, (s for e in recording.episodes() for s in e.steps), strict=True):
+        expanded, found = unpack(line["prompt_ids"]), step.generation
+        assert found.prompt_length == len(expanded) > len(found.prompt_ids)
+        assert found.prompt_ids.count(image) == len(step.frames)
+        counts = [len(list(run)) for token, run in itertools.groupby(expanded) if token == image]
+        assert all(sizes.setdefault(name, count) == count for name, count in zip(step.frames, counts, strict=True))
+        repeats = iter(counts)
+        again = [t for token in found.prompt_ids for t in [token] * (next(repeats) if token == image else 1)]
+        assert tuple(again) == expanded
+        assert decode_step(json.loads(encode_step(step))) == step
+        assert tuple(found.logprobs) == tuple(line["logprobs"])
+    assert sizes and len(lines) == 6
+    (group,) = recording.groups()
+    samples = build_batch([group], BatchRules(estimator="grpo")).samples
+    assert [s.length for s in samples] == [len(unpack(line["prompt_ids"])) + len(line["ids"]) for line in lines]
+
+
+def test_a_prompt_in_which_nothing_can_stand_for_its_frames_is_a_broken_record():
+    with pytest.raises(ValueError, match="no token stands for 3 frames"):
+        collapse((1, 2, 2, 2, 3), 3)
+    assert collapse((1, 2, 2, 2, 3), 0) == (1, 2, 2, 2, 3)
 
 
 def test_ui_trees_are_written_once_and_before_the_steps_that_name_them(tmp_path):

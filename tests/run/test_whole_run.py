@@ -124,11 +124,12 @@ def test_every_step_is_recorded_as_the_engine_saw_it(trained: Run) -> None:
         generation = step.generation
         assert len(generation.ids) == len(generation.logprobs) == len(generation.versions) > 0
         assert len(generation.ids) <= 24
-        assert len(generation.prompt_ids) + len(generation.ids) <= 256
+        assert generation.prompt_length + len(generation.ids) <= 256
         assert all(-math.inf < logprob <= 0 for logprob in generation.logprobs)
         frames = [recording.frames.frame(name) for name in step.frames]
         tokens = sum(math.prod(form.grid(frame.width, frame.height)) for frame in frames)
-        assert generation.prompt_ids.count(config["image_token_id"]) == tokens > 0
+        assert generation.prompt_ids.count(config["image_token_id"]) == len(frames) > 0
+        assert generation.prompt_length - len(generation.prompt_ids) == tokens - len(frames)
         assert config["image_token_id"] not in generation.ids
         assert (step.action is None) == (step.parse_error is not None)
     for name in {name for step in steps for name in step.frames}:

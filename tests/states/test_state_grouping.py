@@ -10,7 +10,7 @@ from tapforge_trainer.records import Generation, StepRecord
 from tapforge_trainer.states.frame import FrameKey
 from tapforge_trainer.states.grouping import UNKNOWN, states_of
 
-GENERATION = Generation((), (), (), (), "stop")
+GENERATION = Generation((), (), (), (), "stop", 0)
 BLANK = np.zeros((34, 16), dtype=np.uint16)
 
 

@@ -22,7 +22,7 @@ from tapforge_trainer.viewer.recorded import replay_of
 from tapforge_trainer.viewer.replay import LARGEST, Replay, replay_html
 
 RULES = BatchRules(options={"normalization": "mean"})
-GENERATION = Generation((1, 2, 3), (7, 8), (-0.5, -0.25), (4, 4), "stop")
+GENERATION = Generation((1, 2, 3), (7, 8), (-0.5, -0.25), (4, 4), "stop", 3)
 REASONS = {Outcome.SUCCESS: Reason.DONE, Outcome.FAILURE: Reason.STEP_LIMIT, Outcome.INVALID: Reason.ENV_ERROR}
 EVIL = """</pre></style></script><script>alert("x")</script><img src=http://a.example/x onerror='alert(1)'>{{ 7*7 }}"""
 

@@ -9,14 +9,15 @@ Rules:
 - A group with fewer than `min_valid` valid episodes gives no sample and is counted as dropped.
 - A group whose advantages are all exactly 0 is counted as a zero-variance group and, unless asked for, gives no sample:
   it has no policy gradient, but would take part in means over tokens and in the KL term.
-- One step, one sample: the prompt's ids as the engine saw them, then the engine's own ids as one response span. A step
-  without response tokens takes part in the comparison and gives no sample.
+- One step, one sample: the prompt's ids, one placeholder per frame, then the engine's own ids as one response span.
+  A step without response tokens takes part in the comparison and gives no sample.
 - The order is that of the groups' `order`, then of the episodes' seed and attempt, then of time. The order in which
   episodes happened to finish changes nothing.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -241,7 +242,9 @@ def _sample(episode: EpisodeRecord, step: StepRecord, advantage: float) -> Sampl
         versions=answer.versions,
         advantage=advantage,
     )
-    return Sample(episode.id, episode.group, answer.prompt_ids + answer.ids, step.frames, (span,))
+    ids = array("i", answer.prompt_ids)
+    ids.extend(answer.ids)
+    return Sample(episode.id, episode.group, ids, answer.prompt_length + len(answer.ids), step.frames, (span,))
 
 
 def _statistics(

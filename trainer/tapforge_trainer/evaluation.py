@@ -132,7 +132,7 @@ class ScriptedPolicy:
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         ids = self.agent.answer_ids(self.choose(Random(sampling.seed)))
         zeros = (0,) * len(ids)
-        return Generation(self.agent.expand(prompt), ids, tuple(map(float, zeros)), zeros, "stop")
+        return Generation(prompt.ids, ids, zeros, zeros, "stop", prompt.expanded_length)
 
 
 def baselines(agent: Agent) -> dict[str, Generator]:

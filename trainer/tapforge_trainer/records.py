@@ -2,13 +2,17 @@
 
 Plain data: no torch, no ray. Invariants:
 - Token ids are the engine's own; nothing is ever tokenised twice.
-- `prompt_ids` are *expanded*: one vision placeholder per visual token. `Prompt.ids` are not: one per image.
-- Per-token tuples (`ids`, `logprobs`, `versions`) of a generation have equal lengths.
+- Prompts are kept as they were asked, with ONE placeholder per frame, and with their length after expansion, when there
+  is one per visual token: three large screens are thousands of equal numbers. The engine's expanded ids are compared
+  token for token where its answer arrives; the learner's ranks expand again what they compute with.
+- `ids`, `logprobs` and `versions` of a generation have equal lengths.
 - A sample's spans cover exactly the tokens that the policy produced, in order, without overlap.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -41,13 +45,22 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What the engine answered."""
+    """What the engine answered. Any sequences are taken; they are kept as arrays of 4 bytes per number, a tenth of what
+    tuples take once they have been in another process."""
 
-    prompt_ids: tuple[int, ...]  # expanded, as the engine saw it
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]  # processed: after temperature and mask, renormalised
-    versions: tuple[int, ...]  # policy version per token
+    prompt_ids: Sequence[int]  # one placeholder per frame
+    ids: Sequence[int]
+    logprobs: Sequence[float]  # processed: after temperature and mask, renormalised; float32, as the engine has them
+    versions: Sequence[int]  # policy version per token
     finish_reason: FinishReason
+    #: of the prompt as the engine saw it: one placeholder per visual token
+    prompt_length: int
+
+    def __post_init__(self) -> None:
+        for name, typecode in (("prompt_ids", "i"), ("ids", "i"), ("logprobs", "f"), ("versions", "i")):
+            numbers = getattr(self, name)
+            if not isinstance(numbers, array):
+                object.__setattr__(self, name, array(typecode, numbers))
 
 
 class Generator(Protocol):
@@ -129,9 +142,9 @@ class ResponseSpan:
     start: int
     end: int
     #: processed behaviour log-probabilities, one per token
-    logprobs: tuple[float, ...]
+    logprobs: Sequence[float]
     #: policy version per token
-    versions: tuple[int, ...]
+    versions: Sequence[int]
     advantage: float
     #: 1 for a span that counts; 0 for padding samples that keep ranks in step
     weight: float = 1.0
@@ -143,6 +156,7 @@ class Sample:
 
     episode: str
     group: str
-    ids: tuple[int, ...]  # expanded prompt + response
+    ids: Sequence[int]  # prompt with one placeholder per frame, and response; spans are places in these
+    length: int  # after expansion: one placeholder per visual token
     frames: tuple[str, ...]
     spans: tuple[ResponseSpan, ...] = field(default=())

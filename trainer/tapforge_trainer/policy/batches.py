@@ -1,8 +1,10 @@
 """Samples as a token batch, and a token batch as micro-batches. Pure numpy: no torch, no Ray.
 
 Promises:
-- A sample is checked before it is learned from: its visual tokens are exactly those of its frames, its spans hold one
-  log-probability per token and no token that the policy may not say. `SampleError` names episode, step and token.
+- A sample is checked before it is learned from: it has one placeholder per frame, its spans hold one log-probability
+  per token and no token that the policy may not say, and with its frames it has as many tokens as the engine saw.
+  `SampleError` names episode, step and token.
+- A token batch travels unexpanded; `micro_batch` expands what one micro-batch needs, where its frames are known.
 - `plan_micro_batches` is a pure function of lengths: every rank gets the same number of micro-batches (short ranks get
   padding ones, marked by weight 0), no micro-batch exceeds the token budget unless one sample alone does.
 - Position ids are Qwen3-VL's: text counts on; a visual token has the position at which its frame begins, plus its row
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tapforge_trainer.records import Sample
+from tapforge_trainer.records import ResponseSpan, Sample
 
 
 class SampleError(ValueError):
@@ -41,12 +43,16 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Samples, one after another. `grids` are (rows, columns) of visual tokens by frame."""
+    """Samples, one after another, as they travel: a frame is ONE placeholder, whatever its size."""
 
     ids: np.ndarray  # [tokens]
-    offsets: np.ndarray  # [samples + 1]
+    offsets: np.ndarray  # [samples + 1], in `ids`
+    #: [samples] tokens after expansion
+    lengths: np.ndarray
     frames: tuple[tuple[str, ...], ...]
-    grids: Mapping[str, tuple[int, int]]
+    episodes: tuple[str, ...]
+    #: of the first span
+    steps: tuple[int, ...]
     #: per response token: its index in `ids`, its sample, its span (numbered through), and what the sample says of it
     index: np.ndarray
     sample: np.ndarray
@@ -56,112 +62,89 @@ class TokenBatch:
     weight: np.ndarray
     version: np.ndarray
 
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.offsets)
-
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.lengths)
+
+    def name(self, sample: int) -> str:
+        return f"episode {self.episodes[sample]} step {self.steps[sample]}"
 
 
-def token_batch(samples: Sequence[Sample], grids: Mapping[str, tuple[int, int]], vocabulary: Vocabulary) -> TokenBatch:
+def token_batch(samples: Sequence[Sample], vocabulary: Vocabulary) -> TokenBatch:
     """Checks the samples and lays them out."""
-    lengths = np.fromiter((len(s.ids) for s in samples), dtype=np.int64, count=len(samples))
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    ids = np.fromiter((i for s in samples for i in s.ids), dtype=np.int64, count=int(offsets[-1]))
-    index: list[np.ndarray] = []
-    owner, span_of, advantage, weight = [], [], [], []
-    behavior: list[float] = []
-    version: list[int] = []
-    spans = 0
-    for k, sample in enumerate(samples):
-        end = 0
-        for span in sample.spans:
-            count = span.end - span.start
-            if not end < span.start < span.end <= len(sample.ids):
-                raise SampleError(
-                    f"{_name(sample, span.step)}: span [{span.start}, {span.end}) lies outside or overlaps"
-                )
-            if not count == len(span.logprobs) == len(span.versions):
-                raise SampleError(
-                    f"{_name(sample, span.step)}: {count} tokens, {len(span.logprobs)} log-probabilities and "
-                    f"{len(span.versions)} versions; there is one per token"
-                )
-            end = span.end
-            index.append(np.arange(span.start, span.end, dtype=np.int64) + offsets[k])
-            behavior.extend(span.logprobs)
-            version.extend(span.versions)
-            owner.append((k, count))
-            span_of.append((spans, count))
-            advantage.append((span.advantage, count))
-            weight.append((span.weight, count))
-            spans += 1
-    where = np.concatenate(index) if index else np.zeros(0, np.int64)
-    _check_responses(samples, ids, where, _spread(owner, np.int64), offsets, vocabulary)
+    sizes = np.fromiter((len(s.ids) for s in samples), dtype=np.int64, count=len(samples))
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    spans = [(k, span) for k, sample in enumerate(samples) for span in _checked_spans(sample)]
+    start = np.asarray([span.start for _, span in spans], np.int64)
+    count = np.asarray([span.end for _, span in spans], np.int64) - start
+    owner = np.asarray([k for k, _ in spans], np.int64)
+    within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
     result = TokenBatch(
-        ids=ids,
+        ids=_joined([s.ids for s in samples], np.int32),
         offsets=offsets,
+        lengths=np.fromiter((s.length for s in samples), dtype=np.int64, count=len(samples)),
         frames=tuple(s.frames for s in samples),
-        grids={name: grids[name] for s in samples for name in s.frames if name in grids},
-        index=where,
-        sample=_spread(owner, np.int64),
-        span=_spread(span_of, np.int64),
-        behavior=np.asarray(behavior, np.float32),
-        advantage=_spread(advantage, np.float32),
-        weight=_spread(weight, np.float32),
-        version=np.asarray(version, np.int64),
+        episodes=tuple(s.episode for s in samples),
+        steps=tuple(s.spans[0].step if s.spans else -1 for s in samples),
+        index=np.repeat(start + offsets[owner], count) + within,
+        sample=np.repeat(owner, count),
+        span=np.repeat(np.arange(len(spans)), count),
+        behavior=_joined([span.logprobs for _, span in spans], np.float32),
+        advantage=np.repeat(np.asarray([span.advantage for _, span in spans], np.float32), count),
+        weight=np.repeat(np.asarray([span.weight for _, span in spans], np.float32), count),
+        version=_joined([span.versions for _, span in spans], np.int64),
     )
-    _check_frames(samples, result, vocabulary)
+    _check_responses(result, vocabulary)
+    _check_frames(result, vocabulary)
     return result
 
 
-def _spread(pairs: list, dtype: type) -> np.ndarray:
-    values: np.ndarray = np.asarray([value for value, _ in pairs], dtype)
-    return np.repeat(values, np.asarray([count for _, count in pairs], np.int64)) if pairs else values
+def _joined(parts: Sequence[Sequence[float]], dtype: type) -> np.ndarray:
+    return np.concatenate([np.asarray(part, dtype) for part in parts]) if parts else np.zeros(0, dtype)
 
 
-def _name(sample: Sample, step: int | None = None) -> str:
-    steps = ",".join(str(span.step) for span in sample.spans) if step is None else step
-    return f"episode {sample.episode} step {steps}"
+def _checked_spans(sample: Sample) -> Sequence[ResponseSpan]:
+    end = 0
+    for span in sample.spans:
+        name = f"episode {sample.episode} step {span.step}"
+        count = span.end - span.start
+        if not end < span.start < span.end <= len(sample.ids):
+            raise SampleError(f"{name}: span [{span.start}, {span.end}) lies outside or overlaps")
+        if not count == len(span.logprobs) == len(span.versions):
+            raise SampleError(
+                f"{name}: {count} tokens, {len(span.logprobs)} log-probabilities and {len(span.versions)} versions; "
+                "there is one per token"
+            )
+        end = span.end
+    return sample.spans
 
 
-def _check_responses(
-    samples: Sequence[Sample],
-    ids: np.ndarray,
-    where: np.ndarray,
-    owner: np.ndarray,
-    offsets: np.ndarray,
-    vocabulary: Vocabulary,
-) -> None:
-    size = len(vocabulary.allowed)
+def _check_responses(found: TokenBatch, vocabulary: Vocabulary) -> None:
+    ids, size = found.ids, len(vocabulary.allowed)
     if len(ids) and not 0 <= ids.min() <= ids.max() < size:
         at = int(np.flatnonzero((ids < 0) | (ids >= size))[0])
-        k = int(np.searchsorted(offsets, at, "right")) - 1
-        raise SampleError(f"{_name(samples[k])}: token {ids[at]} is outside the vocabulary of {size}")
-    banned = np.flatnonzero(~vocabulary.allowed[ids[where]])
+        k = int(np.searchsorted(found.offsets, at, "right")) - 1
+        raise SampleError(f"{found.name(k)}: token {ids[at]} is outside the vocabulary of {size}")
+    banned = np.flatnonzero(~vocabulary.allowed[ids[found.index]])
     if len(banned):
         first = int(banned[0])
-        k, token = int(owner[first]), int(ids[where[first]])
-        what = "the image placeholder" if token == vocabulary.image else "a special token"
+        k, at = int(found.sample[first]), int(found.index[first])
+        what = "the image placeholder" if ids[at] == vocabulary.image else "a special token"
         raise SampleError(
-            f"{_name(samples[k])}: response token {token} at position {int(where[first] - offsets[k])} is {what}, "
+            f"{found.name(k)}: response token {ids[at]} at position {at - found.offsets[k]} is {what}, "
             "which the policy may not say; was the sample made without the engine's mask?"
         )
 
 
-def _check_frames(samples: Sequence[Sample], found: TokenBatch, vocabulary: Vocabulary) -> None:
+def _check_frames(found: TokenBatch, vocabulary: Vocabulary) -> None:
     shown = np.concatenate([[0], np.cumsum(found.ids == vocabulary.image)])
-    visual: np.ndarray = np.diff(shown[found.offsets])
-    for k, sample in enumerate(samples):
-        missing = [name for name in sample.frames if name not in found.grids]
-        if missing:
-            raise SampleError(f"{_name(sample)}: frame {missing[0][:12]} did not come with the samples")
-        due = sum(rows * cols for rows, cols in (found.grids[name] for name in sample.frames))
-        if due != visual[k]:
-            raise SampleError(
-                f"{_name(sample)}: {visual[k]} visual tokens in the prompt, but {due} by its "
-                f"{len(sample.frames)} frames"
-            )
+    placeholders: np.ndarray = np.diff(shown[found.offsets])
+    frames = np.fromiter((len(names) for names in found.frames), dtype=np.int64, count=len(found))
+    shortest = np.diff(found.offsets)  # a frame is at least one token
+    for k in np.flatnonzero((placeholders != frames) | (found.lengths < shortest)).tolist():
+        raise SampleError(
+            f"{found.name(k)}: {placeholders[k]} image placeholders among {shortest[k]} tokens, but {frames[k]} frames "
+            f"and {found.lengths[k]} tokens after expansion"
+        )
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
@@ -248,41 +231,62 @@ class MicroBatch:
         return int(self.ids.size)
 
 
-def micro_batch(data: TokenBatch, plan: MicroBatchPlan, vocabulary: Vocabulary, pad_id: int = 0) -> MicroBatch:
+def micro_batch(
+    data: TokenBatch,
+    plan: MicroBatchPlan,
+    grids: Mapping[str, tuple[int, int]],
+    vocabulary: Vocabulary,
+    pad_id: int = 0,
+) -> MicroBatch:
+    """Expands the planned samples. `grids` are (rows, columns) of visual tokens of, at least, their frames. Raises
+    SampleError for a sample whose frames are not of the sizes that it was sampled with."""
     rows = np.asarray(plan.samples, np.int64)
-    starts, lengths = data.offsets[rows], data.lengths[rows]
+    shown = [name for k in plan.samples for name in data.frames[k]]
+    sizes = np.asarray([grids[name] for name in shown], np.int64).reshape(-1, 2)
+    counts = sizes.prod(1)
+
+    starts, short = data.offsets[rows], np.diff(data.offsets)[rows]
+    first = np.cumsum(short) - short
+    unexpanded = data.ids[np.repeat(starts - first, short) + np.arange(int(short.sum()))]
+    repeats = np.ones(len(unexpanded), np.int64)
+    repeats[unexpanded == vocabulary.image] = counts
+    lengths: np.ndarray = np.add.reduceat(repeats, first)
+    for r in np.flatnonzero(lengths != data.lengths[rows])[:1].tolist():
+        k = plan.samples[r]
+        names = ", ".join(f"{name[:12]} of {grids[name][0]}x{grids[name][1]}" for name in data.frames[k])
+        raise SampleError(
+            f"{data.name(k)}: {data.lengths[k]} tokens when it was sampled, but {lengths[r]} with its frames: {names}"
+        )
+
     width = int(lengths.max())
     row = np.repeat(np.arange(len(rows)), lengths)
     column = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     flat = row * width + column
-    tokens = data.ids[np.repeat(starts, lengths) + column]
+    tokens = np.repeat(unexpanded, repeats)
     ids = np.full(len(rows) * width, pad_id, np.int64)
     ids[flat] = tokens
 
-    shown = [(r, name) for r, k in enumerate(plan.samples) for name in data.frames[k]]
-    frames = tuple(sorted({name for _, name in shown}, key=lambda name: (data.grids[name], name)))
-    sizes = np.asarray([data.grids[name] for name in frames], np.int64).reshape(-1, 2)
-    first = dict(zip(frames, np.cumsum(sizes.prod(1)) - sizes.prod(1), strict=True))
-    grids = np.asarray([data.grids[name] for _, name in shown], np.int64).reshape(-1, 2)
-    counts = grids.prod(1)
+    frames = tuple(sorted(set(shown), key=lambda name: (grids[name], name)))
+    area = np.asarray([grids[name] for name in frames], np.int64).reshape(-1, 2).prod(1)
+    begin = dict(zip(frames, np.cumsum(area) - area, strict=True))
     visual = np.flatnonzero(tokens == vocabulary.image)
     within = np.arange(len(visual)) - np.repeat(np.cumsum(counts) - counts, counts)
-    positions = _positions(row, column, visual, within, grids, counts, len(rows), width, flat)
-    feature = np.repeat(np.asarray([first[name] for _, name in shown], np.int64), counts) + within
+    positions = _positions(row, column, visual, within, sizes, counts, len(rows), width, flat)
+    feature = np.repeat(np.asarray([begin[name] for name in shown], np.int64), counts) + within
 
     row_of = np.full(len(data), -1, np.int64)
     row_of[rows] = np.arange(len(rows))
     response = np.flatnonzero(row_of[data.sample] >= 0)
-    owner = data.sample[response]
-    predict = row_of[owner] * width + data.index[response] - data.offsets[owner] - 1
+    owner = row_of[data.sample[response]]
+    at = data.index[response] - starts[owner] + first[owner]  # in `unexpanded`
     return MicroBatch(
         ids=ids.reshape(len(rows), width),
         positions=positions,
         frames=frames,
         visual=flat[visual],
         feature=feature,
-        predict=predict,
-        target=data.ids[data.index[response]],
+        predict=flat[np.cumsum(repeats)[at] - 1] - 1,
+        target=unexpanded[at].astype(np.int64),
         response=response,
         padding=plan.padding,
     )
@@ -302,8 +306,6 @@ def _positions(
     """[3, rows, width]: temporal, row and column position of every token. `visual` and `within` number the visual
     tokens among all tokens and inside their frame; `grids` and `counts` belong to the shown frames in order."""
     begin = visual[np.cumsum(counts) - counts]
-    if not np.array_equal(np.repeat(begin, counts) + within, visual):
-        raise SampleError("the visual tokens of a frame do not lie side by side in a prompt")
     # A frame of n tokens takes max(rows, columns) positions: what follows in its row moves by the difference.
     shift = grids.max(1, initial=0) - counts
     ends = np.zeros(len(row) + 1, np.int64)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -235,7 +236,7 @@ class Engines:
         elif prompt_ids != waiting.expanded:
             waiting.future.set_exception(PromptMismatch(_difference(engine.index, waiting, prompt_ids)))
         else:
-            waiting.future.set_result(_generation(waiting.expanded, ids, logprobs, versions, finish_reason))
+            waiting.future.set_result(_generation(waiting.prompt, ids, logprobs, versions, finish_reason))
 
     def _lose(self, engine: _Engine, why: str) -> None:
         engine.dead = why
@@ -273,18 +274,19 @@ class Engines:
 
 
 def _generation(
-    expanded: bytes, ids: bytes, logprobs: bytes, versions: tuple[tuple[int, int, int], ...], reason: FinishReason
+    prompt: Prompt, ids: bytes, logprobs: bytes, versions: tuple[tuple[int, int, int], ...], reason: FinishReason
 ) -> Generation:
-    sampled = tuple(np.frombuffer(ids, np.int32).tolist())
+    sampled = array("i", ids)
     per_token = [version for version, start, end in versions for _ in range(start, end)]
     if len(per_token) != len(sampled):
         raise EngineError(f"the engine named the policy version of {len(per_token)} of {len(sampled)} sampled tokens")
     return Generation(
-        prompt_ids=tuple(np.frombuffer(expanded, np.int32).tolist()),
+        prompt_ids=prompt.ids,
         ids=sampled,
-        logprobs=tuple(np.frombuffer(logprobs, np.float32).tolist()),
-        versions=tuple(per_token),
+        logprobs=array("f", logprobs),
+        versions=per_token,
         finish_reason=reason,
+        prompt_length=prompt.expanded_length,
     )
 
 

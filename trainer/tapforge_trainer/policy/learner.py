@@ -140,11 +140,6 @@ class Learner:
         (place,) = await self._call([self._ranks[0].open_store.remote()], "open_store", deadline)
         await self._all("start", place, deadline=deadline)
 
-    def token_batch(self, samples: Sequence[Sample], frames: Mapping[str, FittedFrame]) -> TokenBatch:
-        """Checks samples; raises `SampleError` for one that must not be learned from."""
-        grids = {name: self.form.grid(frame.width, frame.height) for name, frame in frames.items()}
-        return token_batch(samples, grids, self.vocabulary)
-
     async def update(
         self, samples: Sequence[Sample], frames: Mapping[str, FittedFrame], settings: UpdateSettings, version: int
     ) -> dict[str, float]:
@@ -167,7 +162,7 @@ class Learner:
         import ray
 
         started = time.perf_counter()
-        data = self.token_batch(samples, frames)
+        data = token_batch(samples, self.vocabulary)
         batches = [self._plan(data, chosen) for chosen in split_groups(samples, settings.mini_batches, settings.seed)]
         needed = {name: frames[name] for names in data.frames for name in names}
         found: list[UpdateMetrics] = await self._all(
@@ -200,7 +195,7 @@ class Learner:
         """Log-probabilities of each sample's response tokens under the learner's weights."""
         import ray
 
-        data = self.token_batch(samples, frames)
+        data = token_batch(samples, self.vocabulary)
         plans = plan_micro_batches(data.lengths, self.settings.ranks, self.settings.tokens_per_micro_batch)
         needed = {name: frames[name] for names in data.frames for name in names}
         found: list[np.ndarray] = await self._all("logprobs", ray.put(data), ray.put(needed), plans, temperature)

@@ -30,9 +30,9 @@ from tapforge_trainer.algorithms.losses import policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.frames import FittedFrame
 
-from .batches import MicroBatchPlan, TokenBatch, Vocabulary, micro_batch
+from .batches import MicroBatch, MicroBatchPlan, TokenBatch, Vocabulary, micro_batch
 from .forward import VLPolicy
-from .frames import FrameStore, PixelFormat
+from .frames import FrameStore, Patches, PixelFormat
 from .metrics import UpdateMetrics
 from .settings import LearnerSettings, UpdateSettings
 
@@ -163,8 +163,8 @@ class Rank:
         self.optimizer.zero_grad(set_to_none=True)
         for index, plan in enumerate(batch.plans):
             self.policy.set_requires_gradient_sync(index + 1 == len(batch.plans))
-            micro = micro_batch(data, plan, self.vocabulary)
-            logp, entropy = self.policy(micro, self.store.get(micro.frames, frames), settings.temperature)
+            micro, shown = self._micro_batch(data, plan, frames)
+            logp, entropy = self.policy(micro, shown, settings.temperature)
             chosen = micro.response
             weight = torch.from_numpy(data.weight[chosen] * (0.0 if plan.padding else 1.0)).to(logp.device)
             (loss(logp, chosen, weight) * self.world).backward()
@@ -177,6 +177,13 @@ class Rank:
             metrics.add("weight", float(weight.sum()))
             if compare_with is not None:
                 self._compare(logp.detach().cpu().numpy(), data, chosen, compare_with, metrics)
+
+    def _micro_batch(
+        self, data: TokenBatch, plan: MicroBatchPlan, frames: Mapping[str, FittedFrame]
+    ) -> tuple[MicroBatch, dict[str, Patches]]:
+        shown = self.store.get((name for k in plan.samples for name in data.frames[k]), frames)
+        grids = {name: (patches.rows, patches.columns) for name, patches in shown.items()}
+        return micro_batch(data, plan, grids, self.vocabulary), shown
 
     def _apply(self, settings: UpdateSettings, metrics: UpdateMetrics) -> None:
         """Clips, and moves the weights; or, if the gradient is no number, raises and leaves them."""
@@ -238,8 +245,8 @@ class Rank:
         result = np.full(len(data.index), np.nan, np.float32)
         with torch.no_grad():
             for plan in plans:
-                micro = micro_batch(data, plan, self.vocabulary)
-                logp, _ = policy(micro, self.store.get(micro.frames, frames), temperature)
+                micro, shown = self._micro_batch(data, plan, frames)
+                logp, _ = policy(micro, shown, temperature)
                 if not plan.padding or np.isnan(result[micro.response]).any():
                     result[micro.response] = logp.float().cpu().numpy()
         # The root stays whole after a pass without gradients: whoever then reads or writes parameters would get or

@@ -105,10 +105,10 @@ def _sample(probe: Probe, index: int, row: tuple[Any, ...], version: int) -> Sam
     answer = np.frombuffer(ids, np.int32).tolist()
     span = ResponseSpan(
         step=0,
-        start=len(prompt),
-        end=len(prompt) + len(answer),
+        start=len(ids_),
+        end=len(ids_) + len(answer),
         logprobs=tuple(np.frombuffer(logprobs, np.float32).tolist()),
         versions=(version,) * len(answer),
         advantage=0.0,
     )
-    return Sample(f"probe {index}", "probe", (*prompt, *answer), names, (span,))
+    return Sample(f"probe {index}", "probe", (*ids_, *answer), len(prompt) + len(answer), names, (span,))

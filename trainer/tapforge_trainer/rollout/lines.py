@@ -1,7 +1,10 @@
 """Records as lines of JSON and back, bit for bit: `decode(encode(record)) == record`.
 
-Written by hand, not by `dataclasses.asdict`, which copies every token. Runs of equal numbers in token lists (a frame's
-placeholders, the version of each token) are written as [number, count]. Floats are written with all their digits.
+Written by hand, not by `dataclasses.asdict`, which copies every token. Runs of equal numbers (the version of each
+token) are written as [number, count]. Floats are written with all their digits.
+
+Recordings of earlier versions have no `prompt_length`: their prompts hold one placeholder per visual token, in runs.
+They are read as if they had been written today.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from tapforge_envs.protocol import Outcome, Reason, Task
@@ -48,6 +52,25 @@ def unpack(packed: Sequence[int | list[int]]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def collapse(expanded: Sequence[int], frames: int) -> tuple[int, ...]:
+    """An expanded prompt with one placeholder per frame. The line doesn't say which id that is: it is the one of which
+    there are as many runs as frames, always between the same two neighbours, and of those the one with most tokens.
+    Raises ValueError if there is none."""
+    if not frames:
+        return tuple(expanded)
+    runs = [(number, len(list(run))) for number, run in groupby(expanded)]
+    counts: dict[int, list[int]] = {}
+    around: dict[int, set[tuple[int, int]]] = {}
+    for (before, _), (number, count), (after, _) in zip([(-1, 0), *runs], runs, [*runs[1:], (-1, 0)], strict=False):
+        counts.setdefault(number, []).append(count)
+        around.setdefault(number, set()).add((before, after))
+    found = [number for number in counts if len(counts[number]) == frames and len(around[number]) == 1]
+    if not found:
+        raise ValueError(f"no token stands for {frames} frames in a prompt of {len(expanded)} tokens")
+    image = max(found, key=lambda number: sum(counts[number]))
+    return tuple(token for number, count in runs for token in [number] * (1 if number == image else count))
+
+
 def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(record, separators=(",", ":"), check_circular=False).encode() + b"\n"
 
@@ -62,9 +85,10 @@ def encode_step(step: StepRecord) -> bytes:
             "frames": step.frames,
             "state_key": step.state_key,
             "app": step.app,
-            "prompt_ids": pack(g.prompt_ids),
-            "ids": g.ids,
-            "logprobs": g.logprobs,
+            "prompt_ids": list(g.prompt_ids),
+            "prompt_length": g.prompt_length,
+            "ids": list(g.ids),
+            "logprobs": list(g.logprobs),
             "versions": pack(g.versions),
             "finish_reason": g.finish_reason,
             "text": step.text,
@@ -80,6 +104,10 @@ def encode_step(step: StepRecord) -> bytes:
 
 
 def decode_step(line: dict[str, Any]) -> StepRecord:
+    prompt_ids, length = line["prompt_ids"], line.get("prompt_length")
+    if length is None:
+        expanded = unpack(prompt_ids)
+        prompt_ids, length = collapse(expanded, len(line["frames"])), len(expanded)
     return StepRecord(
         episode=line["episode"],
         index=line["index"],
@@ -87,11 +115,12 @@ def decode_step(line: dict[str, Any]) -> StepRecord:
         state_key=line["state_key"],
         app=line["app"],
         generation=Generation(
-            prompt_ids=unpack(line["prompt_ids"]),
-            ids=tuple(line["ids"]),
-            logprobs=tuple(line["logprobs"]),
+            prompt_ids=prompt_ids,
+            ids=line["ids"],
+            logprobs=line["logprobs"],
             versions=unpack(line["versions"]),
             finish_reason=line["finish_reason"],
+            prompt_length=length,
         ),
         text=line["text"],
         action=line["action"],

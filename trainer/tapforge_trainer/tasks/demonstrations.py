@@ -51,11 +51,12 @@ def demonstrate(
             if isinstance(prompt, ContextLimit):
                 raise TaskError(f"demonstration of {task.key}: {prompt}; raise model.contextTokens")
             answer = agent.answer_ids(action)
-            ids = agent.expand(prompt)
             frames.update((frame.name, frame) for frame in prompt.frames)
-            span = ResponseSpan(index, len(ids), len(ids) + len(answer), (0.0,) * len(answer), (0,) * len(answer), 1.0)
-            episode = f"demonstration-{number}"
-            samples.append(Sample(episode, episode, (*ids, *answer), tuple(f.name for f in prompt.frames), (span,)))
+            start, end = len(prompt.ids), len(prompt.ids) + len(answer)
+            span = ResponseSpan(index, start, end, (0.0,) * len(answer), (0,) * len(answer), 1.0)
+            episode, shown = f"demonstration-{number}", tuple(f.name for f in prompt.frames)
+            length = prompt.expanded_length + len(answer)
+            samples.append(Sample(episode, episode, (*prompt.ids, *answer), length, shown, (span,)))
             history.append(Turn(seen, agent.decode(answer), action))
             observation = phone.step(action).observation
         ended = phone.state["ended"]

@@ -74,11 +74,13 @@ class Scorer:
             prompt = self.agent.prompt(example.goal, [Turn(blank, "", done) for done in example.history], blank)
             if isinstance(prompt, ContextLimit):
                 raise ValueError(f"the example {example.goal!r} is too long: {prompt}")
-            ids, answer = self.agent.expand(prompt), self.agent.answer_ids(example.action)
+            ids, answer = prompt.ids, self.agent.answer_ids(example.action)
             span = ResponseSpan(0, len(ids), len(ids) + len(answer), (0.0,) * len(answer), (0,) * len(answer), 1.0)
-            samples.append(Sample(name, name, (*ids, *answer), (name,), (span,)))
-        data = token_batch(samples, {name: (p.rows, p.columns) for name, p in frames.items()}, self.vocabulary)
-        batch = micro_batch(data, MicroBatchPlan(tuple(range(len(samples)))), self.vocabulary)
+            length = prompt.expanded_length + len(answer)
+            samples.append(Sample(name, name, (*ids, *answer), length, (name,), (span,)))
+        data = token_batch(samples, self.vocabulary)
+        grids = {name: (p.rows, p.columns) for name, p in frames.items()}
+        batch = micro_batch(data, MicroBatchPlan(tuple(range(len(samples)))), grids, self.vocabulary)
         logprob, _ = self.policy(batch, frames)
         return logprob, data.sample[batch.response]
 
