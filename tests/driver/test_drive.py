@@ -29,8 +29,8 @@ from tapforge_trainer.cluster.driver import drive, speak
 from tapforge_trainer.cluster.storage import Holder, StorageError, folder_of, newest, take_over
 from tapforge_trainer.policy import checkpoints
 from tapforge_trainer.progress import Progress
+from tapforge_trainer.report import wanted
 from tapforge_trainer.shutdown import StopSignal
-from tapforge_trainer.summary import wanted
 
 SPEC = """
 apiVersion: tapforge.dev/v1alpha1

@@ -21,8 +21,9 @@ from tapforge_api.progress import Progress
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.reporter import Pace, Reporter
 from tapforge_trainer.cluster.status_report import ending, report_of
+from tapforge_trainer.progress import Saved
 from tapforge_trainer.shutdown import StopReason, StopSignal
-from tapforge_trainer.telemetry import Saved, View
+from tapforge_trainer.telemetry import View
 
 ATTEMPT = Attempt(RUN, "lab", "uid-1", 2, Path("/nowhere"), restarts=1, cluster="tiny-2-abcde")
 FAST = Pace(report=0.01, answer=120.0, cap=0.02, final=240.0, again=0.01)

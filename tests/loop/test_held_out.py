@@ -14,7 +14,7 @@ from tapforge_trainer.assembly import ConfigurationError, evaluation_tasks, insp
 from tapforge_trainer.machine import Machine
 from tapforge_trainer.plan import plan, render
 from tapforge_trainer.progress import Progress
-from tapforge_trainer.summary import summarize
+from tapforge_trainer.report import summarize
 from tapforge_trainer.tasks.contamination import contamination
 
 HEAD = "apiVersion: tapforge.dev/v1alpha1\nkind: TrainingRun\nmetadata: {name: x}\n"

@@ -82,7 +82,7 @@ def test_another_runs_checkpoint_gives_its_weights_and_none_of_its_counts(traine
     assert min(group.order for group in other.recording("rollout").groups(dropped=True)) == 0
     assert 0 < other.summary["episodes"] <= sum(e.valid for e in other.recording("rollout").episodes())
     notes = [event["text"] for event in other.events("note")]
-    assert f"beginning with the weights of checkpoint (update {UPDATES} of tiny)" in notes
+    assert f"warm-started from checkpoint (update {UPDATES} of tiny)" in notes
 
 
 def _versions(run: Run) -> list[int]:

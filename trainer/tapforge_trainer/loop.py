@@ -27,7 +27,7 @@ from .batch import BatchRules, BatchStatistics, build_batch
 from .evaluation import Arena, baselines, measured, play
 from .frames import FittedFrame
 from .policy.driver import Policy
-from .progress import Progress, ended, kept, resumed
+from .progress import Progress, Saved, ended, kept, resumed
 from .records import GroupRecord, Sampling
 from .rollout.frames import FrameStore
 from .rollout.recorder import Recorder
@@ -38,7 +38,7 @@ from .run_folder import EVALUATION, ROLLOUT, read_events
 from .shutdown import Interrupted, StopSignal, unless_stopped
 from .tasks.demonstrations import demonstrate
 from .tasks.source import TaskSource
-from .telemetry import Saved, Telemetry
+from .telemetry import Telemetry
 
 #: updates whose mean success is shown
 _WINDOW = 5
@@ -54,8 +54,8 @@ class Parts:
     arena: Arena
     telemetry: Telemetry
     stop: StopSignal
-    #: the checkpoint of another run that this one begins with, in words; "" for none
-    begun_from: str = ""
+    #: the checkpoint of another run whose weights this one started with, in words; "" for none
+    warm_started_from: str = ""
 
 
 async def warm_start(parts: Parts, progress: Progress) -> None:

@@ -1,6 +1,7 @@
-"""How far a run is: what a checkpoint keeps of the driver, as plain JSON, and when reinforcement is over.
+"""How far a run is: what a checkpoint keeps of the driver, as plain JSON, and when reinforcement is finished.
 
-Counters go on over sessions. Finished episodes of groups under way are not kept here: they are in the recording.
+Counters continue over sessions. Finished episodes of groups under way are not kept here: they are in the recording. The
+newest checkpoint says how far a run is before anything is loaded.
 """
 
 from __future__ import annotations
@@ -51,9 +52,35 @@ class Progress:
     members: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that is complete. `time` is unix seconds."""
+
+    update: int
+    time: float
+    path: str
+
+
+def newest_checkpoint(checkpoints: Path) -> Saved | None:
+    """The newest one in a folder of checkpoints. Raises CheckpointError for one that can't be read."""
+    from .policy.checkpoints import latest, read_state
+
+    folder = latest(checkpoints)
+    if folder is None:
+        return None
+    return Saved(read_state(folder)["update"], folder.stat().st_mtime, str(folder))
+
+
+def progress_of(saved: Saved) -> Progress:
+    """The driver's state in a checkpoint. Raises CheckpointError."""
+    from .policy.checkpoints import read_state
+
+    return Progress(**read_state(Path(saved.path))["driver"])
+
+
 def belongs(state: Mapping[str, Any], run: str, uid: str = "") -> bool:
-    """Whether a checkpoint's state is that of the run of this name and UID: then it goes on, else it only begins with
-    the weights, and counts from 0."""
+    """Whether a checkpoint's state is that of the run of this name and UID: then the run is resumed from it, else only
+    warm-started from its weights, and counts from 0."""
     return bool(run) and (state.get("run"), state.get("uid", "")) == (run, uid)
 
 
@@ -86,7 +113,7 @@ def resumed(progress: Progress, rollout: Path) -> list[Resumed]:
     if not progress.unfinished:
         return []
     wanted = {name for group in progress.unfinished for name in group["episodes"]}
-    # A run that began with another run's checkpoint has none of that run's episodes.
+    # A run that was warm-started from another run's checkpoint has none of that run's episodes.
     found = Recording(rollout).find(wanted)
     return [
         Resumed(

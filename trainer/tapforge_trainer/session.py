@@ -1,17 +1,20 @@
-"""A command's whole life: folder and lock, start of the stack, the work, the endings. One function per command.
+"""The life of a command: lock the run's folder, start its parts, do the work, close them. One function per command.
 
-- A run's folder belongs to one process at a time (a lock file); a second one is told who has it.
-- Started again, a run goes on from its last checkpoint, and a complete one says so; a file that says something else
-  about what is learned is refused, rather than mixed with what is there.
-- Asked to stop (`stop`), a run finishes its update and saves; anything else is given up (`Interrupted`).
+- A run's folder belongs to one process at a time; a second one is told which process has it (`run_folder`).
+- Started again, a run resumes from its last checkpoint, and a complete one says so.
+- When a stop is requested, a run finishes its update and saves; anything else is cancelled (`Interrupted`).
+- Phones, learner and engines are started side by side, and closed after a failure or in the middle of a start, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from contextlib import closing
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,15 @@ from rich.console import Console
 
 from tapforge_api import TrainingRun
 
-from . import loop
+from . import assembly, loop
 from .assembly import ConfigurationError, SetupError
-from .machine import Machine
+from .evaluation import baselines
+from .machine import Machine, NoDevice, device_of, gpus_needed
 from .plan import folder_of
-from .progress import Progress
-from .report import write_report
+from .policy.driver import Policy, PolicySettings, in_cluster, wait_for_gpus
+from .progress import Progress, belongs, newest_checkpoint
+from .report import print_summary, summarize, wanted, write_report
+from .rollout.worker import RolloutWorker
 from .run_folder import (
     CURVE,
     EXPORT,
@@ -39,9 +45,9 @@ from .run_folder import (
     write_spec,
 )
 from .shutdown import Interrupted, StopSignal, unless_stopped
-from .stack import running
-from .summary import summarize, wanted
 from .telemetry import Telemetry, View
+
+log = logging.getLogger(__name__)
 
 
 async def run_session(run: TrainingRun, runs: Path, stop: StopSignal, view: View, uid: str = "") -> int:
@@ -59,10 +65,10 @@ async def run_session(run: TrainingRun, runs: Path, stop: StopSignal, view: View
                     try:
                         summary = await _trained(run, folder, telemetry, stop, uid)
                     except Interrupted:
-                        telemetry.phase("stopped; the same command goes on from the last checkpoint", "Stopped")
+                        telemetry.phase("stopped; the same command resumes from the last checkpoint", "Stopped")
                         raise
             results = [path for name in (SUMMARY, CURVE, REPLAY, EXPORT) if (path := folder / name).exists()]
-            _say(telemetry, summary, results)
+            print_summary(telemetry.console, summary, results)
     return 0
 
 
@@ -110,14 +116,14 @@ async def _before(parts: loop.Parts, progress: Progress, resumed: bool) -> dict[
     the measurement."""
     spec, events = parts.run.spec, list(read_events(parts.folder))
     if resumed:
-        parts.telemetry.note(f"going on after update {progress.update}")
+        parts.telemetry.note(f"resuming after update {progress.update}")
     elif any(e["event"] == "update" for e in events):
         raise ConfigurationError(
             f"{parts.folder} holds updates, but {parts.policy.settings.checkpoints} no checkpoint to go on from: name "
             "one of this run in spec.checkpoints.resumeFrom, or give it another metadata.name"
         )
-    elif parts.begun_from:
-        parts.telemetry.note(f"beginning with the weights of {parts.begun_from}")
+    elif parts.warm_started_from:
+        parts.telemetry.note(f"warm-started from {parts.warm_started_from}")
     elif spec.warm_start is not None:
         parts.telemetry.phase("warm start: imitating a demonstrator", "WarmStart")
         await loop.warm_start(parts, progress)
@@ -216,30 +222,118 @@ async def export_session(folder: Path, target: Path, stop: StopSignal) -> int:
     return 0
 
 
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running(
+    run: TrainingRun,
+    folder: Path,
+    telemetry: Telemetry,
+    stop: StopSignal,
+    *,
+    uid: str = "",
+    weights: Path | None = None,
+    learner: bool = True,
+    engines: bool = True,
+    resume: bool = True,
+) -> AsyncIterator[tuple[loop.Parts, Progress | None]]:
+    """Phones, learner and engines, started side by side; with the run's last checkpoint loaded and its progress, None
+    where there is none. Closed in any case. `uid`: of the run, on a cluster."""
+    checkpoints = run.spec.checkpoints.directory or str(folder / "checkpoints")
+    # Only here: a folder that is taken away while a run is under way must not come back (cluster/storage.py).
+    Path(checkpoints).parent.mkdir(parents=True, exist_ok=True)
+    machine = Machine.local()
+    try:
+        device = device_of(run, machine, in_cluster=in_cluster())
+    except NoDevice as error:
+        raise ConfigurationError(str(error)) from error
+    if device == "cuda" and in_cluster():
+        say = partial(telemetry.phase, stage="Loading")
+        try:
+            await unless_stopped(stop, wait_for_gpus(gpus_needed(run), say, run.spec.deadlines.start_seconds))
+        except TimeoutError as late:
+            raise SetupError(str(late)) from late
+    model = weights or assembly.model_folder(run.spec.model)
+    if why := assembly.context_error(run, model):
+        raise ConfigurationError(why)
+    agent = assembly.agent_of(run, model)
+    policies = baselines(agent)
+    worker = RolloutWorker(agent, policies)
+    slots = assembly.slots_of(run, worker.health)
+    telemetry.phase("starting phones, engine and learner" if engines else "starting the learner", "Loading")
+    policy = Policy(
+        PolicySettings(
+            engine=assembly.engine_settings(run, model, agent, machine, device) if engines else None,
+            learner=assembly.learner_settings(run, model, agent, machine, device) if learner else None,
+            replicas=run.spec.engine.replicas,
+            mid_episode=run.spec.sync.mid_episode,
+            checkpoints=Path(checkpoints),
+            keep=run.spec.checkpoints.keep,
+            tolerance=run.spec.sync.tolerance,
+            sync_seconds=run.spec.deadlines.sync_seconds,
+        )
+    )
+    try:
+        # What somebody else runs answers in a moment, or not at all: that is known before the heavy part.
+        served = run.spec.environment.source.processes is None
+        if engines and served:
+            await unless_stopped(stop, slots.start())
+        phones = [slots.start()] if engines and not served else []
+        await unless_stopped(stop, _together(_started(policy, model), *phones))
+        if engines:
+            telemetry.view.slots, telemetry.view.slots_wanted = slots, assembly.slots_wanted(run)
+        progress, warm_started_from = await _resumed(run, policy, uid) if learner and resume else (None, "")
+        if progress is not None:
+            telemetry.view.resume(progress, newest_checkpoint(policy.settings.checkpoints))
+        if engines:
+            policies[""] = policy.generator
+        arena = assembly.arena_of(run, slots, agent, worker)
+        yield loop.Parts(run, folder, policy, arena, telemetry, stop, warm_started_from), progress
+    finally:
+        for result in await asyncio.gather(slots.close(), policy.close(), return_exceptions=True):
+            if isinstance(result, Exception):
+                log.warning("closing failed: %s", result)
+        await worker.close()
+
+
+async def _started(policy: Policy, model: Path) -> None:
+    from .policy.engine_client import EngineError
+    from .policy.learner import LearnerError
+
+    try:
+        await policy.start()
+    except (EngineError, LearnerError) as error:
+        error.add_note(f"the model folder is {model}")
+        raise
+
+
+async def _resumed(run: TrainingRun, policy: Policy, uid: str) -> tuple[Progress | None, str]:
+    """Loads the checkpoint to resume from, and returns its progress. One of another run only gives its weights, and
+    only while this run has no checkpoint of its own: then it returns no progress, but what that checkpoint is."""
+    given = run.spec.checkpoints.resume_from
+    inside = given is not None and Path(given).resolve().is_relative_to(policy.settings.checkpoints.resolve())
+    state = None if inside else await policy.resume()
+    if state is not None or given is None:
+        return (None if state is None else Progress(**state)), ""
+    state = await policy.resume(Path(given))
+    assert state is not None, "a folder that is named is read or refused"
+    if inside or belongs(state, run.metadata.name, uid):
+        return Progress(**state), ""
+    await policy.forget_optimizer()  # its memory is of what the other run learned, and at whose rate
+    return None, f"{given} (update {state['update']} of {state.get('run') or 'another run'})"
+
+
+async def _together(*works: Coroutine[Any, Any, None]) -> None:
+    """All of them; when one fails or this is cancelled, the others are cancelled first."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def _shown(results: dict[str, dict[str, Any]]) -> str:
     return "  ".join(f"{mode} {100 * r['success']:.1f} %" for mode, r in results.items() if r["success"] is not None)
-
-
-def _say(telemetry: Telemetry, summary: dict[str, Any], paths: list[Path]) -> None:
-    console = telemetry.console
-    for mode in summary["success_before"]:
-        before, after = summary["success_before"][mode], summary["success_after"].get(mode, {})
-        console.print(
-            f"held-out success, {mode}: {_rate(before)} before, [bold]{_rate(after)}[/bold] after "
-            f"({after.get('episodes')} episodes)",
-            highlight=False,
-            soft_wrap=True,
-        )
-    for name, baseline in summary["baselines"].items():
-        console.print(f"baseline, {name.replace('_', ' ')}: {_rate(baseline)}", highlight=False, soft_wrap=True)
-    seconds = ", ".join(f"{summary[f'seconds_{part}']:.0f} s {part}" for part in ("start", "sft", "rl"))
-    console.print(f"{summary['seconds_total']:.0f} s in all ({seconds})", highlight=False, soft_wrap=True)
-    for path in paths:
-        console.print(f"  {path}", highlight=False, soft_wrap=True)
-
-
-def _rate(result: dict[str, Any]) -> str:
-    rate, interval = result.get("success"), result.get("interval")
-    if rate is None:
-        return "-"
-    return f"{100 * rate:.1f} %" + (f" ({100 * interval[0]:.0f}-{100 * interval[1]:.0f})" if interval else "")

@@ -23,24 +23,17 @@ from rich.text import Text
 
 from tapforge_envs.slots.source import SlotSource
 
+from .progress import Progress as RunProgress
+from .progress import Saved
 from .rollout.recording import RecordingError
 
 EVENTS = "events.jsonl"
 _SPARKS = " ▁▂▃▄▅▆▇█"
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A checkpoint that is complete. `time` is unix seconds."""
-
-    update: int
-    time: float
-    path: str
-
-
 @dataclass(slots=True)
 class View:
-    """What the live view shows, and what a run's operator is told. Rates are shares from 0 to 1; None is not known
+    """What the live view shows and the status report says. Rates are shares from 0 to 1; None is not known
     yet."""
 
     name: str
@@ -76,6 +69,12 @@ class View:
     seconds_rl: float = 0.0
     curve: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def resume(self, progress: RunProgress, saved: Saved | None) -> None:
+        """Shows a run where its newest checkpoint left it."""
+        self.update, self.version, self.success = progress.update, progress.version, progress.success
+        self.episodes, self.invalid, self.seconds_rl = progress.episodes, progress.invalid, progress.seconds_rl
+        self.saved = saved
 
     def seconds_left(self) -> float | None:
         """Of the reinforcement phase, by the pace so far."""

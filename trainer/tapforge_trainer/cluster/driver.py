@@ -20,11 +20,10 @@ from tapforge_api.progress import EXIT_FAILED, EXIT_STOPPED, FINAL_SECONDS
 from tapforge_envs.slots.broker_calls import Access
 from tapforge_envs.slots.source import SlotError
 
-from .. import resting
 from ..assembly import ConfigurationError, inspect
 from ..plan import folder_of
 from ..policy.checkpoints import CheckpointError
-from ..progress import Progress, ended
+from ..progress import Progress, ended, newest_checkpoint, progress_of
 from ..session import run_session
 from ..shutdown import Interrupted, StopReason, StopSignal, failure_of, run_until_aborted
 from ..telemetry import View
@@ -51,7 +50,7 @@ async def drive(
 ) -> int:
     """The exit code. Raises what the run fails with, after it was said."""
     view = View(attempt.run, 0)
-    _show_rest(attempt, view)
+    _show_checkpoint(attempt, view)
     async with Reporter(access, attempt, view, stop) as reporter:
         try:
             work = _train(attempt, read, stop, view, reporter)
@@ -84,7 +83,7 @@ async def speak(environment: Mapping[str, str], message: str) -> None:
         if attempt is None:
             return
         view = View(attempt.run, 0, stage="Failed")
-        _show_rest(attempt, view)
+        _show_checkpoint(attempt, view)
         async with Reporter(Access.of(environment, NEED), attempt, view, StopSignal()) as reporter:
             final, _ = ending(EXIT_FAILED, StopSignal(), view, attempt.restarts_left)
             await reporter.finish(final, message, FINAL_SECONDS if final else _SHORT)
@@ -100,11 +99,11 @@ async def _train(
         raise ConfigurationError(f"the file is of the run {run.metadata.name}, and this Pod of {attempt.run}")
     view.max_updates, view.max_seconds = run.spec.stop.max_updates, run.spec.stop.max_seconds
     runs = await asyncio.to_thread(storage.take_over, attempt.storage, attempt.holder)
-    _show_rest(attempt, view)  # a folder that was taken over has another path
+    _show_checkpoint(attempt, view)  # a folder that was taken over has another path
     run = _placed(run, runs)
     inspect(run, runs)
     # What ended the run by its file may have been moved meanwhile: nothing is concluded from it unheard.
-    over = view.saved is not None and ended(run.spec.stop, resting.progress_of(view.saved))
+    over = view.saved is not None and ended(run.spec.stop, progress_of(view.saved))
     if not await reporter.answered(FINAL_SECONDS if over else _HEARD):
         log.warning("the operator was not heard of; the run begins as its file says")
     if stop.requested.is_set():
@@ -118,7 +117,7 @@ def _placed(run: TrainingRun, runs: Path) -> TrainingRun:
     if run.spec.checkpoints.directory is not None:
         log.warning("spec.checkpoints.directory counts on a laptop only; on a cluster storage does")
     own = _checkpoints(folder_of(run, runs))
-    given = run.spec.checkpoints.resume_from if resting.newest(own) is None else None
+    given = run.spec.checkpoints.resume_from if newest_checkpoint(own) is None else None
     checkpoints = run.spec.checkpoints.model_copy(update={"directory": None, "resume_from": given})
     return run.model_copy(update={"spec": run.spec.model_copy(update={"checkpoints": checkpoints})})
 
@@ -136,13 +135,13 @@ def _late(attempt: Attempt) -> bool:
     return newest is not None and newest > attempt.holder
 
 
-def _show_rest(attempt: Attempt, view: View) -> None:
+def _show_checkpoint(attempt: Attempt, view: View) -> None:
     """What the storage says of the run. Whatever is wrong with it is said by whoever needs it."""
     try:
         holder = storage.newest(attempt.storage)
         if holder is None or holder > attempt.holder:
             return
-        saved = resting.newest(_checkpoints(storage.folder_of(attempt.storage, holder) / attempt.run))
-        resting.show(view, Progress() if saved is None else resting.progress_of(saved), saved)
+        saved = newest_checkpoint(_checkpoints(storage.folder_of(attempt.storage, holder) / attempt.run))
+        view.resume(Progress() if saved is None else progress_of(saved), saved)
     except (CheckpointError, OSError, TypeError):
         log.warning("the newest checkpoint in %s can't be read", attempt.storage, exc_info=True)
