@@ -55,6 +55,7 @@ from tapforge_trainer.policy.frames import PixelFormat
 from tapforge_trainer.records import Generation, GroupRecord, Prompt, Sampling
 from tapforge_trainer.rollout.frames import FrameStore
 from tapforge_trainer.rollout.groups import GroupLimits
+from tapforge_trainer.rollout.packs import PACKS
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import FRAMES
 from tapforge_trainer.rollout.scheduler import Scheduler
@@ -253,7 +254,8 @@ async def _watched(play: Play, base: str, seconds: float) -> dict[str, Any]:
     playing = play.worker_stalls() if play.worker_stalls else late
     to_engine = (play.engine.bytes - sent) / max(1, play.engine.frames - shown)
     to_learner = learner.bytes / learner.frames if learner.frames else 0.0
-    stored = [path.stat().st_size for path in (play.folder / "recording" / FRAMES).rglob("*.*")]
+    recorded = play.folder / "recording" / FRAMES
+    stored = [entry.length for number in PACKS.numbers(recorded) for entry in PACKS.entries(recorded, number)]
     stats = play.scheduler.stats()
     return {
         "driver_ms_per_step": round(1000 * cpu / done, 3),

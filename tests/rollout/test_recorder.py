@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import io
 import itertools
 import json
 import math
@@ -15,13 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.batch import BatchRules, build_batch
-from tapforge_trainer.frames import FittedFrame, FrameError
+from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
-from tapforge_trainer.rollout.frames import FrameStore
+from tapforge_trainer.rollout.frames import FrameWriter
 from tapforge_trainer.rollout.lines import (
     collapse,
     decode_episode,
@@ -256,47 +254,6 @@ def test_dropped_groups_are_kept_apart(tmp_path):
     assert list(Recording(tmp_path).episodes()) == [episode]
 
 
-def test_a_frame_is_written_once_and_under_its_name(tmp_path):
-    store = FrameStore(tmp_path)
-    frame = a_frame(1)
-    store.put(frame)
-    path = tmp_path / frame.name[:2] / f"{frame.name}.png"
-    before = path.stat()
-    store.put(frame)
-    FrameStore(tmp_path).put(frame)
-    assert path.stat().st_mtime_ns == before.st_mtime_ns and path.stat().st_ino == before.st_ino
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
-    path.write_bytes(b"damaged")
-    with pytest.raises(FrameError, match="decoded"):
-        FrameStore(tmp_path).get(frame.name)
-    with pytest.raises(FrameError, match="is not in"):
-        store.get("0" * 64)
-
-
-@pytest.mark.parametrize(("kind", "ending"), [("png", "png"), ("jpeg", "jpg"), ("webp", "webp")])
-def test_a_frame_of_an_earlier_version_is_named_by_its_file_and_readable(kind, ending, tmp_path):
-    out = io.BytesIO()
-    Image.new("RGB", (9, 7), "teal").save(out, kind)
-    name = hashlib.sha256(out.getvalue()).hexdigest()
-    store = FrameStore(tmp_path)
-    path = store.path(name, ending)
-    path.parent.mkdir(parents=True)
-    path.write_bytes(out.getvalue())
-    frame = store.frame(name)
-    assert frame == FittedFrame(name, out.getvalue(), 9, 7)
-    assert frame.pixels().shape == (7, 9, 3)
-    path.write_bytes(out.getvalue()[:-1])
-    with pytest.raises(FrameError, match=f"{name}.{ending}: .*(damaged|decoded)"):
-        store.frame(name)
-
-
-def test_another_frame_under_a_frames_name_is_damage(tmp_path):
-    store, one, other = FrameStore(tmp_path), a_frame(1), a_frame(2)
-    store.put(FittedFrame(one.name, other.data, one.width, one.height))
-    with pytest.raises(FrameError, match="damaged"):
-        store.get(one.name)
-
-
 def test_a_crash_at_any_byte_loses_only_what_was_unfinished(tmp_path):
     written = record(tmp_path / "whole", groups=2)
     data = (tmp_path / "whole" / FILE).read_bytes()
@@ -369,6 +326,18 @@ def test_a_full_disk_names_the_path_and_loses_nothing(tmp_path, monkeypatch):
     recorder.close()
     recording = Recording(tmp_path)
     assert list(recording.episodes()) == [kept] and recording.dropped is None
+
+
+def test_a_disk_that_is_full_at_a_frame(tmp_path, monkeypatch):
+    recorder = Recorder(tmp_path)
+    kept, frames = an_episode(0, 0)
+    recorder.episode(kept, frames)
+    monkeypatch.setattr(FrameWriter, "put", lambda *_: (_ for _ in ()).throw(OSError(errno.EDQUOT, "quota")))
+    with pytest.raises(RecordingError, match="no space left for .*/frames"):
+        recorder.episode(*an_episode(1, 0))
+    monkeypatch.undo()
+    recorder.close()
+    assert list(Recording(tmp_path).episodes()) == [kept]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

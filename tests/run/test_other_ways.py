@@ -160,7 +160,7 @@ def test_a_recording_that_can_not_grow_ends_the_run_and_loses_nothing(killed: Ru
     assert "Traceback" not in full.err
     updates = [event["update"] for event in copy.events("update")][earlier:]
     assert updates == list(range(UPDATES + 1, updates[-1] + 1))
-    assert f"{FILE} can't be written" in full.err and f"update {updates[-1]} is saved" in full.err
+    assert "can't be written" in full.err and f"update {updates[-1]} is saved" in full.err
     assert copy.state["update"] == updates[-1]
     names = [episode.id for episode in copy.recording("rollout").episodes()]
     assert len(names) == len(set(names))

@@ -6,6 +6,7 @@ newest checkpoint says how far a run is before anything is loaded.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from tapforge_envs.protocol import Task
 
 from .rollout.groups import Resumed
 from .rollout.recording import Recording
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -109,12 +112,16 @@ def kept(groups: Sequence[Resumed]) -> list[dict[str, Any]]:
 
 
 def resumed(progress: Progress, rollout: Path) -> list[Resumed]:
-    """The groups under way at the last checkpoint, with those of their episodes that are in the recording."""
+    """The groups under way at the last checkpoint, with those of their episodes that are in the recording with all
+    their frames, as the model saw them. The others are played again."""
     if not progress.unfinished:
         return []
     wanted = {name for group in progress.unfinished for name in group["episodes"]}
     # A run that was warm-started from another run's checkpoint has none of that run's episodes.
-    found = Recording(rollout).find(wanted)
+    recording = Recording(rollout)
+    found = {name: episode for name, episode in recording.find(wanted).items() if recording.whole(episode)}
+    if lost := len(wanted) - len(found):
+        log.info("%d finished episodes of groups under way were not recorded whole: they are played again", lost)
     return [
         Resumed(
             group["order"],

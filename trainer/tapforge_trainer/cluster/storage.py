@@ -117,7 +117,7 @@ def _folders(storage: Path) -> dict[Holder, Path]:
 def _detach(folder: Path) -> None:
     """Gives the files that are appended to, and the lock, to whoever opens them from now on."""
     for place, inner, files in os.walk(folder):
-        inner[:] = [name for name in inner if name != FRAMES]  # many, and never appended to
+        inner[:] = [name for name in inner if name != FRAMES]  # each attempt begins packs of its own
         appended = open_for_appending(name for name in files if name.startswith(_APPENDED))
         for name in files:
             path = Path(place, name)

@@ -1,70 +1,162 @@
-"""Frames on disk, by name: `frames/ab/abcdef....png`, each written once.
+"""The frames of a recording, by name: written into packs (`packs.py`), read from packs and earlier versions' files.
 
-A frame appears under its name complete (written beside it, then renamed); reading checks that it is the one of its
-name, so a damaged file is an error and never a picture.
+    frames/pack-000001.tar, pack-000001.index, ...
+    frames/retention.json         what the last writer recorded of the frames: why one may not be there
+    frames/ab/abcdef....png       of earlier versions, also jpg and webp
+
+What is read is what was recorded: a frame's name is checked against its content, so a damaged file is an error and
+never a picture. In a pack, a frame that isn't PNG was recorded lossily: it can be looked at (`get`) and not learned
+from (`frame`).
 """
 
 from __future__ import annotations
 
-import os
+import io
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ..frames import FittedFrame, FrameError, checked
+from .packs import PACK_BYTES, PACKS, PackReader, PackWriter
+from .retention import Retention
 
-#: recordings of earlier versions have the other two, too
-_ENDINGS = ("png", "jpg", "webp")
+_RETENTION: Final = "retention.json"
+_LOSSLESS: Final = "png"
+#: of frames in files of their own
+_ENDINGS: Final = ("png", "jpg", "webp")
 
 
-class FrameStore:
-    def __init__(self, folder: Path):
-        self._folder = folder
-        self._known: set[str] = set()
-        self._unsynced: list[Path] = []
+class NotRecorded(FrameError):
+    """A frame that isn't there because the spec says so; the message says what of the spec."""
 
-    def path(self, name: str, ending: str = "png") -> Path:
-        return self._folder / name[:2] / f"{name}.{ending}"
+
+class FrameWriter:
+    """One writer per folder, in one thread. Raises OSError."""
+
+    def __init__(self, folder: Path, retention: Retention, pack_bytes: int = PACK_BYTES):
+        self._folder, self._retention = folder, retention
+        self._pack_bytes = retention.segment_bytes(pack_bytes)
+        self._packs: PackWriter | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f".{_RETENTION}.new"
+        unfinished.write_text(retention.as_json())
+        unfinished.rename(folder / _RETENTION)
 
     def put(self, frame: FittedFrame) -> None:
-        if frame.name in self._known:
-            return
-        path = self.path(frame.name)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-            try:
-                unfinished.write_bytes(frame.data)
-                unfinished.rename(path)
-            except OSError:
-                unfinished.unlink(missing_ok=True)
-                raise
-            self._unsynced.append(path)
-        self._known.add(frame.name)
+        packs = self._writer()
+        if not packs.knows(frame.name):
+            packs.put(frame.name, *self._encoded(frame))
 
     def sync(self) -> None:
         """Waits until every frame put so far would survive a power failure."""
-        folders = {path.parent for path in self._unsynced}
-        for path in (*self._unsynced, *sorted(folders)):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        self._unsynced.clear()
+        if self._packs is not None:
+            self._packs.sync()
 
-    def get(self, name: str) -> bytes:
-        """The encoded image. Raises FrameError for one that is missing or damaged."""
-        return self.frame(name).data
+    def close(self) -> None:
+        if self._packs is not None:
+            self._packs.close()
+
+    # --- what is removed ---
+
+    def size(self) -> int:
+        """Bytes of all packs."""
+        return sum(PACKS.size(self._folder, number) for number in PACKS.numbers(self._folder))
+
+    def full_packs(self) -> list[int]:
+        """Those that nobody writes into any more, the oldest first."""
+        newest = None if self._packs is None else self._packs.number
+        return [number for number in PACKS.numbers(self._folder) if number != newest]
+
+    def drop(self, number: int, spared: Collection[str]) -> bool:
+        """Removes a pack; frames of these names are kept. False: they are most of it, and it stays."""
+        entries = PACKS.entries(self._folder, number)
+        if 2 * sum(entry.length for entry in entries if entry.name in spared) > sum(entry.length for entry in entries):
+            return False
+        self._writer().drop(number, spared)
+        return True
+
+    def _writer(self) -> PackWriter:
+        if self._packs is None:
+            self._packs = PackWriter(self._folder, self._pack_bytes)
+        return self._packs
+
+    def _encoded(self, frame: FittedFrame) -> tuple[bytes, str]:
+        kind = self._retention.encoding
+        if kind == _LOSSLESS:
+            return frame.data, _LOSSLESS
+        from PIL import Image
+
+        out = io.BytesIO()
+        Image.fromarray(frame.pixels()).save(out, kind, quality=self._retention.quality)
+        return out.getvalue(), "jpg" if kind == "jpeg" else kind
+
+
+class FrameStore:
+    """Reads, also what is written meanwhile."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._packs = PackReader(folder)
 
     def frame(self, name: str) -> FittedFrame:
-        """Raises FrameError for one that is missing or damaged."""
-        for ending in _ENDINGS:
-            path = self.path(name, ending)
+        """As the model saw it. Raises FrameError for one that is missing, damaged or recorded lossily."""
+        found = self._read(name)
+        if found.lossy:
+            raise FrameError(
+                f"frame {name[:12]} of {found.where} was recorded as {found.lossy}, lossily, for viewing only: what is "
+                "to be learned from is recorded with recording.encoding: png"
+            )
+        return found.checked(name)
+
+    def get(self, name: str) -> bytes:
+        """The encoded image, to be looked at. Raises FrameError for one that is missing or damaged."""
+        found = self._read(name)
+        return found.data if found.lossy else found.checked(name).data
+
+    def has(self, name: str) -> bool:
+        """Whether the frame is there as the model saw it; a removed one may still be, to who found it before."""
+        if (place := self._packs.find(name)) is not None:
+            return place.ending == _LOSSLESS
+        return any(path.exists() for path in self._loose(name))
+
+    @property
+    def lacks(self) -> str:
+        """Why a frame may not be there, as the spec wanted it, in words; "" if all should be."""
+        try:
+            retention = Retention.of_json((self._folder / _RETENTION).read_text())
+        except (OSError, ValueError, TypeError):  # of earlier versions, or a disk that was full
+            retention = Retention()
+        numbers = PACKS.numbers(self._folder)
+        removed = retention.removes if numbers and numbers[0] > 1 else ""
+        return "; ".join(filter(None, (retention.lacks, removed)))
+
+    def _read(self, name: str) -> _Found:
+        if (packed := self._packs.read(name)) is not None:
+            data, place = packed
+            return _Found(data, PACKS.path(self._folder, place.pack), "" if place.ending == _LOSSLESS else place.ending)
+        for path in self._loose(name):
             try:
-                data = path.read_bytes()
+                return _Found(path.read_bytes(), path)
             except FileNotFoundError:
                 continue
-            try:
-                return checked(name, data)
-            except FrameError as error:
-                raise FrameError(f"{path}: {error}") from error
+        if lacks := self.lacks:
+            raise NotRecorded(f"{lacks[0].upper()}{lacks[1:]}.")
         raise FrameError(f"frame {name} is not in {self._folder}")
+
+    def _loose(self, name: str) -> list[Path]:
+        return [self._folder / name[:2] / f"{name}.{ending}" for ending in _ENDINGS]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    data: bytes
+    where: Path
+    #: how it was recorded, if that was lossily
+    lossy: str = ""
+
+    def checked(self, name: str) -> FittedFrame:
+        try:
+            return checked(name, self.data)
+        except FrameError as error:
+            raise FrameError(f"{self.where}: {error}") from error

@@ -10,21 +10,27 @@ Promises:
    before the batch is handed out.
 3. What is read (`recording.py`) is what was written; half an episode at the end is cut off by the next writer and said.
 4. A full disk is an error that names the path; what was written before stays readable.
+5. The recording is at most `Retention.max_bytes` large after `sync`, but for what is spared: packs of frames are
+   removed first, then segments of records, the oldest first, and of neither the newest.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from ..frames import FittedFrame
 from ..records import EpisodeRecord, GroupRecord
-from .frames import FrameStore
+from .frames import FrameWriter
 from .lines import encode_episode, encode_group, encode_step, encode_ui_tree
-from .recording import FRAMES, RECORDS, RecordingError
+from .recording import FRAMES, RECORDS, Recording, RecordingError
+from .retention import Retention
 from .segments import Entry, SegmentWriter
+
+log = logging.getLogger(__name__)
 
 #: bytes of records from which on a segment is full
 SEGMENT_BYTES = 64 << 20
@@ -33,14 +39,25 @@ SEGMENT_BYTES = 64 << 20
 class Recorder:
     """Writes. One writer per folder; not for use from several threads at once."""
 
-    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES):
+    def __init__(
+        self,
+        folder: Path,
+        retention: Retention | None = None,
+        *,
+        spared: Callable[[], Collection[str]] = frozenset,
+        segment_bytes: int = SEGMENT_BYTES,
+    ):
+        """`spared`: names of the episodes that checkpoints need, of which nothing is removed."""
         self._folder = folder
-        self.frames = FrameStore(folder / FRAMES)
+        self._retention = retention or Retention()
+        self._spared = spared
+        self._too_large = False
         #: names of the UI trees that this recorder wrote into the newest segment
         self._trees: set[str] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._records = SegmentWriter(folder, RECORDS, segment_bytes)
+            self._frames = FrameWriter(folder / FRAMES, self._retention)
+            self._records = SegmentWriter(folder, RECORDS, self._retention.segment_bytes(segment_bytes))
         except OSError as error:
             raise self._failure(error) from error
 
@@ -52,13 +69,14 @@ class Recorder:
     def episode(
         self, record: EpisodeRecord, frames: Mapping[str, FittedFrame], ui_trees: Mapping[str, str] | None = None
     ) -> None:
-        """`ui_trees`: those that the steps name, by the sha256 of their text."""
+        """`frames` and `ui_trees`: those that the steps name; trees by the sha256 of their text."""
         self._begin()
         try:
-            for frame in frames.values():
-                self.frames.put(frame)
+            if self._retention.keeps(record.group):
+                for frame in frames.values():
+                    self._frames.put(frame)
         except OSError as error:
-            raise self._failure(error) from error
+            raise self._failure(error, self._folder / FRAMES) from error
         trees = {name: tree for name, tree in (ui_trees or {}).items() if name not in self._trees}
         lines = [encode_ui_tree(name, tree) for name, tree in trees.items()]
         block = b"".join([*lines, *map(encode_step, record.steps), encode_episode(record)])
@@ -75,8 +93,10 @@ class Recorder:
         if self._records.closed:
             return
         try:
-            self.frames.sync()
+            self._frames.sync()
             self._records.sync()
+            if self._retention.max_bytes is not None:
+                self._prune(self._retention.max_bytes)
         except OSError as error:
             raise self._failure(error) from error
 
@@ -84,6 +104,7 @@ class Recorder:
         try:
             self.sync()
         finally:
+            self._frames.close()
             self._records.close()
 
     def _begin(self) -> None:
@@ -101,8 +122,35 @@ class Recorder:
         except OSError as error:
             raise self._failure(error) from error
 
-    def _failure(self, error: OSError) -> RecordingError:
-        path = self.path if hasattr(self, "_records") else self._folder
+    def _prune(self, most: int) -> None:
+        """Removes what is oldest until `most` bytes are left."""
+        if self._size() <= most:
+            return
+        spared = self._spared()
+        found = Recording(self._folder).find(spared)
+        frames = {name for episode in found.values() for step in episode.steps for name in step.frames}
+        for number in self._frames.full_packs():
+            if self._frames.drop(number, frames) and self._size() <= most:
+                return
+        for number in RECORDS.numbers(self._folder)[:-1]:
+            if not any(entry.name in found for entry in RECORDS.entries(self._folder, number)):
+                RECORDS.drop(self._folder, number)
+                if self._size() <= most:
+                    return
+        if not self._too_large:
+            self._too_large = True
+            log.warning(
+                "the recording %s has %d bytes, more than recording.maxGiB allows, and nothing more can be removed: "
+                "checkpoints need it, or it is the newest",
+                self._folder,
+                self._size(),
+            )
+
+    def _size(self) -> int:
+        return self._frames.size() + sum(RECORDS.size(self._folder, n) for n in RECORDS.numbers(self._folder))
+
+    def _failure(self, error: OSError, path: Path | None = None) -> RecordingError:
+        path = path or (self.path if hasattr(self, "_records") else self._folder)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(self._folder).free >> 20
             return RecordingError(

@@ -67,6 +67,12 @@ class Recording:
     def exists(self) -> bool:
         return bool(RECORDS.numbers(self.folder))
 
+    @property
+    def pruned(self) -> bool:
+        """Whether old segments were removed: groups whose episodes were in them are left out."""
+        numbers = RECORDS.numbers(self.folder)
+        return bool(numbers) and (numbers[0] > 1 or numbers[-1] - numbers[0] >= len(numbers))
+
     def episodes(self) -> Iterator[EpisodeRecord]:
         """In the order in which they ended."""
         for record, _ in self._records():
@@ -103,6 +109,10 @@ class Recording:
             left -= own.keys()
         return found
 
+    def whole(self, episode: EpisodeRecord) -> bool:
+        """Whether all frames that its steps name are there as the model saw them: whether it can be learned from."""
+        return all(self.frames.has(name) for step in episode.steps for name in step.frames)
+
     def _find_in(self, number: int, names: Collection[str]) -> dict[str, EpisodeRecord]:
         path = RECORDS.path(self.folder, number)
         try:
@@ -118,6 +128,7 @@ class Recording:
         return found
 
     def _records(self) -> Iterator[tuple[EpisodeRecord | GroupRecord, str | None]]:
+        pruned = self.pruned
         steps: dict[str, list[StepRecord]] = {}
         groups: dict[str, GroupRecord] = {}
         by_id: dict[str, EpisodeRecord] = {}
@@ -130,6 +141,8 @@ class Recording:
                     episode = by_id[line["id"]] = _episode(line, steps.pop(line["id"], ()))
                     yield episode, None
                 elif kind == "group":
+                    if pruned and not by_id.keys() >= set(line["episodes"]):
+                        continue
                     group = decode_group(line, tuple(by_id[i] for i in line["episodes"]))
                     # A run that was resumed writes down once more what it had at hand.
                     if groups.get(group.id) != group:

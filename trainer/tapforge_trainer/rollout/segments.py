@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 INDEX = ".index"
 #: of the files that are read piece by piece
 _CHUNK = 1 << 20
+#: bytes in which the last line of an index lies
+_LAST = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,6 @@ class Entry:
     length: int
     #: what else the index says of it, as JSON holds it
     facts: dict[str, Any]
-    segment: int = 0
 
     @property
     def end(self) -> int:
@@ -80,7 +81,16 @@ class Series:
 
     def entries(self, folder: Path, number: int) -> list[Entry]:
         """Of one segment, in order: from the index, and from the segment what the index lacks."""
-        return [replace(entry, segment=number) for entry in self._known(folder, number)[0]]
+        return self._known(folder, number)[0]
+
+    def drop(self, folder: Path, number: int) -> None:
+        """Removes a segment and its index."""
+        self.index(folder, number).unlink(missing_ok=True)
+        self.path(folder, number).unlink()
+
+    def size(self, folder: Path, number: int) -> int:
+        """Bytes of a segment and its index."""
+        return max(0, _size(self.path(folder, number))) + max(0, _size(self.index(folder, number)))
 
     def _known(self, folder: Path, number: int) -> tuple[list[Entry], int]:
         """The entries, and how many of them are in the index."""
@@ -92,12 +102,24 @@ class Series:
             found.extend(self.scan(path, end))
         return found, indexed
 
+    def ends_right(self, folder: Path, number: int) -> bool:
+        """Whether the last line of the index names the end of its segment: what is wrong before it, readers find."""
+        try:
+            with self.index(folder, number).open("rb") as index:
+                index.seek(max(0, index.seek(0, os.SEEK_END) - _LAST))
+                lines = index.read().split(b"\n")
+                last = json.loads(lines[-2])
+                at_end = last["offset"] + last["length"] == self.path(folder, number).stat().st_size
+                return not lines[-1] and bool(at_end)
+        except (OSError, LookupError, TypeError, ValueError):
+            return False
+
     def mend(self, folder: Path, number: int) -> int:
         """Makes the index complete and returns the length of the segment's complete entries."""
         found, indexed = self._known(folder, number)
         index = self.index(folder, number)
         lines = [_line(entry) for entry in found]
-        if indexed != len(found) or _size(index) != sum(map(len, lines)):
+        if indexed != len(found) or _size(index) > sum(map(len, lines)):
             unfinished = index.with_name(f".{index.name}.new")
             unfinished.write_bytes(b"".join(lines))
             unfinished.rename(index)
@@ -108,29 +130,25 @@ class SegmentWriter:
     """Appends to the newest segment of a folder. One writer per folder; not for use from several threads at once.
     Raises OSError."""
 
-    def __init__(self, folder: Path, series: Series, most: int):
-        """`most`: bytes from which on the next segment is begun. `folder` has to be there."""
+    def __init__(self, folder: Path, series: Series, most: int, *, fresh: bool = False):
+        """`most`: bytes from which on the next segment is begun. `fresh`: what an earlier writer left, who may live on,
+        is not appended to. `folder` has to be there."""
         self._folder, self._series, self._most = folder, series, most
         self._file = -1
         self._pending: list[Entry] = []
         numbers = series.numbers(folder)
-        for number in numbers[:-1]:
-            series.mend(folder, number)
-        self._new = not numbers
-        self.number = numbers[-1] if numbers else 1
+        for number in numbers:
+            if not series.ends_right(folder, number):
+                series.mend(folder, number)
+        self._new = False
+        self.number = numbers[-1] + fresh if numbers else 1
+        self._open()
         #: complete bytes of the newest segment
-        self.end = 0
-        self._synced = 0
-        if numbers:
-            self._open()
-            self.end = self._synced = series.mend(folder, self.number)
-            size = os.fstat(self._file).st_size
-            if self.end < size:
-                lost = size - self.end
-                log.warning("%s ends in the middle of an entry: its last %d bytes are dropped", self.path, lost)
-                os.ftruncate(self._file, self.end)
-        else:
-            self._open()
+        self.end = self._synced = series.mend(folder, self.number)
+        lost = os.fstat(self._file).st_size - self.end
+        if lost:
+            log.warning("%s ends in the middle of an entry: its last %d bytes are dropped", self.path, lost)
+            os.ftruncate(self._file, self.end)
 
     @property
     def path(self) -> Path:
@@ -188,7 +206,7 @@ class SegmentWriter:
             self._file = -1
 
     def _open(self) -> None:
-        self._new = self._new or not self.path.exists()
+        self._new = not self.path.exists()
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
 
 
