@@ -22,7 +22,19 @@ def an_episode(group: str, member: int, *frames: FittedFrame, text: str = "") ->
     name = f"{group}.{member}.0"
     steps = tuple(
         StepRecord(
-            name, i, (f.name,), "k", None, Generation((1,), (2,), (-1.0,), (0,), "stop"), text, None, None, 0, "", 0, 0
+            name,
+            i,
+            (f.name,),
+            "k",
+            None,
+            Generation((1,), (2,), (-1.0,), (0,), "stop", 1),
+            text,
+            None,
+            None,
+            0,
+            "",
+            0,
+            0,
         )
         for i, f in enumerate(frames)
     )
