@@ -33,6 +33,7 @@ from .rollout.frames import FrameStore
 from .rollout.recorder import Recorder
 from .rollout.recording import FRAMES
 from .rollout.scheduler import Scheduler
+from .rollout.stall import StallMonitor
 from .rollout.stats import RolloutStats, by_length, rate_of
 from .run_folder import EVALUATION, ROLLOUT, read_events
 from .shutdown import Interrupted, StopSignal, unless_stopped
@@ -165,6 +166,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
     )
     rules = BatchRules.of(spec.algorithm, min_valid=spec.rollout.min_valid)
     frames = FrameStore(parts.folder / ROLLOUT / FRAMES)
+    stalls = StallMonitor()
     recent: deque[float] = deque(maxlen=_WINDOW)
     base = replace(progress)
     drawn: Counter[str] = Counter()
@@ -179,7 +181,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
             except Interrupted:
                 break
             received = time.monotonic()
-            batch = build_batch(groups, rules)
+            batch = await asyncio.to_thread(build_batch, groups, rules)
             figures: dict[str, Any] = {}
             progress.update += 1
             if batch.samples:
@@ -215,6 +217,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
                     "attempts": dict(attempts),
                     "sample_age": stats.mean_sample_age,
                     "members": progress.members,
+                    "driver_stall_seconds": asdict(stalls.stalls()),
                     "learner": figures,
                 }
             )
@@ -244,6 +247,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
             await _rescue(parts, progress, scheduler, tasks, error)
         raise
     finally:
+        stalls.close()
         await scheduler.close()
         recorder.close()
 

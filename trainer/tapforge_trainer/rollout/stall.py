@@ -1,0 +1,70 @@
+"""How long an event loop stands still: a task asks to be run again and again, and how much later it is run is noted.
+
+A stall that falls between two wishes is seen shorter than it was, by at most their distance. Memory is bounded: numbers
+are kept in a histogram whose classes are 5 % apart, but for the longest, which is exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+
+#: seconds between two wishes
+_EVERY = 0.02
+#: the upper end of the first class, and how much further that of the next one is
+_LEAST, _GROWTH = 1e-4, 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """Seconds."""
+
+    longest: float
+    #: 99.9 % are at most this long
+    p999: float
+
+
+class StallMonitor:
+    """Watches the running loop until it is closed."""
+
+    def __init__(self) -> None:
+        self._seen = Histogram()
+        self._watch = asyncio.get_running_loop().create_task(self._watching(), name="stall monitor")
+
+    def stalls(self) -> Stalls:
+        """Since the last call."""
+        seen, self._seen = self._seen, Histogram()
+        return Stalls(seen.longest, seen.quantile(0.999))
+
+    def close(self) -> None:
+        self._watch.cancel()
+
+    async def _watching(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _EVERY
+            await asyncio.sleep(_EVERY)
+            self._seen.add(loop.time() - due)
+
+
+class Histogram:
+    """Of seconds. Negative ones count as 0."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._counts: dict[int, int] = {}
+
+    def add(self, seconds: float) -> None:
+        self.longest = max(self.longest, seconds)
+        number = math.ceil(math.log(seconds / _LEAST, _GROWTH)) if seconds > _LEAST else 0
+        self._counts[number] = self._counts.get(number, 0) + 1
+
+    def quantile(self, share: float) -> float:
+        """The upper end of the class below which this share lies; 0 for nothing."""
+        left = share * sum(self._counts.values())
+        for number in sorted(self._counts):
+            left -= self._counts[number]
+            if left <= 0:
+                return min(self.longest, _LEAST * _GROWTH**number)
+        return 0.0
