@@ -22,7 +22,8 @@ from load.machine import machine, show, write
 from load.samples import prompt, screen
 
 from tapforge_trainer.agents.tokens import Tokens
-from tapforge_trainer.policy.engine_client import Engines
+from tapforge_trainer.policy.engine_client import EngineClient
+from tapforge_trainer.policy.engines import Engines
 from tapforge_trainer.policy.frames import PixelFormat
 from tapforge_trainer.policy.learner import Learner
 from tapforge_trainer.policy.probe import make_probe
@@ -32,7 +33,7 @@ from tapforge_trainer.records import Prompt, Sampling
 from tapforge_trainer.tiny.folder import write_model
 
 
-async def loop(engines: Engines, prompts: list[Prompt], concurrency: int) -> dict[str, float]:
+async def loop(client: EngineClient, prompts: list[Prompt], concurrency: int) -> dict[str, float]:
     """`concurrency` requests at any time until all are answered."""
     todo = iter(prompts)
     latency: list[float] = []
@@ -42,7 +43,7 @@ async def loop(engines: Engines, prompts: list[Prompt], concurrency: int) -> dic
         nonlocal tokens
         for asked in todo:
             started = time.perf_counter()
-            answer = await engines.generate(asked, Sampling(12))
+            answer = await client.generate(asked, Sampling(12))
             latency.append(time.perf_counter() - started)
             tokens += len(answer.ids)
 
@@ -72,14 +73,15 @@ async def measure(folder: Path, concurrency: int, requests: int) -> dict[str, An
     learner = Learner(LearnerSettings(str(folder), tokens.allowed_ids, freeze_vision=False))
     try:
         await engines.ready()
-        await engines.generate(prompt(tokens, form, screens[0], 0), Sampling(12))
+        client = EngineClient(engines.connection)
+        await client.generate(prompt(tokens, form, screens[0], 0), Sampling(12))
         answer_seconds = time.perf_counter() - started
         await learner.ready()
         both_seconds = time.perf_counter() - started
         few = [prompt(tokens, form, screens[k % concurrency], k) for k in range(requests)]
         many = [prompt(tokens, form, screens[concurrency + k], k) for k in range(requests)]
-        await loop(engines, few, concurrency)
-        known, new = await loop(engines, few, concurrency), await loop(engines, many, concurrency)
+        await loop(client, few, concurrency)
+        known, new = await loop(client, few, concurrency), await loop(client, many, concurrency)
         marks = tokens.image_pad, tokens.vision_start, tokens.vision_end
         probe = make_probe(form, tokens.allowed_ids, *marks, settings.context_tokens)
         syncs = []

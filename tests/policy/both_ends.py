@@ -4,8 +4,9 @@ is in flight, however fast or slow the machine is, and whatever was sampled."""
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import torch
 from tiny_samples import Tiny, frame, of_generation
 
 from tapforge_trainer.frames import FittedFrame
-from tapforge_trainer.policy.engine_client import Engines
+from tapforge_trainer.policy.engine_client import EngineClient
+from tapforge_trainer.policy.engines import Engines
 from tapforge_trainer.policy.learner import Learner
 from tapforge_trainer.records import Generation, Prompt, Sampling
 
@@ -50,9 +52,26 @@ def prompts_of(tiny: Tiny, count: int = 12) -> list[Prompt]:
     return [tiny.prompt(shown[k % 5], k, before=3 + 13 * (k % 11)) for k in range(count)]
 
 
+_clients: weakref.WeakKeyDictionary[Engines, EngineClient] = weakref.WeakKeyDictionary()
+
+
+def client_of(engines: Engines) -> EngineClient:
+    """The one client that the tests share."""
+    if engines not in _clients:
+        _clients[engines] = new_client(engines)
+    return _clients[engines]
+
+
+def new_client(engines: Engines, **changes: Any) -> EngineClient:
+    client = EngineClient(replace(engines.connection, **changes))
+    engines.follow(client.use)
+    return client
+
+
 async def ask(engines: Engines, prompts: Sequence[Prompt], **how: Any) -> list[Generation]:
     options = {"max_tokens": 12} | how
-    return list(await asyncio.gather(*(engines.generate(prompt, Sampling(**options)) for prompt in prompts)))
+    client = client_of(engines)
+    return list(await asyncio.gather(*(client.generate(prompt, Sampling(**options)) for prompt in prompts)))
 
 
 @dataclass(frozen=True)
@@ -118,9 +137,10 @@ def _hold(actor: Any) -> None:
         sampler.came = set()
         add = type(sampler)._add
 
-        def watched(requests: Any, frames: Any) -> None:
-            sampler.came.update(request.key for request in requests if not request.key.startswith("probe-"))
-            add(sampler, requests, frames)
+        def watched(prepared: Any) -> None:
+            keys = (one.request.key for one in prepared)
+            sampler.came.update(key for key in keys if not key.startswith("probe-"))
+            add(sampler, prepared)
 
         sampler._add = watched
         sampler._paused = True
@@ -149,7 +169,7 @@ def _look(actor: Any) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
 
     def look() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
         assert sampler._llm.has_unfinished_requests() == bool(sampler._unfinished)
-        queued = frozenset(request.key for request in sampler._queued)
+        queued = frozenset(one.request.key for one in sampler._queued)
         return frozenset(sampler.came), frozenset(sampler._unfinished), queued
 
     return sampler.call(look).result(END)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_samples import Tiny
 
 from tapforge_trainer.policy.driver import _start_ray
-from tapforge_trainer.policy.engine_client import Engines
+from tapforge_trainer.policy.engines import Engines
 from tapforge_trainer.policy.learner import Learner
 from tapforge_trainer.policy.probe import Probe, make_probe
 from tapforge_trainer.tiny.folder import write_model

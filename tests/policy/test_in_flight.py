@@ -8,10 +8,11 @@ import asyncio
 
 import numpy as np
 import pytest
-from both_ends import END, SHOTS, TOLERANCE, Hand, ask, gap, prompts_of, shake
+from both_ends import END, SHOTS, TOLERANCE, Hand, ask, client_of, gap, new_client, prompts_of, shake
 from tiny_samples import Tiny, of_generation
 
-from tapforge_trainer.policy.engine_client import EngineDied, EngineError, Engines
+from tapforge_trainer.policy.engine_client import EngineError
+from tapforge_trainer.policy.engines import Engines
 from tapforge_trainer.policy.learner import Learner
 from tapforge_trainer.policy.probe import Probe
 from tapforge_trainer.policy.sync import SyncMismatch, synchronize, verify
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 async def asked(engines: Engines, hand: Hand, tiny: Tiny, count: int, max_tokens: int) -> asyncio.Task:
     """Requests that are in the held engine, all of them."""
-    asking = [engines.generate(prompt, Sampling(max_tokens)) for prompt in prompts_of(tiny, count)]
+    asking = [client_of(engines).generate(prompt, Sampling(max_tokens)) for prompt in prompts_of(tiny, count)]
     running = asyncio.gather(*asking, return_exceptions=True)
     await hand.until(lambda seen: len(seen.in_flight) == count)
     return running
@@ -38,7 +39,7 @@ async def test_a_failed_sync_fails_the_requests_in_flight_and_the_next_one_repai
     await fresh.run(shake, 0.05, "")
     await hand.hold()
     running = await asked(engines, hand, tiny, 16, 20)
-    longest = asyncio.gather(engines.generate(tiny.prompt([]), Sampling(900)), return_exceptions=True)
+    longest = asyncio.gather(client_of(engines).generate(tiny.prompt([]), Sampling(900)), return_exceptions=True)
     await hand.until(lambda seen: len(seen.in_flight) == 17)
     await engines.renew(payload, next_version + 1, "keep", END)
     await hand.until(lambda seen: len(seen.in_flight) <= 1)
@@ -127,15 +128,14 @@ async def test_mid_episode_wait_mixes_no_versions(
 
 
 async def test_a_deadline_ends_a_generation_and_frees_the_engine(
-    tiny: Tiny, both: tuple[Engines, Learner], hand: Hand, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, both: tuple[Engines, Learner], hand: Hand
 ) -> None:
     engines = both[0]
     await hand.hold()
-    with monkeypatch.context() as patch:
-        patch.setattr(engines, "_deadline", 0.05)
-        with pytest.raises(EngineError, match=r"did not answer within 0 s"):
-            await ask(engines, [tiny.prompt([])], max_tokens=900)
-    assert not engines._engines[0].waiting
+    client = new_client(engines, answer_seconds=0.05)
+    with pytest.raises(EngineError, match=r"did not answer within 0 s"):
+        await client.generate(tiny.prompt([]), Sampling(900))
+    assert not client._engines[0].waiting
     await hand.until(lambda seen: len(seen.came) == 1 and not seen.in_flight)
     await hand.let_go()
     assert (await ask(engines, [tiny.prompt([])]))[0].ids
@@ -144,7 +144,7 @@ async def test_a_deadline_ends_a_generation_and_frees_the_engine(
 async def test_a_cancelled_generation_is_aborted(tiny: Tiny, both: tuple[Engines, Learner], hand: Hand) -> None:
     engines = both[0]
     await hand.hold()
-    task = asyncio.create_task(engines.generate(tiny.prompt([SHOTS[0]]), Sampling(900)))
+    task = asyncio.create_task(client_of(engines).generate(tiny.prompt([SHOTS[0]]), Sampling(900)))
     await hand.until(lambda seen: len(seen.in_flight) == 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -154,7 +154,7 @@ async def test_a_cancelled_generation_is_aborted(tiny: Tiny, both: tuple[Engines
     assert (await ask(engines, [tiny.prompt([])]))[0].ids
 
 
-async def test_a_dead_engine_is_named_and_comes_back_with_the_current_weights(
+async def test_a_dead_sole_engine_comes_back_with_the_current_weights_and_its_requests_wait(
     tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner, probe: Probe, hand: Hand, next_version: int
 ) -> None:
     import ray
@@ -163,15 +163,16 @@ async def test_a_dead_engine_is_named_and_comes_back_with_the_current_weights(
     await fresh.run(shake, 0.02, "")
     await synchronize(fresh, engines, probe, next_version)
     await hand.hold()
-    running = await asked(engines, hand, tiny, 1, 900)
+    running = await asked(engines, hand, tiny, 3, 12)
     ray.kill(engines._engines[0].actor)
-    (failed,) = await asyncio.wait_for(running, END)
-    assert isinstance(failed, EngineDied)
-    assert "engine 0 died" in str(failed)
-    with pytest.raises(EngineDied):
-        await ask(engines, [tiny.prompt([])])
-    await engines.restart()
-    assert not engines.dead
+    await asyncio.wait_for(engines.starved.wait(), END)
+    assert not engines.replicas.live and engines.restarts == 1
+    late = asyncio.create_task(ask(engines, prompts_of(tiny, 2)))
+    await asyncio.sleep(0)
+    assert not running.done() and not late.done()
+    await synchronize(fresh, engines, probe, next_version)
+    said = [*await asyncio.wait_for(running, END), *await asyncio.wait_for(late, END)]
+    assert {version for g in said for version in g.versions} == {next_version}
     prompts = prompts_of(tiny, 5)
     said = await ask(engines, prompts)
     assert {version for g in said for version in g.versions} == {next_version}

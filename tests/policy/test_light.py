@@ -7,7 +7,19 @@ import sys
 
 
 def test_the_drivers_side_imports_neither_torch_nor_vllm_nor_ray() -> None:
-    rooms = ("driver", "engine_client", "learner", "sync", "checkpoints", "export", "settings", "metrics", "batches")
+    rooms = (
+        "driver",
+        "engine",
+        "engine_client",
+        "engines",
+        "learner",
+        "sync",
+        "checkpoints",
+        "export",
+        "settings",
+        "metrics",
+        "batches",
+    )
     code = "; ".join(f"import tapforge_trainer.policy.{room}" for room in rooms)
     heavy = "sorted({'torch', 'vllm', 'ray', 'transformers', 'safetensors'} & set(sys.modules))"
     done = subprocess.run(

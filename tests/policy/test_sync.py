@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from both_ends import END, SHOTS, TOLERANCE, Hand, ask, gap, prompts_of, shake
+from both_ends import END, SHOTS, TOLERANCE, Hand, ask, client_of, gap, prompts_of, shake
 from tiny_samples import Tiny, frame
 
 from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy import engine_client
-from tapforge_trainer.policy.engine_client import EngineError, Engines, PromptMismatch
+from tapforge_trainer.policy.engine_client import EngineError, PromptMismatch
+from tapforge_trainer.policy.engines import Engines
 from tapforge_trainer.policy.learner import Learner, LearnerError
 from tapforge_trainer.policy.probe import Probe
 from tapforge_trainer.policy.settings import UpdateSettings
@@ -180,15 +181,15 @@ async def test_the_engine_gets_what_vllms_own_processor_would_make(tiny: Tiny, b
         from PIL import Image
         from vllm import SamplingParams
 
-        from tapforge_trainer.policy.sampler import Request
+        from tapforge_trainer.policy.wire import Request
 
         sampler = self._sampler
         images = [Image.open(io.BytesIO(f.data)).convert("RGB") for f in frames]
         names = [f.name for f in frames]
         data = {"multi_modal_data": {"image": images}, "multi_modal_uuids": {"image": names}} if frames else {}
         for f in frames:
-            sampler._frames.put(f.name, f.data)
-        mine = sampler._prompt(Request("compare", ids, tuple(names), 1, 1.0))
+            sampler._inputs._frames.put(f.name, f.data)
+        mine = sampler._inputs.prompt(Request("compare", ids, tuple(names), 1, 1.0))
         rows = []
         for prompt in (mine, {"prompt_token_ids": list(ids), **data}):
             request = sampler._llm.input_processor.process_inputs(
@@ -229,7 +230,7 @@ async def test_a_prompt_that_is_not_the_agents_is_an_error(tiny: Tiny, both: tup
 async def test_a_refused_prompt_harms_no_other(tiny: Tiny, both: tuple[Engines, Learner]) -> None:
     good, long = tiny.prompt([SHOTS[0]]), tiny.prompt([], before=1100)
     results = await asyncio.gather(
-        *(both[0].generate(prompt, Sampling(4)) for prompt in (good, long, good)), return_exceptions=True
+        *(client_of(both[0]).generate(prompt, Sampling(4)) for prompt in (good, long, good)), return_exceptions=True
     )
     assert isinstance(results[1], EngineError)
     assert "1024" in str(results[1])
@@ -243,8 +244,8 @@ async def test_frames_that_the_engine_dropped_are_sent_again(tiny: Tiny, both: t
 
     def forget(self: Any, mib: int) -> int:
         sampler = self._sampler
-        sampler._frames._max_bytes = mib * 1024 * 1024
-        return len(sampler._frames._ready)
+        sampler._inputs._frames._max_bytes = mib * 1024 * 1024
+        return len(sampler._inputs._frames._ready)
 
     await ask(engines, [tiny.prompt([shot]) for shot in SHOTS])
     await actor.__ray_call__.remote(forget, 0)
@@ -256,10 +257,11 @@ async def test_frames_that_the_engine_dropped_are_sent_again(tiny: Tiny, both: t
 
 async def test_frames_travel_once_and_calls_are_few(tiny: Tiny, both: tuple[Engines, Learner]) -> None:
     engines = both[0]
-    calls = engines._calls
+    client = client_of(engines)
+    calls = client.calls
     await ask(engines, [tiny.prompt([SHOTS[k % 4]], k) for k in range(32)])
-    assert engines._calls - calls <= 2 + 12 + 2  # one submit, at most one result call per step
-    assert all(shot.name in engines._engines[0].known for shot in SHOTS)
+    assert client.calls - calls <= 2 + 12 + 2  # one submit, at most one result call per step
+    assert all(shot.name in client._engines[0].known for shot in SHOTS)
 
 
 async def test_what_differs_is_named() -> None:
@@ -267,6 +269,7 @@ async def test_what_differs_is_named() -> None:
         Prompt((1, 2), (), 2),
         Sampling(1),
         np.asarray([1, 2, 3], np.int32).tobytes(),
+        None,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
     )
     text = engine_client._difference(1, waiting, np.asarray([1, 5, 3, 4], np.int32).tobytes())

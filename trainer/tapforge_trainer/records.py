@@ -41,6 +41,8 @@ class Sampling:
     max_tokens: int
     temperature: float = 1.0  # 0 is greedy
     seed: int | None = None
+    #: which engine is asked, if it lives: the one that has the episode's prompts in its caches; None: any
+    engine: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,9 @@
 
     imitate (supervised) -> sync -> generate ... update -> sync -> ...; save, resume, export; close
 
+An engine that dies is started again while the run goes on (`engines.py`); when no other one lives, it gets the
+learner's weights as soon as the learner has a moment, that is between two updates.
+
 Learner and engines start side by side; `start` returns when the learner can work, and whoever first needs an engine
 waits for it, so that a warm start runs while the engines are still loading.
 """
@@ -64,6 +67,12 @@ class Policy:
         self.settings = settings
         self._learner: Any = None
         self._engines: Any = None
+        self._client: Any = None
+        #: the learner does one thing at a time
+        self._learning = asyncio.Lock()
+        #: policy version of the learner's weights
+        self._version = 0
+        self._feeding: asyncio.Task[None] | None = None
         self._probe: Any = None
         self._engines_ready: asyncio.Task[None] | None = None
         self._ray: asyncio.Task[None] | None = None
@@ -73,7 +82,8 @@ class Policy:
         with _own_signals():
             self._ray = asyncio.create_task(asyncio.to_thread(_start_ray))
             await asyncio.shield(self._ray)
-        from .engine_client import Engines
+        from .engine_client import EngineClient
+        from .engines import Engines
         from .frames import PixelFormat
         from .learner import Learner
 
@@ -86,7 +96,10 @@ class Policy:
                 _config(folder)["image_token_id"],
                 replicas=self.settings.replicas,
             )
+            self._client = EngineClient(self._engines.connection)
+            self._engines.follow(self._client.use)
             self._engines_ready = asyncio.create_task(self._engines.ready())
+            self._feeding = asyncio.create_task(self._feed(), name="feed-engines")
         if learner is not None:
             self._learner = Learner(learner)
             await self._learner.ready()
@@ -95,7 +108,25 @@ class Policy:
 
     @property
     def generator(self) -> Generator:
-        return self._engines
+        return self._client
+
+    @property
+    def engine_connection(self) -> Any:
+        """An `EngineConnection`: what another process needs to make an `EngineClient` of its own."""
+        return self._engines.connection
+
+    def follow_engines(self, listener: Callable[[Any], None]) -> None:
+        """`listener` gets the `Replicas` that may be asked, each time that they change."""
+        self._engines.follow(listener)
+
+    def live_engines(self) -> tuple[int, ...]:
+        """Indices of the engines that may be asked now."""
+        return tuple(replica.index for replica in self._engines.replicas.live)
+
+    @property
+    def engine_metrics(self) -> dict[str, float]:
+        """Cache hit rates between the last two syncs, and restarts since the start."""
+        return self._engines.metrics
 
     async def imitate(
         self,
@@ -122,30 +153,63 @@ class Policy:
             )
             batch = [samples[k] for k in chosen]
             shown = {name: frames[name] for sample in batch for name in sample.frames}
-            figures = await self._learner.supervised(batch, shown, UpdateSettings(learning_rate=rate))
+            async with self._learning:
+                figures = await self._learner.supervised(batch, shown, UpdateSettings(learning_rate=rate))
         await self.forget_optimizer()
         return figures
 
     async def forget_optimizer(self) -> None:
         """The next update is the optimizer's first."""
-        await self._learner.run(_fresh_optimizer)
+        async with self._learning:
+            await self._learner.run(_fresh_optimizer)
 
     async def update(
         self, samples: Sequence[Sample], frames: Mapping[str, FittedFrame], settings: UpdateSettings, version: int
     ) -> dict[str, float]:
         """`version` is that of the weights before the update."""
-        return await self._learner.update(samples, frames, settings, version)
+        async with self._learning:
+            figures = await self._learner.update(samples, frames, settings, version)
+            self._version = version + 1
+        return figures
 
     async def sync(self, version: int) -> float:
         """The engines answer with the learner's weights from here on, proven by a probe. Returns the largest difference
         of a log-probability between engine and learner that the probe saw."""
+        from .engine_client import EngineDied
+
+        if self._engines_ready is None:
+            raise RuntimeError("there is no engine to give the weights to: start the policy with an engine")
+        await self._engines_ready
+        async with self._learning:
+            self._version = version
+            while True:
+                try:
+                    return await self._synchronize()
+                except EngineDied:  # all of them; as often as they may be started again
+                    await self._engines.any_up()
+
+    async def _feed(self) -> None:
+        """Gives engines weights that were started again while no other one lived."""
+        from .engine_client import EngineDied
+
+        while True:
+            await self._engines.starved.wait()
+            try:
+                async with self._learning:
+                    if self._engines.starved.is_set():
+                        await self._synchronize()
+            except EngineDied as error:
+                log.warning("an engine died while it got its weights: %s", error)
+            except Exception as error:  # noqa: BLE001 - whoever waits for an answer gets it, and the run ends
+                self._engines.fail(f"an engine that was started again got no weights: {error}")
+                return
+
+    async def _synchronize(self) -> float:
         from .probe import make_probe
         from .sync import synchronize
 
         engine = self.settings.engine
-        if engine is None or self._engines_ready is None:
-            raise RuntimeError("there is no engine to give the weights to: start the policy with an engine")
-        await self._engines_ready
+        assert engine is not None
         if self._probe is None:
             config = _config(Path(engine.model))
             self._probe = make_probe(
@@ -159,29 +223,33 @@ class Policy:
         mode: PauseMode = "keep" if self.settings.mid_episode else "wait"
         tolerance, seconds = self.settings.tolerance, self.settings.sync_seconds
         return await synchronize(
-            self._learner, self._engines, self._probe, version, mode=mode, tolerance=tolerance, deadline=seconds
+            self._learner, self._engines, self._probe, self._version, mode=mode, tolerance=tolerance, deadline=seconds
         )
 
     async def save(self, update: int, state: Mapping[str, Any]) -> Path:
         """A checkpoint of weights, optimizer and the driver's `state` (plain JSON). Returns its folder."""
         from .checkpoints import save
 
-        return await save(self._learner, self.settings.checkpoints, update, dict(state), keep=self.settings.keep)
+        async with self._learning:
+            return await save(self._learner, self.settings.checkpoints, update, dict(state), keep=self.settings.keep)
 
     async def resume(self, folder: Path | None = None) -> dict[str, Any] | None:
         """Loads `folder` or the newest checkpoint; returns the driver's state, or None where there is none."""
         from .checkpoints import load
 
-        return await load(self._learner, self.settings.checkpoints, folder)
+        async with self._learning:
+            return await load(self._learner, self.settings.checkpoints, folder)
 
     async def export(self, folder: Path) -> None:
         from .export import export
 
-        await export(self._learner, folder)
+        async with self._learning:
+            await export(self._learner, folder)
 
     async def refer_to(self, folder: Path) -> None:
         """From here on the KL term pulls towards the weights in `folder` (written by `export`)."""
-        await self._learner.run(_refer_to, str(folder))
+        async with self._learning:
+            await self._learner.run(_refer_to, str(folder))
 
     async def close(self) -> None:
         """Ends what `start` started, however far it came."""
@@ -189,9 +257,10 @@ class Policy:
 
         if self._ray is not None:  # a thread can't be cancelled: a Ray that comes up late would be left behind
             await asyncio.gather(self._ray, return_exceptions=True)
-        if self._engines_ready is not None:
-            self._engines_ready.cancel()
-            await asyncio.gather(self._engines_ready, return_exceptions=True)
+        tasks = [task for task in (self._engines_ready, self._feeding) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._engines is not None:
             await self._engines.close()
         if self._learner is not None:

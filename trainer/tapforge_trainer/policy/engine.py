@@ -1,12 +1,4 @@
-"""A vLLM engine as a Ray actor. `engine_client.py` is the other end of the wire.
-
-Rules of the wire:
-- `submit` takes many requests in one call and answers nothing; `collect` is one long poll that returns all results
-  there are as soon as there is one, or nothing after its time. So the price of a Ray call is paid per engine step,
-  not per request.
-- Frames travel once: later requests name them by content hash. When the bounded store has dropped one, the result says
-  `missing` and the client asks again with bytes.
-"""
+"""A vLLM engine as a Ray actor: one engine, many clients. `wire.py` has the rules of what goes to and fro."""
 
 from __future__ import annotations
 
@@ -15,43 +7,50 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .sampler import PROBE, Request, Result, Sampler
+from .mailboxes import Collected, Mailboxes
+from .sampler import PROBE, Sampler
 from .settings import EngineSettings, PauseMode
 from .vllm_start import environment
+from .wire import CacheCounts, Request, Result, engine_key
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
+#: seconds without a poll after which a client is gone, and between two looks at that
+CLIENT_SECONDS, SWEEP_SECONDS = 60.0, 15.0
+
 
 class EngineActor:
-    """Methods are called by `EngineClient` and `sync` only. One event loop, one engine thread."""
+    """Methods are called by `EngineClient`, `Engines` and `sync` only. One event loop, one engine thread, one thread
+    for frames."""
 
     def __init__(self, settings: EngineSettings):
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._done: list[Result] = []
-        self._some = asyncio.Event()
+        self._boxes = Mailboxes(CLIENT_SECONDS)
         self._probes: dict[str, asyncio.Future[Result]] = {}
         self._sampler = Sampler(settings, self._from_engine)
+        self._sweeper: asyncio.Task[None] | None = None
+        self._dead: asyncio.Future[str] | None = None
 
     async def ready(self) -> None:
         self._loop = asyncio.get_running_loop()
         await asyncio.wrap_future(self._sampler.ready)
+        self._sweeper = self._sweeper or self._loop.create_task(self._sweep())
 
-    async def submit(self, requests: Sequence[tuple], frames: dict[str, bytes]) -> None:
-        self._sampler.submit([Request(*request) for request in requests], frames)
+    # --- for clients --------------------------------------------------------------------------------------------------
 
-    async def collect(self, seconds: float) -> list[tuple]:
-        if not self._done:
-            self._some.clear()
-            try:
-                await asyncio.wait_for(self._some.wait(), seconds)
-            except TimeoutError:
-                return []
-        done, self._done = self._done, []
-        return [_row(result) for result in done]
+    async def submit(self, client: str, requests: Sequence[tuple], frames: dict[str, bytes]) -> None:
+        new = self._boxes.expect(client, [request[0] for request in requests])
+        asked = [Request(engine_key(client, key), *rest) for key, *rest in requests if key in new]
+        self._sampler.submit(asked, frames)
 
-    async def abort(self, keys: Sequence[str]) -> None:
-        self._sampler.abort(keys)
+    async def collect(self, client: str, seconds: float) -> Collected | None:
+        return await self._boxes.collect(client, seconds)
+
+    async def abort(self, client: str, keys: Sequence[str]) -> None:
+        self._sampler.abort(self._boxes.withdraw(client, keys))
+
+    # --- new weights --------------------------------------------------------------------------------------------------
 
     async def renew(self, payload: Any, version: int, mode: PauseMode) -> None:
         """New weights from `weight_transfer.pack` bytes; results are held back until `release`."""
@@ -61,10 +60,10 @@ class EngineActor:
             llm.collective_rpc("update_weights", kwargs={"update_info": {"payload": payload}})
             llm.collective_rpc("finish_weight_update")
 
-        await asyncio.wrap_future(self._sampler.renew(mode, load, version))
+        await self._standing_still(self._sampler.renew(mode, load, version))
 
     async def pause(self, mode: PauseMode) -> None:
-        await asyncio.wrap_future(self._sampler.pause(mode))
+        await self._standing_still(self._sampler.pause(mode))
 
     async def proceed(self, version: int) -> None:
         """New weights came in by `worker`; results are held back until `release`."""
@@ -82,16 +81,30 @@ class EngineActor:
         self._sampler.submit(keyed, frames)
         try:
             async with asyncio.timeout(seconds):
-                return [_row(await future) for future in futures]
+                answers = [await future for future in futures]
+                return [answer.row(answer.key) for answer in answers]
         finally:
             for request in keyed:
                 self._probes.pop(request.key, None)
 
-    async def release(self) -> None:
+    async def release(self) -> CacheCounts:
+        """What the caches did up to now."""
         await asyncio.wrap_future(self._sampler.release())
+        self._boxes.proceed()
+        return self._sampler.cache_counts
 
     async def discard(self, why: str) -> None:
         await asyncio.wrap_future(self._sampler.discard(why))
+        self._boxes.proceed()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def watch(self, seconds: float) -> str:
+        """Why the engine is dead, as soon as it is; nothing after `seconds` of life."""
+        if self._dead is None:
+            self._dead = asyncio.wrap_future(self._sampler.dead)
+        done, _ = await asyncio.wait({self._dead}, timeout=seconds)
+        return self._dead.result() if done else ""
 
     async def peak_mib(self) -> int:
         import resource
@@ -101,32 +114,40 @@ class EngineActor:
     async def stop(self) -> None:
         await asyncio.to_thread(self._sampler.stop)
 
+    # --- details ------------------------------------------------------------------------------------------------------
+
+    async def _standing_still(self, done: Any) -> None:
+        """From here on until the weights are released or discarded."""
+        self._boxes.pause()
+        try:
+            await asyncio.wrap_future(done)
+        except BaseException:
+            self._boxes.proceed()
+            raise
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            if keys := self._boxes.expire():
+                self._sampler.abort(keys)
+
     def _from_engine(self, results: list[Result]) -> None:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._arrived, results)
 
     def _arrived(self, results: list[Result]) -> None:
         for result in results:
-            future = self._probes.get(result.key)
-            if future is None:
-                self._done.append(result)
-            elif not future.done():
+            if not result.key.startswith(PROBE):
+                self._boxes.deliver([result])
+            elif (future := self._probes.get(result.key)) is not None and not future.done():
                 future.set_result(result)
-        if self._done:
-            self._some.set()
 
 
-def _row(result: Result) -> tuple:
-    return (
-        result.key,
-        result.prompt_ids,
-        result.ids,
-        result.logprobs,
-        result.versions,
-        result.finish_reason,
-        result.error,
-        result.missing,
-    )
+def kill_engine(actor: ActorHandle) -> None:
+    """Also of one that is dead already."""
+    import ray
+
+    ray.kill(actor)
 
 
 def start_engine(settings: EngineSettings) -> ActorHandle:

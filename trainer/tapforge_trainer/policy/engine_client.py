@@ -1,10 +1,12 @@
-"""The driver's side of the engines: many concurrent `generate` calls, few Ray calls.
+"""A client of the engines: many concurrent `generate` calls, few Ray calls. Any process may have one; `engines.py` is
+the driver's hold on the same engines.
 
 Rules:
 - Requests made within a millisecond leave in one call; results of one engine step come back in one.
-- A request goes to the live engine with the fewest requests in flight.
-- Every request has a deadline. A dead engine fails its requests at once with `EngineDied`; `restart` brings it back
-  with the weights it was last given.
+- A request goes to the engine that its sampling names; where that one is dead or none is named, to the live engine
+  with the fewest requests of this client.
+- Requests of an engine that dies are asked again at another one. Without another one they wait until `use` names one.
+- Every request has a deadline, which stands still while its engine does for new weights.
 - What the engine saw as prompt is compared with the agent's own expansion, token for token.
 """
 
@@ -12,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import uuid
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,25 +23,28 @@ import numpy as np
 
 from tapforge_trainer.records import FinishReason, Generation, Prompt, Sampling
 
-from .engine import start_engine
-from .frames import PixelFormat
+from .pauses import Deadline, PauseReading
 from .remote import reason
-from .settings import EngineSettings, PauseMode
+from .wire import DEAD, EngineConnection, Replica, Replicas, choose_engine
 
 #: seconds during which requests are gathered into one call
 GATHER = 0.001
 #: seconds of one long poll, and what is granted beyond for the call itself
 POLL, POLL_GRACE = 20.0, 60.0
+#: seconds until an engine that could not be reached is asked again
+AGAIN = 1.0
 #: hashes remembered per engine before they are sent again
 KNOWN_FRAMES = 65536
+#: shortest sleep of a request whose engine stands still, seconds
+_LEAST_SLEEP = 0.05
 
 
 class EngineError(RuntimeError):
-    """A generation that failed."""
+    """A generation, or a call of an engine, that failed."""
 
 
 class EngineDied(EngineError):
-    """The engine's process or its vLLM is gone; `restart` it."""
+    """The engine's process or its vLLM is gone."""
 
 
 class PromptMismatch(EngineError):
@@ -52,116 +57,151 @@ class _Waiting:
     sampling: Sampling
     expanded: bytes
     future: asyncio.Future[Generation]
+    deadline: Deadline
+    engine: _Engine | None = None
     resent: bool = False
 
 
 @dataclass(slots=True)
 class _Engine:
-    index: int
-    actor: Any
+    replica: Replica
     waiting: dict[str, _Waiting] = field(default_factory=dict)
     outbox: list[str] = field(default_factory=list)
     known: dict[str, None] = field(default_factory=dict)
+    pauses: PauseReading = field(default_factory=PauseReading)
     collector: asyncio.Task[None] | None = None
-    dead: str = ""
+    #: why it could not be reached when it was last asked
+    trouble: str = ""
+    #: the engine is dead or was replaced
+    gone: bool = False
+
+    @property
+    def index(self) -> int:
+        return self.replica.index
 
 
-class Engines:
-    """A `Generator` over several replicas. Belongs to one event loop."""
+class EngineClient:
+    """A `Generator`. Belongs to one event loop."""
 
-    def __init__(self, settings: EngineSettings, form: PixelFormat, image_id: int, *, replicas: int = 1):
-        self.settings = settings
-        #: policy version of the last proven weights
-        self.version = 0
-        self._form, self._image = form, image_id
-        self._deadline = settings.answer_seconds
+    def __init__(self, connection: EngineConnection):
+        #: of this object: no other client ever has it
+        self.incarnation = uuid.uuid4().hex
+        #: Ray calls so far
+        self.calls = 0
+        self._connection = connection
         self._keys = itertools.count()
-        self._payload: Any = None
-        self._calls = 0
-        self._engines = [_Engine(index, start_engine(settings)) for index in range(replicas)]
+        self._engines: dict[int, _Engine] = {}
+        #: requests that no engine has
+        self._unplaced: dict[str, _Waiting] = {}
+        #: incarnation of the engine that was lost last, and why, by index
+        self._lost: dict[int, tuple[int, str]] = {}
+        self._replicas = connection.replicas
+        self._take(connection.replicas)
 
-    async def ready(self) -> None:
-        await self._all("ready", deadline=self.settings.start_seconds)
+    def use(self, replicas: Replicas) -> None:
+        """The engines that may be asked from here on, as the driver says. Earlier news than the last is ignored."""
+        if replicas.serial > self._replicas.serial:
+            self._take(replicas)
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        """Raises `EngineError`: `PromptMismatch`, `EngineDied` when no engine will ever answer, or a late answer."""
         expanded = self._expand(prompt)
-        alive = [engine for engine in self._engines if not engine.dead]
-        if not alive:
-            raise EngineDied("; ".join(engine.dead for engine in self._engines))
-        engine = min(alive, key=lambda e: len(e.waiting))
+        if self._replicas.failure:
+            raise EngineDied(self._replicas.failure)
+        loop, settings = asyncio.get_running_loop(), self._connection
         key = f"{next(self._keys)}"
-        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        engine.waiting[key] = _Waiting(prompt, sampling, expanded, future)
-        self._post(engine, key)
+        deadline = Deadline(settings.answer_seconds, settings.pause_seconds, loop.time())
+        waiting = _Waiting(prompt, sampling, expanded, loop.create_future(), deadline)
+        self._place(key, waiting)
         try:
-            async with asyncio.timeout(self._deadline):
-                return await future
-        except TimeoutError as error:
-            raise EngineError(
-                f"engine {engine.index} did not answer within {self._deadline:.0f} s; {len(engine.waiting)} requests "
-                "are in flight there: fewer slots or more replicas would help"
-            ) from error
+            while (left := deadline.left(loop.time())) > 0:
+                done, _ = await asyncio.wait({waiting.future}, timeout=max(left, _LEAST_SLEEP))
+                if done:
+                    return waiting.future.result()
+            raise EngineError(self._late(waiting))
         finally:
-            if engine.waiting.pop(key, None) is not None and not engine.dead:  # nobody waits any more
-                engine.actor.abort.remote([key])
-
-    # --- weights: called by sync -------------------------------------------------------------------------------------
-
-    async def renew(self, payload: Any, version: int, mode: PauseMode, deadline: float) -> None:
-        await self._all("renew", payload, version, mode, deadline=deadline)
-        self._payload = (payload, version)
-
-    async def pause(self, mode: PauseMode, deadline: float) -> None:
-        await self._all("pause", mode, deadline=deadline)
-
-    async def proceed(self, version: int, deadline: float) -> None:
-        await self._all("proceed", version, deadline=deadline)
-
-    @property
-    def actors(self) -> list[Any]:
-        return [engine.actor for engine in self._engines]
-
-    async def probe(self, requests: Sequence[tuple], frames: dict[str, bytes], deadline: float) -> list[list[tuple]]:
-        return await self._all("probe", requests, frames, deadline, deadline=deadline + POLL_GRACE)
-
-    async def release(self, version: int, deadline: float) -> None:
-        await self._all("release", deadline=deadline)
-        self.version = version
-
-    async def discard(self, why: str, deadline: float) -> None:
-        await self._all("discard", why, deadline=deadline)
-
-    # --- life ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def dead(self) -> list[str]:
-        """What happened to the engines that are gone."""
-        return [engine.dead for engine in self._engines if engine.dead]
-
-    async def restart(self) -> None:
-        """Starts dead engines again, with the weights that they had."""
-        deadline = self.settings.start_seconds
-        if self.dead and self._payload is None and self.version:
-            raise EngineDied(
-                f"{'; '.join(self.dead)}. Its weights came over the GPUs' own wire and are not at hand: resume"
-            )
-        for engine in [engine for engine in self._engines if engine.dead]:
-            fresh = _Engine(engine.index, start_engine(self.settings))
-            await self._call(fresh, "ready", deadline=deadline)
-            if self._payload is not None:
-                payload, version = self._payload
-                await self._call(fresh, "renew", payload, version, "keep", deadline=deadline)
-                await self._call(fresh, "release", deadline=deadline)
-            self._engines[engine.index] = fresh
+            self._forget(key, waiting)
 
     async def close(self) -> None:
-        import ray
+        """Requests that still wait fail; the engines live on."""
+        self._take(Replicas(self._replicas.serial + 1, (), "the client was closed"))
 
-        for engine in self._engines:
-            if engine.collector is not None:
-                engine.collector.cancel()
-            ray.kill(engine.actor)
-            self._lose(engine, f"engine {engine.index} was closed")
+    # --- which engine -------------------------------------------------------------------------------------------------
+
+    def _take(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        now = {replica.index: replica for replica in replicas.live}
+        for engine in list(self._engines.values()):
+            replica = now.get(engine.index)
+            if replica is None or replica.incarnation != engine.replica.incarnation:
+                self._lose(engine, f"engine {engine.index} is dead", place=False)
+        for index, replica in now.items():
+            lost, _ = self._lost.get(index, (-1, ""))
+            if index not in self._engines and replica.incarnation > lost:
+                self._engines[index] = _Engine(replica)
+        for key, waiting in list(self._unplaced.items()):
+            if replicas.failure:
+                self._fail(waiting, EngineDied(replicas.failure))
+            elif self._engines:
+                del self._unplaced[key]
+                self._place(key, waiting)
+
+    def _place(self, key: str, waiting: _Waiting) -> None:
+        load = {index: len(engine.waiting) for index, engine in self._engines.items()}
+        chosen = choose_engine(waiting.sampling.engine, load)
+        now = asyncio.get_running_loop().time()
+        if chosen is None:
+            waiting.engine = None
+            waiting.deadline.move(None, now)
+            self._unplaced[key] = waiting
+            return
+        engine = waiting.engine = self._engines[chosen]
+        waiting.resent = False
+        engine.waiting[key] = waiting
+        self._post(engine, key)
+        waiting.deadline.move(engine.pauses, now)
+
+    def _lose(self, engine: _Engine, why: str, *, place: bool = True) -> None:
+        """Its requests go elsewhere; `place`: at once."""
+        if engine.gone:
+            return
+        engine.gone = True
+        self._lost[engine.index] = (engine.replica.incarnation, why)
+        if self._engines.get(engine.index) is engine:
+            del self._engines[engine.index]
+        if engine.collector is not None and engine.collector is not asyncio.current_task():
+            engine.collector.cancel()
+        moving, engine.waiting = engine.waiting, {}
+        for key, waiting in moving.items():
+            if waiting.future.done():
+                continue
+            waiting.engine = None
+            if place:
+                self._place(key, waiting)
+            else:
+                waiting.deadline.move(None, asyncio.get_running_loop().time())
+                self._unplaced[key] = waiting
+
+    def _forget(self, key: str, waiting: _Waiting) -> None:
+        """Nobody waits for this any more."""
+        self._unplaced.pop(key, None)
+        engine = waiting.engine
+        if engine is not None and engine.waiting.pop(key, None) is not None and not engine.gone:
+            engine.replica.actor.abort.remote(self.incarnation, [key])
+        if not waiting.future.cancel() and not waiting.future.cancelled():
+            waiting.future.exception()  # has been seen
+
+    def _late(self, waiting: _Waiting) -> str:
+        seconds = self._connection.answer_seconds
+        if waiting.engine is None:
+            died = "; ".join(why for _, why in self._lost.values()) or "none has started"
+            return f"no engine answered within {seconds:.0f} s: {died}"
+        engine = waiting.engine
+        trouble = f" ({engine.trouble})" if engine.trouble else ""
+        return (
+            f"engine {engine.index} did not answer within {seconds:.0f} s{trouble}; {len(engine.waiting)} requests of "
+            "this client are in flight there: fewer slots or more replicas would help"
+        )
 
     # --- wire ---------------------------------------------------------------------------------------------------------
 
@@ -169,11 +209,11 @@ class Engines:
         """The ids that the engine has to report, as int32 bytes."""
         ids = np.asarray(prompt.ids, np.int32)
         counts = np.ones(len(ids), np.int64)
-        places = np.flatnonzero(ids == self._image)
+        places = np.flatnonzero(ids == self._connection.image_id)
         if len(places) != len(prompt.frames):
             raise ValueError(f"{len(places)} image placeholders for {len(prompt.frames)} frames")
         for place, frame in zip(places, prompt.frames, strict=True):
-            rows, columns = self._form.grid(frame.width, frame.height)
+            rows, columns = self._connection.form.grid(frame.width, frame.height)
             counts[place] = rows * columns
         return np.repeat(ids, counts).tobytes()
 
@@ -183,6 +223,7 @@ class Engines:
             loop.call_later(GATHER, self._flush, engine)
         engine.outbox.append(key)
         if engine.collector is None or engine.collector.done():
+            engine.pauses = PauseReading()  # what it was while nobody listened is unknown
             engine.collector = loop.create_task(self._collect(engine), name=f"collect-{engine.index}")
 
     def _flush(self, engine: _Engine) -> None:
@@ -202,17 +243,31 @@ class Engines:
                     engine.known[frame.name] = None
             names = tuple(frame.name for frame in prompt.frames)
             rows.append((key, prompt.ids, names, sampling.max_tokens, sampling.temperature, sampling.seed))
-        if rows and not engine.dead:
-            engine.actor.submit.remote(rows, frames)
-            self._calls += 1
+        if rows and not engine.gone:
+            engine.replica.actor.submit.remote(self.incarnation, rows, frames)
+            self.calls += 1
 
     async def _collect(self, engine: _Engine) -> None:
-        while engine.waiting:
+        loop = asyncio.get_running_loop()
+        while engine.waiting and not engine.gone:
+            self.calls += 1
+            poll = engine.replica.actor.collect.remote(self.incarnation, POLL)
             try:
-                rows = await self._call(engine, "collect", POLL, deadline=POLL + POLL_GRACE)
-            except EngineError as error:
+                answer = await called(poll, f"engine {engine.index}", "collect", POLL + POLL_GRACE)
+            except EngineDied as error:
                 self._lose(engine, str(error))
                 return
+            except EngineError as error:  # not reached for now; only the driver decides that it is dead
+                engine.trouble = str(error)
+                await asyncio.sleep(AGAIN)
+                answer = None
+            if answer is None:  # what it knew of this client may be lost
+                engine.known.clear()
+                for key in list(engine.waiting):
+                    self._post(engine, key)
+                continue
+            rows, paused, seconds = answer
+            engine.pauses.read(paused, seconds, loop.time())
             for row in rows:
                 self._answer(engine, row)
 
@@ -221,56 +276,49 @@ class Engines:
         waiting = engine.waiting.get(key)
         if waiting is None or waiting.future.done():
             return
+        where = f"engine {engine.index}"
+        if error.startswith(DEAD):
+            self._lose(engine, f"{where}: {error}")
+            return
         if missing and not waiting.resent:
             waiting.resent = True
             for name in missing:
                 engine.known.pop(name, None)
             self._post(engine, key)
-        elif missing:
-            waiting.future.set_exception(EngineError(f"engine {engine.index} does not keep the prompt's frames"))
-        elif error:
-            kind = EngineDied if error.startswith("the engine died") else EngineError
-            waiting.future.set_exception(kind(f"engine {engine.index}: {error}"))
-            if kind is EngineDied:
-                self._lose(engine, f"engine {engine.index}: {error}")
-        elif prompt_ids != waiting.expanded:
-            waiting.future.set_exception(PromptMismatch(_difference(engine.index, waiting, prompt_ids)))
-        else:
-            waiting.future.set_result(_generation(waiting.prompt, ids, logprobs, versions, finish_reason))
-
-    def _lose(self, engine: _Engine, why: str) -> None:
-        engine.dead = why
-        for waiting in engine.waiting.values():
-            if not waiting.future.done():
-                waiting.future.set_exception(EngineDied(why))
-
-    async def _call(self, engine: _Engine, method: str, *args: Any, deadline: float) -> Any:
-        from ray.exceptions import RayActorError, RayTaskError
-
-        self._calls += 1
-        reference = getattr(engine.actor, method).remote(*args)
+            return
+        del engine.waiting[key]
         try:
-            async with asyncio.timeout(deadline):
-                return await reference
-        except TimeoutError as error:
-            raise EngineError(f"engine {engine.index}: {method} took longer than {deadline:.0f} s") from error
-        except RayActorError as error:
-            why = f"engine {engine.index} died during {method}: {reason(error)}"
-            self._lose(engine, why)
-            raise EngineDied(why) from error
-        except RayTaskError as error:
-            raise EngineError(f"engine {engine.index}: {method} failed: {reason(error)}") from error
+            if missing:
+                raise EngineError(f"{where} does not keep the prompt's frames")
+            if error:
+                raise EngineError(f"{where}: {error}")
+            if prompt_ids != waiting.expanded:
+                raise PromptMismatch(_difference(engine.index, waiting, prompt_ids))
+            waiting.future.set_result(_generation(waiting.prompt, ids, logprobs, versions, finish_reason))
+        except EngineError as wrong:
+            self._fail(waiting, wrong)
 
-    async def _all(self, method: str, *args: Any, deadline: float) -> list[Any]:
-        alive = [engine for engine in self._engines if not engine.dead]
-        if not alive:
-            raise EngineDied("; ".join(self.dead))
-        calls = [self._call(engine, method, *args, deadline=deadline) for engine in alive]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return results
+    def _fail(self, waiting: _Waiting, error: EngineError) -> None:
+        if not waiting.future.done():
+            waiting.future.set_exception(error)
+
+
+async def called(reference: Any, where: str, method: str, seconds: float) -> Any:
+    """What a Ray call of an engine returns. Raises `EngineError` after `seconds`, and `EngineDied`."""
+    from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+
+    try:
+        async with asyncio.timeout(seconds):
+            return await reference
+    except TimeoutError as error:
+        raise EngineError(f"{where}: {method} took longer than {seconds:.0f} s") from error
+    except ActorUnavailableError as error:
+        raise EngineError(f"{where} could not be reached for {method}: {reason(error)}") from error
+    except RayActorError as error:
+        raise EngineDied(f"{where} died during {method}: {reason(error)}") from error
+    except RayError as error:
+        died = EngineDied if DEAD in str(error) else EngineError
+        raise died(f"{where}: {method} failed: {reason(error)}") from error
 
 
 def _generation(

@@ -6,6 +6,7 @@ happens next.
 
 Rules:
 - Everything that touches vLLM runs on the engine's thread: as a step, or as a call between two steps (`call`).
+- Requests come ready made: their frames are decoded in another thread (`preprocessor.py`).
 - A request is answered exactly once, by `on_done`, with its result or with the error that names what was wrong with it.
 - Only allowed tokens can be sampled, and log-probabilities are vLLM's processed ones: after mask and temperature.
 - New weights arrive between two steps. Requests in flight either go on with them ("keep": their cache is dropped and
@@ -20,51 +21,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from tapforge_trainer.frames import FrameError
-
-from .frames import FrameStore, PixelFormat
+from .frames import PixelFormat
+from .preprocessor import Prepared, Preprocessor
 from .settings import EngineSettings, PauseMode
 from .vllm_start import build, image_id
+from .wire import DEAD, CacheCounts, Request, Result
 
 T = TypeVar("T")
 
 #: seconds that "wait" gives the requests in flight to finish
 DRAIN_SECONDS = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    key: str
-    #: one image placeholder per frame
-    ids: Sequence[int]
-    #: content hashes
-    frames: tuple[str, ...]
-    max_tokens: int
-    temperature: float
-    seed: int | None = None
-    ignore_stop: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Arrays are int32 and float32 bytes: they travel cheaper than lists."""
-
-    key: str
-    prompt_ids: bytes = b""
-    ids: bytes = b""
-    logprobs: bytes = b""
-    #: (version, first token, end)
-    versions: tuple[tuple[int, int, int], ...] = ()
-    finish_reason: str = ""
-    error: str = ""
-    #: frames that are not at hand any more; ask again with their bytes
-    missing: tuple[str, ...] = ()
 
 
 class Sampler:
@@ -73,22 +44,26 @@ class Sampler:
     def __init__(self, settings: EngineSettings, on_done: Callable[[list[Result]], None]):
         self.settings = settings
         self.ready: Future[None] = Future()
+        #: why nothing is sampled any more, as soon as that is so
+        self.dead: Future[str] = Future()
         self._on_done = on_done
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._death: BaseException | None = None
-        self._form = PixelFormat.of_folder(Path(settings.model))
-        self._image_id = image_id(Path(settings.model))
-        self._frames = FrameStore(self._form, settings.frames_mib * 1024 * 1024)
+        folder = Path(settings.model)
+        bound = settings.frames_mib * 1024 * 1024
+        self._inputs = Preprocessor(PixelFormat.of_folder(folder), image_id(folder), bound, self._normalizes)
         #: no step until new weights are in
         self._paused = False
         self._draining = False
         #: why nothing may be sampled: the weights are half loaded
         self._broken = ""
         #: requests that came while draining
-        self._queued: list[Request] = []
+        self._queued: list[Prepared] = []
         #: results held back while an update is unproven
         self._held: list[Result] | None = None
         self._unfinished: set[str] = set()
+        #: tokens of answered prompts, and how many of them were in the prefix cache
+        self._prefix_queries = self._prefix_hits = 0
         self._llm: Any = None
         self._thread = threading.Thread(target=self._main, name="vllm", daemon=True)
         self._thread.start()
@@ -96,15 +71,27 @@ class Sampler:
     # --- from any thread ----------------------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[Request], frames: dict[str, bytes]) -> None:
-        def failed(call: Future[None]) -> None:
-            if (error := call.exception()) is not None:  # the engine is dead
+        def refused(error: BaseException | None) -> None:
+            if error is not None:  # the engine is dead
                 self._on_done([Result(request.key, error=str(error)) for request in requests])
 
-        self.call(lambda: self._add(requests, frames)).add_done_callback(failed)
+        def prepare() -> None:
+            ready, failed = self._inputs.prepare(requests, frames, counted=not requests[0].key.startswith(PROBE))
+            if failed:
+                self._on_done(failed)
+            if ready:
+                self.call(lambda: self._add(ready)).add_done_callback(lambda call: refused(call.exception()))
+
+        if requests:
+            self._inputs.run(prepare).add_done_callback(lambda prepared: refused(prepared.exception()))
 
     def abort(self, keys: Sequence[str]) -> None:
         """Nobody waits for these any more."""
-        self.call(lambda: self._abort(keys))
+        self._inputs.run(lambda: self.call(lambda: self._abort(keys)))
+
+    @property
+    def cache_counts(self) -> CacheCounts:
+        return CacheCounts(self._prefix_queries, self._prefix_hits, self._inputs.queries, self._inputs.hits)
 
     def renew(self, mode: PauseMode, load: Callable[[Any], None], version: int) -> Future[None]:
         """Pause, load new weights by `load(llm)`, drop every cache, go on; results are held back from now on."""
@@ -138,6 +125,7 @@ class Sampler:
         return done
 
     def stop(self, timeout: float = 10.0) -> None:
+        self._inputs.stop()
         self._calls.put(None)
         self._thread.join(timeout)
 
@@ -149,6 +137,7 @@ class Sampler:
             self._llm.set_weight_version("0")
         except BaseException as error:  # noqa: BLE001 - whoever waits for `ready` gets it
             self.ready.set_exception(error)
+            self.dead.set_result(f"{DEAD}: {type(error).__name__}: {error}")
             return
         self.ready.set_result(None)
         try:
@@ -157,10 +146,11 @@ class Sampler:
             self._death = RuntimeError("the engine was stopped")
         except BaseException as error:  # noqa: BLE001 - nothing can be sampled any more: everybody who waits hears why
             self._death = error
-            why = f"the engine died: {type(error).__name__}: {error}"
             held, self._held = self._held or [], None
-            self._deliver(held + [Result(key, error=why) for key in sorted(self._unfinished)])
+            waiting = sorted({*self._unfinished, *(prepared.request.key for prepared in self._queued)})
+            self._deliver(held + [Result(key, error=_dead(error)) for key in waiting])
         self._refuse(self._death)
+        self.dead.set_result(_dead(self._death))
 
     def _refuse(self, why: BaseException) -> None:
         """Answers every call that is still in the queue."""
@@ -170,7 +160,7 @@ class Sampler:
             except queue.Empty:
                 return
             if call is not None:
-                call[1].set_exception(RuntimeError(f"the engine is dead: {type(why).__name__}: {why}"))
+                call[1].set_exception(RuntimeError(_dead(why)))
 
     def _turn(self) -> bool:
         """Calls first, then one step."""
@@ -190,7 +180,12 @@ class Sampler:
         return True
 
     def _step(self) -> None:
-        done = [_result(output) for output in self._llm.step() if output.finished]
+        finished = [output for output in self._llm.step() if output.finished]
+        done = [_result(output) for output in finished]
+        for output in finished:
+            if not output.request_id.startswith(PROBE):
+                self._prefix_queries += len(output.prompt_token_ids)
+                self._prefix_hits += output.num_cached_tokens or 0
         if done:
             self._unfinished.difference_update(result.key for result in done)
             self._deliver(done)
@@ -202,42 +197,30 @@ class Sampler:
         if done:
             self._on_done(done)
 
-    def _add(self, requests: Sequence[Request], frames: dict[str, bytes]) -> None:
+    def _add(self, prepared: Sequence[Prepared]) -> None:
         failed: list[Result] = []
-        for name, data in frames.items():
-            try:
-                self._frames.put(name, data)
-            except FrameError as error:
-                failed += [Result(r.key, error=str(error)) for r in requests if name in r.frames]
-        wrong = {result.key for result in failed}
-        for request in requests:
-            if request.key in wrong:
-                continue
+        for one in prepared:
+            request = one.request
             if self._broken:
                 failed.append(Result(request.key, error=self._broken))
                 continue
             if self._draining and not request.key.startswith(PROBE):
-                self._queued.append(request)
-                continue
-            missing = tuple(name for name in request.frames if name not in self._frames)
-            if missing:
-                failed.append(Result(request.key, missing=missing))
+                self._queued.append(one)
                 continue
             try:
-                self._llm.add_request(request.key, self._prompt(request), self._sampling(request))
+                self._llm.add_request(request.key, one.prompt, self._sampling(request))
                 self._unfinished.add(request.key)
             except Exception as error:  # noqa: BLE001 - vLLM refuses this prompt; others are unharmed
                 failed.append(Result(request.key, error=f"{type(error).__name__}: {error}"))
-        self._frames.trim()
         if failed:
             self._on_done(failed)
 
-    def _prompt(self, request: Request) -> Any:
-        from .prompts import engine_input, normalizes_bytes
+    def _normalizes(self) -> bool:
+        """Whether patches are scaled before they reach the model. Waits for the engine."""
+        from .prompts import normalizes_bytes
 
-        shown = self._frames.at_hand(request.frames)
-        normalize = not normalizes_bytes(self._llm)
-        return engine_input(request.ids, request.frames, shown, self._form, self._image_id, normalize=normalize)
+        self.ready.result()
+        return not normalizes_bytes(self._llm)
 
     def _sampling(self, request: Request) -> Any:
         from vllm import SamplingParams
@@ -258,7 +241,7 @@ class Sampler:
 
     def _abort(self, keys: Sequence[str]) -> None:
         gone = set(keys)
-        self._queued = [request for request in self._queued if request.key not in gone]
+        self._queued = [one for one in self._queued if one.request.key not in gone]
         self._llm.abort_request([key for key in keys if key in self._unfinished])
         self._unfinished -= gone
 
@@ -302,7 +285,7 @@ class Sampler:
     def _admit(self) -> None:
         queued, self._queued = self._queued, []
         if queued:
-            self._add(queued, {})
+            self._add(queued)
 
     def _release(self) -> None:
         held, self._held = self._held or [], None
@@ -314,7 +297,7 @@ class Sampler:
         if self._paused:  # half of the new weights may be in: the next full set mends that
             self._broken, self._paused = why, False
         held, self._held = self._held or [], None
-        waiting = [request.key for request in self._queued]
+        waiting = [one.request.key for one in self._queued]
         failed = sorted({*self._unfinished, *waiting, *(result.key for result in held)})
         self._abort(list(self._unfinished))
         self._queued, self._draining = [], False
@@ -323,6 +306,10 @@ class Sampler:
 
 #: keys of requests that prove an update begin with this; their results are never held back
 PROBE = "probe-"
+
+
+def _dead(why: BaseException) -> str:
+    return f"{DEAD}: {type(why).__name__}: {why}"
 
 
 def _result(output: Any) -> Result:

@@ -39,6 +39,10 @@ class EngineSettings:
     #: until it can answer, and for an answer with the wait for its turn; seconds
     start_seconds: float = 3600.0
     answer_seconds: float = 600.0
+    #: for which new weights may stop the time of an answer
+    pause_seconds: float = 4800.0
+    #: of one engine; one more death within an hour ends the run
+    restarts_per_hour: int = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ import numpy as np
 
 from tapforge_trainer.records import ResponseSpan, Sample
 
-from .engine_client import EngineError, Engines
+from .engine_client import EngineError
+from .engines import Engines
 from .learner import Learner
 from .probe import PROBE_TOKENS, Probe
 from .settings import PauseMode
