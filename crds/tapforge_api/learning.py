@@ -119,6 +119,13 @@ class Rollout(Spec):
     concurrency: Annotated[int, Field(ge=1, le=65536)] | None = Field(
         None, description="episodes at once; without it as many as there are slots"
     )
+    phones_per_worker: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        None,
+        description=(
+            "phones that a rollout worker, a process of its own, plays on; without it 64 in a cluster, and on one "
+            "machine the driver's own process plays"
+        ),
+    )
     temperature: Annotated[float, Field(gt=0, le=10)] = Field(1.0, description="sampling temperature in training")
     response_tokens: Annotated[int, Field(ge=1, le=65536)] = Field(256, description="longest answer, tokens")
     max_reruns: Annotated[int, Field(ge=0, le=100)] = Field(

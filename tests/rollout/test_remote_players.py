@@ -34,7 +34,8 @@ class Wire:
     """A way to a worker in this process that can be cut. `silent`: messages are lost; `dead`: so is the process."""
 
     def __init__(self, generator):
-        self.host = WorkerHost(RolloutWorker(AGENT, {"": generator}), ahead)
+        self.engines = []
+        self.host = WorkerHost(RolloutWorker(AGENT, {"": generator}), self.engines.append, ahead)
         self.silent = asyncio.Event()
         self.dead = asyncio.Event()
         self.wanted: list[Wanted] = []
@@ -202,6 +203,16 @@ async def test_workers_that_die_again_and_again_end_the_run():
         with pytest.raises(WorkerError, match=f"died {RESTARTS + 1} times"):
             while True:
                 await players.play(request(), lease())
+
+
+async def test_workers_are_told_of_the_engines_also_those_that_are_started_again():
+    async with linked(Demonstrator([TASK])) as (players, wires, _, _):
+        assert not wires[0].engines
+        players.use_engines("these")
+        await until(lambda: wires[0].engines)
+        wires[0].dead.set()
+        await until(lambda: len(wires) == 2 and wires[1].engines)
+        assert {*wires[0].engines, *wires[1].engines} == {"these"}
 
 
 async def test_phones_are_asked_for_their_health_by_the_worker_that_uses_them():

@@ -1,4 +1,4 @@
-"""What a run computes on: GPUs or not, how many, and whether they are there yet.
+"""What a run computes on: GPUs or not, how many, whether they are there yet; and who plays.
 
 Rules, the first that applies decides:
 1. `spec.device` says.
@@ -21,6 +21,9 @@ from tapforge_api import TrainingRun
 from tapforge_api.cluster import ClusterSpec, RayTemplate
 
 Device = Literal["cpu", "cuda"]
+
+#: phones of a rollout worker in a cluster: one core fits and sends the frames of about as many
+PHONES_PER_WORKER = 64
 
 
 class NoDevice(ValueError):
@@ -66,6 +69,14 @@ def device_of(run: TrainingRun, machine: Machine, *, in_cluster: bool) -> Device
             f"but {where} {have}"
         )
     return device
+
+
+def rollout_workers(run: TrainingRun, phones: int | None, *, in_cluster: bool) -> int:
+    """Processes that play, beside the driver's own; 0: the driver's own plays. `phones`: None where nobody knows."""
+    each = run.spec.rollout.phones_per_worker
+    if each is None and not in_cluster:
+        return 0
+    return max(1, -(-(phones or 1) // (each or PHONES_PER_WORKER)))
 
 
 def gpus_needed(run: TrainingRun) -> int:

@@ -21,16 +21,20 @@ from typing import Any
 from rich.console import Console
 
 from tapforge_api import TrainingRun
+from tapforge_envs.clients.phones import PhoneAddress
 
 from . import assembly, loop
 from .assembly import ConfigurationError, SetupError
 from .evaluation import baselines
-from .machine import Machine, NoDevice, device_of, gpus_needed
+from .machine import Machine, NoDevice, device_of, gpus_needed, rollout_workers
 from .plan import folder_of
 from .policy.driver import Policy, PolicySettings, in_cluster, wait_for_gpus
+from .policy.rollout_actor import start_rollout_actor
 from .progress import Progress, belongs, newest_checkpoint
 from .report import print_summary, summarize, wanted, write_report
+from .rollout.remote_players import RemotePlayers
 from .rollout.worker import RolloutWorker
+from .rollout.worker_host import LINK_SECONDS
 from .run_folder import (
     CURVE,
     EXPORT,
@@ -240,6 +244,7 @@ async def running(
 ) -> AsyncIterator[tuple[loop.Parts, Progress | None]]:
     """Phones, learner and engines, started side by side; with the run's last checkpoint loaded and its progress, None
     where there is none. Closed in any case. `uid`: of the run, on a cluster."""
+    begun = time.monotonic()
     checkpoints = run.spec.checkpoints.directory or str(folder / "checkpoints")
     # Only here: a folder that is taken away while a run is under way must not come back (cluster/storage.py).
     Path(checkpoints).parent.mkdir(parents=True, exist_ok=True)
@@ -259,8 +264,19 @@ async def running(
         raise ConfigurationError(why)
     agent = assembly.agent_of(run, model)
     policies = baselines(agent)
-    worker = RolloutWorker(agent, policies)
-    slots = assembly.slots_of(run, worker.health)
+    workers = 0
+    player: RolloutWorker | RemotePlayers = RolloutWorker(agent, policies)
+
+    async def health(phone: PhoneAddress) -> str:
+        return await player.health(phone)
+
+    slots = assembly.slots_of(run, health)
+    if engines:
+        workers = rollout_workers(run, assembly.slots_wanted(run) or slots.size, in_cluster=in_cluster())
+    if workers:
+        make_agent, seconds = partial(assembly.agent_of, run, model), run.spec.deadlines.start_seconds
+        cpus = 0 if device == "cpu" else 1
+        player = RemotePlayers(lambda _: start_rollout_actor(make_agent, seconds, cpus=cpus), workers)
     telemetry.phase("starting phones, engine and learner" if engines else "starting the learner", "Loading")
     policy = Policy(
         PolicySettings(
@@ -276,6 +292,8 @@ async def running(
     )
     try:
         # What somebody else runs answers in a moment, or not at all: that is known before the heavy part.
+        if isinstance(player, RemotePlayers):
+            await unless_stopped(stop, _workers_started(policy, player))
         served = run.spec.environment.source.processes is None
         if engines and served:
             await unless_stopped(stop, slots.start())
@@ -286,15 +304,31 @@ async def running(
         progress, warm_started_from = await _resumed(run, policy, uid) if learner and resume else (None, "")
         if progress is not None:
             telemetry.view.resume(progress, newest_checkpoint(policy.settings.checkpoints))
-        if engines:
+        if isinstance(player, RemotePlayers):
+            policy.follow_engines(lambda _: player.use_engines(policy.engine_connection))
+            if run.spec.environment.source.urls is not None:
+                # Workers of an earlier driver use these phones no longer than this, and no broker fences them.
+                await unless_stopped(stop, asyncio.sleep(begun + LINK_SECONDS - time.monotonic()))
+        elif engines:
             policies[""] = policy.generator
-        arena = assembly.arena_of(run, slots, agent, worker)
+        arena = assembly.arena_of(run, slots, agent, player)
         yield loop.Parts(run, folder, policy, arena, telemetry, stop, warm_started_from), progress
     finally:
-        for result in await asyncio.gather(slots.close(), policy.close(), return_exceptions=True):
+        for result in await asyncio.gather(slots.close(), _closed(player, policy), return_exceptions=True):
             if isinstance(result, Exception):
                 log.warning("closing failed: %s", result)
-        await worker.close()
+
+
+async def _closed(player: RolloutWorker | RemotePlayers, policy: Policy) -> None:
+    try:
+        await player.close()
+    finally:
+        await policy.close()  # and Ray with it
+
+
+async def _workers_started(policy: Policy, player: RemotePlayers) -> None:
+    await policy.start_ray()
+    await player.start()
 
 
 async def _started(policy: Policy, model: Path) -> None:

@@ -77,11 +77,16 @@ class Policy:
         self._engines_ready: asyncio.Task[None] | None = None
         self._ray: asyncio.Task[None] | None = None
 
+    async def start_ray(self) -> None:
+        """For who needs it before learner and engines; may be called again."""
+        with _own_signals():
+            if self._ray is None:
+                self._ray = asyncio.create_task(asyncio.to_thread(_start_ray))
+            await asyncio.shield(self._ray)
+
     async def start(self) -> None:
         """Starts Ray, the learner ranks and the engines. Raises what their own start raises; may be cancelled."""
-        with _own_signals():
-            self._ray = asyncio.create_task(asyncio.to_thread(_start_ray))
-            await asyncio.shield(self._ray)
+        await self.start_ray()
         from .engine_client import EngineClient
         from .engines import Engines
         from .frames import PixelFormat

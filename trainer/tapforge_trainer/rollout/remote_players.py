@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from tapforge_envs.clients.phones import PhoneAddress
 from tapforge_envs.protocol import EnvironmentFault, Reason
@@ -77,6 +77,8 @@ class _Worker:
     answered: float = -math.inf
     attempts: dict[str, _Attempt] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
+    #: what it knows of the engines
+    engines: Any = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -104,6 +106,7 @@ class RemotePlayers:
         self._restarted = 0
         self._failure: WorkerError | None = None
         self._stall = 0.0
+        self._engines: Any = None
 
     async def start(self) -> None:
         """All workers at once. Raises what the start of one raises."""
@@ -120,6 +123,12 @@ class RemotePlayers:
         figures = LinkFigures(self._stall, self._restarted)
         self._stall = 0.0
         return figures
+
+    def use_engines(self, connection: Any) -> None:
+        """Workers ask these engines from here on."""
+        self._engines = connection
+        for worker in self._workers:
+            worker.wake.set()
 
     async def play(self, request: AttemptRequest, lease: Lease) -> EpisodeResult:
         worker = self._worker_of(lease.slot)
@@ -166,6 +175,8 @@ class RemotePlayers:
             return _unplayed(attempt, "stopped before it began", Verdict.CLEAN, attempt.stop)
         assert worker.carrier is not None
         try:
+            if worker.engines is not self._engines:
+                await self._exchange(worker)
             return await worker.carrier.play(attempt.request, self._terms(worker, attempt.lease))
         except WorkerLost as lost:
             # Nobody else is sent there before the link has found out how it is.
@@ -207,9 +218,10 @@ class RemotePlayers:
     async def _exchange(self, worker: _Worker) -> None:
         assert worker.carrier is not None
         worker.number += 1
-        report = await worker.carrier.exchange(self._wanted(worker), ANSWER_SECONDS)
+        wanted = self._wanted(worker)
+        report = await worker.carrier.exchange(wanted, ANSWER_SECONDS)
         worker.worker_now, worker.answered = report.now, self._clock()
-        worker.steps = report.steps
+        worker.steps, worker.engines = report.steps, wanted.engines
         self._stall = max(self._stall, report.stall)
         worker.ready.set()
 
@@ -221,6 +233,7 @@ class RemotePlayers:
             {terms.key: terms.ends for terms in leases},
             {t.key: why for t, a in zip(leases, playing.values(), strict=True) if (why := a.lease.life.lost)},
             {name: attempt.stop for name, attempt in playing.items() if attempt.stop is not None},
+            self._engines,
         )
 
     async def _again(self, worker: _Worker, why: str) -> None:

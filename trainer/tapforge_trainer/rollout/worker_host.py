@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tapforge_envs.clients.phones import PhoneAddress
 from tapforge_envs.protocol import EnvironmentFault, Reason
@@ -56,6 +57,8 @@ class Wanted:
     lost: Mapping[str, str] = field(default_factory=dict)
     #: attempts to end, by the episode's name; one that isn't being played has ended
     stop: Mapping[str, Reason] = field(default_factory=dict)
+    #: how the engines are reached, for `use_engines`; None: there are none yet
+    engines: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,10 @@ class Health:
 class WorkerHost:
     """Belongs to one event loop. Its methods are what the driver may call."""
 
-    def __init__(self, worker: RolloutWorker, clock: Clock = wakeful):
+    def __init__(self, worker: RolloutWorker, use_engines: Callable[[Any], None], clock: Clock = wakeful):
+        """`use_engines` takes what the driver says of them, again and again."""
         self._worker = worker
+        self._use_engines = use_engines
         self._clock = clock
         self._lives: dict[str, LeaseLife] = {}
         self._newest = -1
@@ -112,6 +117,8 @@ class WorkerHost:
             self._watch = asyncio.get_running_loop().create_task(self._stop_when_silent(), name="silent driver")
         if wanted.number > self._newest:
             self._newest = wanted.number
+            if wanted.engines is not None:
+                self._use_engines(wanted.engines)
             for key, ends in wanted.leases.items():
                 if (life := self._lives.get(key)) is not None:
                     life.extend(ends)

@@ -1,0 +1,130 @@
+"""A rollout worker as a Ray actor, and the driver's way to it (`rollout/worker_host.py`, `rollout/remote_players.py`).
+
+- An attempt is one call with two return values: a small result that the driver awaits, and the episode's frames, which
+  the driver holds by reference and never fetches. Return values outlive the worker's process, on its node.
+- Neither `ray.cancel` nor retries of tasks or actors are used: who stops or starts again is the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..agents.agent import Agent
+from ..evaluation import baselines
+from ..records import Generator
+from ..rollout.attempt import AttemptRequest, EpisodeResult
+from ..rollout.remote_players import WorkerLost
+from ..rollout.worker import RolloutWorker
+from ..rollout.worker_host import Health, LeaseTerms, Report, Wanted, WorkerHost
+from .remote import reason
+
+if TYPE_CHECKING:
+    from tapforge_envs.clients.phones import PhoneAddress
+
+    from .engine_client import EngineClient
+    from .wire import EngineConnection
+
+#: seconds beyond the worker's own deadlines until a call is given up
+_GRACE = 5.0
+
+
+class RolloutActor:
+    """Methods are called by `RayCarrier` only. One event loop."""
+
+    def __init__(self, make_agent: Callable[[], Agent]):
+        self._make_agent = make_agent
+        self._policies: dict[str, Generator] = {}
+        self._client: EngineClient | None = None
+        self._host: WorkerHost | None = None
+
+    async def ready(self) -> None:
+        agent = await asyncio.to_thread(self._make_agent)
+        self._policies.update(baselines(agent))
+        self._host = WorkerHost(RolloutWorker(agent, self._policies), self._use_engines)
+
+    async def play(self, request: AttemptRequest, terms: LeaseTerms) -> tuple[EpisodeResult, Any]:
+        assert self._host is not None
+        result = await self._host.play(request, terms)
+        return replace(result, frames={}), result.frames
+
+    async def exchange(self, wanted: Wanted) -> Report:
+        assert self._host is not None
+        return self._host.exchange(wanted)
+
+    async def health(self, phone: PhoneAddress) -> Health:
+        assert self._host is not None
+        return await self._host.health(phone)
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def _use_engines(self, connection: EngineConnection) -> None:
+        from .engine_client import EngineClient
+
+        if self._client is None:
+            self._client = self._policies[""] = EngineClient(connection)
+        else:
+            self._client.use(connection.replicas)
+
+
+class RayCarrier:
+    """The driver's way to one actor."""
+
+    def __init__(self, actor: Any):
+        self._actor = actor
+
+    async def exchange(self, wanted: Wanted, seconds: float) -> Report:
+        return await self._answer(self._actor.exchange.remote(wanted), seconds)
+
+    async def play(self, request: AttemptRequest, terms: LeaseTerms) -> EpisodeResult:
+        """Ends with the attempt, whose calls have deadlines, or with the worker."""
+        result, frames = self._actor.play.options(num_returns=2).remote(request, terms)
+        return replace(await self._answer(result, None), frames=frames)
+
+    async def health(self, phone: PhoneAddress, seconds: float) -> Health:
+        return await self._answer(self._actor.health.remote(phone), seconds)
+
+    async def close(self) -> None:
+        import ray
+
+        ray.kill(self._actor)
+
+    async def _answer(self, reference: Any, seconds: float | None) -> Any:
+        from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+
+        try:
+            async with asyncio.timeout(seconds):
+                return await reference
+        except TimeoutError as error:
+            raise WorkerLost(f"it gave no answer within {seconds:g} s", dead=False) from error
+        except RayActorError as error:
+            dead = isinstance(error, ActorDiedError)
+            what = "ended" if dead else "is out of reach"
+            raise WorkerLost(f"its process {what}: {reason(error)}", dead=dead) from error
+        except RayTaskError as error:
+            raise error.as_instanceof_cause() from error
+
+
+async def start_rollout_actor(make_agent: Callable[[], Agent], seconds: float, *, cpus: float) -> RayCarrier:
+    """Returns when it can play. `cpus`: cores that Ray sets aside for it. Raises WorkerLost or TimeoutError."""
+    import ray
+
+    actor = (
+        ray.remote(RolloutActor)
+        .options(
+            num_cpus=cpus,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=1000,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}},
+        )
+        .remote(make_agent)
+    )
+    carrier = RayCarrier(actor)
+    await carrier._answer(actor.ready.remote(), seconds)
+    return carrier
