@@ -25,6 +25,7 @@ from tapforge_envs.slots.lease_life import Clock, LeaseLife, wakeful
 from tapforge_envs.slots.source import Lease
 
 from .attempt import AttemptRequest, EpisodeResult
+from .stall import StallMonitor
 from .worker import RolloutWorker
 
 #: seconds without an answered message after which a worker uses no phone any more, and before which it stops attempts
@@ -98,7 +99,7 @@ class WorkerHost:
         self._lives: dict[str, LeaseLife] = {}
         self._newest = -1
         self._heard = clock()
-        self._stalls = _Stalls()
+        self._stalls: StallMonitor | None = None
         self._watch: asyncio.Task[None] | None = None
 
     async def play(self, request: AttemptRequest, terms: LeaseTerms) -> EpisodeResult:
@@ -113,7 +114,8 @@ class WorkerHost:
     def exchange(self, wanted: Wanted) -> Report:
         """May be called again with the same message."""
         self._heard = self._clock()
-        if self._watch is None:
+        if self._watch is None or self._stalls is None:
+            self._stalls = StallMonitor()
             self._watch = asyncio.get_running_loop().create_task(self._stop_when_silent(), name="silent driver")
         if wanted.number > self._newest:
             self._newest = wanted.number
@@ -127,7 +129,7 @@ class WorkerHost:
                     life.lose(why)
             for episode, reason in wanted.stop.items():
                 self._worker.stop(episode, reason)
-        return Report(wanted.number, self._clock(), self._worker.steps, self._stalls.longest())
+        return Report(wanted.number, self._clock(), self._worker.steps, self._stalls.stalls().longest)
 
     async def health(self, phone: PhoneAddress) -> Health:
         try:
@@ -138,28 +140,16 @@ class WorkerHost:
     async def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
+        if self._stalls is not None:
+            self._stalls.close()
         await self._worker.close()
 
     async def _stop_when_silent(self) -> None:
         while True:
-            before = asyncio.get_running_loop().time()
             await asyncio.sleep(_CHECK_SECONDS)
-            self._stalls.note(asyncio.get_running_loop().time() - before - _CHECK_SECONDS)
             if self._clock() - self._heard > STOP_SECONDS:
                 for episode in self._worker.steps:
                     self._worker.stop(episode, Reason.CANCELLED)
-
-
-class _Stalls:
-    def __init__(self) -> None:
-        self._longest = 0.0
-
-    def note(self, late: float) -> None:
-        self._longest = max(self._longest, late)
-
-    def longest(self) -> float:
-        longest, self._longest = self._longest, 0.0
-        return longest
 
 
 def end_on_worker(ends: float, answered: float, worker_now: float) -> float:
