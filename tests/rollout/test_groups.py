@@ -378,3 +378,38 @@ def test_fixed_lists_give_one_record_per_place_in_order():
         (1, Outcome.SUCCESS),
         (1, Outcome.FAILURE),
     ]
+
+
+# --- batches that can't be learned from -------------------------------------------------------------------------------
+
+
+def test_a_batch_whose_frames_are_lost_is_the_next_one_again_after_they_were_played_again():
+    buffer = GroupBuffer(replace(LIMITS, max_staleness=0))
+    for number in range(2):
+        buffer.admit(task(number))
+    play(buffer, ["success", "failure", "success"] * 2)
+    batch = buffer.consume()
+    assert not buffer.room and not buffer.holds(batch[0].id)
+    gone = batch[1].episodes[1]
+    buffer.put_back(batch, {gone.id})
+    assert not buffer.ready() and not buffer.room and buffer.holds(batch[0].id)
+    assert [r.order for r in buffer.unfinished()] == [0, 1]
+    attempt = buffer.next_attempt()
+    assert (attempt.group, attempt.member, attempt.seed) == (batch[1].id, 1, gone.seed)
+    assert attempt.episode != gone.id and buffer.next_attempt() is None
+    settled = buffer.ended(attempt, ended(attempt, "success"))
+    assert settled.dropped is None and buffer.ready()
+    again = buffer.consume()
+    assert again[0] == batch[0]
+    assert [e.id for e in again[1].episodes if e.id != attempt.episode] == [batch[1].episodes[k].id for k in (0, 2)]
+    assert (buffer.counts.consumed, buffer.counts.accepted) == (2, 2)
+
+
+def test_what_an_incomplete_group_went_on_without_is_not_played_again():
+    buffer = GroupBuffer(replace(LIMITS, groups_per_update=1, max_reruns=0))
+    buffer.admit(task())
+    play(buffer, ["success", "invalid", "failure"])
+    (group,) = buffer.consume()
+    buffer.put_back([group], set())
+    assert buffer.ready() and buffer.next_attempt() is None
+    assert buffer.consume() == [group]

@@ -301,3 +301,50 @@ def test_the_busy_share_says_what_slots_did():
 
 def test_the_demonstrator_of_these_tests_knows_its_way():
     assert all(len(way(t)) >= 1 for t in POOL) and len(FEASIBLE) >= 6
+
+
+class Elsewhere:
+    """Plays as a worker in another process does: what it returns of frames is a reference."""
+
+    def __init__(self, worker):
+        self.worker = worker
+
+    async def play(self, request, lease):
+        result = await self.worker.play(request, lease)
+        return replace(result, frames=("a reference to the frames of", result.record.id))
+
+    def stop(self, episode, reason):
+        self.worker.stop(episode, reason)
+
+
+def test_references_to_frames_are_held_until_their_update_is_over():
+    async def go():
+        async with a_house(Demonstrator(POOL), limits=GroupLimits(2, 2, 0)) as house:
+            scheduler = house.scheduler
+            scheduler._player = Elsewhere(scheduler._player)
+            batch = await scheduler.next_batch()
+            episodes = [e.id for g in batch for e in g.episodes]
+            assert scheduler.frames(batch) == {name: ("a reference to the frames of", name) for name in episodes}
+            scheduler.put_back(batch, {episodes[0]})
+            again = await scheduler.next_batch()
+            assert [g.id for g in again] == [g.id for g in batch]
+            held = scheduler.frames(again)
+            assert len(held) == 4 and episodes[0] not in held and set(episodes[1:]) < set(held)
+            scheduler.set_version(1)
+            assert scheduler.frames(again) == {}
+
+    run(go())
+
+
+def test_frames_of_this_process_are_held_where_the_recording_does_not_have_them():
+    async def go():
+        for recorded in (True, False):
+            kw = {"frames_recorded": lambda group, recorded=recorded: recorded}
+            async with a_house(Demonstrator(POOL), limits=GroupLimits(2, 1, 0), **kw) as house:
+                batch = await house.scheduler.next_batch()
+                held = house.scheduler.frames(batch)
+                assert len(held) == (0 if recorded else 2)
+                for episode in batch[0].episodes if held else ():
+                    assert {name for step in episode.steps for name in step.frames} == set(held[episode.id])
+
+    run(go())

@@ -305,6 +305,7 @@ async def running(
         if progress is not None:
             telemetry.view.resume(progress, newest_checkpoint(policy.settings.checkpoints))
         if isinstance(player, RemotePlayers):
+            player.use_engines(policy.engine_connection)
             policy.follow_engines(lambda _: player.use_engines(policy.engine_connection))
             if run.spec.environment.source.urls is not None:
                 # Workers of an earlier driver use these phones no longer than this, and no broker fences them.

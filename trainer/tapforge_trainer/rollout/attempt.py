@@ -105,6 +105,11 @@ class Player(Protocol):
         ...
 
 
+def issue_of(episode: str) -> int:
+    """How often its place had been played before."""
+    return int(episode.rsplit(".", 1)[1].partition("@")[0])
+
+
 def member_of(episode: str) -> int:
     """The place that an episode of this name filled."""
     return int(episode.rsplit(".", 2)[1])

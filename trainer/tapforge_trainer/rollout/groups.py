@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tapforge_envs.protocol import Task
 
 from ..records import EpisodeRecord, GroupRecord
-from .attempt import Attempt, member_of, seed_of
+from .attempt import Attempt, issue_of, member_of, seed_of
 from .stats import length_class
 
 #: times a place may be played, cancelled ones included: an engine that aborts everything must not go on for ever
@@ -274,6 +275,32 @@ class GroupBuffer:
         self._uniform_this_update = 0
         self.counts.consumed += len(batch)
         return [g.as_record() for g in batch]
+
+    def put_back(self, groups: Sequence[GroupRecord], lost: Collection[str]) -> None:
+        """A batch that nothing could be learned from, because the frames of its episodes `lost` are gone: it is the
+        next one again, as soon as these have been played again."""
+        back = {}
+        for record in groups:
+            group = _Group(record.id, record.order, record.task, record.version, [])
+            finished = {member_of(episode.id): episode for episode in record.episodes}
+            for member in range(self.limits.group_size):
+                episode = finished.get(member)
+                again = episode is not None and episode.id in lost
+                place = _Place(record=None if again else episode, lost=episode is None)
+                group.places.append(place)
+                if again and episode is not None:
+                    place.reruns, place.issue = episode.attempt, issue_of(episode.id) + 1
+                    heapq.heappush(self._pending, (group.order, member, group.id))
+            group.accepted = all(place.settled for place in group.places)
+            self.counts.accepted -= not group.accepted
+            back[group.id] = group
+        self._groups = back | self._groups
+        self._learning -= len(back)
+        self.counts.consumed -= len(back)
+
+    def holds(self, group: str) -> bool:
+        """Whether the group is under way or waits for its update."""
+        return group in self._groups
 
     # --- inside ---
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tapforge_envs.protocol import Reason, Task
 from tapforge_envs.slots.source import SlotSource, Verdict
 
+from ..frame_handles import FrameHandle
 from ..records import EpisodeRecord, GroupRecord, Sampling
 from ..tasks.source import TaskSource
 from .attempt import Attempt, AttemptRequest, EpisodeLimits, EpisodeResult, Player
@@ -71,7 +72,9 @@ class Scheduler:
         order: int = 0,
         prefix: str = "g",
         resumed: Iterable[Resumed] = (),
+        frames_recorded: Callable[[str], bool] = lambda group: True,
     ):
+        """`frames_recorded`: whether the recorder keeps the frames of a group."""
         self._loop = asyncio.get_running_loop()
         self._slots = slots
         self._player = player
@@ -82,8 +85,11 @@ class Scheduler:
         self._acquire_seconds = acquire_seconds
         self._seed = seed
         self._prefix = prefix
+        self._frames_recorded = frames_recorded
         self._buffer = GroupBuffer(groups or GroupLimits(), seed=seed, version=version, order=order, prefix=prefix)
         self._recording = RecordingQueue(recorder, self._fail) if recorder else None
+        #: group -> episode -> frames
+        self._frames: dict[str, dict[str, FrameHandle]] = {}
         self._jobs: set[_Job] = set()
         self._tasks_alive: set[asyncio.Task[None]] = set()
         self._fixed: EvaluationQueue | None = None
@@ -121,9 +127,24 @@ class Scheduler:
         self._pump()
         return batch
 
+    def frames(self, groups: Sequence[GroupRecord]) -> dict[str, FrameHandle]:
+        """By episode, of a batch that was handed out, until the next version: the frames that are not to be read from
+        the recording."""
+        return {episode: handle for g in groups for episode, handle in self._frames.get(g.id, {}).items()}
+
+    def put_back(self, groups: Sequence[GroupRecord], lost: Collection[str]) -> None:
+        """The batch can't be learned from: the frames of these episodes are lost. It comes again, after they have been
+        played again."""
+        self._buffer.put_back(groups, lost)
+        for group in groups:
+            for episode in set(lost) & set(self._frames.get(group.id, {})):
+                del self._frames[group.id][episode]
+        self._pump()
+
     def set_version(self, version: int) -> None:
         """The update is over, and the engines have the weights of this version."""
         self._buffer.set_version(version)
+        self._frames = {group: held for group, held in self._frames.items() if self._buffer.holds(group)}
         self._pump()
 
     async def run_fixed(
@@ -290,8 +311,12 @@ class Scheduler:
         self._stats.episode(result)
         if why := self.faults.note(result):
             self._quarantine(result.record.task.key, why)
+        group, kept = job.attempt.group, self._frames_recorded(job.attempt.group)
         if settled := job.source.ended(job.attempt, result.record, result.phone_seconds):
             self._settle(settled)
+        # Those of a worker in another process are at hand where they are needed; they are never fetched here.
+        if result.record.valid and self._buffer.holds(group) and not (kept and isinstance(result.frames, Mapping)):
+            self._frames.setdefault(group, {})[result.record.id] = result.frames
 
     def _quarantine(self, key: str, why: str) -> None:
         log.warning("task %s is in quarantine: %s", key, why)
@@ -301,6 +326,8 @@ class Scheduler:
             self._settle(settled)
 
     def _settle(self, settled: Settled) -> None:
+        if settled.dropped:
+            self._frames.pop(settled.group.id, None)
         if self._recording:
             self._recording.group(settled.group, settled.dropped.value if settled.dropped else None)
         useless = {attempt.episode for attempt in settled.stop}
