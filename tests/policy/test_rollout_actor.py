@@ -88,7 +88,7 @@ async def test_an_actor_that_is_killed_costs_its_attempt_and_another_one_plays(t
         playing = asyncio.create_task(players.play(request(0), lease(server)))
         await until(server.hung)
         carrier = players._workers[0].carrier
-        os.kill(await carrier._actor.process.remote(), signal.SIGKILL)
+        os.kill(await carrier.process(), signal.SIGKILL)
         result = await playing
         assert (result.record.reason, result.verdict) == (Reason.CANCELLED, Verdict.DIRTY)
         again = await players.play(request(1), lease(server, 1))

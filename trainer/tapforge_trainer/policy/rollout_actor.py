@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,22 +28,24 @@ if TYPE_CHECKING:
     from .engine_client import EngineClient
     from .wire import EngineConnection
 
-#: seconds beyond the worker's own deadlines until a call is given up
-_GRACE = 5.0
+#: for an answer of a worker that is up, seconds
+_READY_SECONDS = 30.0
+
+MakePolicies = Callable[[Agent], Mapping[str, Generator]]
 
 
 class RolloutActor:
     """Methods are called by `RayCarrier` only. One event loop."""
 
-    def __init__(self, make_agent: Callable[[], Agent]):
-        self._make_agent = make_agent
+    def __init__(self, make_agent: Callable[[], Agent], make_policies: MakePolicies):
+        self._make_agent, self._make_policies = make_agent, make_policies
         self._policies: dict[str, Generator] = {}
         self._client: EngineClient | None = None
         self._host: WorkerHost | None = None
 
     async def ready(self) -> None:
         agent = await asyncio.to_thread(self._make_agent)
-        self._policies.update(baselines(agent))
+        self._policies.update(self._make_policies(agent))
         self._host = WorkerHost(RolloutWorker(agent, self._policies), self._use_engines)
 
     async def play(self, request: AttemptRequest, terms: LeaseTerms) -> tuple[EpisodeResult, Any]:
@@ -77,6 +79,10 @@ class RayCarrier:
     def __init__(self, actor: Any):
         self._actor = actor
 
+    async def process(self) -> int:
+        """Its number on its machine."""
+        return await self._answer(self._actor.process.remote(), _READY_SECONDS)
+
     async def exchange(self, wanted: Wanted, seconds: float) -> Report:
         return await self._answer(self._actor.exchange.remote(wanted), seconds)
 
@@ -109,8 +115,11 @@ class RayCarrier:
             raise error.as_instanceof_cause() from error
 
 
-async def start_rollout_actor(make_agent: Callable[[], Agent], seconds: float, *, cpus: float) -> RayCarrier:
-    """Returns when it can play. `cpus`: cores that Ray sets aside for it. Raises WorkerLost or TimeoutError."""
+async def start_rollout_actor(
+    make_agent: Callable[[], Agent], seconds: float, *, cpus: float, make_policies: MakePolicies = baselines
+) -> RayCarrier:
+    """Returns when it can play. `cpus`: cores that Ray sets aside for it. `make_policies`: who answers beside the
+    engines. Raises WorkerLost."""
     import ray
 
     actor = (
@@ -123,7 +132,7 @@ async def start_rollout_actor(make_agent: Callable[[], Agent], seconds: float, *
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}},
         )
-        .remote(make_agent)
+        .remote(make_agent, make_policies)
     )
     carrier = RayCarrier(actor)
     await carrier._answer(actor.ready.remote(), seconds)
