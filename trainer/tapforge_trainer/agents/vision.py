@@ -3,42 +3,25 @@
 Promises:
 - The size of a fitted frame is a multiple of patch x merge on both sides and within the processor's bounds: a fixed
   point of the processor's own resizing. One visual token is one cell of patch x merge pixels squared.
-- A PNG that already has such a size and plain colours keeps its bytes.
-- Every frame is decoded to its last pixel before it is let through, and must have the announced size. Half a file, a
-  wrong checksum or another size raises EnvironmentFault: the episode is invalid, there is no placeholder.
-- Caches are bounded and belong to the `FrameFitter`, which may be called from several threads.
+- A frame that can't be shown whole raises EnvironmentFault (`screens.py`).
+- The cache is bounded and belongs to the `FrameFitter`, which may be called from several threads.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
-import struct
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
 from tapforge_envs.protocol import EnvironmentFault, Frame
 
-from ..frames import FittedFrame, Pixels, name_of
+from ..frames import FittedFrame, Pixels
 from .image_processor import ImageProcessor
+from .screens import decode_screen, resize
 
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-#: samples per pixel by PNG colour type
-_PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-#: start and step of the passes of an interlaced PNG
-_PNG_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-#: what screens come as; other decoders of Pillow are not let near bytes from a network
-_FORMATS = ("PNG", "JPEG", "WEBP")
-#: modes that every decoder turns into the same RGB pixels
-_PLAIN_MODES = ("RGB", "L", "P", "1")
 #: a screen that is longer than this compared with its other side is none; image processors refuse it too
 _MAX_ASPECT = 200
 
@@ -153,78 +136,11 @@ def _kept(frame: FittedFrame) -> int:
 
 def fit_frame(frame: Frame, grid: VisionGrid) -> tuple[FittedFrame, Pixels]:
     """The frame as the model sees it, and its pixels. Raises EnvironmentFault (see module)."""
-    image = _decode(frame)
+    pixels = decode_screen(frame)
     try:
-        size = grid.fit(frame.width, frame.height)
+        width, height = grid.fit(frame.width, frame.height)
     except ValueError as error:
         raise EnvironmentFault(f"frame {frame.sha256[:12]}: {error}") from error
-    plain = image.format == "PNG" and image.mode in _PLAIN_MODES and not {"transparency", "exif"} & image.info.keys()
-    image = image.convert("RGB")
-    if size != image.size:
-        image, plain = image.resize(size, Image.Resampling.BICUBIC), False
-    pixels = np.asarray(image)
-    return FittedFrame(name_of(pixels), frame.data, *size) if plain else FittedFrame.of(pixels), pixels
-
-
-def _decode(frame: Frame) -> Image.Image:
-    """Every pixel of the frame. Raises EnvironmentFault."""
-    what = f"frame {frame.sha256[:12]} of {len(frame.data)} bytes"
-    if hashlib.sha256(frame.data).hexdigest() != frame.sha256:
-        raise EnvironmentFault(f"{what} is not what its hash names")
-    if frame.data.startswith(_PNG_SIGNATURE):
-        _check_png(frame.data, what)
-    try:
-        image = Image.open(io.BytesIO(frame.data), formats=_FORMATS)
-        if image.size != (frame.width, frame.height):
-            raise EnvironmentFault(
-                f"{what} is {image.size[0]}x{image.size[1]} pixels, announced was {frame.width}x{frame.height}"
-            )
-        image.load()
-    except EnvironmentFault:
-        raise
-    except Exception as error:  # whatever a decoder says about broken bytes, the screen was not delivered
-        raise EnvironmentFault(f"{what} can't be decoded: {type(error).__name__}: {error}") from error
-    return image
-
-
-def _check_png(data: bytes, what: str) -> None:
-    """What Pillow forgives: wrong checksums, no end mark, missing rows (it would paint them black)."""
-    at, end = len(_PNG_SIGNATURE), len(data)
-    header = b""
-    pixels: list[bytes] = []
-    while at + 12 <= end:
-        length = int.from_bytes(data[at : at + 4], "big")
-        after = at + 12 + length
-        if after > end:
-            break
-        kind = data[at + 4 : at + 8]
-        if zlib.crc32(data[at + 4 : after - 4]) != int.from_bytes(data[after - 4 : after], "big"):
-            raise EnvironmentFault(f"{what}: the PNG's {kind!r} at byte {at} has a wrong checksum")
-        if kind == b"IHDR":
-            header = data[at + 8 : after - 4]
-        elif kind == b"IDAT":
-            pixels.append(data[at + 8 : after - 4])
-        elif kind == b"IEND":
-            _check_png_rows(header, b"".join(pixels), what)
-            return
-        at = after
-    raise EnvironmentFault(f"{what} is cut off: the PNG has no end")
-
-
-def _check_png_rows(header: bytes, pixels: bytes, what: str) -> None:
-    if len(header) != 13:
-        raise EnvironmentFault(f"{what}: the PNG's header has {len(header)} bytes instead of 13")
-    width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", header)
-    bits = depth * _PNG_SAMPLES.get(colour, 1)
-    expected = 0
-    for x, y, dx, dy in _PNG_PASSES if interlaced else ((0, 0, 1, 1),):
-        columns, rows = -(-(width - x) // dx), -(-(height - y) // dy)
-        if columns > 0 and rows > 0:
-            expected += rows * (1 + (columns * bits + 7) // 8)
-    inflater = zlib.decompressobj()
-    try:
-        found = len(inflater.decompress(pixels, expected + 1))
-    except zlib.error as error:
-        raise EnvironmentFault(f"{what}: the PNG's pixels can't be unpacked: {error}") from error
-    if found != expected or not inflater.eof:
-        raise EnvironmentFault(f"{what}: the PNG unpacks to {found} bytes of pixels instead of {expected}")
+    if (width, height) != (frame.width, frame.height):
+        pixels = resize(pixels, width, height)
+    return FittedFrame.of(pixels), pixels

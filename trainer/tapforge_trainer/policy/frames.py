@@ -57,9 +57,12 @@ def cut(pixels: np.ndarray, form: PixelFormat) -> np.ndarray:
     height, width, _ = pixels.shape
     rows, columns = form.grid(width, height)
     p, m = form.patch, form.merge
-    blocks = pixels.reshape(rows, m, p, columns, m, p, 3)
-    # rows, columns, row in the block, column in the block, channel, pixel row, pixel column
-    return np.ascontiguousarray(blocks.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(rows * columns * m * m, 3 * p * p)
+    # A row of a patch is one item: half the time of moving bytes.
+    patches = np.empty((rows, columns, m, m, 3, p), f"V{p}")
+    for channel in range(3):
+        plane = np.ascontiguousarray(pixels[:, :, channel]).view(patches.dtype).reshape(rows, m, p, columns, m)
+        patches[:, :, :, :, channel] = plane.transpose(0, 3, 1, 4, 2)
+    return patches.view(np.uint8).reshape(rows * columns * m * m, 3 * p * p)
 
 
 @dataclass(frozen=True, slots=True)
