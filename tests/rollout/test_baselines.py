@@ -6,8 +6,10 @@ from phones import PATIENT, phones
 from scripted import AGENT
 
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
-from tapforge_trainer.evaluation import Arena, baselines, play
+from tapforge_trainer.assembly import Arena
+from tapforge_trainer.evaluation import play
 from tapforge_trainer.rollout.attempt import EpisodeLimits
+from tapforge_trainer.rollout.baselines import baselines
 from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.worker import RolloutWorker
 

@@ -14,7 +14,7 @@ def test_ctrl_c_ends_with_a_checkpoint_and_leaves_no_process(trained: Run, inter
     assert interrupted.finished.code == 130, interrupted.finished.said
     assert interrupted.finished.left_behind == []
     assert "Traceback" not in interrupted.finished.err
-    assert "the same command goes on" in interrupted.finished.out
+    assert "the same command resumes" in interrupted.finished.out
     updates = [event["update"] for event in interrupted.events("update")]
     assert interrupted.state["update"] == updates[-1] > trained.summary["updates"]
 

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tapforge_trainer.batch import BatchRules, build_batch
+from tapforge_trainer.progress import Progress
 from tapforge_trainer.rollout.recording import RecordingError
+from tapforge_trainer.rollout.stats import RolloutStats
 from tapforge_trainer.run_folder import read_events
 from tapforge_trainer.telemetry import EVENTS, Telemetry, View
 
@@ -51,8 +54,10 @@ def test_an_event_that_can_not_be_written_is_said(tmp_path: Path) -> None:
 def test_a_log_gets_a_line_per_update_however_narrow_it_is(tmp_path: Path) -> None:
     out = io.StringIO()
     with closing(_telemetry(tmp_path, Console(file=out, width=40))) as telemetry, telemetry.shown():
-        telemetry.view.update, telemetry.view.success = 3, 0.25
-        telemetry.updated({"update": 3})
+        progress = Progress(update=3, success=0.25)
+        telemetry.updated(
+            progress, build_batch([], BatchRules()).statistics, RolloutStats(), {"success": 1, "failure": 3}, {}
+        )
     (line,) = out.getvalue().splitlines()
     assert "update 3/10" in line and "success 25.0 %" in line
 

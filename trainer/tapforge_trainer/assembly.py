@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -28,7 +28,6 @@ from tapforge_envs.slots.urls import UrlSlots, parse_urls, read_urls
 from .agents import make_agent
 from .agents.agent import Agent
 from .algorithms.composition import objective_of
-from .evaluation import Arena
 from .machine import Device, Machine
 from .plan import LocalFiles, inspect_files, longest_member
 from .policy.settings import GAP_ALARM, EngineSettings, LearnerSettings, UpdateSettings
@@ -272,6 +271,20 @@ def group_limits(run: TrainingRun) -> GroupLimits:
         dynamic_sampling=r.dynamic_sampling.enabled,
         max_rounds=r.dynamic_sampling.max_rounds,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Where and by whom episodes are played."""
+
+    slots: SlotSource
+    agent: Agent
+    player: Player
+    episodes: EpisodeLimits
+    groups: GroupLimits
+    response_tokens: int
+    concurrency: int | None
+    acquire_seconds: float
 
 
 def arena_of(run: TrainingRun, slots: SlotSource, agent: Agent, player: Player) -> Arena:

@@ -3,9 +3,7 @@
 - The tasks depend on `spec.evaluation.seed` alone, not on the run's seed, so that runs are compared on the same tasks.
 - Every answer of a measurement comes from one policy version; a mixture is an error, not a figure.
 - An invalid episode is in no rate; it is counted, and the rate over attempted episodes stands beside the other.
-- The baselines play the same tasks through the same code: a policy that answers at random among well-formed actions,
-  and one that declares every task infeasible at once. What the first one draws depends on the seed, the task, the
-  repeat and the step alone, not on which episodes run beside it.
+- The baselines play the same tasks through the same code (`rollout/baselines.py`).
 """
 
 from __future__ import annotations
@@ -13,36 +11,23 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
-from tapforge_envs.protocol import Action, Back, Home, Outcome, Tap, Task, Terminate
-from tapforge_envs.slots.source import SlotSource
+from tapforge_envs.protocol import Outcome, Task
 
-from .agents.agent import Agent
-from .records import EpisodeRecord, Generation, Generator, Prompt, Sampling
-from .rollout.attempt import EpisodeLimits, Player
-from .rollout.groups import GroupLimits
+from . import assembly
+from .assembly import Arena
+from .parts import Parts
+from .progress import Progress
+from .records import EpisodeRecord, Sampling
+from .rollout.baselines import baselines
 from .rollout.recorder import Recorder
 from .rollout.scheduler import Scheduler
+from .run_folder import EVALUATION
+from .shutdown import unless_stopped
 from .statistics import success_of
-
-
-@dataclass(frozen=True, slots=True)
-class Arena:
-    """Where and by whom episodes are played."""
-
-    slots: SlotSource
-    agent: Agent
-    player: Player
-    episodes: EpisodeLimits
-    groups: GroupLimits
-    response_tokens: int
-    concurrency: int | None
-    acquire_seconds: float
 
 
 async def play(
@@ -79,6 +64,44 @@ async def play(
         recorder.close()
 
 
+async def measure(parts: Parts, name: str, progress: Progress) -> dict[str, dict[str, Any]]:
+    """Success of the present policy on the held-out tasks, sampled and greedy as the spec says. `name` is the folder's
+    prefix."""
+    evaluation = parts.run.spec.evaluation
+    tasks = assembly.evaluation_tasks(parts.run).tasks
+    modes = {"sampled": evaluation.sampled_temperature} if evaluation.sampled else {}
+    modes |= {"greedy": 0.0} if evaluation.greedy else {}
+    results = {}
+    for mode, temperature in modes.items():
+        parts.telemetry.phase(f"measuring {name}, {mode}: {len(tasks)} held-out tasks", "Evaluating")
+        playing = play(
+            parts.arena,
+            tasks,
+            repeats=evaluation.repeats if temperature else 1,
+            temperature=temperature,
+            seed=evaluation.seed,
+            folder=parts.folder / EVALUATION / f"{name}-{mode}",
+        )
+        episodes = await unless_stopped(parts.stop, playing)
+        results[mode] = measured(episodes, seed=evaluation.seed, version=progress.version)
+        parts.telemetry.event("evaluation", name=name, mode=mode, update=progress.update, **results[mode])
+    return results
+
+
+async def measure_baselines(parts: Parts) -> dict[str, dict[str, Any]]:
+    """The same tasks, played by policies that have learned nothing."""
+    evaluation = parts.run.spec.evaluation
+    results = {}
+    for name in baselines(parts.arena.agent):
+        folder = parts.folder / EVALUATION / f"baseline-{name}"
+        tasks = assembly.evaluation_tasks(parts.run).tasks
+        playing = play(parts.arena, tasks, policy=name, repeats=1, temperature=1.0, seed=evaluation.seed, folder=folder)
+        episodes = await unless_stopped(parts.stop, playing)
+        results[name] = measured(episodes, seed=evaluation.seed)
+        parts.telemetry.event("baseline", policy=name, **results[name])
+    return results
+
+
 def measured(episodes: Sequence[EpisodeRecord], *, seed: int = 0, version: int | None = None) -> dict[str, Any]:
     """The figures of a measurement, as they stand in summary.json. Rates and intervals are None over nothing. An answer
     of another policy version than `version` is an error."""
@@ -105,38 +128,4 @@ def measured(episodes: Sequence[EpisodeRecord], *, seed: int = 0, version: int |
         "policy_version": versions.pop() if versions else None,
         "by_template": {name: round(sum(won) / len(won), 4) for name, won in sorted(templates.items())},
         "reasons": dict(Counter(e.reason.value for e in episodes)),
-    }
-
-
-# --- baselines --------------------------------------------------------------------------------------------------------
-
-
-def random_action(rng: Random) -> Action:
-    """A well-formed action: mostly a tap anywhere, else a button or the end."""
-    draw = rng.random()
-    if draw < 0.7:
-        return Tap(x=rng.random(), y=rng.random())
-    if draw < 0.8:
-        return rng.choice((Home(), Back()))
-    return Terminate(status="success") if draw < 0.95 else Terminate(status="infeasible")
-
-
-@dataclass
-class ScriptedPolicy:
-    """A `Generator` without a model: answers with the agent's canonical words for an action."""
-
-    agent: Agent
-    #: draws from a generator that belongs to this answer alone
-    choose: Callable[[Random], Action]
-
-    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        ids = self.agent.answer_ids(self.choose(Random(sampling.seed)))
-        zeros = (0,) * len(ids)
-        return Generation(prompt.ids, ids, zeros, zeros, "stop", prompt.expanded_length)
-
-
-def baselines(agent: Agent) -> dict[str, Generator]:
-    return {
-        "random": ScriptedPolicy(agent, random_action),
-        "always_infeasible": ScriptedPolicy(agent, lambda rng: Terminate(status="infeasible")),
     }

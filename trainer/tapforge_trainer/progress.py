@@ -7,8 +7,11 @@ newest checkpoint says how far a run is before anything is loaded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from tapforge_envs.protocol import Task
 
 from .rollout.groups import Resumed
 from .rollout.recording import Recording
+from .rollout.stats import RolloutStats, by_length, rate_of
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +83,40 @@ def progress_of(saved: Saved) -> Progress:
     from .policy.checkpoints import read_state
 
     return Progress(**read_state(Path(saved.path))["driver"])
+
+
+class Counters:
+    """Adds what the rollout of this session did to the run's progress."""
+
+    def __init__(self, progress: Progress):
+        self._progress, self._before = progress, replace(progress)
+        self._attempts: Counter[str] = Counter()
+        self._started = time.monotonic()
+
+    def count(self, stats: RolloutStats) -> None:
+        """`stats`: totals of the session."""
+        progress, before = self._progress, self._before
+        progress.episodes = before.episodes + stats.successes + stats.failures
+        progress.invalid = before.invalid + sum(stats.invalid.values())
+        progress.env_steps = before.env_steps + stats.env_steps
+        progress.slot_seconds = before.slot_seconds + stats.slot_seconds
+        progress.busy_seconds = before.busy_seconds + stats.busy_seconds
+        progress.members = by_length(stats.members, before.members)
+
+    def update(self, stats: RolloutStats) -> Counter[str]:
+        """After an update: also its time and success. Returns its attempts by outcome."""
+        self.count(stats)
+        self._progress.seconds_rl = self._before.seconds_rl + time.monotonic() - self._started
+        attempts, self._attempts = stats.drawn - self._attempts, stats.drawn
+        self._progress.success = rate_of(attempts)
+        return attempts
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """The time until the block ends is not the reinforcement's."""
+        since = time.monotonic()
+        yield
+        self._started += time.monotonic() - since
 
 
 def belongs(state: Mapping[str, Any], run: str, uid: str = "") -> bool:

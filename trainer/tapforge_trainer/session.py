@@ -23,15 +23,18 @@ from rich.console import Console
 from tapforge_api import TrainingRun
 from tapforge_envs.clients.phones import PhoneAddress
 
-from . import assembly, loop
+from . import assembly
 from .assembly import ConfigurationError, SetupError
-from .evaluation import baselines
+from .evaluation import measure, measure_baselines
+from .loop import reinforce, save
 from .machine import Machine, NoDevice, device_of, gpus_needed, rollout_workers
+from .parts import Parts
 from .plan import folder_of
 from .policy.driver import Policy, PolicySettings, in_cluster, wait_for_gpus
 from .policy.rollout_actor import start_rollout_actor
 from .progress import Progress, belongs, newest_checkpoint
 from .report import print_summary, summarize, wanted, write_report
+from .rollout.baselines import baselines
 from .rollout.remote_players import RemotePlayers
 from .rollout.worker import RolloutWorker
 from .rollout.worker_host import LINK_SECONDS
@@ -50,6 +53,7 @@ from .run_folder import (
 )
 from .shutdown import Interrupted, StopSignal, unless_stopped
 from .telemetry import Telemetry, View
+from .warm_start import warm_start
 
 log = logging.getLogger(__name__)
 
@@ -85,16 +89,16 @@ async def _trained(run: TrainingRun, folder: Path, telemetry: Telemetry, stop: S
         progress.seconds_start += seconds_start
         telemetry.event("started", seconds=seconds_start)
         before = await _before(parts, progress, resumed is not None)
-        await loop.reinforce(parts, progress)
+        await reinforce(parts, progress)
         if stop.requested.is_set():
             raise Interrupted("stopped")
         run = _limited(run, stop)
-        after = await loop.measure(parts, "after", progress)
+        after = await measure(parts, "after", progress)
         telemetry.view.success_after = _shown(after)
         if run.spec.checkpoints.export:
             telemetry.phase("writing the model", "Exporting")
             await parts.policy.export(folder / EXPORT)
-        baselines = await loop.measure_baselines(parts) if run.spec.evaluation.baselines else {}
+        baselines = await measure_baselines(parts) if run.spec.evaluation.baselines else {}
     telemetry.phase("writing curve, replay and summary", "Reporting")
     # Twice: what was measured is safe before pictures are drawn, and the time they take counts.
     for draw in (True, False):
@@ -115,7 +119,7 @@ async def _trained(run: TrainingRun, folder: Path, telemetry: Telemetry, stop: S
     return summary
 
 
-async def _before(parts: loop.Parts, progress: Progress, resumed: bool) -> dict[str, Any]:
+async def _before(parts: Parts, progress: Progress, resumed: bool) -> dict[str, Any]:
     """Warm start, KL reference and the measurement before reinforcement, as far as no earlier session did them. Returns
     the measurement."""
     spec, events = parts.run.spec, list(read_events(parts.folder))
@@ -130,11 +134,11 @@ async def _before(parts: loop.Parts, progress: Progress, resumed: bool) -> dict[
         parts.telemetry.note(f"warm-started from {parts.warm_started_from}")
     elif spec.warm_start is not None:
         parts.telemetry.phase("warm start: imitating a demonstrator", "WarmStart")
-        await loop.warm_start(parts, progress)
+        await warm_start(parts, progress)
     if spec.algorithm.kl.coefficient > 0:
         await _refer(parts, begun=any(e["event"] == "reinforcement" for e in events))
     if not resumed:
-        await loop.save(parts, progress)
+        await save(parts, progress)
     await unless_stopped(parts.stop, parts.policy.sync(progress.version))
     before = {
         e["mode"]: {k: v for k, v in e.items() if k not in ("at", "event", "name", "mode", "update")}
@@ -143,12 +147,12 @@ async def _before(parts: loop.Parts, progress: Progress, resumed: bool) -> dict[
     }
     modes = {mode for mode in ("sampled", "greedy") if getattr(spec.evaluation, mode)}
     if not resumed or not modes <= set(before):
-        before = await loop.measure(parts, "before", progress)
+        before = await measure(parts, "before", progress)
     parts.telemetry.view.success_before = _shown(before)
     return before
 
 
-async def _refer(parts: loop.Parts, *, begun: bool) -> None:
+async def _refer(parts: Parts, *, begun: bool) -> None:
     """The KL term pulls towards the policy that reinforcement began with; it is kept for later sessions."""
     folder = parts.folder / REFERENCE
     if not (folder / "config.json").is_file():
@@ -188,7 +192,7 @@ async def sft_session(run: TrainingRun, runs: Path, stop: StopSignal) -> int:
     with locked(folder), closing(Telemetry(folder, View(run.metadata.name, 0), Console())) as telemetry:
         async with running(run, folder, telemetry, stop, engines=False, resume=False) as (parts, _):
             telemetry.phase("warm start: imitating a demonstrator")
-            await loop.warm_start(parts, Progress())
+            await warm_start(parts, Progress())
             await parts.policy.export(folder / "sft")
         telemetry.phase(f"the model is in {folder / 'sft'}")
     return 0
@@ -202,9 +206,9 @@ async def eval_session(run: TrainingRun, runs: Path, model: Path | None, stop: S
     place = folder / "evaluations" / time.strftime("%Y%m%d-%H%M%S")
     with closing(Telemetry(place, View(run.metadata.name, 0), Console(stderr=True))) as telemetry:
         async with running(run, place, telemetry, stop, weights=weights, learner=False) as (parts, _):
-            results: dict[str, Any] = await loop.measure(parts, "eval", Progress())
+            results: dict[str, Any] = await measure(parts, "eval", Progress())
             if run.spec.evaluation.baselines:
-                results["baselines"] = await loop.measure_baselines(parts)
+                results["baselines"] = await measure_baselines(parts)
     text = json.dumps(results, indent=2)
     write_atomically(place / "result.json", text + "\n")
     Console().print_json(text)
@@ -241,7 +245,7 @@ async def running(
     learner: bool = True,
     engines: bool = True,
     resume: bool = True,
-) -> AsyncIterator[tuple[loop.Parts, Progress | None]]:
+) -> AsyncIterator[tuple[Parts, Progress | None]]:
     """Phones, learner and engines, started side by side; with the run's last checkpoint loaded and its progress, None
     where there is none. Closed in any case. `uid`: of the run, on a cluster."""
     begun = time.monotonic()
@@ -313,7 +317,7 @@ async def running(
         elif engines:
             policies[""] = policy.generator
         arena = assembly.arena_of(run, slots, agent, player)
-        yield loop.Parts(run, folder, policy, arena, telemetry, stop, warm_started_from), progress
+        yield Parts(run, folder, policy, arena, telemetry, stop, warm_started_from), progress
     finally:
         for result in await asyncio.gather(slots.close(), _closed(player, policy), return_exceptions=True):
             if isinstance(result, Exception):

@@ -23,11 +23,15 @@ from rich.text import Text
 
 from tapforge_envs.slots.source import SlotSource
 
+from .batch import BatchStatistics
 from .progress import Progress as RunProgress
 from .progress import Saved
 from .rollout.recording import RecordingError
+from .rollout.stats import RolloutStats
 
 EVENTS = "events.jsonl"
+#: updates whose mean success is shown
+_WINDOW = 5
 _SPARKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -75,6 +79,27 @@ class View:
         self.update, self.version, self.success = progress.update, progress.version, progress.success
         self.episodes, self.invalid, self.seconds_rl = progress.episodes, progress.invalid, progress.seconds_rl
         self.saved = saved
+
+    def updated(
+        self, progress: RunProgress, statistics: BatchStatistics, stats: RolloutStats, metrics: Mapping[str, Any]
+    ) -> None:
+        """Shows a run after an update."""
+        if progress.success is not None:
+            self.curve.append(progress.success)
+        recent = self.curve[-_WINDOW:]
+        self.update, self.version, self.seconds_rl = progress.update, progress.version, progress.seconds_rl
+        self.success = sum(recent) / len(recent) if recent else None
+        self.success_learned = statistics.success_rate
+        self.dropped = sum(stats.dropped.values())
+        self.episodes, self.invalid = progress.episodes, progress.invalid
+        self.episodes_per_hour = stats.episodes_per_hour
+        self.env_steps_per_second = stats.env_steps_per_second
+        self.valid_actions = statistics.valid_action_ratio
+        self.group_size = statistics.group_size_mean
+        self.state_group_size = statistics.state_group_size_mean
+        self.zero_variance_groups = f"{statistics.groups_zero_variance} of {statistics.groups}"
+        self.busy_share, self.sample_age = stats.busy_share, stats.mean_sample_age
+        self.gap = metrics.get("gap", self.gap)
 
     def seconds_left(self) -> float | None:
         """Of the reinforcement phase, by the pace so far."""
@@ -146,9 +171,35 @@ class Telemetry:
         self.event("note", text=text)
         self._line(text)
 
-    def updated(self, figures: Mapping[str, Any]) -> None:
-        """An update is over; the view has been brought up to date by the caller."""
-        self.event("update", **figures)
+    def updated(
+        self,
+        progress: RunProgress,
+        statistics: BatchStatistics,
+        stats: RolloutStats,
+        attempts: Mapping[str, int],
+        metrics: Mapping[str, Any],
+        **further: Any,
+    ) -> None:
+        """An update is over. `attempts`: all that were played for it, by outcome; `metrics`: of learner and sync;
+        `further`: fields of the event."""
+        self.view.updated(progress, statistics, stats, metrics)
+        self.event(
+            "update",
+            update=progress.update,
+            seconds=progress.seconds_rl,
+            **{name: getattr(statistics, name) for name in BatchStatistics.__slots__},
+            success_rate_all=progress.success,
+            attempts=dict(attempts),
+            sample_age=stats.mean_sample_age,
+            members=progress.members,
+            **further,
+            learner=metrics,
+        )
+        if metrics.get("gap_alarm"):
+            self.note(
+                f"update {progress.update}: engine and learner differ by {metrics['gap_mean']:.2g} per token on "
+                "answers of the same weights; the importance weights can't be trusted"
+            )
         if self._live is None:
             v = self.view
             self._line(

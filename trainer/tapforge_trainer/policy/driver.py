@@ -1,6 +1,6 @@
 """The policy as the loop sees it: one object with a learner, engines that sample, and what goes on between them.
 
-    imitate (supervised) -> sync -> generate ... update -> sync -> ...; save, resume, export; close
+    learner.supervised -> sync -> generate ... learner.update -> sync -> ...; save, resume, export; close
 
 An engine that dies is started again while the run goes on (`engines.py`); when no other one lives, it gets the
 learner's weights as soon as the learner has a moment, that is between two updates.
@@ -13,22 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from ..frames import FittedFrame
 from ..machine import missing
-from ..records import Generator, Sample
-from .settings import EngineSettings, LearnerSettings, PauseMode, UpdateSettings
+from ..records import Generator
+from .settings import EngineSettings, LearnerSettings, PauseMode
+
+if TYPE_CHECKING:
+    from .learner import Learner
 
 #: environment variable by which a cluster's job finds its Ray
 RAY_ADDRESS = "RAY_ADDRESS"
@@ -111,6 +110,15 @@ class Policy:
         elif self._engines_ready is not None:
             await self._engines_ready
 
+    @asynccontextmanager
+    async def learning(self, version: int | None = None) -> AsyncIterator[Learner]:
+        """The learner, which does nothing else until the block ends: no engine is given weights of half an update.
+        `version`: of the weights that the block leaves; None: as before."""
+        async with self._learning:
+            yield self._learner
+            if version is not None:
+                self._version = version
+
     @property
     def generator(self) -> Generator:
         return self._client
@@ -133,49 +141,10 @@ class Policy:
         """Cache hit rates between the last two syncs, and restarts since the start."""
         return self._engines.metrics
 
-    async def imitate(
-        self,
-        samples: Sequence[Sample],
-        frames: Mapping[str, FittedFrame],
-        *,
-        steps: int,
-        batch_size: int,
-        learning_rate: float,
-        warmup_steps: int,
-        seed: int,
-    ) -> dict[str, float]:
-        """Cross-entropy on random batches, rate warmed up and then decayed along a cosine. The optimizer starts afresh
-        afterwards: its memory of imitation would be wrong for what comes next."""
-        rng = np.random.default_rng(seed)
-        figures: dict[str, float] = {}
-        for step in range(1, steps + 1):
-            chosen = rng.choice(len(samples), size=min(batch_size, len(samples)), replace=False)
-            rate = (
-                learning_rate
-                * min(1.0, step / max(1, warmup_steps))
-                * 0.5
-                * (1 + math.cos(math.pi * (step - 1) / steps))
-            )
-            batch = [samples[k] for k in chosen]
-            shown = {name: frames[name] for sample in batch for name in sample.frames}
-            async with self._learning:
-                figures = await self._learner.supervised(batch, shown, UpdateSettings(learning_rate=rate))
-        await self.forget_optimizer()
-        return figures
-
     async def forget_optimizer(self) -> None:
         """The next update is the optimizer's first."""
         async with self._learning:
             await self._learner.run(_fresh_optimizer)
-
-    async def update(
-        self, samples: Sequence[Sample], frames: Mapping[str, FittedFrame], settings: UpdateSettings, version: int
-    ) -> dict[str, float]:
-        """`version` is that of the weights before the update."""
-        async with self._learning:
-            figures = await self._learner.update(samples, frames, settings, version)
-            self._version = version + 1
-        return figures
 
     async def sync(self, version: int) -> float:
         """The engines answer with the learner's weights from here on, proven by a probe. Returns the largest difference

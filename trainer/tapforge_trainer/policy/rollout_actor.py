@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..agents.agent import Agent
-from ..evaluation import baselines
 from ..records import Generator
 from ..rollout.attempt import AttemptRequest, EpisodeResult
+from ..rollout.baselines import baselines
 from ..rollout.remote_players import WorkerLost
 from ..rollout.worker import RolloutWorker
 from ..rollout.worker_host import Health, LeaseTerms, Report, Wanted, WorkerHost

@@ -1,0 +1,205 @@
+"""The loop on real phones with a learner that only counts: what an update leads to, and what is saved at which end."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from phones import PATIENT, bounded, phones, until
+from rich.console import Console
+from scripted import AGENT, TASKS, Demonstrator
+
+from tapforge_api import load
+from tapforge_envs.slots.urls import UrlSlots, parse_urls
+from tapforge_trainer.assembly import arena_of
+from tapforge_trainer.loop import reinforce
+from tapforge_trainer.parts import Parts
+from tapforge_trainer.progress import Progress
+from tapforge_trainer.rollout.worker import RolloutWorker
+from tapforge_trainer.run_folder import read_events
+from tapforge_trainer.shutdown import StopReason, StopSignal
+from tapforge_trainer.telemetry import Telemetry, View
+
+SPEC = """
+apiVersion: tapforge.dev/v1alpha1
+kind: TrainingRun
+metadata: {name: counted}
+spec:
+  seed: 3
+  tasks: {suite: quickstart, split: train}
+  rollout: {groupSize: 4, groupsPerUpdate: 4, maxStaleness: 1}
+  evaluation: {episodes: 2, sampled: false}
+  checkpoints: {everyUpdates: 2}
+  stop: {maxUpdates: 3}
+"""
+
+
+async def _nothing() -> None:
+    pass
+
+
+class Learner:
+    """Counts updates. `during` is called in each of them."""
+
+    def __init__(self) -> None:
+        self.updates: list[tuple[int, int, int]] = []
+        self.during: Callable[[], Awaitable[None]] = _nothing
+
+    async def update(self, samples: Any, frames: Any, settings: Any, version: int) -> dict[str, Any]:
+        await self.during()
+        assert {name for sample in samples for name in sample.frames} <= set(frames)
+        self.updates.append((len(samples), version, settings.seed))
+        return {"gap_mean": 0.5, "gap_alarm": True}
+
+
+class Policy:
+    """What the loop needs of one; answers are a demonstrator's that fails at times."""
+
+    def __init__(self) -> None:
+        self.learner = Learner()
+        self.generator = Demonstrator([TASKS.sample(3, n) for n in range(80)], lambda s: s.seed % 3 == 0)
+        self.saved: list[tuple[int, dict[str, Any]]] = []
+        self.synced: list[int] = []
+        self.on_sync: Callable[[], None] = lambda: None
+
+    @asynccontextmanager
+    async def learning(self, version: int) -> AsyncIterator[Learner]:
+        yield self.learner
+        self.version = version
+
+    async def sync(self, version: int) -> float:
+        assert version == self.version
+        self.on_sync()
+        self.synced.append(version)
+        self.generator.version = version
+        return 0.0
+
+    async def save(self, update: int, state: dict[str, Any]) -> Path:
+        self.saved.append((update, state))
+        return Path(f"update-{update}")
+
+
+@asynccontextmanager
+async def _parts(folder: Path, *overrides: str) -> AsyncIterator[Parts]:
+    run = load(SPEC, overrides)
+    policy = Policy()
+    with bounded(), closing(Telemetry(folder, View("counted", 0), Console(file=io.StringIO()))) as telemetry:
+        async with phones(4) as server:
+            slots = UrlSlots(parse_urls(server.urls, "phones"), PATIENT)
+            await slots.start()
+            worker = RolloutWorker(AGENT, {"": policy.generator})  # type: ignore[arg-type]
+            try:
+                arena = arena_of(run, slots, AGENT, worker)  # type: ignore[arg-type]
+                yield Parts(run, folder, policy, arena, telemetry, StopSignal())  # type: ignore[arg-type]
+                assert slots.counts().leased == 0, "every lease was returned"
+            finally:
+                await slots.close()
+                await worker.close()
+
+
+def _updates(folder: Path) -> list[int]:
+    return [event["update"] for event in read_events(folder) if event["event"] == "update"]
+
+
+async def test_each_update_is_learned_synced_reported_and_saved_when_due(tmp_path: Path) -> None:
+    async with _parts(tmp_path) as parts:
+        progress = Progress()
+        await reinforce(parts, progress)
+        policy: Any = parts.policy
+        assert [version for _, version, _ in policy.learner.updates] == [0, 1, 2]
+        assert len({seed for _, _, seed in policy.learner.updates}) == 3
+        assert policy.synced == [1, 2, 3] and progress.version == 3
+        assert [update for update, _ in policy.saved] == [2, 3], "when it is due, and at the end"
+        assert parts.telemetry.view.update == 3 and len(parts.telemetry.view.curve) == 3
+        await reinforce(parts, progress)
+        assert len(policy.learner.updates) == 3, "a finished run learns nothing more"
+    assert _updates(tmp_path) == [1, 2, 3]
+    notes = [event["text"] for event in read_events(tmp_path) if event["event"] == "note"]
+    assert len(notes) == 3 and all("importance weights can't be trusted" in note for note in notes)
+
+
+async def test_counters_and_the_order_of_tasks_continue_over_sessions(tmp_path: Path) -> None:
+    async with _parts(tmp_path) as parts:
+        await reinforce(parts, Progress())
+        first: Any = parts.policy
+    async with _parts(tmp_path, "stop.maxUpdates=4") as parts:
+        _, state = first.saved[-1]
+        progress = Progress(**state)
+        await reinforce(parts, progress)
+        second: Any = parts.policy
+        _, later = second.saved[-1]
+    assert (state["update"], later["update"], later["starts"]) == (3, 4, 2)
+    assert later["episodes"] > state["episodes"] >= 3 * 4 * 4
+    assert later["tasks"] >= state["tasks"] and later["next_order"] > state["next_order"]
+    assert later["seconds_rl"] > state["seconds_rl"]
+    assert _updates(tmp_path) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("mid_episode", ["true", "false"])
+async def test_a_stop_finishes_the_update_and_saves_it(tmp_path: Path, mid_episode: str) -> None:
+    async with _parts(
+        tmp_path, "stop.maxUpdates=50", "rollout.maxStaleness=3", f"sync.midEpisode={mid_episode}"
+    ) as parts:
+        policy: Any = parts.policy
+
+        async def stop() -> None:
+            policy.generator.seconds = 3600.0
+            await until(lambda: policy.generator.inside)  # an episode is under way, and would take long to end
+            parts.stop.request(StopReason.SUSPEND)
+
+        policy.learner.during = stop
+        progress = Progress()
+        await reinforce(parts, progress)
+        assert (progress.update, progress.version) == (1, 1)
+        assert [update for update, _ in policy.saved] == [1]
+        assert policy.synced == ([1] if mid_episode == "true" else []), "nobody waits for episodes only to sync"
+    assert _updates(tmp_path) == [1]
+
+
+async def test_a_stop_while_a_batch_is_played_saves_what_was_finished(tmp_path: Path) -> None:
+    async with _parts(tmp_path) as parts:
+        asyncio.get_running_loop().call_later(0.05, parts.stop.request, StopReason.INTERRUPT)
+        policy: Any = parts.policy
+        policy.generator.seconds = 3600.0
+        await reinforce(parts, Progress())
+        assert policy.learner.updates == [] and [update for update, _ in policy.saved] == [0]
+
+
+async def test_an_update_that_fails_is_not_saved(tmp_path: Path) -> None:
+    async def fail() -> None:
+        raise RuntimeError("rank 1 died")
+
+    async with _parts(tmp_path) as parts:
+        policy: Any = parts.policy
+        policy.learner.during = fail
+        with pytest.raises(RuntimeError, match="rank 1 died") as caught:
+            await reinforce(parts, Progress())
+        assert policy.saved == [] and not hasattr(caught.value, "__notes__")
+
+
+async def test_an_update_is_saved_when_what_comes_after_it_fails(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("an engine died")
+
+    async with _parts(tmp_path) as parts:
+        policy: Any = parts.policy
+        policy.on_sync = fail
+        with pytest.raises(RuntimeError, match="an engine died") as caught:
+            await reinforce(parts, Progress())
+        ((update, state),) = policy.saved
+        assert (update, state["version"]) == (1, 1)
+        assert any("update 1 is saved" in note for note in caught.value.__notes__)
+
+
+async def test_a_measurement_in_between_is_of_one_version_and_training_continues(tmp_path: Path) -> None:
+    async with _parts(tmp_path, "evaluation.everyUpdates=2", "stop.maxUpdates=5") as parts:
+        await reinforce(parts, Progress())
+        policy: Any = parts.policy
+        assert len(policy.learner.updates) == 5
+    measured = [event for event in read_events(tmp_path) if event["event"] == "evaluation"]
+    assert [(e["update"], e["policy_version"], e["mode"]) for e in measured] == [(2, 2, "greedy"), (4, 4, "greedy")]
