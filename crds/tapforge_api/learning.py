@@ -56,6 +56,11 @@ class Adapter(Spec):
     history_steps: Annotated[int, Field(ge=0, le=512)] = Field(
         16, description="earlier answers in the prompt, as text; the oldest go first"
     )
+    max_pixels: Annotated[int, Field(ge=1024, le=67_108_864)] | None = Field(
+        None,
+        description="pixels of a frame as the model sees it; larger screens are shrunk. Default: what the model's "
+        "image processor allows, or less, so that historyImages frames leave a quarter of the prompt to its texts",
+    )
     max_parse_failures: Annotated[int, Field(ge=1, le=100)] = Field(
         3, description="malformed answers in a row after which an episode fails"
     )

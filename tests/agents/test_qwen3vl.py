@@ -1,9 +1,11 @@
 """Prompts: what is in them, in which order, and what goes when the context is short."""
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from drawn import draw_frame
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapforge_envs.protocol import Action, Back, EnvironmentFault, Frame, Observation, Tap, Type
-from tapforge_trainer.agents import ContextLimit, ParseFailure, Prepared, Turn, format_action
+from tapforge_trainer.agents import ContextLimit, ParseFailure, Prepared, Turn, format_action, make_agent
 from tapforge_trainer.agents.actions import tool_schema
 from tapforge_trainer.agents.qwen3vl import Qwen3VL
 from tapforge_trainer.agents.vision import VisionGrid, fit_frame
@@ -262,6 +264,45 @@ def test_any_window_is_within_its_limits_or_a_context_limit(
     assert 1 <= len(prompt.frames) <= images
     assert prompt.frames[-1] == prepared(seed=steps).frame
     assert len(agent.expand(prompt)) == prompt.expanded_length
+
+
+# --- the size of a frame ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large_model(model_folder: Path, tmp_path: Path) -> Path:
+    """A folder whose image processor has the bounds of the published models."""
+    shutil.copy(model_folder / "tokenizer.json", tmp_path)
+    settings = json.loads((model_folder / "preprocessor_config.json").read_text())
+    settings["size"] = {"shortest_edge": 65_536, "longest_edge": 16_777_216}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+def of_large_model(folder: Path, **options) -> Qwen3VL:
+    options = {"prompt": "full", "history_steps": 16, "context_tokens": 8192, "response_tokens": 256} | options
+    return make_agent("qwen3-vl", folder, **options)
+
+
+@pytest.mark.parametrize("images", [1, 3, 8])
+def test_the_screens_of_a_phone_all_fit_by_default(large_model: Path, images: int) -> None:
+    agent = of_large_model(large_model, history_images=images)
+    frame = draw_frame(1080, 2400)
+    ready, _ = agent.prepare(Observation(frame))
+    prompt = agent.prompt("Go", [Turn(ready, "I tap it.", TAP)] * 20, ready)
+    assert isinstance(prompt, Prompt) and len(prompt.frames) == images
+    whole = 34 * 75 if images == 1 else 0  # one screen has room as it is
+    assert ready.visual_tokens == whole or images * ready.visual_tokens <= 0.75 * (8192 - 256)
+
+
+def test_max_pixels_bounds_a_frame(large_model: Path) -> None:
+    agent = of_large_model(large_model, history_images=3, max_pixels=1_000_000)
+    ready, _ = agent.prepare(Observation(draw_frame(1080, 2400)))
+    assert 900_000 < ready.frame.width * ready.frame.height <= 1_000_000
+    small, _ = agent.prepare(Observation(draw_frame(320, 640)))
+    assert (small.frame.width, small.frame.height) == (320, 640)
+    with pytest.raises(ValueError, match="maxPixels 65,000 is less than the 65,536 pixels"):
+        of_large_model(large_model, history_images=3, max_pixels=65_000)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

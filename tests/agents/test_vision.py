@@ -17,7 +17,7 @@ from PIL import Image
 
 from tapforge_envs.protocol import EnvironmentFault, Frame, Reason
 from tapforge_trainer.agents.screens import LARGE, resize
-from tapforge_trainer.agents.vision import FrameFitter, VisionGrid, fit_frame
+from tapforge_trainer.agents.vision import FrameFitter, VisionGrid, fit_frame, tokens_per_frame
 from tapforge_trainer.frames import FittedFrame, name_of
 from tapforge_trainer.policy.frames import PixelFormat
 
@@ -247,6 +247,22 @@ def test_a_frame_under_another_frames_hash_is_a_fault(frame: Callable[..., Frame
 def test_the_shape_of_a_ribbon_is_a_fault(frame: Callable[..., Frame]) -> None:
     with pytest.raises(EnvironmentFault, match="no size of a screen"):
         fit_frame(frame(1, 500), GRID)
+
+
+def test_bounds_on_pixels_are_bounds_on_visual_tokens() -> None:
+    grid = VisionGrid(16, 2, 4, 16_384)
+    assert grid.at_most(1_000_000) == VisionGrid(16, 2, 4, 976)
+    assert grid.at_most(1 << 26) == grid  # the image processor would shrink it
+    assert grid.at_most(4 * 32 * 32).max_tokens == 4
+    with pytest.raises(ValueError, match=r"4,095 is less than the 4,096 pixels"):
+        grid.at_most(4095)
+    assert grid.within(1) == VisionGrid(16, 2, 4, 4)
+
+
+@given(st.integers(64, 100_000), st.integers(1, 63), st.integers(1, 64))
+def test_all_frames_of_a_prompt_leave_a_quarter_to_its_texts(context: int, response: int, images: int) -> None:
+    share = tokens_per_frame(context, response, images)
+    assert share == 1 or 4 * images * share <= 3 * (context - response) < 4 * images * (share + 1)
 
 
 def test_a_fitter_remembers_what_came_and_forgets_the_oldest(frame: Callable[..., Frame]) -> None:

@@ -134,6 +134,7 @@ def _agent(model: Model, folder: Path, response_tokens: int) -> Agent:
         history_steps=model.adapter.history_steps,
         context_tokens=model.context_tokens,
         response_tokens=response_tokens,
+        max_pixels=model.adapter.max_pixels,
     )
 
 

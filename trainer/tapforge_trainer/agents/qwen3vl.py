@@ -157,8 +157,8 @@ class Qwen3VL:
         return parts
 
     def expand(self, prompt: Prompt) -> tuple[int, ...]:
-        grid = self._frames.grid
-        return self._tokens.expand(prompt.ids, [grid.visual_tokens(f.width, f.height) for f in prompt.frames])
+        cell = self._frames.grid.cell
+        return self._tokens.expand(prompt.ids, [(f.width // cell) * (f.height // cell) for f in prompt.frames])
 
     # --- answers ------------------------------------------------------------------------------------------------------
 

@@ -25,9 +25,11 @@ def make_agent(
     context_tokens: int,
     response_tokens: int,
     image_first: bool = False,
+    max_pixels: int | None = None,
 ) -> Agent:
-    """The adapter `name` for the model in this folder. Raises ValueError for an unknown name, with the nearest one, and
-    FileNotFoundError for a folder that lacks what the adapter reads."""
+    """The adapter `name` for the model in this folder. `max_pixels` bounds a frame as the model sees it; None: the
+    adapter chooses. Raises ValueError for an unknown name, with the nearest one, and for bounds that no frame keeps,
+    and FileNotFoundError for a folder that lacks what the adapter reads."""
     return _factory(name)(
         Path(model_folder),
         prompt=prompt,
@@ -36,6 +38,7 @@ def make_agent(
         context_tokens=context_tokens,
         response_tokens=response_tokens,
         image_first=image_first,
+        max_pixels=max_pixels,
     )
 
 
@@ -64,16 +67,22 @@ def _qwen3vl(
     context_tokens: int,
     response_tokens: int,
     image_first: bool = False,
+    max_pixels: int | None = None,
 ) -> Agent:
     from .qwen3vl import Qwen3VL  # Pillow and tokenizers are for those who have a model
     from .tokens import Tokens
-    from .vision import FrameFitter, VisionGrid
+    from .vision import FrameFitter, VisionGrid, tokens_per_frame
 
     if not model_folder.is_dir():
         raise FileNotFoundError(f"model folder {model_folder} does not exist")
+    grid = VisionGrid.load(model_folder)
+    if max_pixels is not None:
+        grid = grid.at_most(max_pixels)
+    else:
+        grid = grid.within(tokens_per_frame(context_tokens, response_tokens, history_images))
     return Qwen3VL(
         Tokens.load(model_folder),
-        FrameFitter(VisionGrid.load(model_folder)),
+        FrameFitter(grid),
         prompt=prompt,
         history_images=history_images,
         history_steps=history_steps,

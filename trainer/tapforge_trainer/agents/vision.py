@@ -13,7 +13,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tapforge_envs.protocol import EnvironmentFault, Frame
@@ -56,6 +56,20 @@ class VisionGrid:
             max_tokens=found.max_pixels // area,
         )
 
+    def at_most(self, pixels: int) -> VisionGrid:
+        """With frames of at most so many pixels. Raises ValueError where the image processor would enlarge them."""
+        tokens = pixels // self.cell**2
+        if tokens < self.min_tokens:
+            raise ValueError(
+                f"maxPixels {pixels:,} is less than the {self.min_tokens * self.cell**2:,} pixels to which the model's "
+                "image processor enlarges the smallest frame; give at least that many"
+            )
+        return self.within(tokens)
+
+    def within(self, tokens: int) -> VisionGrid:
+        """With frames of at most so many visual tokens, as far as the image processor allows."""
+        return replace(self, max_tokens=max(self.min_tokens, min(self.max_tokens, tokens)))
+
     def fit(self, width: int, height: int) -> tuple[int, int]:
         """The size that an image of this size is resized to: itself if it is already right."""
         if width < 1 or height < 1 or max(width, height) > _MAX_ASPECT * min(width, height):
@@ -95,6 +109,13 @@ class VisionGrid:
         """Tokens of an image of this size, after fitting."""
         width, height = self.fit(width, height)
         return (width // self.cell) * (height // self.cell)
+
+
+def tokens_per_frame(context_tokens: int, response_tokens: int, history_images: int) -> int:
+    """Visual tokens that a frame may have where nobody says: as many as let all the frames that a prompt shows take
+    three quarters of it. Then no screen is left out for want of room, and the system prompt, the goal and the earlier
+    answers have the last quarter. Processors of real models allow 16,384 tokens, twice a usual context."""
+    return max(1, (context_tokens - response_tokens) * 3 // (4 * max(1, history_images)))
 
 
 class FrameFitter:
