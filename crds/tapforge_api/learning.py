@@ -203,6 +203,9 @@ class Engine(Spec):
         description="decoded frames that an engine keeps at hand, MiB; without it as many as its answers at once can "
         "show, from 256 to 2,048",
     )
+    max_restarts_per_hour: Annotated[int, Field(ge=0, le=1000)] = Field(
+        3, description="how often within an hour an engine that dies is started again; one more death ends the run"
+    )
 
 
 class Sync(Spec):

@@ -26,7 +26,6 @@ from tapforge_trainer.policy.wire import (
     Replica,
     Replicas,
     Result,
-    choose_engine,
     engine_key,
 )
 from tapforge_trainer.records import Generation, Prompt, Sampling
@@ -138,20 +137,7 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.001)
 
 
-# --- choice, keys, deadlines ------------------------------------------------------------------------------------------
-
-
-@given(st.dictionaries(st.integers(0, 5), st.integers(0, 9)), st.none() | st.integers(0, 5))
-def test_the_wanted_engine_is_chosen_while_it_lives_and_else_the_idlest(
-    load: dict[int, int], wanted: int | None
-) -> None:
-    chosen = choose_engine(wanted, load)
-    if wanted in load:
-        assert chosen == wanted
-    elif load:
-        assert chosen is not None and load[chosen] == min(load.values())
-    else:
-        assert chosen is None
+# --- keys and deadlines ----------------------------------------------------------------------------------------------
 
 
 def test_a_deadline_stands_still_with_its_engine_and_no_longer_than_it_may() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -286,9 +287,13 @@ class Arena:
     response_tokens: int
     concurrency: int | None
     acquire_seconds: float
+    #: engines that live, by index
+    engines: Callable[[], Sequence[int]] = tuple
 
 
-def arena_of(run: TrainingRun, slots: SlotSource, agent: Agent, player: Player) -> Arena:
+def arena_of(
+    run: TrainingRun, slots: SlotSource, agent: Agent, player: Player, engines: Callable[[], Sequence[int]]
+) -> Arena:
     return Arena(
         slots,
         agent,
@@ -298,6 +303,7 @@ def arena_of(run: TrainingRun, slots: SlotSource, agent: Agent, player: Player) 
         run.spec.rollout.response_tokens,
         run.spec.rollout.concurrency,
         run.spec.environment.deadlines.acquire_seconds,
+        engines,
     )
 
 
@@ -320,6 +326,9 @@ def engine_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machi
         transfer="nccl" if device == "cuda" else "tapforge-cpu",
         start_seconds=spec.deadlines.start_seconds,
         answer_seconds=answer_seconds(run),
+        # A round of weights has four steps at most, each with this deadline.
+        pause_seconds=4 * spec.deadlines.sync_seconds,
+        restarts_per_hour=spec.engine.max_restarts_per_hour,
     )
 
 

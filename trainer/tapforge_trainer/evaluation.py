@@ -56,6 +56,7 @@ async def play(
         acquire_seconds=arena.acquire_seconds,
         seed=seed,
         prefix=f"{folder.name}-",
+        engines=arena.engines,
     )
     try:
         return await scheduler.run_fixed(tasks, repeats, policy=policy)

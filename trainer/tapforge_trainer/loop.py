@@ -123,7 +123,7 @@ class _Rollout:
         except Interrupted:
             return {}
         gap = await self.parts.policy.sync(self.progress.version)
-        return {"gap": gap, "seconds_sync": time.monotonic() - started}
+        return {"gap": gap, "seconds_sync": time.monotonic() - started, **self.parts.policy.engine_metrics}
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
@@ -177,6 +177,7 @@ async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
         order=progress.next_order,
         prefix=f"g{progress.starts}-",
         resumed=resumed(progress, folder),
+        engines=parts.arena.engines,
     )
     rollout = _Rollout(
         parts, progress, scheduler, tasks, FrameStore(folder / FRAMES), Counters(progress), StallMonitor()

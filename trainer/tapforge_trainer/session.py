@@ -316,7 +316,7 @@ async def running(
                 await unless_stopped(stop, asyncio.sleep(begun + LINK_SECONDS - time.monotonic()))
         elif engines:
             policies[""] = policy.generator
-        arena = assembly.arena_of(run, slots, agent, player)
+        arena = assembly.arena_of(run, slots, agent, player, policy.live_engines)
         yield Parts(run, folder, policy, arena, telemetry, stop, warm_started_from), progress
     finally:
         for result in await asyncio.gather(slots.close(), _closed(player, policy), return_exceptions=True):

@@ -134,7 +134,7 @@ class Policy:
 
     def live_engines(self) -> tuple[int, ...]:
         """Indices of the engines that may be asked now."""
-        return tuple(replica.index for replica in self._engines.replicas.live)
+        return tuple(replica.index for replica in self._engines.replicas.live) if self._engines is not None else ()
 
     @property
     def engine_metrics(self) -> dict[str, float]:

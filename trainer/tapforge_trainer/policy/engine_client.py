@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from tapforge_trainer.records import FinishReason, Generation, Prompt, Sampling
+from tapforge_trainer.rollout.engine_choice import choose_engine
 
 from .pauses import Deadline, PauseReading
 from .remote import reason
-from .wire import DEAD, EngineConnection, Replica, Replicas, choose_engine
+from .wire import DEAD, EngineConnection, Replica, Replicas
 
 #: seconds during which requests are gathered into one call
 GATHER = 0.001

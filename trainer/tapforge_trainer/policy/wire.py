@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,13 +132,6 @@ class EngineConnection:
     answer_seconds: float
     pause_seconds: float
     replicas: Replicas
-
-
-def choose_engine(wanted: int | None, load: Mapping[int, int]) -> int | None:
-    """The engine that is wanted if it lives, else the one with the least load. `load`: of the live ones, by index."""
-    if wanted in load:
-        return wanted
-    return min(load, key=lambda index: (load[index], index), default=None)
 
 
 def engine_key(client: str, key: str) -> str:

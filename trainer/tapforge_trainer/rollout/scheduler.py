@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tapforge_envs.protocol import Reason, Task
 from tapforge_envs.slots.source import SlotSource, Verdict
@@ -23,6 +23,7 @@ from ..frame_handles import FrameHandle
 from ..records import EpisodeRecord, GroupRecord, Sampling
 from ..tasks.source import TaskSource
 from .attempt import Attempt, AttemptRequest, EpisodeLimits, EpisodeResult, Player
+from .engine_choice import engine_of_new_episode
 from .evaluation_queue import EvaluationQueue
 from .fault_tracker import FaultTracker
 from .groups import Dropped, GroupBuffer, GroupLimits, Resumed, Settled
@@ -45,6 +46,8 @@ class _Job:
     source: GroupBuffer | EvaluationQueue
     #: the slot that is leased; "" while waiting for one
     slot: str = ""
+    #: the engine that it asks
+    engine: int | None = None
     task: asyncio.Task[None] | None = field(default=None)
 
     @property
@@ -73,11 +76,13 @@ class Scheduler:
         prefix: str = "g",
         resumed: Iterable[Resumed] = (),
         frames_recorded: Callable[[str], bool] = lambda group: True,
+        engines: Callable[[], Sequence[int]] = tuple,
     ):
-        """`frames_recorded`: whether the recorder keeps the frames of a group."""
+        """`frames_recorded`: whether the recorder keeps the frames of a group. `engines`: those that live, by index."""
         self._loop = asyncio.get_running_loop()
         self._slots = slots
         self._player = player
+        self._engines = engines
         self._sampling = sampling
         self._tasks = tasks
         self._episode_limits = episodes or EpisodeLimits()
@@ -290,7 +295,9 @@ class Scheduler:
             self._measure()
             verdict, why = Verdict.DIRTY, "the episode was cut short"
             try:
-                result = await self._player.play(job.request, lease)
+                job.engine = engine_of_new_episode(self._engines(), (other.engine for other in self._jobs))
+                sampling = replace(job.request.sampling, engine=job.engine)
+                result = await self._player.play(replace(job.request, sampling=sampling), lease)
                 verdict, why = result.verdict, result.why
             finally:
                 await self._slots.release(lease, verdict, why)
