@@ -116,6 +116,11 @@ class Engines:
         self._listeners.append(listener)
 
     @property
+    def members(self) -> list[tuple[int, int]]:
+        """Index and incarnation of the engines that the round of weights is about."""
+        return [(engine.index, engine.incarnation) for engine in self._members()]
+
+    @property
     def actors(self) -> list[Any]:
         """Of the round of weights under way; else of all engines that are up."""
         return [engine.actor for engine in self._members() or [e for e in self._engines if e.up]]

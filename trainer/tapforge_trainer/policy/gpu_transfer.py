@@ -63,9 +63,15 @@ class EngineWire:
         ray.get(calls, timeout=self._deadline)
 
 
-def send(rank: Rank, actors: Sequence[Any], backend: str, address: str, deadline: float) -> None:
-    """One full set of weights to all engines; the first call connects."""
-    if rank.transfer is None:
+def send(
+    rank: Rank, members: Sequence[tuple[int, int]], actors: Sequence[Any], backend: str, address: str, deadline: float
+) -> None:
+    """One full set of weights to all engines. The first call connects, and each whose `members` (index and incarnation
+    of the engines) differ from the last one's: a group of ranks and engines can't change."""
+    connected: tuple[tuple[int, int], ...]
+    transfer: Any
+    connected, transfer = rank.transfer or ((), None)
+    if connected != tuple(members):
         place = urlparse(address)
         info: Any
         if backend == "nccl":
@@ -81,7 +87,8 @@ def send(rank: Rank, actors: Sequence[Any], backend: str, address: str, deadline
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
             info = IPCTrainerInitInfo(rank=rank.rank)
-        rank.transfer = WeightTransferTrainerFactory.trainer_init(
+        transfer = WeightTransferTrainerFactory.trainer_init(
             info, client=EngineWire(actors, deadline), source=RankSource(rank)
         )
-    rank.transfer.send_weights()
+        rank.transfer = (tuple(members), transfer)
+    transfer.send_weights()

@@ -76,7 +76,7 @@ class Rank:
         self.optimizer = torch.optim.AdamW(
             trained, lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
         )
-        #: vLLM's trainer side, once `gpu_transfer` has connected it
+        #: vLLM's trainer side and the engines that it is connected to, once `gpu_transfer` has connected it
         self.transfer: Any = None
         #: optimizer steps so far: what the warm-up counts
         self.steps = 0

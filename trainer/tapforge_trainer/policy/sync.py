@@ -61,7 +61,9 @@ async def _transfer(learner: Learner, engines: Engines, version: int, mode: Paus
     from .gpu_transfer import send
 
     await engines.pause(mode, deadline)
-    await learner.run(send, engines.actors, engines.settings.transfer, await learner.address(), deadline)
+    await learner.run(
+        send, engines.members, engines.actors, engines.settings.transfer, await learner.address(), deadline
+    )
     await engines.proceed(version, deadline)
 
 
