@@ -58,6 +58,7 @@ from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.packs import PACKS
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import FRAMES
+from tapforge_trainer.rollout.recording_queue import RecordingQueue
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.tasks.source import TaskSource
@@ -114,7 +115,7 @@ class Play:
     """A rollout that is under way. `workers`: processes that play, beside the driver's own."""
 
     scheduler: Scheduler
-    recorder: Recorder
+    recorder: RecordingQueue
     engine: CountingEngine
     worker: RolloutWorker
     workers: tuple[int, ...] = ()
@@ -124,14 +125,14 @@ class Play:
 
     async def close(self) -> None:
         await self.scheduler.close()
-        self.recorder.close()
+        await self.recorder.close()
         await self.worker.close()
 
 
 async def start(slots: SlotSource, phones: int, folder: Path) -> Play:
     """The driver's process plays by itself."""
     agent = adapter(folder / "model")
-    engine, recorder = CountingEngine(agent), Recorder(folder / "recording")
+    engine, recorder = CountingEngine(agent), RecordingQueue(Recorder(folder / "recording"))
     worker = RolloutWorker(agent, {"": engine})
     scheduler = Scheduler(
         slots,

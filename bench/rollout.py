@@ -42,6 +42,7 @@ from tapforge_trainer.rollout.attempt import Attempt, EpisodeLimits, seed_of
 from tapforge_trainer.rollout.episode import Standing, after_answer
 from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.rollout.recording_queue import RecordingQueue
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.tasks.source import TaskSource
@@ -156,7 +157,7 @@ async def _round(load: Load, running: list[_Player]) -> None:
 
 
 async def asynchronous(load: Load, folder: Path) -> Figures:
-    recorder = Recorder(folder)
+    recorder = RecordingQueue(Recorder(folder))
     begun, worked, steps = time.perf_counter(), load.phones.working, 0
     scheduler = Scheduler(
         load.slots,
@@ -176,7 +177,7 @@ async def asynchronous(load: Load, folder: Path) -> Figures:
     busy = (load.phones.working - worked) / (seconds * load.slots.size)
     age = scheduler.stats().mean_sample_age
     await scheduler.close()
-    recorder.close()
+    await recorder.close()
     return Figures(seconds, steps, busy, age)
 
 

@@ -26,6 +26,7 @@ from .learning import (
     Sync,
     WarmStart,
 )
+from .recording import Recording
 from .run_status import TrainingRunStatus
 
 #: Kubernetes objects derived from a run append a suffix to its name and still have to fit in 63 characters
@@ -79,6 +80,7 @@ class TrainingRunSpec(Spec):
         "laptop where the machine has some",
     )
     evaluation: Evaluation = Field(Evaluation(), description="how success is measured")
+    recording: Recording = Field(Recording(), description="what is recorded of the episodes")
     checkpoints: Checkpoints = Field(Checkpoints(), description="what is kept")
     stop: Stop = Field(Stop(), description="when the run ends")
     cluster: ClusterSpec | None = Field(

@@ -11,6 +11,7 @@ from tapforge_trainer.evaluation import play
 from tapforge_trainer.rollout.attempt import EpisodeLimits
 from tapforge_trainer.rollout.baselines import baselines
 from tapforge_trainer.rollout.groups import GroupLimits
+from tapforge_trainer.rollout.retention import Retention
 from tapforge_trainer.rollout.worker import RolloutWorker
 
 
@@ -21,7 +22,7 @@ def test_the_same_seed_plays_the_same_episodes_whatever_runs_beside_them(tmp_pat
             slots = UrlSlots(parse_urls(server.urls, "phones"), PATIENT)
             await slots.start()
             worker = RolloutWorker(AGENT, baselines(AGENT))
-            arena = Arena(slots, AGENT, worker, EpisodeLimits(), GroupLimits(), 99, concurrency, 100.0)
+            arena = Arena(slots, AGENT, worker, EpisodeLimits(), GroupLimits(), 99, concurrency, 100.0, Retention())
             try:
                 episodes = await play(
                     arena,

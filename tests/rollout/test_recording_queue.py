@@ -14,7 +14,8 @@ from tapforge_trainer.records import EpisodeRecord, GroupRecord
 from tapforge_trainer.rollout.attempt import Attempt, EpisodeResult
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import Recording, RecordingError
-from tapforge_trainer.rollout.recording_queue import RecordingQueue
+from tapforge_trainer.rollout.recording_queue import RecordingQueue, record_here
+from tapforge_trainer.rollout.retention import Retention
 
 TASK = catalog.tasks("quickstart", "train").sample(0, 0)
 
@@ -29,7 +30,7 @@ def _played(name: str) -> EpisodeResult:
 
 async def test_what_comes_while_the_last_write_is_being_put_down_is_written_too(tmp_path: Path) -> None:
     recorder, errors = Recorder(tmp_path), list[BaseException]()
-    writer = RecordingQueue(recorder, errors.append)
+    writer = _queue(recorder, errors)
     for name in ("first", "last"):
         writer.episode(_played(name))
         async with asyncio.timeout(60):
@@ -45,7 +46,7 @@ async def test_what_comes_while_the_last_write_is_being_put_down_is_written_too(
 async def test_flush_waits_for_what_came_before_it_alone(tmp_path: Path) -> None:
     """Episodes go on ending while a batch is handed out."""
     recorder = Recorder(tmp_path)
-    writer = RecordingQueue(recorder, _raise)
+    writer = RecordingQueue(recorder)
     writer.episode(_played("before"))
     flushed = asyncio.create_task(writer.flush())
     number = 0
@@ -63,7 +64,7 @@ async def test_flush_waits_for_what_came_before_it_alone(tmp_path: Path) -> None
 async def test_what_was_flushed_was_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, synced = Recorder(tmp_path), list[int]()
     monkeypatch.setattr(os, "fsync", synced.append)
-    writer = RecordingQueue(recorder, _raise)
+    writer = RecordingQueue(recorder)
     for number in range(3):
         played = _played(f"{number}")
         writer.episode(played)
@@ -75,7 +76,7 @@ async def test_what_was_flushed_was_synced_once(tmp_path: Path, monkeypatch: pyt
 
 async def test_a_failure_is_reported_once_before_flush_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, errors = Recorder(tmp_path), list[BaseException]()
-    writer = RecordingQueue(recorder, errors.append)
+    writer = _queue(recorder, errors)
 
     def fails() -> None:
         raise RecordingError("full")
@@ -91,5 +92,27 @@ async def test_a_failure_is_reported_once_before_flush_returns(tmp_path: Path, m
     recorder.close()
 
 
-def _raise(error: BaseException) -> None:
-    raise error
+async def test_a_failure_at_the_very_end_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a batch any more."""
+    writer = await record_here(tmp_path, Retention())
+    monkeypatch.setattr(Recorder, "episode", lambda *_: 1 / 0)
+    writer.episode(_played("last"))
+    with pytest.raises(ZeroDivisionError):
+        await writer.close()
+
+
+async def test_what_failed_before_anybody_asked_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, errors = Recorder(tmp_path), list[BaseException]()
+    writer = RecordingQueue(recorder)
+    monkeypatch.setattr(recorder, "episode", lambda *_: 1 / 0)
+    writer.episode(_played("first"))
+    await writer.flush()
+    writer.report_to(errors.append)
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+    recorder.close()
+
+
+def _queue(recorder: Recorder, errors: list[BaseException]) -> RecordingQueue:
+    writer = RecordingQueue(recorder)
+    writer.report_to(errors.append)
+    return writer

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from test_recorded_frames import screen
 
+from tapforge_api import TrainingRun
 from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.assembly import retention_of
 from tapforge_trainer.frames import FittedFrame, FrameError
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
 from tapforge_trainer.rollout.packs import PACKS
@@ -54,6 +56,12 @@ def test_groups_are_drawn_by_seed_and_order_and_in_the_share_that_is_asked_for()
     assert not any(Retention("none").keeps(name) for name in names)
 
 
+def test_what_is_sure_to_be_recorded_until_it_is_learned_from() -> None:
+    assert Retention().rereadable("g1-000001")
+    lacking = (Retention("none"), Retention("sampled", 1e-9), Retention(encoding="webp"), Retention(max_bytes=1 << 30))
+    assert not any(retention.rereadable("g1-000001") for retention in lacking)
+
+
 def test_a_retention_is_read_as_it_was_written() -> None:
     retention = Retention("sampled", 0.5, 7, "webp", 60, 1 << 30)
     assert Retention.of_json(retention.as_json()) == retention
@@ -84,6 +92,13 @@ def test_every_step_is_recorded_and_the_screens_of_whole_groups(tmp_path: Path, 
             else:
                 with pytest.raises(FrameError, match="recording.frames"):
                     recording.frames.get(step.frames[0])
+
+
+def test_what_the_spec_says() -> None:
+    spec = {"seed": 7, "recording": {"frames": "sampled", "share": 0.5, "encoding": "webp", "maxGiB": 1.5}}
+    run = TrainingRun.model_validate({"metadata": {"name": "x"}, "spec": spec})
+    assert retention_of(run) == Retention("sampled", 0.5, 7, "webp", 80, 3 << 29)
+    assert retention_of(TrainingRun.model_validate({"metadata": {"name": "x"}})) == Retention()
 
 
 # --- the bound --------------------------------------------------------------------------------------------------------

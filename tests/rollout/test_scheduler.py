@@ -17,6 +17,8 @@ from tapforge_trainer.rollout.attempt import EpisodeLimits
 from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import Recording
+from tapforge_trainer.rollout.recording_queue import RecordingQueue
+from tapforge_trainer.rollout.retention import Retention
 from tapforge_trainer.rollout.stats import by_length, rate_of
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 
@@ -27,7 +29,7 @@ UNLIMITED = EpisodeLimits(episode_seconds=24 * HOUR)
 def test_batches_come_in_issue_order_with_members_of_one_task_each(tmp_path):
     async def go():
         generator = Demonstrator(POOL, half_careless)
-        async with a_house(generator, recorder=Recorder(tmp_path)) as house:
+        async with a_house(generator, recorder=RecordingQueue(Recorder(tmp_path))) as house:
             expected = TaskSource(FixedTasks(tuple(POOL)), seed=1).take(6)
             seen = []
             for version in range(1, 4):
@@ -50,6 +52,21 @@ def test_batches_come_in_issue_order_with_members_of_one_task_each(tmp_path):
             for group in seen:
                 for step in (s for e in group.episodes for s in e.steps):
                     assert all(recording.frames.get(f) for f in step.frames)
+
+    run(go())
+
+
+def test_a_batch_has_its_frames_where_the_recording_has_none(tmp_path):
+    async def go():
+        retention = Retention("none")
+        recorder = RecordingQueue(Recorder(tmp_path, retention))
+        options = {"recorder": recorder, "frames_recorded": retention.rereadable}
+        async with a_house(Demonstrator(POOL, half_careless), **options) as house:
+            batch = await house.scheduler.next_batch()
+            frames = house.scheduler.frames(batch)
+            for episode in (e for g in batch for e in g.episodes):
+                assert frames[episode.id].keys() == {name for s in episode.steps for name in s.frames}
+        assert not any(Recording(tmp_path).whole(e) for e in Recording(tmp_path).episodes())
 
     run(go())
 
@@ -100,7 +117,7 @@ def test_finished_slots_go_on_while_one_is_slow():
 def test_zero_variance_groups_are_replaced_by_the_next_tasks(tmp_path):
     async def go():
         limits = GroupLimits(3, 2, 0, dynamic_sampling=True, max_rounds=2)
-        recorder = Recorder(tmp_path)
+        recorder = RecordingQueue(Recorder(tmp_path))
         async with a_house(always(GIVE_UP), limits=limits, tasks=FEASIBLE, recorder=recorder) as house:
             batch = await house.scheduler.next_batch()
             # Nothing but failures: four groups (2 rounds of 2) are dropped, then the update takes what there is.

@@ -15,6 +15,7 @@ from tapforge_envs.slots.claim_manager import Pace
 from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import Recording
+from tapforge_trainer.rollout.recording_queue import RecordingQueue
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
@@ -68,7 +69,10 @@ def test_lost_and_recalled_phones_cost_a_rerun_and_no_episode(tmp_path):
         async with (
             phones(6) as server,
             claiming(
-                tmp_path, Demonstrator(POOL, seconds=0.05), server.urls, recorder=Recorder(tmp_path / "rollout")
+                tmp_path,
+                Demonstrator(POOL, seconds=0.05),
+                server.urls,
+                recorder=RecordingQueue(Recorder(tmp_path / "rollout")),
             ) as (broker, slots, scheduler),
         ):
             for version in range(1, 5):

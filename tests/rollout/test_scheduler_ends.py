@@ -11,6 +11,7 @@ from tapforge_envs.protocol import Home, Reason
 from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import Recording
+from tapforge_trainer.rollout.recording_queue import RecordingQueue
 from tapforge_trainer.rollout.scheduler import RolloutError
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 
@@ -18,7 +19,9 @@ from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 def test_closing_in_the_middle_keeps_steps_and_says_what_is_unfinished(tmp_path):
     async def go():
         generator = Held(lambda *a: Home(), steps=1)
-        async with a_house(generator, recorder=Recorder(tmp_path), limits=GroupLimits(3, 2, 1)) as house:
+        async with a_house(
+            generator, recorder=RecordingQueue(Recorder(tmp_path)), limits=GroupLimits(3, 2, 1)
+        ) as house:
             waiting = asyncio.create_task(house.scheduler.next_batch())
             await until(lambda: generator.held == 4)
             await house.scheduler.close(60)
@@ -36,7 +39,9 @@ def test_closing_in_the_middle_keeps_steps_and_says_what_is_unfinished(tmp_path)
 
 def test_a_run_is_taken_up_where_it_was_closed(tmp_path):
     async def go():
-        async with a_house(Demonstrator(POOL, half_careless, seconds=0.004), recorder=Recorder(tmp_path)) as house:
+        async with a_house(
+            Demonstrator(POOL, half_careless, seconds=0.004), recorder=RecordingQueue(Recorder(tmp_path))
+        ) as house:
             first = await house.scheduler.next_batch()
             await until(lambda: any(r.episodes for r in house.scheduler.buffer.unfinished()))
             await house.scheduler.close(60)
@@ -48,7 +53,7 @@ def test_a_run_is_taken_up_where_it_was_closed(tmp_path):
             order=order,
             state=state,
             prefix="again-",
-            recorder=Recorder(tmp_path),
+            recorder=RecordingQueue(Recorder(tmp_path)),
         ) as house:
             second = await house.scheduler.next_batch()
             house.scheduler.set_version(1)
@@ -69,7 +74,7 @@ def test_a_run_is_taken_up_where_it_was_closed(tmp_path):
 
 def test_a_caller_that_is_cancelled_loses_no_batch(tmp_path):
     async def go():
-        async with a_house(Demonstrator(POOL), recorder=Recorder(tmp_path)) as house:
+        async with a_house(Demonstrator(POOL), recorder=RecordingQueue(Recorder(tmp_path))) as house:
             seen = []
             for version in range(1, 4):
                 # Asked and cancelled again and again, as by a loop that also waits for a signal.

@@ -18,6 +18,7 @@ from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import Recording, RecordingError
+from tapforge_trainer.rollout.recording_queue import RecordingQueue
 from tapforge_trainer.rollout.scheduler import RolloutError, Scheduler
 from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
@@ -25,7 +26,7 @@ from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 
 def test_broken_phones_are_counted_re_run_elsewhere_and_in_no_group(tmp_path):
     async def go():
-        async with a_house(Demonstrator(POOL), recorder=Recorder(tmp_path)) as house:
+        async with a_house(Demonstrator(POOL), recorder=RecordingQueue(Recorder(tmp_path))) as house:
             for slot, kind in ((0, "half"), (1, "lying_health")):
                 await house.server.set_faults(slot, {"kind": kind})
             for version in range(1, 60):
@@ -210,7 +211,7 @@ def test_a_dead_engine_is_raised_by_whoever_waits():
 
 def test_a_full_disk_ends_the_run_and_keeps_what_was_recorded(tmp_path, monkeypatch):
     async def go():
-        async with a_house(Demonstrator(POOL), recorder=Recorder(tmp_path)) as house:
+        async with a_house(Demonstrator(POOL), recorder=RecordingQueue(Recorder(tmp_path))) as house:
             await house.scheduler.next_batch()
             before = len(list(Recording(tmp_path).episodes()))
 

@@ -8,16 +8,19 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tapforge_api.learning import Stop
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import Outcome, Reason
-from tapforge_trainer.progress import Progress, belongs, ended, kept, resumed
-from tapforge_trainer.records import EpisodeRecord
+from tapforge_trainer.frames import FittedFrame
+from tapforge_trainer.progress import Progress, belongs, ended, kept, needed_episodes, resumed
+from tapforge_trainer.records import EpisodeRecord, Generation, StepRecord
 from tapforge_trainer.rollout.groups import Resumed
 from tapforge_trainer.rollout.lines import encode_episode
 from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.rollout.retention import Retention
 from tapforge_trainer.shutdown import Interrupted, StopReason, StopSignal, unless_stopped
 
 
@@ -107,6 +110,39 @@ def test_what_is_resumed_is_read_by_the_index(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "pread", counted)
     assert [episode for group in resumed(progress, tmp_path) for episode in group.episodes] == wanted
     assert read == [len(encode_episode(episode)) for episode in (*wanted[1:], wanted[0])]
+
+
+def test_episodes_whose_frames_were_not_recorded_are_played_again(tmp_path: Path) -> None:
+    frame = FittedFrame.of(np.zeros((4, 4, 3), np.uint8))
+    step = StepRecord(
+        "e", 0, (frame.name,), None, None, Generation((1,), (2,), (0.0,), (0,), "stop", 1), "", None, None, 0, "", 0, 0
+    )
+    whole, without = (replace(_episode(f"g1-000004-{member}"), steps=(step,)) for member in range(2))
+    for retention in (Retention("none"), Retention(encoding="webp"), Retention()):
+        place = tmp_path / f"{retention.frames}-{retention.encoding}"
+        recorder = Recorder(place, retention)
+        recorder.episode(whole, {frame.name: frame})
+        recorder.close()
+        progress = Progress(unfinished=kept([Resumed(4, TASK, 2, (whole, without))]))
+        expected = (whole,) if retention == Retention() else ()
+        assert resumed(progress, place) == [Resumed(4, TASK, 2, expected)]
+
+
+def test_what_any_checkpoint_needs_is_kept_in_the_recording(tmp_path: Path) -> None:
+    def checkpoint(update: int, *names: str, folder: str = "") -> None:
+        progress = Progress(update=update, unfinished=kept([Resumed(4, TASK, 2, tuple(map(_episode, names)))]))
+        place = tmp_path / (folder or f"update-{update:08d}")
+        place.mkdir()
+        state = {"format": 1, "update": update, "counters": {}, "driver": asdict(progress)}
+        (place / "state.json").write_text(json.dumps(state))
+
+    assert needed_episodes(tmp_path / "nowhere") == set()
+    checkpoint(1, "a", "b")
+    checkpoint(2, "b", "c")
+    checkpoint(3, "d", folder=".replaced-update-00000003")
+    (tmp_path / ".partial-update-00000004").mkdir()
+    (tmp_path / "latest").write_text("update-00000002")
+    assert needed_episodes(tmp_path) == {"a", "b", "c", "d"}
 
 
 async def test_work_is_given_up_when_a_stop_is_asked_for() -> None:

@@ -34,6 +34,8 @@ from .plan import LocalFiles, inspect_files, longest_member
 from .policy.settings import GAP_ALARM, EngineSettings, LearnerSettings, UpdateSettings
 from .rollout.attempt import EpisodeLimits, Player
 from .rollout.groups import GroupLimits
+from .rollout.recording_queue import OpenRecording, record_here
+from .rollout.retention import Retention
 from .tasks.contamination import Contamination, contamination
 from .tasks.files import read_tasks
 from .tasks.source import FixedTasks, TaskError, TaskSet, at_most
@@ -287,8 +289,11 @@ class Arena:
     response_tokens: int
     concurrency: int | None
     acquire_seconds: float
+    #: what is recorded of the screens. Measurements are never removed again
+    retention: Retention
     #: engines that live, by index
     engines: Callable[[], Sequence[int]] = tuple
+    record: OpenRecording = record_here
 
 
 def arena_of(
@@ -303,8 +308,15 @@ def arena_of(
         run.spec.rollout.response_tokens,
         run.spec.rollout.concurrency,
         run.spec.environment.deadlines.acquire_seconds,
+        retention_of(run),
         engines,
     )
+
+
+def retention_of(run: TrainingRun) -> Retention:
+    r = run.spec.recording
+    max_bytes = None if r.max_gib is None else int(r.max_gib * 2**30)
+    return Retention(r.frames, r.share, run.spec.seed, r.encoding, r.quality, max_bytes)
 
 
 def engine_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machine, device: Device) -> EngineSettings:

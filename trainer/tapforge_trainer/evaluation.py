@@ -12,6 +12,7 @@ import asyncio
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from .parts import Parts
 from .progress import Progress
 from .records import EpisodeRecord, Sampling
 from .rollout.baselines import baselines
-from .rollout.recorder import Recorder
 from .rollout.scheduler import Scheduler
 from .run_folder import EVALUATION
 from .shutdown import unless_stopped
@@ -44,7 +44,7 @@ async def play(
     `baselines`; "": the one that learns."""
     if folder.exists():
         await asyncio.to_thread(shutil.rmtree, folder)
-    recorder = Recorder(folder)
+    recorder = await arena.record(folder, replace(arena.retention, max_bytes=None))
     scheduler = Scheduler(
         arena.slots,
         arena.player,
@@ -62,7 +62,7 @@ async def play(
         return await scheduler.run_fixed(tasks, repeats, policy=policy)
     finally:
         await scheduler.close()
-        recorder.close()
+        await recorder.close()
 
 
 async def measure(parts: Parts, name: str, progress: Progress) -> dict[str, dict[str, Any]]:

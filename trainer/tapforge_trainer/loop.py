@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import assembly
@@ -23,10 +24,9 @@ from .batch import BatchRules, build_batch
 from .evaluation import measure
 from .frames import FittedFrame
 from .parts import Parts
-from .progress import Counters, Progress, Saved, kept, resumed
+from .progress import Counters, Progress, Saved, kept, needed_episodes, resumed
 from .records import GroupRecord, Sampling
 from .rollout.frames import FrameStore
-from .rollout.recorder import Recorder
 from .rollout.recording import FRAMES
 from .rollout.scheduler import Scheduler
 from .rollout.stall import StallMonitor
@@ -55,7 +55,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
             progress.update += 1
             if batch.samples:
                 settings = assembly.update_settings(parts.run, progress.update - 1)
-                frames = _frames(rollout.frames, groups)
+                frames = await asyncio.to_thread(_frames, groups, scheduler.frames(groups), rollout.frames)
                 async with rollout.learning() as learner:
                     metrics |= await learner.update(batch.samples, frames, settings, progress.version)
                     progress.version += 1
@@ -157,7 +157,8 @@ async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
     when a stop interrupts the block, and when it fails while the learner's weights are whole."""
     spec, folder = parts.run.spec, parts.folder / ROLLOUT
     parts.telemetry.phase("reinforcement", "Training")
-    recorder = Recorder(folder)
+    spared = partial(needed_episodes, parts.policy.settings.checkpoints)
+    recorder = await parts.arena.record(folder, parts.arena.retention, spared)
     progress.starts = 1 + max(progress.starts, _sessions(parts))
     parts.telemetry.event("reinforcement", update=progress.update, version=progress.version)
     tasks = TaskSource(assembly.training_tasks(parts.run), spec.seed, progress.tasks)
@@ -178,6 +179,7 @@ async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
         prefix=f"g{progress.starts}-",
         resumed=resumed(progress, folder),
         engines=parts.arena.engines,
+        frames_recorded=parts.arena.retention.rereadable,
     )
     rollout = _Rollout(
         parts, progress, scheduler, tasks, FrameStore(folder / FRAMES), Counters(progress), StallMonitor()
@@ -194,7 +196,7 @@ async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
     finally:
         rollout.stalls.close()
         await scheduler.close()
-        recorder.close()
+        await recorder.close()
 
 
 def _sessions(parts: Parts) -> int:
@@ -202,7 +204,14 @@ def _sessions(parts: Parts) -> int:
     return sum(event["event"] == "reinforcement" for event in read_events(parts.folder))
 
 
-def _frames(store: FrameStore, groups: Sequence[GroupRecord]) -> dict[str, FittedFrame]:
-    """Every frame that the groups' steps name, from the recording."""
-    names = {name for g in groups for e in g.episodes for s in e.steps for name in s.frames}
-    return {name: store.frame(name) for name in names}
+def _frames(
+    groups: Sequence[GroupRecord], held: Mapping[str, Mapping[str, FittedFrame]], store: FrameStore
+) -> dict[str, FittedFrame]:
+    """Every frame that the groups' steps name, by what is held of an episode, else from the recording."""
+    frames: dict[str, FittedFrame] = {}
+    for episode in (episode for group in groups for episode in group.episodes):
+        own = held.get(episode.id, {})
+        for name in (name for step in episode.steps for name in step.frames):
+            if name not in frames:
+                frames[name] = own[name] if name in own else store.frame(name)
+    return frames

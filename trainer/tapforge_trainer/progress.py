@@ -119,6 +119,20 @@ class Counters:
         self._started += time.monotonic() - since
 
 
+def needed_episodes(checkpoints: Path) -> set[str]:
+    """Of which the recording has to be kept: those of the groups under way at any checkpoint that is still there."""
+    from .policy.checkpoints import CheckpointError, read_state
+
+    needed = set[str]()
+    for folder in checkpoints.glob("*update-*"):  # also one that is just being replaced
+        try:
+            unfinished = read_state(folder)["driver"].get("unfinished", ())
+        except (CheckpointError, OSError):  # unfinished, removed meanwhile, or of no use for resuming
+            continue
+        needed.update(name for group in unfinished for name in group["episodes"])
+    return needed
+
+
 def belongs(state: Mapping[str, Any], run: str, uid: str = "") -> bool:
     """Whether a checkpoint's state is that of the run of this name and UID: then the run is resumed from it, else only
     warm-started from its weights, and counts from 0."""

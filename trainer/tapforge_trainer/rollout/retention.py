@@ -29,6 +29,10 @@ class Retention:
             return seed_of(self.seed, "recorded", group.rpartition("-")[2]) < self.share * 2**63
         return self.frames == "all"
 
+    def rereadable(self, group: str) -> bool:
+        """Whether the frames of a group under way are sure to be in the recording, as the model saw them."""
+        return self.keeps(group) and self.encoding == "png" and self.max_bytes is None
+
     def segment_bytes(self, most: int) -> int:
         """Of a file, so that what is removed at once is a small part of what is kept."""
         return most if self.max_bytes is None else min(most, max(1, self.max_bytes // 16))

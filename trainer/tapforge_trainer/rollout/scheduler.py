@@ -27,8 +27,7 @@ from .engine_choice import engine_of_new_episode
 from .evaluation_queue import EvaluationQueue
 from .fault_tracker import FaultTracker
 from .groups import Dropped, GroupBuffer, GroupLimits, Resumed, Settled
-from .recorder import Recorder
-from .recording_queue import RecordingQueue
+from .recording_queue import RecordWriter
 from .stats import BusyMeter, RolloutStats
 
 log = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class Scheduler:
         tasks: TaskSource | None = None,
         groups: GroupLimits | None = None,
         episodes: EpisodeLimits | None = None,
-        recorder: Recorder | None = None,
+        recorder: RecordWriter | None = None,
         concurrency: int | None = None,
         acquire_seconds: float = 120.0,
         seed: int = 0,
@@ -78,7 +77,8 @@ class Scheduler:
         frames_recorded: Callable[[str], bool] = lambda group: True,
         engines: Callable[[], Sequence[int]] = tuple,
     ):
-        """`frames_recorded`: whether the recorder keeps the frames of a group. `engines`: those that live, by index."""
+        """`frames_recorded`: whether the frames of a group under way can be read from the recording. `engines`: those
+        that live, by index."""
         self._loop = asyncio.get_running_loop()
         self._slots = slots
         self._player = player
@@ -92,7 +92,9 @@ class Scheduler:
         self._prefix = prefix
         self._frames_recorded = frames_recorded
         self._buffer = GroupBuffer(groups or GroupLimits(), seed=seed, version=version, order=order, prefix=prefix)
-        self._recording = RecordingQueue(recorder, self._fail) if recorder else None
+        self._recording = recorder
+        if recorder:
+            recorder.report_to(self._fail)
         #: group -> episode -> frames
         self._frames: dict[str, dict[str, FrameHandle]] = {}
         self._jobs: set[_Job] = set()
