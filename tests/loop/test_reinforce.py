@@ -19,9 +19,11 @@ from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.assembly import arena_of
 from tapforge_trainer.loop import reinforce
 from tapforge_trainer.parts import Parts
+from tapforge_trainer.policy.driver import PolicySettings
 from tapforge_trainer.progress import Progress
+from tapforge_trainer.rollout.recording import Recording
 from tapforge_trainer.rollout.worker import RolloutWorker
-from tapforge_trainer.run_folder import read_events
+from tapforge_trainer.run_folder import ROLLOUT, read_events
 from tapforge_trainer.shutdown import StopReason, StopSignal
 from tapforge_trainer.telemetry import Telemetry, View
 
@@ -62,6 +64,7 @@ class Policy:
 
     def __init__(self) -> None:
         self.learner = Learner()
+        self.settings = PolicySettings(engine=None, learner=None)
         self.generator = Demonstrator([TASKS.sample(3, n) for n in range(80)], lambda s: s.seed % 3 == 0)
         self.saved: list[tuple[int, dict[str, Any]]] = []
         self.synced: list[int] = []
@@ -121,6 +124,34 @@ async def test_each_update_is_learned_synced_reported_and_saved_when_due(tmp_pat
     assert _updates(tmp_path) == [1, 2, 3]
     notes = [event["text"] for event in read_events(tmp_path) if event["event"] == "note"]
     assert len(notes) == 3 and all("importance weights can't be trusted" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("recording", "whole"),
+    [("frames=none", {False}), ("share=0.5", {True}), ("encoding=webp", {False}), ("maxGiB=0.1", {True})],
+)
+async def test_an_update_has_its_frames_whatever_is_recorded(tmp_path: Path, recording: str, whole: set[bool]) -> None:
+    """The learner looks whether every sample's frames are there."""
+    async with _parts(tmp_path, f"recording.{recording}") as parts:
+        await reinforce(parts, Progress())
+        policy: Any = parts.policy
+        assert len(policy.learner.updates) == 3
+    recorded = Recording(tmp_path / ROLLOUT)
+    assert {recorded.whole(episode) for episode in recorded.episodes() if episode.steps} == whole
+
+
+async def test_groups_under_way_that_were_not_recorded_are_played_again(tmp_path: Path) -> None:
+    async with _parts(tmp_path, "recording.frames=none", "rollout.maxStaleness=3") as parts:
+        await reinforce(parts, Progress())
+        first: Any = parts.policy
+    _, state = first.saved[-1]
+    assert any(group["episodes"] for group in state["unfinished"])
+    async with _parts(tmp_path, "recording.frames=none", "stop.maxUpdates=5") as parts:
+        await reinforce(parts, Progress(**state))
+        second: Any = parts.policy
+        assert len(second.learner.updates) == 2
+    groups = list(Recording(tmp_path / ROLLOUT).groups())
+    assert len({group.order for group in groups}) >= 5 * 4
 
 
 async def test_counters_and_the_order_of_tasks_continue_over_sessions(tmp_path: Path) -> None:
