@@ -97,7 +97,7 @@ async def _parts(folder: Path, *overrides: str) -> AsyncIterator[Parts]:
             await slots.start()
             worker = RolloutWorker(AGENT, {"": policy.generator})  # type: ignore[arg-type]
             try:
-                arena = arena_of(run, slots, AGENT, worker)  # type: ignore[arg-type]
+                arena = arena_of(run, slots, AGENT, worker, tuple)  # type: ignore[arg-type]
                 yield Parts(run, folder, policy, arena, telemetry, StopSignal())  # type: ignore[arg-type]
                 assert slots.counts().leased == 0, "every lease was returned"
             finally:
