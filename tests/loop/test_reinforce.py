@@ -65,6 +65,7 @@ class Policy:
     def __init__(self) -> None:
         self.learner = Learner()
         self.settings = PolicySettings(engine=None, learner=None)
+        self.engine_metrics: dict[str, float] = {}
         self.generator = Demonstrator([TASKS.sample(3, n) for n in range(80)], lambda s: s.seed % 3 == 0)
         self.saved: list[tuple[int, dict[str, Any]]] = []
         self.synced: list[int] = []
