@@ -131,6 +131,14 @@ class Rollout(Spec):
             "machine the driver's own process plays"
         ),
     )
+    frames_gib: Annotated[float, Field(gt=0, le=65536)] | None = Field(
+        None,
+        alias="framesGiB",
+        description=(
+            "frames of episodes that no update has used yet, GiB, held by rollout workers in Ray's object stores: "
+            "beyond, no further group is begun; without it 60 % of these stores"
+        ),
+    )
     temperature: Annotated[float, Field(gt=0, le=10)] = Field(1.0, description="sampling temperature in training")
     response_tokens: Annotated[int, Field(ge=1, le=65536)] = Field(256, description="longest answer, tokens")
     max_reruns: Annotated[int, Field(ge=0, le=100)] = Field(
