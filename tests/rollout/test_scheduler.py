@@ -15,6 +15,7 @@ from tapforge_envs.slots.source import Verdict
 from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout.attempt import EpisodeLimits
 from tapforge_trainer.rollout.groups import GroupLimits
+from tapforge_trainer.rollout.held_frames import FrameBudget
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import Recording
 from tapforge_trainer.rollout.recording_queue import RecordingQueue
@@ -363,5 +364,30 @@ def test_frames_of_this_process_are_held_where_the_recording_does_not_have_them(
                 assert len(held) == (0 if recorded else 2)
                 for episode in batch[0].episodes if held else ():
                     assert {name for step in episode.steps for name in step.frames} == set(held[episode.id])
+
+    run(go())
+
+
+class Heavy(Elsewhere):
+    """Whose episodes bring a MiB of frames each."""
+
+    async def play(self, request, lease):
+        return replace(await super().play(request, lease), frame_bytes=1 << 20)
+
+
+def test_no_group_is_begun_for_whose_frames_there_is_no_memory_but_the_next_update_is():
+    async def go():
+        for mib, groups in ((100, 4), (7, 3), (5, 2), (0.1, 2)):
+            budget = FrameBudget(int(mib * (1 << 20)), first_guess=1 << 20)
+            async with a_house(Demonstrator(POOL), limits=GroupLimits(2, 1, 3), frame_budget=budget) as house:
+                scheduler = house.scheduler
+                scheduler._player = Heavy(scheduler._player)
+                for version in range(1, 3):
+                    batch = await scheduler.next_batch()
+                    await until(lambda scheduler=scheduler: not scheduler.running)
+                    begun = scheduler.buffer.under_way
+                    assert begun == groups, mib
+                    assert scheduler.frames(batch)
+                    scheduler.set_version(version)
 
     run(go())

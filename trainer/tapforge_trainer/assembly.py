@@ -29,11 +29,13 @@ from tapforge_envs.slots.urls import UrlSlots, parse_urls, read_urls
 from .agents import make_agent
 from .agents.agent import Agent
 from .algorithms.composition import objective_of
+from .frame_budget import budget_error, engine_frames_mib, frame_budget
 from .machine import Device, Machine
 from .plan import LocalFiles, inspect_files, longest_member
 from .policy.settings import GAP_ALARM, EngineSettings, LearnerSettings, UpdateSettings
 from .rollout.attempt import EpisodeLimits, Player
 from .rollout.groups import GroupLimits
+from .rollout.held_frames import FrameBudget
 from .rollout.recording_queue import OpenRecording, record_here
 from .rollout.retention import Retention
 from .tasks.contamination import Contamination, contamination
@@ -42,8 +44,6 @@ from .tasks.source import FixedTasks, TaskError, TaskSet, at_most
 
 #: practised tasks that are compared with the measured ones before a run; its summary compares all
 _COMPARED = 10_000
-#: pixels of a visual token, of the models that have the most
-_TOKEN_PIXELS = 32 * 32
 
 
 class SetupError(Exception):
@@ -93,7 +93,10 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
     files = inspect_files(run, runs)
     local = run.spec.model.source.path
     context = context_error(run, Path(local.folder)) if local is not None else None
-    if errors := [*files.errors, *task_errors(run), *([context] if context else [])]:
+    wrong = [*task_errors(run), *([context] if context else [])]
+    if not (files.errors or wrong):
+        wrong = [error] if (error := budget_error(run, frame_budget(run, training_tasks(run), None))) else []
+    if errors := [*files.errors, *wrong]:
         raise ConfigurationError("\n".join(errors))
     drawn = min(run.spec.stop.max_updates * run.spec.rollout.groups_per_update, _COMPARED)
     return replace(files, contamination=contamination_of(run, drawn))
@@ -294,6 +297,7 @@ class Arena:
     #: engines that live, by index
     engines: Callable[[], Sequence[int]] = tuple
     record: OpenRecording = record_here
+    frame_budget: FrameBudget | None = None
 
 
 def arena_of(
@@ -310,6 +314,7 @@ def arena_of(
         run.spec.environment.deadlines.acquire_seconds,
         retention_of(run),
         engines,
+        frame_budget=frame_budget(run, training_tasks(run), None),
     )
 
 
@@ -334,7 +339,7 @@ def engine_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machi
         images_per_prompt=max(2, spec.model.adapter.history_images),
         threads=spec.engine.threads or _share(machine, spec.engine.replicas),
         seed=spec.seed,
-        frames_mib=spec.engine.frame_store_mib or _frame_store_mib(run),
+        frames_mib=spec.engine.frame_store_mib or engine_frames_mib(run),
         transfer="nccl" if device == "cuda" else "tapforge-cpu",
         start_seconds=spec.deadlines.start_seconds,
         answer_seconds=answer_seconds(run),
@@ -348,13 +353,6 @@ def answer_seconds(run: TrainingRun) -> float:
     """What an answer may take, the wait for its turn included."""
     given = run.spec.deadlines.answer_seconds
     return 120.0 + 2.0 * run.spec.rollout.response_tokens if given is None else given
-
-
-def _frame_store_mib(run: TrainingRun) -> int:
-    """Room for what the answers at once can show: no frame has more visual tokens than the context."""
-    spec = run.spec
-    frame = 3 * _TOKEN_PIXELS * spec.model.context_tokens / 2**20
-    return int(min(2048, max(256, frame * spec.engine.max_concurrent_sequences * spec.model.adapter.history_images)))
 
 
 def learner_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machine, device: Device) -> LearnerSettings:

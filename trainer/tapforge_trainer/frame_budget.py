@@ -62,3 +62,11 @@ def budget_error(run: TrainingRun, budget: FrameBudget) -> str | None:
         f"take {needed / 2**30:.1f} GiB, and {budget.max_bytes / 2**30:.1f} GiB may be held: give more, fewer groups "
         "per update, or smaller frames (model.adapter.maxPixels)"
     )
+
+
+def engine_frames_mib(run: TrainingRun) -> int:
+    """Of an engine's decoded frames: room for what the answers at once can show. No frame has more visual tokens than
+    the context."""
+    spec = run.spec
+    frame = 3 * _TOKEN_PIXELS * spec.model.context_tokens / 2**20
+    return int(min(2048, max(256, frame * spec.engine.max_concurrent_sequences * spec.model.adapter.history_images)))

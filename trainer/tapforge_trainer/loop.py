@@ -180,6 +180,7 @@ async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
         resumed=resumed(progress, folder),
         engines=parts.arena.engines,
         frames_recorded=parts.arena.retention.rereadable,
+        frame_budget=parts.arena.frame_budget,
     )
     rollout = _Rollout(
         parts, progress, scheduler, tasks, FrameStore(folder / FRAMES), Counters(progress), StallMonitor()

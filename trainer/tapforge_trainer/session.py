@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ from tapforge_envs.clients.phones import PhoneAddress
 from . import assembly
 from .assembly import ConfigurationError, SetupError
 from .evaluation import measure, measure_baselines
+from .frame_budget import frame_budget
 from .loop import reinforce, save
 from .machine import Machine, NoDevice, device_of, gpus_needed, rollout_workers
 from .parts import Parts
 from .plan import folder_of
-from .policy.driver import Policy, PolicySettings, in_cluster, wait_for_gpus
+from .policy.driver import Policy, PolicySettings, in_cluster, object_store_bytes, wait_for_gpus
 from .policy.rollout_actor import start_rollout_actor
 from .progress import Progress, belongs, newest_checkpoint
 from .report import print_summary, summarize, wanted, write_report
@@ -317,6 +319,9 @@ async def running(
         elif engines:
             policies[""] = policy.generator
         arena = assembly.arena_of(run, slots, agent, player, policy.live_engines)
+        if isinstance(player, RemotePlayers):
+            budget = frame_budget(run, assembly.training_tasks(run), object_store_bytes())
+            arena = replace(arena, frame_budget=budget)
         yield Parts(run, folder, policy, arena, telemetry, stop, warm_started_from), progress
     finally:
         for result in await asyncio.gather(slots.close(), _closed(player, policy), return_exceptions=True):

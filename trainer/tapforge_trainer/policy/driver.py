@@ -283,6 +283,11 @@ async def wait_for_gpus(needed: int, tell: Callable[[str], None], seconds: float
         await asyncio.sleep(_GPU_LOOK_SECONDS)
 
 
+def object_store_bytes() -> int:
+    """Of all nodes of the Ray that was started."""
+    return int(_resources().get("object_store_memory", 0))
+
+
 def _resources() -> dict[str, float]:
     import ray
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from tapforge_envs.protocol import Reason, Task
 from tapforge_envs.slots.source import Lease, Verdict
 
-from ..frames import FittedFrame
+from ..frame_handles import FrameHandle
 from ..records import EpisodeRecord, Sampling
 
 
@@ -79,16 +79,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """An attempt that ended. `frames` and `ui_trees` hold all that its steps name. `broke`: the call that failed.
-    `phone_seconds`: what the calls to the phone took, at most what they were allowed to. `verdict`: in which state the
-    phone is left, and `why`."""
+    """An attempt that ended. `frames` (a handle) and `ui_trees` hold all that its steps name. `broke`: the call that
+    failed. `phone_seconds`: what the calls to the phone took, at most what they were allowed to. `verdict`: in which
+    state the phone is left, and `why`."""
 
     attempt: Attempt
     record: EpisodeRecord
-    frames: dict[str, FittedFrame]
+    frames: FrameHandle
     broke: Call | None
     phone_seconds: float = 0.0
     ui_trees: dict[str, str] = field(default_factory=dict)
+    #: of the frames' data
+    frame_bytes: int = 0
     verdict: Verdict = Verdict.DIRTY
     why: str = "the episode was not ended on the phone"
 

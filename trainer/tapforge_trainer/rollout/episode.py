@@ -146,7 +146,8 @@ class Episode:
             started=started,
             ended=self._clock(),
         )
-        return EpisodeResult(self._attempt, record, self._frames, broke, self._phone_seconds, self._ui_trees)
+        size = sum(len(frame.data) for frame in self._frames.values())
+        return EpisodeResult(self._attempt, record, self._frames, broke, self._phone_seconds, self._ui_trees, size)
 
     async def _until_the_end(self, environment: Environment) -> tuple[Reason, float | None, str]:
         task, limits = self._attempt.task, self._limits

@@ -157,6 +157,16 @@ class GroupBuffer:
         return len(self._groups) + self._learning
 
     @property
+    def waiting(self) -> int:
+        """Groups that no batch has taken."""
+        return len(self._groups)
+
+    @property
+    def unfinished_episodes(self) -> int:
+        """Episodes that these groups still wait for."""
+        return sum(not place.settled for group in self._groups.values() for place in group.places)
+
+    @property
     def room(self) -> bool:
         """Whether another group may be admitted now."""
         return self.under_way < self.limits.capacity

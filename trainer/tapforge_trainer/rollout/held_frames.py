@@ -57,6 +57,9 @@ class HeldFrames:
             for episode in set(episodes) & set(held.handles):
                 del held.handles[episode]
 
+    def drop(self, group: str) -> None:
+        self._groups.pop(group, None)
+
     def keep(self, holds: Callable[[str], bool]) -> None:
         """Drops what is of other groups."""
         self._groups = {group: held for group, held in self._groups.items() if holds(group)}

@@ -27,6 +27,7 @@ from .engine_choice import engine_of_new_episode
 from .evaluation_queue import EvaluationQueue
 from .fault_tracker import FaultTracker
 from .groups import Dropped, GroupBuffer, GroupLimits, Resumed, Settled
+from .held_frames import FrameBudget, HeldFrames
 from .recording_queue import RecordWriter
 from .stats import BusyMeter, RolloutStats
 
@@ -75,6 +76,7 @@ class Scheduler:
         prefix: str = "g",
         resumed: Iterable[Resumed] = (),
         frames_recorded: Callable[[str], bool] = lambda group: True,
+        frame_budget: FrameBudget | None = None,
         engines: Callable[[], Sequence[int]] = tuple,
     ):
         """`frames_recorded`: whether the frames of a group under way can be read from the recording. `engines`: those
@@ -95,8 +97,7 @@ class Scheduler:
         self._recording = recorder
         if recorder:
             recorder.report_to(self._fail)
-        #: group -> episode -> frames
-        self._frames: dict[str, dict[str, FrameHandle]] = {}
+        self._frames = HeldFrames(frame_budget or FrameBudget())
         self._jobs: set[_Job] = set()
         self._tasks_alive: set[asyncio.Task[None]] = set()
         self._fixed: EvaluationQueue | None = None
@@ -137,21 +138,19 @@ class Scheduler:
     def frames(self, groups: Sequence[GroupRecord]) -> dict[str, FrameHandle]:
         """By episode, of a batch that was handed out, until the next version: the frames that are not to be read from
         the recording."""
-        return {episode: handle for g in groups for episode, handle in self._frames.get(g.id, {}).items()}
+        return self._frames.of(group.id for group in groups)
 
     def put_back(self, groups: Sequence[GroupRecord], lost: Collection[str]) -> None:
         """The batch can't be learned from: the frames of these episodes are lost. It comes again, after they have been
         played again."""
         self._buffer.put_back(groups, lost)
-        for group in groups:
-            for episode in set(lost) & set(self._frames.get(group.id, {})):
-                del self._frames[group.id][episode]
+        self._frames.forget([group.id for group in groups], lost)
         self._pump()
 
     def set_version(self, version: int) -> None:
         """The update is over, and the engines have the weights of this version."""
         self._buffer.set_version(version)
-        self._frames = {group: held for group, held in self._frames.items() if self._buffer.holds(group)}
+        self._frames.keep(self._buffer.holds)
         self._pump()
 
     async def run_fixed(
@@ -267,6 +266,12 @@ class Scheduler:
         self._withdraw(waiting[: max(0, len(self._jobs) - self._limit())])
         self._pump()
 
+    def _frames_fit(self) -> bool:
+        """Whether there is memory for the frames of another group; what the next update needs is begun in any case."""
+        buffer, limits = self._buffer, self._buffer.limits
+        needed = buffer.unfinished_episodes + limits.group_size
+        return buffer.waiting < limits.groups_per_update or self._frames.room(needed)
+
     def _next_job(self) -> _Job | None:
         if self._fixed is not None:
             attempt = self._fixed.next_attempt()
@@ -277,7 +282,7 @@ class Scheduler:
         if not self._training or self._tasks is None:
             return None
         attempt = self._buffer.next_attempt()
-        if attempt is None and self._buffer.room:
+        if attempt is None and self._buffer.room and self._frames_fit():
             try:
                 task = self._tasks.next()
             except ValueError as error:
@@ -325,7 +330,7 @@ class Scheduler:
             self._settle(settled)
         # Those of a worker in another process are at hand where they are needed; they are never fetched here.
         if result.record.valid and self._buffer.holds(group) and not (kept and isinstance(result.frames, Mapping)):
-            self._frames.setdefault(group, {})[result.record.id] = result.frames
+            self._frames.put(group, result.record.id, result.frames, result.frame_bytes)
 
     def _quarantine(self, key: str, why: str) -> None:
         log.warning("task %s is in quarantine: %s", key, why)
@@ -336,7 +341,7 @@ class Scheduler:
 
     def _settle(self, settled: Settled) -> None:
         if settled.dropped:
-            self._frames.pop(settled.group.id, None)
+            self._frames.drop(settled.group.id)
         if self._recording:
             self._recording.group(settled.group, settled.dropped.value if settled.dropped else None)
         useless = {attempt.episode for attempt in settled.stop}
