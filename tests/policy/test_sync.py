@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from both_ends import END, SHOTS, TOLERANCE, Hand, ask, client_of, gap, prompts_of, shake
+from PIL import Image
 from tiny_samples import Tiny, frame
 
+from tapforge_envs.protocol import Frame
+from tapforge_trainer.agents.vision import VisionGrid, fit_frame
 from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy import engine_client
 from tapforge_trainer.policy.engine_client import EngineError, PromptMismatch
@@ -49,6 +53,24 @@ async def test_engine_and_learner_agree_before_and_after_a_sync_and_not_between(
     assert await gap(tiny, learner, prompts, after) < TOLERANCE
     assert {v for g in after for v in g.versions} == {next_version + 1}
     assert [g.logprobs for g in after] != [g.logprobs for g in before]
+
+
+async def test_a_phones_screen_is_the_same_to_the_adapter_the_engine_and_the_learner(
+    tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner, probe: Probe, next_version: int
+) -> None:
+    """1080x2400 pixels, fitted to about a million: 920 visual tokens."""
+    engines = both[0]
+    await synchronize(fresh, engines, probe, next_version)
+    out = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (24, 12, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((1080, 2400), Image.Resampling.NEAREST).save(out, "PNG")
+    grid = VisionGrid(tiny.form.patch, tiny.form.merge, 4, 976)
+    screen, _ = fit_frame(Frame.of(out.getvalue(), 1080, 2400), grid)
+    prompt = tiny.prompt([screen])
+    assert grid.visual_tokens(screen.width, screen.height) == 920
+    (said,) = await ask(engines, [prompt])  # the client compares the engine's ids with the expansion
+    assert said.prompt_length == len(tiny.expand(prompt.ids, [screen])) > 920
+    assert await gap(tiny, fresh, [prompt], [said]) < TOLERANCE
 
 
 async def test_the_vision_tower_and_its_cached_frames_are_renewed(
