@@ -4,6 +4,7 @@ tracked file knows the machine it was written on.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -164,6 +165,19 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         return []
+
+
+def test_the_way_to_the_first_gradient_is_as_the_command_names_it() -> None:
+    package = ROOT / "trainer" / "tapforge_trainer"
+    named = re.search(r"^ +(cli\.py(?: +-> +[\w/]+\.py)+)$", (package / "cli.py").read_text(), re.MULTILINE)
+    assert named is not None
+    way = re.split(r" +-> +", named[1])
+    assert len(way) <= 5
+    for file, following in itertools.pairwise(way):
+        module = following.removesuffix(".py").replace("/", ".").rpartition(".")[2]
+        imports = rf"from \.+(?:\w+\.)*{module} import"
+        assert re.search(imports, (package / file).read_text()), f"{file} leads to {following}"
+    assert ".backward()" in (package / way[-1]).read_text()
 
 
 def test_every_documented_make_target_exists() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapforge_api import attempt as told
+from tapforge_api import attempt as variables
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import Outcome, Reason
 from tapforge_trainer import telemetry
@@ -293,11 +293,11 @@ def test_a_storage_that_is_a_file(tmp_path: Path) -> None:
 # --- what the Pod says ------------------------------------------------------------------------------------------------
 
 POD = {
-    told.RUN: "tiny",
-    told.NAMESPACE: "lab",
-    told.RUN_UID: "uid-1",
-    told.ATTEMPT: "2",
-    told.STORAGE: "/var/lib/storage/lab/uid-1",
+    variables.RUN: "tiny",
+    variables.NAMESPACE: "lab",
+    variables.RUN_UID: "uid-1",
+    variables.ATTEMPT: "2",
+    variables.STORAGE: "/var/lib/storage/lab/uid-1",
 }
 
 
@@ -312,9 +312,9 @@ def test_an_attempt_is_what_its_pod_says() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({told.STORAGE: "", told.RUN_UID: ""}, "TAPFORGE_RUN_UID, TAPFORGE_STORAGE are not"),
-        ({told.ATTEMPT: "0"}, "TAPFORGE_ATTEMPT has to be a number from 1"),
-        ({told.ATTEMPT: "two"}, "not 'two'"),
+        ({variables.STORAGE: "", variables.RUN_UID: ""}, "TAPFORGE_RUN_UID, TAPFORGE_STORAGE are not"),
+        ({variables.ATTEMPT: "0"}, "TAPFORGE_ATTEMPT has to be a number from 1"),
+        ({variables.ATTEMPT: "two"}, "not 'two'"),
     ],
 )
 def test_a_pod_that_says_something_else(change: dict[str, str], words: str) -> None:

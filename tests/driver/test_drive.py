@@ -18,14 +18,14 @@ from small_broker import NAMESPACE, Authority
 from small_operator import RUN, SmallOperator
 
 from tapforge_api import SpecError, TrainingRun, load
-from tapforge_api import attempt as told
+from tapforge_api import attempt as variables
 from tapforge_api.learning import Stop
 from tapforge_api.progress import Orders as Answer
 from tapforge_envs.slots.source import SlotError
 from tapforge_trainer.assembly import ConfigurationError
 from tapforge_trainer.cluster import driver
 from tapforge_trainer.cluster.attempt import Attempt
-from tapforge_trainer.cluster.driver import drive, speak
+from tapforge_trainer.cluster.driver import drive, report_killed
 from tapforge_trainer.cluster.storage import Holder, StorageError, folder_of, newest, take_over
 from tapforge_trainer.policy import checkpoints
 from tapforge_trainer.progress import Progress
@@ -270,14 +270,14 @@ async def test_what_a_run_began_with_may_be_gone_once_it_has_its_own(
 def _pod(operator: SmallOperator, authority: Authority, place: Path) -> dict[str, str]:
     access = authority.access(operator.port)
     return {
-        told.RUN: RUN,
-        told.NAMESPACE: NAMESPACE,
-        told.RUN_UID: "uid-1",
-        told.ATTEMPT: "1",
-        told.STORAGE: str(place / "storage"),
-        told.BROKER_URL: str(access.url),
-        told.BROKER_CA: str(access.ca),
-        told.BROKER_TOKEN_FILE: str(access.token),
+        variables.RUN: RUN,
+        variables.NAMESPACE: NAMESPACE,
+        variables.RUN_UID: "uid-1",
+        variables.ATTEMPT: "1",
+        variables.STORAGE: str(place / "storage"),
+        variables.BROKER_URL: str(access.url),
+        variables.BROKER_CA: str(access.ca),
+        variables.BROKER_TOKEN_FILE: str(access.token),
     }
 
 
@@ -314,14 +314,14 @@ async def test_the_command_in_a_pod(
     assert not (tmp_path / "runs").exists()
 
 
-async def test_somebody_speaks_for_a_driver_that_was_killed(
+async def test_a_driver_that_was_killed_is_reported(
     operator: SmallOperator, authority: Authority, tmp_path: Path
 ) -> None:
     pod = _pod(operator, authority, tmp_path)
     _leave_checkpoint(Attempt(RUN, NAMESPACE, "uid-1", 1, tmp_path / "storage"), 4)
-    await speak({**pod, "TAPFORGE_DRIVER_RESTARTS_LEFT": "2"}, "it was killed")
-    await speak(pod, "it was killed again")
-    await speak({}, "on a laptop nobody hears it")
+    await report_killed({**pod, "TAPFORGE_DRIVER_RESTARTS_LEFT": "2"}, "it was killed")
+    await report_killed(pod, "it was killed again")
+    await report_killed({}, "on a laptop nothing is reported")
     assert [(r.final, r.message) for r in operator.reports if r.message] == [
         ("", "it was killed"),
         ("failed", "it was killed again"),

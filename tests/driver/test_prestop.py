@@ -22,7 +22,7 @@ from small_broker import NAMESPACE, Authority
 from small_operator import RUN, SmallOperator
 from test_drive import SPEC
 
-from tapforge_api import attempt as told
+from tapforge_api import attempt as variables
 from tapforge_api.progress import EXIT_STOPPED
 from tapforge_envs.slots.urls import PROBES_AT_ONCE
 from tapforge_trainer.cluster.prestop import ACTORS, lock_path, prestop
@@ -71,7 +71,7 @@ def _process(*command: str, **environment: str) -> Iterator[subprocess.Popen[str
 def _pod(work: Path, uid: str = "") -> dict[str, str]:
     """The environment of a Pod of a run that only this test knows."""
     uid = uid or str(uuid.uuid5(uuid.NAMESPACE_URL, str(work)))
-    return {told.RUN: RUN, told.RUN_UID: uid, told.WORK: str(work)}
+    return {variables.RUN: RUN, variables.RUN_UID: uid, variables.WORK: str(work)}
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def test_a_driver_is_told_and_waited_for_until_its_checkpoint_is_there(tmp_path:
 @pytest.mark.parametrize(("kind", "seconds", "code"), [("good", 60, 0), ("deaf", 0, 1)])
 def test_the_command_of_the_hook(tmp_path: Path, kind: str, seconds: int, code: int) -> None:
     pod = _pod(tmp_path)
-    command = [sys.executable, "-m", "tapforge_trainer.cli", *told.prestop(seconds)[1:]]
+    command = [sys.executable, "-m", "tapforge_trainer.cli", *variables.prestop(seconds)[1:]]
     with _driver(pod, kind) as driver:
         ended = subprocess.run(command, env={**os.environ, **pod}, stderr=subprocess.PIPE, text=True, check=False)
         assert ended.returncode == code, ended.stderr
@@ -140,7 +140,7 @@ def test_without_a_driver_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
 def test_a_pod_of_ranks_or_engines_waits_for_them(tmp_path: Path, actor: str, parted: bool) -> None:
     pod = _pod(tmp_path)
     named = f"exec -a {actor}.run sleep 600"
-    command = f"(unset {told.RUN_UID}; echo $BASHPID; {named}); true" if parted else f"echo $$; {named}"
+    command = f"(unset {variables.RUN_UID}; echo $BASHPID; {named}); true" if parted else f"echo $$; {named}"
     with _process("bash", "-c", command, **pod) as started:
         assert started.stdout is not None
         rank = int(started.stdout.readline())
@@ -156,7 +156,7 @@ def test_a_pod_of_ranks_or_engines_waits_for_them(tmp_path: Path, actor: str, pa
         assert left == [True]
 
 
-def test_ranks_and_engines_are_called_so() -> None:
+def test_actors_are_called_so() -> None:
     code = "".join(file.read_text() for file in POLICY.glob("*.py"))
     assert {f"ray::{name}" for name in re.findall(r"ray\.remote\((\w+)\)", code)} == set(ACTORS)
 
@@ -167,16 +167,16 @@ async def test_a_run_that_is_left_stops_in_order_and_says_so(
 ) -> None:
     access = authority.access(operator.port)
     pod = {
-        told.RUN: RUN,
-        told.NAMESPACE: NAMESPACE,
-        told.RUN_UID: str(uuid.uuid4()),
-        told.ATTEMPT: "1",
-        told.STORAGE: str(tmp_path / "storage"),
-        told.WORK: str(tmp_path / "work"),
-        told.GRACE: "50",
-        told.BROKER_URL: str(access.url),
-        told.BROKER_CA: str(access.ca),
-        told.BROKER_TOKEN_FILE: str(access.token),
+        variables.RUN: RUN,
+        variables.NAMESPACE: NAMESPACE,
+        variables.RUN_UID: str(uuid.uuid4()),
+        variables.ATTEMPT: "1",
+        variables.STORAGE: str(tmp_path / "storage"),
+        variables.WORK: str(tmp_path / "work"),
+        variables.GRACE: "50",
+        variables.BROKER_URL: str(access.url),
+        variables.BROKER_CA: str(access.ca),
+        variables.BROKER_TOKEN_FILE: str(access.token),
     }
     # The driver begins with waiting for its phones: 5 s for as many as it asks at once, so for minutes in all.
     with socket.create_server(("127.0.0.1", 0)) as deaf:

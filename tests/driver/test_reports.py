@@ -134,7 +134,7 @@ def test_no_figure_makes_a_report_that_is_refused(view: View, message: str) -> N
         (75, 3, StopReason.SUSPEND, 4, "stopped", "suspended; the run resumes after update 4"),
         (75, 3, StopReason.DEADLINE, 3, "stopped", "after update 3, without 1 update that there was no time to save"),
         (75, 3, StopReason.TERMINATE, None, "stopped", "SIGTERM.*no checkpoint yet"),
-        (130, 0, StopReason.INTERRUPT, 2, "stopped", "Ctrl-C; .* without 2 updates"),
+        (130, 0, StopReason.INTERRUPT, 2, "stopped", "Ctrl-C .* without 2 updates"),
     ],
 )
 def test_how_a_driver_says_that_it_ends(

@@ -23,8 +23,8 @@ from tapforge_trainer.supervisor import (
     Pauses,
     driver_command,
     ending,
+    exit_message,
     supervise,
-    words,
 )
 
 FAST = Pauses(first=0.01, most=0.02)
@@ -69,14 +69,14 @@ async def test_what_is_started_again(tmp_path: Path, ways: list[int], restarts: 
     place, told = tmp_path / "starts", Told()
     place.mkdir()
     command = [sys.executable, "-c", DRIVER, str(place), json.dumps(ways)]
-    assert await supervise(command, restarts, os.environ, pauses=FAST, speak=told) == code
+    assert await supervise(command, restarts, os.environ, pauses=FAST, report_killed=told) == code
     counted = [(place / f"start-{k}").read_text() for k in range(len(list(place.iterdir())))]
     assert counted == [f"{k}/{restarts - k}" for k in range(starts)]
     killed = [(k, way) for k, way in enumerate(ways[:starts]) if way < 0]
-    assert [left for left, _ in told.said] == [str(restarts - k) for k, _ in killed], "others can speak for themselves"
+    assert [left for left, _ in told.said] == [str(restarts - k) for k, _ in killed], "the others report themselves"
     for (k, way), (_, message) in zip(killed, told.said, strict=True):
         assert signal.Signals(-way).name in message
-        assert ("started again (" in message) == (k < restarts)
+        assert ("is restarted (" in message) == (k < restarts)
 
 
 async def test_all_drivers_of_a_supervisor_say_when_the_first_one_was_started(tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_pauses_grow_up_to_a_bound() -> None:
 
 
 def test_a_driver_that_was_killed_for_its_memory_says_so() -> None:
-    assert "SIGKILL" in words(-9, 0, 2) and "memory" in words(-9, 0, 2)
-    assert "3 times" in words(-11, 3, 0) and "started again (" not in words(-11, 3, 0)
+    assert "SIGKILL" in exit_message(-9, 0, 2) and "memory" in exit_message(-9, 0, 2)
+    assert "3 times" in exit_message(-11, 3, 0) and "is restarted (" not in exit_message(-11, 3, 0)
 
 
 #: waits for SIGTERM or SIGINT, counts them, and obeys after a moment
@@ -164,7 +164,7 @@ async def test_a_stop_during_a_pause_is_obeyed() -> None:
 
     command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
     long = Pauses(first=3600, most=3600)
-    running = asyncio.create_task(supervise(command, 3, os.environ, pauses=long, speak=told))
+    running = asyncio.create_task(supervise(command, 3, os.environ, pauses=long, report_killed=told))
     async with asyncio.timeout(120):
         await killed.wait()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -219,4 +219,4 @@ def test_a_file_that_is_wrong_is_not_tried_again(tmp_path: Path) -> None:
 def test_a_file_that_can_be_read_once_is_no_file_for_restarts() -> None:
     said = CliRunner().invoke(cli, ["run", "-f", "-", "--restarts", "1"], input="spec: {}\n")
     assert said.exit_code == 2
-    assert "name one" in said.output
+    assert "name a file" in said.output

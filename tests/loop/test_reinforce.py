@@ -166,8 +166,8 @@ async def test_counters_and_the_order_of_tasks_continue_over_sessions(tmp_path: 
         second: Any = parts.policy
         _, later = second.saved[-1]
     assert (state["update"], later["update"], later["starts"]) == (3, 4, 2)
-    assert later["episodes"] > state["episodes"] >= 3 * 4 * 4
-    assert later["tasks"] >= state["tasks"] and later["next_order"] > state["next_order"]
+    assert later["episodes"] >= state["episodes"] >= 3 * 4 * 4, "a batch may have been played ahead"
+    assert later["tasks"] >= state["tasks"] and later["next_order"] >= state["next_order"]
     assert later["seconds_rl"] > state["seconds_rl"]
     assert _updates(tmp_path) == [1, 2, 3, 4]
 

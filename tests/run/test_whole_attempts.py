@@ -22,7 +22,7 @@ sys.path += [str(Path(__file__).parent.parent / room) for room in ("driver", "sl
 from small_broker import NAMESPACE, Authority
 from small_operator import RUN, SmallOperator
 
-from tapforge_api import attempt as told
+from tapforge_api import attempt as variables
 from tapforge_api.learning import Stop
 from tapforge_api.progress import EXIT_COMPLETE, EXIT_STOPPED, Orders, Progress
 
@@ -96,15 +96,15 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> Attempts:
     def begin(attempt: int) -> Command:
         access = authority.access(operator.port)
         pod = {
-            told.RUN: RUN,
-            told.NAMESPACE: NAMESPACE,
-            told.RUN_UID: UID,
-            told.ATTEMPT: str(attempt),
-            told.STORAGE: str(storage),
-            told.GRACE: str(PATIENCE),
-            told.BROKER_URL: str(access.url),
-            told.BROKER_CA: str(access.ca),
-            told.BROKER_TOKEN_FILE: str(access.token),
+            variables.RUN: RUN,
+            variables.NAMESPACE: NAMESPACE,
+            variables.RUN_UID: UID,
+            variables.ATTEMPT: str(attempt),
+            variables.STORAGE: str(storage),
+            variables.GRACE: str(PATIENCE),
+            variables.BROKER_URL: str(access.url),
+            variables.BROKER_CA: str(access.ca),
+            variables.BROKER_TOKEN_FILE: str(access.token),
         }
         settings = [word for setting in LITTLE for word in ("--set", setting)]
         return Command("run", "-f", "run.yaml", "--restarts", "1", *settings, place=house, environment=pod)

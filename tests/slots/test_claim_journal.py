@@ -14,7 +14,7 @@ from broker_lab import a_lab, environment
 from phones import until
 from small_broker import POOL
 
-from tapforge_api import attempt as told
+from tapforge_api import attempt as variables
 from tapforge_api import load
 from tapforge_api.claims import Acquire, Given
 from tapforge_envs.clients.phones import PhoneClients
@@ -93,7 +93,7 @@ async def test_drivers_in_pods_that_share_their_work_folder_do_not_inherit_from_
     async def in_a_pod_of(uid: str) -> AsyncIterator[None]:
         (tmp_path / uid).mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / uid))
-        monkeypatch.setenv(told.RUN_UID, uid)
+        monkeypatch.setenv(variables.RUN_UID, uid)
         clients = PhoneClients()
         slots = slots_of(run, clients.health)
         await slots.start()
@@ -104,7 +104,7 @@ async def test_drivers_in_pods_that_share_their_work_folder_do_not_inherit_from_
             await clients.close()
 
     async with a_lab(tmp_path, 2) as lab:
-        for name, value in (environment(lab, tmp_path) | {told.WORK: str(tmp_path / "work")}).items():
+        for name, value in (environment(lab, tmp_path) | {variables.WORK: str(tmp_path / "work")}).items():
             monkeypatch.setenv(name, value)
         async with in_a_pod_of("one"):
             await until(lambda: len(lab.broker.held) == 1)

@@ -1,6 +1,6 @@
 """From a TrainingRun to the parts that carry it out: model folder, agent, phones, tasks, limits, settings.
 
-Every function here translates one part of the spec and starts nothing; what can't be had is a `SetupError` in words.
+Every function here translates one part of the spec and starts nothing; what is missing is a `SetupError`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SetupError(Exception):
 
 
 class ConfigurationError(SetupError):
-    """What a run was told can't work, and will fail the same way until somebody changes it."""
+    """The configuration can't work, and will fail the same way until it is changed."""
 
 
 def model_folder(model: Model) -> Path:
@@ -103,13 +103,13 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
 
 
 def context_error(run: TrainingRun, folder: Path) -> str | None:
-    """Why the model can't work in the run's context; None: it can, as far as its folder tells."""
+    """Why the model can't work in the run's context; None: it can, as far as its folder shows."""
     from .policy.frames import PixelFormat
     from .policy.probe import least_context
 
     try:
         least = least_context(PixelFormat.of_folder(folder))
-    except (OSError, ValueError):  # said by whoever reads the folder
+    except (OSError, ValueError):  # reported by what reads the folder
         return None
     tokens = run.spec.model.context_tokens
     if tokens >= least:
@@ -169,7 +169,7 @@ def slots_of(run: TrainingRun, health: HealthProbe) -> SlotSource:
     pool = source.pool
     assert pool is not None, "exactly one source is set"
     access = Access.of(os.environ)
-    # On a laptop nobody is started again in place of a driver that was killed. Not in $TAPFORGE_WORK, which may be a
+    # On a laptop a driver that was killed is not restarted. Not in $TAPFORGE_WORK, which may be a
     # volume that Pods share: claims of a run that lives in another Pod would be taken for those of a dead one.
     uid = os.environ.get(RUN_UID)
     journal = ClaimJournal(Path(tempfile.gettempdir(), f"tapforge-claims-{uid}-{pool.name}.json")) if uid else None
@@ -197,7 +197,7 @@ def task_errors(run: TrainingRun) -> list[str]:
             tasks_of(run)
         except catalog.UnknownTask as error:
             errors.append(f"{field}: {error.args[0]}")
-        except TaskError:  # said by whoever inspects the files
+        except TaskError:  # reported by `inspect_files`
             pass
     if spec.environment.source.processes is not None:
         errors += _unknown_tasks("spec.tasks.file", tasks.file)
@@ -210,7 +210,7 @@ def _unknown_tasks(field: str, file: str | None) -> list[str]:
     errors: list[str] = []
     try:
         listed = read_tasks(Path(file)).tasks if file is not None else ()
-    except TaskError:  # said by whoever inspects the files
+    except TaskError:  # reported by `inspect_files`
         return errors
     for task in listed:
         try:

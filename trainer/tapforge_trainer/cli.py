@@ -1,9 +1,15 @@
-"""The `tapforge` command. Each subcommand parses its words and calls one room; nothing heavy is imported before.
+"""The `tapforge` command. Each subcommand parses its arguments and calls one function, which imports the rest.
 
-Exit codes: 0 done · 1 the work failed (the message names what and the remedy) · 2 the words, the file or what it names
-are wrong, and will be the next time · 75 stopped by an order (SIGTERM, or the operator's) · 130 stopped by Ctrl-C. A
-run that is stopped leaves a checkpoint and goes on when it is started again. Only a programming error shows a
-traceback.
+From here to the first gradient of `tapforge run`, in the order of reading:
+
+    cli.py  ->  session.py  ->  loop.py  ->  policy/learner.py  ->  policy/rank.py
+
+(arguments; start of phones, engines and learner; the algorithm; the plan of an update; forward, backward and optimizer
+on one rank). With spec.warmStart, warm_start.py comes in place of loop.py.
+
+Exit codes: 0 done · 1 the work failed (the message names what and the remedy) · 2 the arguments, the file or what it
+names are wrong, and will be the next time · 75 stopped by SIGTERM or by the operator · 130 stopped by Ctrl-C. A run
+that is stopped leaves a checkpoint and resumes when it is started again. Only a programming error shows a traceback.
 """
 
 from __future__ import annotations
@@ -46,7 +52,7 @@ class _Problem(click.ClickException):
 
 
 class _Wrong(_Problem):
-    """The words or the file are wrong."""
+    """The arguments or the file are wrong."""
 
     exit_code = 2
 
@@ -76,7 +82,7 @@ def _read(file: Path, overrides: tuple[str, ...]) -> TrainingRun:
 
 
 def _checked(run: TrainingRun, runs: Path) -> Any:
-    """The plan, after a look at the files that the run names."""
+    """The plan, with what the files that the run names hold."""
     from .assembly import inspect
     from .plan import plan
 
@@ -104,7 +110,7 @@ def plan(file: Path, overrides: tuple[str, ...], runs: Path) -> None:
     type=click.IntRange(0, 1000),
     default=0,
     show_default=True,
-    help="start the run again in place, from its last checkpoint, at most so often after a crash",
+    help="restart the run in place, from its last checkpoint, at most so often after a crash",
 )
 @click.option(
     "--grace",
@@ -117,8 +123,8 @@ def plan(file: Path, overrides: tuple[str, ...], runs: Path) -> None:
 def run(file: Path, overrides: tuple[str, ...], runs: Path, restarts: int, grace: float) -> None:
     """Train: warm start, reinforcement, measurement, replay. Started again, it resumes from the last checkpoint."""
     if restarts:
-        words = ["--file", str(file), "--runs", str(runs), "--grace", str(grace)]
-        sys.exit(_supervised(["run", *words, *(word for o in overrides for word in ("--set", o))], restarts, file))
+        arguments = ["--file", str(file), "--runs", str(runs), "--grace", str(grace)]
+        sys.exit(_supervised(["run", *arguments, *(a for o in overrides for a in ("--set", o))], restarts, file))
     from .cluster.attempt import Attempt
     from .supervisor import beginning
 
@@ -200,7 +206,7 @@ def env() -> None:
 @env.command()
 @click.argument("url")
 def check(url: str) -> None:
-    """Does the server at URL speak the protocol as it should? Violations in words."""
+    """Check that the server at URL conforms to the protocol; prints violations."""
     from tapforge_envs.check import run_check
 
     sys.exit(run_check(url))
@@ -272,22 +278,22 @@ def _driven(attempt: Attempt, read: Callable[[], TrainingRun], grace: float) -> 
         return asyncio.run(driving())
 
 
-def _supervised(words: list[str], restarts: int, file: Path) -> int:
+def _supervised(arguments: list[str], restarts: int, file: Path) -> int:
     """Runs the driver in a process of its own, again after a crash."""
     from .cluster.prestop import registered
     from .supervisor import driver_command, supervise
 
     if str(file) == "-":
-        raise _Wrong("--restarts reads the file again after a crash: name one, instead of -")
+        raise _Wrong("--restarts reads the file again after a crash: name a file instead of -")
 
-    async def speak(environment: Mapping[str, str], message: str) -> None:
-        from .cluster.driver import speak
+    async def report_killed(environment: Mapping[str, str], message: str) -> None:
+        from .cluster.driver import report_killed
 
-        await speak(environment, message)
+        await report_killed(environment, message)
 
     _log()
     with registered(os.environ):
-        return asyncio.run(supervise(driver_command(words), restarts, os.environ, speak=speak))
+        return asyncio.run(supervise(driver_command(arguments), restarts, os.environ, report_killed=report_killed))
 
 
 def _log() -> None:

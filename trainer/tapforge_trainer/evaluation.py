@@ -2,7 +2,7 @@
 
 - The tasks depend on `spec.evaluation.seed` alone, not on the run's seed, so that runs are compared on the same tasks.
 - Every answer of a measurement comes from one policy version; a mixture is an error, not a figure.
-- An invalid episode is in no rate; it is counted, and the rate over attempted episodes stands beside the other.
+- An invalid episode is in no rate; it is counted, and the rate over attempted episodes is given beside the other.
 - The baselines play the same tasks through the same code (`rollout/baselines.py`).
 """
 
@@ -104,7 +104,7 @@ async def measure_baselines(parts: Parts) -> dict[str, dict[str, Any]]:
 
 
 def measured(episodes: Sequence[EpisodeRecord], *, seed: int = 0, version: int | None = None) -> dict[str, Any]:
-    """The figures of a measurement, as they stand in summary.json. Rates and intervals are None over nothing. An answer
+    """The figures of a measurement, as in summary.json. Rates and intervals are None over nothing. An answer
     of another policy version than `version` is an error."""
     versions = {v for e in episodes for s in e.steps for v in s.generation.versions}
     if len(versions) > 1:

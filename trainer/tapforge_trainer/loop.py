@@ -5,7 +5,7 @@
 - An update's batch is on disk before it is learned from. A checkpoint holds what the next update needs: weights,
   optimizer, the place in the task order, and the groups under way (their finished episodes are found in the recording).
 - The loop ends after `maxUpdates`, `maxSeconds` or `targetSuccess`, or when a stop is requested; then it saves, also
-  when the rollout can't go on. Whatever else is under way when a stop is requested is cancelled.
+  when the rollout fails. Whatever else is under way when a stop is requested is cancelled.
 - A measurement in between pauses the rollout; its time is not the reinforcement's.
 """
 

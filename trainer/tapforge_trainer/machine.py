@@ -1,7 +1,7 @@
 """What a run computes on: GPUs or not, how many, whether they are there yet; and who plays.
 
 Rules, the first that applies decides:
-1. `spec.device` says.
+1. `spec.device`, where it is set.
 2. In a Ray cluster of the operator's: GPUs exactly where Pods of `spec.cluster` ask for some. What happens to be there
    when the driver starts decides nothing: a GPU's Pod may just be being replaced. It is waited for (`missing`).
 3. Elsewhere: GPUs where this machine has some and its vLLM can use them.
@@ -72,7 +72,7 @@ def device_of(run: TrainingRun, machine: Machine, *, in_cluster: bool) -> Device
 
 
 def rollout_workers(run: TrainingRun, phones: int | None, *, in_cluster: bool) -> int:
-    """Processes that play, beside the driver's own; 0: the driver's own plays. `phones`: None where nobody knows."""
+    """Processes that play; 0: the driver's own plays. `phones`: how many there are, None where that is not known."""
     each = run.spec.rollout.phones_per_worker
     if each is None and not in_cluster:
         return 0
@@ -91,7 +91,7 @@ def gpus_asked(cluster: ClusterSpec) -> int:
 
 
 def missing(needed: int, resources: Mapping[str, float]) -> str:
-    """What to say while GPUs of the Ray cluster are not there; "" when they are."""
+    """Which GPUs the Ray cluster lacks; "": none."""
     there = int(resources.get("GPU", 0))
     return "" if there >= needed else f"waiting for GPUs: {there} of {needed} are in the Ray cluster"
 

@@ -1,6 +1,6 @@
-"""The folder of a run: what stands in it, who may write there, and how what is there is read.
+"""The folder of a run: what is in it, who may write to it, and how what is there is read.
 
-- It belongs to one process at a time (a lock file); a second one is told which process has it.
+- It belongs to one process at a time (a lock file); a second one is refused with the id of the process that has it.
 - `spec.yaml` is the run. Once there is a checkpoint, a file that differs in what is learned or how it is measured is
   refused: results of two specs are never mixed.
 - Files are replaced as a whole or not at all.
@@ -92,7 +92,7 @@ def write_spec(folder: Path, run: TrainingRun) -> None:
             values = "".join(f"\n  {name}: {earlier.get(name)} there, {now.get(name)} here" for name in changed)
             raise ConfigurationError(
                 f"{folder} holds a run that differs in what is learned or how it is measured:{values}\n"
-                "give this one another metadata.name, or delete the folder to begin anew"
+                "give this one another metadata.name, or delete the folder to start from the beginning"
             )
     write_atomically(folder / SPEC, to_yaml(dump_set(run)))
 

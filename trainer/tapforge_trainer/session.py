@@ -1,7 +1,7 @@
 """The life of a command: lock the run's folder, start its parts, do the work, close them. One function per command.
 
 - A run's folder belongs to one process at a time; a second one is told which process has it (`run_folder`).
-- Started again, a run resumes from its last checkpoint, and a complete one says so.
+- Started again, a run resumes from its last checkpoint, and a complete one only prints its summary.
 - When a stop is requested, a run finishes its update and saves; anything else is cancelled (`Interrupted`).
 - Phones, learner and engines are started side by side, and closed after a failure or in the middle of a start, too.
 """
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 
 async def run_session(run: TrainingRun, runs: Path, stop: StopSignal, view: View, uid: str = "") -> int:
-    """`uid`: of the run, on a cluster. Raises Interrupted when it was asked to stop."""
+    """`uid`: of the run, on a cluster. Raises Interrupted when a stop was requested."""
     folder = folder_of(run, runs)
     with locked(folder):
         write_spec(folder, run)
@@ -69,7 +69,8 @@ async def run_session(run: TrainingRun, runs: Path, stop: StopSignal, view: View
         view.max_updates, view.max_seconds = run.spec.stop.max_updates, run.spec.stop.max_seconds
         with closing(Telemetry(folder, view, Console())) as telemetry:
             if (summary := _complete(folder, run)) is not None:
-                telemetry.note(f"{folder} is complete after {summary['ended_after']}; spec.stop says when to end")
+                done = summary["ended_after"]
+                telemetry.note(f"{folder} is complete after {done}; to continue, raise a limit of spec.stop")
             else:
                 with telemetry.shown():
                     try:
@@ -129,7 +130,7 @@ async def _before(parts: Parts, progress: Progress, resumed: bool) -> dict[str, 
         parts.telemetry.note(f"resuming after update {progress.update}")
     elif any(e["event"] == "update" for e in events):
         raise ConfigurationError(
-            f"{parts.folder} holds updates, but {parts.policy.settings.checkpoints} no checkpoint to go on from: name "
+            f"{parts.folder} holds updates, but {parts.policy.settings.checkpoints} no checkpoint to resume from: name "
             "one of this run in spec.checkpoints.resumeFrom, or give it another metadata.name"
         )
     elif parts.warm_started_from:
@@ -138,7 +139,7 @@ async def _before(parts: Parts, progress: Progress, resumed: bool) -> dict[str, 
         parts.telemetry.phase("warm start: imitating a demonstrator", "WarmStart")
         await warm_start(parts, progress)
     if spec.algorithm.kl.coefficient > 0:
-        await _refer(parts, begun=any(e["event"] == "reinforcement" for e in events))
+        await _refer(parts, started=any(e["event"] == "reinforcement" for e in events))
     if not resumed:
         await save(parts, progress)
     await unless_stopped(parts.stop, parts.policy.sync(progress.version))
@@ -154,13 +155,13 @@ async def _before(parts: Parts, progress: Progress, resumed: bool) -> dict[str, 
     return before
 
 
-async def _refer(parts: Parts, *, begun: bool) -> None:
-    """The KL term pulls towards the policy that reinforcement began with; it is kept for later sessions."""
+async def _refer(parts: Parts, *, started: bool) -> None:
+    """The KL term pulls towards the policy that reinforcement started with; it is kept for later sessions."""
     folder = parts.folder / REFERENCE
     if not (folder / "config.json").is_file():
-        if begun:
+        if started:
             raise ConfigurationError(
-                f"{folder} is missing: the KL term's reference is the policy that reinforcement began with"
+                f"{folder} is missing: the KL term's reference is the policy that reinforcement started with"
             )
         await parts.policy.export(folder)
     await parts.policy.refer_to(folder)
@@ -260,9 +261,9 @@ async def running(
     except NoDevice as error:
         raise ConfigurationError(str(error)) from error
     if device == "cuda" and in_cluster():
-        say = partial(telemetry.phase, stage="Loading")
+        report = partial(telemetry.phase, stage="Loading")
         try:
-            await unless_stopped(stop, wait_for_gpus(gpus_needed(run), say, run.spec.deadlines.start_seconds))
+            await unless_stopped(stop, wait_for_gpus(gpus_needed(run), report, run.spec.deadlines.start_seconds))
         except TimeoutError as late:
             raise SetupError(str(late)) from late
     model = weights or assembly.model_folder(run.spec.model)
@@ -297,7 +298,7 @@ async def running(
         )
     )
     try:
-        # What somebody else runs answers in a moment, or not at all: that is known before the heavy part.
+        # Phones that are already running answer at once or not at all: that is known before anything heavy is started.
         if isinstance(player, RemotePlayers):
             await unless_stopped(stop, _workers_started(policy, player))
         served = run.spec.environment.source.processes is None

@@ -1,13 +1,13 @@
-"""Starts the driver of a run again in place after a crash, so that a cluster that is well is kept.
+"""Restarts the driver of a run in place after a crash, so that a healthy cluster is kept.
 
 | the driver ended | then |
 |---|---|
 | 0 complete, 2 configuration, 75 stopped, 130 Ctrl-C | so does the supervisor, with the same code |
-| otherwise, also by a signal | after a pause it is started again and goes on from `latest`; after `restarts` times: 1 |
+| otherwise, also by a signal | after a pause it is restarted and resumes from `latest`; after `restarts` times: 1 |
 
-- It never starts the driver again after it was told to stop, and passes SIGINT and SIGTERM on to it.
-- The driver has a session of its own, so that a signal to the group of processes reaches it once; and it dies with its
-  supervisor.
+- SIGINT and SIGTERM are forwarded to the driver, which is not restarted afterwards.
+- The driver has a session of its own, so that a signal to the process group reaches it once; and it is
+  killed with its supervisor.
 - Pauses grow, because what killed a driver often lasts a while.
 """
 
@@ -32,7 +32,7 @@ from .shutdown import EXIT_INTERRUPTED
 log = logging.getLogger(__name__)
 
 _ENDINGS: Final = (EXIT_COMPLETE, EXIT_CONFIGURATION, EXIT_STOPPED, EXIT_INTERRUPTED)
-#: environment variables for the driver: how often it was started again, and how often it would be
+#: environment variables for the driver: how often it was restarted, and how often it still would be
 RESTARTS, RESTARTS_LEFT = "TAPFORGE_DRIVER_RESTARTS", "TAPFORGE_DRIVER_RESTARTS_LEFT"
 #: likewise: when it was started first, milliseconds since the epoch
 STARTED: Final = "TAPFORGE_DRIVER_STARTED"
@@ -54,20 +54,20 @@ def beginning(environment: Mapping[str, str]) -> dict[str, str]:
     return {STARTED: str(int(time.time() * 1000)), **environment}
 
 
-def ending(code: int, restarts_left: int, told: signal.Signals | None) -> int | None:
+def ending(code: int, restarts_left: int, forwarded: signal.Signals | None) -> int | None:
     """What the supervisor ends with after a driver that ended with `code` (negative: a signal); None: it starts
-    another one. `told`: the last signal that was passed on."""
+    another one. `forwarded`: the last signal that was."""
     if code in _ENDINGS:
         return code
-    if told is signal.SIGINT:
+    if forwarded is signal.SIGINT:
         return EXIT_INTERRUPTED
-    if told is not None:
-        return EXIT_STOPPED if code == -told else EXIT_FAILED  # stopped, if it died before it could listen
+    if forwarded is not None:
+        return EXIT_STOPPED if code == -forwarded else EXIT_FAILED  # stopped, if it died before it could listen
     return None if restarts_left > 0 else EXIT_FAILED
 
 
-def words(code: int, restarts: int, restarts_left: int) -> str:
-    """How the driver ended, for people."""
+def exit_message(code: int, restarts: int, restarts_left: int) -> str:
+    """How the driver ended."""
     if code >= 0:
         how = f"ended with code {code}"
     else:
@@ -76,8 +76,8 @@ def words(code: int, restarts: int, restarts_left: int) -> str:
         if -code == signal.SIGKILL:
             how += ", as the kernel does when memory runs out: see whether the head's container has enough"
     if restarts_left:
-        return f"the driver {how}; it is started again ({restarts_left} more)"
-    return f"the driver {how}" + (f"; it had been started again {restarts} times" if restarts else "")
+        return f"the driver {how}; it is restarted ({restarts_left} more)"
+    return f"the driver {how}" + (f"; it had been restarted {restarts} times" if restarts else "")
 
 
 async def supervise(
@@ -86,59 +86,59 @@ async def supervise(
     environment: Mapping[str, str],
     *,
     pauses: Pauses | None = None,
-    speak: Callable[[Mapping[str, str], str], Awaitable[None]] | None = None,
+    report_killed: Callable[[Mapping[str, str], str], Awaitable[None]] | None = None,
 ) -> int:
-    """Runs `command` until it ends for good; returns the exit code. `speak` is given the driver's environment and what
-    is to be said of one that was killed, which can't have said so itself."""
+    """Runs `command` until it ends for good; returns the exit code. `report_killed` gets the environment of a driver
+    that was killed, and so could not report it, and a message."""
     pauses, environment = pauses or Pauses(), beginning(environment)
-    told: signal.Signals | None = None
+    forwarded: signal.Signals | None = None
     awake = asyncio.Event()
     driver: asyncio.subprocess.Process | None = None
 
-    def tell(number: signal.Signals) -> None:
-        nonlocal told
-        told = number
+    def forward(number: signal.Signals) -> None:
+        nonlocal forwarded
+        forwarded = number
         awake.set()
         if driver is not None and driver.returncode is None:
             driver.send_signal(number)
 
-    with _passing_on(tell):
+    with _forwarding(forward):
         for count in itertools.count():
             left = restarts - count
             own = {**environment, RESTARTS: str(count), RESTARTS_LEFT: str(left)}
             driver = await asyncio.create_subprocess_exec(*command, env=own, start_new_session=True)
-            if told is not None:  # while it was being started
-                driver.send_signal(told)
+            if forwarded is not None:  # while it was being started
+                driver.send_signal(forwarded)
             code = await driver.wait()
-            end = ending(code, left, told)
+            end = ending(code, left, forwarded)
             if end is not None and end != EXIT_FAILED:
                 return end
             if end is not None:
                 left = 0
-            message = words(code, count, left)
+            message = exit_message(code, count, left)
             log.warning("%s", message)
-            if code < 0 and speak is not None:
-                await speak({**own, RESTARTS_LEFT: str(left)}, message)
+            if code < 0 and report_killed is not None:
+                await report_killed({**own, RESTARTS_LEFT: str(left)}, message)
             if end is not None:
                 return end
             with suppress(TimeoutError):
                 async with asyncio.timeout(pauses.after(count)):
                     await awake.wait()
             if awake.is_set():
-                return EXIT_INTERRUPTED if told is signal.SIGINT else EXIT_STOPPED
+                return EXIT_INTERRUPTED if forwarded is signal.SIGINT else EXIT_STOPPED
     raise AssertionError("counting has no end")
 
 
 def driver_command(words: Sequence[str]) -> list[str]:
-    """`tapforge` with these words, as a process that dies with this one."""
+    """`tapforge` with these words, as a process that is killed with this one."""
     return [sys.executable, "-m", "tapforge_envs.slots.child", str(os.getpid()), "tapforge_trainer.cli", *words]
 
 
 @contextmanager
-def _passing_on(tell: Callable[[signal.Signals], None]) -> Iterator[None]:
+def _forwarding(forward: Callable[[signal.Signals], None]) -> Iterator[None]:
     running = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        running.add_signal_handler(number, tell, number)
+        running.add_signal_handler(number, forward, number)
     try:
         yield
     finally:

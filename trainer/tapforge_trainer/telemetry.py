@@ -1,4 +1,4 @@
-"""What a run says while it works: one line of JSON per event on disk, and a live view for a person.
+"""What a run reports while it works: one line of JSON per event on disk, and a live view for a person.
 
 `events.jsonl` is append-only; each line has `at` (unix seconds) and `event`. A run that is resumed appends to the same
 file; an event that can't be written is a `RecordingError`. On a terminal the view is redrawn in place; elsewhere each
@@ -158,7 +158,7 @@ class Telemetry:
                 self._live = None
 
     def phase(self, text: str, stage: str = "") -> None:
-        """Says what begins now. `stage` is the same as one word; without it the stage stays."""
+        """Reports what begins now. `stage` is the same as one word; without it the stage stays."""
         self.view.phase = text
         self.view.stage = stage or self.view.stage
         self.event("phase", text=text)
@@ -180,7 +180,7 @@ class Telemetry:
         metrics: Mapping[str, Any],
         **further: Any,
     ) -> None:
-        """An update is over. `attempts`: all that were played for it, by outcome; `metrics`: of learner and sync;
+        """An update is finished. `attempts`: all that were played for it, by outcome; `metrics`: of learner and sync;
         `further`: fields of the event."""
         self.view.updated(progress, statistics, stats, metrics)
         self.event(

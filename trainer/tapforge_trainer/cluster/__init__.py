@@ -1,1 +1,1 @@
-"""A run on a cluster: what its Pod tells the driver, where its files are, and what the operator is told and says."""
+"""A run on a cluster: the environment of its Pod, where its files are, and what driver and operator exchange."""

@@ -1,4 +1,4 @@
-"""Which attempt of which run this process belongs to, as its Pod tells it (`tapforge_api.attempt`). Pure."""
+"""The attempt of a run that this process belongs to, by environment variables (`tapforge_api.attempt`). Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tapforge_api import attempt as told
+from tapforge_api import attempt as variables
 from tapforge_api.base import INT32
 
 from ..assembly import ConfigurationError
@@ -33,7 +33,7 @@ class Attempt:
     restarts_left: int = 0
     #: when it was started first, milliseconds since the epoch; the same for a driver that was started again in place
     started: int = 0
-    #: the Ray cluster that it is in; "" when nobody says so
+    #: the Ray cluster that it is in; "" when that is not known
     cluster: str = ""
 
     @property
@@ -44,20 +44,20 @@ class Attempt:
     @staticmethod
     def of(environment: Mapping[str, str]) -> Attempt | None:
         """None outside a cluster. Raises ConfigurationError."""
-        if not environment.get(told.RUN):
+        if not environment.get(variables.RUN):
             return None
-        names = (told.NAMESPACE, told.RUN_UID, told.ATTEMPT, told.STORAGE)
+        names = (variables.NAMESPACE, variables.RUN_UID, variables.ATTEMPT, variables.STORAGE)
         if lacking := [name for name in names if not environment.get(name)]:
             raise ConfigurationError(
-                f"{told.RUN} is set, so this is a run on a cluster, but {', '.join(lacking)} are not: the operator "
-                f"sets all of them; to run without it, unset {told.RUN}"
+                f"{variables.RUN} is set, so this is a run on a cluster, but {', '.join(lacking)} are not: the "
+                f"operator sets all of them; to run without it, unset {variables.RUN}"
             )
         return Attempt(
-            environment[told.RUN],
-            environment[told.NAMESPACE],
-            environment[told.RUN_UID],
-            _number(environment, told.ATTEMPT, least=1),
-            Path(environment[told.STORAGE]),
+            environment[variables.RUN],
+            environment[variables.NAMESPACE],
+            environment[variables.RUN_UID],
+            _number(environment, variables.ATTEMPT, least=1),
+            Path(environment[variables.STORAGE]),
             _number(environment, RESTARTS),
             _number(environment, RESTARTS_LEFT),
             _number(environment, STARTED, most=2**53),

@@ -1,10 +1,10 @@
-"""The driver of an attempt: where its files are, what it is told, what it says, and how it ends.
+"""The driver of an attempt on a cluster: where its files are, what it reports, and how it ends.
 
-- It reports from its first second on. Nothing heavy starts before the operator was heard of, or stayed away for a
-  moment: an order to stop, or another end of the run, comes with its first answer.
+- It reports from its first second on. Nothing heavy starts before the operator has answered, or `_FIRST_ANSWER` has
+  passed without: a request to stop, or edited limits, come with the first answer.
 - Everything is in the attempt's folder (`storage`); spec.checkpoints.directory counts on a laptop only.
-- However it ends, it says so before, and waits until the operator has it: complete, stopped, configuration, and a
-  failure that is not tried again in place. Only one that somebody later took over from says nothing more.
+- However it ends, it reports that first, and waits until the report is answered: complete, stopped, configuration, and
+  a failure after which it is not restarted in place. Only a driver that was superseded reports nothing more.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from .status_report import ending
 log = logging.getLogger(__name__)
 
 NEED: Final = "a run on a cluster"
-#: how long the operator's first answer is waited for, seconds
-_HEARD: Final = 10.0
-#: for the last report when there is little time, or when it is not the last word, seconds
+#: timeout for the operator's first answer, seconds
+_FIRST_ANSWER: Final = 10.0
+#: for the last report when there is little time, or when the driver is restarted, seconds
 _SHORT: Final = 5.0
 
 
@@ -48,7 +48,7 @@ async def drive(
     stop: StopSignal,
     on_abort: Callable[[], None] = lambda: None,
 ) -> int:
-    """The exit code. Raises what the run fails with, after it was said."""
+    """The exit code. Raises what the run fails with, after it was reported."""
     view = View(attempt.run, 0)
     _show_checkpoint(attempt, view)
     async with Reporter(access, attempt, view, stop) as reporter:
@@ -56,28 +56,28 @@ async def drive(
             work = _train(attempt, read, stop, view, reporter)
             code = await run_until_aborted(stop, work, on_abort)
         except storage.Superseded as late:
-            log.warning("%s; it ends here", late)
+            log.warning("%s; this driver exits", late)
             return EXIT_STOPPED
         except Exception as error:
-            if _late(attempt):
-                log.warning("somebody later has taken over; this one fails for that: %s", error)
+            if _superseded(attempt):
+                log.warning("a later attempt has taken over; this driver fails because of that: %s", error)
                 return EXIT_STOPPED
-            known = failure_of(error)
-            code, words = known or (EXIT_FAILED, f"{type(error).__name__}: {error}; the log of the driver says where")
-            # A supervisor starts nobody again that it passed a signal on to.
+            fallback = f"{type(error).__name__}: {error}; the traceback is in the driver's log"
+            code, message = failure_of(error) or (EXIT_FAILED, fallback)
+            # A supervisor that forwarded a signal does not restart the driver.
             left = 0 if stop.reason in (StopReason.INTERRUPT, StopReason.TERMINATE) else attempt.restarts_left
             final, _ = ending(code, stop, view, left)
-            again = "" if final else "; the driver is started again"
-            await reporter.finish(final, words + again, FINAL_SECONDS if final else _SHORT)
+            again = "" if final else "; the driver is restarted"
+            await reporter.finish(final, message + again, FINAL_SECONDS if final else _SHORT)
             raise
         if stop.reason is not StopReason.SUPERSEDED:
-            final, words = ending(code, stop, view, attempt.restarts_left)
-            await reporter.finish(final, words, _SHORT if stop.aborted.is_set() else FINAL_SECONDS)
+            final, message = ending(code, stop, view, attempt.restarts_left)
+            await reporter.finish(final, message, _SHORT if stop.aborted.is_set() else FINAL_SECONDS)
         return code
 
 
-async def speak(environment: Mapping[str, str], message: str) -> None:
-    """For a driver that died without a word. On a laptop nothing. Raises nothing: nobody could do anything about it."""
+async def report_killed(environment: Mapping[str, str], message: str) -> None:
+    """The last report of a driver that was killed. Does nothing on a laptop. A report that fails is only logged."""
     try:
         attempt = Attempt.of(environment)
         if attempt is None:
@@ -88,7 +88,7 @@ async def speak(environment: Mapping[str, str], message: str) -> None:
             final, _ = ending(EXIT_FAILED, StopSignal(), view, attempt.restarts_left)
             await reporter.finish(final, message, FINAL_SECONDS if final else _SHORT)
     except (ConfigurationError, SlotError) as error:
-        log.warning("the operator is not told: %s", error)
+        log.warning("the end of the driver is not reported: %s", error)
 
 
 async def _train(
@@ -102,18 +102,17 @@ async def _train(
     _show_checkpoint(attempt, view)  # a folder that was taken over has another path
     run = _placed(run, runs)
     inspect(run, runs)
-    # What ended the run by its file may have been moved meanwhile: nothing is concluded from it unheard.
-    over = view.saved is not None and ended(run.spec.stop, progress_of(view.saved))
-    if not await reporter.answered(FINAL_SECONDS if over else _HEARD):
-        log.warning("the operator was not heard of; the run begins as its file says")
+    # The limit that ends the run by its file may have been edited since: the answer says.
+    finished = view.saved is not None and ended(run.spec.stop, progress_of(view.saved))
+    if not await reporter.answered(FINAL_SECONDS if finished else _FIRST_ANSWER):
+        log.warning("no answer from the operator yet; the run starts as its file says")
     if stop.requested.is_set():
         raise Interrupted("stopped")
     return await run_session(run, runs, stop, view, attempt.uid)
 
 
 def _placed(run: TrainingRun, runs: Path) -> TrainingRun:
-    """The run with its checkpoints in its own folder; once there are any, it goes on from them and from nothing
-    else."""
+    """The run with its checkpoints in its own folder; once there are any, it resumes only from them."""
     if run.spec.checkpoints.directory is not None:
         log.warning("spec.checkpoints.directory counts on a laptop only; on a cluster storage does")
     own = _checkpoints(folder_of(run, runs))
@@ -126,17 +125,17 @@ def _checkpoints(folder: Path) -> Path:
     return folder / "checkpoints"
 
 
-def _late(attempt: Attempt) -> bool:
-    """Whether somebody later has taken over."""
+def _superseded(attempt: Attempt) -> bool:
+    """Whether a later attempt has taken over."""
     try:
         newest = storage.newest(attempt.storage)
-    except OSError:  # then nobody knows, and what failed is said as it is
+    except OSError:  # not known: the failure is reported as it is
         return False
     return newest is not None and newest > attempt.holder
 
 
 def _show_checkpoint(attempt: Attempt, view: View) -> None:
-    """What the storage says of the run. Whatever is wrong with it is said by whoever needs it."""
+    """The newest checkpoint on the storage. A storage that can't be read is an error where it is used."""
     try:
         holder = storage.newest(attempt.storage)
         if holder is None or holder > attempt.holder:

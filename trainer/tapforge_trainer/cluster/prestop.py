@@ -5,8 +5,8 @@ process is `ray start`, which kills everything and notifies nobody (its own wait
 off).
 
 - In the driver's Pod the hook sends SIGTERM to the driver, and waits until it has made its checkpoint and exited.
-- In any Pod it waits until the run's ranks and engines have exited: a checkpoint is written by the ranks, and
-  Kubernetes ends all Pods of a cluster at the same time.
+- In any Pod it waits until the run's ranks, engines and rollout workers have exited: a checkpoint is written by the
+  ranks, after an update that reads frames from every node; and Kubernetes ends all Pods of a cluster at the same time.
 - It returns after `seconds` in any case.
 
 The driver registers in a file in the Pod's own /tmp, which holds its process id and stays locked while it runs: an id
@@ -26,14 +26,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
-from tapforge_api import attempt as told
+from tapforge_api import attempt as variables
 
 from ..supervisor import RESTARTS
 
 log = logging.getLogger(__name__)
 
-#: what Ray calls the processes of `policy/learner.py` and `policy/engine.py`
-ACTORS: Final = ("ray::RankActor", "ray::EngineActor")
+#: what Ray calls the processes of `policy/`: `learner.py`, `engine.py` and `rollout_actor.py`
+ACTORS: Final = ("ray::RankActor", "ray::EngineActor", "ray::RolloutActor")
 #: between two polls, seconds
 _POLL: Final = 0.2
 #: how often the lock is tried
@@ -44,7 +44,7 @@ _TRIES: Final = 25
 def registered(environment: Mapping[str, str]) -> Iterator[None]:
     """Registers this process as the driver of its Pod, or as the driver's supervisor, until the block ends. Does
     nothing on a laptop."""
-    if not environment.get(told.RUN_UID) or RESTARTS in environment:
+    if not environment.get(variables.RUN_UID) or RESTARTS in environment:
         yield
         return
     path = lock_path(environment)
@@ -67,7 +67,7 @@ def registered(environment: Mapping[str, str]) -> Iterator[None]:
 
 def lock_path(environment: Mapping[str, str]) -> Path:
     """Not in $TAPFORGE_WORK, which several Pods may share: process ids are the Pod's own."""
-    return Path(tempfile.gettempdir()) / f"tapforge-driver-{environment.get(told.RUN_UID, '')}.lock"
+    return Path(tempfile.gettempdir()) / f"tapforge-driver-{environment.get(variables.RUN_UID, '')}.lock"
 
 
 def _lock(file: IO[str]) -> None:
@@ -83,8 +83,8 @@ def _lock(file: IO[str]) -> None:
 
 
 def prestop(environment: Mapping[str, str], seconds: float) -> bool:
-    """Returns whether driver, ranks and engines have exited in time. `environment`: of the Pod."""
-    path, uid = lock_path(environment), environment.get(told.RUN_UID, "")
+    """Returns whether the driver and its actors have exited in time. `environment`: of the Pod."""
+    path, uid = lock_path(environment), environment.get(variables.RUN_UID, "")
     end = time.monotonic() + seconds
     signalled = 0
     while (driver := _driver(path)) or _has_actors(uid):
@@ -113,7 +113,7 @@ def _driver(path: Path) -> int:
 
 
 def _has_actors(uid: str) -> bool:
-    """Whether ranks or engines of the run are alive in this Pod."""
+    """Whether ranks, engines or rollout workers of the run are alive in this Pod."""
     import psutil
 
     for process in psutil.process_iter():
@@ -121,7 +121,7 @@ def _has_actors(uid: str) -> bool:
             if "".join(process.cmdline()[:1]).startswith(ACTORS):
                 # A process that sets its title may overwrite its environment; its parent in Ray has the same.
                 candidates = [process, *process.parents()[:1]]
-                if any(one.environ().get(told.RUN_UID) == uid for one in candidates):
+                if any(one.environ().get(variables.RUN_UID) == uid for one in candidates):
                     return True
         except psutil.Error:
             continue  # it has just exited, or belongs to another user

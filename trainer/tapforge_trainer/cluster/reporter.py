@@ -37,9 +37,9 @@ _LAST_REPORT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    #: between two reports, until the operator says something else
+    #: between two reports, until the operator answers with another interval
     report: float = 5.0
-    #: for an answer: one about a checkpoint waits until it stands in the run's status
+    #: for an answer: one about a checkpoint waits until it is in the run's status
     answer: float = 25.0
     #: longest pause while the operator is unreachable
     cap: float = 60.0
@@ -52,7 +52,7 @@ class Pace:
 
 
 class Reporter:
-    """`view` is what is reported; its owner goes on changing it."""
+    """`view` is what is reported; its owner keeps changing it."""
 
     def __init__(self, access: Access, attempt: Attempt, view: View, stop: StopSignal, pace: Pace | None = None):
         self._calls = BrokerCalls(access)
@@ -63,16 +63,16 @@ class Reporter:
         self._between = self._pace.report
         self._failures = 0
         self._answered = asyncio.Event()
-        # Grows more slowly than the clock: what a later driver of the attempt begins with is larger.
+        # Grows more slowly than the clock: a later driver of the attempt starts with a larger one.
         self._sequence = int(time.time() * 1000)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._go_on(), name="reports to the operator")
+        self._task = asyncio.create_task(self._keep_reporting(), name="reports to the operator")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._rest()
+        await self._cancel()
         await self._calls.close()
 
     async def answered(self, seconds: float) -> bool:
@@ -86,7 +86,7 @@ class Reporter:
 
     async def finish(self, final: Final, message: str, seconds: float | None = None) -> bool:
         """The last report. Returns whether the operator has it."""
-        await self._rest()
+        await self._cancel()
         end = time.monotonic() + (self._pace.final if seconds is None else seconds)
         pause, refused, trouble = self._pace.again, 0, "there was no time"
         while (left := end - time.monotonic()) > 0:
@@ -104,7 +104,7 @@ class Reporter:
         log.warning("the last report did not reach the operator: %s", trouble)
         return False
 
-    async def _rest(self) -> None:
+    async def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -113,7 +113,7 @@ class Reporter:
         self._sequence += 1
         return report_of(self._attempt, self._sequence, self._view, final, message)
 
-    async def _go_on(self) -> None:
+    async def _keep_reporting(self) -> None:
         while True:
             pause = await self._report()
             await asyncio.sleep(pause)
@@ -122,7 +122,7 @@ class Reporter:
         """Returns how long to wait with the next one."""
         try:
             answer = await self._calls.report(self._attempt.run, self._next(), self._pace.answer)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on
+        except Exception as error:  # noqa: BLE001 - whatever it is, the training continues
             self._failures += 1
             if self._failures == 1:
                 log.warning("status reports don't reach the operator: %s", error)

@@ -72,8 +72,8 @@ def _stopped(stop: StopSignal, view: View) -> str:
     why = {
         StopReason.TERMINATE: "its process received SIGTERM",
         StopReason.SUSPEND: "the run is suspended",
-        StopReason.DEADLINE: "the run's time is over",
-    }.get(stop.reason or StopReason.INTERRUPT, "somebody pressed Ctrl-C")
+        StopReason.DEADLINE: "the run's deadline has passed",
+    }.get(stop.reason or StopReason.INTERRUPT, "Ctrl-C was pressed")
     if view.saved is None:
         return f"{why}; there was no checkpoint yet: the run starts from the beginning"
     lost = view.update - view.saved.update

@@ -4,15 +4,15 @@
       attempt-00000002-1795176000000/     everything the run keeps, while the second attempt works on it
         NAME/                             the run's folder, as on a laptop: recording, checkpoints, latest, summary, ...
 
-Who has a folder is an attempt and when it was started (milliseconds since the epoch), because a queue that takes an
-attempt's machines and gives it others later starts it twice, and the first one may still live. A driver that is started
+A folder belongs to an attempt and its start time (milliseconds since the epoch), because a queue that takes an
+attempt's machines and gives it others later starts it twice, and the first one may still run. A driver that is started
 again in place keeps the time of its first start.
 
 Rules:
-1. Whoever starts later takes over what was there by renaming the folder to its own name. From then on the former has no
+1. A later holder takes over what was there by renaming the folder to its own name. From then on the former has no
    path to it: it can't move `latest`, delete a checkpoint or write one, whenever it wakes up.
-2. Files that the former may hold open, and would go on writing into, are copied before the new one reads them.
-3. Nobody takes anything from a later attempt, or from a later start of the same one: `Superseded`.
+2. Files that the former may hold open, and would keep writing into, are copied before the new one reads them.
+3. Nothing is taken from a later attempt, or from a later start of the same one: `Superseded`.
 4. Renaming is atomic, so a crash at any moment leaves one folder, which the next start finds.
 
 The volume has to rename folders atomically, as local and network file systems do. Clocks of nodes may differ by
@@ -45,7 +45,7 @@ _TRIES: Final = 5
 
 
 class Holder(NamedTuple):
-    """Who works on the files of a run. The larger one counts."""
+    """The owner of a run's files. The larger one counts."""
 
     attempt: int
     #: milliseconds since the epoch
@@ -56,7 +56,7 @@ class Holder(NamedTuple):
 
 
 class Superseded(Exception):
-    """Somebody later goes on with the run."""
+    """A later holder has resumed the run."""
 
 
 class StorageError(SetupError):
@@ -68,15 +68,15 @@ def folder_of(storage: Path, holder: Holder) -> Path:
 
 
 def newest(storage: Path) -> Holder | None:
-    """Who has begun to write; None: nobody has."""
+    """The last holder that began to write; None: there is none."""
     return max(_folders(storage), default=None)
 
 
 def take_over(storage: Path, holder: Holder) -> Path:
-    """The holder's folder, with everything that earlier ones left. It stands for the folder of all runs."""
+    """The holder's folder, with everything that earlier ones left. It takes the place of the folder of all runs."""
     own = folder_of(storage, holder)
     taking = storage / f"taking-{holder}"
-    with _in_words(storage):
+    with _explained(storage):
         storage.mkdir(parents=True, exist_ok=True)
         for _ in range(_TRIES):
             found = _folders(storage)
@@ -98,7 +98,7 @@ def take_over(storage: Path, holder: Holder) -> Path:
             except FileNotFoundError:  # a later one was faster
                 continue
             for other, folder in found.items():
-                if other < before:  # one that didn't know yet that it was over began it anew
+                if other < before:  # made by one that was superseded and did not know yet
                     shutil.rmtree(folder, ignore_errors=True)
     raise StorageError(
         f"{storage} was taken over by other attempts {_TRIES} times in a row; is there only one operator?"
@@ -115,7 +115,7 @@ def _folders(storage: Path) -> dict[Holder, Path]:
 
 
 def _detach(folder: Path) -> None:
-    """Gives the files that are appended to, and the lock, to whoever opens them from now on."""
+    """Gives the files that are appended to, and the lock, to those that open them from now on."""
     for place, inner, files in os.walk(folder):
         inner[:] = [name for name in inner if name != FRAMES]  # each attempt begins packs of its own
         appended = open_for_appending(name for name in files if name.startswith(_APPENDED))
@@ -141,7 +141,7 @@ def _check(folder: Path) -> None:
 
 
 @contextmanager
-def _in_words(storage: Path) -> Iterator[None]:
+def _explained(storage: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -268,16 +268,16 @@ def in_cluster() -> bool:
     return bool(os.environ.get(RAY_ADDRESS))
 
 
-async def wait_for_gpus(needed: int, tell: Callable[[str], None], seconds: float) -> None:
+async def wait_for_gpus(needed: int, report: Callable[[str], None], seconds: float) -> None:
     """Until the Ray cluster has so many GPUs, wherever they are: the head has often none, and a Pod that has some may
-    just be being replaced. `tell` hears what is waited for, each time that it changes. Raises TimeoutError."""
+    just be being replaced. `report` is called with what is missing, each time that it changes. Raises TimeoutError."""
     with _own_signals():
         await asyncio.to_thread(_start_ray)
-    said, end = "", asyncio.get_running_loop().time() + seconds
+    reported, end = "", asyncio.get_running_loop().time() + seconds
     while words := missing(needed, await asyncio.to_thread(_resources)):
-        if words != said:
-            tell(words)
-            said = words
+        if words != reported:
+            report(words)
+            reported = words
         if asyncio.get_running_loop().time() >= end:
             raise TimeoutError(f"{words}, after {seconds:g} s: look at the Pods of the run's workers")
         await asyncio.sleep(_GPU_LOOK_SECONDS)
