@@ -25,6 +25,8 @@ from load.samples import samples
 from tapforge_trainer.agents.tokens import Tokens
 from tapforge_trainer.algorithms.registry import estimate
 from tapforge_trainer.algorithms.steps import Steps
+from tapforge_trainer.frame_handles import BatchFrames
+from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy.learner import Learner
 from tapforge_trainer.policy.settings import LearnerSettings, UpdateSettings
 from tapforge_trainer.tiny.folder import write_model
@@ -40,7 +42,11 @@ async def measure(folder: Path, count: int, updates: int, ranks: int, threads: i
     settings = LearnerSettings(
         str(folder), Tokens.load(folder).allowed_ids, ranks=ranks, threads=threads, freeze_vision=freeze
     )
-    data, frames = samples(folder, count)
+    data, found = samples(folder, count)
+    handles: dict[str, dict[str, FittedFrame]] = {}
+    for sample in data:
+        handles.setdefault(sample.episode, {}).update((name, found[name]) for name in sample.frames)
+    frames = BatchFrames(handles)
     learner = Learner(settings)
     try:
         started = time.perf_counter()

@@ -41,7 +41,7 @@ def test_samples_hold_the_agents_own_words(agent):
         text = agent.decode(sample.ids[span.start : span.end])
         assert text.startswith("<tool_call>")
         assert text.endswith("</tool_call>")
-        assert set(sample.frames) <= set(found.frames)
+        assert set(sample.frames) <= set(found.frames[sample.episode])
         assert sample.ids.count(agent_image(agent)) == 1
         assert sample.length == len(sample.ids) + 15 - 1  # 96x160 pixels are 3 x 5 visual tokens
 

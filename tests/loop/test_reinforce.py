@@ -17,10 +17,12 @@ from scripted import AGENT, TASKS, Demonstrator
 from tapforge_api import load
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.assembly import arena_of
+from tapforge_trainer.frame_handles import FramesLost
 from tapforge_trainer.loop import reinforce
 from tapforge_trainer.parts import Parts
 from tapforge_trainer.policy.driver import PolicySettings
 from tapforge_trainer.progress import Progress
+from tapforge_trainer.rollout.frames import FrameStore
 from tapforge_trainer.rollout.recording import Recording
 from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.run_folder import ROLLOUT, read_events
@@ -50,11 +52,21 @@ class Learner:
 
     def __init__(self) -> None:
         self.updates: list[tuple[int, int, int]] = []
+        self.samples: list[Any] = []
+        #: updates that find an episode's frames lost, and the episodes
+        self.loses, self.lost = 0, list[str]()
         self.during: Callable[[], Awaitable[None]] = _nothing
 
     async def update(self, samples: Any, frames: Any, settings: Any, version: int) -> dict[str, Any]:
         await self.during()
-        assert {name for sample in samples for name in sample.frames} <= set(frames)
+        recorded = FrameStore(frames.recorded)
+        for sample in samples:
+            assert all(map(recorded.has, sample.frames)) or set(sample.frames) <= set(frames.handles[sample.episode])
+        self.samples.append(samples)
+        if self.loses:
+            self.loses -= 1
+            self.lost.append(samples[0].episode)
+            raise FramesLost(self.lost)
         self.updates.append((len(samples), version, settings.seed))
         return {"gap_mean": 0.5, "gap_alarm": True}
 
@@ -104,6 +116,10 @@ async def _parts(folder: Path, *overrides: str) -> AsyncIterator[Parts]:
             finally:
                 await slots.close()
                 await worker.close()
+
+
+def group_of(episode: str) -> str:
+    return episode.split(".")[0]
 
 
 def _updates(folder: Path) -> list[int]:
@@ -212,6 +228,22 @@ async def test_an_update_that_fails_is_not_saved(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="rank 1 died") as caught:
             await reinforce(parts, Progress())
         assert policy.saved == [] and not hasattr(caught.value, "__notes__")
+
+
+async def test_a_batch_whose_frames_are_lost_comes_again_with_other_episodes(tmp_path: Path) -> None:
+    async with _parts(tmp_path, "rollout.maxStaleness=0") as parts:
+        policy: Any = parts.policy
+        policy.learner.loses = 1
+        progress = Progress()
+        await reinforce(parts, progress)
+        assert (progress.update, progress.version) == (3, 3)
+        assert [version for _, version, _ in policy.learner.updates] == [0, 1, 2]
+        first, again, *_ = ({sample.episode for sample in samples} for samples in policy.learner.samples)
+        (lost,) = policy.learner.lost
+        assert lost not in again and {group_of(name) for name in again} == {group_of(name) for name in first}
+    assert _updates(tmp_path) == [1, 2, 3]
+    (note, *_) = [event["text"] for event in read_events(tmp_path) if event["event"] == "note"]
+    assert "update 1 waits" in note and lost in note
 
 
 async def test_an_update_is_saved_when_what_comes_after_it_fails(tmp_path: Path) -> None:

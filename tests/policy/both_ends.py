@@ -4,6 +4,7 @@ is in flight, however fast or slow the machine is, and whatever was sampled."""
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny_samples import Tiny, frame, of_generation
+from tiny_samples import Tiny, at_hand, frame, of_generation
 
 from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy.engine_client import EngineClient
@@ -43,7 +44,7 @@ def shake(rank: Any, size: float, part: str, seed: int = 0) -> None:
 async def gap(tiny: Tiny, learner: Learner, prompts: Sequence[Prompt], said: Sequence[Generation], **how: Any) -> float:
     samples = [of_generation(prompt, generation) for prompt, generation in zip(prompts, said, strict=True)]
     frames = {f.name: f for prompt in prompts for f in prompt.frames}
-    mine = await learner.logprobs(samples, frames, **how)
+    mine = await learner.logprobs(samples, at_hand(samples, frames), **how)
     return max(float(np.abs(np.subtract(a, g.logprobs)).max()) for a, g in zip(mine, said, strict=True))
 
 
@@ -173,3 +174,25 @@ def _look(actor: Any) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
         return frozenset(sampler.came), frozenset(sampler._unfinished), queued
 
     return sampler.call(look).result(END)
+
+
+class Player:
+    """Has played episodes and returns their frames."""
+
+    def __init__(self, frames: dict[str, FittedFrame]):
+        self._frames = frames
+
+    def frames(self, names: Sequence[str], guard: Any) -> dict[str, Any]:
+        return {name: self._frames[name] for name in names} | {"guard": guard}
+
+
+class Elsewhere:
+    """Can't be read in the process that made it."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if os.getpid() == state["process"] and state.get("twice"):
+            raise AssertionError("the driver fetched an episode's frames")
+        self.__dict__ |= state | {"twice": True}

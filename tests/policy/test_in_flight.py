@@ -9,7 +9,7 @@ import asyncio
 import numpy as np
 import pytest
 from both_ends import END, SHOTS, TOLERANCE, Hand, ask, client_of, gap, new_client, prompts_of, shake
-from tiny_samples import Tiny, of_generation
+from tiny_samples import Tiny, at_hand, of_generation
 
 from tapforge_trainer.policy.engine_client import EngineError
 from tapforge_trainer.policy.engines import Engines
@@ -89,7 +89,7 @@ async def test_mid_episode_keep_gives_every_token_its_version(
     assert all(set(g.versions) == {next_version, next_version + 1} for g in said)
     assert all(list(g.versions) == sorted(g.versions) for g in said)
     samples = [of_generation(prompt, g) for prompt, g in zip(prompts, said, strict=True)]
-    mine = await fresh.logprobs(samples, {f.name: f for prompt in prompts for f in prompt.frames})
+    mine = await fresh.logprobs(samples, at_hand(samples, {f.name: f for prompt in prompts for f in prompt.frames}))
     for g, logprobs in zip(said, mine, strict=True):
         gaps = np.abs(np.subtract(logprobs, g.logprobs))
         new = np.asarray(g.versions) == next_version + 1

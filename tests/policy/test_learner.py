@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
-from both_ends import END
+from both_ends import END, Elsewhere, Player
 from safetensors.torch import load
-from tiny_samples import Tiny, plain_logprobs, plain_model
+from tiny_samples import PlainFrames, Tiny, at_hand, plain_logprobs, plain_model
 
 from tapforge_trainer.algorithms.losses import policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.frame_handles import BatchFrames, FramesLost
 from tapforge_trainer.policy import checkpoints
 from tapforge_trainer.policy.batches import MicroBatchPlan, SampleError, TokenBatch, plan_micro_batches
 from tapforge_trainer.policy.export import export
@@ -27,6 +29,8 @@ from tapforge_trainer.policy.forward import VLPolicy
 from tapforge_trainer.policy.frames import FrameStore
 from tapforge_trainer.policy.learner import Learner, LearnerError
 from tapforge_trainer.policy.settings import UpdateSettings
+from tapforge_trainer.rollout.frames import FrameWriter
+from tapforge_trainer.rollout.retention import Retention
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -44,7 +48,9 @@ def gradients(
 
     metrics = UpdateMetrics()
     loss = partial(_policy_loss, data, data.behavior, None, objective, counts, metrics, 1, False)
-    rank.accumulate(data, frames, MiniBatch(tuple(plans[rank.rank]), counts), UpdateSettings(), loss, metrics)
+    rank.accumulate(
+        data, PlainFrames(frames), MiniBatch(tuple(plans[rank.rank]), counts), UpdateSettings(), loss, metrics
+    )
     found = {}
     for name, parameter in rank.policy.model.named_parameters():
         full = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
@@ -163,7 +169,7 @@ async def test_updates_are_reproducible_to_the_bit(tiny: Tiny, fresh: Learner, f
     results = []
     for _ in range(2):
         await checkpoints.load(fresh, first_weights)
-        figures = [await fresh.update(samples, frames, settings, version) for version in range(2)]
+        figures = [await fresh.update(samples, at_hand(samples, frames), settings, version) for version in range(2)]
         results.append((await weights(fresh), [f["loss"] for f in figures]))
     assert results[0] == results[1]
 
@@ -171,17 +177,17 @@ async def test_updates_are_reproducible_to_the_bit(tiny: Tiny, fresh: Learner, f
 async def test_going_on_from_a_checkpoint_equals_going_on(tiny: Tiny, fresh: Learner, tmp_path: Path) -> None:
     samples, frames = tiny.mixed()
     settings = UpdateSettings(objective=OBJECTIVE, learning_rate=1e-3, warmup_steps=5)
-    await fresh.update(samples, frames, settings, 0)
-    await fresh.logprobs(samples, frames)  # as a sync does
+    await fresh.update(samples, at_hand(samples, frames), settings, 0)
+    await fresh.logprobs(samples, at_hand(samples, frames))  # as a sync does
     await checkpoints.save(fresh, tmp_path, 1, {"order": [3, 1], "version": 1})
     for version in (1, 2):
-        await fresh.update(samples, frames, settings, version)
+        await fresh.update(samples, at_hand(samples, frames), settings, version)
     uninterrupted = await weights(fresh)
-    await fresh.logprobs(samples, frames)
+    await fresh.logprobs(samples, at_hand(samples, frames))
     assert await checkpoints.load(fresh, tmp_path) == {"order": [3, 1], "version": 1}
     figures = {}
     for version in (1, 2):
-        figures = await fresh.update(samples, frames, settings, version)
+        figures = await fresh.update(samples, at_hand(samples, frames), settings, version)
     assert figures["learning_rate"] == pytest.approx(1e-3 * 3 / 5)
     assert await weights(fresh) == uninterrupted
 
@@ -192,16 +198,22 @@ async def test_another_number_of_ranks_goes_on(tiny: Tiny, fresh: Learner, tmp_p
 
     samples, frames = tiny.mixed()
     settings = UpdateSettings(objective=OBJECTIVE, learning_rate=1e-3)
-    await fresh.update(samples, frames, settings, 0)
+    await fresh.update(samples, at_hand(samples, frames), settings, 0)
     folder = await checkpoints.save(fresh, tmp_path, 1, {})
-    await fresh.update(samples, frames, settings, 1)
+    await fresh.update(samples, at_hand(samples, frames), settings, 1)
     expected = load(await weights(fresh))
     one = Rank(tiny.learner_settings(ranks=1), 0, torch.distributed.HashStore())
     try:
         checkpoints._load_rank(one, str(folder), checkpoints.read_state(folder)["counters"])
         data = tiny.token_batch(samples)
         counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
-        one.update(data, frames, [MiniBatch(tuple(plan_micro_batches(data.lengths, 1, 8192)[0]), counts)], settings, 1)
+        one.update(
+            data,
+            PlainFrames(frames),
+            [MiniBatch(tuple(plan_micro_batches(data.lengths, 1, 8192)[0]), counts)],
+            settings,
+            1,
+        )
         for name, tensor in one.weights().items():
             assert torch.allclose(tensor, expected[name], atol=2e-5), name
     finally:
@@ -295,10 +307,10 @@ async def test_a_damaged_checkpoint_is_named(fresh: Learner, tmp_path: Path) -> 
 
 async def test_an_export_is_a_model_folder(tiny: Tiny, fresh: Learner, tmp_path: Path) -> None:
     samples, frames = tiny.mixed()
-    await fresh.update(samples, frames, UpdateSettings(objective=OBJECTIVE, learning_rate=1e-2), 0)
+    await fresh.update(samples, at_hand(samples, frames), UpdateSettings(objective=OBJECTIVE, learning_rate=1e-2), 0)
     folder = await export(fresh, tmp_path / "out")
     exported = replace(tiny, folder=folder)
-    mine = await fresh.logprobs(samples, frames)
+    mine = await fresh.logprobs(samples, at_hand(samples, frames))
     model = plain_model(exported)
     for sample, logprobs in zip(samples, mine, strict=True):
         with torch.no_grad():
@@ -310,21 +322,23 @@ async def test_an_export_is_a_model_folder(tiny: Tiny, fresh: Learner, tmp_path:
 
 async def test_learning_moves_towards_advantage_and_imitation(tiny: Tiny, fresh: Learner) -> None:
     samples, frames = tiny.mixed()
-    before = await fresh.logprobs(samples, frames)
+    before = await fresh.logprobs(samples, at_hand(samples, frames))
     on_policy = [
         replace(s, spans=(replace(s.spans[0], logprobs=logprobs),)) for s, logprobs in zip(samples, before, strict=True)
     ]
-    figures = await fresh.update(on_policy, frames, UpdateSettings(objective=OBJECTIVE, learning_rate=1e-3), 0)
+    figures = await fresh.update(
+        on_policy, at_hand(on_policy, frames), UpdateSettings(objective=OBJECTIVE, learning_rate=1e-3), 0
+    )
     assert figures["gap_max"] < 1e-4
     assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
-    after = await fresh.logprobs(samples, frames)
+    after = await fresh.logprobs(samples, at_hand(samples, frames))
     gain = [sum(b) - sum(a) for a, b in zip(before, after, strict=True)]
     advantages = [s.spans[0].advantage * len(s.spans[0].logprobs) for s in samples]
     assert np.corrcoef(gain, advantages)[0, 1] > 0.5
 
-    first = await fresh.supervised(samples, frames, UpdateSettings(learning_rate=3e-3))
+    first = await fresh.supervised(samples, at_hand(samples, frames), UpdateSettings(learning_rate=3e-3))
     for _ in range(5):
-        last = await fresh.supervised(samples, frames, UpdateSettings(learning_rate=3e-3))
+        last = await fresh.supervised(samples, at_hand(samples, frames), UpdateSettings(learning_rate=3e-3))
     assert last["loss"] < first["loss"] - 0.3
 
 
@@ -332,10 +346,10 @@ async def test_old_samples_get_importance_weights(tiny: Tiny, fresh: Learner) ->
     """The engine's log-probabilities are from other weights: the ratio starts at 1 all the same, and the cap works."""
     samples, frames = tiny.mixed()
     settings = UpdateSettings(objective=replace(OBJECTIVE, importance_cap=1.5), learning_rate=0.0, off_policy=True)
-    figures = await fresh.update(samples, frames, settings, version=3)
+    figures = await fresh.update(samples, at_hand(samples, frames), settings, version=3)
     assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert figures["importance_mean"] <= 1.5
-    mine = await fresh.logprobs(samples, frames)
+    mine = await fresh.logprobs(samples, at_hand(samples, frames))
     gaps = np.concatenate([np.subtract(a, s.spans[0].logprobs) for a, s in zip(mine, samples, strict=True)])
     assert figures["importance_mean"] == pytest.approx(float(np.minimum(np.exp(gaps), 1.5).mean()), rel=1e-4)
     assert "gap_mean" not in figures  # nothing of version 3 was there to compare
@@ -347,8 +361,43 @@ async def test_a_sample_that_must_not_be_learned_changes_nothing(tiny: Tiny, fre
     ids = list(samples[1].ids)
     ids[samples[1].spans[0].start] = tiny.tokens.image_pad
     with pytest.raises(SampleError, match="episode-1"):
-        await fresh.update([samples[0], replace(samples[1], ids=tuple(ids))], frames, UpdateSettings(), 0)
+        await fresh.update([samples[0], replace(samples[1], ids=tuple(ids))], BatchFrames(), UpdateSettings(), 0)
     broken = replace(samples[0], spans=(replace(samples[0].spans[0], advantage=float("nan")),))
     with pytest.raises(LearnerError, match="gradient's norm is nan"):
-        await fresh.update([broken], frames, UpdateSettings(), 0)
+        await fresh.update([broken], at_hand([broken], frames), UpdateSettings(), 0)
     assert await weights(fresh) == before
+
+
+async def test_frames_come_by_reference_and_the_driver_never_fetches_them(tiny: Tiny, fresh: Learner) -> None:
+    samples, frames = tiny.mixed()
+    expected = await fresh.logprobs(samples, at_hand(samples, frames))
+    player = ray.remote(Player).options(num_cpus=0).remote(frames)
+    handles = {s.episode: player.frames.remote(s.frames, Elsewhere()) for s in samples}
+    assert await fresh.logprobs(samples, BatchFrames(handles)) == expected
+    figures = await fresh.update(samples, BatchFrames(handles), UpdateSettings(objective=OBJECTIVE), 0)
+    assert figures["tokens"] == sum(s.length for s in samples)
+    ray.kill(player)  # what it returned is the driver's
+    await fresh.update(samples, BatchFrames(handles), UpdateSettings(objective=OBJECTIVE), 1)
+    with pytest.raises(ray.exceptions.RaySystemError, match="the driver fetched"):
+        ray.get(handles[samples[0].episode])
+
+
+async def test_lost_frames_are_read_from_the_recording_or_named_and_the_learner_goes_on(
+    tiny: Tiny, fresh: Learner, tmp_path: Path
+) -> None:
+    samples, frames = tiny.mixed()
+    settings = UpdateSettings(objective=OBJECTIVE)
+    player = ray.remote(Player).options(num_cpus=0).remote(frames)
+    episode, shown = samples[3].episode, samples[3].frames
+    handles: dict[str, Any] = {s.episode: frames for s in samples}
+    ray.kill(player)
+    handles[episode] = player.frames.remote(shown, None)
+    with pytest.raises(FramesLost) as caught:
+        await asyncio.wait_for(fresh.update(samples, BatchFrames(handles), settings, 0), END)
+    assert caught.value.episodes == (episode,)
+    writer = FrameWriter(tmp_path, Retention())
+    for name in shown:
+        writer.put(frames[name])
+    writer.close()
+    figures = await fresh.update(samples, BatchFrames(handles, tmp_path), settings, 0)
+    assert figures["tokens"] == sum(s.length for s in samples)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_samples import Tiny
+from tiny_samples import PlainFrames, Tiny, frame
 
 from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.frame_handles import FramesLost
 from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy.batches import TokenBatch, plan_micro_batches
 from tapforge_trainer.policy.rank import MiniBatch, Rank
@@ -41,13 +44,13 @@ def learn(
 ) -> dict[str, torch.Tensor]:
     data = tiny.token_batch(samples)
     options = {"objective": OBJECTIVE, "learning_rate": 1e-3} | settings
-    rank.update(data, frames, [whole(data, samples)], UpdateSettings(**options), 0)
+    rank.update(data, PlainFrames(frames), [whole(data, samples)], UpdateSettings(**options), 0)
     return {name: tensor.clone() for name, tensor in rank.weights().items()}
 
 
 def logprobs(rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, FittedFrame]) -> np.ndarray:
     data = tiny.token_batch(samples)
-    return rank.logprobs(data, frames, whole(data, samples).plans, 1.0)
+    return rank.logprobs(data, PlainFrames(frames), whole(data, samples).plans, 1.0)
 
 
 def test_a_frozen_tower_stays_and_the_rest_learns_the_same(tiny: Tiny) -> None:
@@ -98,16 +101,16 @@ def test_kl_pulls_towards_the_first_weights(tiny: Tiny) -> None:
     pulled = UpdateSettings(objective=replace(OBJECTIVE, kl_coefficient=1.0), learning_rate=0.0)
     with one_rank(tiny, reference=True) as rank:
         assert rank.reference is not None
-        assert rank.update(data, frames, [whole(data, samples)], pulled, 0).sums["kl_loss"] == pytest.approx(
-            0, abs=1e-9
-        )
+        assert rank.update(data, PlainFrames(frames), [whole(data, samples)], pulled, 0).sums[
+            "kl_loss"
+        ] == pytest.approx(0, abs=1e-9)
         learn(rank, tiny, samples, frames, learning_rate=1e-2)
-        far = rank.update(data, frames, [whole(data, samples)], pulled, 1).sums["kl_loss"]
+        far = rank.update(data, PlainFrames(frames), [whole(data, samples)], pulled, 1).sums["kl_loss"]
         assert far > 0.01
         only_kl = [replace(s, spans=(replace(s.spans[0], advantage=0.0),)) for s in samples]
         for _ in range(8):
             learn(rank, tiny, only_kl, frames, objective=pulled.objective, learning_rate=1e-3)
-        assert rank.update(data, frames, [whole(data, samples)], pulled, 2).sums["kl_loss"] < far / 2
+        assert rank.update(data, PlainFrames(frames), [whole(data, samples)], pulled, 2).sums["kl_loss"] < far / 2
 
 
 def test_a_kl_term_without_a_reference_is_refused(tiny: Tiny) -> None:
@@ -124,10 +127,10 @@ def test_one_step_on_older_samples_needs_one_forward_pass(tiny: Tiny) -> None:
     batch = whole(data, samples, budget=256)
     settings = UpdateSettings(objective=replace(OBJECTIVE, importance_cap=1.5), learning_rate=1e-3, off_policy=True)
     with one_rank(tiny) as rank:
-        distance = np.abs(rank.logprobs(data, frames, batch.plans, 1.0) - data.behavior)
+        distance = np.abs(rank.logprobs(data, PlainFrames(frames), batch.plans, 1.0) - data.behavior)
         passes: list[bool] = []
         hook = rank.policy.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
-        metrics = rank.update(data, frames, [batch], settings, 3)
+        metrics = rank.update(data, PlainFrames(frames), [batch], settings, 3)
         hook.remove()
     assert passes == [True] * len(batch.plans) and len(batch.plans) > 1
     assert metrics.maxima["ratio_max"] == 1.0
@@ -144,9 +147,60 @@ def test_several_mini_batches_keep_the_first_ones_old_log_probabilities(tiny: Ti
         settings = UpdateSettings(objective=OBJECTIVE, learning_rate=3e-3)
         passes: list[bool] = []
         rank.policy.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
-        metrics = rank.update(data, frames, [batch, batch], settings, 0)
+        metrics = rank.update(data, PlainFrames(frames), [batch, batch], settings, 0)
         assert rank.steps == 2
         # Only what the second step learns from is read beforehand: at the first one the weights are the old ones.
         assert passes == [False] * len(batch.plans) + [True] * 2 * len(batch.plans)
     assert metrics.maxima["ratio_max"] > 1.01
     assert metrics.maxima["engine_gap_max"] > 0.1  # the samples' own are random numbers
+
+
+class Watched(PlainFrames):
+    """Says which frames are read, and by which thread."""
+
+    def __init__(self, frames: dict[str, FittedFrame]):
+        super().__init__(frames)
+        object.__setattr__(self, "seen", [])
+
+    def read(self, episode: str, names: Collection[str]) -> dict[str, FittedFrame]:
+        self.seen.append((threading.current_thread(), sorted(names)))  # type: ignore[attr-defined]
+        return super().read(episode, names)
+
+
+def test_the_next_frames_are_read_while_a_micro_batch_is_computed(tiny: Tiny) -> None:
+    samples = [tiny.sample([frame(96, 160, k)], k) for k in range(4)]
+    shots = {f.name: f for f in (frame(96, 160, k) for k in range(4))}
+    data, watched = tiny.token_batch(samples), Watched(shots)
+    batch = whole(data, samples, budget=1)  # a micro-batch each
+    with one_rank(tiny) as rank:
+        forward, read_by_then = rank.policy.forward, []
+
+        def slow(*arguments: Any, **options: Any) -> Any:
+            due = min(len(read_by_then) + 3, 4)
+            end = time.monotonic() + 30
+            while len(watched.seen) < due and time.monotonic() < end:
+                time.sleep(0.005)
+            read_by_then.append(len(watched.seen))
+            return forward(*arguments, **options)
+
+        rank.policy.forward = slow  # type: ignore[method-assign]
+        rank.update(data, watched, [batch], UpdateSettings(objective=OBJECTIVE), 0)
+        assert read_by_then == [3, 4, 4, 4]
+        assert sorted(name for _, names in watched.seen for name in names) == sorted(shots)  # each once
+        assert threading.current_thread() not in {thread for thread, _ in watched.seen}
+        rank.update(data, watched, [batch], UpdateSettings(objective=OBJECTIVE), 0)
+        assert len(watched.seen) == 4  # all at hand
+
+
+def test_lost_frames_are_known_before_anything_is_learned(tiny: Tiny) -> None:
+    samples, frames = tiny.mixed()
+    data = tiny.token_batch(samples)
+    some = {name: shot for name, shot in frames.items() if name != samples[1].frames[0]}
+    with one_rank(tiny) as rank:
+        before = {name: tensor.clone() for name, tensor in rank.weights().items()}
+        with pytest.raises(FramesLost) as caught:
+            rank.update(data, PlainFrames(some), [whole(data, samples)], UpdateSettings(objective=OBJECTIVE), 0)
+        lost = samples[1].frames[0]
+        assert caught.value.episodes == tuple(sorted(s.episode for s in samples if lost in s.frames))
+        assert all(torch.equal(tensor, before[name]) for name, tensor in rank.weights().items())
+        learn(rank, tiny, samples, frames)

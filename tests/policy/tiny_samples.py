@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from tapforge_trainer.agents.tokens import Tokens
+from tapforge_trainer.frame_handles import BatchFrames
 from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy.batches import MicroBatch, MicroBatchPlan, TokenBatch, Vocabulary, micro_batch, token_batch
 from tapforge_trainer.policy.frames import PixelFormat
@@ -120,6 +121,24 @@ class Tiny:
     def learner_settings(self, **changes: Any) -> LearnerSettings:
         options: dict[str, Any] = {"freeze_vision": False} | changes
         return LearnerSettings(str(self.folder), self.tokens.allowed_ids, **options)
+
+
+def at_hand(samples: Sequence[Sample], frames: Mapping[str, FittedFrame]) -> BatchFrames:
+    """Frames of this process, the same for all episodes."""
+    return BatchFrames({sample.episode: frames for sample in samples})
+
+
+@dataclass(frozen=True)
+class PlainFrames:
+    """A `FrameSource` for a rank in this process."""
+
+    frames: Mapping[str, FittedFrame]
+
+    def read(self, episode: str, names: Collection[str]) -> dict[str, FittedFrame]:
+        return {name: self.frames[name] for name in names}
+
+    def lost(self, wanted: Mapping[str, Collection[str]]) -> list[str]:
+        return [episode for episode, names in wanted.items() if not set(names) <= self.frames.keys()]
 
 
 def of_generation(prompt: Prompt, generation: Generation, advantage: float = 1.0) -> Sample:

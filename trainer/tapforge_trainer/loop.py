@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import assembly
 from .batch import BatchRules, build_batch
 from .evaluation import measure
-from .frames import FittedFrame
+from .frame_handles import BatchFrames, FramesLost
 from .parts import Parts
 from .progress import Counters, Progress, Saved, kept, needed_episodes, resumed
 from .records import GroupRecord, Sampling
-from .rollout.frames import FrameStore
 from .rollout.recording import FRAMES
 from .rollout.scheduler import Scheduler
 from .rollout.stall import StallMonitor
@@ -55,10 +55,14 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
             progress.update += 1
             if batch.samples:
                 settings = assembly.update_settings(parts.run, progress.update - 1)
-                frames = await asyncio.to_thread(_frames, groups, scheduler.frames(groups), rollout.frames)
-                async with rollout.learning() as learner:
-                    metrics |= await learner.update(batch.samples, frames, settings, progress.version)
-                    progress.version += 1
+                frames = BatchFrames(scheduler.frames(groups), rollout.recorded)
+                try:
+                    async with rollout.learning() as learner:
+                        metrics |= await learner.update(batch.samples, frames, settings, progress.version)
+                        progress.version += 1
+                except FramesLost as lost:
+                    rollout.put_back(groups, lost)
+                    continue
                 metrics["seconds_learn"] = time.monotonic() - started
                 metrics |= await rollout.sync()
             scheduler.set_version(progress.version)
@@ -97,7 +101,8 @@ class _Rollout:
     progress: Progress
     scheduler: Scheduler
     tasks: TaskSource
-    frames: FrameStore
+    #: the recording's folder of frames
+    recorded: Path
     counters: Counters
     stalls: StallMonitor
     #: the last update with a checkpoint of this session
@@ -107,11 +112,22 @@ class _Rollout:
 
     @asynccontextmanager
     async def learning(self) -> AsyncIterator[Learner]:
-        """For one update. When it fails, it leaves weights that are not to be saved."""
+        """For one update. When it fails, it leaves weights that are not to be saved; but for lost frames, which are
+        known before anything is learned."""
         self.torn = True
-        async with self.parts.policy.learning(self.progress.version + 1) as learner:
-            yield learner
+        try:
+            async with self.parts.policy.learning(self.progress.version + 1) as learner:
+                yield learner
+        except FramesLost:
+            self.torn = False
+            raise
         self.torn = False
+
+    def put_back(self, groups: Sequence[GroupRecord], lost: FramesLost) -> None:
+        """The batch comes again when the episodes whose frames are lost have been played again."""
+        self.parts.telemetry.note(f"update {self.progress.update} waits: {lost}")
+        self.progress.update -= 1
+        self.scheduler.put_back(groups, lost.episodes)
 
     async def sync(self) -> dict[str, Any]:
         """Gives the engines the learner's weights. Not when a stop is requested while the rollout pauses for it: no
@@ -182,9 +198,8 @@ async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
         frames_recorded=parts.arena.retention.rereadable,
         frame_budget=parts.arena.frame_budget,
     )
-    rollout = _Rollout(
-        parts, progress, scheduler, tasks, FrameStore(folder / FRAMES), Counters(progress), StallMonitor()
-    )
+    recorded = (folder / FRAMES).absolute()
+    rollout = _Rollout(parts, progress, scheduler, tasks, recorded, Counters(progress), StallMonitor())
     try:
         with suppress(Interrupted):
             yield rollout
@@ -203,16 +218,3 @@ async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
 def _sessions(parts: Parts) -> int:
     """How many sessions played for this run, those that died before a checkpoint too."""
     return sum(event["event"] == "reinforcement" for event in read_events(parts.folder))
-
-
-def _frames(
-    groups: Sequence[GroupRecord], held: Mapping[str, Mapping[str, FittedFrame]], store: FrameStore
-) -> dict[str, FittedFrame]:
-    """Every frame that the groups' steps name, by what is held of an episode, else from the recording."""
-    frames: dict[str, FittedFrame] = {}
-    for episode in (episode for group in groups for episode in group.episodes):
-        own = held.get(episode.id, {})
-        for name in (name for step in episode.steps for name in step.frames):
-            if name not in frames:
-                frames[name] = own[name] if name in own else store.frame(name)
-    return frames

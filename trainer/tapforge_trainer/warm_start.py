@@ -11,6 +11,7 @@ import numpy as np
 from tapforge_api.learning import WarmStart
 
 from . import assembly
+from .frame_handles import BatchFrames
 from .parts import Parts
 from .policy.driver import Policy
 from .policy.settings import UpdateSettings
@@ -56,9 +57,10 @@ async def _imitate(policy: Policy, shown: Demonstrations, settings: WarmStart, s
     rng = np.random.default_rng(seed)
     size = min(settings.batch_size, len(shown.samples))
     metrics: dict[str, float] = {}
+    async with policy.learning() as learner:
+        frames = await learner.keep(BatchFrames(shown.frames))
     for step in range(1, settings.steps + 1):
         batch = [shown.samples[k] for k in rng.choice(len(shown.samples), size=size, replace=False)]
-        frames = {name: shown.frames[name] for sample in batch for name in sample.frames}
         update = UpdateSettings(learning_rate=_learning_rate(settings, step))
         async with policy.learning() as learner:
             metrics = await learner.supervised(batch, frames, update)

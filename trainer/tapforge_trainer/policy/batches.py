@@ -13,7 +13,7 @@ Promises:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,6 +187,15 @@ def plan_micro_batches(
     for plans in dealt:
         plans.extend(MicroBatchPlan((shortest,), padding=True) for _ in range(most - len(plans)))
     return dealt
+
+
+def frames_of(data: TokenBatch, plans: Iterable[MicroBatchPlan]) -> dict[str, set[str]]:
+    """Names by episode."""
+    names: dict[str, set[str]] = {}
+    for plan in plans:
+        for k in plan.samples:
+            names.setdefault(data.episodes[k], set()).update(data.frames[k])
+    return names
 
 
 def _split_for_ranks(batches: list[list[int]], ranks: int) -> list[list[int]]:

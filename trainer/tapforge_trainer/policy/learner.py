@@ -1,7 +1,8 @@
 """The learner as the driver sees it: FSDP2 ranks as Ray actors, one call per update.
 
 The driver checks samples, plans micro-batches and adds up what the ranks saw; ranks only compute (`rank.py`). Samples
-and frames go into Ray's object store once, whatever the number of ranks. Every call has a deadline.
+go into Ray's object store once, whatever the number of ranks; of frames the driver passes on references, and each rank
+fetches what it needs. Every call has a deadline; nothing that takes long runs on the driver's event loop.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tapforge_trainer.algorithms.objective import Counts
-from tapforge_trainer.frames import FittedFrame
+from tapforge_trainer.frame_handles import BatchFrames, FrameHandle, FramesLost
 from tapforge_trainer.records import Sample
+from tapforge_trainer.rollout.frames import FrameStore
 
 from .batches import MicroBatchPlan, TokenBatch, Vocabulary, padding_share, plan_micro_batches, token_batch
+from .frame_source import StoredFrames
 from .frames import PixelFormat
 from .metrics import UpdateMetrics, summary
 from .remote import reason
@@ -50,6 +54,7 @@ class RankActor:
         self._settings, self._index = settings, rank
         self._rank: Any = None
         self._store: Any = None
+        self._recordings: dict[Path, FrameStore] = {}
 
     def address(self) -> str:
         """A port that is free on this rank's node just now."""
@@ -77,23 +82,21 @@ class RankActor:
             self._store = TCPStore(*place, is_master=False, timeout=_STORE_TIMEOUT)
         self._rank = Rank(self._settings, self._index, self._store)
 
-    def update(
-        self,
-        data: TokenBatch,
-        frames: Mapping[str, FittedFrame],
-        batches: Sequence[Sequence[tuple]],
-        settings: UpdateSettings,
-        version: int | None,
-    ) -> UpdateMetrics:
-        mine = [_mini_batch(batch, self._index) for batch in batches]
+    def update(self, job: _Job, settings: UpdateSettings, version: int | None) -> UpdateMetrics:
+        mine, frames = [_mini_batch(step, self._index) for step in job.steps], self._frames(job)
         if version is None:
-            return self._rank.supervised(data, frames, mine, settings)
-        return self._rank.update(data, frames, mine, settings, version)
+            return self._rank.supervised(job.data, frames, mine, settings)
+        return self._rank.update(job.data, frames, mine, settings, version)
 
-    def logprobs(
-        self, data: TokenBatch, frames: Mapping[str, FittedFrame], plans: Sequence[Any], temperature: float
-    ) -> np.ndarray:
-        return self._rank.logprobs(data, frames, plans[self._index], temperature)
+    def logprobs(self, job: _Job, temperature: float) -> np.ndarray:
+        (step,) = job.steps
+        return self._rank.logprobs(job.data, self._frames(job), step.plans[self._index], temperature)
+
+    def _frames(self, job: _Job) -> StoredFrames:
+        if job.recorded is not None and job.recorded not in self._recordings:
+            self._recordings[job.recorded] = FrameStore(job.recorded)
+        recorded = None if job.recorded is None else self._recordings[job.recorded]
+        return StoredFrames(job.references, job.foreign, recorded)
 
     def weights(self) -> bytes | None:
         from .rank import pack
@@ -106,11 +109,29 @@ class RankActor:
         return function(self._rank, *arguments)
 
 
-def _mini_batch(batch: Sequence[Any], index: int) -> MiniBatch:
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One optimizer step of all ranks: micro-batches by rank, and what its loss is divided by."""
+
+    plans: list[list[MicroBatchPlan]]
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What every rank gets of an update: no pixels, but references to them (`StoredFrames`)."""
+
+    data: TokenBatch
+    steps: list[_Step]
+    references: Mapping[str, Any]
+    foreign: frozenset[str]
+    recorded: Path | None
+
+
+def _mini_batch(step: _Step, index: int) -> MiniBatch:
     from .rank import MiniBatch
 
-    plans, counts = batch
-    return MiniBatch(tuple(plans[index]), counts)
+    return MiniBatch(tuple(step.plans[index]), step.counts)
 
 
 class Learner:
@@ -141,35 +162,25 @@ class Learner:
         await self._all("start", place, deadline=deadline)
 
     async def update(
-        self, samples: Sequence[Sample], frames: Mapping[str, FittedFrame], settings: UpdateSettings, version: int
+        self, samples: Sequence[Sample], frames: BatchFrames, settings: UpdateSettings, version: int
     ) -> dict[str, float]:
-        """`version` is that of the learner's weights before the update. Returns the update's metrics."""
+        """`version` is that of the learner's weights before the update. Returns the update's metrics. Raises
+        FramesLost, after which another update may be made."""
         return await self._learn(samples, frames, settings, version)
 
     async def supervised(
-        self, samples: Sequence[Sample], frames: Mapping[str, FittedFrame], settings: UpdateSettings
+        self, samples: Sequence[Sample], frames: BatchFrames, settings: UpdateSettings
     ) -> dict[str, float]:
         """Learns the samples' response tokens by cross-entropy, weighted by their spans' weights."""
         return await self._learn(samples, frames, settings, None)
 
     async def _learn(
-        self,
-        samples: Sequence[Sample],
-        frames: Mapping[str, FittedFrame],
-        settings: UpdateSettings,
-        version: int | None,
+        self, samples: Sequence[Sample], frames: BatchFrames, settings: UpdateSettings, version: int | None
     ) -> dict[str, float]:
-        import ray
-
         started = time.perf_counter()
-        data = token_batch(samples, self.vocabulary)
-        batches = [self._plan(data, chosen) for chosen in split_groups(samples, settings.mini_batches, settings.seed)]
-        needed = {name: frames[name] for names in data.frames for name in names}
-        found: list[UpdateMetrics] = await self._all(
-            "update", ray.put(data), ray.put(needed), batches, settings, version
-        )
-        plans = [plan for per_rank, _ in batches for rank in per_rank for plan in rank]
-        figures = summary(found, time.perf_counter() - started, padding_share(data.lengths, plans), settings.gap_alarm)
+        job, padding = await asyncio.to_thread(self._prepare, samples, frames, settings)
+        found: list[UpdateMetrics] = await self._all("update", job, settings, version)
+        figures = summary(found, time.perf_counter() - started, padding, settings.gap_alarm)
         if figures.get("gap_alarm"):
             _log.warning(
                 "engine and learner differ by %.2g per token on average (at most %.2g) on tokens of the same weights; "
@@ -180,29 +191,37 @@ class Learner:
             )
         return figures
 
-    def _plan(self, data: TokenBatch, chosen: np.ndarray) -> tuple[list[list[Any]], Counts]:
-        """Micro-batches of every rank for one optimizer step, and the counts that its loss is divided by."""
+    def _prepare(self, samples: Sequence[Sample], frames: BatchFrames, settings: UpdateSettings) -> tuple[Any, float]:
+        """A reference to the job, and its share of padding. In a thread: a full object store lets it wait."""
+        data = token_batch(samples, self.vocabulary)
+        steps = [self._step(data, chosen) for chosen in split_groups(samples, settings.mini_batches, settings.seed)]
+        plans = [plan for step in steps for rank in step.plans for plan in rank]
+        return _put_job(data, steps, frames), padding_share(data.lengths, plans)
+
+    def _step(self, data: TokenBatch, chosen: np.ndarray) -> _Step:
         local = plan_micro_batches(data.lengths[chosen], self.settings.ranks, self.settings.tokens_per_micro_batch)
         plans = [[MicroBatchPlan(tuple(chosen[list(p.samples)].tolist()), p.padding) for p in rank] for rank in local]
         counted = np.isin(data.sample, chosen)
         _, first = np.unique(data.span[counted], return_index=True)
         weight = data.weight[counted].astype(np.float64)
-        return plans, Counts(float(weight.sum()), float(weight[first].sum()))
+        return _Step(plans, Counts(float(weight.sum()), float(weight[first].sum())))
 
     async def logprobs(
-        self, samples: Sequence[Sample], frames: Mapping[str, FittedFrame], temperature: float = 1.0
+        self, samples: Sequence[Sample], frames: BatchFrames, temperature: float = 1.0
     ) -> list[tuple[float, ...]]:
         """Log-probabilities of each sample's response tokens under the learner's weights."""
-        import ray
-
         data = token_batch(samples, self.vocabulary)
-        plans = plan_micro_batches(data.lengths, self.settings.ranks, self.settings.tokens_per_micro_batch)
-        needed = {name: frames[name] for names in data.frames for name in names}
-        found: list[np.ndarray] = await self._all("logprobs", ray.put(data), ray.put(needed), plans, temperature)
+        step = self._step(data, np.arange(len(samples)))
+        job = await asyncio.to_thread(_put_job, data, [step], frames)
+        found: list[np.ndarray] = await self._all("logprobs", job, temperature)
         merged = found[0]
         for other in found[1:]:
             merged = np.where(np.isnan(merged), other, merged)
         return [tuple(merged[data.sample == k].tolist()) for k in range(len(samples))]
+
+    async def keep(self, frames: BatchFrames) -> BatchFrames:
+        """The same frames in the object store, for several updates."""
+        return BatchFrames(await asyncio.to_thread(_put_frames, frames.handles), frames.recorded)
 
     async def weights(self) -> Any:
         """A reference to the packed weights in Ray's object store, for `Engines.renew`."""
@@ -244,6 +263,8 @@ class Learner:
         except RayActorError as error:
             raise LearnerError(f"a rank died during {method}: {reason(error)}") from error
         except RayTaskError as error:
+            if isinstance(error.cause, FramesLost):
+                raise error.cause from None
             raise LearnerError(f"{method} failed on a rank: {reason(error)}") from error
 
 
@@ -266,6 +287,29 @@ async def _all_of(references: Sequence[Any]) -> list[Any]:
             if not pending or loop.time() >= end:
                 raise
             await asyncio.wait(pending, timeout=end - loop.time(), return_when=asyncio.FIRST_EXCEPTION)
+
+
+def _put_job(data: TokenBatch, steps: list[_Step], frames: BatchFrames) -> Any:
+    import ray
+
+    handles = {episode: frames.handles[episode] for episode in data.episodes if episode in frames.handles}
+    foreign = frozenset(episode for episode, handle in handles.items() if isinstance(handle, ray.ObjectRef))
+    return ray.put(_Job(data, steps, _put_frames(handles), foreign, frames.recorded))
+
+
+def _put_frames(handles: Mapping[str, FrameHandle]) -> dict[str, Any]:
+    """References instead of plain mappings. A mapping that several episodes have is one object."""
+    import ray
+
+    seen: dict[int, Any] = {}
+    references = {}
+    for episode, handle in handles.items():
+        if not isinstance(handle, ray.ObjectRef):
+            if id(handle) not in seen:
+                seen[id(handle)] = ray.put(dict(handle))
+            handle = seen[id(handle)]
+        references[episode] = handle
+    return references
 
 
 def _vocabulary(folder: Path, settings: LearnerSettings) -> Vocabulary:

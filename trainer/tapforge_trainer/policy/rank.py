@@ -6,6 +6,8 @@ Rules:
 - The loss is this rank's part of the global one, which is divided by global counts. FSDP averages gradients over
   ranks, so it is multiplied by their number. Gradients travel once per optimizer step, with the last micro-batch.
 - Master weights and optimizer state are fp32; with dtype bfloat16 only the forward and backward passes are narrower.
+- Before an update all ranks make sure that they can get at their frames; those of the next micro-batches are fetched
+  and decoded in a thread while one is being computed.
 - The same samples give the same bits: nothing here draws random numbers.
 - A frozen vision tower is held whole by every rank and never sharded, so that a rank may enter it alone.
 """
@@ -13,7 +15,9 @@ Rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,10 +32,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from tapforge_trainer.algorithms.losses import policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.frame_handles import FramesLost
 from tapforge_trainer.frames import FittedFrame
 
-from .batches import MicroBatch, MicroBatchPlan, TokenBatch, Vocabulary, micro_batch
+from .batches import MicroBatch, MicroBatchPlan, TokenBatch, Vocabulary, frames_of, micro_batch
 from .forward import VLPolicy
+from .frame_source import FrameSource
 from .frames import FrameStore, Patches, PixelFormat
 from .metrics import UpdateMetrics
 from .settings import LearnerSettings, UpdateSettings
@@ -45,6 +51,10 @@ class MiniBatch:
     counts: Counts
 
 
+#: with the patches of its frames
+_Ready = tuple[MicroBatchPlan, MicroBatch, dict[str, Patches]]
+#: micro-batches that are made ready beyond the one that is being computed
+_AHEAD = 2
 #: (log-probabilities, indices of response tokens, weights) -> this rank's part of the global loss
 Loss = Callable[[Tensor, np.ndarray, Tensor], Tensor]
 
@@ -76,6 +86,8 @@ class Rank:
         self.optimizer = torch.optim.AdamW(
             trained, lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
         )
+        #: the only thread that uses the store
+        self._loader = ThreadPoolExecutor(1, "frames")
         #: vLLM's trainer side and the engines that it is connected to, once `gpu_transfer` has connected it
         self.transfer: Any = None
         #: optimizer steps so far: what the warm-up counts
@@ -86,7 +98,7 @@ class Rank:
     def update(
         self,
         data: TokenBatch,
-        frames: Mapping[str, FittedFrame],
+        frames: FrameSource,
         batches: Sequence[MiniBatch],
         settings: UpdateSettings,
         version: int,
@@ -96,6 +108,7 @@ class Rank:
         own forward pass, detached; for later ones they are computed beforehand."""
         metrics = UpdateMetrics()
         everything = [plan for batch in batches for plan in batch.plans]
+        self._agree_on(data, everything, frames)
         correct = settings.off_policy or len(batches) > 1
         later = [plan for batch in batches[1:] for plan in batch.plans]
         old = self.logprobs(data, frames, later, settings.temperature) if later else data.behavior
@@ -115,7 +128,7 @@ class Rank:
     def supervised(
         self,
         data: TokenBatch,
-        frames: Mapping[str, FittedFrame],
+        frames: FrameSource,
         batches: Sequence[MiniBatch],
         settings: UpdateSettings,
     ) -> UpdateMetrics:
@@ -134,7 +147,7 @@ class Rank:
     def _step(
         self,
         data: TokenBatch,
-        frames: Mapping[str, FittedFrame],
+        frames: FrameSource,
         batch: MiniBatch,
         settings: UpdateSettings,
         loss: Loss,
@@ -150,7 +163,7 @@ class Rank:
     def accumulate(
         self,
         data: TokenBatch,
-        frames: Mapping[str, FittedFrame],
+        frames: FrameSource,
         batch: MiniBatch,
         settings: UpdateSettings,
         loss: Loss,
@@ -161,9 +174,8 @@ class Rank:
         """Gradients of the whole batch, reduced over ranks, in `.grad`. `compare_with`: the version whose tokens are
         compared with the engine's log-probabilities."""
         self.optimizer.zero_grad(set_to_none=True)
-        for index, plan in enumerate(batch.plans):
+        for index, (plan, micro, shown) in enumerate(self._micro_batches(data, batch.plans, frames)):
             self.policy.set_requires_gradient_sync(index + 1 == len(batch.plans))
-            micro, shown = self._micro_batch(data, plan, frames)
             logp, entropy = self.policy(micro, shown, settings.temperature)
             chosen = micro.response
             weight = torch.from_numpy(data.weight[chosen] * (0.0 if plan.padding else 1.0)).to(logp.device)
@@ -178,12 +190,41 @@ class Rank:
             if compare_with is not None:
                 self._compare(logp.detach().cpu().numpy(), data, chosen, compare_with, metrics)
 
-    def _micro_batch(
-        self, data: TokenBatch, plan: MicroBatchPlan, frames: Mapping[str, FittedFrame]
-    ) -> tuple[MicroBatch, dict[str, Patches]]:
-        shown = self.store.get((name for k in plan.samples for name in data.frames[k]), frames)
+    def _micro_batches(
+        self, data: TokenBatch, plans: Sequence[MicroBatchPlan], frames: FrameSource
+    ) -> Iterator[_Ready]:
+        """In order. The next ones are fetched, decoded and laid out in a thread while one is being computed."""
+        coming: deque[Future[_Ready]] = deque()
+        try:
+            for plan in plans:
+                coming.append(self._loader.submit(self._ready, data, plan, frames))
+                if len(coming) > _AHEAD:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            for left in coming:
+                left.cancel()
+
+    def _ready(self, data: TokenBatch, plan: MicroBatchPlan, frames: FrameSource) -> _Ready:
+        found: dict[str, FittedFrame] = {}
+        for episode, names in frames_of(data, [plan]).items():
+            if missing := [name for name in names if name not in self.store and name not in found]:
+                found |= frames.read(episode, missing)
+        shown = self.store.get((name for k in plan.samples for name in data.frames[k]), found)
         grids = {name: (patches.rows, patches.columns) for name, patches in shown.items()}
-        return micro_batch(data, plan, grids, self.vocabulary), shown
+        return plan, micro_batch(data, plan, grids, self.vocabulary), shown
+
+    def _agree_on(self, data: TokenBatch, plans: Sequence[MicroBatchPlan], frames: FrameSource) -> None:
+        """Raises FramesLost on every rank if one of them can't get at what it needs: together, before anything is
+        computed, so that no rank waits for another and the learner goes on."""
+        lost = frames.lost(frames_of(data, plans))
+        if self.world > 1:
+            of_all: list[list[str]] = [[]] * self.world
+            dist.all_gather_object(of_all, lost)
+            lost = [episode for of_one in of_all for episode in of_one]
+        if lost:
+            raise FramesLost(set(lost))
 
     def _apply(self, settings: UpdateSettings, metrics: UpdateMetrics) -> None:
         """Clips, and moves the weights; or, if the gradient is no number, raises and leaves them."""
@@ -229,7 +270,7 @@ class Rank:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def logprobs(
-        self, data: TokenBatch, frames: Mapping[str, FittedFrame], plans: Sequence[MicroBatchPlan], temperature: float
+        self, data: TokenBatch, frames: FrameSource, plans: Sequence[MicroBatchPlan], temperature: float
     ) -> np.ndarray:
         """[response tokens] of all samples; those of other ranks' plans stay nan."""
         return self._logprobs(self.policy, data, frames, plans, temperature)
@@ -238,14 +279,13 @@ class Rank:
         self,
         policy: VLPolicy,
         data: TokenBatch,
-        frames: Mapping[str, FittedFrame],
+        frames: FrameSource,
         plans: Sequence[MicroBatchPlan],
         temperature: float,
     ) -> np.ndarray:
         result = np.full(len(data.index), np.nan, np.float32)
         with torch.no_grad():
-            for plan in plans:
-                micro, shown = self._micro_batch(data, plan, frames)
+            for plan, micro, shown in self._micro_batches(data, plans, frames):
                 logp, _ = policy(micro, shown, temperature)
                 if not plan.padding or np.isnan(result[micro.response]).any():
                     result[micro.response] = logp.float().cpu().numpy()

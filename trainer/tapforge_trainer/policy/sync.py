@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tapforge_trainer.frame_handles import BatchFrames
 from tapforge_trainer.records import ResponseSpan, Sample
 
 from .engine_client import EngineError
@@ -77,7 +78,7 @@ async def verify(
     frames = {name: frame.data for name, frame in probe.frames.items()}
     answers = await engines.probe(requests, frames, deadline)
     samples = [_sample(probe, index, row, version) for rows in answers for index, row in enumerate(rows)]
-    mine = await learner.logprobs(samples, probe.frames)
+    mine = await learner.logprobs(samples, BatchFrames({sample.episode: probe.frames for sample in samples}))
     worst = 0.0
     for sample, logprobs in zip(samples, mine, strict=True):
         gaps = np.abs(np.asarray(sample.spans[0].logprobs) - np.asarray(logprobs))

@@ -24,7 +24,8 @@ from .source import TaskError
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
     samples: tuple[Sample, ...]
-    frames: dict[str, FittedFrame]
+    #: by episode, by name
+    frames: dict[str, dict[str, FittedFrame]]
     episodes: int
     #: shares of the episodes
     success: float
@@ -37,7 +38,7 @@ def demonstrate(
     phone = catalog.phone_for(tasks.suite, width, height)
     rng = Random(f"demonstrator:{seed}")
     samples: list[Sample] = []
-    frames: dict[str, FittedFrame] = {}
+    frames: dict[str, dict[str, FittedFrame]] = {}
     won = 0
     for number in range(episodes):
         task = tasks.sample(seed, number)
@@ -51,10 +52,10 @@ def demonstrate(
             if isinstance(prompt, ContextLimit):
                 raise TaskError(f"demonstration of {task.key}: {prompt}; raise model.contextTokens")
             answer = agent.answer_ids(action)
-            frames.update((frame.name, frame) for frame in prompt.frames)
             start, end = len(prompt.ids), len(prompt.ids) + len(answer)
             span = ResponseSpan(index, start, end, (0.0,) * len(answer), (0,) * len(answer), 1.0)
             episode, shown = f"demonstration-{number}", tuple(f.name for f in prompt.frames)
+            frames.setdefault(episode, {}).update((frame.name, frame) for frame in prompt.frames)
             length = prompt.expanded_length + len(answer)
             samples.append(Sample(episode, episode, (*prompt.ids, *answer), length, shown, (span,)))
             history.append(Turn(seen, agent.decode(answer), action))
