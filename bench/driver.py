@@ -43,7 +43,7 @@ from load.policy import ScriptedEngine
 from load.stalls import Stalls, milliseconds
 from load.usage import Usage, thread_seconds
 
-from tapforge_api.learning import Algorithm
+from tapforge_api.algorithm import Algorithm
 from tapforge_envs.protocol import Observation
 from tapforge_envs.slots.source import SlotSource
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
