@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapforge_trainer.policy import engines
+from tapforge_trainer.policy import engine, engines
+from tapforge_trainer.policy.engine import EngineActor
 from tapforge_trainer.policy.engine_client import EngineClient, EngineDied, EngineError
 from tapforge_trainer.policy.engines import Engines, RestartBudget
 from tapforge_trainer.policy.frames import PixelFormat
@@ -25,6 +27,7 @@ from tapforge_trainer.policy.wire import (
     EngineConnection,
     Replica,
     Replicas,
+    Request,
     Result,
     engine_key,
 )
@@ -332,6 +335,88 @@ def test_while_the_engine_stands_still_no_deadline_passes() -> None:
         actor.boxes.pause()
         with pytest.raises(EngineError, match="did not answer within 0 s"):
             await late.generate(PROMPT, Sampling(4))
+
+    asyncio.run(go())
+
+
+# --- the engine's actor -----------------------------------------------------------------------------------------------
+
+
+class Silent:
+    """A sampler that answers nothing."""
+
+    def __init__(self, settings: EngineSettings, on_done: Callable[[list[Result]], None]):
+        self.ready: Future[None] = Future()
+        self.ready.set_result(None)
+        self.dead: Future[str] = Future()
+        self.aborted: list[str] = []
+        self.work: Future[None] = Future()
+
+    def submit(self, requests: Sequence[Request], frames: dict[str, bytes]) -> None:
+        """They are sampled for ever."""
+
+    def abort(self, keys: Sequence[str]) -> None:
+        self.aborted += keys
+
+    def renew(self, *_: Any) -> Future[None]:
+        return self.work
+
+    def discard(self, why: str) -> Future[None]:
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+def test_the_engine_aborts_what_a_client_asked_for_that_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        monkeypatch.setattr(engine, "Sampler", Silent)
+        monkeypatch.setattr(engine, "CLIENT_SECONDS", 0.01)
+        monkeypatch.setattr(engine, "SWEEP_SECONDS", 0.005)
+        actor = EngineActor(SETTINGS)
+        await actor.ready()
+        poll = asyncio.create_task(actor.collect("a", END))
+        await asyncio.sleep(0)
+        for client in ("a", "b"):
+            await actor.submit(client, [("0", (1,), (), 4, 1.0, None)], {})
+        sampler: Any = actor._sampler
+        await until(lambda: sampler.aborted)
+        await asyncio.sleep(0.05)
+        assert sampler.aborted == ["b/0"], "a polls, however long it takes"
+        poll.cancel()
+        await until(lambda: sampler.aborted == ["b/0", "a/0"])
+
+    asyncio.run(go())
+
+
+def test_an_engine_stands_still_from_the_first_step_of_a_sync_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a step fails: `discard` comes after it."""
+
+    async def go() -> None:
+        monkeypatch.setattr(engine, "Sampler", Silent)
+        actor = EngineActor(SETTINGS)
+        await actor.ready()
+        sampler: Any = actor._sampler
+        await actor.submit("a", [("0", (1,), (), 4, 1.0, None)], {})
+        poll = asyncio.create_task(actor.collect("a", END))
+        await asyncio.sleep(0)
+        renewing = asyncio.create_task(actor.renew(b"", 1, "keep"))
+        said = await asyncio.wait_for(poll, END)
+        assert said is not None and said[:2] == ([], True)
+        sampler.work.set_result(None)
+        await renewing
+        poll = asyncio.create_task(actor.collect("a", END))
+        await asyncio.sleep(0.01)
+        assert not poll.done()
+        await actor.discard("they differ")
+        said = await asyncio.wait_for(poll, END)
+        assert said is not None and said[1] is False and said[2] > 0
+        sampler.work = Future()
+        sampler.work.set_exception(ValueError("no weights"))
+        with pytest.raises(ValueError, match="no weights"):
+            await actor.renew(b"", 2, "keep")
+        assert not actor._boxes._pauses.paused
+        sampler.dead.set_result("out of memory")
+        assert await actor.watch(END) == "out of memory"
 
     asyncio.run(go())
 

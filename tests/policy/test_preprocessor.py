@@ -43,7 +43,7 @@ def test_frames_are_decoded_in_another_thread_and_stay_for_later_requests(make: 
     ready, failed = inputs.run(lambda: inputs.prepare(first, BYTES)).result(END)
     assert not failed and [one.prompt[0] for one in ready] == [[SIZE, SIZE], [SIZE]]
     assert all(one.prompt[1] != threading.get_ident() for one in ready)
-    ready, failed = inputs.run(lambda: inputs.prepare([request("2", 2)], {})).result(END)
+    ready, failed = inputs.run(lambda: inputs.prepare([request("2", 2)], BYTES)).result(END)
     assert [one.request.key for one in ready] == ["2"] and not failed
     inputs.run(lambda: inputs.prepare([request("probe-0", 2)], {}, counted=False)).result(END)
     assert (inputs.queries, inputs.hits) == (4, 1), "frames named, and those that had been there"

@@ -249,28 +249,36 @@ class EngineClient:
             self.calls += 1
 
     async def _collect(self, engine: _Engine) -> None:
-        loop = asyncio.get_running_loop()
-        while engine.waiting and not engine.gone:
-            self.calls += 1
-            poll = engine.replica.actor.collect.remote(self.incarnation, POLL)
-            try:
-                answer = await called(poll, f"engine {engine.index}", "collect", POLL + POLL_GRACE)
-            except EngineDied as error:
-                self._lose(engine, str(error))
-                return
-            except EngineError as error:  # not reached for now; only the driver decides that it is dead
-                engine.trouble = str(error)
-                await asyncio.sleep(AGAIN)
-                answer = None
-            if answer is None:  # what it knew of this client may be lost
-                engine.known.clear()
-                for key in list(engine.waiting):
-                    self._post(engine, key)
-                continue
-            rows, paused, seconds = answer
-            engine.pauses.read(paused, seconds, loop.time())
-            for row in rows:
-                self._answer(engine, row)
+        """Until nothing waits there any more."""
+        try:
+            while engine.waiting and not engine.gone:
+                await self._poll(engine)
+        except Exception as error:  # noqa: BLE001 - a fault of ours: whoever waits gets it, and nobody waits in vain
+            for waiting in engine.waiting.values():
+                if not waiting.future.done():
+                    waiting.future.set_exception(error)
+
+    async def _poll(self, engine: _Engine) -> None:
+        self.calls += 1
+        poll = engine.replica.actor.collect.remote(self.incarnation, POLL)
+        try:
+            answer = await called(poll, f"engine {engine.index}", "collect", POLL + POLL_GRACE)
+        except EngineDied as error:
+            self._lose(engine, str(error))
+            return
+        except EngineError as error:  # not reached for now; only the driver decides that it is dead
+            engine.trouble = str(error)
+            await asyncio.sleep(AGAIN)
+            answer = None
+        if answer is None:  # what it knew of this client may be lost
+            engine.known.clear()
+            for key in list(engine.waiting):
+                self._post(engine, key)
+            return
+        rows, paused, seconds = answer
+        engine.pauses.read(paused, seconds, asyncio.get_running_loop().time())
+        for row in rows:
+            self._answer(engine, row)
 
     def _answer(self, engine: _Engine, row: tuple) -> None:
         key, prompt_ids, ids, logprobs, versions, finish_reason, error, missing = row

@@ -46,6 +46,7 @@ class Preprocessor:
     ) -> tuple[list[Prepared], list[Result]]:
         """What is ready, and what failed. Called in the thread."""
         errors: dict[str, str] = {}
+        new = {name for name in frames if name not in self._frames}
         for name, data in frames.items():
             try:
                 self._frames.put(name, data)
@@ -62,7 +63,7 @@ class Preprocessor:
                 continue
             if counted:
                 self.queries += len(request.frames)
-                self.hits += sum(name not in frames for name in request.frames)
+                self.hits += sum(name not in new for name in request.frames)
             try:
                 ready.append(Prepared(request, self.prompt(request)))
             except Exception as error:  # noqa: BLE001 - this prompt is refused; others are unharmed
