@@ -19,14 +19,14 @@ from tapforge_api.learning import Stop
 from tapforge_api.progress import Orders as Answer
 from tapforge_api.progress import Progress
 from tapforge_trainer.cluster.attempt import Attempt
-from tapforge_trainer.cluster.reporter import Pace, Reporter
+from tapforge_trainer.cluster.reporter import Reporter, Timing
 from tapforge_trainer.cluster.status_report import ending, report_of
 from tapforge_trainer.progress import Saved
 from tapforge_trainer.shutdown import StopReason, StopSignal
 from tapforge_trainer.telemetry import View
 
 ATTEMPT = Attempt(RUN, "lab", "uid-1", 2, Path("/nowhere"), restarts=1, cluster="tiny-2-abcde")
-FAST = Pace(report=0.01, answer=120.0, cap=0.02, final=240.0, again=0.01)
+FAST = Timing(interval=0.01, answer=120.0, backoff_cap=0.02, final=240.0, retry=0.01)
 
 
 def _view() -> View:
@@ -46,9 +46,9 @@ def _view() -> View:
 
 
 def _reporter(
-    operator: SmallOperator, authority: Authority, stop: StopSignal, view: View | None = None, pace: Pace = FAST
+    operator: SmallOperator, authority: Authority, stop: StopSignal, view: View | None = None, times: Timing = FAST
 ) -> Reporter:
-    return Reporter(authority.access(operator.port), ATTEMPT, view or _view(), stop, pace)
+    return Reporter(authority.access(operator.port), ATTEMPT, view or _view(), stop, times)
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
@@ -224,8 +224,8 @@ async def test_an_operator_that_goes_away_is_found_again_also_with_a_new_token(a
 
 async def test_a_silent_operator_costs_no_more_than_a_deadline(operator: SmallOperator, authority: Authority) -> None:
     operator.talks.clear()
-    pace = Pace(report=0.01, answer=0.5, cap=0.02)  # long enough for an answer, once the operator talks
-    async with _reporter(operator, authority, StopSignal(), pace=pace) as reporter:
+    times = Timing(interval=0.01, answer=0.5, backoff_cap=0.02)  # long enough for an answer, once the operator talks
+    async with _reporter(operator, authority, StopSignal(), times=times) as reporter:
         await operator.until(lambda: operator.calls >= 3)
         assert not await reporter.answered(0.0)
         operator.talks.set()
@@ -271,12 +271,12 @@ async def test_the_last_report_is_given_up_in_the_end(
     if trouble == "refused":
         operator.tokens = set()
     if trouble == "refused":
-        pace = Pace(report=0.01, answer=120.0, cap=0.02, final=3600.0, again=0.01)
+        times = Timing(interval=0.01, answer=120.0, backoff_cap=0.02, final=3600.0, retry=0.01)
     else:
-        pace = Pace(report=0.01, answer=0.1, cap=0.02, final=0.3, again=0.01)
+        times = Timing(interval=0.01, answer=0.1, backoff_cap=0.02, final=0.3, retry=0.01)
     async with operator.serving(authority):
         port = 1 if trouble == "away" else operator.port  # where nobody listens
-        reporter = Reporter(authority.access(port), ATTEMPT, _view(), StopSignal(), pace)
+        reporter = Reporter(authority.access(port), ATTEMPT, _view(), StopSignal(), times)
         async with asyncio.timeout(120), reporter:
             assert not await reporter.finish("failed", "x")
     assert "the last report did not reach the operator" in caplog.text

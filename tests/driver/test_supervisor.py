@@ -20,14 +20,14 @@ from tapforge_trainer.supervisor import (
     RESTARTS,
     RESTARTS_LEFT,
     STARTED,
-    Pauses,
+    Backoff,
     driver_command,
     ending,
     exit_message,
     supervise,
 )
 
-FAST = Pauses(first=0.01, most=0.02)
+FAST = Backoff(first=0.01, cap=0.02)
 
 #: ends in the ways that are listed, one after the other: a code, or minus a signal
 DRIVER = f"""
@@ -69,7 +69,7 @@ async def test_what_is_started_again(tmp_path: Path, ways: list[int], restarts: 
     place, told = tmp_path / "starts", Told()
     place.mkdir()
     command = [sys.executable, "-c", DRIVER, str(place), json.dumps(ways)]
-    assert await supervise(command, restarts, os.environ, pauses=FAST, report_killed=told) == code
+    assert await supervise(command, restarts, os.environ, backoff=FAST, report_killed=told) == code
     counted = [(place / f"start-{k}").read_text() for k in range(len(list(place.iterdir())))]
     assert counted == [f"{k}/{restarts - k}" for k in range(starts)]
     killed = [(k, way) for k, way in enumerate(ways[:starts]) if way < 0]
@@ -84,7 +84,7 @@ async def test_all_drivers_of_a_supervisor_say_when_the_first_one_was_started(tm
     code = f"import os, sys; print(os.environ['{STARTED}'], file=open(sys.argv[1], 'a')); sys.exit(1)"
     begun = int(time.time() * 1000)
     for _ in range(2):
-        await supervise([sys.executable, "-c", code, str(starts)], 1, os.environ, pauses=FAST)
+        await supervise([sys.executable, "-c", code, str(starts)], 1, os.environ, backoff=FAST)
     first, again, second, last = map(int, starts.read_text().split())
     assert begun <= first == again < second == last
 
@@ -109,7 +109,7 @@ def test_who_was_told_to_stop_is_not_started_again(
 
 
 def test_pauses_grow_up_to_a_bound() -> None:
-    pauses = [Pauses().after(count) for count in range(1001)]
+    pauses = [Backoff().after(count) for count in range(1001)]
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[3], pauses[-1]) == (1.0, 8.0, 60.0)
 
@@ -163,8 +163,8 @@ async def test_a_stop_during_a_pause_is_obeyed() -> None:
         killed.set()
 
     command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    long = Pauses(first=3600, most=3600)
-    running = asyncio.create_task(supervise(command, 3, os.environ, pauses=long, report_killed=told))
+    long = Backoff(first=3600, cap=3600)
+    running = asyncio.create_task(supervise(command, 3, os.environ, backoff=long, report_killed=told))
     async with asyncio.timeout(120):
         await killed.wait()
         os.kill(os.getpid(), signal.SIGTERM)

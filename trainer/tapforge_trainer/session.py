@@ -251,7 +251,7 @@ async def running(
 ) -> AsyncIterator[tuple[Parts, Progress | None]]:
     """Phones, learner and engines, started side by side; with the run's last checkpoint loaded and its progress, None
     where there is none. Closed in any case. `uid`: of the run, on a cluster."""
-    begun = time.monotonic()
+    started = time.monotonic()
     checkpoints = run.spec.checkpoints.directory or str(folder / "checkpoints")
     # Only here: a folder that is taken away while a run is under way must not come back (cluster/storage.py).
     Path(checkpoints).parent.mkdir(parents=True, exist_ok=True)
@@ -316,7 +316,7 @@ async def running(
             policy.follow_engines(lambda _: player.use_engines(policy.engine_connection))
             if run.spec.environment.source.urls is not None:
                 # Workers of an earlier driver use these phones no longer than this, and no broker fences them.
-                await unless_stopped(stop, asyncio.sleep(begun + LINK_SECONDS - time.monotonic()))
+                await unless_stopped(stop, asyncio.sleep(started + LINK_SECONDS - time.monotonic()))
         elif engines:
             policies[""] = policy.generator
         arena = assembly.arena_of(run, slots, agent, player, policy.live_engines)

@@ -8,7 +8,7 @@
 - SIGINT and SIGTERM are forwarded to the driver, which is not restarted afterwards.
 - The driver has a session of its own, so that a signal to the process group reaches it once; and it is
   killed with its supervisor.
-- Pauses grow, because what killed a driver often lasts a while.
+- The backoff grows, because what killed a driver often lasts a while.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ STARTED: Final = "TAPFORGE_DRIVER_STARTED"
 
 
 @dataclass(frozen=True, slots=True)
-class Pauses:
+class Backoff:
     """Seconds."""
 
     first: float = 1.0
-    most: float = 60.0
+    cap: float = 60.0
 
     def after(self, restarts: int) -> float:
-        return float(min(self.most, self.first * 2 ** min(restarts, 30)))
+        return float(min(self.cap, self.first * 2 ** min(restarts, 30)))
 
 
 def beginning(environment: Mapping[str, str]) -> dict[str, str]:
@@ -85,12 +85,12 @@ async def supervise(
     restarts: int,
     environment: Mapping[str, str],
     *,
-    pauses: Pauses | None = None,
+    backoff: Backoff | None = None,
     report_killed: Callable[[Mapping[str, str], str], Awaitable[None]] | None = None,
 ) -> int:
     """Runs `command` until it ends for good; returns the exit code. `report_killed` gets the environment of a driver
     that was killed, and so could not report it, and a message."""
-    pauses, environment = pauses or Pauses(), beginning(environment)
+    backoff, environment = backoff or Backoff(), beginning(environment)
     forwarded: signal.Signals | None = None
     awake = asyncio.Event()
     driver: asyncio.subprocess.Process | None = None
@@ -122,7 +122,7 @@ async def supervise(
             if end is not None:
                 return end
             with suppress(TimeoutError):
-                async with asyncio.timeout(pauses.after(count)):
+                async with asyncio.timeout(backoff.after(count)):
                     await awake.wait()
             if awake.is_set():
                 return EXIT_INTERRUPTED if forwarded is signal.SIGINT else EXIT_STOPPED

@@ -102,7 +102,7 @@ class View:
         self.gap = metrics.get("gap", self.gap)
 
     def seconds_left(self) -> float | None:
-        """Of the reinforcement phase, by the pace so far."""
+        """Of the reinforcement phase, by the time per update so far."""
         if not self.update:
             return None
         left = self.seconds_rl / self.update * (self.max_updates - self.update)

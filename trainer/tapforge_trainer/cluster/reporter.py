@@ -3,9 +3,9 @@ limits (`tapforge_api.progress`).
 
 Promises:
 1. It never blocks the training. A failure is logged once when it begins and once when it has ended. A report without
-   an answer times out after `Pace.answer`.
+   an answer times out after `Timing.answer`.
 2. While the operator is unreachable, reports continue with growing pauses; each is complete, so none is sent later.
-3. The last report is sent until it is answered, or `Pace.final` is over, or it was refused `Pace.refusals` times.
+3. The last report is sent until it is answered, or `Timing.final` is over, or it was refused `Timing.refusals` times.
 4. Reports of an attempt are numbered in the order of their time, also over restarts of its driver.
 
 Times are seconds.
@@ -36,17 +36,17 @@ _LAST_REPORT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Timing:
     #: between two reports, until the operator answers with another interval
-    report: float = 5.0
+    interval: float = 5.0
     #: for an answer: one about a checkpoint waits until it is in the run's status
     answer: float = 25.0
-    #: longest pause while the operator is unreachable
-    cap: float = 60.0
+    #: longest backoff while the operator is unreachable
+    backoff_cap: float = 60.0
     #: for the last report, with all its repetitions
     final: float = FINAL_SECONDS
     #: between those, growing
-    again: float = 0.5
+    retry: float = 0.5
     #: how often the last report is refused before it is given up
     refusals: int = 3
 
@@ -54,13 +54,13 @@ class Pace:
 class Reporter:
     """`view` is what is reported; its owner keeps changing it."""
 
-    def __init__(self, access: Access, attempt: Attempt, view: View, stop: StopSignal, pace: Pace | None = None):
+    def __init__(self, access: Access, attempt: Attempt, view: View, stop: StopSignal, times: Timing | None = None):
         self._calls = BrokerCalls(access)
         self._attempt = attempt
         self._view = view
         self._stop = stop
-        self._pace = pace or Pace()
-        self._between = self._pace.report
+        self._times = times or Timing()
+        self._between = self._times.interval
         self._failures = 0
         self._answered = asyncio.Event()
         # Grows more slowly than the clock: a later driver of the attempt starts with a larger one.
@@ -87,20 +87,20 @@ class Reporter:
     async def finish(self, final: Final, message: str, seconds: float | None = None) -> bool:
         """The last report. Returns whether the operator has it."""
         await self._cancel()
-        end = time.monotonic() + (self._pace.final if seconds is None else seconds)
-        pause, refused, trouble = self._pace.again, 0, "there was no time"
+        end = time.monotonic() + (self._times.final if seconds is None else seconds)
+        pause, refused, trouble = self._times.retry, 0, "there was no time"
         while (left := end - time.monotonic()) > 0:
             try:
-                await self._calls.report(self._attempt.run, self._next(final, message), min(self._pace.answer, left))
+                await self._calls.report(self._attempt.run, self._next(final, message), min(self._times.answer, left))
                 return True
             except BrokerAway as away:
                 trouble, asked = str(away), away.pause
             except SlotError as refusal:
                 trouble, asked, refused = str(refusal), 0.0, refused + 1
-                if refused >= self._pace.refusals:
+                if refused >= self._times.refusals:
                     break
             await asyncio.sleep(min(max(pause, asked), max(0.0, end - time.monotonic())))
-            pause = min(2 * pause, self._pace.report)
+            pause = min(2 * pause, self._times.interval)
         log.warning("the last report did not reach the operator: %s", trouble)
         return False
 
@@ -121,14 +121,14 @@ class Reporter:
     async def _report(self) -> float:
         """Returns how long to wait with the next one."""
         try:
-            answer = await self._calls.report(self._attempt.run, self._next(), self._pace.answer)
+            answer = await self._calls.report(self._attempt.run, self._next(), self._times.answer)
         except Exception as error:  # noqa: BLE001 - whatever it is, the training continues
             self._failures += 1
             if self._failures == 1:
                 log.warning("status reports don't reach the operator: %s", error)
             asked = error.pause if isinstance(error, BrokerAway) else 0.0
             grown = self._between * 2 ** min(self._failures - 1, 16)
-            return max(self._between, asked, min(self._pace.cap, grown))
+            return max(self._between, asked, min(self._times.backoff_cap, grown))
         if self._failures:
             log.warning("status reports reach the operator again, after %d failures", self._failures)
             self._failures = 0

@@ -38,7 +38,7 @@ _RAY_STARTS: Final = 3
 _RAY_LATE: Final = ("timed out during startup", "Timed out waiting for file")
 #: Ray's control store may be as late as this, seconds. Ray gives its port 30 s at each start; and whoever has been
 #: without an answer of it for 60 s is ended by Ray on the spot, the driver as well
-_RAY_PATIENCE: Final = {"RAY_gcs_server_port_wait_time_s": "60", "RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
+_RAY_TIMEOUTS: Final = {"RAY_gcs_server_port_wait_time_s": "60", "RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
 
 log = logging.getLogger(__name__)
 #: between two looks at what the Ray cluster has
@@ -314,7 +314,7 @@ def _own_signals() -> Iterator[None]:
 def _start_ray() -> None:
     address = os.environ.get(RAY_ADDRESS)
     if not address:
-        for name, seconds in _RAY_PATIENCE.items():
+        for name, seconds in _RAY_TIMEOUTS.items():
             os.environ.setdefault(name, seconds)  # read while Ray is imported
     import ray
     from ray._private import ray_constants
