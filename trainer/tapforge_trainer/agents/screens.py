@@ -19,6 +19,8 @@ import struct
 import sys
 import zlib
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Final
 
@@ -38,6 +40,8 @@ _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 #: start and step of the passes of an interlaced PNG
 _PNG_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+#: torchvision's `ImageReadMode.RGB`
+_READ_RGB = 3
 _FORMATS = ("PNG", "JPEG", "WEBP")
 
 
@@ -84,10 +88,8 @@ def _decode(frame: Frame, what: str) -> Pixels:
 
 def _decode_large(png: bytes, what: str) -> Pixels:
     torch = _torch()
-    from torchvision.io import ImageReadMode, decode_png
-
     try:
-        planes = decode_png(torch.frombuffer(bytearray(png), dtype=torch.uint8), ImageReadMode.RGB)
+        planes = torch.ops.image.decode_png(torch.frombuffer(bytearray(png), dtype=torch.uint8), _READ_RGB)
     except RuntimeError as error:
         raise EnvironmentFault(f"{what} can't be decoded: {str(error).splitlines()[0]}") from error
     return np.ascontiguousarray(planes.permute(1, 2, 0).numpy())
@@ -95,12 +97,18 @@ def _decode_large(png: bytes, what: str) -> Pixels:
 
 @cache
 def _torch() -> ModuleType:
-    """Where nothing else computes with it, it takes one core: the others are there for the frames of other phones."""
+    """torch, with torchvision's decoders. Of torchvision only their library is loaded: the package would bring its
+    models along, another 80 MiB and 2 s. Where nothing else computes with torch, it takes one core: the others are
+    there for the frames of other phones."""
     alone = "torch" not in sys.modules
     import torch
 
     if alone:
         torch.set_num_threads(1)
+    found = find_spec("torchvision")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("torchvision is missing; large screens are decoded by it")
+    torch.ops.load_library(Path(found.submodule_search_locations[0]) / "image.so")
     return torch
 
 
