@@ -53,6 +53,15 @@ def test_only_a_strictly_on_policy_run_trusts_the_engines_log_probabilities(
     assert plan(run(f"rollout.maxStaleness={staleness}", f"learner.miniBatches={mini_batches}")).old_logprobs == source
 
 
+def test_the_screens_of_a_prompt() -> None:
+    phone = ("environment.screen={width: 1080, height: 2400}", "model.contextTokens=8192", "rollout.responseTokens=192")
+    three = (*phone, "model.adapter.historyImages=3")
+    assert plan(run(*phone)).screens.startswith("1 screen per prompt, of at most 2,592,000 pixels (2,531 visual")
+    assert plan(run(*three)).screens.startswith("3 screens per prompt, of at most 2,048,000 pixels (2,000 visual")
+    bound = run(*three, "model.adapter.maxPixels=1000000")
+    assert "3 screens per prompt, of at most 1,000,000 pixels (976 visual tokens" in render(plan(bound))
+
+
 def test_a_reference_is_loaded_for_a_kl_term_only() -> None:
     assert not plan(run()).reference
     assert plan(run("algorithm.kl.coefficient=0.01")).reference
@@ -166,6 +175,7 @@ def test_the_whole_text() -> None:
         ),
         "algorithm   gigpo (normalization mean_std, gamma 0.95, weight 1.0), clip 0.2/0.28, token_mean, no KL term",
         "context     8,192 tokens: prompt up to 7,936, answer up to 256",
+        "screens     1 screen per prompt, of at most 15,360 pixels (15 visual tokens of 32x32)",
         (
             "evaluation  split test, 200 tasks, sampled at 1 and greedy; baselines: a random and an always-infeasible "
             "policy; 400 episodes, 2 times"

@@ -34,6 +34,13 @@ def frame_pixels(run: TrainingRun) -> int:
     return min(bound, screen.width * screen.height) if spec.environment.source.processes is not None else bound
 
 
+def screens_shown(run: TrainingRun) -> str:
+    """How many screens a prompt shows, and how large they are at most, for people."""
+    pixels, images = frame_pixels(run), run.spec.model.adapter.history_images
+    shown = "1 screen" if images == 1 else f"{images} screens"
+    return f"{shown} per prompt, of at most {pixels:,} pixels ({pixels // _TOKEN_PIXELS:,} visual tokens of 32x32)"
+
+
 def episode_bytes(run: TrainingRun, tasks: TaskSet) -> int:
     """Of the frames of the longest episode."""
     steps = max(tasks.sample(run.spec.seed, number).max_steps for number in range(_LOOKED_AT))

@@ -25,8 +25,7 @@ from .tasks.contamination import Contamination
 from .tasks.files import read_tasks
 from .tasks.source import TaskError
 
-#: folder of all runs, below the working directory
-RUNS = Path("runs")
+RUNS = Path("runs")  #: folder of all runs, below the working directory
 
 
 # --- where things are -------------------------------------------------------------------------------------------------
@@ -75,12 +74,10 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
         errors += error
     if (resume := spec.checkpoints.resume_from) is not None and not Path(resume).is_dir():
         errors.append(f"spec.checkpoints.resumeFrom: {_why_no_folder(Path(resume))}")
-    places = {
-        "the run's folder": str(folder_of(run, runs)),
-        "spec.checkpoints.directory": checkpoint_directory(run, runs),
-    }
+    kept = Path(checkpoint_directory(run, runs))
+    places = {"the run's folder": folder_of(run, runs), "spec.checkpoints.directory": kept}
     for name, place in places.items():
-        if why := _why_not_writable(Path(place)):
+        if why := _why_not_writable(place):
             errors.append(f"{name}: {why}")
     return LocalFiles(tuple(errors), urls, tasks)
 
@@ -174,6 +171,7 @@ class Plan:
     sequences_at_once: int
     context_tokens: int
     prompt_tokens: int
+    screens: str
     response_tokens: int
 
     #: tasks x repeats x modes, of one evaluation
@@ -192,6 +190,8 @@ class Plan:
 
 def plan(run: TrainingRun, files: LocalFiles = LocalFiles(), runs: Path = RUNS) -> Plan:
     """Pure. `files` adds what only the named files know."""
+    from .frame_budget import screens_shown  # pays for Pillow
+
     spec = run.spec
     rollout, learner, engine, evaluation, stop = spec.rollout, spec.learner, spec.engine, spec.evaluation, spec.stop
     per_update = rollout.groups_per_update * rollout.group_size
@@ -230,6 +230,7 @@ def plan(run: TrainingRun, files: LocalFiles = LocalFiles(), runs: Path = RUNS) 
         sequences_at_once=engine.replicas * engine.max_concurrent_sequences,
         context_tokens=spec.model.context_tokens,
         prompt_tokens=spec.model.context_tokens - rollout.response_tokens,
+        screens=screens_shown(run),
         response_tokens=rollout.response_tokens,
         evaluation_episodes=measured * (evaluation.repeats * evaluation.sampled + evaluation.greedy),
         evaluations=2 + between,
@@ -264,9 +265,8 @@ def _phones(run: TrainingRun) -> str:
     if source.processes is not None:
         slow = source.processes.latency
         late = f", steps of {slow.median_seconds:g} s (log-normal, sigma {slow.sigma:g})" if slow else ""
-        servers = _count(source.processes.servers, "server")
-        size = f"{screen.width}x{screen.height} pixels"
-        return f"{_count(source.processes.count, 'simulated phone')} in {servers}, {size}{late}"
+        phones = f"{_count(source.processes.count, 'simulated phone')} in {_count(source.processes.servers, 'server')}"
+        return f"{phones}, {screen.width}x{screen.height} pixels{late}"
     if source.pool is not None:
         pool = source.pool
         urgency = f", priority {pool.priority}" if pool.priority else ""
@@ -289,9 +289,8 @@ def _algorithm(run: TrainingRun) -> str:
     parts = {name: getattr(algorithm.advantage.value, name, None) for name in ("normalization", "gamma", "weight")}
     inside = ", ".join(f"{k} {v}" for k, v in parts.items() if v is not None)
     kl = f"KL {algorithm.kl.coefficient:g} ({algorithm.kl.estimator})" if algorithm.kl.coefficient else "no KL term"
-    loss = algorithm.loss
     name = algorithm.advantage.kind + (f" ({inside})" if inside else "")
-    return f"{name}, clip {loss.clip_low:g}/{loss.clip_high:g}, {loss.aggregation}, {kl}"
+    return f"{name}, clip {algorithm.loss.clip_low:g}/{algorithm.loss.clip_high:g}, {algorithm.loss.aggregation}, {kl}"
 
 
 def _evaluated(run: TrainingRun, tasks: int) -> str:
@@ -391,6 +390,7 @@ def render(p: Plan) -> str:
         f"old log-probabilities from the {p.old_logprobs}; new weights arrive {arrive}",
         "algorithm": p.algorithm,
         "context": f"{p.context_tokens:,} tokens: prompt up to {p.prompt_tokens:,}, answer up to {p.response_tokens:,}",
+        "screens": p.screens,
         "evaluation": f"{p.evaluated}; {p.evaluation_episodes:,} episodes, {p.evaluations:,} times",
         **({"held out": p.held_out} if p.held_out else {}),
         "ends": f"{p.ends}; {p.episodes:,} episodes and {_count(p.optimizer_steps, 'optimizer step')} at most",
