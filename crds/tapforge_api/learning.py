@@ -242,8 +242,8 @@ class PolicyDeadlines(Spec):
     )
     answer_seconds: Seconds | None = Field(
         None,
-        description="for an answer, the wait for its turn included, seconds; without it 120 and 2 more for each token "
-        "of rollout.responseTokens",
+        description="for an answer, the wait for its turn included, but not the time in which its engine gets new "
+        "weights, seconds; without it 120 and 2 more for each token of rollout.responseTokens",
     )
     update_seconds: Seconds = Field(7200.0, description="for an update, a checkpoint or an export, seconds")
     sync_seconds: Seconds = Field(1200.0, description="until all engines have new weights, seconds")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,6 +81,10 @@ def test_limits_are_the_runs_and_fit_a_large_model_by_default():
     run = run_of()
     assert assembly.answer_seconds(run) == 120 + 2 * 256
     assert assembly.answer_seconds(run_of(deadlines={"answerSeconds": 7})) == 7
+    agent = SimpleNamespace(allowed_ids=(1,), stop_ids=(1,))
+    strict = run_of(engine={"maxRestartsPerHour": 0}, deadlines={"syncSeconds": 10})
+    engine = assembly.engine_settings(strict, Path("model"), agent, LAPTOP, "cpu")
+    assert (engine.restarts_per_hour, engine.pause_seconds) == (0, 40)
     assert assembly.update_settings(run, 0).gap_alarm == 1e-3
     assert assembly.update_settings(run_of(model={"dtype": "bfloat16"}), 0).gap_alarm == 0.05
     assert assembly.update_settings(run_of(sync={"gapAlarm": 0.2}), 0).gap_alarm == 0.2
