@@ -1,6 +1,7 @@
 """One tiny run for all tests of this room, in three sessions; each fixture is the run's folder as a session left it.
 
-`trained` begins and ends by itself, with two ranks. `interrupted` goes on with it until Ctrl-C. `resumed` goes on to
+`trained` begins and ends by itself, with two ranks. `interrupted` goes on with it until Ctrl-C, and
+loses its engine on the way. `resumed` goes on to
 the end with one rank and on other phones: some of them sick, one of them dead.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from whole import PHONES, SICK, SPEC, Command, Finished, Run
+from whole import PHONES, SICK, SPEC, Command, Finished, Run, restarts
 
 from tapforge_trainer.run_folder import read_events
 
@@ -47,6 +48,8 @@ def interrupted(house: Path, trained: Run) -> Run:
     first = trained.summary["updates"]
     updates = house / "runs" / "tiny"
     command.until(lambda: any(e["event"] == "update" and e["update"] > first for e in read_events(updates)))
+    command.kill_one("EngineActor")
+    command.until(lambda: any(e["event"] == "update" and restarts(e) for e in read_events(updates)))
     command.interrupt()
     return _left(house, "interrupted", command.wait())
 

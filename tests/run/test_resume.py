@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from whole import PHONES, SICK, Run
+from whole import PHONES, SICK, Run, restarts
 
 from tapforge_envs.protocol import Outcome, Reason
 
@@ -17,6 +17,12 @@ def test_ctrl_c_ends_with_a_checkpoint_and_leaves_no_process(trained: Run, inter
     assert "the same command resumes" in interrupted.finished.out
     updates = [event["update"] for event in interrupted.events("update")]
     assert interrupted.state["update"] == updates[-1] > trained.summary["updates"]
+
+
+def test_a_run_goes_on_when_its_engine_dies(interrupted: Run) -> None:
+    updates = interrupted.events("update")
+    assert restarts(updates[-1]) == 1
+    assert "engine 0 died" in interrupted.finished.err
 
 
 def test_what_was_recorded_is_still_there(trained: Run, interrupted: Run, resumed: Run) -> None:

@@ -91,6 +91,11 @@ class Command:
             with suppress(ProcessLookupError):  # it ended meanwhile
                 os.kill(pid, signal.SIGKILL)
 
+    def kill_one(self, words: str) -> None:
+        """The process with these words in its command line."""
+        (pid,) = [pid for pid, line in self.processes().items() if words in line]
+        os.kill(pid, signal.SIGKILL)
+
     def _left_behind(self, grace: float) -> list[str]:
         """Command lines of processes that this command started and that outlive it."""
         end = time.monotonic() + grace
@@ -155,3 +160,8 @@ class Run:
 
 def tapforge(*words: str | Path, place: Path) -> Finished:
     return Command(*words, place=place).wait()
+
+
+def restarts(update: dict[str, Any]) -> int:
+    """How often the session had started an engine again when it reported this update."""
+    return int(update["learner"].get("engine_restarts", 0))
