@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -19,9 +20,21 @@ def noise(width: int, height: int, seed: int = 0) -> Pixels:
     return np.random.default_rng((seed, width, height)).integers(0, 256, (height, width, 3), np.uint8)
 
 
-@given(st.integers(1, 70), st.integers(1, 70))
-def test_the_bytes_are_a_png_of_exactly_the_pixels(width: int, height: int) -> None:
-    pixels = noise(width, height)
+def photograph(width: int, height: int) -> Pixels:
+    """Smooth, but no row like another."""
+    small = noise(2 + width // 16, 2 + height // 16)
+    return np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def screen(width: int, height: int) -> Pixels:
+    """Areas of one colour."""
+    small = noise(1 + width // 16, 1 + height // 16)
+    return np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.NEAREST))
+
+
+@given(st.sampled_from([noise, photograph, screen]), st.integers(1, 70), st.integers(1, 70))
+def test_the_bytes_are_a_png_of_exactly_the_pixels(draw: Callable[[int, int], Pixels], width: int, height: int) -> None:
+    pixels = draw(width, height)
     frame = FittedFrame.of(pixels)
     image = Image.open(io.BytesIO(frame.data))
     assert (image.format, image.mode, image.size) == ("PNG", "RGB", (width, height))
@@ -29,6 +42,12 @@ def test_the_bytes_are_a_png_of_exactly_the_pixels(width: int, height: int) -> N
     assert np.array_equal(frame.pixels(), pixels)
     assert frame.name == name_of(pixels) == name_of(frame.pixels())
     assert frame.name == hashlib.sha256(f"{width}x{height}:".encode() + pixels.tobytes()).hexdigest()
+
+
+def test_photographs_take_little_more_than_with_the_best_filters() -> None:
+    out = io.BytesIO()
+    Image.fromarray(photograph(640, 960)).save(out, "PNG", compress_level=1)
+    assert len(FittedFrame.of(photograph(640, 960)).data) < 1.1 * out.tell() < 0.6 * 640 * 960 * 3
 
 
 def test_a_view_of_other_pixels_has_the_name_and_bytes_of_a_copy() -> None:

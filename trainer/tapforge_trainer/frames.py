@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import struct
 import zlib
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ Pixels: TypeAlias = "NDArray[np.uint8]"
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 #: depth, colour type, compression, filter method, interlacing of a PNG of RGB bytes
 _RGB = bytes((8, 2, 0, 0, 0))
+#: PNG's filter by which a row is the difference from the one above
+_UP = 2
+#: of the bytes of all pixels: screens take less
+_SMALL = 1 / 6
 #: where the packed pixels begin in a PNG of three chunks: after the signature, a header and the head of their chunk
 _PACKED = 8 + 25 + 8
 
@@ -68,15 +73,21 @@ def name_of(pixels: Pixels) -> str:
 
 
 def encode(pixels: Pixels) -> bytes:
-    """A lossless PNG, unfiltered: as small as a filtered one for screens, and read back without arithmetic."""
+    """A lossless PNG. Its rows are unfiltered where that is small, as on screens, and can be read without arithmetic;
+    photographs take half the bytes as differences from the row above."""
     import numpy as np
     from isal import isal_zlib
 
     height, width, _ = pixels.shape
     rows = np.zeros((height, 1 + 3 * width), np.uint8)
     rows[:, 1:] = pixels.reshape(height, 3 * width)
+    packed = isal_zlib.compress(rows.data, 1)
+    if len(packed) > _SMALL * rows.size:
+        rows[1:, 1:] -= rows[:-1, 1:].copy()
+        rows[:, 0] = _UP
+        packed = min(packed, isal_zlib.compress(rows.data, 1), key=len)
     header = struct.pack(">IIBBBBB", width, height, *_RGB)
-    chunks = ((b"IHDR", header), (b"IDAT", isal_zlib.compress(rows.data, 1)), (b"IEND", b""))
+    chunks = ((b"IHDR", header), (b"IDAT", packed), (b"IEND", b""))
     return _SIGNATURE + b"".join(_chunk(kind, body) for kind, body in chunks)
 
 
@@ -107,7 +118,14 @@ def _unfiltered(data: bytes) -> Pixels | None:
         return None
     raw = inflate(memoryview(data)[_PACKED : _PACKED + size], height * (1 + 3 * width))
     rows = np.frombuffer(raw, np.uint8).reshape(height, 1 + 3 * width)
-    return None if rows[:, 0].any() else rows[:, 1:].reshape(height, width, 3)
+    filters, values = rows[:, 0], rows[:, 1:]
+    if (filters == _UP).all():
+        values = values.copy()
+        for above, row in itertools.pairwise(values):
+            row += above
+    elif filters.any():
+        return None
+    return values.reshape(height, width, 3)
 
 
 def inflate(packed: bytes | memoryview, size: int) -> bytes:
