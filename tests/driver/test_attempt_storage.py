@@ -32,7 +32,7 @@ def _save(root: Path, update: int) -> None:
     partial = root / f".partial-{folder.name}"
     checkpoints._prepare(root, partial)
     (partial / "weights.distcp").write_bytes(b"weights")
-    checkpoints._publish(root, partial, folder, {"format": 1, "update": update, "driver": {}}, keep=2)
+    checkpoints._publish(root, partial, folder, {"format": 2, "update": update, "driver": {}}, keep=2)
 
 
 def _root(runs: Path) -> Path:
@@ -81,7 +81,7 @@ def test_an_older_attempt_that_was_in_the_middle_of_a_checkpoint_can_not_finish_
     checkpoints._prepare(root, partial)
     second = _root(take_over(tmp_path, Holder(2)))
     with pytest.raises(FileNotFoundError):
-        checkpoints._publish(root, partial, folder, {"format": 1, "update": 2}, keep=2)
+        checkpoints._publish(root, partial, folder, {"format": 2, "update": 2}, keep=2)
     assert (second / "latest").read_text() == "update-00000001\n"
     _save(second, 2)
     assert sorted(path.name for path in second.iterdir()) == ["latest", "update-00000001", "update-00000002"]
@@ -97,7 +97,7 @@ def test_of_two_starts_of_an_attempt_the_later_one_goes_on(tmp_path: Path) -> No
     second = _root(take_over(tmp_path, again))
     assert (second / "latest").read_text() == "update-00000003\n"
     with pytest.raises(FileNotFoundError):
-        checkpoints._publish(first, partial, folder, {"format": 1, "update": 4}, keep=2)
+        checkpoints._publish(first, partial, folder, {"format": 2, "update": 4}, keep=2)
     with pytest.raises(Superseded, match="attempt 2 was started once more, later"):
         take_over(tmp_path, evicted)
     assert _root(take_over(tmp_path, again)) == second, "its own driver may be started again in place"

@@ -82,7 +82,7 @@ def _leave_checkpoint(attempt: Attempt, update: int) -> Path:
     place, partial = root / f"update-{update:08d}", root / ".partial-x"
     checkpoints._prepare(root, partial)
     driver = {"run": RUN, "uid": "uid-1", "update": update, "version": update, "episodes": 7, "success": 0.5}
-    checkpoints._publish(root, partial, place, {"format": 1, "update": update, "driver": driver}, keep=2)
+    checkpoints._publish(root, partial, place, {"format": 2, "update": update, "driver": driver}, keep=2)
     return place
 
 

@@ -192,6 +192,18 @@ async def test_going_on_from_a_checkpoint_equals_going_on(tiny: Tiny, fresh: Lea
     assert await weights(fresh) == uninterrupted
 
 
+async def test_an_optimizer_that_made_no_step_is_saved_as_one(tiny: Tiny, fresh: Learner, tmp_path: Path) -> None:
+    """Saving gives it no state, and after loading its next step is its first."""
+    samples, frames = tiny.mixed()
+    settings = UpdateSettings(objective=OBJECTIVE, learning_rate=1e-3)
+    await checkpoints.save(fresh, tmp_path, 1, {})
+    await fresh.update(samples, at_hand(samples, frames), settings, 0)
+    first = await weights(fresh)
+    await checkpoints.load(fresh, tmp_path)
+    await fresh.update(samples, at_hand(samples, frames), settings, 0)
+    assert await weights(fresh) == first
+
+
 async def test_another_number_of_ranks_goes_on(tiny: Tiny, fresh: Learner, tmp_path: Path) -> None:
     """Saved by two ranks, loaded by one, and the next update is the same up to rounding."""
     from tapforge_trainer.policy.rank import MiniBatch, Rank

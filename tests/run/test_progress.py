@@ -133,7 +133,7 @@ def test_what_any_checkpoint_needs_is_kept_in_the_recording(tmp_path: Path) -> N
         progress = Progress(update=update, unfinished=kept([Resumed(4, TASK, 2, tuple(map(_episode, names)))]))
         place = tmp_path / (folder or f"update-{update:08d}")
         place.mkdir()
-        state = {"format": 1, "update": update, "counters": {}, "driver": asdict(progress)}
+        state = {"format": 2, "update": update, "counters": {}, "driver": asdict(progress)}
         (place / "state.json").write_text(json.dumps(state))
 
     assert needed_episodes(tmp_path / "nowhere") == set()

@@ -69,11 +69,11 @@ def test_the_export_is_the_checkpoint_and_loads_with_transformers(trained: Run) 
 
     model = Qwen3VLForConditionalGeneration.from_pretrained(trained.folder / "export", dtype=torch.float32)
     exported = dict(model.named_parameters())
-    saved = {f"weight.{name}": torch.empty_like(tensor) for name, tensor in exported.items()}
+    saved = {f"model.{name}": torch.empty_like(tensor) for name, tensor in exported.items()}
     with warnings.catch_warnings(action="ignore"):  # about being a single process
         dcp.load(saved, checkpoint_id=trained.folder / "checkpoints" / f"update-{UPDATES:08d}")
     for name, tensor in exported.items():
-        torch.testing.assert_close(tensor.detach(), saved[f"weight.{name}"], rtol=0, atol=0)
+        torch.testing.assert_close(tensor.detach(), saved[f"model.{name}"], rtol=0, atol=0)
 
 
 def test_the_kl_reference_is_the_policy_after_the_warm_start(trained: Run) -> None:

@@ -8,7 +8,7 @@ Rules:
 - Ranks write where the driver made the folder: on several nodes it has to be on a volume that all of them mount.
 - A checkpoint appears by one rename, after everything in it was written and flushed; `latest` moves by another. A
   crash or a full disk at any moment leaves the one before untouched, and `latest` never names an incomplete one.
-- Weights are saved by name and shape, not by rank: any number of ranks can go on with them.
+- Weights and moments are saved under torch's names, by shape and not by rank: any number of ranks can go on with them.
 - The newest `keep` stay; what `latest` names is never deleted.
 - Going on from a checkpoint is going on as if nothing had been: same weights, optimizer moments and step count, bit for
   bit.
@@ -38,7 +38,7 @@ _REPLACED = ".replaced-"
 #: bytes free at which a failed write is put down to the disk
 _NEARLY_FULL = 1024 * 1024
 #: of state.json; a checkpoint of another one is refused
-_FORMAT = 1
+_FORMAT = 2
 
 
 class CheckpointError(RuntimeError):
@@ -103,32 +103,23 @@ def read_state(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path} can't be read: {error}") from error
     if document.get("format") != _FORMAT:
-        raise CheckpointError(f"{folder} has format {document.get('format')}; this version reads format {_FORMAT}")
+        raise CheckpointError(
+            f"{folder} has format {document.get('format')}; this version reads format {_FORMAT}: go on with the "
+            "version that wrote it, or begin anew from its export"
+        )
     return document
 
 
 # --- on the ranks -----------------------------------------------------------------------------------------------------
 
 
-def _tensors(rank: Rank, *, fresh: bool) -> dict[str, Any]:
-    """Everything that is saved, by name. `fresh`: moments are made where the optimizer has none yet."""
-    import torch
+def _state_dict(rank: Rank, *, optimizer: bool) -> dict[str, Any]:
+    """As torch names it. Its tensors are those that the rank computes with."""
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
-    found: dict[str, Any] = {}
-    for name, parameter in rank.policy.model.named_parameters():
-        found[f"weight.{name}"] = parameter.detach()
-        if not parameter.requires_grad:
-            continue
-        state = rank.optimizer.state
-        if fresh:
-            state[parameter] = {
-                "step": torch.tensor(0.0),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-        if parameter in state:
-            found[f"first.{name}"] = state[parameter]["exp_avg"]
-            found[f"second.{name}"] = state[parameter]["exp_avg_sq"]
+    found = {"model": get_model_state_dict(rank.policy.model)}
+    if optimizer:
+        found["optimizer"] = get_optimizer_state_dict(rank.policy.model, rank.optimizer)
     return found
 
 
@@ -140,20 +131,22 @@ def _save_rank(rank: Rank, folder: str) -> dict[str, Any]:
             f"{folder} is the driver's, and a rank in another Pod does not see it: ranks and driver need a volume that "
             "all of them mount (spec.checkpoints.storage, ReadWriteMany)"
         )
-    tensors = _tensors(rank, fresh=False)
-    dcp.save(tensors, checkpoint_id=folder)
-    moments = next(iter(rank.optimizer.state.values()), None)
-    return {"steps": rank.steps, "moments": None if moments is None else float(moments["step"])}
+    # An optimizer without state would be given some, and its first step would count as the second.
+    moments = bool(rank.optimizer.state)
+    dcp.save(_state_dict(rank, optimizer=moments), checkpoint_id=folder)
+    return {"steps": rank.steps, "moments": moments}
 
 
 def _load_rank(rank: Rank, folder: str, counters: dict[str, Any]) -> None:
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
     rank.optimizer.state.clear()
-    tensors = _tensors(rank, fresh=counters["moments"] is not None)
-    dcp.load(tensors, checkpoint_id=folder)
-    for state in rank.optimizer.state.values():
-        state["step"].fill_(counters["moments"])
+    found = _state_dict(rank, optimizer=counters["moments"])
+    dcp.load(found, checkpoint_id=folder)
+    set_model_state_dict(rank.policy.model, found["model"])
+    if counters["moments"]:
+        set_optimizer_state_dict(rank.policy.model, rank.optimizer, found["optimizer"])
     rank.steps = counters["steps"]
     rank.policy.forget_features()
 
