@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from tapforge_trainer.policy.engines import Engines, RestartBudget
 from tapforge_trainer.policy.frames import PixelFormat
 from tapforge_trainer.policy.mailboxes import Mailboxes
 from tapforge_trainer.policy.pauses import Deadline, PauseMeter, PauseReading
+from tapforge_trainer.policy.sampler import Sampler
 from tapforge_trainer.policy.settings import EngineSettings
 from tapforge_trainer.policy.wire import (
     DEAD,
@@ -419,6 +422,16 @@ def test_an_engine_stands_still_from_the_first_step_of_a_sync_to_the_last(monkey
         assert await actor.watch(END) == "out of memory"
 
     asyncio.run(go())
+
+
+def test_what_is_in_flight_has_the_time_of_an_answer_to_end_before_new_weights() -> None:
+    sampler = Sampler.__new__(Sampler)  # without its thread and its engine
+    sampler.settings = replace(SETTINGS, answer_seconds=0.0)
+    sampler._llm = SimpleNamespace(has_unfinished_requests=lambda: True)
+    sampler._queued, sampler._unfinished = [], {"a/0"}
+    with pytest.raises(TimeoutError, match="1 requests did not finish within 0 s before a weight sync"):
+        sampler._pause("wait")
+    assert not sampler._draining
 
 
 # --- the driver's hold ------------------------------------------------------------------------------------------------

@@ -34,9 +34,6 @@ from .wire import DEAD, CacheCounts, Request, Result
 
 T = TypeVar("T")
 
-#: seconds that "wait" gives the requests in flight to finish
-DRAIN_SECONDS = 300.0
-
 
 class Sampler:
     """Start it, wait for `ready`, then `submit`."""
@@ -259,13 +256,14 @@ class Sampler:
     def _pause(self, mode: PauseMode) -> None:
         if mode == "wait":
             self._draining = True
-            deadline = time.monotonic() + DRAIN_SECONDS
+            seconds = self.settings.answer_seconds
+            deadline = time.monotonic() + seconds
             while self._llm.has_unfinished_requests():
                 if time.monotonic() > deadline:
                     self._draining = False
                     self._admit()
                     raise TimeoutError(
-                        f"{len(self._unfinished)} requests did not finish within {DRAIN_SECONDS:.0f} s before a weight "
+                        f"{len(self._unfinished)} requests did not finish within {seconds:.0f} s before a weight "
                         "sync; shorten responses or set sync.midEpisode"
                     )
                 self._step()
