@@ -33,6 +33,7 @@ from .machine import Machine, NoDevice, device_of, gpus_needed, rollout_workers
 from .parts import Parts
 from .plan import folder_of
 from .policy.driver import Policy, PolicySettings, in_cluster, object_store_bytes, wait_for_gpus
+from .policy.recorder_actor import RecorderProcess
 from .policy.rollout_actor import start_rollout_actor
 from .progress import Progress, belongs, newest_checkpoint
 from .report import print_summary, summarize, wanted, write_report
@@ -320,6 +321,8 @@ async def running(
         elif engines:
             policies[""] = policy.generator
         arena = assembly.arena_of(run, slots, agent, player, policy.live_engines)
+        if isinstance(player, RemotePlayers):  # what they play never comes here: it is recorded by reference
+            arena = replace(arena, record=await unless_stopped(stop, RecorderProcess.start()))
         if isinstance(player, RemotePlayers):
             budget = frame_budget(run, assembly.training_tasks(run), object_store_bytes())
             arena = replace(arena, frame_budget=budget)

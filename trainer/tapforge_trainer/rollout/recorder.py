@@ -55,7 +55,9 @@ class Recorder:
         #: names of the UI trees that this recorder wrote into the newest segment
         self._trees: set[str] = set()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            # Not the run's own folder: one that was taken over must not come back (cluster/storage.py).
+            folder.parent.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
             self._frames = FrameWriter(folder / FRAMES, self._retention)
             self._records = SegmentWriter(folder, RECORDS, self._retention.segment_bytes(segment_bytes))
         except OSError as error:
