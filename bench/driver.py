@@ -30,52 +30,56 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import ray
 from load.canned import HEIGHT, WIDTH, Screen, draw
 from load.machine import machine, show, write
 from load.phones import DEADLINES, SameLength
-from load.policy import ScriptedEngine
 from load.stalls import Stalls, milliseconds
 from load.usage import Usage, thread_seconds
+from load.worker_engine import policies
 
 from tapforge_api.algorithm import Algorithm
 from tapforge_envs.protocol import Observation
-from tapforge_envs.slots.source import SlotSource
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.agents import make_agent
 from tapforge_trainer.agents.agent import Agent
 from tapforge_trainer.batch import BatchRules, build_batch
+from tapforge_trainer.machine import PHONES_PER_WORKER
 from tapforge_trainer.policy.batches import Vocabulary, token_batch
-from tapforge_trainer.policy.frames import PixelFormat
-from tapforge_trainer.records import Generation, GroupRecord, Prompt, Sampling
-from tapforge_trainer.rollout.frames import FrameStore
+from tapforge_trainer.policy.driver import _start_ray
+from tapforge_trainer.policy.recorder_actor import RecorderProcess
+from tapforge_trainer.policy.rollout_actor import RayCarrier, start_rollout_actor
+from tapforge_trainer.records import GroupRecord, Sampling
 from tapforge_trainer.rollout.groups import GroupLimits
-from tapforge_trainer.rollout.packs import PACKS
-from tapforge_trainer.rollout.recorder import Recorder
-from tapforge_trainer.rollout.recording import FRAMES
-from tapforge_trainer.rollout.recording_queue import RecordingQueue
+from tapforge_trainer.rollout.recording_queue import RecordWriter
+from tapforge_trainer.rollout.remote_players import RemotePlayers
+from tapforge_trainer.rollout.retention import Retention
 from tapforge_trainer.rollout.scheduler import Scheduler
-from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.tasks.source import TaskSource
 from tapforge_trainer.tiny.folder import write_processor
 from tapforge_trainer.tiny.tokenizer import write_tokenizer
 
-GROUP, MAX_STEPS, END = 8, 8, 1 / 5
+GROUP, MAX_STEPS, END = 8, 30, 1 / 12
 #: so that late members of a group leave no phone idle
 STALENESS = 3
 HISTORY_IMAGES, MAX_PIXELS, CONTEXT = 3, 1_000_000, 8192
 ENGINE_SECONDS, SIGMA = 0.5, 0.5
 SCREENS = 32
+#: with all processes there and nobody playing
+IDLE_SECONDS = 10.0
 #: until the first batch is there
 PATIENCE = 900.0
 
 
 def adapter(folder: Path) -> Agent:
+    """Writes tokenizer and processor settings (no weights) and reads them as a run would."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder)
     write_processor(folder)
@@ -83,6 +87,10 @@ def adapter(folder: Path) -> Agent:
     settings = json.loads(path.read_text())
     settings["size"]["longest_edge"] = MAX_PIXELS
     path.write_text(json.dumps(settings))
+    return read_adapter(folder)
+
+
+def read_adapter(folder: Path) -> Agent:
     return make_agent(
         "qwen3-vl",
         folder,
@@ -94,75 +102,86 @@ def adapter(folder: Path) -> Agent:
     )
 
 
-class CountingEngine(ScriptedEngine):
-    """Counts the bytes of the frames that it is sent: of a prompt, the newest; it has the others already."""
-
-    def __init__(self, agent: Agent):
-        super().__init__(agent, ENGINE_SECONDS, END)
-        self.bytes = self.frames = 0
-
-    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        self.bytes += len(prompt.frames[-1].data)
-        self.frames += 1
-        return await super().generate(prompt, sampling)
-
-
 # --- who plays --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Play:
-    """A rollout that is under way. `workers`: processes that play, beside the driver's own."""
+    """A rollout that is under way: the driver's part of it is here, the rest in other processes."""
 
     scheduler: Scheduler
-    recorder: RecordingQueue
-    engine: CountingEngine
-    worker: RolloutWorker
-    workers: tuple[int, ...] = ()
-    #: of the loops that play, in milliseconds; None: it is the driver's own loop
-    worker_stalls: Callable[[], list[float]] | None = None
-    folder: Path = field(default_factory=Path)
+    players: RemotePlayers
+    process: RecorderProcess
+    recording: RecordWriter
+    #: processes that play, and the one that records
+    workers: tuple[int, ...]
+    recorder: tuple[int, ...]
+    folder: Path
+
+    def seen(self) -> list[dict[str, float]]:
+        """By the workers, since they began to count."""
+        return [json.loads(path.read_text()) for path in self.folder.glob("worker-*.json")]
+
+    def count_anew(self) -> None:
+        for path in self.folder.glob("worker-*.json"):
+            path.unlink()
 
     async def close(self) -> None:
         await self.scheduler.close()
-        await self.recorder.close()
-        await self.worker.close()
+        await self.players.close()
+        await self.recording.close()
+        await self.process.close()
 
 
-async def start(slots: SlotSource, phones: int, folder: Path) -> Play:
-    """The driver's process plays by itself."""
-    agent = adapter(folder / "model")
-    engine, recorder = CountingEngine(agent), RecordingQueue(Recorder(folder / "recording"))
-    worker = RolloutWorker(agent, {"": engine})
+async def start(phones: int, base: str, folder: Path) -> tuple[Play, UrlSlots]:
+    """As on a cluster: rollout workers and the recorder are Ray actors, and the driver has references to frames."""
+    await asyncio.to_thread(_start_ray)
+    adapter(folder / "model")
+
+    async def worker(number: int) -> RayCarrier:
+        engine = partial(policies, folder / f"worker-{number}.json", ENGINE_SECONDS, END)
+        return await start_rollout_actor(partial(read_adapter, folder / "model"), 120, cpus=0, make_policies=engine)
+
+    carriers: list[RayCarrier] = []
+
+    async def noted(number: int) -> RayCarrier:
+        carriers.append(await worker(number))
+        return carriers[-1]
+
+    players = RemotePlayers(noted, -(-phones // PHONES_PER_WORKER))
+    await players.start()
+    slots = UrlSlots(parse_urls([f"{base}/slot/{k}" for k in range(phones)], "bench"), DEADLINES, health=players.health)
+    await slots.start()
+    process = await RecorderProcess.start()
+    recording = await process(folder / "recording", Retention())
     scheduler = Scheduler(
         slots,
-        worker,
+        players,
         Sampling(max_tokens=64),
         tasks=TaskSource(SameLength(MAX_STEPS), seed=0),
         groups=GroupLimits(GROUP, max(1, phones // GROUP // 2), max_staleness=STALENESS, deadline_seconds=None),
-        recorder=recorder,
+        recorder=recording,
     )
-    return Play(scheduler, recorder, engine, worker, folder=folder)
+    workers = tuple([await carrier.process() for carrier in carriers])
+    return Play(scheduler, players, process, recording, workers, (process.process,), folder), slots
 
 
 class Learner:
-    """What the driver does with a batch before ranks have it, and the bytes that each of them is given."""
+    """What the driver does with a batch before ranks have it, and the bytes that each node of them fetches."""
 
     def __init__(self, folder: Path, agent: Agent):
-        self._form = PixelFormat.of_folder(folder / "model")
         image = next(token for token in agent.banned_ids if token == _image_id(folder / "model"))
         self._vocabulary = Vocabulary.of(len(agent.allowed_ids) + len(agent.banned_ids), image, agent.allowed_ids)
-        self._store = FrameStore(folder / "recording" / FRAMES)
         self._rules = BatchRules.of(Algorithm(), min_valid=2)
         self.bytes = self.frames = 0
 
-    def take(self, groups: list[GroupRecord]) -> None:
-        batch = build_batch(groups, self._rules)
-        names = {name for g in groups for e in g.episodes for s in e.steps for name in s.frames}
-        frames = {name: self._store.frame(name) for name in names}
-        token_batch(batch.samples, self._vocabulary)
-        self.bytes += sum(len(frame.data) for frame in frames.values())
-        self.frames += len(frames)
+    async def take(self, groups: list[GroupRecord], handles: Mapping[str, Any]) -> None:
+        batch = await asyncio.to_thread(build_batch, groups, self._rules)
+        data = await asyncio.to_thread(token_batch, batch.samples, self._vocabulary)
+        await asyncio.to_thread(ray.put, data)
+        found = await asyncio.to_thread(ray.experimental.get_object_locations, list(handles.values()))
+        self.bytes += sum(where["object_size"] or 0 for where in found.values())
+        self.frames += len({name for g in groups for e in g.episodes for s in e.steps for name in s.frames})
 
 
 def _image_id(folder: Path) -> int:
@@ -186,9 +205,7 @@ async def measure(phones: int, rate: float, seconds: float, screens: Path, folde
         assert server.stdout is not None
         port = json.loads(server.stdout.readline())["port"]
         base = f"http://127.0.0.1:{port}"
-        slots = UrlSlots(parse_urls([f"{base}/slot/{k}" for k in range(phones)], "bench"), DEADLINES)
-        await slots.start()
-        play = await start(slots, phones, folder)
+        play, slots = await start(phones, base, folder)
         try:
             figures = await _watched(play, base, seconds)
         finally:
@@ -215,12 +232,13 @@ def _child(command: list[str]) -> subprocess.Popen[str]:
 async def _watched(play: Play, base: str, seconds: float) -> dict[str, Any]:
     learner = Learner(play.folder, adapter(play.folder / "model"))
     driver, worker, stalls = Usage([os.getpid()]), Usage(play.workers), Stalls()
+    recorder = Usage(play.recorder)
     version = 0
 
     async def update() -> None:
         nonlocal version
         groups = await play.scheduler.next_batch()
-        learner.take(groups)
+        await learner.take(groups, play.scheduler.frames(groups))
         version += 1
         play.scheduler.set_version(version)
 
@@ -230,14 +248,18 @@ async def _watched(play: Play, base: str, seconds: float) -> dict[str, Any]:
             async with session.get(f"{base}/steps") as answer:
                 return (await answer.json())["steps"]
 
+        driver.begin()
+        await asyncio.sleep(IDLE_SECONDS)
+        idle = driver.cpu_seconds / IDLE_SECONDS
         async with asyncio.timeout(PATIENCE):
             await update()
         first, begun = await steps(), time.perf_counter()
-        updates, sent, shown = version, play.engine.bytes, play.engine.frames
+        updates = version
+        play.count_anew()
         learner.bytes = learner.frames = 0
         stalls.clear()
-        driver.begin()
-        worker.begin()
+        for usage in (driver, worker, recorder):
+            usage.begin()
         updating = asyncio.create_task(update())
         while time.perf_counter() - begun < seconds:
             await asyncio.wait([updating], timeout=1.0)
@@ -245,30 +267,33 @@ async def _watched(play: Play, base: str, seconds: float) -> dict[str, Any]:
                 updating.result()
                 updating = asyncio.create_task(update())
             now = await steps()
-            driver.look(now)
-            worker.look(now)
+            for usage in (driver, worker, recorder):
+                usage.look(now)
         done, wall = await steps() - first, time.perf_counter() - begun
-        cpu, worker_cpu = driver.cpu_seconds, worker.cpu_seconds
+        cpu, worker_cpu, recorder_cpu = driver.cpu_seconds, worker.cpu_seconds, recorder.cpu_seconds
+        seen = play.seen()
         updating.cancel()
         await asyncio.wait([updating])
     late = stalls.stop()
-    playing = play.worker_stalls() if play.worker_stalls else late
-    to_engine = (play.engine.bytes - sent) / max(1, play.engine.frames - shown)
+    to_engine = sum(found["bytes"] for found in seen) / max(1, sum(found["frames"] for found in seen))
     to_learner = learner.bytes / learner.frames if learner.frames else 0.0
-    recorded = play.folder / "recording" / FRAMES
-    stored = [entry.length for number in PACKS.numbers(recorded) for entry in PACKS.entries(recorded, number)]
     stats = play.scheduler.stats()
     return {
         "driver_ms_per_step": round(1000 * cpu / done, 3),
+        "driver_idle_ms_per_second": round(1000 * idle, 2),
         "worker_ms_per_step": round(1000 * worker_cpu / done, 3),
-        "longest_stall_ms": milliseconds(playing, 1.0),
-        "stall_p999_ms": milliseconds(playing, 0.999),
-        "driver_longest_stall_ms": milliseconds(late, 1.0),
+        "recorder_ms_per_step": round(1000 * recorder_cpu / done, 3),
+        "longest_stall_ms": milliseconds(late, 1.0),
+        "stall_p999_ms": milliseconds(late, 0.999),
+        "worker_longest_stall_ms": round(1000 * max((found["longest"] for found in seen), default=0.0), 2),
+        "worker_stall_p999_ms": round(1000 * max((found["p999"] for found in seen), default=0.0), 2),
         "driver_mib": round(driver.peak_mib, 1),
         "worker_mib": round(worker.peak_mib, 1),
         "growth_mib_per_10000_steps": round(driver.growth(10_000) + worker.growth(10_000), 1),
         "bytes_per_step": round(max(to_engine, to_learner)),
-        "frame_bytes": round(sum(stored) / max(1, len(stored))),
+        "frame_bytes": round(to_engine),
+        "recorder_mib": round(recorder.peak_mib, 1),
+        "workers": len(play.workers),
         "steps": done,
         "steps_per_second": round(done / wall, 1),
         "updates": version - updates,

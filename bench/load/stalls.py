@@ -10,7 +10,7 @@ import json
 import sys
 import time
 
-EVERY = 0.005
+EVERY = 0.02
 
 
 class Stalls:

@@ -23,7 +23,9 @@ class Usage:
         self._seen.clear()
 
     def look(self, steps: int) -> None:
-        mib = sum(process.memory_info().rss for process in self._processes) / 2**20
+        found = [process.memory_info() for process in self._processes]
+        # What is shared (libraries, Ray's object store) is not the process's own.
+        mib = sum(memory.rss - memory.shared for memory in found) / 2**20
         self.peak_mib = max(self.peak_mib, mib)
         self._seen.append((steps, mib))
 

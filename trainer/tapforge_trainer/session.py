@@ -322,10 +322,9 @@ async def running(
             policies[""] = policy.generator
         arena = assembly.arena_of(run, slots, agent, player, policy.live_engines)
         if isinstance(player, RemotePlayers):  # what they play never comes here: it is recorded by reference
-            arena = replace(arena, record=await unless_stopped(stop, RecorderProcess.start()))
-        if isinstance(player, RemotePlayers):
+            record = await unless_stopped(stop, RecorderProcess.start())
             budget = frame_budget(run, assembly.training_tasks(run), object_store_bytes())
-            arena = replace(arena, frame_budget=budget)
+            arena = replace(arena, record=record, frame_budget=budget)
         yield Parts(run, folder, policy, arena, telemetry, stop, warm_started_from), progress
     finally:
         for result in await asyncio.gather(slots.close(), _closed(player, policy), return_exceptions=True):

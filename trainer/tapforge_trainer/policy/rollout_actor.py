@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .engine_client import EngineClient
     from .wire import EngineConnection
 
+#: threads that fit frames would each keep a heap of their own, which large screens fill: two are enough
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 #: for an answer of a worker that is up, seconds
 _READY_SECONDS = 30.0
 
@@ -130,7 +132,7 @@ async def start_rollout_actor(
             max_task_retries=0,
             max_concurrency=1000,
             scheduling_strategy="SPREAD",
-            runtime_env={"env_vars": {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}},
+            runtime_env={"env_vars": _ENVIRONMENT},
         )
         .remote(make_agent, make_policies)
     )
