@@ -81,27 +81,6 @@ async def test_frames_by_reference_and_at_hand_are_recorded(process: RecorderPro
         await again.close()
 
 
-async def test_frames_that_are_lost_cost_no_step(process: RecorderProcess, tmp_path: Path) -> None:
-    import ray
-
-    class Owner:
-        def put(self, number: int) -> list[Any]:
-            return [ray.put(frames_of(number))]
-
-    owner = ray.remote(Owner).remote()
-    [reference] = await owner.put.remote(1)
-    ray.kill(owner)
-    writer = await process(tmp_path / "rollout", Retention())
-    result = episode(1, reference, names=list(frames_of(1)))
-    async with asyncio.timeout(60):
-        writer.episode(result)
-        await writer.flush()
-        await writer.close()
-    recording = Recording(tmp_path / "rollout")
-    assert list(recording.episodes()) == [result.record] and writer.lost == 1
-    assert not recording.whole(result.record)
-
-
 async def test_the_first_failure_reaches_the_driver(process: RecorderProcess, tmp_path: Path) -> None:
     """A later attempt has taken the run's folder over."""
     errors = list[BaseException]()
@@ -178,7 +157,24 @@ async def test_it_ends_with_its_driver(ray_cluster: None, tmp_path: Path) -> Non
             await driver.wait()
 
 
-# --- the driver's side, without Ray's processes -----------------------------------------------------------------------
+# --- without Ray's processes ------------------------------------------------------------------------------------------
+
+
+async def test_frames_that_are_lost_cost_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray.exceptions import ObjectLostError
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise ObjectLostError("00" * 28, None, "")
+
+    monkeypatch.setattr(ray, "get", lost)
+    actor, folder = RecorderActor(os.getpid(), None), tmp_path / "rollout"
+    actor.open(folder, Retention(), frozenset)
+    result = episode(1, "a reference", names=list(frames_of(1)))
+    assert actor.episode(str(folder), result.record, ["a reference"], {}) == Written(lost=True)
+    actor.close(str(folder))
+    recording = Recording(folder)
+    assert list(recording.episodes()) == [result.record] and not recording.whole(result.record)
 
 
 class SlowActor:

@@ -184,7 +184,7 @@ def test_lossy_frames_can_be_looked_at_and_not_learned_from(encoding: str, endin
     ("retention", "words"),
     [
         (Retention("none"), "No screens were recorded .*frames: none"),
-        (Retention("sampled", share=0.25), "screens of 25% of the groups were recorded"),
+        (Retention("sampled", share=0.25), "Only the screens of 25% of the groups were recorded"),
     ],
 )
 def test_what_the_spec_left_out_is_said_so(retention: Retention, words: str, tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.batch import BatchRules, build_batch
 from tapforge_trainer.frames import FittedFrame, FrameError
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
+from tapforge_trainer.rollout.frames import NotRecorded
 from tapforge_trainer.rollout.recorder import Recorder
+from tapforge_trainer.rollout.retention import Retention
 from tapforge_trainer.viewer.recorded import replay_of
 from tapforge_trainer.viewer.replay import LARGEST, Replay, replay_html
 
@@ -236,3 +238,59 @@ def test_from_recordings_on_disk(run_folder):
     )
     assert html == replay_html(expected)
     assert "1 learned." in html
+
+
+# --- what the recording has not ---------------------------------------------------------------------------------------
+
+
+def recorded(folder, retention, groups=6):
+    """Groups of an episode each, every one with a screen of its own."""
+    recorder = Recorder(folder, retention)
+    for number in range(groups):
+        frame = FittedFrame.of(np.full((16, 12, 3), 10 * number, np.uint8))
+        name = f"g1-{number:06d}"
+        first = episode(f"{name}.0.0", Outcome.SUCCESS)
+        steps = tuple(replace(step, episode=f"{name}.0.0", frames=(frame.name,)) for step in first.steps)
+        record = replace(first, id=f"{name}.0.0", group=name, steps=steps)
+        recorder.episode(record, {frame.name: frame})
+        recorder.group(GroupRecord(name, number, record.task, 0, (record,)))
+    recorder.close()
+    return Page(replay_html(replay_of(title="a run", rules=RULES, training=folder, max_groups=3)))
+
+
+def test_without_screens_the_words_are_shown_and_nothing_is_an_error(tmp_path):
+    page = recorded(tmp_path, Retention("none"))
+    assert len(page.of_class("absent")) == len(page.of_class("step")) > 0
+    assert page.of_class("missing") == [] and page.of_class("error") == []
+    assert "No screens were recorded (recording.frames: none)." in page.text
+    assert "0 of 6 groups have all their screens" in page.text
+
+
+def test_of_a_sampled_recording_the_groups_with_screens_are_shown(tmp_path):
+    retention = Retention("sampled", 0.5, seed=1)
+    kept = sum(retention.keeps(f"g1-{number:06d}") for number in range(6))
+    assert 0 < kept < 6
+    page = recorded(tmp_path, retention)
+    assert len(page.of_class("group")) == min(3, kept) and page.of_class("absent") == []
+    assert (
+        f"{kept} of 6 groups have all their screens: only the screens of 50% of the groups were recorded" in page.text
+    )
+
+
+def test_lossy_screens_are_shown_and_called_so(tmp_path):
+    page = recorded(tmp_path, Retention(encoding="webp"))
+    assert page.of_class("absent") == [] and page.of_class("missing") == []
+    assert "Screens are recorded lossily (webp); the model saw them unchanged" in page.text
+
+
+def test_a_screen_that_was_removed_is_said_and_a_damaged_one_is_still_an_error(tmp_path):
+    def frame(name):
+        if name == FRAMES["green"].name:
+            raise FrameError("pack-000003.tar: damaged")
+        if name == FRAMES["blue"].name:
+            raise NotRecorded("The oldest screens were removed.")
+        return STORE[name]
+
+    page = Page(replay_html(Replay("a run", frame, groups=[GROUP])))
+    assert len(page.of_class("error")) == 1
+    assert "The oldest screens were removed." in page.text and "damaged" in page.text

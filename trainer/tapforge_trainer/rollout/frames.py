@@ -27,8 +27,12 @@ _LOSSLESS: Final = "png"
 _ENDINGS: Final = ("png", "jpg", "webp")
 
 
-class NotRecorded(FrameError):
-    """A frame that isn't there because the spec says so; the message says what of the spec."""
+class FrameMissing(FrameError):
+    """A frame that isn't there."""
+
+
+class NotRecorded(FrameMissing):
+    """One that isn't there because the spec says so; the message says what of the spec."""
 
 
 class FrameWriter:
@@ -120,16 +124,29 @@ class FrameStore:
             return place.ending == _LOSSLESS
         return any(path.exists() for path in self._loose(name))
 
+    def shows(self, name: str) -> bool:
+        """Whether the frame is there to be looked at."""
+        return self._packs.find(name) is not None or any(path.exists() for path in self._loose(name))
+
     @property
     def lacks(self) -> str:
         """Why a frame may not be there, as the spec wanted it, in words; "" if all should be."""
-        try:
-            retention = Retention.of_json((self._folder / _RETENTION).read_text())
-        except (OSError, ValueError, TypeError):  # of earlier versions, or a disk that was full
-            retention = Retention()
+        retention = self._retention()
         numbers = PACKS.numbers(self._folder)
         removed = retention.removes if numbers and numbers[0] > 1 else ""
         return "; ".join(filter(None, (retention.lacks, removed)))
+
+    @property
+    def lossy(self) -> str:
+        """How frames were recorded if they can only be looked at."""
+        encoding = self._retention().encoding
+        return "" if encoding == _LOSSLESS else encoding
+
+    def _retention(self) -> Retention:
+        try:
+            return Retention.of_json((self._folder / _RETENTION).read_text())
+        except (OSError, ValueError, TypeError):  # of earlier versions, or a disk that was full
+            return Retention()
 
     def _read(self, name: str) -> _Found:
         if (packed := self._packs.read(name)) is not None:
@@ -142,7 +159,7 @@ class FrameStore:
                 continue
         if lacks := self.lacks:
             raise NotRecorded(f"{lacks[0].upper()}{lacks[1:]}.")
-        raise FrameError(f"frame {name} is not in {self._folder}")
+        raise FrameMissing(f"frame {name} is not in {self._folder}")
 
     def _loose(self, name: str) -> list[Path]:
         return [self._folder / name[:2] / f"{name}.{ending}" for ending in _ENDINGS]

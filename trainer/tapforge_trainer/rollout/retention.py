@@ -41,10 +41,7 @@ class Retention:
     def lacks(self) -> str:
         """Which screens the recording never had, in words; "" if it had all."""
         if self.frames == "sampled":
-            return (
-                f"the screens of {self.share:.0%} of the groups were recorded, and these are not among them "
-                "(recording.frames: sampled)"
-            )
+            return f"only the screens of {self.share:.0%} of the groups were recorded (recording.frames: sampled)"
         return "no screens were recorded (recording.frames: none)" if self.frames == "none" else ""
 
     @property

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ..batch import BatchRules, build_batch
 from ..frames import FrameError
-from ..rollout.frames import FrameStore
+from ..records import GroupRecord
+from ..rollout.frames import FrameMissing, FrameStore, NotRecorded
 from ..rollout.recording import Recording
 from .replay import Replay
 from .selection import pick_groups
@@ -31,7 +32,10 @@ def replay_of(
     """Each folder holds a recording; several may be the same."""
     recordings = {folder: Recording(folder) for folder in (training, before, after) if folder is not None}
     groups = list(recordings[training].groups()) if training else []
-    shown = pick_groups(groups, max_groups)
+    lacks = recordings[training].frames.lacks if training else ""
+    # Those whose screens were recorded; all of them where that is none.
+    seen = [group for group in groups if _shows(recordings[training], group)] if training and lacks else groups
+    shown = pick_groups(seen or groups, max_groups)
     return Replay(
         title=title,
         frame=_from_any([recording.frames for recording in recordings.values()]),
@@ -40,20 +44,33 @@ def replay_of(
         after=list(recordings[after].episodes()) if after else (),
         groups=shown,
         groups_total=len(groups),
+        lacks=f"{len(seen)} of {len(groups)} groups have all their screens: {lacks}." if lacks else "",
+        lossy=next((kind for r in recordings.values() if (kind := r.frames.lossy)), ""),
         credits=build_batch(shown, rules).credits,
         max_pairs=max_pairs,
         max_groups=max_groups,
     )
 
 
+def _shows(recording: Recording, group: GroupRecord) -> bool:
+    """Whether every screen of the group is there to be looked at."""
+    names = {step.frames[-1] for episode in group.episodes for step in episode.steps if step.frames}
+    return all(map(recording.frames.shows, names))
+
+
 def _from_any(stores: Sequence[FrameStore]) -> Callable[[str], bytes]:
     def frame(sha256: str) -> bytes:
-        errors = []
+        errors: list[FrameError] = []
         for store in stores:
             try:
                 return store.get(sha256)
             except FrameError as error:
-                errors.append(str(error))
-        raise FrameError("; ".join(errors))
+                errors.append(error)
+        # What is broken, else what was left out, else that nobody has it.
+        broken = [error for error in errors if not isinstance(error, FrameMissing)]
+        left_out = [error for error in errors if isinstance(error, NotRecorded)]
+        for error in (*broken, *left_out):
+            raise error
+        raise FrameError("; ".join(map(str, errors)))
 
     return frame

@@ -4,7 +4,8 @@ Promises:
 - The file opens from disk, loads nothing from anywhere (a content security policy says so) and works without scripts;
   scripts only filter.
 - Each frame is in the file once. A frame of at most `LARGEST` pixels a side is shown byte for byte; a larger one is
-  scaled down. A frame that can't be read is named in words on its step; nothing is drawn in its place.
+  scaled down. A frame that can't be read is named in words on its step; nothing is drawn in its place. So is one that
+  was never recorded, or removed, because the spec says so: that is no error.
 - All text of models, tasks and environments is escaped.
 - Advantages are those that the update used (`batch.Credit`); where there is none, none is shown.
 """
@@ -26,6 +27,7 @@ from tapforge_envs.protocol import Outcome
 from ..batch import Credit
 from ..frames import FrameError
 from ..records import EpisodeRecord, GroupRecord, StepRecord
+from ..rollout.frames import NotRecorded
 from ..states.grouping import UNKNOWN, states_of
 from .gesture import Gesture, gesture_of
 from .selection import KINDS, Kind, kinds, pairs_of, pick_groups, pick_pairs
@@ -65,6 +67,8 @@ class StepView:
     missing: str
     gesture: Gesture | None
     credit: Credit | None
+    #: `missing` is no error
+    absent: bool = False
     #: letter of the state among the states of its group that were seen more than once
     letter: str = ""
 
@@ -118,6 +122,10 @@ class Replay:
     #: how many groups there were, if `groups` are chosen ones already
     groups_total: int | None = None
     credits: Iterable[Credit] = ()
+    #: what the recording has not, in words
+    lacks: str = ""
+    #: how the screens were recorded, if not as the model saw them
+    lossy: str = ""
     max_pairs: int = 16
     max_groups: int = 6
 
@@ -157,6 +165,9 @@ def replay_html(replay: Replay) -> str:
         outcomes=[*(outcome.value for outcome in Outcome), "stopped"],
         pictures=list(album.pictures.values()),
         missing=len(album.missing),
+        absent=len(album.absent),
+        lacks=replay.lacks,
+        lossy=replay.lossy,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
@@ -169,11 +180,21 @@ class _Album:
         self._frame = frame
         self.pictures: dict[str, Picture] = {}
         self.missing: dict[str, str] = {}
+        #: left out or removed as the spec says
+        self.absent: dict[str, str] = {}
+
+    def why(self, sha256: str | None) -> str:
+        """Why there is no picture."""
+        if sha256 is None:
+            return "the step has no frame"
+        return self.missing.get(sha256) or self.absent[sha256]
 
     def get(self, sha256: str) -> Picture | None:
-        if sha256 not in self.pictures and sha256 not in self.missing:
+        if sha256 not in self.pictures and sha256 not in self.missing and sha256 not in self.absent:
             try:
                 self.pictures[sha256] = _picture(f"f{len(self.pictures)}", self._frame(sha256))
+            except NotRecorded as left_out:
+                self.absent[sha256] = str(left_out)
             except (FrameError, UnidentifiedImageError) as error:
                 self.missing[sha256] = f"frame {sha256[:12]} can't be shown: {error}"
         return self.pictures.get(sha256)
@@ -205,7 +226,8 @@ def _episode(
             StepView(
                 record=step,
                 picture=picture,
-                missing="" if picture else album.missing.get(sha256 or "", "the step has no frame"),
+                missing="" if picture else album.why(sha256),
+                absent=sha256 in album.absent,
                 gesture=_gesture(step, picture),
                 credit=credits.get((episode.id, step.index)),
                 letter=letters.get((episode.id, step.index), ""),
