@@ -67,10 +67,10 @@ def _from_any(stores: Sequence[FrameStore]) -> Callable[[str], bytes]:
             except FrameError as error:
                 errors.append(error)
         # What is broken, else what was left out, else that nobody has it.
-        broken = [error for error in errors if not isinstance(error, FrameMissing)]
-        left_out = [error for error in errors if isinstance(error, NotRecorded)]
-        for error in (*broken, *left_out):
-            raise error
+        broken = [why for why in errors if not isinstance(why, FrameMissing)]
+        left_out = [why for why in errors if isinstance(why, NotRecorded)]
+        for why in (*broken, *left_out):
+            raise why
         raise FrameError("; ".join(map(str, errors)))
 
     return frame
