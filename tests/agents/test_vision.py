@@ -4,6 +4,8 @@ import hashlib
 import io
 import json
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -185,6 +187,22 @@ def test_pixels_that_do_not_unpack_are_a_fault(size: tuple[int, int]) -> None:
 def test_a_few_bytes_that_announce_a_huge_picture_are_a_fault() -> None:
     with pytest.raises(EnvironmentFault, match="no screen"):
         fit_frame(_png_of((60_000, 60_000), zlib.compress(b"")), GRID)
+
+
+@pytest.mark.parametrize(("size", "loaded"), [(SMALL_SIZE, []), (BIG, ["torch"])], ids=["small", "large"])
+def test_torch_is_loaded_for_large_screens_only_and_torchvision_never(size: tuple[int, int], loaded: list[str]) -> None:
+    code = f"""if True:
+        import io, sys
+        from PIL import Image
+        from tapforge_envs.protocol import Frame
+        from tapforge_trainer.agents.vision import VisionGrid, fit_frame
+        out = io.BytesIO()
+        Image.new("RGB", {size}).save(out, "PNG")
+        fit_frame(Frame.of(out.getvalue(), *{size}), VisionGrid(16, 2, 4, 12))
+        print(sorted({{"torch", "torchvision"}} & set(sys.modules)))
+    """
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert found.stdout.strip() == str(loaded)
 
 
 def test_both_ways_to_resize_agree_but_for_rounding(png: Callable[..., bytes]) -> None:

@@ -150,6 +150,6 @@ def checked(name: str, data: bytes) -> FittedFrame:
     """The frame that these bytes hold. Raises FrameError if they are no image or not the one of this name."""
     pixels = decode(data, name)
     height, width, _ = pixels.shape
-    if name not in (name_of(pixels), hashlib.sha256(data).hexdigest()):
+    if name != name_of(pixels) and name != hashlib.sha256(data).hexdigest():
         raise FrameError(f"frame {name[:12]} of {len(data)} bytes is damaged: its name is of another content")
     return FittedFrame(name, data, width, height)
