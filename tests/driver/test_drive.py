@@ -64,7 +64,7 @@ def _attempt(place: Path, number: int = 1, **more: int) -> Attempt:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator of these tests is there: it is heard and told, however long that takes."""
-    monkeypatch.setattr(driver, "_HEARD", 240.0)
+    monkeypatch.setattr(driver, "_FIRST_ANSWER", 240.0)
     monkeypatch.setattr(driver, "_SHORT", 240.0)
 
 
