@@ -107,7 +107,7 @@ async def test_a_failure_that_is_tried_again_in_place_is_not_final(
     assert operator.finals == []
     last = operator.reports[-1]
     assert (last.restarts, last.final) == (1, "")
-    assert last.message.endswith("the driver is started again")
+    assert last.message.endswith("the driver is restarted")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from ..supervisor import RESTARTS
 log = logging.getLogger(__name__)
 
 #: what Ray calls the processes of `policy/`: `learner.py`, `engine.py` and `rollout_actor.py`
-ACTORS: Final = ("ray::RankActor", "ray::EngineActor", "ray::RolloutActor")
+ACTORS: Final = ("ray::RankActor", "ray::EngineActor", "ray::RolloutActor", "ray::RecorderActor")
 #: between two polls, seconds
 _POLL: Final = 0.2
 #: how often the lock is tried
