@@ -92,7 +92,7 @@ async def test_an_actor_that_is_killed_costs_its_attempt_and_another_one_plays(t
         result = await playing
         assert (result.record.reason, result.verdict) == (Reason.CANCELLED, Verdict.DIRTY)
         again = await players.play(request(1), lease(server, 1))
-        assert again.record.valid and players.figures().restarts == 1
+        assert again.record.valid and players.metrics()["restarts"] == 1
 
 
 async def test_what_is_wrong_with_a_phone_is_told_across_processes(tiny: Tiny, ray_cluster: None) -> None:

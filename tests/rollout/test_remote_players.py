@@ -192,7 +192,7 @@ async def test_a_worker_that_dies_costs_its_attempts_and_is_started_again():
         generator.let_go.set()
         assert (await players.play(request(1), lease(1))).record.reason is Reason.DONE
         await until(lambda: len(wires) == 2)
-        assert wires[0].closed and players.figures().restarts == 1
+        assert wires[0].closed and players.metrics()["restarts"] == 1
 
 
 async def test_workers_that_die_again_and_again_end_the_run():

@@ -70,7 +70,9 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
             stats = scheduler.stats()
             attempts = rollout.counters.update(stats)
             stalls = asdict(rollout.stalls.stalls())
-            telemetry.updated(progress, batch.statistics, stats, attempts, metrics, driver_stall_seconds=stalls)
+            workers = parts.arena.player.metrics()
+            further = {"driver_stall_seconds": stalls, "rollout_workers": workers}
+            telemetry.updated(progress, batch.statistics, stats, attempts, metrics, **further)
             if progress.update % spec.checkpoints.every_updates == 0:
                 await rollout.save()
             every = spec.evaluation.every_updates

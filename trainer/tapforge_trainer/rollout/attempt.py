@@ -106,6 +106,10 @@ class Player(Protocol):
         """Ends the attempt as `cancelled` or `reclaimed`; `play` returns with the steps so far."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """Of an update: what there is to say of the processes that play, since the last call."""
+        ...
+
 
 def issue_of(episode: str) -> int:
     """How often its place had been played before."""

@@ -83,15 +83,6 @@ class _Worker:
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-@dataclass(frozen=True, slots=True)
-class LinkFigures:
-    """Over all workers, since the last look."""
-
-    #: seconds that a worker's loop stood still at most
-    longest_stall: float
-    restarts: int
-
-
 class RemotePlayers:
     """A `Player`. Belongs to one event loop."""
 
@@ -119,10 +110,11 @@ class RemotePlayers:
         """Model answers so far of every attempt that is being played, as far as workers have reported."""
         return {name: n for worker in self._workers for name, n in worker.steps.items() if name in worker.attempts}
 
-    def figures(self) -> LinkFigures:
-        figures = LinkFigures(self._stall, self._restarted)
-        self._stall = 0.0
-        return figures
+    def metrics(self) -> dict[str, float]:
+        """`longest_stall_seconds`: of any worker's loop, since the last call; `restarts`: since the start."""
+        stall, self._stall = self._stall, 0.0
+        workers = len(self._workers)
+        return {"workers": workers, "longest_stall_seconds": stall, "restarts": self._restarted}
 
     def use_engines(self, connection: Any) -> None:
         """Workers ask these engines from here on."""

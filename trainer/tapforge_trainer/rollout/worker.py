@@ -56,6 +56,10 @@ class RolloutWorker:
         if (playing := self._playing.get(episode)) is not None:
             playing.stop(reason)
 
+    def metrics(self) -> dict[str, float]:
+        """None: its loop is the driver's."""
+        return {}
+
     async def health(self, phone: PhoneAddress) -> str:
         """Asks a phone from here, where it is used: the instance of its server, or an EnvironmentFault."""
         return await self._clients.health(phone)
