@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -175,6 +176,8 @@ async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
     when a stop interrupts the block, and when it fails while the learner's weights are whole."""
     spec, folder = parts.run.spec, parts.folder / ROLLOUT
     parts.telemetry.phase("reinforcement", "Training")
+    gc.collect()
+    gc.freeze()  # what is there now stays: full collections, which hold the event loop, need not look through it
     spared = partial(needed_episodes, parts.policy.settings.checkpoints)
     recorder = await parts.arena.record(folder, parts.arena.retention, spared)
     progress.starts = 1 + max(progress.starts, _sessions(parts))

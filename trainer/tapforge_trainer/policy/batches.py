@@ -85,13 +85,13 @@ def token_batch(samples: Sequence[Sample], vocabulary: Vocabulary) -> TokenBatch
         frames=tuple(s.frames for s in samples),
         episodes=tuple(s.episode for s in samples),
         steps=tuple(s.spans[0].step if s.spans else -1 for s in samples),
-        index=np.repeat(start + offsets[owner], count) + within,
-        sample=np.repeat(owner, count),
-        span=np.repeat(np.arange(len(spans)), count),
+        index=(np.repeat(start + offsets[owner], count) + within).astype(np.int32),
+        sample=np.repeat(owner.astype(np.int32), count),
+        span=np.repeat(np.arange(len(spans), dtype=np.int32), count),
         behavior=_joined([span.logprobs for _, span in spans], np.float32),
         advantage=np.repeat(np.asarray([span.advantage for _, span in spans], np.float32), count),
         weight=np.repeat(np.asarray([span.weight for _, span in spans], np.float32), count),
-        version=_joined([span.versions for _, span in spans], np.int64),
+        version=_joined([span.versions for _, span in spans], np.int32),
     )
     _check_responses(result, vocabulary)
     _check_frames(result, vocabulary)
@@ -136,8 +136,7 @@ def _check_responses(found: TokenBatch, vocabulary: Vocabulary) -> None:
 
 
 def _check_frames(found: TokenBatch, vocabulary: Vocabulary) -> None:
-    shown = np.concatenate([[0], np.cumsum(found.ids == vocabulary.image)])
-    placeholders: np.ndarray = np.diff(shown[found.offsets])
+    placeholders = np.diff(np.searchsorted(np.flatnonzero(found.ids == vocabulary.image), found.offsets))
     frames = np.fromiter((len(names) for names in found.frames), dtype=np.int64, count=len(found))
     shortest = np.diff(found.offsets)  # a frame is at least one token
     for k in np.flatnonzero((placeholders != frames) | (found.lengths < shortest)).tolist():
@@ -283,10 +282,10 @@ def micro_batch(
     positions = _positions(row, column, visual, within, sizes, counts, len(rows), width, flat)
     feature = np.repeat(np.asarray([begin[name] for name in shown], np.int64), counts) + within
 
-    row_of = np.full(len(data), -1, np.int64)
-    row_of[rows] = np.arange(len(rows))
-    response = np.flatnonzero(row_of[data.sample] >= 0)
-    owner = row_of[data.sample[response]]
+    order = np.argsort(rows)  # response tokens come in the order of samples
+    begins, ends = (np.searchsorted(data.sample, rows[order], side) for side in ("left", "right"))
+    owner = np.repeat(order, ends - begins)
+    response = np.concatenate([np.arange(a, b) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)])
     at = data.index[response] - starts[owner] + first[owner]  # in `unexpanded`
     return MicroBatch(
         ids=ids.reshape(len(rows), width),
