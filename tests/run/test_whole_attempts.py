@@ -140,7 +140,7 @@ def test_a_run_that_is_told_to_stop_leaves_a_checkpoint_says_so_and_ends_with_it
     assert last.final == "stopped"
     assert last.checkpoint is not None
     assert last.checkpoint.update == last.advance.update == attempts.stopped.state["update"] >= 1
-    assert f"goes on after update {last.checkpoint.update}" in last.message
+    assert f"resumes after update {last.checkpoint.update}" in last.message
     assert attempts.stopped.state["uid"] == UID
 
 
