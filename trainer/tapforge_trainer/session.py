@@ -27,7 +27,7 @@ from tapforge_envs.clients.phones import PhoneAddress
 from . import assembly
 from .assembly import ConfigurationError, SetupError
 from .evaluation import measure, measure_baselines
-from .frame_budget import frame_budget
+from .frame_budget import budget_error, frame_budget
 from .loop import reinforce, save
 from .machine import Machine, NoDevice, device_of, gpus_needed, rollout_workers
 from .parts import Parts
@@ -324,6 +324,8 @@ async def running(
         if isinstance(player, RemotePlayers):  # what they play never comes here: it is recorded by reference
             record = await unless_stopped(stop, RecorderProcess.start())
             budget = frame_budget(run, assembly.training_tasks(run), object_store_bytes())
+            if why := budget_error(run, budget):
+                raise ConfigurationError(why)
             arena = replace(arena, record=record, frame_budget=budget)
         yield Parts(run, folder, policy, arena, telemetry, stop, warm_started_from), progress
     finally:
