@@ -2,20 +2,23 @@
 
     python bench/driver.py [--phones 64 256] [--seconds 90] [--rate STEPS_PER_SECOND]
 
-The real scheduler, adapter, client, recorder and batch building, over real sockets; screens of the standard phone at
-1080x2400, canned (`load/canned.py`), each step another one; three screens of history, at most one megapixel each; an
-engine that answers after a fixed time, from a script. Latencies are log-normal; their median is such that all phones
-together ask for about half of what the cores can take (`--rate`; by default from the cost of fitting a frame: a step is
-taken to cost one and a half of it).
+As on a cluster: rollout workers and the recorder are Ray actors, one worker for 64 phones. The real scheduler, adapter,
+client, recorder and batch building, over real sockets; screens of the standard phone at 1080x2400, canned
+(`load/canned.py`), each step another one; three screens of history, at most one megapixel each; an engine stand-in in
+the workers that answers after a fixed time, from a script. Episodes have at most 30 steps; each answer ends one with a
+probability of 1/12. Latencies are log-normal; their median is such that all phones together ask for about half of what
+the cores can take (`--rate`; by default from the cost of fitting a frame: a step is taken to cost one and a half of
+it).
 
 A run of one size is a process of its own. Counted is from the first batch on, for `--seconds`: CPU of all threads of
-the driver's process and of the workers', divided by the steps that phones have answered in that time; each batch is
-made into the learner's token batch, with its frames at hand, as the loop does. `fit_ms` is the CPU of one thread for a
-frame from the phone's PNG to what is handed on; `bare_fit_ms` decodes and resizes the same PNG to the same pixels with
-the fastest library found (torchvision, torch) and nothing else. `bytes_per_step` is what one consumer of frames (the
-engine, the learner) is sent for a step; `frame_bytes` the stored size of a new frame. Stalls are those of the loop that
-plays; an idle loop in a process of its own runs beside it. Who plays is in one function here, `start`. Writes
-bench-results/driver.json.
+the driver's process, of the workers' and of the recorder's, divided by the steps that phones have answered in that
+time; `driver_idle_ms_per_second` is what the driver takes with all processes there and nobody playing, mostly Ray's own
+threads. Each batch is made into the learner's token batch, and the sizes of its frames' objects are asked for, as what
+the learner's node would fetch. `fit_ms` is the CPU of one thread for a frame from the phone's PNG to what is handed on;
+`bare_fit_ms` decodes and resizes the same PNG to the same pixels with the fastest library found (torchvision, torch)
+and nothing else. `bytes_per_step` is what one consumer of frames (the engine, the learner) is sent for a step;
+`frame_bytes` the stored size of a new frame. `longest_stall_ms` and `stall_p999_ms` are of the driver's loop; an idle
+loop in a process of its own runs beside it. Memory is what no other process shares. Writes bench-results/driver.json.
 """
 
 from __future__ import annotations
@@ -317,7 +320,8 @@ def fitting(pngs: list[bytes], folder: Path) -> dict[str, float]:
     size = (first.height, first.width)
 
     def bare(data: torch.Tensor) -> torch.Tensor:
-        pixels = decode_png(data, ImageReadMode.RGB)[None]
+        # Channels last, also in the batch's stride: else torch takes its slower kernel.
+        pixels = decode_png(data, ImageReadMode.RGB).permute(1, 2, 0).unsqueeze(0).permute(0, 3, 1, 2)
         return F.interpolate(pixels, size=size, mode="bicubic", antialias=True)
 
     bare(torch.frombuffer(bytearray(frames[0].data), dtype=torch.uint8))
