@@ -24,10 +24,10 @@ from tapforge_envs.slots.lease_life import LeaseLife
 from tapforge_envs.slots.source import Lease, Verdict
 from tapforge_trainer.agents import make_agent
 from tapforge_trainer.frames import FittedFrame
-from tapforge_trainer.policy.rollout_actor import start_rollout_actor
+from tapforge_trainer.policy.rollout_actor import RayCarrier, start_rollout_actor
 from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout.attempt import Attempt, AttemptRequest
-from tapforge_trainer.rollout.remote_players import RemotePlayers
+from tapforge_trainer.rollout.remote_players import RemotePlayers, WorkerLost
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 TASKS = catalog.tasks("quickstart", "train")
@@ -102,3 +102,19 @@ async def test_what_is_wrong_with_a_phone_is_told_across_processes(tiny: Tiny, r
         assert (broken.record.reason, broken.verdict) == (Reason.ENV_ERROR, Verdict.DIRTY)
         with pytest.raises(EnvironmentFault, match="nobody answers"):
             await players.health(PhoneAddress("gone", "http://127.0.0.1:1", PATIENT))
+
+
+async def test_what_is_lost_on_the_way_costs_an_attempt_and_what_was_raised_there_is_raised_here() -> None:
+    from ray.exceptions import ActorUnavailableError, ObjectLostError, RayTaskError
+
+    async def fails(error: Exception) -> None:
+        raise error
+
+    carrier = RayCarrier(None)
+    for error in (ObjectLostError("ab" * 28, None, ""), ActorUnavailableError("the way is cut", b"0" * 16)):
+        with pytest.raises(WorkerLost) as lost:
+            await carrier._answer(fails(error), None)
+        assert not lost.value.dead
+    late = RayTaskError("play", "Traceback", TimeoutError("too late"), "worker", 1, "127.0.0.1").as_instanceof_cause()
+    with pytest.raises(TimeoutError, match="Traceback"):
+        await carrier._answer(fails(late), None)

@@ -13,8 +13,9 @@ from tapforge_envs.protocol import EnvironmentFault, Outcome, Reason
 from tapforge_envs.slots.lease_life import LeaseLife
 from tapforge_envs.slots.source import Lease, Verdict
 from tapforge_trainer.records import Sampling
+from tapforge_trainer.rollout import remote_players
 from tapforge_trainer.rollout.attempt import Attempt, AttemptRequest
-from tapforge_trainer.rollout.remote_players import RESTARTS, RemotePlayers, WorkerError, WorkerLost
+from tapforge_trainer.rollout.remote_players import RESTART_SECONDS, RESTARTS, RemotePlayers, WorkerError, WorkerLost
 from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.rollout.worker_host import LINK_SECONDS, LeaseTerms, Wanted, WorkerHost, end_on_worker
 
@@ -38,6 +39,13 @@ class Wire:
         self.host = WorkerHost(RolloutWorker(AGENT, {"": generator}), self.engines.append, ahead)
         self.silent = asyncio.Event()
         self.dead = asyncio.Event()
+        #: the call that plays is lost on its way back, or waits before it says that the process is dead
+        self.cut = asyncio.Event()
+        self.told = asyncio.Event()
+        self.told.set()
+        #: answers to messages wait for it
+        self.passes = asyncio.Event()
+        self.passes.set()
         self.wanted: list[Wanted] = []
         self.closed = False
 
@@ -47,16 +55,25 @@ class Wire:
         if self.silent.is_set():
             raise WorkerLost("no answer", dead=False)
         self.wanted.append(wanted)
-        return self.host.exchange(wanted)
+        answer = self.host.exchange(wanted)
+        await self.passes.wait()
+        return answer
 
     async def play(self, request, terms):
         playing = asyncio.create_task(self.host.play(request, terms))
-        death = asyncio.create_task(self.dead.wait())
-        await asyncio.wait({playing, death}, return_when=asyncio.FIRST_COMPLETED)
-        death.cancel()
+        self.playing = playing
+        death, cut = (asyncio.create_task(event.wait()) for event in (self.dead, self.cut))
+        try:
+            await asyncio.wait({playing, death, cut}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            death.cancel()
+            cut.cancel()
+        if self.cut.is_set():
+            raise WorkerLost("the way is cut", dead=False)
         if not self.dead.is_set():
             return await playing
         playing.cancel()
+        await self.told.wait()
         raise WorkerLost("its process ended", dead=True)
 
     async def health(self, phone, seconds):
@@ -221,3 +238,156 @@ async def test_phones_are_asked_for_their_health_by_the_worker_that_uses_them():
         gone = PhoneAddress("gone", "http://127.0.0.1:1", PATIENT)
         with pytest.raises(EnvironmentFault, match="nobody answers"):
             await players.health(gone)
+
+
+async def test_who_plays_after_the_last_death_hears_of_it(monkeypatch):
+    monkeypatch.setattr(remote_players, "RESTARTS", 0)
+    generator = Held(lambda *a: DONE)
+    async with linked(generator) as (players, wires, lease, _):
+        playing = asyncio.create_task(players.play(request(), lease()))
+        await until(lambda: generator.held)
+        wires[0].told.clear()
+        wires[0].dead.set()
+        await until(lambda: players._failure)
+        wires[0].told.set()
+        assert (await playing).record.reason is Reason.CANCELLED
+        with pytest.raises(WorkerError, match="died 1 times"):
+            async with asyncio.timeout(30):
+                await players.play(request(1), lease(1))
+
+
+async def test_each_worker_may_die_as_often(monkeypatch):
+    monkeypatch.setattr(remote_players, "RESTARTS", 1)
+    async with linked(Demonstrator([TASK]), workers=2) as (players, wires, lease, _):
+        for wire in list(wires):
+            wire.dead.set()
+        for worker in players._workers:
+            worker.wake.set()
+        await until(lambda: len(wires) == 4)
+        results = await asyncio.gather(*(players.play(request(n), lease(n)) for n in range(2)))
+        assert [r.record.outcome for r in results] == [Outcome.SUCCESS] * 2
+
+
+async def test_a_start_that_fails_counts_as_a_death_however_long_it_takes():
+    async with linked(Demonstrator([TASK])) as (players, wires, lease, _):
+        starts = []
+
+        async def start(index):
+            starts.append(index)
+            put_forward(RESTART_SECONDS)
+            raise WorkerLost("there is no place for it", dead=False)
+
+        players._start = start
+        wires[0].dead.set()
+        with pytest.raises(WorkerError, match="there is no place for it"):
+            while True:
+                await players.play(request(), lease())
+        assert len(starts) == RESTARTS
+
+
+async def test_a_fault_of_ours_in_a_message_ends_the_run():
+    async with linked(Demonstrator([TASK])) as (players, wires, lease, _):
+
+        def use_engines(engines):
+            raise ValueError("these are no engines")
+
+        wires[0].host._use_engines = use_engines
+        players.use_engines("those")
+        await until(players._links[0].done)
+        with pytest.raises(WorkerError, match="these are no engines"):
+            async with asyncio.timeout(30):
+                await players.play(request(), lease())
+
+
+@pytest.mark.parametrize("how", ["cut", "cancelled"])
+async def test_a_lease_that_nobody_answers_for_is_not_made_longer(how):
+    generator = Held(lambda *a: DONE)
+    async with linked(generator) as (players, wires, lease, _):
+        playing = asyncio.create_task(players.play(request(), lease()))
+        await until(lambda: generator.held)
+        if how == "cut":
+            wires[0].cut.set()
+        else:
+            playing.cancel()
+        if how == "cut":
+            there = wires[0].playing
+            await until(there.done)
+            assert (await there).record.reason is Reason.CANCELLED
+        else:
+            await until(lambda: wires[0].wanted[-1].stop)
+        last = wires[0].wanted[-1]
+        assert not last.leases and set(last.lost) == {"phone-0#1"}
+        if how == "cut":
+            assert not playing.done(), "the phone may be in use until the lease is over"
+            put_forward(LINK_SECONDS)
+            result = await playing
+            assert (result.record.reason, result.verdict) == (Reason.CANCELLED, Verdict.DIRTY)
+        else:
+            with pytest.raises(asyncio.CancelledError):
+                await playing
+            put_forward(LINK_SECONDS)
+        await until(lambda: not wires[0].wanted[-1].lost)
+
+
+async def test_nothing_is_played_under_a_claim_that_was_lost_before():
+    async with linked(Demonstrator([TASK])) as (players, _, lease, _):
+        held = lease()
+        held.life.lose("somebody else has it")
+        result = await players.play(request(), held)
+        assert (result.record.reason, result.record.steps) == (Reason.LEASE_LOST, ())
+
+
+async def test_an_answer_of_a_worker_that_was_replaced_meanwhile_is_none():
+    async with linked(Demonstrator([TASK])) as (players, wires, lease, _):
+        begun, start = asyncio.Event(), players._start
+
+        async def late(index):
+            await begun.wait()
+            return await start(index)
+
+        players._start = late
+        wires[0].passes.clear()
+        players._engines = "these"
+        playing = asyncio.create_task(players.play(request(), lease()))
+        await until(lambda: wires[0].wanted[-1].engines)
+        wires[0].dead.set()
+        players._workers[0].wake.set()
+        await until(lambda: players._workers[0].carrier is None)
+        wires[0].passes.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        begun.set()
+        assert (await playing).record.outcome is Outcome.SUCCESS
+        assert wires[1].engines == ["these"] * len(wires[1].engines)
+
+
+async def test_a_stopped_attempt_does_not_wait_for_its_worker():
+    async with linked(Demonstrator([TASK])) as (players, wires, lease, _):
+        players._start = lambda index: asyncio.Event().wait()
+        wires[0].dead.set()
+        players._workers[0].wake.set()
+        await until(lambda: players._workers[0].carrier is None)
+        playing = asyncio.create_task(players.play(request(), lease()))
+        await until(lambda: players._workers[0].attempts)
+        players.stop(request().attempt.episode, Reason.CANCELLED)
+        async with asyncio.timeout(30):
+            result = await playing
+        assert (result.record.reason, result.verdict) == (Reason.CANCELLED, Verdict.CLEAN)
+
+
+async def test_that_a_worker_is_away_says_nothing_about_phones():
+    async with linked(Demonstrator([TASK])) as (players, wires, lease, _):
+        begun, start = asyncio.Event(), players._start
+
+        async def late(index):
+            await begun.wait()
+            return await start(index)
+
+        players._start = late
+        wires[0].dead.set()
+        players._workers[0].wake.set()
+        await until(lambda: players._workers[0].carrier is None)
+        asked = asyncio.create_task(players.health(lease().phone))
+        await asyncio.sleep(0)
+        begun.set()
+        assert await asked

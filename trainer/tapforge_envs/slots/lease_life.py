@@ -53,8 +53,8 @@ class LeaseLife:
 
     def extend(self, ends: float) -> None:
         self._ends = ends
-        for call in self._calls:
-            call.reschedule(self._deadline())
+        if not self._lost:
+            self._cut_off_at(self._deadline())
 
     def lose(self, why: str) -> None:
         """Cuts off the call that is under way."""
@@ -62,8 +62,7 @@ class LeaseLife:
             self._lost = why
             for notify in list(self._observers):
                 notify()
-            for call in self._calls:
-                call.reschedule(asyncio.get_running_loop().time())
+            self._cut_off_at(asyncio.get_running_loop().time())
 
     def subscribe(self, notify: Callable[[], None]) -> Callable[[], None]:
         """`notify` is called when it is lost, until the function returned is."""
@@ -94,6 +93,12 @@ class LeaseLife:
         if why := self.over():
             raise self._fault(why)
         return result
+
+    def _cut_off_at(self, moment: float | None) -> None:
+        """The calls that are under way, but for those that are being cut off."""
+        for call in self._calls:
+            if not call.expired():
+                call.reschedule(moment)
 
     def _deadline(self) -> float | None:
         if self._ends == math.inf:

@@ -102,19 +102,21 @@ class RayCarrier:
         ray.kill(self._actor)
 
     async def _answer(self, reference: Any, seconds: float | None) -> Any:
-        from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+        from ray.exceptions import ActorDiedError, NodeDiedError, ObjectLostError, RayActorError, RayTaskError
 
         try:
             async with asyncio.timeout(seconds):
                 return await reference
+        except RayTaskError as error:  # first: it has the type of what was raised there, too
+            raise error.as_instanceof_cause() from error
         except TimeoutError as error:
-            raise WorkerLost(f"it gave no answer within {seconds:g} s", dead=False) from error
+            raise WorkerLost(f"it gave no answer within {seconds} s", dead=False) from error
+        except (ObjectLostError, NodeDiedError) as error:  # an answer that is too large to come inline dies with a node
+            raise WorkerLost(f"its answer is lost: {reason(error)}", dead=False) from error
         except RayActorError as error:
             dead = isinstance(error, ActorDiedError)
             what = "ended" if dead else "is out of reach"
             raise WorkerLost(f"its process {what}: {reason(error)}", dead=dead) from error
-        except RayTaskError as error:
-            raise error.as_instanceof_cause() from error
 
 
 async def start_rollout_actor(

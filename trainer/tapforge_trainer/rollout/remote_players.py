@@ -1,9 +1,10 @@
 """Rollout workers in other processes, as the driver sees them: which plays on which slot, and their end of the link.
 
 - A slot stays with its worker, so that connections last; a new slot goes to the worker with the fewest.
-- A worker that dies makes its attempts `cancelled` and their slots dirty, and is started again, at most
+- A worker that dies makes its attempts `cancelled` and their slots dirty, and is started again, each at most
   `RESTARTS` times in `RESTART_SECONDS`; then the run can't go on. A worker that can't be reached may still use its
   phones: their slots are given back when its leases have ended.
+- That a worker is away says nothing about phones: attempts and probes wait until it was started again.
 - Whatever is said to a worker is said again with the next message, until its attempt is over (`worker_host`).
 """
 
@@ -34,6 +35,8 @@ EXCHANGE_SECONDS, ANSWER_SECONDS = 1.0, 10.0
 #: for a phone's answer to a probe, beyond the probe's own deadline
 _PROBE_GRACE = 10.0
 RESTARTS, RESTART_SECONDS = 5, 600.0
+#: times that a phone is asked for its health, while workers are lost over it
+_PROBES = 3
 
 
 class WorkerLost(Exception):
@@ -65,6 +68,16 @@ class _Attempt:
     request: AttemptRequest
     lease: Lease
     stop: Reason | None = None
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Abandoned:
+    """An attempt that nobody waits for, and that its worker may still play. `until`: when its lease is over there."""
+
+    lease: str
+    why: str
+    until: float
 
 
 @dataclass(eq=False)
@@ -76,7 +89,11 @@ class _Worker:
     worker_now: float = 0.0
     answered: float = -math.inf
     attempts: dict[str, _Attempt] = field(default_factory=dict)
+    #: by the episode's name
+    abandoned: dict[str, _Abandoned] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
+    #: when it was started again
+    restarts: deque[float] = field(default_factory=deque)
     #: what it knows of the engines
     engines: Any = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,7 +110,6 @@ class RemotePlayers:
         self._workers = [_Worker(index) for index in range(workers)]
         self._home: dict[str, _Worker] = {}
         self._links: list[asyncio.Task[None]] = []
-        self._restarts: deque[float] = deque()
         self._restarted = 0
         self._failure: WorkerError | None = None
         self._stall = 0.0
@@ -139,17 +155,23 @@ class RemotePlayers:
         for worker in self._workers:
             if (attempt := worker.attempts.get(episode)) is not None:
                 attempt.stop = reason
+                attempt.stopped.set()
                 worker.wake.set()
 
     async def health(self, phone: PhoneAddress) -> str:
         worker = self._worker_of(phone.slot)
-        if worker.carrier is None:
-            raise EnvironmentFault(f"{phone.slot}: its rollout worker is being started; ask again")
-        try:
-            found = await worker.carrier.health(phone, phone.deadlines.health + _PROBE_GRACE)
-        except WorkerLost as lost:
-            raise EnvironmentFault(f"{phone.slot}: nobody could ask it: {lost}") from lost
-        return found.raised()
+        for _ in range(_PROBES):
+            carrier = await self._carrier(worker)
+            if carrier is None:
+                raise EnvironmentFault(f"{phone.slot}: nobody can ask it: {self._failure}")
+            try:
+                found = await carrier.health(phone, phone.deadlines.health + _PROBE_GRACE)
+            except WorkerLost as lost:
+                self._doubt(worker, carrier)
+                why = str(lost)
+            else:
+                return found.raised()
+        raise EnvironmentFault(f"{phone.slot}: nobody could ask it: {why}")
 
     async def close(self) -> None:
         for link in self._links:
@@ -160,27 +182,69 @@ class RemotePlayers:
     # --- inside ---
 
     async def _played(self, worker: _Worker, attempt: _Attempt) -> EpisodeResult:
-        await worker.ready.wait()  # ends: a worker that can't be started is a failure, which opens it
-        if self._failure:
-            raise self._failure
+        carrier = await self._informed(worker, attempt)
         if attempt.stop is not None:
             return _unplayed(attempt, "stopped before it began", Verdict.CLEAN, attempt.stop)
-        assert worker.carrier is not None
+        if carrier is None:
+            assert self._failure is not None
+            raise self._failure
         try:
-            if worker.engines is not self._engines:
-                await self._exchange(worker)
-            return await worker.carrier.play(attempt.request, self._terms(worker, attempt.lease))
+            return await carrier.play(attempt.request, self._terms(worker, attempt.lease))
         except WorkerLost as lost:
             # Nobody else is sent there before the link has found out how it is.
+            self._doubt(worker, carrier)
+            if not lost.dead:
+                left = self._abandon(worker, attempt, str(lost)) - self._clock()
+                await asyncio.sleep(max(0.0, left))
+            return _unplayed(attempt, str(lost), Verdict.DIRTY, Reason.CANCELLED)
+        except asyncio.CancelledError:
+            self._abandon(worker, attempt, "the driver gave the attempt up")
+            raise
+
+    async def _informed(self, worker: _Worker, attempt: _Attempt) -> Carrier | None:
+        """The way to the worker, once it is there and knows the engines. Returns early when the attempt is stopped."""
+        while attempt.stop is None:
+            carrier = await self._carrier(worker, attempt.stopped)
+            if carrier is None or worker.engines is self._engines:
+                return carrier
+            try:
+                await self._exchange(worker)
+            except WorkerLost:
+                self._doubt(worker, carrier)
+        return None
+
+    async def _carrier(self, worker: _Worker, or_else: asyncio.Event | None = None) -> Carrier | None:
+        """Once it can be asked; None: it never will, or `or_else` came first."""
+        while not worker.ready.is_set():  # ends: a worker that can't be started is a failure, which sets it
+            if or_else is not None and or_else.is_set():
+                return None
+            waits = [asyncio.create_task(event.wait()) for event in (worker.ready, or_else) if event is not None]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+        return None if self._failure else worker.carrier
+
+    def _doubt(self, worker: _Worker, carrier: Carrier) -> None:
+        """The link is to find out how the worker is, if it has not been replaced already."""
+        if worker.carrier is carrier and self._failure is None:
             worker.ready.clear()
             worker.wake.set()
-            if not lost.dead:
-                await asyncio.sleep(max(0.0, worker.answered + LINK_SECONDS - self._clock()))
-            return _unplayed(attempt, str(lost), Verdict.DIRTY, Reason.CANCELLED)
+
+    def _abandon(self, worker: _Worker, attempt: _Attempt, why: str) -> float:
+        """From here on its lease is not made longer. Returns when it is over on the worker's clock at the latest, on
+        this one."""
+        until = worker.answered + LINK_SECONDS
+        key = self._terms(worker, attempt.lease).key
+        worker.abandoned[attempt.request.attempt.episode] = _Abandoned(key, why, until)
+        worker.wake.set()
+        return until
 
     def _terms(self, worker: _Worker, lease: Lease) -> LeaseTerms:
         terms = LeaseTerms(lease.slot, lease.fence, lease.phone, 0.0)
-        return replace(terms, ends=end_on_worker(lease.life.ends, worker.answered, worker.worker_now))
+        ends = -math.inf if lease.life.lost else lease.life.ends
+        return replace(terms, ends=end_on_worker(ends, worker.answered, worker.worker_now))
 
     def _worker_of(self, slot: str) -> _Worker:
         if (home := self._home.get(slot)) is None:
@@ -193,65 +257,79 @@ class RemotePlayers:
         await self._exchange(worker)
 
     async def _link(self, worker: _Worker) -> None:
-        """Until cancelled, or until its worker died too often."""
-        while self._failure is None:
-            try:
-                async with asyncio.timeout(EXCHANGE_SECONDS):
-                    await worker.wake.wait()
-            except TimeoutError:
-                pass
-            worker.wake.clear()
-            try:
-                await self._exchange(worker)
-            except WorkerLost as lost:
-                if lost.dead or self._clock() > worker.answered + LINK_SECONDS:
-                    await self._again(worker, str(lost))
+        """Until cancelled, or until its worker can't be started again."""
+        try:
+            while worker.carrier is not None:
+                try:
+                    async with asyncio.timeout(EXCHANGE_SECONDS):
+                        await worker.wake.wait()
+                except TimeoutError:
+                    pass
+                worker.wake.clear()
+                try:
+                    await self._exchange(worker)
+                except WorkerLost as lost:
+                    if lost.dead or self._clock() > worker.answered + LINK_SECONDS:
+                        await self._again(worker, str(lost))
+        except Exception as error:  # noqa: BLE001 - whoever plays hears of it
+            self._fail(f"rollout worker {worker.index} can't be led any more: {error!r}", error)
 
     async def _exchange(self, worker: _Worker) -> None:
-        assert worker.carrier is not None
+        carrier = worker.carrier
+        assert carrier is not None
         worker.number += 1
         wanted = self._wanted(worker)
-        report = await worker.carrier.exchange(wanted, ANSWER_SECONDS)
+        report = await carrier.exchange(wanted, ANSWER_SECONDS)
+        if worker.carrier is not carrier:
+            raise WorkerLost("another process is in its place", dead=True)
         worker.worker_now, worker.answered = report.now, self._clock()
         worker.steps, worker.engines = report.steps, wanted.engines
         self._stall = max(self._stall, report.stall)
         worker.ready.set()
 
     def _wanted(self, worker: _Worker) -> Wanted:
-        playing = worker.attempts
+        now = self._clock()
+        worker.abandoned = {name: gone for name, gone in worker.abandoned.items() if gone.until > now}
+        playing = {name: attempt for name, attempt in worker.attempts.items() if name not in worker.abandoned}
         leases = [self._terms(worker, attempt.lease) for attempt in playing.values()]
+        lost = {t.key: why for t, a in zip(leases, playing.values(), strict=True) if (why := a.lease.life.lost)}
+        stop = {name: attempt.stop for name, attempt in playing.items() if attempt.stop is not None}
         return Wanted(
             worker.number,
             {terms.key: terms.ends for terms in leases},
-            {t.key: why for t, a in zip(leases, playing.values(), strict=True) if (why := a.lease.life.lost)},
-            {name: attempt.stop for name, attempt in playing.items() if attempt.stop is not None},
+            lost | {gone.lease: gone.why for gone in worker.abandoned.values()},
+            stop | dict.fromkeys(worker.abandoned, Reason.CANCELLED),
             self._engines,
         )
 
     async def _again(self, worker: _Worker, why: str) -> None:
-        """Another process in its place."""
+        """Another process in its place. Starts that fail count as deaths, however long they take."""
         worker.ready.clear()
-        gone, worker.carrier = worker.carrier, None
-        if gone is not None:
-            await gone.close()
-        now = self._clock()
-        while self._restarts and self._restarts[0] < now - RESTART_SECONDS:
-            self._restarts.popleft()
-        if len(self._restarts) >= RESTARTS:
-            self._fail(f"rollout workers died {RESTARTS + 1} times within {RESTART_SECONDS:g} s, the last one: {why}")
-            return
-        self._restarts.append(now)
-        self._restarted += 1
-        log.warning("rollout worker %d: %s; it is started again", worker.index, why)
-        try:
-            await self._begin(worker)
-        except WorkerLost as lost:
-            await self._again(worker, str(lost))
-        except Exception as error:  # noqa: BLE001 - whoever plays hears of it
-            self._fail(f"rollout worker {worker.index} could not be started again: {error}")
+        now, restarts = self._clock(), worker.restarts
+        while restarts and restarts[0] < now - RESTART_SECONDS:
+            restarts.popleft()
+        while True:
+            gone, worker.carrier = worker.carrier, None
+            if gone is not None:
+                await gone.close()
+            if self._failure:
+                return
+            if len(restarts) >= RESTARTS:
+                self._fail(f"rollout worker {worker.index} died {RESTARTS + 1} times, the last time: {why}")
+                return
+            restarts.append(self._clock())
+            self._restarted += 1
+            log.warning("rollout worker %d: %s; it is started again", worker.index, why)
+            try:
+                await self._begin(worker)
+                return
+            except WorkerLost as lost:
+                why = str(lost)
 
-    def _fail(self, why: str) -> None:
-        self._failure = WorkerError(why)
+    def _fail(self, why: str, error: Exception | None = None) -> None:
+        if self._failure is None:
+            self._failure = WorkerError(why)
+            self._failure.__cause__ = error
         for worker in self._workers:
             worker.ready.set()
 
