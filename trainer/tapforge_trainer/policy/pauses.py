@@ -56,7 +56,8 @@ class PauseReading:
 @dataclass(slots=True)
 class Deadline:
     """What is left of the time of one request. It runs from the start, on whichever engine, but not while that engine
-    stands still, up to `pause_seconds` of that."""
+    stands still or there is none, up to `pause_seconds` of that: one that is started again gets its weights after the
+    update under way, which may take longer than any answer."""
 
     seconds: float
     pause_seconds: float
@@ -69,8 +70,8 @@ class Deadline:
     def move(self, reading: PauseReading | None, now: float) -> None:
         """The request is with another engine from here on; None: with none."""
         self._paused = self._credit(now)
-        self._reading = reading
-        self._paused_before = reading.until(now) if reading is not None else 0.0
+        self._reading = reading if reading is not None else PauseReading(True, 0.0, now, 0.0)
+        self._paused_before = self._reading.until(now)
 
     def left(self, now: float) -> float:
         return self.seconds - (now - self.started) + min(self._credit(now), self.pause_seconds)

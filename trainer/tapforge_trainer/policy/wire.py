@@ -127,8 +127,8 @@ class EngineConnection:
     form: PixelFormat
     #: the model's image placeholder
     image_id: int
-    #: for an answer, with the wait for its turn; while an engine stands still for new weights they do not run, but for
-    #: what exceeds `pause_seconds`
+    #: for an answer, with the wait for its turn; while an engine stands still for new weights, or none may be asked,
+    #: they do not run, but for what exceeds `pause_seconds`
     answer_seconds: float
     pause_seconds: float
     replicas: Replicas
