@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy import engine, engines
 from tapforge_trainer.policy.engine import EngineActor
-from tapforge_trainer.policy.engine_client import EngineClient, EngineDied, EngineError
+from tapforge_trainer.policy.engine_client import EngineClient, EngineDied, EngineError, called
 from tapforge_trainer.policy.engines import Engines, RestartBudget
 from tapforge_trainer.policy.frames import PixelFormat
 from tapforge_trainer.policy.mailboxes import Mailboxes
@@ -156,12 +157,12 @@ def test_a_deadline_stands_still_with_its_engine_and_no_longer_than_it_may() -> 
     assert deadline.left(50) == 6
     reading.read(False, 546, 50)
     assert deadline.left(51) == 5
-    deadline.move(None, 51)  # its engine died; nobody stands still
-    assert deadline.left(53) == 3
+    deadline.move(None, 51)  # its engine died, and is started again
+    assert deadline.left(54) == 5
     other = PauseReading()
     other.read(True, 0, 53)
     deadline.move(other, 54)
-    assert deadline.left(100) == 2
+    assert deadline.left(95) == 5
     assert deadline.left(1000) == 10 - 1000 + 100
 
 
@@ -286,26 +287,68 @@ def test_an_engine_whose_sampling_thread_died_is_left_too() -> None:
     asyncio.run(go())
 
 
-def test_requests_wait_for_a_new_engine_within_their_deadline() -> None:
+def test_requests_wait_for_a_new_engine_longer_than_for_an_answer_and_not_for_ever() -> None:
     async def go() -> None:
         first, second = Actor(), Actor()
-        client = EngineClient(connected(first))
+        client = EngineClient(connected(first, answer_seconds=0.3))
         (asked,) = asking(client)
         await until(lambda: first.asked)
         first.kill()
         await until(lambda: client._unplaced)
         client.use(Replicas(2, (Replica(0, 0, first),)))  # old news
+        await asyncio.sleep(0.6)
         assert client._unplaced
         client.use(Replicas(4, (Replica(0, 1, second),)))
         client.use(Replicas(3, ()))  # older than the last
         await until(lambda: second.asked)
         second.answer()
         assert list((await asked).ids) == [1, 2]
-        hurried = EngineClient(connected(answer_seconds=0.05))
+        hurried = EngineClient(connected(answer_seconds=0.05, pause_seconds=0.05))
         with pytest.raises(EngineError, match="no engine answered within 0 s"):
             await hurried.generate(PROMPT, Sampling(4))
 
     asyncio.run(go())
+
+
+def test_frames_that_are_asked_for_again_come_all_at_once() -> None:
+    """Those that were at hand the first time may be dropped before the others come."""
+    shown = tuple(FittedFrame(name, b"", 32, 32) for name in "ab")
+    prompt = Prompt((99, 99, 7), shown, 3)
+    at_hand = [set(), {"a"}, set()]
+    sent: list[set[str]] = []
+
+    class Forgetful(Actor):
+        async def on_submit(self, client: str, requests: Sequence[tuple], frames: dict[str, bytes]) -> None:
+            missing = {"a", "b"} - frames.keys() - at_hand[len(sent)]
+            sent.append(set(frames))
+            ids = np.asarray(prompt.ids, np.int32).tobytes()
+            for key in self.boxes.expect(client, [request[0] for request in requests]):
+                result = Result(engine_key(client, key), ids, finish_reason="stop", missing=tuple(missing))
+                self.boxes.deliver([result])
+
+    async def go() -> None:
+        client = EngineClient(connected(Forgetful()))
+        for _ in range(2):
+            await client.generate(prompt, Sampling(4))
+        assert sent == [{"a", "b"}, set(), {"a", "b"}]
+
+    asyncio.run(go())
+
+
+def test_a_call_whose_argument_died_with_its_maker_is_not_the_engines_death() -> None:
+    """Else the death of a learner's rank would take all engines with it, again and again."""
+    from ray.exceptions import ActorDiedError, RayTaskError
+
+    async def call(error: Exception) -> None:
+        reference = asyncio.get_running_loop().create_future()
+        reference.set_exception(error)
+        await called(reference, "engine 0", "renew", END)
+
+    with pytest.raises(EngineError, match="renew failed") as raised:
+        asyncio.run(call(RayTaskError("renew", "traceback", ActorDiedError()).as_instanceof_cause()))
+    assert not isinstance(raised.value, EngineDied)
+    with pytest.raises(EngineDied, match="died during renew"):
+        asyncio.run(call(ActorDiedError()))
 
 
 def test_the_end_of_all_engines_fails_who_waits_and_who_comes_later_with_the_reason() -> None:

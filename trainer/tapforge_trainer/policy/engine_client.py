@@ -6,7 +6,7 @@ Rules:
 - A request goes to the engine that its sampling names; where that one is dead or none is named, to the live engine
   with the fewest requests of this client.
 - Requests of an engine that dies are asked again at another one. Without another one they wait until `use` names one.
-- Every request has a deadline, which stands still while its engine does for new weights.
+- Every request has a deadline, which stands still while its engine does for new weights, or while there is none.
 - What the engine saw as prompt is compared with the agent's own expansion, token for token.
 """
 
@@ -291,8 +291,8 @@ class EngineClient:
             return
         if missing and not waiting.resent:
             waiting.resent = True
-            for name in missing:
-                engine.known.pop(name, None)
+            for frame in waiting.prompt.frames:  # all: by then the others may be dropped as well
+                engine.known.pop(frame.name, None)
             self._post(engine, key)
             return
         del engine.waiting[key]
@@ -314,7 +314,7 @@ class EngineClient:
 
 async def called(reference: Any, where: str, method: str, seconds: float) -> Any:
     """What a Ray call of an engine returns. Raises `EngineError` after `seconds`, and `EngineDied`."""
-    from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+    from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
     try:
         async with asyncio.timeout(seconds):
@@ -323,9 +323,10 @@ async def called(reference: Any, where: str, method: str, seconds: float) -> Any
         raise EngineError(f"{where}: {method} took longer than {seconds:.0f} s") from error
     except ActorUnavailableError as error:
         raise EngineError(f"{where} could not be reached for {method}: {reason(error)}") from error
-    except RayActorError as error:
-        raise EngineDied(f"{where} died during {method}: {reason(error)}") from error
     except RayError as error:
+        # A call whose argument was to come from another actor fails with that one's death, and is an actor's error too.
+        if isinstance(error, RayActorError) and not isinstance(error, RayTaskError):
+            raise EngineDied(f"{where} died during {method}: {reason(error)}") from error
         died = EngineDied if DEAD in str(error) else EngineError
         raise died(f"{where}: {method} failed: {reason(error)}") from error
 

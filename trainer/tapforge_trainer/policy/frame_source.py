@@ -57,7 +57,8 @@ class StoredFrames:
     def lost(self, wanted: Mapping[str, Collection[str]]) -> list[str]:
         import ray
 
-        if coming := [self.references[episode] for episode in wanted if episode in self.foreign]:
+        # An object may hold the frames of several episodes, and is waited for once.
+        if coming := list({self.references[episode] for episode in wanted if episode in self.foreign}):
             ray.wait(coming, num_returns=len(coming), timeout=_FETCH)  # else they would come one after another
         return [episode for episode, names in wanted.items() if not self._has(episode, names)]
 
