@@ -1,6 +1,6 @@
 """The ways that the first run does not take: a task file, another model folder, the weights of another run, strictly
-on-policy, no zero-variance groups, no new weights in the middle of an episode; stopped while it starts, and a disk
-that fills.
+on-policy, no zero-variance groups, no new weights in the middle of an episode, rollout workers and a recorder in
+processes of their own; stopped while it starts, and a disk that fills.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from whole import Command, Run, tapforge
 from tapforge_api.progress import EXIT_STOPPED
 from tapforge_envs.phone import catalog
 from tapforge_trainer.cli import cli
+from tapforge_trainer.rollout.frames import FrameStore
 
 GROUPS, ROUNDS, UPDATES = 2, 2, 2
 FILE = "rollout-000001.jsonl"
@@ -30,7 +31,7 @@ spec:
   environment: {{source: {{processes: {{count: 8, servers: 2}}}}}}
   tasks: {{file: tasks.jsonl}}
   rollout:
-    {{groupSize: 4, groupsPerUpdate: {GROUPS}, maxStaleness: 0, responseTokens: 24,
+    {{groupSize: 4, groupsPerUpdate: {GROUPS}, maxStaleness: 0, responseTokens: 24, phonesPerWorker: 4,
       dynamicSampling: {{enabled: true, maxRounds: {ROUNDS}}}}}
   algorithm: {{advantage: {{rloo: {{}}}}}}
   learner: {{miniBatches: 2, learningRate: 1e-4}}
@@ -116,6 +117,16 @@ def test_zero_variance_groups_are_replaced_within_bounds(other: Run) -> None:
     assert any(len({e.outcome for e in g.episodes}) == 1 for g in recording.groups(dropped=True))
 
 
+def test_workers_play_and_the_recorder_has_all_that_they_saw(other: Run) -> None:
+    seen = [event["rollout_workers"] for event in other.events("update")]
+    assert [(found["workers"], found["restarts"]) for found in seen] == [(2, 0)] * UPDATES
+    recording = other.recording("rollout")
+    frames = FrameStore(other.folder / "rollout" / "frames")
+    shown = {name for episode in recording.episodes() for step in episode.steps for name in step.frames}
+    assert shown and all(frames.frame(name).name == name for name in shown)
+    assert len({episode.slot for episode in recording.episodes()}) == 8, "both workers' phones are played on"
+
+
 def test_only_tasks_of_the_file_are_practised_and_measured(other: Run) -> None:
     listed = {catalog.tasks("quickstart", "train").sample(5, index).key for index in range(6)}
     practised = {episode.task.key for episode in other.recording("rollout").episodes()}
@@ -149,7 +160,8 @@ def test_a_killed_run_leaves_no_process_and_a_recording_that_can_be_read(other: 
 def test_a_recording_that_can_not_grow_ends_the_run_and_loses_nothing(killed: Run, tmp_path: Path) -> None:
     """It goes on after the kill, until a limit on the size of the driver's files stands for a full disk."""
     copy = killed.copied(tmp_path)
-    more = ("--runs", tmp_path, "--set", "spec.stop.maxUpdates=1000")
+    # The driver's process plays and records: it is the one that is limited.
+    more = ("--runs", tmp_path, "--set", "spec.stop.maxUpdates=1000", "--set", "spec.rollout.phonesPerWorker=null")
     command = Command("run", "-f", "other.yaml", *more, place=killed.file.parent)
     earlier = len(copy.events("update"))
     command.until(lambda: len(copy.events("update")) > earlier)

@@ -34,7 +34,7 @@ ROLLOUT, EVALUATION, EXPORT, REFERENCE = "rollout", "evaluation", "export", "ref
 _MAY_CHANGE: Final = ("stop", "checkpoints", "engine", "cluster", "suspend", "deadlines", "device", "recording")
 _MAY_CHANGE_IN: Final = {
     "environment": ("source", "deadlines"),
-    "rollout": ("concurrency",),
+    "rollout": ("concurrency", "phonesPerWorker", "framesGiB"),
     "learner": ("ranks", "threads", "tokensPerMicroBatch"),
     "evaluation": ("baselines", "everyUpdates"),
     "sync": ("tolerance", "gapAlarm"),
