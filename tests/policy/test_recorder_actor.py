@@ -190,6 +190,16 @@ class SlowActor:
         return self.calls[-1][1]
 
 
+async def test_frames_that_are_not_recorded_are_not_fetched(tmp_path: Path) -> None:
+    """No network between nodes that is slow or broken ends a run for what it doesn't want."""
+    actor, folder = RecorderActor(os.getpid(), None), tmp_path / "rollout"
+    actor.open(folder, Retention("none"), frozenset)
+    result = episode(1, object(), names=["a" * 64])
+    assert actor.episode(str(folder), result.record, [result.frames], {}) == Written()
+    actor.close(str(folder))
+    assert list(Recording(folder).episodes()) == [result.record]
+
+
 async def test_what_is_in_flight_is_bounded_and_flush_waits_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     actor = SlowActor()
     writer = RemoteRecording(actor, "folder")

@@ -78,7 +78,7 @@ class RecorderActor:
         self, folder: str, record: EpisodeRecord, handle: list[FrameHandle], ui_trees: Mapping[str, str]
     ) -> Written:
         with self._recorder(folder) as recorder:
-            frames = self._fetched(record.id, handle[0])
+            frames = self._fetched(record.id, handle[0]) if recorder.keeps(record.group) else {}
             recorder.episode(record, frames or {}, ui_trees)
         if frames is None:
             return Written(lost=True)

@@ -68,13 +68,17 @@ class Recorder:
         """The segment that is appended to."""
         return self._records.path
 
+    def keeps(self, group: str) -> bool:
+        """Whether the frames of this group's episodes are recorded; of others none need be given."""
+        return self._retention.keeps(group)
+
     def episode(
         self, record: EpisodeRecord, frames: Mapping[str, FittedFrame], ui_trees: Mapping[str, str] | None = None
     ) -> None:
         """`frames` and `ui_trees`: those that the steps name; trees by the sha256 of their text."""
         self._begin()
         try:
-            if self._retention.keeps(record.group):
+            if self.keeps(record.group):
                 for frame in frames.values():
                     self._frames.put(frame)
         except OSError as error:
