@@ -12,7 +12,7 @@ def test_handles_are_held_by_group_until_it_is_over():
     held.put("b", "b.0", "z", 5)
     assert held.of(["a", "c"]) == {"a.0": "x", "a.1": "y"} and held.bytes == 12
     held.forget(["a"], {"a.1", "b.0"})
-    assert held.of(["a", "b"]) == {"a.0": "x", "b.0": "z"}
+    assert held.of(["a", "b"]) == {"a.0": "x", "b.0": "z"} and held.bytes == 8
     held.keep(lambda group: group == "b")
     assert held.of(["a", "b"]) == {"b.0": "z"} and held.bytes == 5
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from phones import PATIENT, phones, put_forward, until
@@ -391,3 +392,16 @@ async def test_that_a_worker_is_away_says_nothing_about_phones():
         await asyncio.sleep(0)
         begun.set()
         assert await asked
+
+
+async def test_another_episode_of_the_name_of_one_that_was_given_up_is_played():
+    generator = Held(lambda *a: DONE)
+    async with linked(generator) as (players, wires, lease, _):
+        playing = asyncio.create_task(players.play(request(), lease()))
+        await until(lambda: generator.held)
+        playing.cancel()
+        await until(wires[0].playing.done)
+        generator.let_go.set()
+        again = await players.play(request(), replace(lease(), fence=2))
+        assert again.record.reason is Reason.DONE
+        assert all(not wanted.stop or not wanted.leases for wanted in wires[0].wanted)

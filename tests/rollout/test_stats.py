@@ -52,3 +52,12 @@ def test_episodes_of_an_earlier_session_count_when_their_group_is_taken():
 
 def test_no_valid_attempt_is_no_rate():
     assert rate_of({"invalid": 3}) is None
+
+
+def test_a_batch_that_was_put_back_counts_once():
+    stats = RolloutStats()
+    first = attempts(stats, 0, WON, LOST)
+    stats.consumed([first], 0)
+    attempts(stats, 0, LOST)  # its frames were lost: played again
+    stats.consumed([first], 0)
+    assert stats.drawn == {"success": 1, "failure": 2} and stats.group_sizes == {2: 1} and not stats.ahead

@@ -25,7 +25,8 @@ class FrameBudget:
 @dataclass(slots=True)
 class _Held:
     handles: dict[str, FrameHandle] = field(default_factory=dict)
-    bytes: int = 0
+    #: by episode, as the handles
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 class HeldFrames:
@@ -36,12 +37,12 @@ class HeldFrames:
 
     @property
     def bytes(self) -> int:
-        return sum(held.bytes for held in self._groups.values())
+        return sum(sum(held.sizes.values()) for held in self._groups.values())
 
     def put(self, group: str, episode: str, handle: FrameHandle, size: int) -> None:
         held = self._groups.setdefault(group, _Held())
         held.handles[episode] = handle
-        held.bytes += size
+        held.sizes[episode] = size
         self._episodes += 1
         self._seen_bytes += size
 
@@ -55,7 +56,7 @@ class HeldFrames:
         """The frames of these episodes are lost."""
         for held in (self._groups[g] for g in groups if g in self._groups):
             for episode in set(episodes) & set(held.handles):
-                del held.handles[episode]
+                del held.handles[episode], held.sizes[episode]
 
     def drop(self, group: str) -> None:
         self._groups.pop(group, None)

@@ -75,7 +75,7 @@ class _Attempt:
 class _Abandoned:
     """An attempt that nobody waits for, and that its worker may still play. `until`: when its lease is over there."""
 
-    lease: str
+    episode: str
     why: str
     until: float
 
@@ -89,7 +89,7 @@ class _Worker:
     worker_now: float = 0.0
     answered: float = -math.inf
     attempts: dict[str, _Attempt] = field(default_factory=dict)
-    #: by the episode's name
+    #: by the key of its lease
     abandoned: dict[str, _Abandoned] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     #: when it was started again
@@ -237,7 +237,7 @@ class RemotePlayers:
         this one."""
         until = worker.answered + LINK_SECONDS
         key = self._terms(worker, attempt.lease).key
-        worker.abandoned[attempt.request.attempt.episode] = _Abandoned(key, why, until)
+        worker.abandoned[key] = _Abandoned(attempt.request.attempt.episode, why, until)
         worker.wake.set()
         return until
 
@@ -289,16 +289,20 @@ class RemotePlayers:
 
     def _wanted(self, worker: _Worker) -> Wanted:
         now = self._clock()
-        worker.abandoned = {name: gone for name, gone in worker.abandoned.items() if gone.until > now}
-        playing = {name: attempt for name, attempt in worker.attempts.items() if name not in worker.abandoned}
-        leases = [self._terms(worker, attempt.lease) for attempt in playing.values()]
-        lost = {t.key: why for t, a in zip(leases, playing.values(), strict=True) if (why := a.lease.life.lost)}
-        stop = {name: attempt.stop for name, attempt in playing.items() if attempt.stop is not None}
+        abandoned = worker.abandoned = {key: gone for key, gone in worker.abandoned.items() if gone.until > now}
+        leased = [(self._terms(worker, attempt.lease), attempt) for attempt in worker.attempts.values()]
+        playing = [(terms, attempt) for terms, attempt in leased if terms.key not in abandoned]
+        stop = {gone.episode: Reason.CANCELLED for gone in abandoned.values()}
+        for _, attempt in playing:
+            stop.pop(attempt.request.attempt.episode, None)  # another one of this name
+            if attempt.stop is not None:
+                stop[attempt.request.attempt.episode] = attempt.stop
         return Wanted(
             worker.number,
-            {terms.key: terms.ends for terms in leases},
-            lost | {gone.lease: gone.why for gone in worker.abandoned.values()},
-            stop | dict.fromkeys(worker.abandoned, Reason.CANCELLED),
+            {terms.key: terms.ends for terms, _ in playing},
+            {terms.key: why for terms, attempt in playing if (why := attempt.lease.life.lost)}
+            | {key: gone.why for key, gone in abandoned.items()},
+            stop,
             self._engines,
         )
 

@@ -63,6 +63,8 @@ class RolloutStats:
     #: outcome -> attempts in all groups up to the last one that an update took, in issue order: also in those that were
     #: dropped on the way, which is where attempts that all ended alike go with dynamic sampling
     drawn: Counter[str] = field(default_factory=Counter)
+    #: issue order of the last group that an update took
+    last_order: int = -1
     #: (issue order of the group, outcome) -> attempts, of later groups
     ahead: Counter[tuple[int, str]] = field(default_factory=Counter)
 
@@ -105,7 +107,10 @@ class RolloutStats:
             self.invalid[record.reason.value] += 1
 
     def consumed(self, groups: list[GroupRecord], version: int) -> None:
-        taken, last = {group.order for group in groups}, max(group.order for group in groups)
+        """A batch that was put back comes again, and counts once; what was played again for it counts, too."""
+        last = max(group.order for group in groups)
+        groups = [group for group in groups if group.order > self.last_order]
+        taken, self.last_order = {group.order for group in groups}, last
         for order, outcome in [key for key in self.ahead if key[0] <= last]:
             attempts = self.ahead.pop((order, outcome))
             # Valid episodes of a group that was taken are in its record, also those that an earlier session played.
