@@ -130,7 +130,7 @@ async def test_an_attempt_is_played_elsewhere_as_it_would_be_here():
         again = lease(1)
         await players.play(request(3), again)
         assert again.life.episodes == 1
-        assert [players._home[f"phone-{n}"].index for n in range(2)] == [0, 1]
+        assert [players._home[f"phone-{n}"].worker.index for n in range(2)] == [0, 1]
 
 
 async def test_a_stop_arrives_at_once_and_returns_the_steps():
@@ -405,3 +405,15 @@ async def test_another_episode_of_the_name_of_one_that_was_given_up_is_played():
         again = await players.play(request(), replace(lease(), fence=2))
         assert again.record.reason is Reason.DONE
         assert all(not wanted.stop or not wanted.leases for wanted in wires[0].wanted)
+
+
+async def test_phones_that_are_gone_do_not_count_where_new_ones_are_played():
+    async with linked(Demonstrator([TASK]), workers=2) as (players, *_):
+        for number in range(100):
+            players._worker_of(f"gone-{2 * number}")
+            players._worker_of(f"stays-{2 * number + 1}")
+        put_forward(remote_players.HOME_SECONDS)
+        for number in range(100):
+            players._worker_of(f"stays-{2 * number + 1}")
+        new = [players._worker_of(f"new-{number}").index for number in range(50)]
+        assert new == [0] * 50 and len(players._home) == 150

@@ -35,6 +35,8 @@ EXCHANGE_SECONDS, ANSWER_SECONDS = 1.0, 10.0
 #: for a phone's answer to a probe, beyond the probe's own deadline
 _PROBE_GRACE = 10.0
 RESTARTS, RESTART_SECONDS = 5, 600.0
+#: without use after which a slot has no worker any more
+HOME_SECONDS = 600.0
 #: times that a phone is asked for its health, while workers are lost over it
 _PROBES = 3
 
@@ -100,6 +102,14 @@ class _Worker:
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass(eq=False, slots=True)
+class _Home:
+    """Of a slot."""
+
+    worker: _Worker
+    used: float = -math.inf
+
+
 class RemotePlayers:
     """A `Player`. Belongs to one event loop."""
 
@@ -108,7 +118,7 @@ class RemotePlayers:
         self._start = start
         self._clock = clock
         self._workers = [_Worker(index) for index in range(workers)]
-        self._home: dict[str, _Worker] = {}
+        self._home: dict[str, _Home] = {}
         self._links: list[asyncio.Task[None]] = []
         self._restarted = 0
         self._failure: WorkerError | None = None
@@ -247,10 +257,16 @@ class RemotePlayers:
         return replace(terms, ends=end_on_worker(ends, worker.answered, worker.worker_now))
 
     def _worker_of(self, slot: str) -> _Worker:
+        now = self._clock()
         if (home := self._home.get(slot)) is None:
-            homes = Counter(worker.index for worker in self._home.values())
-            home = self._home[slot] = min(self._workers, key=lambda worker: (homes[worker.index], worker.index))
-        return home
+            # A pool's phone that was replaced has another name: the old one must not count.
+            used = {attempt.lease.slot for worker in self._workers for attempt in worker.attempts.values()}
+            self._home = {s: h for s, h in self._home.items() if s in used or h.used > now - HOME_SECONDS}
+            homes = Counter(home.worker.index for home in self._home.values())
+            worker = min(self._workers, key=lambda worker: (homes[worker.index], worker.index))
+            home = self._home[slot] = _Home(worker)
+        home.used = now
+        return home.worker
 
     async def _begin(self, worker: _Worker) -> None:
         worker.carrier = await self._start(worker.index)
