@@ -19,6 +19,7 @@ from tapforge_trainer.rollout.attempt import Attempt, AttemptRequest
 from tapforge_trainer.rollout.remote_players import RESTART_SECONDS, RESTARTS, RemotePlayers, WorkerError, WorkerLost
 from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.rollout.worker_host import LINK_SECONDS, LeaseTerms, Wanted, WorkerHost, end_on_worker
+from tapforge_trainer.shutdown import failure_of
 
 TASK = TASKS.sample(0, 0)
 
@@ -417,3 +418,13 @@ async def test_phones_that_are_gone_do_not_count_where_new_ones_are_played():
             players._worker_of(f"stays-{2 * number + 1}")
         new = [players._worker_of(f"new-{number}").index for number in range(50)]
         assert new == [0] * 50 and len(players._home) == 150
+
+
+async def test_workers_that_cannot_be_started_are_a_failure_with_a_message():
+    async def start(index):
+        raise WorkerLost("it gave no answer within 3600 s", dead=False)
+
+    with pytest.raises(WorkerError) as error:
+        await RemotePlayers(start, 2).start()
+    told = (1, "a rollout worker could not be started: it gave no answer within 3600 s")
+    assert failure_of(error.value) == told

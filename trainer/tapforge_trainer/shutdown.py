@@ -215,12 +215,13 @@ def _other_errors() -> tuple[type[Exception], ...]:
     from .policy.sync import SyncMismatch
     from .report import ReportError
     from .rollout.recording import RecordingError
+    from .rollout.remote_players import WorkerError
     from .rollout.scheduler import RolloutError
     from .tasks.source import TaskError
 
     setup = (SetupError, SlotError, TaskError, UnknownTask)
     policy = (LearnerError, EngineError, SyncMismatch, CheckpointError)
-    return (*setup, *policy, RolloutError, RecordingError, FrameError, ReportError, OSError)
+    return (*setup, *policy, WorkerError, RolloutError, RecordingError, FrameError, ReportError, OSError)
 
 
 # --- subreaper --------------------------------------------------------------------------------------------------------

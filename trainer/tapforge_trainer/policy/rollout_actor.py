@@ -108,7 +108,7 @@ class RayCarrier:
             async with asyncio.timeout(seconds):
                 return await reference
         except RayTaskError as error:  # first: it has the type of what was raised there, too
-            raise error.as_instanceof_cause() from error
+            raise error.cause from error
         except TimeoutError as error:
             raise WorkerLost(f"it gave no answer within {seconds} s", dead=False) from error
         except (ObjectLostError, NodeDiedError) as error:  # an answer that is too large to come inline dies with a node

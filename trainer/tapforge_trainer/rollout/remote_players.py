@@ -50,7 +50,7 @@ class WorkerLost(Exception):
 
 
 class WorkerError(RuntimeError):
-    """Workers die again and again: the run can't go on."""
+    """Workers can't be started, or die again and again: the run can't go on."""
 
 
 class Carrier(Protocol):
@@ -126,8 +126,11 @@ class RemotePlayers:
         self._engines: Any = None
 
     async def start(self) -> None:
-        """All workers at once. Raises what the start of one raises."""
-        await asyncio.gather(*(self._begin(worker) for worker in self._workers))
+        """All workers at once. Raises WorkerError, and what else the start of one raises."""
+        try:
+            await asyncio.gather(*(self._begin(worker) for worker in self._workers))
+        except WorkerLost as lost:
+            raise WorkerError(f"a rollout worker could not be started: {lost}") from lost
         loop = asyncio.get_running_loop()
         self._links = [loop.create_task(self._link(w), name=f"rollout worker {w.index}") for w in self._workers]
 
@@ -287,7 +290,8 @@ class RemotePlayers:
                 except WorkerLost as lost:
                     if lost.dead or self._clock() > worker.answered + LINK_SECONDS:
                         await self._again(worker, str(lost))
-        except Exception as error:  # noqa: BLE001 - whoever plays hears of it
+        except Exception as error:  # whoever plays hears of it
+            log.exception("the link to rollout worker %d failed", worker.index)
             self._fail(f"rollout worker {worker.index} can't be led any more: {error!r}", error)
 
     async def _exchange(self, worker: _Worker) -> None:
