@@ -1,5 +1,5 @@
 """Several clients and one engine, deadlines that stand still, engines that die: with actors of this process, so that
-each moment is chosen. What vLLM and Ray make of it is in `test_in_flight.py` and `test_two_engines.py`."""
+each moment is chosen. What vLLM and Ray make of it is in `test_in_flight.py` and `test_replicas.py`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from both_ends import END, SHOTS, TOLERANCE, Hand, ask, client_of, gap, prompts_of, shake
 from PIL import Image
-from tiny_samples import Tiny, frame
+from tiny_samples import Tiny, at_hand, frame
 
 from tapforge_envs.protocol import Frame
 from tapforge_trainer.agents.vision import VisionGrid, fit_frame
@@ -299,10 +299,11 @@ async def test_what_differs_is_named() -> None:
 
 
 async def test_a_dead_rank_ends_an_update_at_once(tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner) -> None:
-    """The last test: the other rank waits for the dead one and can't be used again."""
+    """The last test of the folder, whose files run in the order of their names: the other rank waits for the dead one
+    and can't be used again."""
     import ray
 
     samples, frames = tiny.mixed()
     ray.kill(fresh._ranks[1])
     with pytest.raises(LearnerError, match="died during update"):
-        await asyncio.wait_for(fresh.update(samples, frames, UpdateSettings(), 0), END)
+        await asyncio.wait_for(fresh.update(samples, at_hand(samples, frames), UpdateSettings(), 0), END)
