@@ -157,7 +157,7 @@ async def test_an_update_has_its_frames_whatever_is_recorded(tmp_path: Path, rec
     assert {recorded.whole(episode) for episode in recorded.episodes() if episode.steps} == whole
 
 
-async def test_groups_under_way_that_were_not_recorded_are_played_again(tmp_path: Path) -> None:
+async def test_unfinished_groups_that_were_not_recorded_are_rerun(tmp_path: Path) -> None:
     async with _parts(tmp_path, "recording.frames=none", "rollout.maxStaleness=3") as parts:
         await reinforce(parts, Progress())
         first: Any = parts.policy
@@ -244,6 +244,17 @@ async def test_a_batch_whose_frames_are_lost_comes_again_with_other_episodes(tmp
     assert _updates(tmp_path) == [1, 2, 3]
     (note, *_) = [event["text"] for event in read_events(tmp_path) if event["event"] == "note"]
     assert "update 1 waits" in note and lost in note
+
+
+async def test_frames_that_are_lost_again_and_again_end_the_run_and_leave_whole_weights(tmp_path: Path) -> None:
+    async with _parts(tmp_path, "rollout.maxStaleness=0") as parts:
+        policy: Any = parts.policy
+        policy.learner.loses = 100
+        with pytest.raises(FramesLost):
+            await reinforce(parts, Progress())
+        assert len(policy.learner.samples) == 4, "it comes again three times"
+        ((update, state),) = policy.saved
+        assert (update, state["version"]) == (0, 0)
 
 
 async def test_an_update_is_saved_when_what_comes_after_it_fails(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_without_a_bound_there_is_always_room():
     assert held.room(10**6)
 
 
-def test_episodes_under_way_count_as_much_as_ended_ones_brought():
+def test_running_episodes_count_as_much_as_ended_ones_took():
     held = HeldFrames(FrameBudget(100 * MIB, first_guess=20 * MIB))
     assert held.room(5) and not held.room(6)
     held.put("a", "a.0", "x", 2 * MIB)

@@ -112,6 +112,16 @@ async def linked(generator, workers=1, phone_count=2):
             await players.close()
 
 
+@asynccontextmanager
+async def linked_and_playing():
+    """An attempt is played, and its model answers when the generator is let go."""
+    generator = Held(lambda *a: DONE)
+    async with linked(generator) as (players, wires, lease, _):
+        playing = asyncio.create_task(players.play(request(), lease()))
+        await until(lambda: generator.held)
+        yield playing, generator, players, wires, lease
+
+
 def test_an_end_on_the_workers_clock_is_never_later_than_on_the_drivers():
     # The worker's reading was taken at or before the moment at which the driver had it.
     for delay in (0.0, 3.0):
@@ -135,10 +145,7 @@ async def test_an_attempt_is_played_elsewhere_as_it_would_be_here():
 
 
 async def test_a_stop_arrives_at_once_and_returns_the_steps():
-    generator = Held(lambda *a: DONE)
-    async with linked(generator) as (players, wires, lease, _):
-        playing = asyncio.create_task(players.play(request(), lease()))
-        await until(lambda: generator.held)
+    async with linked_and_playing() as (playing, _generator, players, wires, _lease):
         players.stop(request().attempt.episode, Reason.RECLAIMED)
         result = await playing
         assert (result.record.reason, result.verdict) == (Reason.RECLAIMED, Verdict.CLEAN)
@@ -157,10 +164,7 @@ async def test_a_lost_claim_cuts_a_call_off_in_the_worker():
 
 
 async def test_leases_live_as_long_as_messages_are_answered():
-    generator = Held(lambda *a: DONE)
-    async with linked(generator) as (players, wires, lease, _):
-        playing = asyncio.create_task(players.play(request(), lease()))
-        await until(lambda: generator.held)
+    async with linked_and_playing() as (playing, generator, _players, wires, _lease):
         for _ in range(4):
             before = len(wires[0].wanted)
             put_forward(LINK_SECONDS / 2 - 2)
@@ -171,10 +175,7 @@ async def test_leases_live_as_long_as_messages_are_answered():
 
 
 async def test_a_worker_without_a_driver_stops_its_attempts_and_uses_no_phone():
-    generator = Held(lambda *a: DONE)
-    async with linked(generator) as (players, wires, lease, _):
-        playing = asyncio.create_task(players.play(request(), lease()))
-        await until(lambda: generator.held)
+    async with linked_and_playing() as (playing, _generator, players, wires, lease):
         wires[0].silent.set()
         put_forward(LINK_SECONDS - 5)
         result = await playing
@@ -187,10 +188,7 @@ async def test_a_worker_without_a_driver_stops_its_attempts_and_uses_no_phone():
 
 
 async def test_a_message_that_was_overtaken_changes_nothing():
-    generator = Held(lambda *a: DONE)
-    async with linked(generator) as (players, wires, lease, _):
-        playing = asyncio.create_task(players.play(request(), lease()))
-        await until(lambda: generator.held)
+    async with linked_and_playing() as (playing, generator, _players, wires, _lease):
         host, newest = wires[0].host, wires[0].wanted[-1].number
         episode = request().attempt.episode
         answer = host.exchange(Wanted(newest - 1, stop={episode: Reason.CANCELLED}))
@@ -200,10 +198,7 @@ async def test_a_message_that_was_overtaken_changes_nothing():
 
 
 async def test_a_worker_that_dies_costs_its_attempts_and_is_started_again():
-    generator = Held(lambda *a: DONE)
-    async with linked(generator) as (players, wires, lease, _):
-        playing = asyncio.create_task(players.play(request(), lease()))
-        await until(lambda: generator.held)
+    async with linked_and_playing() as (playing, generator, players, wires, lease):
         wires[0].dead.set()
         result = await playing
         assert (result.record.reason, result.record.outcome) == (Reason.CANCELLED, None)
@@ -244,10 +239,7 @@ async def test_phones_are_asked_for_their_health_by_the_worker_that_uses_them():
 
 async def test_who_plays_after_the_last_death_hears_of_it(monkeypatch):
     monkeypatch.setattr(remote_players, "RESTARTS", 0)
-    generator = Held(lambda *a: DONE)
-    async with linked(generator) as (players, wires, lease, _):
-        playing = asyncio.create_task(players.play(request(), lease()))
-        await until(lambda: generator.held)
+    async with linked_and_playing() as (playing, _generator, players, wires, lease):
         wires[0].told.clear()
         wires[0].dead.set()
         await until(lambda: players._failure)
@@ -303,10 +295,7 @@ async def test_a_fault_of_ours_in_a_message_ends_the_run():
 
 @pytest.mark.parametrize("how", ["cut", "cancelled"])
 async def test_a_lease_that_nobody_answers_for_is_not_made_longer(how):
-    generator = Held(lambda *a: DONE)
-    async with linked(generator) as (players, wires, lease, _):
-        playing = asyncio.create_task(players.play(request(), lease()))
-        await until(lambda: generator.held)
+    async with linked_and_playing() as (playing, _generator, _players, wires, _lease):
         if how == "cut":
             wires[0].cut.set()
         else:
@@ -396,10 +385,7 @@ async def test_that_a_worker_is_away_says_nothing_about_phones():
 
 
 async def test_another_episode_of_the_name_of_one_that_was_given_up_is_played():
-    generator = Held(lambda *a: DONE)
-    async with linked(generator) as (players, wires, lease, _):
-        playing = asyncio.create_task(players.play(request(), lease()))
-        await until(lambda: generator.held)
+    async with linked_and_playing() as (playing, generator, players, wires, lease):
         playing.cancel()
         await until(wires[0].playing.done)
         generator.let_go.set()

@@ -60,7 +60,7 @@ async def test_a_stopped_attempt_returns_its_steps_and_others_go_on():
     await worker.close()
 
 
-async def test_after_the_end_of_a_lease_no_call_begins_and_one_under_way_is_cut_off():
+async def test_after_the_end_of_a_lease_no_call_begins_and_a_running_one_is_cut_off():
     worker = RolloutWorker(AGENT, {"": Demonstrator([TASK])})
     async with phones() as server:
         await server.set_faults(0, {"kind": "hung", "calls": ["reset"]})

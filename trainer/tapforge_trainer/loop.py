@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from .policy.learner import Learner
 
 
+#: times that a batch whose frames are lost comes again: where they are lost each time, object stores are too small
+_PUT_BACKS = 3
+
+
 async def reinforce(parts: Parts, progress: Progress) -> None:
     """From where `progress` says the run is, until a limit is reached or a stop is requested."""
     spec, telemetry = parts.run.spec, parts.telemetry
@@ -112,6 +116,8 @@ class _Rollout:
     saved: int | None = None
     #: the weights may be those of half an update
     torn: bool = False
+    #: how often the next batch came again because its frames were lost
+    put_backs: int = 0
 
     @asynccontextmanager
     async def learning(self) -> AsyncIterator[Learner]:
@@ -124,12 +130,16 @@ class _Rollout:
         except FramesLost:
             self.torn = False
             raise
-        self.torn = False
+        self.torn, self.put_backs = False, 0
 
     def put_back(self, groups: Sequence[GroupRecord], lost: FramesLost) -> None:
-        """The batch comes again when the episodes whose frames are lost have been played again."""
-        self.parts.telemetry.note(f"update {self.progress.update} waits: {lost}")
+        """The batch comes again when the episodes whose frames are lost have been played again. Raises `lost` when that
+        doesn't help."""
         self.progress.update -= 1
+        self.put_backs += 1
+        if self.put_backs > _PUT_BACKS:
+            raise lost
+        self.parts.telemetry.note(f"update {self.progress.update + 1} waits: {lost}")
         self.scheduler.put_back(groups, lost.episodes)
 
     async def sync(self) -> dict[str, Any]:

@@ -134,16 +134,17 @@ class RemotePlayers:
         loop = asyncio.get_running_loop()
         self._links = [loop.create_task(self._link(w), name=f"rollout worker {w.index}") for w in self._workers]
 
-    @property
-    def steps(self) -> dict[str, int]:
-        """Model answers so far of every attempt that is being played, as far as workers have reported."""
-        return {name: n for worker in self._workers for name, n in worker.steps.items() if name in worker.attempts}
-
     def metrics(self) -> dict[str, float]:
-        """`longest_stall_seconds`: of any worker's loop, since the last call; `restarts`: since the start."""
+        """`attempts` and their model answers so far, `steps`: as workers reported last; `longest_stall_seconds`: of any
+        worker's loop, since the last call; `restarts`: since the start."""
         stall, self._stall = self._stall, 0.0
-        workers = len(self._workers)
-        return {"workers": workers, "longest_stall_seconds": stall, "restarts": self._restarted}
+        return {
+            "workers": len(self._workers),
+            "attempts": sum(len(worker.steps) for worker in self._workers),
+            "steps": sum(sum(worker.steps.values()) for worker in self._workers),
+            "longest_stall_seconds": stall,
+            "restarts": self._restarted,
+        }
 
     def use_engines(self, connection: Any) -> None:
         """Workers ask these engines from here on."""
@@ -272,7 +273,7 @@ class RemotePlayers:
         return home.worker
 
     async def _begin(self, worker: _Worker) -> None:
-        worker.carrier = await self._start(worker.index)
+        worker.carrier, worker.engines = await self._start(worker.index), None
         await self._exchange(worker)
 
     async def _link(self, worker: _Worker) -> None:
@@ -298,12 +299,12 @@ class RemotePlayers:
         carrier = worker.carrier
         assert carrier is not None
         worker.number += 1
-        wanted = self._wanted(worker)
-        report = await carrier.exchange(wanted, ANSWER_SECONDS)
+        engines = self._engines
+        report = await carrier.exchange(self._wanted(worker), ANSWER_SECONDS)
         if worker.carrier is not carrier:
             raise WorkerLost("another process is in its place", dead=True)
         worker.worker_now, worker.answered = report.now, self._clock()
-        worker.steps, worker.engines = report.steps, wanted.engines
+        worker.steps, worker.engines = report.steps, engines
         self._stall = max(self._stall, report.stall)
         worker.ready.set()
 
@@ -323,7 +324,7 @@ class RemotePlayers:
             {terms.key: why for terms, attempt in playing if (why := attempt.lease.life.lost)}
             | {key: gone.why for key, gone in abandoned.items()},
             stop,
-            self._engines,
+            None if worker.engines is self._engines else self._engines,
         )
 
     async def _again(self, worker: _Worker, why: str) -> None:

@@ -58,7 +58,7 @@ class Wanted:
     lost: Mapping[str, str] = field(default_factory=dict)
     #: attempts to end, by the episode's name; one that isn't being played has ended
     stop: Mapping[str, Reason] = field(default_factory=dict)
-    #: how the engines are reached, for `use_engines`; None: there are none yet
+    #: how the engines are reached, for `use_engines`; None: as was said before
     engines: Any = None
 
 
@@ -92,7 +92,7 @@ class WorkerHost:
     """Belongs to one event loop. Its methods are what the driver may call."""
 
     def __init__(self, worker: RolloutWorker, use_engines: Callable[[Any], None], clock: Clock = wakeful):
-        """`use_engines` takes what the driver says of them, again and again."""
+        """`use_engines` takes what the driver says of them, each time that it changes."""
         self._worker = worker
         self._use_engines = use_engines
         self._clock = clock
