@@ -12,7 +12,7 @@ from claiming import Denied, caller
 from e2e.cluster import MERGE, Cluster, Options, Refused, kuberay
 from live_pool import LivePool, phone, stays, uids
 from live_run import SMALL, LiveRun, pool_source
-from operator_process import Operator
+from operator_process import Ground, Operator
 
 from tapforge_api import load
 from tapforge_operator import names
@@ -57,15 +57,17 @@ def _claim_volume(cluster: Cluster, space: Space, name: str, mode: str) -> None:
 
 
 def test_absent_kuberay_is_named_and_waited_for(
-    cluster: Cluster, space: Space, operator: Operator, request: pytest.FixtureRequest
+    cluster: Cluster, ground: Ground, space: Space, operator: Operator, request: pytest.FixtureRequest
 ) -> None:
-    """First: afterwards KubeRay's kinds are there."""
+    """First: afterwards KubeRay's kinds are there, and the operator knows so in all its namespaces."""
     run = LiveRun(cluster, space)
     run.wait("word of it", lambda: run.says("Stalled", "True", "KubeRayMissing"))
     assert "install KubeRay" in run.status()["message"]
     request.getfixturevalue("ray_kinds")
     run.wait_job()
     run.wait("the status to say so", lambda: run.says("Stalled", "False"))
+    everywhere = [f"RayJobs can be made (in namespace {each})" for each in ground.spaces]
+    run.wait("the other namespaces", lambda: all(words in operator.log() for words in everywhere))
 
 
 # --- from begin to end ------------------------------------------------------------------------------------------------

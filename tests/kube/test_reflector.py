@@ -139,6 +139,24 @@ async def test_a_namespace_that_is_missing_holds_no_other_one_up():
         await story.until("a: 404", "+theirs", "b at 1: theirs")
 
 
+async def test_a_kind_that_one_namespace_is_found_to_have_is_asked_for_in_the_others_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    server, story = Server(), Story()
+    server.troubles = [no(404), no(404)]
+
+    def missing(space: str, error: ApiError) -> None:
+        monkeypatch.setattr(reflector, "_MISSING_SECONDS", 0.2 if space == "a" else 3600.0)
+        story.missing(space, error)
+
+    def make(client: Client) -> Reflector:
+        return Reflector(client, PODS, ("a", "b"), story.saw, story.listed, missing=missing)
+
+    async with followed(make, server):
+        await until(lambda: len(story.words) >= 4)
+        assert sorted(story.words[:2]) == ["a: 404", "b: 404"] and story.words[2:] == ["a at 0:", "b at 0:"]
+
+
 async def test_who_reads_once_hears_of_what_can_not_be_read():
     for status, missing in ((403, None), (410, Story().missing)):
         server, story = Server(), Story()

@@ -6,7 +6,8 @@ Promises:
 3. A watch that ended, or whose connection was lost, begins again where it was. After any refusal everything is listed
    again: at once after the first "410 Gone" (the server remembers some minutes only), else after a pause that doubles
    from refusal to refusal.
-4. Whatever the API server answers, or doesn't, it goes on. Namespaces don't wait for each other.
+4. Whatever the API server answers, or doesn't, it goes on. Namespaces don't wait for each other. A kind that one of
+   them is found to have at last is asked for in the others at once.
 5. Thousands of objects at once keep nobody up: others get a turn every few of them.
 
 Without `listed` there is no list: each watch begins with what is there, which is enough where nobody asks what
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -86,6 +88,9 @@ class Reflector:
         self._since = dict.fromkeys(spaces, self._start)
         #: namespaces whose last watch said something
         self._reported: set[str] = set()
+        #: namespaces in which the kind was missing when it was last asked for; told when one of them has it
+        self._without: set[str] = set()
+        self._appeared = asyncio.Event()
 
     async def sync(self) -> None:
         """Lists everything once. Raises ApiError, but for what is `missing`."""
@@ -106,7 +111,7 @@ class Reflector:
                 if not self._since[space]:
                     await self._list(space)
                 if not self._since[space]:
-                    await asyncio.sleep(_MISSING_SECONDS)
+                    await self._wait_for_it()
                     continue
                 await self._watch(space)
                 pause, at_once = _FIRST_PAUSE, True
@@ -122,6 +127,11 @@ class Reflector:
                 log.warning("%s can't be watched for now: %s", self._kind.name, error)
                 await asyncio.sleep(max(pause, error.retry_after))
                 pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _wait_for_it(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MISSING_SECONDS):
+                await self._appeared.wait()
 
     async def _watch(self, space: str) -> None:
         where, since = self._kind.path(space), self._since[space]
@@ -147,10 +157,15 @@ class Reflector:
             if self._missing is None or error.status not in (403, 404):
                 raise
             self._since[space] = ""
+            self._without.add(space)
             self._missing(space, error)
         else:
             self._listed(space, uids, as_of)
             self._since[space] = as_of
+            if space in self._without:
+                self._without.discard(space)
+                self._appeared.set()  # whoever waits now goes on
+                self._appeared.clear()
 
 
 async def read(
