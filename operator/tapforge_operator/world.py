@@ -107,6 +107,8 @@ class World:
         self.leases_listed: list[Callable[[str, str], None]] = []
         #: when silent nodes were first seen to be so (a moment of `attention`), by UID
         self._silent: dict[str, float] = {}
+        #: since when one node at least has answered (another such moment); None while none does
+        self._answered: float | None = None
         self._stale = asyncio.Event()
 
     # --- questions ----------------------------------------------------------------------------------------------------
@@ -127,7 +129,8 @@ class World:
         return self._telemetry.attention.since
 
     def bad_nodes(self) -> dict[str, Literal["cordoned", "lost"]]:
-        """Lost are those that were silent for `NODE_GRACE` while this process watched."""
+        """Lost are those that were silent for `NODE_GRACE` while this process watched and another node answered: where
+        all are silent at once, what died is the way to them, and there is nowhere to move to."""
         bad: dict[str, Literal["cordoned", "lost"]] = {}
         for node in self.nodes.all():
             if node.silent and self._silence(node.uid) >= NODE_GRACE:
@@ -138,12 +141,15 @@ class World:
 
     def next_lost_node(self) -> float | None:
         """Seconds until a node that is silent counts as lost, should it stay so; None when there is none."""
+        if self._answered is None:
+            return None
         left = (NODE_GRACE - self._silence(uid) for uid in self._silent)
         return min((seconds for seconds in left if seconds > 0), default=None)
 
     def _silence(self, node_uid: str) -> float:
         attention = self._telemetry.attention
-        return attention.watched(self._silent.get(node_uid, attention.moment()))
+        now = attention.moment()
+        return attention.watched(max(self._silent.get(node_uid, now), now if self._answered is None else self._answered))
 
     # --- what happened ------------------------------------------------------------------------------------------------
 
@@ -230,6 +236,10 @@ class World:
 
     def _node_changed(self, _: str, before: NodeObject | None, after: NodeObject | None) -> None:
         node = after or before
+        answered, self._answered = self._answered, self._answering_since()
+        if answered is None and self._answered is not None and self._silent:  # now the others may be lost
+            for uid in {slot.pool_uid for slot in self.slots.all()}:
+                self._woken(uid)
         if node is None or _concern(before) == _concern(after):  # a node's heartbeat is no news
             return
         if after is None or not after.silent:
@@ -238,6 +248,11 @@ class World:
             self._silent.setdefault(node.uid, self._telemetry.attention.moment())
         for uid in {slot.pool_uid for slot in self.slots.all() if slot.node == node.name}:
             self._woken(uid)
+
+    def _answering_since(self) -> float | None:
+        if all(node.silent for node in self.nodes.all()):
+            return None
+        return self._telemetry.attention.moment() if self._answered is None else self._answered
 
     # --- lists --------------------------------------------------------------------------------------------------------
 

@@ -95,8 +95,8 @@ def test_every_answer_of_the_api_server_is_a_word_of_it() -> None:
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-def node(ready: str, version: int, **spec: Any) -> dict[str, Any]:
-    metadata = {"name": "n", "uid": "n-1", "resourceVersion": str(version)}
+def node(ready: str, version: int, name: str = "n", **spec: Any) -> dict[str, Any]:
+    metadata = {"name": name, "uid": f"{name}-1", "resourceVersion": str(version)}
     return {"metadata": metadata, "spec": spec, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
 
 
@@ -106,6 +106,7 @@ class Cluster(Clocks):
         self.woken: list[str] = []
         self.world = World(Scope(), Telemetry(attention=self.attention), self.woken.append)
         self.world.saw_node(node("True", 1))
+        self.world.saw_node(node("True", 1, "other"))
 
 
 def test_a_node_is_lost_when_it_was_silent_for_a_while() -> None:
@@ -134,6 +135,24 @@ def test_nodes_that_an_outage_had_cut_off_are_not_lost() -> None:
     cluster.world.saw_node(node("True", 3))
     cluster.listen(60)
     assert cluster.world.bad_nodes() == {} and cluster.world.next_lost_node() is None
+
+
+def test_no_node_is_lost_where_none_answers() -> None:
+    """Kubelets that are cut off, or late after an outage: phones go on, and there is no node to move them to."""
+    cluster = Cluster()
+    cluster.world.saw_node(node("Unknown", 2))
+    cluster.listen(NODE_GRACE - 3)
+    cluster.world.saw_node(node("Unknown", 2, "other"))
+    cluster.listen(600)
+    assert cluster.world.bad_nodes() == {} and cluster.world.next_lost_node() is None
+    cluster.world.saw_node(node("True", 1, "new"))
+    assert cluster.world.bad_nodes() == {} and cluster.world.next_lost_node() == NODE_GRACE
+    cluster.world.saw_node(node("True", 3, "other"))
+    cluster.world.saw_node(node("True", 1, "new"), deleted=True)
+    cluster.listen(NODE_GRACE - 3)
+    assert cluster.world.bad_nodes() == {} and cluster.world.next_lost_node() == 3
+    cluster.listen(3)
+    assert cluster.world.bad_nodes() == {"n": "lost"}
 
 
 def test_a_cordoned_node_that_falls_silent_is_cordoned_until_it_is_lost() -> None:

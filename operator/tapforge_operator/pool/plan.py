@@ -17,8 +17,8 @@
     to time while the API server refuses them.
 9.  Otherwise nothing. A pool that is being deleted is left to the garbage collector; its claims are asked back.
 
-A node is lost when it was silent for a while in which this process watched, and no age of rule 3 is from before a gap
-in watching: what an outage of the API server hid is no slot's fault.
+A node is lost when it was silent for a while in which this process watched and another node answered, and no age of
+rule 3 is from before a gap in watching: what an outage of the API server hid is no slot's fault.
 
 The clock (seconds since the epoch, as in the cluster's timestamps) may jump. Ready slots are not removed by time,
 except for their age, which is rolling; what is removed because it took too long is bounded by the budget or, where it
