@@ -44,7 +44,6 @@ import ray
 from load.canned import HEIGHT, WIDTH, Screen, draw
 from load.machine import machine, show, write
 from load.phones import DEADLINES, SameLength
-from load.stalls import Stalls, milliseconds
 from load.usage import Usage, thread_seconds
 from load.worker_engine import policies
 
@@ -65,6 +64,7 @@ from tapforge_trainer.rollout.recording_queue import RecordWriter
 from tapforge_trainer.rollout.remote_players import RemotePlayers
 from tapforge_trainer.rollout.retention import Retention
 from tapforge_trainer.rollout.scheduler import Scheduler
+from tapforge_trainer.rollout.stall import StallMonitor
 from tapforge_trainer.tasks.source import TaskSource
 from tapforge_trainer.tiny.folder import write_processor
 from tapforge_trainer.tiny.tokenizer import write_tokenizer
@@ -77,6 +77,8 @@ ENGINE_SECONDS, SIGMA = 0.5, 0.5
 SCREENS = 32
 #: with all processes there and nobody playing
 IDLE_SECONDS = 10.0
+#: between two looks at steps and memory, which cost CPU of the driver's process
+LOOK_SECONDS = 5.0
 #: until the first batch is there
 PATIENCE = 900.0
 
@@ -221,10 +223,14 @@ async def measure(phones: int, rate: float, seconds: float, screens: Path, folde
             child.wait()
     return {
         **figures,
-        "idle_stall_p999_ms": milliseconds(idle_late, 0.999),
+        "idle_stall_p999_ms": milliseconds(idle_late["p999"]),
         "phones": phones,
         "median_step_seconds": round(median, 2),
     }
+
+
+def milliseconds(seconds: float) -> float:
+    return round(1000 * seconds, 2)
 
 
 def _child(command: list[str]) -> subprocess.Popen[str]:
@@ -234,7 +240,7 @@ def _child(command: list[str]) -> subprocess.Popen[str]:
 
 async def _watched(play: Play, base: str, seconds: float) -> dict[str, Any]:
     learner = Learner(play.folder, adapter(play.folder / "model"))
-    driver, worker, stalls = Usage([os.getpid()]), Usage(play.workers), Stalls()
+    driver, worker, stalls = Usage([os.getpid()]), Usage(play.workers), StallMonitor()
     recorder = Usage(play.recorder)
     version = 0
 
@@ -260,12 +266,12 @@ async def _watched(play: Play, base: str, seconds: float) -> dict[str, Any]:
         updates = version
         play.count_anew()
         learner.bytes = learner.frames = 0
-        stalls.clear()
+        stalls.stalls()
         for usage in (driver, worker, recorder):
             usage.begin()
         updating = asyncio.create_task(update())
         while time.perf_counter() - begun < seconds:
-            await asyncio.wait([updating], timeout=1.0)
+            await asyncio.wait([updating], timeout=LOOK_SECONDS)
             if updating.done():
                 updating.result()
                 updating = asyncio.create_task(update())
@@ -277,7 +283,8 @@ async def _watched(play: Play, base: str, seconds: float) -> dict[str, Any]:
         seen = play.seen()
         updating.cancel()
         await asyncio.wait([updating])
-    late = stalls.stop()
+    late = stalls.stalls()
+    stalls.close()
     to_engine = sum(found["bytes"] for found in seen) / max(1, sum(found["frames"] for found in seen))
     to_learner = learner.bytes / learner.frames if learner.frames else 0.0
     stats = play.scheduler.stats()
@@ -286,10 +293,10 @@ async def _watched(play: Play, base: str, seconds: float) -> dict[str, Any]:
         "driver_idle_ms_per_second": round(1000 * idle, 2),
         "worker_ms_per_step": round(1000 * worker_cpu / done, 3),
         "recorder_ms_per_step": round(1000 * recorder_cpu / done, 3),
-        "longest_stall_ms": milliseconds(late, 1.0),
-        "stall_p999_ms": milliseconds(late, 0.999),
-        "worker_longest_stall_ms": round(1000 * max((found["longest"] for found in seen), default=0.0), 2),
-        "worker_stall_p999_ms": round(1000 * max((found["p999"] for found in seen), default=0.0), 2),
+        "longest_stall_ms": milliseconds(late.longest),
+        "stall_p999_ms": milliseconds(late.p999),
+        "worker_longest_stall_ms": milliseconds(max((found["longest"] for found in seen), default=0.0)),
+        "worker_stall_p999_ms": milliseconds(max((found["p999"] for found in seen), default=0.0)),
         "driver_mib": round(driver.peak_mib, 1),
         "worker_mib": round(worker.peak_mib, 1),
         "growth_mib_per_10000_steps": round(driver.growth(10_000) + worker.growth(10_000), 1),

@@ -34,10 +34,11 @@ class Usage:
         return self._cpu_seconds() - self._cpu
 
     def growth(self, per_steps: int) -> float:
-        """MiB that so many steps add: the slope of all looks."""
-        if len(self._seen) < 2 or self._seen[0][0] == self._seen[-1][0]:
+        """MiB that so many steps add: the slope of the later half of all looks. In the earlier one, buffers fill."""
+        later = self._seen[len(self._seen) // 2 :]
+        if len(later) < 2 or later[0][0] == later[-1][0]:
             return 0.0
-        steps, mib = np.asarray(self._seen).T
+        steps, mib = np.asarray(later).T
         return float(np.polyfit(steps, mib, 1)[0]) * per_steps
 
     def _cpu_seconds(self) -> float:

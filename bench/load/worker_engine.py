@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from load.policy import ScriptedEngine
 from tapforge_trainer.agents.agent import Agent
 from tapforge_trainer.records import Generation, Generator, Prompt, Sampling
-from tapforge_trainer.rollout.stall import Histogram
+from tapforge_trainer.rollout.stall import StallMonitor
 
-EVERY = 0.02
+EVERY = 1.0
 
 
 class CountingEngine(ScriptedEngine):
@@ -25,7 +26,6 @@ class CountingEngine(ScriptedEngine):
         super().__init__(agent, seconds, end)
         self._path = path
         self._bytes = self._frames = 0
-        self._late = Histogram()
         self._watch: asyncio.Task[None] | None = None
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
@@ -36,19 +36,14 @@ class CountingEngine(ScriptedEngine):
         return await super().generate(prompt, sampling)
 
     async def _report(self) -> None:
-        loop = asyncio.get_running_loop()
-        written = loop.time()
+        monitor = StallMonitor()
         while True:
-            due = loop.time() + EVERY
             await asyncio.sleep(EVERY)
-            self._late.add(loop.time() - due)
-            if loop.time() > written + 1.0:
-                written = loop.time()
-                if not self._path.exists():
-                    self._bytes = self._frames = 0
-                    self._late = Histogram()
-                found = {"bytes": self._bytes, "frames": self._frames, "longest": self._late.longest}
-                self._path.write_text(json.dumps({**found, "p999": self._late.quantile(0.999)}))
+            anew = not self._path.exists()
+            if anew:
+                self._bytes = self._frames = 0
+            found = {"bytes": self._bytes, "frames": self._frames, **asdict(monitor.stalls(anew=anew))}
+            self._path.write_text(json.dumps(found))
 
 
 def policies(path: Path, seconds: float, end: float, agent: Agent) -> dict[str, Generator]:

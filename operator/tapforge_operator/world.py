@@ -149,7 +149,9 @@ class World:
     def _silence(self, node_uid: str) -> float:
         attention = self._telemetry.attention
         now = attention.moment()
-        return attention.watched(max(self._silent.get(node_uid, now), now if self._answered is None else self._answered))
+        return attention.watched(
+            max(self._silent.get(node_uid, now), now if self._answered is None else self._answered)
+        )
 
     # --- what happened ------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,14 @@ import pytest_asyncio
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy import recorder_actor
-from tapforge_trainer.policy.recorder_actor import RecorderActor, RecorderProcess, RemoteRecording, Written, _born
+from tapforge_trainer.policy.recorder_actor import (
+    RecorderActor,
+    RecorderProcess,
+    RemoteRecording,
+    Written,
+    _born,
+    _packed,
+)
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
 from tapforge_trainer.rollout.attempt import Attempt, EpisodeResult
 from tapforge_trainer.rollout.recording import Recording, RecordingError
@@ -171,7 +178,7 @@ async def test_frames_that_are_lost_cost_no_step(tmp_path: Path, monkeypatch: py
     actor, folder = RecorderActor(os.getpid(), None), tmp_path / "rollout"
     actor.open(folder, Retention(), frozenset)
     result = episode(1, "a reference", names=list(frames_of(1)))
-    assert actor.episode(str(folder), result.record, ["a reference"], {}) == Written(lost=True)
+    assert actor.episode(str(folder), _packed(result), ["a reference"]) == Written(lost=True)
     actor.close(str(folder))
     recording = Recording(folder)
     assert list(recording.episodes()) == [result.record] and not recording.whole(result.record)
@@ -195,7 +202,7 @@ async def test_frames_that_are_not_recorded_are_not_fetched(tmp_path: Path) -> N
     actor, folder = RecorderActor(os.getpid(), None), tmp_path / "rollout"
     actor.open(folder, Retention("none"), frozenset)
     result = episode(1, object(), names=["a" * 64])
-    assert actor.episode(str(folder), result.record, [result.frames], {}) == Written()
+    assert actor.episode(str(folder), _packed(result), [result.frames]) == Written()
     actor.close(str(folder))
     assert list(Recording(folder).episodes()) == [result.record]
 
