@@ -4,7 +4,7 @@
 
 - A job begins when those that it comes after have ended, well or not; a failed job stops no other one.
 - What has to be built is built first: meanwhile lint and the tests that start no Ray, cluster or compiler run, and
-  nothing else. Where little has to be built these tests come later, beside others that leave them room.
+  nothing else. Where little has to be built these tests come when the control plane's have ended, beside one stack.
 - Jobs that start Ray, engines and learners come one after the other: each fills the machine. What waits most of its
   time runs beside them.
 - Each job writes a log of its own. A line now and then says how far they are and what is waited for.
@@ -87,7 +87,7 @@ TIERS: Final[Mapping[str, tuple[Job, ...]]] = {
         _pytest("stacks", *STACKS, only=SHORT, after=["builds"]),
         _pytest("drivers", *DRIVERS, only=SHORT, after=["builds"]),
         *_control_plane(SHORT),
-        _pytest("pure", *_PURE, only=SHORT, after=["stacks"], beside="builds"),
+        _pytest("pure", *_PURE, only=SHORT, after=["claims", "control plane"], beside="builds"),
         _pytest("node", "tests/e2e", only=f"node and {SHORT}", after=["stacks"]),
     ),
     "test-long": (

@@ -42,8 +42,9 @@ class Usage:
         return float(np.polyfit(steps, mib, 1)[0]) * per_steps
 
     def _cpu_seconds(self) -> float:
-        times = [process.cpu_times() for process in self._processes]
-        return sum(t.user + t.system for t in times)
+        """By the scheduler's clock of each process (its id is the CPUCLOCK_SCHED of clock_getcpuclockid(3)): what
+        /proc says of user and system time is counted in ticks, and a third too much for threads that wake up often."""
+        return sum(time.clock_gettime(~process.pid << 3 | 2) for process in self._processes)
 
 
 def thread_seconds(work: Callable[[], object], times: int) -> float:

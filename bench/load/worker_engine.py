@@ -39,10 +39,10 @@ class CountingEngine(ScriptedEngine):
         monitor = StallMonitor()
         while True:
             await asyncio.sleep(EVERY)
-            anew = not self._path.exists()
-            if anew:
+            if not self._path.exists():
                 self._bytes = self._frames = 0
-            found = {"bytes": self._bytes, "frames": self._frames, **asdict(monitor.stalls(anew=anew))}
+                monitor.stalls()
+            found = {"bytes": self._bytes, "frames": self._frames, **asdict(monitor.stalls(anew=False))}
             self._path.write_text(json.dumps(found))
 
 

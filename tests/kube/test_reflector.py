@@ -146,7 +146,7 @@ async def test_a_kind_that_one_namespace_is_found_to_have_is_asked_for_in_the_ot
     server.troubles = [no(404), no(404)]
 
     def missing(space: str, error: ApiError) -> None:
-        monkeypatch.setattr(reflector, "_MISSING_SECONDS", 0.2 if space == "a" else 3600.0)
+        monkeypatch.setattr(reflector, "_MISSING_SECONDS", 2.0 if space == "a" else 3600.0)
         story.missing(space, error)
 
     def make(client: Client) -> Reflector:

@@ -255,6 +255,8 @@ async def test_frames_that_are_lost_again_and_again_end_the_run_and_leave_whole_
         assert len(policy.learner.samples) == 4, "it comes again three times"
         ((update, state),) = policy.saved
         assert (update, state["version"]) == (0, 0)
+        orders = [group["order"] for group in state["unfinished"]]
+        assert orders[:2] == [0, 1], "the run can be resumed with the batch that no update has consumed"
 
 
 async def test_an_update_is_saved_when_what_comes_after_it_fails(tmp_path: Path) -> None:

@@ -226,7 +226,21 @@ async def test_workers_are_told_of_the_engines_also_those_that_are_started_again
         await until(lambda: wires[0].engines)
         wires[0].dead.set()
         await until(lambda: len(wires) == 2 and wires[1].engines)
-        assert {*wires[0].engines, *wires[1].engines} == {"these"}
+        seen = len(wires[1].wanted)
+        players._workers[0].wake.set()
+        await until(lambda: len(wires[1].wanted) > seen)
+        assert [wire.engines for wire in wires] == [["these"], ["these"]], "once each"
+
+
+async def test_engines_that_a_worker_did_not_hear_of_are_said_again():
+    async with linked(Demonstrator([TASK])) as (players, wires, _, _):
+        wires[0].silent.set()
+        players.use_engines("these")
+        await until(lambda: not players._workers[0].wake.is_set())
+        assert not wires[0].engines
+        wires[0].silent.clear()
+        players._workers[0].wake.set()
+        await until(lambda: wires[0].engines == ["these"])
 
 
 async def test_phones_are_asked_for_their_health_by_the_worker_that_uses_them():
@@ -349,7 +363,7 @@ async def test_an_answer_of_a_worker_that_was_replaced_meanwhile_is_none():
             await asyncio.sleep(0)
         begun.set()
         assert (await playing).record.outcome is Outcome.SUCCESS
-        assert wires[1].engines == ["these"] * len(wires[1].engines)
+        assert wires[1].engines == ["these"]
 
 
 async def test_a_stopped_attempt_does_not_wait_for_its_worker():

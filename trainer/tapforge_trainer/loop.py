@@ -137,10 +137,10 @@ class _Rollout:
         doesn't help."""
         self.progress.update -= 1
         self.put_backs += 1
+        self.scheduler.put_back(groups, lost.episodes)
         if self.put_backs > _PUT_BACKS:
             raise lost
         self.parts.telemetry.note(f"update {self.progress.update + 1} waits: {lost}")
-        self.scheduler.put_back(groups, lost.episodes)
 
     async def sync(self) -> dict[str, Any]:
         """Gives the engines the learner's weights. Not when a stop is requested while the rollout pauses for it: no

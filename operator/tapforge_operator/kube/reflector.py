@@ -88,8 +88,9 @@ class Reflector:
         self._since = dict.fromkeys(spaces, self._start)
         #: namespaces whose last watch said something
         self._reported: set[str] = set()
-        #: namespaces in which the kind was missing when it was last asked for; told when one of them has it
+        #: namespaces that were without the kind, by their last list that was answered
         self._without: set[str] = set()
+        #: set when one of them has it; then there is another one
         self._appeared = asyncio.Event()
 
     async def sync(self) -> None:
@@ -108,10 +109,11 @@ class Reflector:
         pause, at_once = _FIRST_PAUSE, True
         while True:
             try:
+                appeared = self._appeared
                 if not self._since[space]:
                     await self._list(space)
                 if not self._since[space]:
-                    await self._wait_for_it()
+                    await _wait_for(appeared)
                     continue
                 await self._watch(space)
                 pause, at_once = _FIRST_PAUSE, True
@@ -127,11 +129,6 @@ class Reflector:
                 log.warning("%s can't be watched for now: %s", self._kind.name, error)
                 await asyncio.sleep(max(pause, error.retry_after))
                 pause = min(2 * pause, _LONGEST_PAUSE)
-
-    async def _wait_for_it(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_MISSING_SECONDS):
-                await self._appeared.wait()
 
     async def _watch(self, space: str) -> None:
         where, since = self._kind.path(space), self._since[space]
@@ -164,8 +161,14 @@ class Reflector:
             self._since[space] = as_of
             if space in self._without:
                 self._without.discard(space)
-                self._appeared.set()  # whoever waits now goes on
-                self._appeared.clear()
+                self._appeared.set()
+                self._appeared = asyncio.Event()
+
+
+async def _wait_for(appeared: asyncio.Event) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_MISSING_SECONDS):
+            await appeared.wait()
 
 
 async def read(

@@ -7,7 +7,7 @@
   driver, as references: `flush` waits for all of it, a batch for `flush`, and the rollout admits no more than its
   batches hold.
 - A call takes about a millisecond of the driver's loop, and others get a turn after each. Episodes go as pickled bytes:
-  Ray's own pickler takes three times as long for them.
+  Ray's own pickler takes twice as long for them.
 - Every call has a deadline. Nothing is tried again: the first failure ends the recording and reaches the driver, and
   what was on its way already is not written.
 - A driver that is gone takes the recorder with it, at most `WATCH_SECONDS` later; one whose folder was taken over by a
@@ -246,9 +246,9 @@ class RemoteRecording:
             if self._flying and self.in_flight + self._waiting[0].bytes > IN_FLIGHT_BYTES:
                 break
             call = self._waiting.popleft()
+            self._flying.append(call)  # first: whoever waits for a call that can't be made hears of it, too
             call.answer = getattr(self._actor, call.name).remote(self._folder, *call.args)
             call.args = ()  # the driver's hold on the frames is the scheduler's alone
-            self._flying.append(call)
             await asyncio.sleep(0)
 
     def _note(self, call: _Call, written: Written) -> None:

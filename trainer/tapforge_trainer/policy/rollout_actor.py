@@ -2,7 +2,8 @@
 
 - An attempt is one call with two return values: a small result that the driver awaits, and the episode's frames, which
   the driver holds by reference and never fetches. Return values outlive the worker's process, on its node.
-- A call takes about a millisecond of the driver's loop. When many attempts begin at once, others get a turn after each.
+- A call takes about a millisecond of the driver's loop. When many attempts begin at once, others get a turn after one
+  of each worker.
 - Neither `ray.cancel` nor retries of tasks or actors are used: who stops or starts again is the driver.
 """
 
@@ -53,7 +54,7 @@ class RolloutActor:
         self._host = WorkerHost(RolloutWorker(agent, self._policies), self._use_engines)
 
     async def play(self, request: AttemptRequest, terms: LeaseTerms) -> tuple[bytes, Any]:
-        """The first value is pickled here: Ray's own pickler takes three times as long for records."""
+        """The first value is pickled here: Ray's own pickler takes twice as long for records."""
         assert self._host is not None
         result = await self._host.play(request, terms)
         return pickle.dumps(replace(result, frames={})), result.frames

@@ -1,7 +1,8 @@
 """A rollout worker in another process than the driver: the messages between the two, and the worker's end of them.
 
 The driver says once a second, and at once on changes, what it wants (`Wanted`), and is answered with what there is
-(`Report`). Both are whole states: one that is lost, late or repeated does no harm.
+(`Report`). Both are whole states, but for the engines, which are said until a message with them is answered: one that
+is lost, late or repeated does no harm.
 
 Rules of leases:
 1. A lease ends on the worker's clock. The driver computes its end from the worker's last answer: the worker's reading
