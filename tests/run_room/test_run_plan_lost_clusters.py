@@ -106,6 +106,43 @@ def test_a_head_that_does_not_answer_for_minutes_is_lost() -> None:
     assert story.run.status.attempt.reason == "HeadSilent"
 
 
+GONE = RayHead("team", "run-1-head", "head-1", "7", UID, 1, NOON, "node-1", gone=True)
+
+
+@pytest.mark.parametrize("kuberay", ["is silent", "says so"])
+def test_a_driver_that_fails_because_its_head_went_has_not_failed(kuberay: str) -> None:
+    story = lasting().started()
+    story.reports(final="failed", message="the recorder's process ended: owner's node has crashed")
+    assert story.ready == ("True", "Finishing")
+    assert story.plan(head=GONE).look_again == pytest.approx(10)
+    if kuberay == "is silent":
+        story.plan(9)
+        assert story.run.status.lost_clusters == 0, "KubeRay may be about to say that the driver failed"
+        story.plan(1)
+        assert "the recorder's process ended" in story.run.status.attempt.message
+    else:
+        story.plan(5, jobs=(job(1, "RUNNING/Failed", reason="SubmissionFailed"),))
+    assert story.run.status.lost_clusters == 1 and story.condition("Failed")[0] == "False"
+
+
+@pytest.mark.parametrize("state", ["FAILED/Failed", "RUNNING/Failed"])
+def test_a_driver_that_fails_by_itself_has_failed_though_kuberay_removes_the_head(state: str) -> None:
+    story = lasting().started()
+    story.reports(final="failed", message="no such task")
+    story.plan(1, head=GONE, jobs=(job(1, state, message="exit code 1"),))
+    assert story.condition("Failed") == ("True", "DriverFailed") and "no such task" in story.run.status.message
+
+
+def test_the_head_of_an_earlier_attempt_excuses_no_driver() -> None:
+    story = lasting().started()
+    lose(story)
+    begin(story)
+    story.reports(final="failed", message="no such task")
+    story.plan(60, head=GONE)
+    story.plan(70)
+    assert story.condition("Failed") == ("True", "DriverFailed") and story.run.status.lost_clusters == 1
+
+
 # --- what counts and what does not ------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,9 @@
 """What becomes of the attempt that is on: by its driver's own word, by KubeRay's, and by what is left of its head.
 
 1. A driver that said how it ended is believed. Its run ends when KubeRay says so too, or when it had `PATIENCE` for it.
-   A driver that stopped because a queue took its machines has said nothing: the queue gives them back.
+   A driver that stopped because a queue took its machines has said nothing: the queue gives them back. One that says
+   that it failed is not believed when its head went before KubeRay had counted: what is around a driver ends a moment
+   before it does, and it takes that for its own failure. Then the cluster is lost.
 2. Then KubeRay counts (`translate.py`).
 3. KubeRay can take minutes to miss a head. A driver that is silent for `SILENCE` makes us look: if its head is not
    there for `HEADLESS`, or is there and not Ready for `DEAF`, the cluster is lost. Only what was watched counts: while
@@ -60,7 +62,14 @@ def _by_driver(draft: Draft, by_kuberay: Verdict | None) -> Verdict:
     if report.final == "stopped":
         return Verdict("stopped", "Stopped", f"the driver stopped: {why}")
     left = draft.seen.reported + PATIENCE - draft.now
-    if by_kuberay is not None and by_kuberay.kind not in FINAL and left > 0:
+    counted = by_kuberay is None or by_kuberay.kind in FINAL
+    if report.final == "failed" and (since := _head_went(draft, counted)):
+        if by_kuberay is not None and _is(by_kuberay, "lost"):
+            return by_kuberay
+        if not counted and draft.now - since >= HEADLESS:
+            return Verdict("lost", "HeadLost", f"the Pod of Ray's head is gone, and the driver failed with it: {why}")
+        left = min(left, since + HEADLESS - draft.now)
+    if not counted and left > 0:
         draft.again(left)
         return Verdict("finishing", "Finishing", f"the driver has ended as {report.final}; KubeRay cleans up")
     match report.final:
@@ -103,6 +112,20 @@ def _by_head(draft: Draft) -> Verdict | None:
     if draft.now - since < HEADLESS:
         return None
     return Verdict("lost", "HeadLost", _last_words(pods))
+
+
+def _head_went(draft: Draft, counted: bool) -> float:
+    """Since when the attempt's head is known to be gone; 0 while it is not, and for one that went after KubeRay had
+    `counted`, which then tidies up."""
+    head, since = draft.seen.head, draft.history.headless
+    if head is None or head.attempt != draft.attempt.number or not head.gone:
+        return 0.0
+    if max(draft.seen.watching_since, seconds(draft.attempt.since)) <= since <= draft.now:
+        return since
+    if counted:
+        return 0.0
+    draft.remember(replace(draft.history, headless=draft.now))
+    return draft.now
 
 
 def _head_is_there(draft: Draft) -> None:
