@@ -243,6 +243,18 @@ async def test_the_size_of_frames_is_learned_from_what_was_written() -> None:
     actor.calls[1][1].set_result(Written())
 
 
+async def test_a_call_that_can_not_be_made_is_a_failure_and_nobody_waits_for_it() -> None:
+    class Gone:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(f"no way to {name}")
+
+    writer, errors = RemoteRecording(Gone(), "folder"), list[BaseException]()
+    writer.report_to(errors.append)
+    async with asyncio.timeout(60):
+        await writer.flush()
+    assert [str(error) for error in errors] == ["no way to sync"]
+
+
 async def test_a_recorder_that_hangs_is_a_failure_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_actor, "CALL_SECONDS", 0.05)
     writer, errors = RemoteRecording(SlowActor(), "folder"), list[BaseException]()
