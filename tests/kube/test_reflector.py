@@ -157,6 +157,35 @@ async def test_a_kind_that_one_namespace_is_found_to_have_is_asked_for_in_the_ot
         assert sorted(story.words[:2]) == ["a: 404", "b: 404"] and story.words[2:] == ["a at 0:", "b at 0:"]
 
 
+async def test_a_kind_that_appears_while_a_namespace_is_asked_is_not_missed(monkeypatch: pytest.MonkeyPatch):
+    """Its refusal is from before."""
+    story, there = Story(), asyncio.Event()
+
+    class Late(Server):
+        async def answer(self, request: web.Request) -> web.StreamResponse:
+            if "/namespaces/b/" in request.path and not there.is_set():
+                await there.wait()
+                return no(404)
+            return await super().answer(request)
+
+    server = Late()
+    server.troubles = [no(404)]
+
+    def missing(space: str, error: ApiError) -> None:
+        monkeypatch.setattr(reflector, "_MISSING_SECONDS", 0.01 if space == "a" else 3600.0)
+        story.missing(space, error)
+
+    def listed(space: str, uids: set[str], as_of: str) -> None:
+        story.listed(space, uids, as_of)
+        there.set()
+
+    def make(client: Client) -> Reflector:
+        return Reflector(client, PODS, ("a", "b"), story.saw, listed, missing=missing)
+
+    async with followed(make, server):
+        await story.until("a: 404", "a at 0:", "b: 404", "b at 0:")
+
+
 async def test_who_reads_once_hears_of_what_can_not_be_read():
     for status, missing in ((403, None), (410, Story().missing)):
         server, story = Server(), Story()

@@ -52,58 +52,54 @@ class Silent:
         return done
 
 
-def test_the_engine_aborts_what_a_client_asked_for_that_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def go() -> None:
-        monkeypatch.setattr(engine, "Sampler", Silent)
-        monkeypatch.setattr(engine, "CLIENT_SECONDS", 0.01)
-        monkeypatch.setattr(engine, "SWEEP_SECONDS", 0.005)
-        actor = EngineActor(SETTINGS)
-        await actor.ready()
-        poll = asyncio.create_task(actor.collect("a", END))
-        await asyncio.sleep(0)
-        for client in ("a", "b"):
-            await actor.submit(client, [("0", (1,), (), 4, 1.0, None)], {})
-        sampler: Any = actor._sampler
-        await until(lambda: sampler.aborted)
-        await asyncio.sleep(0.05)
-        assert sampler.aborted == ["b/0"], "a polls, however long it takes"
-        poll.cancel()
-        await until(lambda: sampler.aborted == ["b/0", "a/0"])
-
-    asyncio.run(go())
+async def test_the_engine_aborts_what_a_client_asked_for_that_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "Sampler", Silent)
+    monkeypatch.setattr(engine, "CLIENT_SECONDS", 0.01)
+    monkeypatch.setattr(engine, "SWEEP_SECONDS", 0.005)
+    actor = EngineActor(SETTINGS)
+    await actor.ready()
+    poll = asyncio.create_task(actor.collect("a", END))
+    await asyncio.sleep(0)
+    for client in ("a", "b"):
+        await actor.submit(client, [("0", (1,), (), 4, 1.0, None)], {})
+    sampler: Any = actor._sampler
+    await until(lambda: sampler.aborted)
+    await asyncio.sleep(0.05)
+    assert sampler.aborted == ["b/0"], "a polls, however long it takes"
+    poll.cancel()
+    await until(lambda: sampler.aborted == ["b/0", "a/0"])
 
 
-def test_an_engine_stands_still_from_the_first_step_of_a_sync_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_stands_still_from_the_first_step_of_a_sync_to_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also where a step fails: `discard` comes after it."""
 
-    async def go() -> None:
-        monkeypatch.setattr(engine, "Sampler", Silent)
-        actor = EngineActor(SETTINGS)
-        await actor.ready()
-        sampler: Any = actor._sampler
-        await actor.submit("a", [("0", (1,), (), 4, 1.0, None)], {})
-        poll = asyncio.create_task(actor.collect("a", END))
-        await asyncio.sleep(0)
-        renewing = asyncio.create_task(actor.renew(b"", 1, "keep"))
-        said = await asyncio.wait_for(poll, END)
-        assert said is not None and said[:2] == ([], True)
-        sampler.work.set_result(None)
-        await renewing
-        poll = asyncio.create_task(actor.collect("a", END))
-        await asyncio.sleep(0.01)
-        assert not poll.done()
-        await actor.discard("they differ")
-        said = await asyncio.wait_for(poll, END)
-        assert said is not None and said[1] is False and said[2] > 0
-        sampler.work = Future()
-        sampler.work.set_exception(ValueError("no weights"))
-        with pytest.raises(ValueError, match="no weights"):
-            await actor.renew(b"", 2, "keep")
-        assert not actor._boxes._pauses.paused
-        sampler.dead.set_result("out of memory")
-        assert await actor.watch(END) == "out of memory"
-
-    asyncio.run(go())
+    monkeypatch.setattr(engine, "Sampler", Silent)
+    actor = EngineActor(SETTINGS)
+    await actor.ready()
+    sampler: Any = actor._sampler
+    await actor.submit("a", [("0", (1,), (), 4, 1.0, None)], {})
+    poll = asyncio.create_task(actor.collect("a", END))
+    await asyncio.sleep(0)
+    renewing = asyncio.create_task(actor.renew(b"", 1, "keep"))
+    said = await asyncio.wait_for(poll, END)
+    assert said is not None and said[:2] == ([], True)
+    sampler.work.set_result(None)
+    await renewing
+    poll = asyncio.create_task(actor.collect("a", END))
+    await asyncio.sleep(0.01)
+    assert not poll.done()
+    await actor.discard("they differ")
+    said = await asyncio.wait_for(poll, END)
+    assert said is not None and said[1] is False and said[2] > 0
+    sampler.work = Future()
+    sampler.work.set_exception(ValueError("no weights"))
+    with pytest.raises(ValueError, match="no weights"):
+        await actor.renew(b"", 2, "keep")
+    assert not actor._boxes._pauses.paused
+    sampler.dead.set_result("out of memory")
+    assert await actor.watch(END) == "out of memory"
 
 
 def test_what_is_in_flight_has_the_time_of_an_answer_to_end_before_new_weights() -> None:
@@ -149,99 +145,88 @@ class Fleet:
         return [(replica.index, replica.incarnation) for replica in self.engines.replicas.live]
 
 
-def test_a_dead_engine_starts_again_beside_the_others_and_joins_with_the_next_weights(
+async def test_a_dead_engine_starts_again_beside_the_others_and_joins_with_the_next_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def go() -> None:
-        fleet = await Fleet(monkeypatch, 2).up()
-        await fleet.renewed(1)
-        assert fleet.engines.metrics == {"prefix_cache_hit_rate": 0.4, "mm_cache_hit_rate": 0.5, "engine_restarts": 0}
-        tasks = asking(fleet.client, 3, engine=1)
-        await until(lambda: len(fleet.actors[1].asked) == 3)
-        fleet.actors[1].kill()
-        await until(lambda: len(fleet.actors[0].asked) == 3)
-        fleet.actors[0].answer()
-        assert {v for g in await asyncio.gather(*tasks) for v in g.versions} == {1}
-        await until(lambda: len(fleet.actors) == 3)
-        assert fleet.live == [(0, 0)]
-        fleet.actors[2].started.set()
-        await until(lambda: fleet.engines._engines[1].up)
-        assert fleet.live == [(0, 0)] and not fleet.engines.starved.is_set(), "it has old weights"
-        await fleet.renewed(2)
-        assert fleet.live == [(0, 0), (1, 1)]
-        (task,) = asking(fleet.client, 1, engine=1)
-        await until(lambda: fleet.actors[2].asked)
-        fleet.actors[2].answer()
-        assert list((await task).versions) == [2, 2]
-        await fleet.engines.close()
-
-    asyncio.run(go())
+    fleet = await Fleet(monkeypatch, 2).up()
+    await fleet.renewed(1)
+    assert fleet.engines.metrics == {"prefix_cache_hit_rate": 0.4, "mm_cache_hit_rate": 0.5, "engine_restarts": 0}
+    tasks = asking(fleet.client, 3, engine=1)
+    await until(lambda: len(fleet.actors[1].asked) == 3)
+    fleet.actors[1].kill()
+    await until(lambda: len(fleet.actors[0].asked) == 3)
+    fleet.actors[0].answer()
+    assert {v for g in await asyncio.gather(*tasks) for v in g.versions} == {1}
+    await until(lambda: len(fleet.actors) == 3)
+    assert fleet.live == [(0, 0)]
+    fleet.actors[2].started.set()
+    await until(lambda: fleet.engines._engines[1].up)
+    assert fleet.live == [(0, 0)] and not fleet.engines.starved.is_set(), "it has old weights"
+    await fleet.renewed(2)
+    assert fleet.live == [(0, 0), (1, 1)]
+    (task,) = asking(fleet.client, 1, engine=1)
+    await until(lambda: fleet.actors[2].asked)
+    fleet.actors[2].answer()
+    assert list((await task).versions) == [2, 2]
+    await fleet.engines.close()
 
 
-def test_an_engine_that_dies_between_weights_and_their_proof_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def go() -> None:
-        fleet = await Fleet(monkeypatch, 2).up()
-        await fleet.engines.renew(b"", 1, "keep", END)
-        fleet.actors[0].kill()
-        await fleet.engines.release(1, END)
-        assert fleet.live == [(1, 0)] and fleet.engines.version == 1
+async def test_an_engine_that_dies_between_weights_and_their_proof_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = await Fleet(monkeypatch, 2).up()
+    await fleet.engines.renew(b"", 1, "keep", END)
+    fleet.actors[0].kill()
+    await fleet.engines.release(1, END)
+    assert fleet.live == [(1, 0)] and fleet.engines.version == 1
+    await fleet.engines.renew(b"", 2, "keep", END)
+    fleet.actors[1].kill()
+    with pytest.raises(EngineDied):
+        await fleet.engines.release(2, END)
+    assert fleet.live == [] and fleet.engines.version == 1
+    await fleet.engines.close()
+
+
+async def test_a_sole_engine_asks_for_weights_when_it_is_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = await Fleet(monkeypatch, 1).up()
+    await fleet.renewed(1)
+    (task,) = asking(fleet.client)
+    await until(lambda: fleet.actors[0].asked)
+    fleet.actors[0].kill()
+    await until(lambda: len(fleet.actors) == 2)
+    assert not fleet.engines.starved.is_set() and not task.done()
+    fleet.actors[1].started.set()
+    await asyncio.wait_for(fleet.engines.starved.wait(), END)
+    await fleet.renewed(1)
+    assert not fleet.engines.starved.is_set()
+    await until(lambda: fleet.actors[1].asked)
+    fleet.actors[1].answer()
+    assert list((await task).versions) == [1, 1]
+    await fleet.engines.close()
+
+
+async def test_an_engine_that_dies_again_and_again_ends_the_run_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = await Fleet(monkeypatch, 1).up()
+    await fleet.renewed(1)
+    (task,) = asking(fleet.client)
+    for start in range(3):
+        await until(lambda: len(fleet.actors) == start + 1)  # noqa: B023 - awaited at once
+        fleet.actors[-1].kill()  # the later ones while they start
+    with pytest.raises(EngineDied, match=r"engine 0 died during ready.*started again 2 times within an hour"):
+        await asyncio.wait_for(task, END)
+    with pytest.raises(EngineDied, match="within an hour"):
+        await fleet.engines.any_up()
+    with pytest.raises(EngineDied, match="within an hour"):
         await fleet.engines.renew(b"", 2, "keep", END)
-        fleet.actors[1].kill()
-        with pytest.raises(EngineDied):
-            await fleet.engines.release(2, END)
-        assert fleet.live == [] and fleet.engines.version == 1
-        await fleet.engines.close()
-
-    asyncio.run(go())
+    await fleet.engines.close()
 
 
-def test_a_sole_engine_asks_for_weights_when_it_is_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def go() -> None:
-        fleet = await Fleet(monkeypatch, 1).up()
-        await fleet.renewed(1)
-        (task,) = asking(fleet.client)
-        await until(lambda: fleet.actors[0].asked)
-        fleet.actors[0].kill()
-        await until(lambda: len(fleet.actors) == 2)
-        assert not fleet.engines.starved.is_set() and not task.done()
-        fleet.actors[1].started.set()
-        await asyncio.wait_for(fleet.engines.starved.wait(), END)
-        await fleet.renewed(1)
-        assert not fleet.engines.starved.is_set()
-        await until(lambda: fleet.actors[1].asked)
-        fleet.actors[1].answer()
-        assert list((await task).versions) == [1, 1]
-        await fleet.engines.close()
-
-    asyncio.run(go())
-
-
-def test_an_engine_that_dies_again_and_again_ends_the_run_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def go() -> None:
-        fleet = await Fleet(monkeypatch, 1).up()
-        await fleet.renewed(1)
-        (task,) = asking(fleet.client)
-        for start in range(3):
-            await until(lambda: len(fleet.actors) == start + 1)  # noqa: B023 - awaited at once
-            fleet.actors[-1].kill()  # the later ones while they start
-        with pytest.raises(EngineDied, match=r"engine 0 died during ready.*started again 2 times within an hour"):
-            await asyncio.wait_for(task, END)
-        with pytest.raises(EngineDied, match="within an hour"):
-            await fleet.engines.any_up()
-        with pytest.raises(EngineDied, match="within an hour"):
-            await fleet.engines.renew(b"", 2, "keep", END)
-        await fleet.engines.close()
-
-    asyncio.run(go())
-
-
-def test_without_weights_of_a_learner_an_engine_is_there_as_soon_as_it_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def go() -> None:
-        fleet = await Fleet(monkeypatch, 1).up()
-        fleet.actors[0].kill()
-        await until(lambda: len(fleet.actors) == 2)
-        fleet.actors[1].started.set()
-        await until(lambda: fleet.live == [(0, 1)])
-        await fleet.engines.close()
-
-    asyncio.run(go())
+async def test_without_weights_of_a_learner_an_engine_is_there_as_soon_as_it_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = await Fleet(monkeypatch, 1).up()
+    fleet.actors[0].kill()
+    await until(lambda: len(fleet.actors) == 2)
+    fleet.actors[1].started.set()
+    await until(lambda: fleet.live == [(0, 1)])
+    await fleet.engines.close()

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,6 +242,21 @@ async def test_the_size_of_frames_is_learned_from_what_was_written() -> None:
             await asyncio.sleep(0)
     assert 2 * 9_000 < writer.in_flight < 2 * 12_000
     actor.calls[1][1].set_result(Written())
+
+
+async def test_others_get_a_turn_between_two_calls() -> None:
+    actor = SlowActor()
+    writer = RemoteRecording(actor, "folder")
+    for number in range(8):
+        writer.episode(episode(number, frames_of(0)))
+    seen = []
+    async with asyncio.timeout(60):
+        while len(actor.calls) < 8:
+            await asyncio.sleep(0)
+            seen.append(len(actor.calls))
+    assert all(after - before <= 1 for before, after in pairwise([0, *seen]))
+    for _, answer in actor.calls:
+        answer.set_result(Written())
 
 
 async def test_a_call_that_can_not_be_made_is_a_failure_and_nobody_waits_for_it() -> None:

@@ -9,7 +9,9 @@ import signal
 import sys
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_samples import Tiny
@@ -118,3 +120,23 @@ async def test_what_is_lost_on_the_way_costs_an_attempt_and_what_was_raised_ther
     late = RayTaskError("play", "Traceback", TimeoutError("too late"), "worker", 1, "127.0.0.1").as_instanceof_cause()
     with pytest.raises(TimeoutError, match="^too late$"):
         await carrier._answer(fails(late), None)
+
+
+async def test_others_get_a_turn_when_many_attempts_begin_at_once() -> None:
+    calls: list[asyncio.Future] = []
+
+    def remote(*_):
+        calls.append(asyncio.get_running_loop().create_future())
+        return calls[-1], "frames"
+
+    carrier = RayCarrier(SimpleNamespace(play=SimpleNamespace(options=lambda **_: SimpleNamespace(remote=remote))))
+    playing = [asyncio.create_task(carrier.play(request(number), None)) for number in range(8)]
+    seen = []
+    async with asyncio.timeout(60):
+        while len(calls) < 8:
+            await asyncio.sleep(0)
+            seen.append(len(calls))
+    assert all(after - before <= 1 for before, after in pairwise([0, *seen]))
+    for task in playing:
+        task.cancel()
+    await asyncio.gather(*playing, return_exceptions=True)

@@ -243,8 +243,8 @@ class Scheduler:
     def _pump(self) -> None:
         """Begins episodes while there are attempts and a slot may be free."""
         room = self._limit() - len(self._jobs)
-        stands = self._paused or self._closing or self._failure
-        while room > 0 and not stands and (job := self._next_job()) is not None:
+        halted = self._paused or self._closing or self._failure
+        while room > 0 and not halted and (job := self._next_job()) is not None:
             room -= not job.attempt.avoid
             self._jobs.add(job)
             job.task = self._loop.create_task(self._play(job), name=f"episode {job.attempt.episode}")
