@@ -148,10 +148,9 @@ class World:
 
     def _silence(self, node_uid: str) -> float:
         attention = self._telemetry.attention
-        now = attention.moment()
-        return attention.watched(
-            max(self._silent.get(node_uid, now), now if self._answered is None else self._answered)
-        )
+        if self._answered is None:
+            return 0.0
+        return attention.watched(max(self._answered, self._silent.get(node_uid, attention.moment())))
 
     # --- what happened ------------------------------------------------------------------------------------------------
 
