@@ -76,16 +76,17 @@ format: $(READY) ## write every file as ruff would have it
 # for GPUs: vLLM's build for those wants versions of its own. The operator needs no pictures, arrays or colours.
 COMPILE = $(UV) pip compile --quiet --python-version $(PYTHON) --no-header --output-file
 IMAGE   = --no-annotate pyproject.toml $(ARGS)
+LOGGERS = $(addprefix --extra ,tensorboard wandb swanlab mlflow)
 lock: $(UV) ## write requirements/*.txt again from pyproject.toml; newest versions: ARGS=--upgrade
 	@echo "lock: $(LOCK)"
-	@$(COMPILE) $(LOCK) --extra operator --extra trainer-cpu --extra web --extra dev pyproject.toml $(ARGS)
+	@$(COMPILE) $(LOCK) --extra operator --extra trainer-cpu --extra web --extra storage $(LOGGERS) --extra dev pyproject.toml $(ARGS)
 	@echo "lock: requirements of the images"
 	@$(COMPILE) requirements/operator.txt --constraint $(LOCK) --extra operator $(IMAGE) \
 	    $(addprefix --no-emit-package ,numpy pillow psutil rich markdown-it-py mdurl pygments)
 	@$(COMPILE) requirements/phone.txt --constraint $(LOCK) $(IMAGE)
 	@$(COMPILE) requirements/web.txt --constraint $(LOCK) --extra web $(IMAGE)
-	@$(COMPILE) requirements/trainer-cpu.txt --constraint $(LOCK) --extra trainer-cpu $(IMAGE)
-	@$(COMPILE) requirements/trainer-gpu.txt --extra trainer-gpu $(IMAGE)
+	@$(COMPILE) requirements/trainer-cpu.txt --constraint $(LOCK) --extra trainer-cpu --extra storage $(LOGGERS) $(IMAGE)
+	@$(COMPILE) requirements/trainer-gpu.txt --extra trainer-gpu --extra storage $(LOGGERS) $(IMAGE)
 	@echo hatchling | $(COMPILE) requirements/build.txt --no-annotate $(ARGS) -
 
 setup: $(READY) ## only the environment

@@ -43,6 +43,8 @@ DnsLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
 #: printable ASCII, as a URL is on the wire: engines of regular expressions differ in what a blank is
 Url = Annotated[str, Field(min_length=8, max_length=2048, pattern=r"^https?://[!-.0-~][!-~]*$")]
+#: of object storage, as fsspec takes it
+Uri = Annotated[str, Field(min_length=6, max_length=2048, pattern=r"^[a-z][a-z0-9+.-]*://[!-~]+$")]
 #: HOST:PORT as `adb connect` takes it; an address of IPv6 in brackets
 _AUTHORITY = r"([A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
 #: a URL, or HOST:PORT of a server that doesn't speak HTTP
@@ -144,6 +146,15 @@ def exactly_one_of(*names: str) -> Rule:
         message=f"exactly one of {listed} must be set",
         cel=f"{counts} == 1",
         holds=lambda o: sum(getattr(o, n) is not None for n in names) == 1,
+    )
+
+
+def not_both(one: str, other: str, why: str) -> Rule:
+    """A rule that at most one of two optional fields is there."""
+    return Rule(
+        message=f"{camel(one)} and {camel(other)} must not both be set: {why}",
+        cel=f"!(has(self.{camel(one)}) && has(self.{camel(other)}))",
+        holds=lambda o: getattr(o, one) is None or getattr(o, other) is None,
     )
 
 

@@ -10,74 +10,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import Count, Fraction, OneOf, Path, Positive, Rule, Seconds, Seed, Spec, Word, compare
+from .base import Count, Fraction, Path, Positive, Rule, Seconds, Seed, Spec, Uri, compare, not_both
 from .environment import EvaluationTasks
 
-# --- model ------------------------------------------------------------------------------------------------------------
-
-
-class TinyModel(Spec):
-    """The tiny Qwen3-VL that tapforge builds itself; nothing is downloaded."""
-
-
-class ModelFolder(Spec):
-    """A model in a folder, in Hugging Face's layout."""
-
-    folder: Path = Field(description="folder with config.json, tokenizer and safetensors")
-
-
-class HuggingFaceModel(Spec):
-    """A model of a Hugging Face repository."""
-
-    repo: Annotated[str, Field(min_length=3, max_length=200, pattern=r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$")] = Field(
-        description="repository, as OWNER/NAME"
-    )
-    revision: Word = Field("main", description="branch, tag or commit; pin a commit for runs that can be repeated")
-
-
-class ModelSource(OneOf):
-    """Where the initial weights come from."""
-
-    tiny: TinyModel | None = Field(None, description="the built-in tiny model; write `tiny: {}`")
-    path: ModelFolder | None = Field(None, description="a local folder")
-    hugging_face: HuggingFaceModel | None = Field(None, description="a repository of Hugging Face")
-
-
-class Adapter(Spec):
-    """How screens and history become a prompt, and an answer an action."""
-
-    name: Word = Field("qwen3-vl", description="model adapter: prompt format, action format and coordinate convention")
-    prompt: Literal["full", "compact"] = Field(
-        "full", description="full: the model's published system prompt with its tools; compact: goal and history only"
-    )
-    history_images: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="frames in the prompt, the current one included"
-    )
-    history_steps: Annotated[int, Field(ge=0, le=512)] = Field(
-        16, description="earlier answers in the prompt, as text; the oldest go first"
-    )
-    max_pixels: Annotated[int, Field(ge=1024, le=67_108_864)] | None = Field(
-        None,
-        description="pixels of a frame as the model sees it; larger screens are shrunk. Default: what the model's "
-        "image processor allows, or less, so that historyImages frames leave a quarter of the prompt to its texts",
-    )
-    max_parse_failures: Annotated[int, Field(ge=1, le=100)] = Field(
-        3, description="malformed answers in a row after which an episode fails"
-    )
-
-
-class Model(Spec):
-    """The policy."""
-
-    source: ModelSource = Field(ModelSource(tiny=TinyModel()), description="initial weights; exactly one member")
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="number format of engines and of the learner's forward pass; masters are float32"
-    )
-    freeze_vision: bool = Field(True, description="leave the vision tower as it is")
-    context_tokens: Annotated[int, Field(ge=64, le=1_048_576)] = Field(
-        8192, description="prompt and answer together, tokens; visual tokens count"
-    )
-    adapter: Adapter = Field(Adapter(), description="prompt and action format")
+# --- warm start -------------------------------------------------------------------------------------------------------
 
 
 class WarmStart(Spec):
@@ -183,6 +119,22 @@ class Learner(Spec):
     tokens_per_micro_batch: Annotated[int, Field(ge=64, le=16_777_216)] = Field(
         8192, description="tokens in one forward pass of a rank; a longer sample goes alone"
     )
+    activation_checkpointing: bool | None = Field(
+        None,
+        description="keep only each layer's input and compute the rest again in the backward pass; without it on GPUs",
+    )
+    gradient_accumulation: Literal["sharded", "unsharded"] | None = Field(
+        None,
+        description="sharded: ranks reduce gradients after every micro-batch and keep a share each; unsharded: once "
+        "per optimizer step, with all gradients on every rank. Without it sharded on GPUs, unsharded elsewhere",
+    )
+    cpu_offload: bool = Field(
+        False, description="keep master weights, gradients and moments in the host's memory, and step there"
+    )
+    reshard_after_forward: bool = Field(
+        True,
+        description="free a layer's gathered weights after its forward pass and gather them again for the backward",
+    )
 
     @property
     def betas(self) -> tuple[float, float]:
@@ -193,15 +145,29 @@ class Engine(Spec):
     """The sampling side: vLLM engines."""
 
     replicas: Annotated[int, Field(ge=1, le=4096)] = Field(1, description="engines, each with the whole model")
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = Field(1, description="GPUs that share the model of an engine")
     max_concurrent_sequences: Annotated[int, Field(ge=1, le=65536)] = Field(
         64, description="answers that one engine samples at once"
     )
     max_batched_tokens: Annotated[int, Field(ge=64, le=16_777_216)] | None = Field(
         None, description="tokens in one pass of an engine; without it vLLM's choice"
     )
-    kv_cache_mib: Annotated[int, Field(ge=1, le=16_777_216)] = Field(
-        128, alias="kvCacheMiB", description="key-value cache of an engine, MiB"
+    kv_cache_mib: Annotated[int, Field(ge=1, le=16_777_216)] | None = Field(
+        None,
+        alias="kvCacheMiB",
+        description="key-value cache on each of an engine's devices, MiB; without it 128 on CPUs, and on GPUs what "
+        "gpuMemoryShare leaves",
     )
+    gpu_memory_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="share of a GPU's memory that an engine takes, its weights included; without it 0.9, and 0.5 where "
+        "it shares its GPU with a learner rank",
+    )
+    prefix_caching: bool = Field(True, description="keep the key-value cache of prompts that begin alike")
+    async_scheduling: bool | None = Field(
+        None, description="plan an engine's next pass while one runs; without it vLLM's choice on GPUs, never on CPUs"
+    )
+    enforce_eager: bool | None = Field(None, description="no CUDA graphs and no compilation; without it only on CPUs")
     threads: Threads | None = Field(
         None, description="CPU threads of an engine; without it chosen by the machine's cores"
     )
@@ -231,6 +197,16 @@ class Sync(Spec):
         None,
         description="mean difference of log-probabilities between engine and learner in an update from which on it is "
         "said; without it 1e-3 in float32 and 0.05 in bfloat16",
+    )
+
+
+class Placement(Spec):
+    """Which GPUs learner ranks and engines get. A machine without GPUs pays no attention."""
+
+    mode: Literal["apart", "colocated"] = Field(
+        "apart",
+        description="apart: every learner rank and every engine has GPUs of its own, and both work at once. colocated: "
+        "rank k shares GPU k with an engine, and they take turns: the engine sleeps while the learner works",
     )
 
 
@@ -307,6 +283,11 @@ class Checkpoints(Spec):
     """What is kept of a run, so that it can go on elsewhere."""
 
     directory: Path | None = Field(None, description="folder; without it runs/NAME/checkpoints")
+    uri: Uri | None = Field(
+        None,
+        description="object storage such as s3://BUCKET/FOLDER or gs://BUCKET/FOLDER, instead of directory: the same "
+        "on a laptop and on a cluster. Credentials come from the environment",
+    )
     storage: Storage | None = Field(
         None,
         description="where a run on a cluster keeps its checkpoints, instead of directory; without it they are lost "
@@ -316,19 +297,15 @@ class Checkpoints(Spec):
     keep: Annotated[int, Field(ge=1, le=1000)] = Field(2, description="checkpoints kept; older ones are deleted")
     resume_from: Path | None = Field(
         None,
-        description="folder of a checkpoint to go on from; without it the newest in directory. One of another run "
+        description="folder or URI of a checkpoint to resume from; without it the run's newest. One of another run "
         "gives its weights only, and only until the run has its own",
     )
     export: bool = Field(True, description="write the final weights in Hugging Face's layout")
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            message="directory and storage must not both be set: storage says where checkpoints are on a cluster",
-            cel="!(has(self.directory) && has(self.storage))",
-            holds=lambda o: o.directory is None or o.storage is None,
-        ),
+        not_both("directory", "storage", "storage says where checkpoints are on a cluster"),
+        not_both("directory", "uri", "each says where checkpoints are"),
         _folder("directory", "directory"),
-        _folder("resumeFrom", "resume_from"),
     )
 
 

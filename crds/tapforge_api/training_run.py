@@ -19,13 +19,15 @@ from .learning import (
     Engine,
     Evaluation,
     Learner,
-    Model,
+    Placement,
     PolicyDeadlines,
     Rollout,
     Stop,
     Sync,
     WarmStart,
 )
+from .loggers import Logging
+from .model import Model
 from .recording import Recording
 from .run_status import TrainingRunStatus
 
@@ -79,8 +81,10 @@ class TrainingRunSpec(Spec):
         description="where engines and learner compute; without it on GPUs where Pods of `cluster` ask for some, on a "
         "laptop where the machine has some",
     )
+    placement: Placement = Field(Placement(), description="which GPUs learner ranks and engines get")
     evaluation: Evaluation = Field(Evaluation(), description="how success is measured")
     recording: Recording = Field(Recording(), description="what is recorded of the episodes")
+    logging: Logging = Field(Logging(), description="where metrics go besides the run's folder")
     checkpoints: Checkpoints = Field(Checkpoints(), description="what is kept")
     stop: Stop = Field(Stop(), description="when the run ends")
     cluster: ClusterSpec | None = Field(
@@ -96,6 +100,15 @@ class TrainingRunSpec(Spec):
         compare("rollout.response_tokens", "<", "model.context_tokens", "the answer has to leave room for a prompt"),
         compare(
             "learner.mini_batches", "<=", "rollout.groups_per_update", "a group is never split between minibatches"
+        ),
+        Rule(
+            message="learner.ranks must be engine.replicas x engine.tensorParallel with placement.mode colocated: "
+            "every rank shares its GPU with one of an engine's",
+            cel="self.placement.mode != 'colocated' || "
+            "self.learner.ranks == self.engine.replicas * self.engine.tensorParallel",
+            holds=lambda o: (
+                o.placement.mode != "colocated" or o.learner.ranks == o.engine.replicas * o.engine.tensor_parallel
+            ),
         ),
         *(_enough_slots(name) for name in ("pool", "own_pool")),
     )

@@ -7,7 +7,7 @@ from typing import Any
 Scope = dict[str, Any]
 Term = Callable[[Scope], Any]
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+)|r?'(?P<text>[^']*)'|(?P<name>[A-Za-z_]\w*)|(?P<sign>&&|\|\||[=!<>]=|[-+!<>?:.,()\[\]]))"
+    r"\s*(?:(?P<number>\d+)|r?'(?P<text>[^']*)'|(?P<name>[A-Za-z_]\w*)|(?P<sign>&&|\|\||[=!<>]=|[-+*!<>?:.,()\[\]]))"
 )
 _ABSENT = object()
 
@@ -22,6 +22,10 @@ def both_of(a: Term, b: Term) -> Term:
 
 def sum_of(a: Term, b: Term) -> Term:
     return lambda s: a(s) + b(s)
+
+
+def product_of(a: Term, b: Term) -> Term:
+    return lambda s: a(s) * b(s)
 
 
 def member_of(owner: Term, name: str) -> Term:
@@ -96,9 +100,15 @@ class Cel:
         return lambda s: compare[sign](left(s), right(s))
 
     def total(self) -> Term:
-        left = self.single()
+        left = self.product()
         while self.take("+"):
-            left = sum_of(left, self.single())
+            left = sum_of(left, self.product())
+        return left
+
+    def product(self) -> Term:
+        left = self.single()
+        while self.take("*"):
+            left = product_of(left, self.single())
         return left
 
     def single(self) -> Term:

@@ -61,7 +61,7 @@ def test_only_what_was_set_is_written_and_resolving_writes_it_all() -> None:
     assert dumped["metadata"] == {"name": "x", "annotations": {"tapforge.dev/schema-revision": "1"}}
     everything = dump_set(resolve(run))["spec"]
     assert everything["rollout"]["groupSize"] == 4 and everything["rollout"]["minValid"] == 2
-    assert everything["engine"]["kvCacheMiB"] == 128
+    assert everything["engine"]["tensorParallel"] == 1
     assert everything["algorithm"]["advantage"] == {
         "gigpo": {"normalization": "mean_std", "minDeviation": 0.1, "gamma": 0.95, "weight": 1.0}
     }
@@ -127,7 +127,10 @@ def from_yaml_head(kind: str) -> dict[str, object]:
         ("{seed: -1}", "spec.seed: should be greater than or equal to 0, not -1"),
         ("{seed: }", "spec.seed: is empty; remove the line or give a value"),
         ("{model: {dtype: bfloat}}", 'not "bfloat"; did you mean bfloat16?'),
-        ("{model: {source: {tiny: }}}", "exactly one of tiny, path, huggingFace must be set; written: tiny (an empty"),
+        (
+            "{model: {source: {tiny: }}}",
+            "exactly one of tiny, path, huggingFace, objectStorage must be set; written: tiny (an empty",
+        ),
         ("{model: {source: {}}}", "must be set; written: nothing"),
         ("{environment: {source: {processes: {}, pool: {name: p}}}}", "written: processes, pool"),
         ("{model: {source: {path: {}}}}", "spec.model.source.path.folder: is required and missing"),

@@ -28,12 +28,13 @@ from tapforge_api.environment import (
 from tapforge_api.learning import (
     Checkpoints,
     Evaluation,
-    ModelSource,
+    Placement,
     Rollout,
     Storage,
     VolumeClaim,
     WarmStart,
 )
+from tapforge_api.model import Adapter, Lora, Model, ModelSource
 from tapforge_api.pool import EmulatorPoolSpec, External, Kvm, Recycle, Scaling, UpdateStrategy
 from tapforge_api.shapes import model_of
 from tapforge_api.template import Container, ContainerPort, PodSpec, PodTemplate, TemplateMetadata
@@ -65,7 +66,9 @@ def one_of(model: type[Spec], member: Any = "x") -> st.SearchStrategy[Spec]:
 def run_specs(draw: st.DrawFn) -> Spec:
     spec = TrainingRunSpec()
     rollout = spec.rollout.model_copy(update={"response_tokens": draw(small), "groups_per_update": draw(small)})
-    learner = spec.learner.model_copy(update={"mini_batches": draw(small)})
+    learner = spec.learner.model_copy(update={"mini_batches": draw(small), "ranks": draw(small)})
+    engine = spec.engine.model_copy(update={"replicas": draw(small), "tensor_parallel": draw(small)})
+    placement = Placement(mode=draw(st.sampled_from(["apart", "colocated"])))
     model = spec.model.model_copy(update={"context_tokens": draw(small)})
     cluster = draw(st.none() | st.builds(lambda n: ClusterSpec(image="i", min_ready_slots=n), small))
     few = {"slots": draw(small)}
@@ -81,6 +84,7 @@ def run_specs(draw: st.DrawFn) -> Spec:
     source = unchecked(EnvironmentSource, **draw(st.sampled_from(sources)))
     environment = spec.environment.model_copy(update={"source": source})
     changed = {"rollout": rollout, "learner": learner, "model": model, "cluster": cluster, "environment": environment}
+    changed |= {"engine": engine, "placement": placement}
     return spec.model_copy(update=changed)
 
 
@@ -188,10 +192,20 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
     TrainingRunSpec: run_specs(),
     TrainingRun: runs(),
     Checkpoints: st.builds(
-        lambda a, b, c: unchecked(Checkpoints, directory=a, storage=b, resume_from=c),
+        lambda a, b, c: unchecked(Checkpoints, directory=a, storage=b, uri=c),
         st.sampled_from([None, "d", "s3://a"]),
         st.sampled_from([None, Storage(volume_claim=VolumeClaim(claim_name="c"))]),
-        st.sampled_from([None, "d", "/d://", "file://d"]),
+        st.sampled_from([None, "s3://bucket/folder"]),
+    ),
+    Model: st.builds(
+        lambda a, b, c, d, e: unchecked(
+            Model, adapter=Adapter(max_pixels=a), max_pixels=b, min_pixels=c, lora=d, freeze_vision=e
+        ),
+        st.sampled_from([None, 1024]),
+        st.sampled_from([None, 1024, 2048]),
+        st.sampled_from([None, 1024, 2048]),
+        st.sampled_from([None, Lora()]),
+        presence,
     ),
     Head: start_params.map(lambda given: unchecked(Head, ray_start_params=given)),
     Workers: start_params.map(lambda given: unchecked(Workers, name="w", ray_start_params=given)),

@@ -175,8 +175,8 @@ def test_the_whole_text() -> None:
     )
     assert text.splitlines() == [
         "run         x, seed 0",
-        "policy      the built-in tiny Qwen3-VL, float32",
-        "loaded      1 learner rank, 1 engine of 128 MiB key-value cache, no reference model",
+        "policy      the built-in tiny Qwen3-VL, bfloat16 on GPUs, float32 on CPUs",
+        "loaded      1 learner rank, 1 engine with vLLM's key-value cache, no reference model",
         "phones      2 simulated phones in 1 server, 96x160 pixels",
         "slots       2; episodes at once: 2; answers sampled at once: 64",
         "tasks       suite quickstart, split train, templates a",

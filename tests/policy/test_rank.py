@@ -73,7 +73,7 @@ def test_recomputed_activations_change_nothing(tiny: Tiny) -> None:
     samples, frames = tiny.mixed()
     found = []
     for recompute in (False, True):
-        with one_rank(tiny, recompute=recompute) as rank:
+        with one_rank(tiny, activation_checkpointing=recompute) as rank:
             found.append(learn(rank, tiny, samples, frames))
     for name, tensor in found[0].items():
         assert torch.allclose(tensor, found[1][name], atol=1e-6), name

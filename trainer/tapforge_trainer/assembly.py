@@ -11,11 +11,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from tapforge_api import TrainingRun
 from tapforge_api.attempt import RUN_UID
 from tapforge_api.environment import Processes, Screen
-from tapforge_api.learning import Model
+from tapforge_api.model import Model
 from tapforge_envs.clients.androidlab import DIALECT as ANDROIDLAB
 from tapforge_envs.clients.http import Deadlines
 from tapforge_envs.clients.osworld import DIALECT as OSWORLD
@@ -35,7 +36,7 @@ from .frame_budget import budget_error, engine_frames_mib, frame_budget
 from .local_files import LocalFiles, inspect_files
 from .machine import Device, Machine
 from .plan import longest_member
-from .policy.settings import GAP_ALARM, EngineSettings, LearnerSettings, UpdateSettings
+from .policy.settings import EngineSettings, LearnerSettings, LoraSettings, Transfer, UpdateSettings
 from .rollout.attempt import EpisodeLimits, Player
 from .rollout.groups import GroupLimits
 from .rollout.held_frames import FrameBudget
@@ -143,7 +144,7 @@ def _agent(model: Model, folder: Path, response_tokens: int) -> Agent:
         history_steps=model.adapter.history_steps,
         context_tokens=model.context_tokens,
         response_tokens=response_tokens,
-        max_pixels=model.adapter.max_pixels,
+        max_pixels=model.max_pixels or model.adapter.max_pixels,
     )
 
 
@@ -290,23 +291,44 @@ def engine_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machi
         model=str(folder),
         allowed_ids=agent.allowed_ids,
         stop_ids=agent.stop_ids,
-        dtype=spec.model.dtype,
+        dtype=dtype_of(run, device),
         device=device,
         context_tokens=spec.model.context_tokens,
         max_sequences=spec.engine.max_concurrent_sequences,
         max_batched_tokens=spec.engine.max_batched_tokens,
         kv_cache_mib=spec.engine.kv_cache_mib,
+        tensor_parallel=spec.engine.tensor_parallel,
+        prefix_caching=spec.engine.prefix_caching,
+        async_scheduling=spec.engine.async_scheduling,
+        enforce_eager=spec.engine.enforce_eager,
+        colocated=_colocated(run, device),
+        gpu_memory_share=spec.engine.gpu_memory_share or (0.5 if _colocated(run, device) else 0.9),
         images_per_prompt=max(2, spec.model.adapter.history_images),
         threads=spec.engine.threads or _share(machine, spec.engine.replicas),
         seed=spec.seed,
         frames_mib=spec.engine.frame_store_mib or engine_frames_mib(run),
-        transfer="nccl" if device == "cuda" else "tapforge-cpu",
+        transfer=_transfer(run, device),
         start_seconds=spec.deadlines.start_seconds,
         answer_seconds=answer_seconds(run),
         # A round of weights has four steps at most, each with this deadline.
         pause_seconds=4 * spec.deadlines.sync_seconds,
         restarts_per_hour=spec.engine.max_restarts_per_hour,
     )
+
+
+def dtype_of(run: TrainingRun, device: Device) -> Literal["float32", "bfloat16"]:
+    """The number format of engines and of the learner's passes."""
+    return run.spec.model.dtype or ("bfloat16" if device == "cuda" else "float32")
+
+
+def _colocated(run: TrainingRun, device: Device) -> bool:
+    return device == "cuda" and run.spec.placement.mode == "colocated"
+
+
+def _transfer(run: TrainingRun, device: Device) -> Transfer:
+    if device == "cpu":
+        return "tapforge-cpu"
+    return "ipc" if _colocated(run, device) else "nccl"
 
 
 def answer_seconds(run: TrainingRun) -> float:
@@ -316,21 +338,30 @@ def answer_seconds(run: TrainingRun) -> float:
 
 
 def learner_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machine, device: Device) -> LearnerSettings:
-    spec = run.spec
+    spec, lora = run.spec, run.spec.model.lora
     return LearnerSettings(
         model=str(folder),
         allowed_ids=agent.allowed_ids,
         ranks=spec.learner.ranks,
         threads=spec.learner.threads or _share(machine, spec.learner.ranks),
         device=device,
-        dtype=spec.model.dtype,
+        dtype=dtype_of(run, device),
         freeze_vision=spec.model.freeze_vision,
+        lora=None if lora is None else LoraSettings(lora.rank, lora.alpha, lora.targets),
         reference=spec.algorithm.kl.coefficient > 0,
+        activation_checkpointing=device == "cuda"
+        if spec.learner.activation_checkpointing is None
+        else spec.learner.activation_checkpointing,
+        sharded_gradients=(spec.learner.gradient_accumulation or ("sharded" if device == "cuda" else "unsharded"))
+        == "sharded",
+        cpu_offload=spec.learner.cpu_offload,
+        reshard_after_forward=spec.learner.reshard_after_forward,
+        colocated=_colocated(run, device),
         betas=(spec.learner.beta1, spec.learner.beta2),
         weight_decay=spec.learner.weight_decay,
         tokens_per_micro_batch=spec.learner.tokens_per_micro_batch,
         seed=spec.seed,
-        transfer="nccl" if device == "cuda" else "tapforge-cpu",
+        transfer=_transfer(run, device),
         start_seconds=spec.deadlines.start_seconds,
         update_seconds=spec.deadlines.update_seconds,
     )
@@ -351,6 +382,6 @@ def update_settings(run: TrainingRun, update: int) -> UpdateSettings:
         temperature=spec.rollout.temperature,
         mini_batches=spec.learner.mini_batches,
         off_policy=spec.rollout.max_staleness > 0,
-        gap_alarm=spec.sync.gap_alarm or GAP_ALARM[spec.model.dtype],
+        gap_alarm=spec.sync.gap_alarm,
         seed=spec.seed * 1_000_003 + update,
     )

@@ -27,8 +27,11 @@ def frame_pixels(run: TrainingRun) -> int:
     """Of the largest frame that the model sees."""
     spec = run.spec
     model, screen = spec.model, spec.environment.screen
-    bound = model.adapter.max_pixels or _TOKEN_PIXELS * tokens_per_frame(
-        model.context_tokens, spec.rollout.response_tokens, model.adapter.history_images
+    bound = (
+        model.max_pixels
+        or model.adapter.max_pixels
+        or _TOKEN_PIXELS
+        * tokens_per_frame(model.context_tokens, spec.rollout.response_tokens, model.adapter.history_images)
     )
     # Other phones than those of this machine have the screens that they have.
     return min(bound, screen.width * screen.height) if spec.environment.source.processes is not None else bound
@@ -67,7 +70,7 @@ def budget_error(run: TrainingRun, budget: FrameBudget) -> str | None:
     return (
         f"rollout.framesGiB: the frames of an update's {rollout.groups_per_update} x {rollout.group_size} episodes may "
         f"take {needed / 2**30:.1f} GiB, and {budget.max_bytes / 2**30:.1f} GiB may be held: give more, fewer groups "
-        "per update, or smaller frames (model.adapter.maxPixels)"
+        "per update, or smaller frames (model.maxPixels)"
     )
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from tapforge_api import TrainingRun
 from tapforge_api.environment import EnvironmentSource
-from tapforge_api.learning import ModelSource
+from tapforge_api.model import ModelSource
 from tapforge_api.training_run import TrainingRunSpec
 
 from .local_files import NO_FILES, RUNS, LocalFiles, checkpoint_directory, folder_of, number_of
@@ -60,7 +60,8 @@ class Plan:
     algorithm: str
     ranks: int
     engines: int
-    kv_cache_mib: int
+    #: of an engine's device; None: what its share of a GPU leaves
+    kv_cache_mib: int | None
     sequences_at_once: int
     context_tokens: int
     prompt_tokens: int
@@ -97,7 +98,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         name=run.metadata.name,
         seed=spec.seed,
         policy=_policy(spec.model.source),
-        dtype=spec.model.dtype,
+        dtype=spec.model.dtype or "bfloat16 on GPUs, float32 on CPUs",
         reference=spec.algorithm.kl.coefficient > 0,
         old_logprobs="engine" if on_policy else "learner",
         phones=_phones(run),
@@ -271,12 +272,12 @@ def render(p: Plan) -> str:
     slots = "as many as the source has" if p.slots is None else f"{p.slots:,}"
     at_once = "one per slot" if p.concurrency is None else f"{p.concurrency:,}"
     reference = "a frozen reference for the KL term" if p.reference else "no reference model"
+    cache = "vLLM's key-value cache" if p.kv_cache_mib is None else f"{p.kv_cache_mib:,} MiB of key-value cache"
     arrive = "mid-episode" if p.sync_mid_episode else "between episodes"
     lines = {
         "run": f"{p.name}, seed {p.seed}",
         "policy": f"{p.policy}, {p.dtype}",
-        "loaded": f"{_count(p.ranks, 'learner rank')}, {_count(p.engines, 'engine')} of {p.kv_cache_mib:,} MiB "
-        f"key-value cache, {reference}",
+        "loaded": f"{_count(p.ranks, 'learner rank')}, {_count(p.engines, 'engine')} with {cache}, {reference}",
         "phones": p.phones,
         "slots": f"{slots}; episodes at once: {at_once}; answers sampled at once: {p.sequences_at_once:,}",
         "tasks": p.practised + (f" ({p.tasks:,} tasks)" if p.tasks is not None else ""),

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..machine import missing
 from ..records import Generator
+from .models import ModelConfig
 from .settings import EngineSettings, LearnerSettings, PauseMode
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Policy:
             self._engines = Engines(
                 engine,
                 PixelFormat.of_folder(folder),
-                _config(folder)["image_token_id"],
+                ModelConfig.of_folder(folder).image_token,
                 replicas=self.settings.replicas,
             )
             self._client = EngineClient(self._engines.connection)
@@ -185,13 +186,13 @@ class Policy:
         engine = self.settings.engine
         assert engine is not None
         if self._probe is None:
-            config = _config(Path(engine.model))
+            config = ModelConfig.of_folder(Path(engine.model))
             self._probe = make_probe(
                 self._learner.form,
                 engine.allowed_ids,
-                config["image_token_id"],
-                config["vision_start_token_id"],
-                config["vision_end_token_id"],
+                config.image_token,
+                config.vision_start,
+                config.vision_end,
                 engine.context_tokens,
             )
         mode: PauseMode = "keep" if self.settings.mid_episode else "wait"
@@ -255,12 +256,6 @@ def _refer_to(rank: Any, folder: str) -> None:
     reference.requires_grad_(False)
     shard(reference, rank.mesh, rank.settings)
     rank.reference = reference
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    import json
-
-    return json.loads((folder / "config.json").read_text())
 
 
 def in_cluster() -> bool:

@@ -28,8 +28,9 @@ from .batches import MicroBatchPlan, TokenBatch, Vocabulary, padding_share, plan
 from .frame_source import StoredFrames
 from .frames import PixelFormat
 from .metrics import UpdateMetrics, summary
+from .models import ModelConfig
 from .remote import reason
-from .settings import LearnerSettings, UpdateSettings
+from .settings import GAP_ALARM, LearnerSettings, UpdateSettings
 
 if TYPE_CHECKING:
     from .rank import MiniBatch
@@ -180,14 +181,15 @@ class Learner:
         started = time.perf_counter()
         job, padding = await asyncio.to_thread(self._prepare, samples, frames, settings)
         found: list[UpdateMetrics] = await self._all("update", job, settings, version)
-        figures = summary(found, time.perf_counter() - started, padding, settings.gap_alarm)
+        gap_alarm = GAP_ALARM[self.settings.dtype] if settings.gap_alarm is None else settings.gap_alarm
+        figures = summary(found, time.perf_counter() - started, padding, gap_alarm)
         if figures.get("gap_alarm"):
             _log.warning(
                 "engine and learner differ by %.2g per token on average (at most %.2g) on tokens of the same weights; "
                 "the bound is %.2g",
                 figures["gap_mean"],
                 figures["gap_max"],
-                settings.gap_alarm,
+                gap_alarm,
             )
         return figures
 
@@ -314,10 +316,8 @@ def _put_frames(handles: Mapping[str, FrameHandle]) -> dict[str, Any]:
 
 def _vocabulary(folder: Path, settings: LearnerSettings) -> Vocabulary:
     """From the folder's config alone, so that the driver needs no torch."""
-    import json
-
-    config = json.loads((folder / "config.json").read_text())
-    return Vocabulary.of(config["text_config"]["vocab_size"], config["image_token_id"], settings.allowed_ids)
+    config = ModelConfig.of_folder(folder)
+    return Vocabulary.of(config.vocabulary, config.image_token, settings.allowed_ids)
 
 
 def split_groups(samples: Sequence[Sample], mini_batches: int, seed: int) -> list[np.ndarray]:

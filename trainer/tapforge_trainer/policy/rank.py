@@ -356,7 +356,7 @@ def load_policy(settings: LearnerSettings, form: PixelFormat) -> tuple[VLPolicy,
 
     model = Qwen3VLForConditionalGeneration.from_pretrained(settings.model, dtype=torch.float32)
     model.train()
-    if settings.recompute:
+    if settings.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     size = model.get_input_embeddings().weight.shape[0]
     vocabulary = Vocabulary.of(size, model.config.image_token_id, settings.allowed_ids)

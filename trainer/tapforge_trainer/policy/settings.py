@@ -27,14 +27,23 @@ class EngineSettings:
     max_sequences: int = 64
     #: None: vLLM's choice
     max_batched_tokens: int | None = None
-    kv_cache_mib: int = 128
+    #: on each device; None: what `gpu_memory_share` leaves, and 128 on CPUs
+    kv_cache_mib: int | None = None
+    #: devices that share the model
+    tensor_parallel: int = 1
+    prefix_caching: bool = True
+    #: None: the engine's choice
+    async_scheduling: bool | None = None
+    enforce_eager: bool | None = None
+    #: it shares its GPUs with learner ranks, and sleeps while they work
+    colocated: bool = False
     images_per_prompt: int = 8
     threads: int = 1
     seed: int = 0
     #: decoded frames kept, MiB
     frames_mib: int = 256
     #: share of a GPU's memory that the engine takes
-    gpu_memory_share: float = 0.85
+    gpu_memory_share: float = 0.9
     transfer: Transfer = "tapforge-cpu"
     #: until it can answer, and for an answer with the wait for its turn; seconds
     start_seconds: float = 3600.0
@@ -43,6 +52,15 @@ class EngineSettings:
     pause_seconds: float = 4800.0
     #: of one engine; one more death within an hour ends the run
     restarts_per_hour: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """Adapters of `rank` count alpha / rank times. `targets`: names of linear layers; none: the family's."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +73,23 @@ class LearnerSettings:
     #: CPU threads of a rank
     threads: int = 1
     device: Literal["cpu", "cuda"] = "cpu"
-    #: forward pass; master weights are always float32
+    #: forward pass; what is trained is always float32
     dtype: Literal["float32", "bfloat16"] = "float32"
     freeze_vision: bool = True
+    #: adapters are trained, and nothing else
+    lora: LoraSettings | None = None
     #: load the initial weights a second time, frozen, for the KL term
     reference: bool = False
     #: keep only the layers' inputs and compute the rest again in the backward pass: less memory, a third more work
-    recompute: bool = False
+    activation_checkpointing: bool = False
+    #: reduce gradients after every micro-batch and keep a share of them, instead of all of them until the step
+    sharded_gradients: bool = False
+    #: master weights, gradients and moments are in the host's memory
+    cpu_offload: bool = False
+    #: free a layer's gathered weights after its forward pass
+    reshard_after_forward: bool = True
+    #: the rank shares its GPU with an engine
+    colocated: bool = False
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     tokens_per_micro_batch: int = 8192
@@ -89,8 +117,8 @@ class UpdateSettings:
     #: seed of the order of groups
     seed: int = 0
     #: mean difference between the engine's and the learner's log-probabilities of the same tokens under the same
-    #: weights from which an update's metrics raise `gap_alarm`
-    gap_alarm: float = 1e-3
+    #: weights from which an update's metrics raise `gap_alarm`; None: that of the learner's number format
+    gap_alarm: float | None = None
 
 
 #: what `UpdateSettings.gap_alarm` is by number format: engines and learner round differently, each token by itself

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from .models import ModelConfig, family_of
 from .settings import EngineSettings
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())
-
-
 def image_id(folder: Path) -> int:
-    config = _config(folder)
-    if config.get("model_type") != "qwen3_vl":
-        raise ValueError(f"{folder} holds a {config.get('model_type')} model; engines here sample from qwen3_vl ones")
-    return config["image_token_id"]
+    config = ModelConfig.of_folder(folder)
+    family_of(config)
+    return config.image_token
 
 
 def environment(settings: EngineSettings, scratch: str) -> dict[str, str]:
@@ -49,28 +45,28 @@ def build(settings: EngineSettings) -> Any:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     options: dict[str, Any] = {}
+    config = ModelConfig.of_folder(Path(settings.model))
     if settings.max_batched_tokens is not None:
         options["max_num_batched_tokens"] = settings.max_batched_tokens
     if settings.device == "cpu":
         # On CPUs a request with its own seed breaks the engine when its prompt is computed in pieces.
         options["enable_chunked_prefill"] = False
         options["max_num_batched_tokens"] = max(settings.context_tokens, settings.max_batched_tokens or 0)
-        options |= {"enforce_eager": True, "kv_cache_memory_bytes": settings.kv_cache_mib * 1024 * 1024}
+        options |= {"enforce_eager": True, "kv_cache_memory_bytes": (settings.kv_cache_mib or 128) * 2**20}
         options["worker_extension_cls"] = "tapforge_trainer.policy.weight_transfer.Worker"
         # vLLM looks at a model in a process of its own, for CUDA's sake, and keeps what it saw. A new Pod has nothing
         # kept, and would import vLLM twice.
         from vllm.model_executor.models import ModelRegistry
-        from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration as Model
 
-        ModelRegistry.register_model(Model.__name__, Model)
+        family = family_of(config)
+        module = import_module(f"vllm.model_executor.models.{family.vllm_module}")
+        ModelRegistry.register_model(family.architecture, getattr(module, family.architecture))
     else:
         options["gpu_memory_utilization"] = settings.gpu_memory_share
     from .mask import BANNED, OnlyAllowed
 
     allowed = set(settings.allowed_ids)
-    banned = [
-        token for token in range(_config(Path(settings.model))["text_config"]["vocab_size"]) if token not in allowed
-    ]
+    banned = [token for token in range(config.vocabulary) if token not in allowed]
     args = EngineArgs(
         model=settings.model,
         dtype=settings.dtype,

@@ -1,0 +1,58 @@
+"""What config.json of a model folder says, in either of the layouts that Hugging Face's folders have: fields of the
+language model in `text_config`, or beside it at the top, as Qwen2-VL and Qwen2.5-VL were published. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class FolderError(ValueError):
+    """A model folder that can't be used; the message names the file, what is wrong and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Of a vision-language model."""
+
+    folder: Path
+    model_type: str
+    #: rows of the embedding; the vocabulary may end before
+    vocabulary: int
+    image_token: int
+    vision_start: int
+    vision_end: int
+    #: the language model's and the vision tower's own fields
+    text: Mapping[str, Any]
+    vision: Mapping[str, Any]
+
+    @staticmethod
+    def of_folder(folder: Path) -> ModelConfig:
+        path = folder / "config.json"
+        try:
+            config = json.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise FolderError(f"{path} is missing: {folder} is no model folder in Hugging Face's layout") from error
+        except ValueError as error:
+            raise FolderError(f"{path} is no JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise FolderError(f"{path} is {type(config).__name__}, not an object")
+        text = config.get("text_config") or config
+        try:
+            return ModelConfig(
+                folder,
+                config["model_type"],
+                text["vocab_size"],
+                config["image_token_id"],
+                config["vision_start_token_id"],
+                config["vision_end_token_id"],
+                text,
+                config["vision_config"],
+            )
+        except KeyError as error:
+            raise FolderError(
+                f"{path} has no {error.args[0]}: use a vision-language model of a known family"
+            ) from error
