@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 
 def test_the_drivers_side_imports_neither_torch_nor_vllm_nor_ray() -> None:
@@ -26,3 +29,40 @@ def test_the_drivers_side_imports_neither_torch_nor_vllm_nor_ray() -> None:
         [sys.executable, "-c", f"import sys; {code}; print({heavy})"], capture_output=True, text=True, check=False
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+_ONE_SYNC = """
+import asyncio, json, sys
+from types import SimpleNamespace
+from tapforge_trainer.policy import sync
+
+calls = []
+
+def noting(name, answer=None):
+    async def call(*arguments):
+        calls.append((name, *arguments))
+        return answer
+    return call
+
+engines = SimpleNamespace(
+    settings=SimpleNamespace(transfer="nccl"), members=[(0, 0)], actors=["engine"],
+    pause=noting("pause"), proceed=noting("proceed"),
+)
+learner = SimpleNamespace(run=noting("run"), address=noting("address", "tcp://10.0.0.1:29500"))
+asyncio.run(sync._transfer(learner, engines, 3, "keep", 60.0))
+heavy = sorted({"torch", "vllm", "ray", "transformers"} & set(sys.modules))
+print(json.dumps({"heavy": heavy, "order": [call[0] for call in calls], "run": calls[2][1:]}))
+"""
+
+
+def test_a_sync_between_gpus_imports_neither_torch_nor_vllm_into_the_driver() -> None:
+    done = subprocess.run([sys.executable, "-c", _ONE_SYNC], capture_output=True, text=True, check=True, timeout=120)
+    found = json.loads(done.stdout)
+    assert found["heavy"] == []
+    assert found["order"] == ["pause", "address", "run", "proceed"]
+    name, *arguments = found["run"]
+    assert arguments == [[[0, 0]], ["engine"], "nccl", "tcp://10.0.0.1:29500", 60.0]
+    # What the ranks import by that name is there: the driver finds nothing wrong with it.
+    module, _, function = name.partition(":")
+    path = find_spec(module).origin
+    assert f"def {function}(" in Path(path).read_text()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pkgutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -106,7 +107,9 @@ class RankActor:
         return pack(found) if self._index == 0 else None
 
     def run(self, function: Any, *arguments: Any) -> Any:
-        """Calls `function(rank, ...)`: checkpoints and exports, which have their own files."""
+        """Calls `function(rank, ...)`: checkpoints, exports and transfers, which have their own files."""
+        if isinstance(function, str):
+            function = pkgutil.resolve_name(function)
         return function(self._rank, *arguments)
 
 
@@ -241,7 +244,8 @@ class Learner:
         return (await self._call([self._ranks[0].address.remote()], "address", self._deadline))[0]
 
     async def run(self, function: Any, *arguments: Any) -> list[Any]:
-        """Calls `function(rank, *arguments)` on every rank."""
+        """Calls `function(rank, *arguments)` on every rank. `function` is a MODULE:NAME where the driver must not
+        import its module."""
         return await self._all("run", function, *arguments)
 
     async def close(self) -> None:

@@ -59,9 +59,9 @@ async def _transfer(learner: Learner, engines: Engines, version: int, mode: Paus
         payload = await learner.weights()
         await engines.renew(payload, version, mode, deadline)
         return
-    from .gpu_transfer import send
-
     await engines.pause(mode, deadline)
+    # By name: the function's module imports torch and vLLM, which the driver's event loop would wait for.
+    send = "tapforge_trainer.policy.gpu_transfer:send"
     await learner.run(
         send, engines.members, engines.actors, engines.settings.transfer, await learner.address(), deadline
     )
