@@ -139,6 +139,9 @@ async def test_each_update_is_learned_synced_reported_and_saved_when_due(tmp_pat
         await reinforce(parts, progress)
         assert len(policy.learner.updates) == 3, "a finished run learns nothing more"
     assert _updates(tmp_path) == [1, 2, 3]
+    learner = [event["learner"] for event in read_events(tmp_path) if event["event"] == "update"]
+    assert all(metrics["seconds_rollout_wait"] >= 0 and metrics["seconds_prepare"] > 0 for metrics in learner)
+    assert [metrics["seconds_checkpoint"] > 0 for metrics in learner] == [False, False, True], "after a checkpoint"
     notes = [event["text"] for event in read_events(tmp_path) if event["event"] == "note"]
     assert len(notes) == 3 and all("importance weights can't be trusted" in note for note in notes)
 

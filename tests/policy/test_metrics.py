@@ -34,3 +34,25 @@ def test_a_gap_over_its_bound_raises_the_alarm(total: float, alarm: float) -> No
     metrics.add("gap_abs", total)
     metrics.add("gap_k3", 0.0)
     assert summary([metrics], 1.0, 0.0, gap_alarm=1e-3)["gap_alarm"] == alarm
+
+
+def test_throughput_is_over_the_whole_update_and_counts_padding_apart() -> None:
+    ranks = [UpdateMetrics(), UpdateMetrics()]
+    for metrics in ranks:
+        metrics.add("tokens", 300.0)
+        metrics.add("positions", 400.0)
+        metrics.add("flops", 3e12)
+        metrics.add("seconds_forward", 0.5)
+        metrics.top("peak_flops", 1e12)
+    figures = summary(ranks, seconds=4.0, padding=0.25, gap_alarm=1e-3)
+    assert (figures["tokens_per_second"], figures["positions_per_second"]) == (150.0, 200.0)
+    assert figures["mfu"] == 0.75
+    assert figures["seconds_forward"] == 1.0
+    assert "peak_flops" not in figures
+
+
+def test_without_a_known_peak_there_is_no_utilisation() -> None:
+    metrics = UpdateMetrics()
+    metrics.add("flops", 3e12)
+    metrics.top("peak_flops", 0.0)
+    assert "mfu" not in summary([metrics], 1.0, 0.0, gap_alarm=1e-3)

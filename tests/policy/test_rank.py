@@ -204,3 +204,19 @@ def test_lost_frames_are_known_before_anything_is_learned(tiny: Tiny) -> None:
         assert caught.value.episodes == tuple(sorted(s.episode for s in samples if lost in s.frames))
         assert all(torch.equal(tensor, before[name]) for name, tensor in rank.weights().items())
         learn(rank, tiny, samples, frames)
+
+
+def test_an_update_says_where_its_time_went_and_what_it_computed(tiny: Tiny) -> None:
+    samples, frames = tiny.mixed()
+    with one_rank(tiny) as rank:
+        data = tiny.token_batch(samples)
+        logprobs(rank, tiny, samples, frames)  # of a sync's proof: not the update's
+        before = rank.clock._seconds["forward"]
+        metrics = rank.update(data, PlainFrames(frames), [whole(data, samples, 512)], UpdateSettings(), 0)
+    phases = {name for name in metrics.sums if name.startswith("seconds_")}
+    assert phases == {"seconds_prepare", "seconds_forward", "seconds_backward", "seconds_optimizer"}
+    assert before > 0 and not rank.clock.read()
+    assert sum(metrics.sums[name] for name in phases - {"seconds_prepare"}) <= metrics.sums["seconds"]
+    assert metrics.sums["tokens"] == data.lengths.sum() <= metrics.sums["positions"]
+    assert metrics.sums["flops"] > metrics.sums["tokens"]
+    assert metrics.maxima["peak_flops"] == 0.0  # a CPU

@@ -54,10 +54,12 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
         scheduler = rollout.scheduler
         while not (parts.stop.requested.is_set() or parts.finished(progress)):
             telemetry.view.phase, telemetry.view.stage = "reinforcement", "Training"
+            waiting = time.monotonic()
             groups = await unless_stopped(parts.stop, scheduler.next_batch())
             started = time.monotonic()
-            metrics: dict[str, Any] = {}
+            metrics: dict[str, Any] = {"seconds_rollout_wait": started - waiting, "seconds_checkpoint": rollout.saving}
             batch = await asyncio.to_thread(build_batch, groups, rules)
+            building = time.monotonic() - started
             progress.update += 1
             if batch.samples:
                 settings = assembly.update_settings(parts.run, progress.update - 1)
@@ -70,6 +72,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
                     rollout.put_back(groups, lost)
                     continue
                 metrics["seconds_learn"] = time.monotonic() - started
+                metrics["seconds_prepare"] = building + metrics.get("seconds_prepare", 0.0)
                 metrics |= await rollout.sync()
             scheduler.set_version(progress.version)
             scheduler.resume()
@@ -80,6 +83,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
             phones = asdict(parts.arena.slots.counts())
             further = {"driver_stall_seconds": stalls, "rollout_workers": workers, "phones": phones}
             telemetry.updated(progress, batch.statistics, stats, attempts, metrics, **further)
+            rollout.saving = 0.0
             if progress.update % spec.checkpoints.every_updates == 0:
                 await rollout.save()
             every = spec.evaluation.every_updates
@@ -120,6 +124,8 @@ class _Rollout:
     torn: bool = False
     #: how often the next batch came again because its frames were lost
     put_backs: int = 0
+    #: seconds for which a checkpoint held the learner since the last update
+    saving: float = 0.0
 
     @asynccontextmanager
     async def learning(self) -> AsyncIterator[Learner]:
@@ -169,8 +175,9 @@ class _Rollout:
         self.counters.count(self.scheduler.stats())
         progress.unfinished, progress.next_order = kept(buffer.unfinished()), buffer.next_order
         progress.tasks, progress.quarantined = self.tasks.state, dict(self.tasks.quarantined)
+        started = time.monotonic()
         await save(self.parts, progress)
-        self.saved = progress.update
+        self.saved, self.saving = progress.update, time.monotonic() - started
 
     async def rescue(self, error: Exception) -> None:
         """The rollout failed, the learner did not: its updates since the last checkpoint are kept if that is

@@ -44,6 +44,7 @@ def summarize(
     baselines: dict[str, Any],
     seconds_total: float,
     machine: Machine,
+    throughput: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     steps_per_second = progress.env_steps / progress.seconds_rl if progress.seconds_rl else None
     return {
@@ -65,6 +66,7 @@ def summarize(
         "env_steps": progress.env_steps,
         "env_steps_per_second": None if steps_per_second is None else round(steps_per_second, 1),
         "slot_busy_share": round(progress.busy_seconds / progress.slot_seconds, 4) if progress.slot_seconds else None,
+        "throughput": throughput,
         "held_out": _held_out(run, progress.tasks),
         "machine": {"cores": machine.cores, "gpus": machine.gpus},
         **wanted(run),
@@ -115,8 +117,14 @@ def print_summary(console: Console, summary: dict[str, Any], paths: list[Path]) 
         console.print(f"baseline, {name.replace('_', ' ')}: {_rate(baseline)}", highlight=False, soft_wrap=True)
     seconds = ", ".join(f"{summary[f'seconds_{part}']:.0f} s {part}" for part in ("start", "sft", "rl"))
     console.print(f"{summary['seconds_total']:.0f} s in all ({seconds})", highlight=False, soft_wrap=True)
+    if found := summary.get("throughput"):
+        console.print(f"learner: {found['tokens_per_second']:,.0f} tokens/s{_use(found['mfu'])}", highlight=False)
     for path in paths:
         console.print(f"  {path}", highlight=False, soft_wrap=True)
+
+
+def _use(mfu: float | None) -> str:
+    return "" if mfu is None else f", {100 * mfu:.0f} % of what its GPUs can do"
 
 
 def _rate(result: dict[str, Any]) -> str:

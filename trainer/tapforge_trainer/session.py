@@ -58,6 +58,7 @@ from .run_folder import (
 from .shutdown import Interrupted, StopSignal, unless_stopped
 from .tasks.selection import training_tasks
 from .telemetry import Telemetry, View
+from .throughput import throughput_of
 from .warm_start import warm_start
 
 log = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ async def _trained(run: TrainingRun, folder: Path, telemetry: Telemetry, stop: S
             baselines=baselines,
             seconds_total=seconds_total,
             machine=Machine.local(),
+            throughput=throughput_of(read_events(folder)),
         )
         write_atomically(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         if draw:

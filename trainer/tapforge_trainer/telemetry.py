@@ -28,6 +28,7 @@ from .progress import Progress as RunProgress
 from .progress import Saved
 from .rollout.recording import RecordingError
 from .rollout.stats import RolloutStats
+from .throughput import shares
 
 EVENTS = "events.jsonl"
 #: updates whose mean success is shown
@@ -70,6 +71,11 @@ class View:
     busy_share: float = 0.0
     sample_age: float = 0.0
     gap: float | None = None
+    #: of the learner, in its last update; share of what its GPUs can do
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+    #: where the last update's time went
+    time_spent: str = ""
     seconds_rl: float = 0.0
     curve: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -100,6 +106,8 @@ class View:
         self.zero_variance_groups = f"{statistics.groups_zero_variance} of {statistics.groups}"
         self.busy_share, self.sample_age = stats.busy_share, stats.mean_sample_age
         self.gap = metrics.get("gap", self.gap)
+        self.tokens_per_second = metrics.get("tokens_per_second", self.tokens_per_second)
+        self.mfu, self.time_spent = metrics.get("mfu"), shares(metrics)
 
     def seconds_left(self) -> float | None:
         """Of the reinforcement phase, by the time per update so far."""
@@ -206,7 +214,8 @@ class Telemetry:
                 f"update {v.update}/{v.max_updates}  success {_percent(v.success)}  "
                 f"learned from {_percent(v.success_learned)}  "
                 f"episodes/h {v.episodes_per_hour:,.0f}  valid actions {_percent(v.valid_actions)}  "
-                f"group {v.group_size or 0:.1f}  same-state {v.state_group_size or 0:.1f}  "
+                f"tokens/s {_whole(v.tokens_per_second)}  group {v.group_size or 0:.1f}  "
+                f"same-state {v.state_group_size or 0:.1f}  "
                 f"left {_clock(v.seconds_left())}"
             )
 
@@ -232,7 +241,8 @@ class Telemetry:
             ("group size", _figure(v.group_size), "zero-variance groups", v.zero_variance_groups or "-"),
             ("same-state steps", _figure(v.state_group_size), "sample age (versions)", f"{v.sample_age:.2f}"),
             ("time left", _clock(v.seconds_left()), "engine-learner gap", "-" if v.gap is None else f"{v.gap:.1e}"),
-            ("phones", _phones(v.slots), "", ""),
+            ("learner tokens/s", _whole(v.tokens_per_second), "MFU", _percent(v.mfu)),
+            ("phones", _phones(v.slots), "time", v.time_spent or "-"),
         )
         for left, one, right, two in rows:
             table.add_row(Text(left, style="dim"), one, Text(right, style="dim"), two)
@@ -251,6 +261,10 @@ def _phones(slots: SlotSource | None) -> str:
 
 def _spark(values: list[float]) -> str:
     return "".join(_SPARKS[min(8, max(0, round(value * 8)))] for value in values)
+
+
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
 
 
 def _percent(value: float | None) -> str:

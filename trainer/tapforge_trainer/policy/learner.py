@@ -183,9 +183,11 @@ class Learner:
     ) -> dict[str, float]:
         started = time.perf_counter()
         job, padding = await asyncio.to_thread(self._prepare, samples, frames, settings)
+        prepared = time.perf_counter() - started
         found: list[UpdateMetrics] = await self._all("update", job, settings, version)
         gap_alarm = GAP_ALARM[self.settings.dtype] if settings.gap_alarm is None else settings.gap_alarm
         figures = summary(found, time.perf_counter() - started, padding, gap_alarm)
+        figures["seconds_prepare"] = prepared + figures.get("seconds_prepare", 0.0)
         if figures.get("gap_alarm"):
             _log.warning(
                 "engine and learner differ by %.2g per token on average (at most %.2g) on tokens of the same weights; "

@@ -2,6 +2,10 @@
 
 Names: `gap_*` is the difference between the engine's and the learner's log-probabilities of the same tokens under the
 same weights (`gap_mean`, `gap_max` absolute, `gap_kl` the k3 estimate). It is rounding, or something is wrong.
+
+Throughput is over the whole update as the driver waits for it: `tokens_per_second` of the samples' own tokens,
+`positions_per_second` of all that were computed, padding included. `mfu` is `flops` (`flops.py`) over what all ranks'
+GPUs could do meanwhile, by their makers' dense bfloat16 figures; absent where that is not known.
 """
 
 from __future__ import annotations
@@ -42,11 +46,15 @@ def summary(ranks: Sequence[UpdateMetrics], seconds: float, padding: float, gap_
         metrics["gap_kl"] = sums.pop("gap_k3") / compared
         metrics["gap_alarm"] = float(not metrics["gap_mean"] <= gap_alarm)
     computing = sums.pop("seconds", 0.0)
-    metrics |= {name: value for name, value in sums.items() if name != "positions"}
+    positions, peak = sums.get("positions", 0.0), metrics.pop("peak_flops", None)
+    metrics |= sums
     if "policy_loss" in metrics:
         metrics["loss"] = metrics["policy_loss"]
     metrics["padding_share"] = padding
     metrics["seconds"] = seconds
     metrics["seconds_computing"] = computing
     metrics["tokens_per_second"] = metrics.get("tokens", 0.0) / max(seconds, 1e-9)
+    metrics["positions_per_second"] = positions / max(seconds, 1e-9)
+    if peak:
+        metrics["mfu"] = metrics.get("flops", 0.0) / (max(seconds, 1e-9) * peak * len(ranks))
     return metrics

@@ -36,10 +36,13 @@ from tapforge_trainer.frame_handles import FramesLost
 from tapforge_trainer.frames import FittedFrame
 
 from .batches import MicroBatch, MicroBatchPlan, TokenBatch, Vocabulary, frames_of, micro_batch
+from .flops import FlopCounter
 from .forward import VLPolicy
 from .frame_source import FrameSource
 from .frames import FrameStore, Patches, PixelFormat
 from .metrics import UpdateMetrics
+from .models import ModelConfig
+from .phase_clock import PhaseClock
 from .settings import LearnerSettings, UpdateSettings
 
 
@@ -86,6 +89,8 @@ class Rank:
         self.optimizer = torch.optim.AdamW(
             trained, lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
         )
+        self.clock = PhaseClock(self.device)
+        self.flops = FlopCounter(ModelConfig.of_folder(Path(settings.model)), settings, self.clock.device_name)
         #: the only thread that uses the store
         self._loader = ThreadPoolExecutor(1, "frames")
         #: vLLM's trainer side and the engines that it is connected to, once `gpu_transfer` has connected it
@@ -107,8 +112,10 @@ class Rank:
         (one step, newest weights). Else they are the learner's before the first step: for the first step those of its
         own forward pass, detached; for later ones they are computed beforehand."""
         metrics = UpdateMetrics()
+        self.clock.read()  # what was computed since the last update
         everything = [plan for batch in batches for plan in batch.plans]
-        self._agree_on(data, everything, frames)
+        with self.clock.host("prepare"):
+            self._agree_on(data, everything, frames)
         correct = settings.off_policy or len(batches) > 1
         later = [plan for batch in batches[1:] for plan in batch.plans]
         old = self.logprobs(data, frames, later, settings.temperature) if later else data.behavior
@@ -134,6 +141,7 @@ class Rank:
     ) -> UpdateMetrics:
         """Cross-entropy on the response tokens, by weight; the samples' advantages and log-probabilities are unused."""
         metrics = UpdateMetrics()
+        self.clock.read()
         for batch in batches:
 
             def loss(logp: Tensor, chosen: np.ndarray, weight: Tensor, counts: Counts = batch.counts) -> Tensor:
@@ -174,17 +182,22 @@ class Rank:
         """Gradients of the whole batch, reduced over ranks, in `.grad`. `compare_with`: the version whose tokens are
         compared with the engine's log-probabilities."""
         self.optimizer.zero_grad(set_to_none=True)
+        self.flops.begin()
         for index, (plan, micro, shown) in enumerate(self._micro_batches(data, batch.plans, frames)):
             self.policy.set_requires_gradient_sync(index + 1 == len(batch.plans))
-            logp, entropy = self.policy(micro, shown, settings.temperature)
-            chosen = micro.response
-            weight = torch.from_numpy(data.weight[chosen] * (0.0 if plan.padding else 1.0)).to(logp.device)
-            (loss(logp, chosen, weight) * self.world).backward()
+            with self.clock.device("forward"):
+                logp, entropy = self.policy(micro, shown, settings.temperature)
+                chosen = micro.response
+                weight = torch.from_numpy(data.weight[chosen] * (0.0 if plan.padding else 1.0)).to(logp.device)
+                value = loss(logp, chosen, weight) * self.world
+            with self.clock.device("backward"):
+                value.backward()
             metrics.add("positions", micro.tokens)
             if plan.padding:
                 continue
             metrics.add("tokens", float(data.lengths[list(plan.samples)].sum()))
             metrics.add("response_tokens", len(chosen))
+            metrics.add("flops", self.flops.passes(data.lengths[list(plan.samples)].tolist(), len(chosen), shown))
             metrics.add("entropy", float((entropy * weight).sum()))
             metrics.add("weight", float(weight.sum()))
             if compare_with is not None:
@@ -196,12 +209,12 @@ class Rank:
         """In order. The next ones are fetched, decoded and laid out in a thread while one is being computed."""
         coming: deque[Future[_Ready]] = deque()
         try:
-            for plan in plans:
-                coming.append(self._loader.submit(self._ready, data, plan, frames))
-                if len(coming) > _AHEAD:
-                    yield coming.popleft().result()
-            while coming:
-                yield coming.popleft().result()
+            for index in range(len(plans)):
+                for plan in plans[index + len(coming) : index + 1 + _AHEAD]:
+                    coming.append(self._loader.submit(self._ready, data, plan, frames))
+                with self.clock.host("prepare"):
+                    ready = coming.popleft().result()
+                yield ready
         finally:
             for left in coming:
                 left.cancel()
@@ -229,8 +242,9 @@ class Rank:
     def _apply(self, settings: UpdateSettings, metrics: UpdateMetrics) -> None:
         """Clips, and moves the weights; or, if the gradient is no number, raises and leaves them."""
         gradients = [p for p in self.policy.parameters() if p.grad is not None]
-        norm = torch.nn.utils.clip_grad_norm_(gradients, settings.gradient_clip)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        with self.clock.device("optimizer"):
+            norm = torch.nn.utils.clip_grad_norm_(gradients, settings.gradient_clip)
+            norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         metrics.top("gradient_norm", float(norm))
         if not bool(torch.isfinite(norm)):
             self.optimizer.zero_grad(set_to_none=True)
@@ -242,7 +256,8 @@ class Rank:
         rate = settings.learning_rate * min(1.0, self.steps / max(1, settings.warmup_steps))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
+        with self.clock.device("optimizer"):
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         metrics.top("learning_rate", rate)
 
@@ -259,6 +274,9 @@ class Rank:
             metrics.top("gap_max", float(np.abs(gap).max()))
 
     def _close(self, metrics: UpdateMetrics) -> UpdateMetrics:
+        for phase, seconds in self.clock.read().items():
+            metrics.add(f"seconds_{phase}", seconds / self.world)
+        metrics.top("peak_flops", self.flops.peak)
         if self.settings.device == "cuda":
             metrics.top("peak_mib", torch.cuda.max_memory_allocated() / 2**20)
         else:
@@ -286,7 +304,8 @@ class Rank:
         result = np.full(len(data.index), np.nan, np.float32)
         with torch.no_grad():
             for plan, micro, shown in self._micro_batches(data, plans, frames):
-                logp, _ = policy(micro, shown, temperature)
+                with self.clock.device("forward"):
+                    logp, _ = policy(micro, shown, temperature)
                 if not plan.padding or np.isnan(result[micro.response]).any():
                     result[micro.response] = logp.float().cpu().numpy()
         # The root stays whole after a pass without gradients: whoever then reads or writes parameters would get or
