@@ -18,7 +18,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -250,12 +250,7 @@ def _fresh_optimizer(rank: Any) -> None:
 
 
 def _refer_to(rank: Any, folder: str) -> None:
-    from .rank import load_policy, shard
-
-    reference, _ = load_policy(replace(rank.settings, model=folder), rank.form)
-    reference.requires_grad_(False)
-    shard(reference, rank.mesh, rank.settings)
-    rank.reference = reference
+    rank.refer_to(folder)
 
 
 def in_cluster() -> bool:

@@ -55,6 +55,7 @@ class VLPolicy(nn.Module):
             block.forward = MethodType(_vision_block, block)
         for layer in self.language.layers:
             layer.forward = MethodType(_decoder_layer, layer)
+        model.lm_head.forward = MethodType(_token_logprobs, model.lm_head)
 
     @property
     def visual(self) -> Any:
@@ -186,16 +187,23 @@ class VLPolicy(nn.Module):
     # --- head ---------------------------------------------------------------------------------------------------------
 
     def token_logprobs(self, hidden: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        weight = self.model.lm_head.weight
-        step = max(1, LOGITS_AT_ONCE // weight.shape[0])
-        head = partial(_head, weight=weight, allowed=self.allowed, temperature=temperature)
-        if len(target) <= step:
-            return head(hidden, target)
-        parts = [
-            checkpoint(head, hidden[i : i + step], target[i : i + step], use_reentrant=False)
-            for i in range(0, len(target), step)
-        ]
-        return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
+        """By calling the head, as every other module that may be a group of its own: the call gathers its weight."""
+        return self.model.lm_head(hidden, target, self.allowed, temperature)
+
+
+def _token_logprobs(
+    lm_head: Any, hidden: Tensor, target: Tensor, allowed: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    weight = lm_head.weight
+    step = max(1, LOGITS_AT_ONCE // weight.shape[0])
+    head = partial(_head, weight=weight, allowed=allowed, temperature=temperature)
+    if len(target) <= step:
+        return head(hidden, target)
+    parts = [
+        checkpoint(head, hidden[i : i + step], target[i : i + step], use_reentrant=False)
+        for i in range(0, len(target), step)
+    ]
+    return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
 
 def _head(hidden: Tensor, target: Tensor, weight: Tensor, allowed: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -14,24 +14,23 @@ import torch
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
+from .sharding import EngineWeights
+
 if TYPE_CHECKING:
     from .rank import Rank
 
 
 class RankSource(WeightSource):
-    """A rank's parameters under checkpoint names, in the engine's dtype."""
+    """A rank's weights as engines load them."""
 
     def __init__(self, rank: Rank):
-        self._model = rank.policy.model
-        self._dtype: torch.dtype = getattr(torch, rank.settings.dtype)
+        self._weights = EngineWeights(rank.policy.model, getattr(torch, rank.settings.dtype))
 
     def metadata(self) -> list[ParamMeta]:
-        return [ParamMeta(name, self._dtype, tuple(p.shape)) for name, p in self._model.named_parameters()]
+        return [ParamMeta(name, self._weights.dtype, shape) for name, shape in self._weights.shapes()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self._model.named_parameters():
-            whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-            yield name, whole.detach().to(self._dtype)
+        return iter(self._weights)
 
 
 class EngineWire:

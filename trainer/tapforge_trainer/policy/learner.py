@@ -101,7 +101,7 @@ class RankActor:
         return StoredFrames(job.references, job.foreign, recorded)
 
     def weights(self) -> bytes | None:
-        from .rank import pack
+        from .sharding import pack
 
         found = self._rank.weights()
         return pack(found) if self._index == 0 else None

@@ -4,21 +4,21 @@ Rules:
 - Every rank runs the same number of forward and backward passes (`plan_micro_batches` sees to that): gathers and
   reductions are collective, a rank with one pass less would leave the others waiting for ever.
 - The loss is this rank's part of the global one, which is divided by global counts. FSDP averages gradients over
-  ranks, so it is multiplied by their number. Gradients travel once per optimizer step, with the last micro-batch.
+  ranks, so it is multiplied by their number. Gradients travel after every micro-batch, and each rank keeps its share of
+  their sum; or once per optimizer step, with the last micro-batch, where there is memory for all of them.
 - Master weights and optimizer state are fp32; with dtype bfloat16 only the forward and backward passes are narrower.
 - Before an update all ranks make sure that they can get at their frames; those of the next micro-batches are fetched
   and decoded in a thread while one is being computed.
 - The same samples give the same bits: nothing here draws random numbers.
-- A frozen vision tower is held whole by every rank and never sharded, so that a rank may enter it alone.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from tapforge_trainer.algorithms.losses import policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.frame_handles import FramesLost
 from tapforge_trainer.frames import FittedFrame
 
-from .batches import MicroBatch, MicroBatchPlan, TokenBatch, Vocabulary, frames_of, micro_batch
+from .batches import MicroBatch, MicroBatchPlan, TokenBatch, frames_of, micro_batch
 from .flops import FlopCounter
 from .forward import VLPolicy
 from .frame_source import FrameSource
@@ -44,6 +43,7 @@ from .metrics import UpdateMetrics
 from .models import ModelConfig
 from .phase_clock import PhaseClock
 from .settings import LearnerSettings, UpdateSettings
+from .sharding import EngineWeights, load_policy, reshard
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +73,19 @@ class Rank:
         self.device = torch.device("cpu")
         if settings.device == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
-        backend = "nccl" if settings.device == "cuda" else "gloo"
+        # Offloaded shards and checkpoints are reduced and gathered in the host's memory.
+        backend = "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=self.world)
         self.mesh = init_device_mesh(settings.device, (self.world,))
         self.form = PixelFormat.of_folder(Path(settings.model))
-        self.policy, self.vocabulary = load_policy(settings, self.form)
-        shard(self.policy, self.mesh, settings)
+        self.policy, self.vocabulary = load_policy(settings, self.form, self.mesh)
         self.reference: VLPolicy | None = None
         if settings.reference:
-            self.reference, _ = load_policy(settings, self.form)
-            self.reference.requires_grad_(False)
-            shard(self.reference, self.mesh, settings)
+            self.refer_to(settings.model)
         self.store = FrameStore(self.form)
         trained = [p for p in self.policy.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            trained, lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
+            trained, lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
         )
         self.clock = PhaseClock(self.device)
         self.flops = FlopCounter(ModelConfig.of_folder(Path(settings.model)), settings, self.clock.device_name)
@@ -97,6 +95,13 @@ class Rank:
         self.transfer: Any = None
         #: optimizer steps so far: what the warm-up counts
         self.steps = 0
+
+    def refer_to(self, folder: str) -> None:
+        """From here on the KL term pulls towards the weights in `folder`."""
+        self.reference = None  # its memory is free before the new one needs it
+        settings = replace(self.settings, model=folder)
+        tower = self.policy.visual if self.policy.freeze_vision else None
+        self.reference, _ = load_policy(settings, self.form, self.mesh, frozen=True, tower=tower)
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
@@ -184,7 +189,8 @@ class Rank:
         self.optimizer.zero_grad(set_to_none=True)
         self.flops.begin()
         for index, (plan, micro, shown) in enumerate(self._micro_batches(data, batch.plans, frames)):
-            self.policy.set_requires_gradient_sync(index + 1 == len(batch.plans))
+            last = index + 1 == len(batch.plans)
+            self.policy.set_requires_gradient_sync(last or self.settings.sharded_gradients)
             with self.clock.device("forward"):
                 logp, entropy = self.policy(micro, shown, settings.temperature)
                 chosen = micro.response
@@ -308,19 +314,15 @@ class Rank:
                     logp, _ = policy(micro, shown, temperature)
                 if not plan.padding or np.isnan(result[micro.response]).any():
                     result[micro.response] = logp.float().cpu().numpy()
-        # The root stays whole after a pass without gradients: whoever then reads or writes parameters would get or
-        # change that copy instead of the shards.
-        policy.reshard()
+        reshard(policy)
         return result
 
     def weights(self) -> dict[str, Tensor]:
         """Whole tensors under checkpoint names in the engine's dtype; gathered by all ranks, kept by the first."""
-        dtype = getattr(torch, self.settings.dtype)
         found: dict[str, Tensor] = {}
-        for name, parameter in self.policy.model.named_parameters():
-            full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        for name, tensor in EngineWeights(self.policy.model, getattr(torch, self.settings.dtype)):
             if self.rank == 0:
-                found[name] = full.detach().to(dtype).cpu()
+                found[name] = tensor.cpu()
         return found
 
 
@@ -360,41 +362,3 @@ def _policy_loss(
     for name, value in result.maxima.items():
         metrics.top(name, float(value))
     return result.loss
-
-
-def pack(weights: Mapping[str, Tensor]) -> bytes:
-    """Tensors by checkpoint name as safetensors bytes: what travels through Ray's object store."""
-    from safetensors.torch import save
-
-    return save({name: tensor.contiguous() for name, tensor in weights.items()})
-
-
-def load_policy(settings: LearnerSettings, form: PixelFormat) -> tuple[VLPolicy, Vocabulary]:
-    """The model of a folder with fp32 weights."""
-    from transformers import Qwen3VLForConditionalGeneration
-
-    model = Qwen3VLForConditionalGeneration.from_pretrained(settings.model, dtype=torch.float32)
-    model.train()
-    if settings.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    size = model.get_input_embeddings().weight.shape[0]
-    vocabulary = Vocabulary.of(size, model.config.image_token_id, settings.allowed_ids)
-    return VLPolicy(model, form, vocabulary, freeze_vision=settings.freeze_vision), vocabulary
-
-
-def shard(policy: VLPolicy, mesh: Any, settings: LearnerSettings) -> None:
-    """FSDP2, bottom-up: language layers, vision blocks, the rest. The tied embedding stays with the root."""
-    options: dict[str, Any] = {"mesh": mesh}
-    if settings.dtype != "float32":
-        options["mp_policy"] = MixedPrecisionPolicy(
-            param_dtype=getattr(torch, settings.dtype), reduce_dtype=torch.float32, cast_forward_inputs=False
-        )
-    for layer in policy.language.layers:
-        fully_shard(layer, **options)
-    if settings.freeze_vision:
-        policy.visual.to(torch.device(settings.device), getattr(torch, settings.dtype))
-        fully_shard(policy, ignored_params=set(policy.visual.parameters()), **options)
-        return
-    for block in policy.visual.blocks:
-        fully_shard(block, **options)
-    fully_shard(policy, **options)

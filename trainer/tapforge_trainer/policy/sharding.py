@@ -1,0 +1,209 @@
+"""A learner's model: built without memory, sharded over the ranks, filled from a folder, and read again for engines.
+
+Rules:
+- No rank ever holds the whole model. It is built on the meta device, wrapped with FSDP2, and then each rank reads its
+  own shards out of the safetensors files; what is gathered for engines and exports is gathered name by name.
+- What is trained is fp32, whatever the files hold. What is frozen is in the number format of the forward pass, and so
+  is a reference. Buffers (rotary frequencies) are computed, and stay fp32: rounded ones turn far patches by the wrong
+  angle.
+- Layers, vision blocks, embedding and head are groups of their own. A tied embedding and head are one parameter, which
+  is needed from the first to the last operation of a pass: it stays with the root.
+- A frozen vision tower is held whole by every rank and never sharded, so that a rank may enter it alone. With adapters
+  everything but them is frozen, the tower as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from .batches import Vocabulary
+from .forward import VLPolicy
+from .frames import PixelFormat
+from .models import FolderError, ModelConfig, family_of
+from .settings import LearnerSettings
+
+
+def load_policy(
+    settings: LearnerSettings,
+    form: PixelFormat,
+    mesh: DeviceMesh,
+    *,
+    frozen: bool = False,
+    tower: nn.Module | None = None,
+) -> tuple[VLPolicy, Vocabulary]:
+    """The model of the settings' folder, sharded over `mesh`; collective. `frozen`: nothing of it is trained, so that
+    all of it is in the number format of the pass. `tower`: another policy's frozen vision tower, which this one uses
+    instead of its own. Raises FolderError where the folder does not hold the model that its config.json announces."""
+    policy, vocabulary = build_policy(settings, form, frozen=frozen)
+    if tower is not None:
+        policy.model.model.visual = tower
+    shard(policy, mesh, settings)
+    materialize(policy, torch.device(settings.device), offload=settings.cpu_offload)
+    load_weights(policy.model, Path(settings.model), skip="model.visual." if tower is not None else None)
+    return policy, vocabulary
+
+
+def build_policy(settings: LearnerSettings, form: PixelFormat, *, frozen: bool = False) -> tuple[VLPolicy, Vocabulary]:
+    """Without memory: every parameter and buffer of the model is on the meta device."""
+    folder = ModelConfig.of_folder(Path(settings.model))
+    model = meta_model(folder)
+    if settings.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    vocabulary = Vocabulary.of(folder.vocabulary, folder.image_token, settings.allowed_ids)
+    policy = VLPolicy(model, form, vocabulary, freeze_vision=settings.freeze_vision)
+    if frozen:
+        policy.requires_grad_(False)
+    dtype = getattr(torch, settings.dtype)
+    for parameter in policy.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    return policy, vocabulary
+
+
+def meta_model(folder: ModelConfig) -> Any:
+    """transformers' model of a folder, in training mode, in fp32, on the meta device."""
+    import transformers
+
+    kind = getattr(transformers, family_of(folder).architecture)
+    with torch.device("meta"):
+        model = kind(kind.config_class.from_pretrained(folder.folder, local_files_only=True))
+    model.float().train()
+    return model
+
+
+def shard(policy: VLPolicy, mesh: DeviceMesh, settings: LearnerSettings) -> None:
+    """FSDP2, bottom-up."""
+    options: dict[str, Any] = {"mesh": mesh}
+    if settings.dtype != "float32":
+        options["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=getattr(torch, settings.dtype), reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+    if settings.cpu_offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=settings.device == "cuda")
+    inner = options | {"reshard_after_forward": settings.reshard_after_forward}
+    for layer in policy.language.layers:
+        fully_shard(layer, **inner)
+    whole = set(policy.visual.parameters()) if policy.freeze_vision else None
+    if whole is None:
+        for block in policy.visual.blocks:
+            fully_shard(block, **inner)
+    embedding, head = policy.language.embed_tokens, policy.model.lm_head
+    if embedding.weight is not head.weight:
+        fully_shard(embedding, **inner)
+        fully_shard(head, **inner)
+    fully_shard(policy, ignored_params=whole, **options)
+
+
+def materialize(policy: VLPolicy, device: torch.device, *, offload: bool = False) -> None:
+    """Memory for what is on the meta device, and the buffers' values. `offload`: shards are in the host's memory."""
+
+    def place(tensor: Tensor) -> Tensor:
+        here = torch.device("cpu") if offload and isinstance(tensor, DTensor) else device
+        return torch.empty_like(tensor, device=here) if tensor.is_meta else tensor.to(here)
+
+    policy._apply(place)
+    model = policy.model
+    for module in model.modules():
+        if module._non_persistent_buffers_set:  # in no file: what transformers computes when it loads a model
+            model._init_weights(module)
+
+
+# --- from a folder ----------------------------------------------------------------------------------------------------
+
+
+def load_weights(model: nn.Module, folder: Path, *, skip: str | None = None) -> None:
+    """Fills the model's parameters, each rank its own shards; collective. Names that begin with `skip` are left."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    reader = HuggingFaceStorageReader(str(folder))
+    try:
+        files = reader.read_metadata().state_dict_metadata
+    except Exception as error:  # safetensors has no other kind for a file that is no safetensors file or is cut short
+        raise FolderError(f"a safetensors file of {folder} can't be read ({error}); fetch the model again") from error
+    published = {own_name(name): name for name in files}
+    wanted, missing, other = {}, [], []
+    for name, parameter in model.named_parameters():
+        if skip is not None and name.startswith(skip):
+            continue
+        source = published.get(name)
+        if source is None:
+            missing.append(name)
+            continue
+        size, target = tuple(files[source].size), parameter.detach()
+        if size != tuple(target.shape) and len(size) == 3 and (size[0], size[2], size[1]) == tuple(target.shape):
+            target = target.transpose(1, 2)  # experts were published as (experts, in, out)
+        if size == tuple(target.shape):
+            wanted[source] = target
+        else:
+            other.append(f"{source} is {list(size)} and not {list(parameter.shape)}")
+    if missing or other:
+        raise FolderError(_contradiction(folder, missing, other))
+    dcp.load(wanted, storage_reader=reader)
+
+
+def _contradiction(folder: Path, missing: list[str], other: list[str]) -> str:
+    parts = []
+    if missing:
+        parts.append(f"{len(missing)} tensors are in none of its safetensors files, {missing[0]} for one")
+    if other:
+        parts.append(f"{len(other)} tensors have another shape than its config.json says: {other[0]}")
+    return f"{folder} does not hold the model that its config.json announces: {'; '.join(parts)}. Fetch the model again"
+
+
+def own_name(name: str) -> str:
+    """The name in transformers' model of a tensor that was published under `name`: Qwen2-VL and Qwen2.5-VL were
+    published before language model and vision tower were parts of one `model`."""
+    if name.startswith("visual."):
+        return f"model.{name}"
+    if name.startswith("model.") and not name.startswith(("model.language_model.", "model.visual.")):
+        return f"model.language_model.{name.removeprefix('model.')}"
+    return name
+
+
+# --- for engines ------------------------------------------------------------------------------------------------------
+
+
+class EngineWeights:
+    """Whole tensors under checkpoint names in `dtype`, as an engine loads them, gathered one after another: iterating
+    is collective, and every rank gets every tensor."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype):
+        self._model, self.dtype = model, dtype
+
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """In the order of iteration."""
+        return [(name, tuple(parameter.shape)) for name, parameter in self._model.named_parameters()]
+
+    @torch.no_grad()
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._model.named_parameters():
+            yield name, whole(parameter.detach().to(self.dtype))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor of all ranks; collective where it is sharded."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def pack(weights: Mapping[str, Tensor]) -> bytes:
+    """Tensors by checkpoint name as safetensors bytes: what travels through Ray's object store."""
+    from safetensors.torch import save
+
+    return save({name: tensor.contiguous() for name, tensor in weights.items()})
+
+
+def reshard(policy: nn.Module) -> None:
+    """Only shards are left. After a pass without gradients the root, and what is not freed after its forward pass, is
+    whole: whoever then reads or writes parameters would get or change that copy instead of the shards."""
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
