@@ -142,7 +142,7 @@ async def _round(load: Load, running: list[_Player]) -> None:
     moves = []
     for p, generation in zip(running, generations, strict=True):
         text = load.agent.decode(generation.ids)
-        answer = load.agent.read(text, generation.finish_reason)
+        answer = load.agent.read(text, generation.finish_reason, prompt.frames[-1])
         if isinstance(answer, ParseFailure):
             raise RuntimeError(f"the scripted engine's answer is malformed: {answer}")
         index = p.standing.executed

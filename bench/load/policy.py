@@ -41,7 +41,7 @@ class ScriptedEngine:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         await asyncio.sleep(self._seconds)
-        ids = self._agent.answer_ids(self._choose(Random(sampling.seed)))
+        ids = self._agent.answer_ids(self._choose(Random(sampling.seed)), prompt.frames[-1])
         return Generation(prompt.ids, ids, (-0.5,) * len(ids), (0,) * len(ids), "stop", prompt.expanded_length)
 
     def _choose(self, rng: Random) -> Action:

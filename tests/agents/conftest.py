@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tapforge_envs.protocol import Frame
 from tapforge_trainer.agents import make_agent
-from tapforge_trainer.agents.qwen3vl import Qwen3VL
+from tapforge_trainer.agents.chat_agent import ChatAgent
 from tapforge_trainer.agents.tokens import Tokens
 
 SPECIALS = (
@@ -74,8 +74,8 @@ def tokens(model_folder: Path) -> Tokens:
 
 
 @pytest.fixture(scope="session")
-def agent_of(model_folder: Path) -> Callable[..., Qwen3VL]:
-    def build(**changes) -> Qwen3VL:
+def agent_of(model_folder: Path) -> Callable[..., ChatAgent]:
+    def build(**changes) -> ChatAgent:
         options = {
             "prompt": "compact",
             "history_images": 1,

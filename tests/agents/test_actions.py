@@ -33,7 +33,20 @@ from tapforge_envs.protocol import (
     pixel,
 )
 from tapforge_trainer.agents import format_action, parse
-from tapforge_trainer.agents.actions import FORMS, grid, relative, short_name, tool_schema, write_arguments
+from tapforge_trainer.agents.coordinates import Grid, Plane
+from tapforge_trainer.agents.mobile_use import FORMS, MOBILE_USE
+from tapforge_trainer.agents.tools import short_name
+
+PLANE = Plane(Grid(999), 1080, 2400)
+
+
+def grid(x: float) -> int:
+    return Grid(999).write(x, 1080)
+
+
+def relative(v: int) -> float:
+    return Grid(999).read(v, 1080, "coordinate")
+
 
 ONE_OF_EACH: list[tuple[Action, dict]] = [
     (Tap(x=166 / 999, y=100 / 999), {"action": "click", "coordinate": [166, 100]}),
@@ -83,7 +96,7 @@ representable = st.one_of(
 
 @pytest.mark.parametrize(("action", "arguments"), ONE_OF_EACH, ids=lambda value: str(value)[:40])
 def test_canonical_arguments_of_every_action(action: Action, arguments: dict) -> None:
-    assert write_arguments(action) == arguments
+    assert MOBILE_USE.write(action, PLANE) == arguments
     assert parse(format_action(action)) == action
 
 
@@ -152,7 +165,7 @@ def test_grid_undoes_relative(v: int) -> None:
 
 
 def test_the_tool_schema_names_every_form_and_only_known_fields() -> None:
-    parameters = tool_schema()["function"]["parameters"]
+    parameters = MOBILE_USE.schema(PLANE)["function"]["parameters"]
     assert parameters["properties"]["action"]["enum"] == list(FORMS)
     assert set(parameters["properties"]) == {"action"} | {field for form in FORMS.values() for field in form.fields}
     json.dumps(parameters)

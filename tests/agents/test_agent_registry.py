@@ -57,7 +57,14 @@ def test_other_packages_bring_adapters_as_entry_points(
     assert "someones" in agent_names()
     folder, options = make_agent("someones", model_folder, **OPTIONS)
     assert folder == model_folder
-    assert options == {**OPTIONS, "image_first": False, "max_pixels": None}
+    assert options == {
+        **OPTIONS,
+        "image_first": False,
+        "min_pixels": None,
+        "max_pixels": None,
+        "prompt_file": None,
+        "context": None,
+    }
 
 
 def test_importing_the_room_loads_nothing_heavy() -> None:

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from tapforge_envs.protocol import Action, Back, EnvironmentFault, Frame, Observation, Tap, Type
 from tapforge_trainer.agents import ContextLimit, ParseFailure, Prepared, Turn, format_action, make_agent
-from tapforge_trainer.agents.actions import tool_schema
-from tapforge_trainer.agents.qwen3vl import Qwen3VL
+from tapforge_trainer.agents.chat_agent import ChatAgent
+from tapforge_trainer.agents.coordinates import Grid, Plane
+from tapforge_trainer.agents.mobile_use import MOBILE_USE
 from tapforge_trainer.agents.vision import VisionGrid, fit_frame
 from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.records import Prompt
 
-AgentOf = Callable[..., Qwen3VL]
+AgentOf = Callable[..., ChatAgent]
 FrameOf = Callable[..., Frame]
 TAP = Tap(x=166 / 999, y=100 / 999)
 SHOT = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -43,10 +44,18 @@ def turns(actions: list[Action | None]) -> list[Turn]:
     ]
 
 
-def seen(agent: Qwen3VL, goal: str, history: list[Turn], now: Prepared) -> tuple[str, Prompt]:
+def seen(agent: ChatAgent, goal: str, history: list[Turn], now: Prepared) -> tuple[str, Prompt]:
     prompt = agent.prompt(goal, history, now)
     assert isinstance(prompt, Prompt)
     return agent.decode(prompt.ids), prompt
+
+
+def system_length(agent: ChatAgent) -> int:
+    """Tokens of the system message; 0 without one."""
+    prompt = agent.prompt("x", [], prepared())
+    ids = prompt.ids if isinstance(prompt, Prompt) else agent.chat.ids([])
+    start = ids[0]
+    return ids.index(start, 1) if ids.count(start) > 2 else 0
 
 
 # --- compact ----------------------------------------------------------------------------------------------------------
@@ -84,7 +93,7 @@ def test_full(agent_of: AgentOf) -> None:
     text, prompt = seen(agent_of(prompt="full"), "Open Clock", history, prepared(seed=9))
     system, user, assistant = text.split("<|im_end|>\n")
     assert system.startswith("<|im_start|>system\n")
-    assert json.dumps(tool_schema(), ensure_ascii=False) in system
+    assert json.dumps(MOBILE_USE.schema(Plane(Grid(999), 1, 1)), ensure_ascii=False) in system
     assert user == (
         "<|im_start|>user\nTask: Open Clock\nYour earlier steps:\nStep 1: I open it.\n"
         f"Step 2: what? (could not be understood)\n{SHOT}"
@@ -167,7 +176,7 @@ def test_prepare_fits_the_frame_and_keeps_what_else_was_observed(agent_of: Agent
 # --- the end of the context -------------------------------------------------------------------------------------------
 
 
-def growing(agent: Qwen3VL, steps: int) -> list[Prompt | ContextLimit]:
+def growing(agent: ChatAgent, steps: int) -> list[Prompt | ContextLimit]:
     """The prompts of an episode whose screens, of 100 tokens each, outweigh its texts."""
     history = [Turn(prepared(320, 320, seed=index), "I tap it.", TAP) for index in range(steps)]
     return [agent.prompt("Go", history[:now], prepared(320, 320, seed=now)) for now in range(steps)]
@@ -179,7 +188,7 @@ def test_a_growing_episode_shows_its_newest_screens_from_a_start_that_moves_rare
     agent_of: AgentOf, style: str, history_steps: int
 ) -> None:
     options = {"prompt": style, "history_images": 64, "history_steps": history_steps}
-    context = len(agent_of(**options)._system) + 2000
+    context = system_length(agent_of(**options)) + 2000
     starts = []
     for now, prompt in enumerate(growing(agent_of(**options, context_tokens=context), 40)):
         assert isinstance(prompt, Prompt)
@@ -196,7 +205,7 @@ def test_a_growing_episode_shows_its_newest_screens_from_a_start_that_moves_rare
 
 def test_a_full_prompt_begins_the_next_one_while_the_start_stands_still(agent_of: AgentOf) -> None:
     options = {"prompt": "full", "history_images": 64, "history_steps": 64}
-    agent = agent_of(**options, context_tokens=len(agent_of(**options)._system) + 2000)
+    agent = agent_of(**options, context_tokens=system_length(agent_of(**options)) + 2000)
     asked = growing(agent, 40)
     shared = sum(
         later.ids[: len(earlier.ids)] == earlier.ids
@@ -253,7 +262,7 @@ def test_any_window_is_within_its_limits_or_a_context_limit(
     agent_of: AgentOf, steps: int, images: int, texts: int, context: int, style: str
 ) -> None:
     agent = agent_of(prompt=style, history_images=images, history_steps=texts)
-    context += len(agent._system)
+    context += system_length(agent)
     agent = agent_of(prompt=style, history_images=images, history_steps=texts, context_tokens=context)
     prompt = agent.prompt("Go", turns([TAP] * steps), prepared(seed=steps))
     if isinstance(prompt, ContextLimit):
@@ -279,7 +288,7 @@ def large_model(model_folder: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def of_large_model(folder: Path, **options) -> Qwen3VL:
+def of_large_model(folder: Path, **options) -> ChatAgent:
     options = {"prompt": "full", "history_steps": 16, "context_tokens": 8192, "response_tokens": 256} | options
     return make_agent("qwen3-vl", folder, **options)
 
@@ -311,19 +320,19 @@ def test_max_pixels_bounds_a_frame(large_model: Path) -> None:
 def test_a_demonstration_is_read_as_its_action(agent_of: AgentOf) -> None:
     agent = agent_of()
     for action in (TAP, Back(), Type(text="naïve ✓ <|im_end|> </tool_call>")):
-        ids = agent.answer_ids(action)
+        ids = agent.answer_ids(action, prepared().frame)
         assert ids[-1:] == agent.stop_ids
         assert set(ids) <= set(agent.allowed_ids)
-        assert agent.read(agent.decode(ids), "stop") == action
+        assert agent.read(agent.decode(ids), "stop", prepared().frame) == action
 
 
 def test_a_cut_off_answer_is_a_failure_even_if_it_could_be_read(agent_of: AgentOf) -> None:
-    failure = agent_of(response_tokens=48).read(format_action(TAP), "length")
+    failure = agent_of(response_tokens=48).read(format_action(TAP), "length", prepared().frame)
     assert failure == ParseFailure("cut_off", "cut off at 48 tokens")
 
 
 def test_an_aborted_answer_is_no_action(agent_of: AgentOf) -> None:
-    failure = agent_of().read(format_action(TAP), "abort")
+    failure = agent_of().read(format_action(TAP), "abort", prepared().frame)
     assert isinstance(failure, ParseFailure) and failure.kind == "aborted"
 
 
@@ -331,5 +340,5 @@ def test_an_aborted_answer_is_no_action(agent_of: AgentOf) -> None:
 def test_any_sampled_ids_are_an_action_or_a_failure(agent_of: AgentOf, ids: list[int]) -> None:
     agent = agent_of()
     allowed = set(agent.allowed_ids)
-    answer = agent.read(agent.decode([id for id in ids if id in allowed]), "stop")
+    answer = agent.read(agent.decode([id for id in ids if id in allowed]), "stop", prepared().frame)
     assert isinstance(answer, ParseFailure)

@@ -9,6 +9,7 @@ from tapforge_api import load
 from tapforge_envs.protocol import ACTION, Outcome, Reason, Task
 from tapforge_trainer.agents import make_agent
 from tapforge_trainer.evaluation import measured
+from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.records import EpisodeRecord, Generation, Prompt, Sampling, StepRecord
 from tapforge_trainer.rollout.baselines import baselines
 from tapforge_trainer.tasks.selection import evaluation_tasks, training_tasks
@@ -78,8 +79,9 @@ def test_measured_goals_are_never_practised():
 async def test_baselines_answer_in_words_that_the_agent_reads(agent, name):
     policy = baselines(agent)[name]
     seen: Counter[str] = Counter()
+    screen = FittedFrame("screen", b"", 96, 160)
     for seed in range(200):
-        generation = await policy.generate(Prompt((1,), (), 1), Sampling(max_tokens=24, seed=seed))
-        action = agent.read(agent.decode(generation.ids), generation.finish_reason)
+        generation = await policy.generate(Prompt((1,), (screen,), 1), Sampling(max_tokens=24, seed=seed))
+        action = agent.read(agent.decode(generation.ids), generation.finish_reason, screen)
         seen[ACTION.dump_python(action)["type"]] += 1
     assert seen["terminate"] == 200 if name == "always_infeasible" else {"tap", "terminate"} < set(seen)

@@ -42,7 +42,7 @@ class BytesAgent:
             return ContextLimit(length, 0, self.context)
         return Prompt(ids, (seen.frame,), length)
 
-    def read(self, text: str, finish_reason: FinishReason) -> Action | ParseFailure:
+    def read(self, text: str, finish_reason: FinishReason, screen: FittedFrame | None = None) -> Action | ParseFailure:
         if finish_reason == "length":
             return ParseFailure("cut_off", "too long")
         try:
@@ -56,7 +56,7 @@ class BytesAgent:
     def expand(self, prompt: Prompt) -> tuple[int, ...]:
         return (IMAGE,) * self.visual_tokens + prompt.ids[1:]
 
-    def answer_ids(self, action: Action) -> tuple[int, ...]:
+    def answer_ids(self, action: Action, screen: FittedFrame | None = None) -> tuple[int, ...]:
         return (*json.dumps(action.model_dump()).encode(), END)
 
     def prepare(self, observation: Observation) -> tuple[Prepared, Callable[[], Pixels]]:

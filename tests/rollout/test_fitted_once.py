@@ -58,7 +58,8 @@ class Taps:
     async def generate(self, prompt, sampling):
         self.prompts.append(prompt)
         last = len(self.prompts) == STEPS
-        ids = self.agent.answer_ids(Terminate(status="success") if last else (Home(), Back())[len(self.prompts) % 2])
+        action = Terminate(status="success") if last else (Home(), Back())[len(self.prompts) % 2]
+        ids = self.agent.answer_ids(action, prompt.frames[-1])
         return Generation(prompt.ids, ids, (-0.5,) * len(ids), (0,) * len(ids), "stop", prompt.expanded_length)
 
 

@@ -7,8 +7,8 @@ import pytest
 from tapforge_envs.phone.quickstart import COLUMNS, ROWS, TEMPLATES, cell
 from tapforge_envs.phone.screen import center
 from tapforge_envs.protocol import Home, Tap, Terminate
-from tapforge_trainer.agents.actions import format_action
-from tapforge_trainer.agents.parsing import parse
+from tapforge_trainer.agents import parse
+from tapforge_trainer.agents.qwen3vl import format_action
 from tapforge_trainer.agents.tokens import Tokens
 from tapforge_trainer.tiny.build import SHIPPED
 from tapforge_trainer.tiny.folder import write_model

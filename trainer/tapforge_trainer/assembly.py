@@ -144,7 +144,10 @@ def _agent(model: Model, folder: Path, response_tokens: int) -> Agent:
         history_steps=model.adapter.history_steps,
         context_tokens=model.context_tokens,
         response_tokens=response_tokens,
+        min_pixels=model.min_pixels,
         max_pixels=model.max_pixels or model.adapter.max_pixels,
+        prompt_file=None if model.adapter.prompt_file is None else Path(model.adapter.prompt_file).expanduser(),
+        context=model.adapter.context,
     )
 
 

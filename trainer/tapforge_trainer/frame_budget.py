@@ -34,7 +34,8 @@ def frame_pixels(run: TrainingRun) -> int:
         * tokens_per_frame(model.context_tokens, spec.rollout.response_tokens, model.adapter.history_images)
     )
     # Other phones than those of this machine have the screens that they have.
-    return min(bound, screen.width * screen.height) if spec.environment.source.processes is not None else bound
+    shown = max(screen.width * screen.height, model.min_pixels or 0)
+    return min(bound, shown) if spec.environment.source.processes is not None else bound
 
 
 def screens_shown(run: TrainingRun) -> str:

@@ -111,7 +111,7 @@ class _Player:
     def prompt(self, goal: str, history: Sequence[Turn], seen: Prepared) -> Prompt:
         return Prompt((0,), (seen.frame,), 1)
 
-    def read(self, text: str, finish_reason: FinishReason) -> Action | ParseFailure:
+    def read(self, text: str, finish_reason: FinishReason, screen: FittedFrame) -> Action | ParseFailure:
         return ACTION.validate_json(text)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -120,11 +120,11 @@ class _Player:
     def expand(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(prompt.ids)
 
-    def answer_ids(self, action: Action) -> tuple[int, ...]:
+    def answer_ids(self, action: Action, screen: FittedFrame) -> tuple[int, ...]:
         return tuple(json.dumps(action.model_dump(exclude_none=True)).encode())
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        ids = self.answer_ids(self.policy(self.answers))
+        ids = self.answer_ids(self.policy(self.answers), prompt.frames[-1])
         self.answers += 1
         zeros = (0,) * len(ids)
         return Generation(prompt.ids, ids, zeros, zeros, "stop", 1)

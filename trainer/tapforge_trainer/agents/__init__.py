@@ -3,13 +3,16 @@
 `make_agent` finds an adapter by name; `Agent` is what it gives. Importing this room loads no Pillow and no tokenizer.
 """
 
-from .actions import format_action
 from .agent import Agent, ContextLimit, Prepared, PromptStyle, Turn
-from .parsing import ParseFailure, parse
+from .context import Added, Context
+from .parsing import ParseFailure
+from .qwen3vl import format_action, parse
 from .registry import agent_names, make_agent
 
 __all__ = [
+    "Added",
     "Agent",
+    "Context",
     "ContextLimit",
     "ParseFailure",
     "Prepared",

@@ -75,8 +75,8 @@ class Agent(Protocol):
         """The prompt for the next step; `history` holds all earlier steps, oldest first."""
         ...
 
-    def read(self, text: str, finish_reason: FinishReason) -> Action | ParseFailure:
-        """What the answer means."""
+    def read(self, text: str, finish_reason: FinishReason, screen: FittedFrame) -> Action | ParseFailure:
+        """What the answer means. `screen`: the current one, the prompt's last frame: some models count its pixels."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -87,6 +87,7 @@ class Agent(Protocol):
         """The prompt's ids as the engine sees them: one placeholder per visual token."""
         ...
 
-    def answer_ids(self, action: Action) -> tuple[int, ...]:
-        """The canonical answer for an action, with the end mark: a demonstration."""
+    def answer_ids(self, action: Action, screen: FittedFrame) -> tuple[int, ...]:
+        """The canonical answer for an action on this screen, with the end mark: a demonstration. Raises ValueError for
+        an action that the model has no word for."""
         ...

@@ -3,7 +3,8 @@ can't disagree about the size of a visual token or the scale of a pixel.
 
 Rules, in this order, as the processors themselves have them:
 - `processor_config.json` with a section `image_processor` counts before `preprocessor_config.json`.
-- `min_pixels` and `max_pixels` count before `size.shortest_edge` and `size.longest_edge`. All four are areas in pixels.
+- `min_pixels` and `max_pixels` count before those of the same name in `size`, and these before `size.shortest_edge` and
+  `size.longest_edge`: folders have been published in all three ways. All are areas in pixels.
 - Nothing is made up: a setting that is missing is an error that names the file.
 """
 
@@ -38,8 +39,8 @@ class ImageProcessor:
             return ImageProcessor(
                 patch=int(found["patch_size"]),
                 merge=int(found["merge_size"]),
-                min_pixels=int(found.get("min_pixels") or size["shortest_edge"]),
-                max_pixels=int(found.get("max_pixels") or size["longest_edge"]),
+                min_pixels=int(found.get("min_pixels") or size.get("min_pixels") or size["shortest_edge"]),
+                max_pixels=int(found.get("max_pixels") or size.get("max_pixels") or size["longest_edge"]),
                 mean=tuple(map(float, found["image_mean"])),
                 std=tuple(map(float, found["image_std"])),
             )
@@ -62,5 +63,5 @@ def _read(folder: Path) -> tuple[Path, dict[str, Any]]:
             return path, found
     raise FileNotFoundError(
         f"{folder} has no {OWN} (nor an image_processor in {COMMON}), which says how images are resized; use a "
-        "complete Qwen3-VL model folder"
+        "complete Qwen-VL model folder"
     )

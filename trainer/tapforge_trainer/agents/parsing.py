@@ -1,4 +1,5 @@
-"""Model text -> action, strictly.
+"""A model's tool call -> action, strictly. Families that write calls as text have parsers of their own, with the same
+failures (`uitars.py`, `aguvis.py`).
 
 Promises:
 - The action comes from exactly one <tool_call>...</tool_call> block that stands after the reasoning: after the last
@@ -16,13 +17,15 @@ from typing import Literal, NoReturn
 
 from tapforge_envs.protocol import Action
 
-from .actions import TOOL_NAME, read_arguments
+from .coordinates import Plane
+from .tools import Tool
 
 FailureKind = Literal[
     "cut_off",  # the answer reached the token limit
     "aborted",  # the engine gave the answer up
     "reasoning",  # the reasoning has no end
     "no_tool_call",
+    "no_action",  # of models that write calls as text: no line says one
     "several_tool_calls",
     "broken_block",  # tags in the wrong order, text after the block, broken characters
     "json",
@@ -46,8 +49,8 @@ class ParseFailure:
         return f"{self.kind}: {self.detail}"
 
 
-def parse(text: str) -> Action | ParseFailure:
-    """The action of a complete answer."""
+def parse_call(text: str, tool: Tool, plane: Plane) -> Action | ParseFailure:
+    """The action of a complete answer. `plane`: the image that the model saw, for its coordinates."""
     spoken = without_reasoning(text)
     if spoken is None:
         return ParseFailure("reasoning", f"{_THINK_OPEN} is never closed")
@@ -64,7 +67,7 @@ def parse(text: str) -> Action | ParseFailure:
         return ParseFailure("broken_block", f"{len(after.strip())} characters of text after {_CLOSE}")
     if "\ufffd" in block:
         return ParseFailure("broken_block", "the tool call holds bytes that are no UTF-8")
-    return _parse_block(block)
+    return _parse_block(block, tool, plane)
 
 
 def without_reasoning(text: str) -> str | None:
@@ -73,7 +76,7 @@ def without_reasoning(text: str) -> str | None:
     return None if _THINK_OPEN in spoken else spoken
 
 
-def _parse_block(block: str) -> Action | ParseFailure:
+def _parse_block(block: str, tool: Tool, plane: Plane) -> Action | ParseFailure:
     try:
         call = _DECODER.decode(block)
     except RecursionError:
@@ -82,13 +85,13 @@ def _parse_block(block: str) -> Action | ParseFailure:
         return ParseFailure("json", str(error)[:200])
     if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:
         return ParseFailure("shape", 'the tool call is not an object of exactly "name" and "arguments"')
-    if call["name"] != TOOL_NAME:
-        return ParseFailure("shape", f"the tool's name is {ascii(call['name'])[:60]} instead of {TOOL_NAME!r}")
+    if call["name"] != tool.name:
+        return ParseFailure("shape", f"the tool's name is {ascii(call['name'])[:60]} instead of {tool.name!r}")
     arguments = call["arguments"]
     if not isinstance(arguments, dict):
         return ParseFailure("shape", f"arguments are a {type(arguments).__name__} instead of an object")
     try:
-        return read_arguments(arguments)
+        return tool.read(arguments, plane)
     except ValueError as error:
         return ParseFailure("action", str(error))
 

@@ -5,12 +5,17 @@ An entry point names a function with the signature of `make_agent` less the name
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .agent import Agent, PromptStyle
+
+if TYPE_CHECKING:
+    from .dialect import Dialect
 
 ENTRY_POINTS = "tapforge.agents"
 
@@ -25,11 +30,16 @@ def make_agent(
     context_tokens: int,
     response_tokens: int,
     image_first: bool = False,
+    min_pixels: int | None = None,
     max_pixels: int | None = None,
+    prompt_file: Path | None = None,
+    context: str | None = None,
 ) -> Agent:
-    """The adapter `name` for the model in this folder. `max_pixels` bounds a frame as the model sees it; None: the
-    adapter chooses. Raises ValueError for an unknown name, with the nearest one, and for bounds that no frame keeps,
-    and FileNotFoundError for a folder that lacks what the adapter reads."""
+    """The adapter `name` for the model in this folder. `min_pixels` and `max_pixels` bound a frame as the model sees
+    it; None: the image processor's bound, and for the most what leaves room for texts. `prompt_file`: a prompt instead
+    of the adapter's own; `context`: an entry point that adds to each prompt. Raises ValueError for an unknown name,
+    with the nearest one, for bounds that no frame keeps, for a prompt file or a context that can't be used, and
+    FileNotFoundError for a folder that lacks what the adapter reads."""
     return _factory(name)(
         Path(model_folder),
         prompt=prompt,
@@ -38,7 +48,10 @@ def make_agent(
         context_tokens=context_tokens,
         response_tokens=response_tokens,
         image_first=image_first,
+        min_pixels=min_pixels,
         max_pixels=max_pixels,
+        prompt_file=None if prompt_file is None else Path(prompt_file),
+        context=context,
     )
 
 
@@ -46,9 +59,20 @@ def agent_names() -> tuple[str, ...]:
     return tuple(sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))}))
 
 
+def dialect_of(name: str, model_folder: Path) -> Dialect | None:
+    """What a built-in adapter says of its family, for a model in this folder; None: somebody else's adapter. Raises
+    ValueError for a name that there is none of."""
+    found = _BUILT_IN.get(name)
+    if found is None:
+        _factory(name)
+        return None
+    return found(model_folder)
+
+
 def _factory(name: str) -> Callable[..., Agent]:
     if name in _BUILT_IN:
-        return _BUILT_IN[name]
+        dialect = _BUILT_IN[name]
+        return lambda folder, **options: _chat_agent(dialect, folder, **options)
     for point in entry_points(group=ENTRY_POINTS):
         if point.name == name:
             return point.load()
@@ -58,7 +82,8 @@ def _factory(name: str) -> Callable[..., Agent]:
     raise ValueError(f"unknown agent {name!r}{hint} (known: {', '.join(known)})")
 
 
-def _qwen3vl(
+def _chat_agent(
+    dialect_for: Callable[[Path], Dialect],
     model_folder: Path,
     *,
     prompt: PromptStyle,
@@ -67,29 +92,73 @@ def _qwen3vl(
     context_tokens: int,
     response_tokens: int,
     image_first: bool = False,
+    min_pixels: int | None = None,
     max_pixels: int | None = None,
+    prompt_file: Path | None = None,
+    context: str | None = None,
 ) -> Agent:
-    from .qwen3vl import Qwen3VL  # Pillow and tokenizers are for those who have a model
+    from .chat import ChatTemplate  # Pillow and tokenizers are for those who have a model
+    from .chat_agent import ChatAgent, Own, Window
+    from .context import context_of
+    from .prompt_file import PromptFile
     from .tokens import Tokens
     from .vision import FrameFitter, VisionGrid, tokens_per_frame
 
     if not model_folder.is_dir():
         raise FileNotFoundError(f"model folder {model_folder} does not exist")
-    grid = VisionGrid.load(model_folder)
-    if max_pixels is not None:
-        grid = grid.at_most(max_pixels)
-    else:
-        grid = grid.within(tokens_per_frame(context_tokens, response_tokens, history_images))
-    return Qwen3VL(
-        Tokens.load(model_folder),
-        FrameFitter(grid),
-        prompt=prompt,
-        history_images=history_images,
-        history_steps=history_steps,
-        context_tokens=context_tokens,
-        response_tokens=response_tokens,
-        image_first=image_first,
+    window = Window(prompt, history_images, history_steps, context_tokens, response_tokens, image_first)
+    dialect = dialect_for(model_folder)
+    if prompt_file is not None and prompt != "full":
+        raise ValueError(f"the prompt file {prompt_file} needs the prompt style full, not {prompt}")
+    own = Own(
+        None if prompt_file is None else PromptFile(prompt_file, image_allowed=dialect.history != "all"),
+        None if context is None else (context, context_of(context)),
     )
+    grid = VisionGrid.load(model_folder).bounded(
+        min_pixels, max_pixels, otherwise=tokens_per_frame(context_tokens, response_tokens, history_images)
+    )
+    tokens = Tokens.load(model_folder, sayable=(*dialect.markup, *dialect.sayable), stop=dialect.stop)
+    return ChatAgent(dialect, tokens, FrameFitter(grid), ChatTemplate.of_folder(model_folder), window, own)
 
 
-_BUILT_IN: dict[str, Callable[..., Agent]] = {"qwen3-vl": _qwen3vl}
+def model_type(model_folder: Path) -> str:
+    """Of config.json; "" without one. Raises ValueError for one that is broken."""
+    path = model_folder / "config.json"
+    if not path.is_file():
+        return ""
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8")).get("model_type", ""))
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is no JSON object: {error}") from error
+
+
+def _qwen3vl(folder: Path) -> Dialect:
+    from .qwen3vl import MOBILE
+
+    return MOBILE
+
+
+def _qwen3vl_computer(folder: Path) -> Dialect:
+    from .qwen3vl import COMPUTER
+
+    return COMPUTER
+
+
+def _qwen25vl(folder: Path) -> Dialect:
+    from .qwen25vl import MOBILE
+
+    return MOBILE
+
+
+def _qwen25vl_computer(folder: Path) -> Dialect:
+    from .qwen25vl import COMPUTER
+
+    return COMPUTER
+
+
+_BUILT_IN: dict[str, Callable[[Path], Dialect]] = {
+    "qwen3-vl": _qwen3vl,
+    "qwen3-vl-computer": _qwen3vl_computer,
+    "qwen2.5-vl": _qwen25vl,
+    "qwen2.5-vl-computer": _qwen25vl_computer,
+}

@@ -66,6 +66,30 @@ class VisionGrid:
             )
         return self.within(tokens)
 
+    def at_least(self, pixels: int) -> VisionGrid:
+        """With frames of at least so many pixels. Raises ValueError where the image processor enlarges further, or
+        where no frame may have as many."""
+        area = self.cell**2
+        tokens = -(-pixels // area)
+        if tokens < self.min_tokens:
+            raise ValueError(
+                f"minPixels {pixels:,} is less than the {self.min_tokens * area:,} pixels to which the model's image "
+                "processor enlarges the smallest frame; leave it out, or give at least that many"
+            )
+        if tokens > self.max_tokens:
+            raise ValueError(
+                f"minPixels {pixels:,} are {tokens:,} visual tokens of {self.cell}x{self.cell} pixels, and a frame may "
+                f"have {self.max_tokens:,} (maxPixels, or the model's image processor); give less"
+            )
+        return replace(self, min_tokens=tokens)
+
+    def bounded(self, least: int | None, most: int | None, *, otherwise: int) -> VisionGrid:
+        """With frames of at least and at most so many pixels; without `most`, of at most `otherwise` visual tokens.
+        Raises ValueError for bounds that no frame keeps."""
+        grid = self if most is None else self.at_most(most)
+        grid = grid if least is None else grid.at_least(least)
+        return grid.within(otherwise) if most is None else grid
+
     def within(self, tokens: int) -> VisionGrid:
         """With frames of at most so many visual tokens, as far as the image processor allows."""
         return replace(self, max_tokens=max(self.min_tokens, min(self.max_tokens, tokens)))

@@ -14,7 +14,11 @@ from random import Random
 from tapforge_envs.protocol import Action, Back, Home, Tap, Terminate
 
 from ..agents.agent import Agent
+from ..frames import FittedFrame
 from ..records import Generation, Generator, Prompt, Sampling
+
+#: of an action that the model has a word for
+_DRAWS = 32
 
 
 def random_action(rng: Random) -> Action:
@@ -36,9 +40,18 @@ class ScriptedPolicy:
     choose: Callable[[Random], Action]
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        ids = self.agent.answer_ids(self.choose(Random(sampling.seed)))
+        ids = self._answer(Random(sampling.seed), prompt.frames[-1])
         zeros = (0,) * len(ids)
         return Generation(prompt.ids, ids, zeros, zeros, "stop", prompt.expanded_length)
+
+    def _answer(self, rng: Random, screen: FittedFrame) -> tuple[int, ...]:
+        """Drawn again where the model has no word for the action, such as a phone's buttons on a desktop."""
+        for _ in range(_DRAWS - 1):
+            try:
+                return self.agent.answer_ids(self.choose(rng), screen)
+            except ValueError:
+                continue
+        return self.agent.answer_ids(self.choose(rng), screen)
 
 
 def baselines(agent: Agent) -> dict[str, Generator]:

@@ -182,7 +182,7 @@ class Episode:
                 return Reason.CONTEXT_LIMIT, None, str(prompt)
             generation, seconds_model = await self._ask(prompt, standing.answers)
             text = self._agent.decode(generation.ids)
-            answer = self._agent.read(text, generation.finish_reason)
+            answer = self._agent.read(text, generation.finish_reason, seen.frame)
             step = self._step_record(standing.answers, seen, state, prompt, generation, text, seconds_model)
             result: StepResult | None = None
             begun = time.perf_counter()

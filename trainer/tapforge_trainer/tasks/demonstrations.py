@@ -74,7 +74,7 @@ class _Episode:
         prompt = agent.prompt(self.task.goal, self.history, seen)
         if isinstance(prompt, ContextLimit):
             raise TaskError(f"demonstration of {self.task.key}: {prompt}; raise model.contextTokens")
-        answer = agent.answer_ids(action)
+        answer = agent.answer_ids(action, seen.frame)
         start, end = len(prompt.ids), len(prompt.ids) + len(answer)
         span = ResponseSpan(len(self.history), start, end, (0.0,) * len(answer), (0,) * len(answer), 1.0)
         name, shown = f"demonstration-{self.number}", tuple(f.name for f in prompt.frames)

@@ -74,7 +74,7 @@ class Scorer:
             prompt = self.agent.prompt(example.goal, [Turn(blank, "", done) for done in example.history], blank)
             if isinstance(prompt, ContextLimit):
                 raise ValueError(f"the example {example.goal!r} is too long: {prompt}")
-            ids, answer = prompt.ids, self.agent.answer_ids(example.action)
+            ids, answer = prompt.ids, self.agent.answer_ids(example.action, blank.frame)
             span = ResponseSpan(0, len(ids), len(ids) + len(answer), (0.0,) * len(answer), (0,) * len(answer), 1.0)
             length = prompt.expanded_length + len(answer)
             samples.append(Sample(name, name, (*ids, *answer), length, (name,), (span,)))

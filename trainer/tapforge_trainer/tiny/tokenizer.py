@@ -13,7 +13,7 @@ from pathlib import Path
 from tapforge_envs.phone.quickstart import COLUMNS, ROWS, TEMPLATES, cell
 from tapforge_envs.phone.screen import center
 from tapforge_envs.protocol import Action, Back, Home, Tap, Terminate
-from tapforge_trainer.agents.actions import format_action
+from tapforge_trainer.agents.qwen3vl import format_action
 
 SPECIAL = (
     "<|endoftext|>",

@@ -1,0 +1,280 @@
+"""Observation and history -> prompt, text -> action, for every adapter: the family's part is its `Dialect`.
+
+Two prompt styles. Ids are made by `chat.py`: structure from the model's chat template, words as plain text, so nothing
+that a goal, a screen or an earlier answer spells can become structure.
+
+`full`, for real models:
+
+    system   who you are, the tool, the answer format
+    user     what a context adds, goal, "Step n: ..." for the earlier steps that are no turns of their own, first screen
+    assistant/user pairs, one per earlier step that is one (`Dialect.history`): its answer, the next screen
+
+`compact`, for tiny models: "<user> goal \\n words screens", where the words are one per earlier step (" click click").
+With `image_first` the screens go before the goal.
+
+Window rules, the same for both styles:
+- At most `history_images` images, the current screen and a context's included, and at most `history_steps` earlier
+  texts or words.
+- An earlier screen always comes with its answer; its step is not listed a second time.
+- If prompt and answer don't fit the context, up to half of the earlier screens go at a time, oldest first, and the
+  first one that is left stands at a round step number: it stays the first for several steps, so that prompts share
+  their beginning and the engine's prefix cache holds. When no earlier screen is left, texts go in the same way. When
+  nothing is left to drop: `ContextLimit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tapforge_envs.protocol import Action, EnvironmentFault, Observation
+
+from ..frames import FittedFrame, Pixels
+from ..records import FinishReason, Prompt
+from .agent import ContextLimit, Prepared, PromptStyle, Turn
+from .chat import IMAGE, Chat, ChatTemplate, Markup, Message, Part
+from .context import Added, Context, ContextError, added_by
+from .coordinates import Plane
+from .dialect import Dialect
+from .parsing import ParseFailure
+from .prompt_file import PromptFile, Situation
+from .tokens import Tokens
+from .tools import short_name
+from .vision import FrameFitter
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much a prompt may hold; lengths in tokens after expansion."""
+
+    prompt: PromptStyle
+    history_images: int
+    history_steps: int
+    context_tokens: int
+    response_tokens: int
+    image_first: bool = False
+
+    def __post_init__(self) -> None:
+        if self.prompt not in ("full", "compact"):
+            raise ValueError(f"unknown prompt style {self.prompt!r}; known are full, compact")
+        if self.history_images < 1:
+            raise ValueError(f"history_images is {self.history_images}; 1 (the current screen) is the least")
+        if self.history_steps < 0:
+            raise ValueError(f"history_steps is {self.history_steps}; 0 (no history) is the least")
+        if not 0 < self.response_tokens < self.context_tokens:
+            raise ValueError(
+                f"response_tokens {self.response_tokens} must lie between 0 and context_tokens {self.context_tokens}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What a user gives besides the model: a prompt of one's own, and a context by its name."""
+
+    prompt_file: PromptFile | None = None
+    context: tuple[str, Context] | None = None
+
+
+class ChatAgent:
+    """See the module. Every length is in tokens after expansion."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        tokens: Tokens,
+        frames: FrameFitter,
+        template: ChatTemplate,
+        window: Window,
+        own: Own | None = None,
+    ):
+        self.dialect = dialect
+        self._tokens, self._frames, self._window = tokens, frames, window
+        self._own = own or Own()
+        self._full = window.prompt == "full"
+        # A prompt of one's own says all there is to say of tools.
+        tool = dialect.tool if self._own.prompt_file is None else None
+        self.chat = Chat(tokens, template, tool=tool, markup=dialect.markup, opening=self._opening(tokens))
+        self.allowed_ids, self.stop_ids, self.banned_ids = tokens.allowed_ids, tokens.stop_ids, tokens.banned_ids
+        t, encode = tokens, tokens.encode
+        self._image = (t.vision_start, t.image_pad, t.vision_end)
+        self._newline = encode("\n")
+        self._user = (t.im_start, *encode("user\n"))
+        self._answering = (t.im_end, *self._newline, t.im_start, *encode("assistant\n"))
+        self._answers = lru_cache(maxsize=8192)(self._answer_ids)
+        self._system = lru_cache(maxsize=64)(lambda plane: dialect.system(plane, self.chat.writes_tools))
+
+    def _opening(self, tokens: Tokens) -> str:
+        """A family's own, where the vocabulary has its tokens."""
+        found = tokens.split(self.dialect.opening)
+        named = [one for one in found if isinstance(one, int)]
+        return self.dialect.opening if self.dialect.opening.count("<|") == len(named) else ""
+
+    # --- prompts ------------------------------------------------------------------------------------------------------
+
+    @property
+    def grid(self) -> str:
+        """The image limits, for people."""
+        return str(self._frames.grid)
+
+    def prepare(self, observation: Observation) -> tuple[Prepared, Callable[[], Pixels]]:
+        frame, pixels = self._frames.fit(observation.frame)
+        seen = Prepared(
+            frame,
+            self._visual_tokens(frame),
+            observation.app,
+            observation.state_key,
+            observation.ui_tree,
+            observation.window,
+        )
+        return seen, pixels
+
+    def prompt(self, goal: str, history: Sequence[Turn], seen: Prepared) -> Prompt | ContextLimit:
+        window = self._window
+        added, images = self._added(goal, history, seen)
+        if added.history is not None:
+            history = added.history
+        now = len(history)
+        room = window.context_tokens - window.response_tokens
+        first_image = max(0, now - (window.history_images - len(images)) + 1)
+        first_text = max(0, now - window.history_steps)
+        while True:
+            frames = (*images, *(turn.seen.frame for turn in history[first_image:]), seen.frame)
+            visual = [self._visual_tokens(frame) for frame in images]
+            visual += [turn.seen.visual_tokens for turn in history[first_image:]] + [seen.visual_tokens]
+            ids = self._compose(goal, history, first_image, first_text, seen, added, len(images))
+            length = len(ids) + sum(visual) - len(visual)
+            if length <= room:
+                return Prompt(ids, frames, length)
+            if first_image < now:
+                first_image = _skip_half(first_image, now)
+            elif first_text < now:
+                first_text = _skip_half(first_text, now)
+            else:
+                return ContextLimit(length, window.response_tokens, window.context_tokens)
+
+    def _added(self, goal: str, history: Sequence[Turn], seen: Prepared) -> tuple[Added, tuple[FittedFrame, ...]]:
+        if self._own.context is None:
+            return _NOTHING, ()
+        name, context = self._own.context
+        added = added_by(name, context, goal, history, seen, self._window.history_images - 1)
+        fitted = []
+        for image in added.images:
+            if isinstance(image, FittedFrame):
+                fitted.append(image)
+                continue
+            try:
+                fitted.append(self._frames.fit(image)[0])
+            except EnvironmentFault as error:
+                raise ContextError(f"the context {name!r} adds an image that is none: {error}") from error
+        return added, tuple(fitted)
+
+    def _compose(
+        self,
+        goal: str,
+        history: Sequence[Turn],
+        first_image: int,
+        first_text: int,
+        seen: Prepared,
+        added: Added,
+        images: int,
+    ) -> tuple[int, ...]:
+        if self._full:
+            return self.chat.ids(self.messages(goal, history, first_image, first_text, seen, added, images))
+        return self._compose_compact(goal, history, first_image, first_text, added, images)
+
+    def _compose_compact(
+        self, goal: str, history: Sequence[Turn], first_image: int, first_text: int, added: Added, images: int
+    ) -> tuple[int, ...]:
+        encode = self._tokens.encode
+        shown = self._image * (images + len(history) - first_image + 1)
+        words = [one for turn in history[first_text:] for one in encode(" " + short_name(turn.action))]
+        said = (*encode(goal), *self._newline, *words, *(encode(added.text) if added.text else ()))
+        body = (*shown, *said) if self._window.image_first else (*said, *shown)
+        return (*self._user, *body, *self._answering)
+
+    def messages(
+        self,
+        goal: str,
+        history: Sequence[Turn],
+        first_image: int,
+        first_text: int,
+        seen: Prepared,
+        added: Added,
+        images: int,
+    ) -> list[Message]:
+        """The conversation of a full prompt."""
+        dialect, file = self.dialect, self._own.prompt_file
+        plane = Plane(dialect.coordinates, seen.frame.width, seen.frame.height)
+        every = dialect.history == "all"
+        first_turn = min(first_text, first_image) if every else first_image
+        tools = () if file is None or dialect.schema is None else (dialect.schema(plane),)
+        about = Situation(goal, history, first_turn, first_text, plane, tools, seen.app, added.text)
+        system: tuple[Part, ...] = (
+            file.system(about) if file is not None and file.has_system else (Markup(self._system(plane)),)
+        )
+        if file is not None and file.has_user:
+            task = file.user(about)
+            if added.text and "added" not in file.used:
+                task = (*task, added.text)
+        else:
+            lines = "".join(
+                dialect.line(number, turn)
+                for number, turn in enumerate(history[first_text:first_turn], start=first_text + 1)
+            )
+            task = (dialect.task(goal, lines) + added.text,)
+        opening: list[Part] = [IMAGE] * images
+        screens: list[bool] = [index >= first_image for index in range(first_turn, len(history))] + [True]
+        if every or IMAGE in task:
+            opening += task
+        elif self._window.image_first:
+            opening += [IMAGE, *task]
+        else:
+            opening += [*task, IMAGE]
+        has_system = any(part if isinstance(part, str) else part is not None and part.text for part in system)
+        messages = [Message("system", system)] if has_system else []
+        messages.append(Message("user", tuple(opening)))
+        for number, screen in enumerate(screens):
+            if screen and (every or number):
+                messages.append(Message("user", (IMAGE,)))
+            if number < len(screens) - 1:
+                said = dialect.spoken(history[first_turn + number].text)
+                messages.append(Message("assistant", (Markup(said),)))
+        return messages
+
+    def expand(self, prompt: Prompt) -> tuple[int, ...]:
+        return self._tokens.expand(prompt.ids, [self._visual_tokens(frame) for frame in prompt.frames])
+
+    def _visual_tokens(self, frame: FittedFrame) -> int:
+        cell = self._frames.grid.cell
+        return (frame.width // cell) * (frame.height // cell)
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def read(self, text: str, finish_reason: FinishReason, screen: FittedFrame) -> Action | ParseFailure:
+        if finish_reason == "length":
+            return ParseFailure("cut_off", f"cut off at {self._window.response_tokens} tokens")
+        if finish_reason == "abort":
+            return ParseFailure("aborted", "the engine gave the answer up before its end")
+        opened = self.chat.opened if self._full else ""
+        return self.dialect.parse(opened + text, Plane(self.dialect.coordinates, screen.width, screen.height))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokens.decode(ids)
+
+    def answer_ids(self, action: Action, screen: FittedFrame) -> tuple[int, ...]:
+        return self._answers(action, screen.width, screen.height)
+
+    def _answer_ids(self, action: Action, width: int, height: int) -> tuple[int, ...]:
+        text = self.dialect.write(action, Plane(self.dialect.coordinates, width, height))
+        return (*self._tokens.encode_with(text, (*self.dialect.markup, *self.dialect.sayable)), self._tokens.stop)
+
+
+_NOTHING = Added()
+
+
+def _skip_half(first: int, end: int) -> int:
+    """A later start of the range first..end, skipping at most half of it: the next multiple of the largest power of two
+    up to that half. Ranges with another end, if it isn't far, get the same start."""
+    chunk = 1 << max(0, ((end - first) // 2).bit_length() - 1)
+    return (first // chunk + 1) * chunk
