@@ -31,7 +31,18 @@ ROLLOUT, EVALUATION, EXPORT, REFERENCE = "rollout", "evaluation", "export", "ref
 
 #: members of the spec that may differ when a run is resumed, because they are not about what is learned; and members
 #: of the others that may
-_MAY_CHANGE: Final = ("stop", "checkpoints", "engine", "cluster", "suspend", "deadlines", "device", "recording")
+_MAY_CHANGE: Final = (
+    "stop",
+    "checkpoints",
+    "engine",
+    "cluster",
+    "suspend",
+    "deadlines",
+    "device",
+    "recording",
+    "logging",
+    "placement",
+)
 _MAY_CHANGE_IN: Final = {
     "environment": ("source", "deadlines"),
     "rollout": ("concurrency", "phonesPerWorker", "framesGiB"),

@@ -30,6 +30,7 @@ from .evaluation import measure, measure_baselines
 from .fleet import written
 from .frame_budget import budget_error, frame_budget
 from .local_files import folder_of
+from .loggers.session import check_installed, logged
 from .loop import reinforce, save
 from .machine import Machine, NoDevice, device_of, gpus_needed, rollout_workers
 from .parts import Parts
@@ -66,6 +67,7 @@ log = logging.getLogger(__name__)
 
 async def run_session(run: TrainingRun, runs: Path, stop: StopSignal, view: View, uid: str = "") -> int:
     """`uid`: of the run, on a cluster. Raises Interrupted when a stop was requested."""
+    check_installed(run)
     folder = folder_of(run, runs)
     with locked(folder):
         write_spec(folder, run)
@@ -78,7 +80,8 @@ async def run_session(run: TrainingRun, runs: Path, stop: StopSignal, view: View
             else:
                 with telemetry.shown():
                     try:
-                        summary = await _trained(run, folder, telemetry, stop, uid)
+                        async with logged(run, folder, telemetry):
+                            summary = await _trained(run, folder, telemetry, stop, uid)
                     except Interrupted:
                         telemetry.phase("stopped; the same command resumes from the last checkpoint", "Stopped")
                         raise

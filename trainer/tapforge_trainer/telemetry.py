@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,6 +124,7 @@ class Telemetry:
         self.started = time.monotonic()
         self._path = folder / EVENTS
         self._live: Live | None = None
+        self._followers: list[Callable[[Mapping[str, Any]], None]] = []
         with self._written():
             folder.mkdir(parents=True, exist_ok=True)
             # Not buffered: a line that could not be written must not be tried again when the file is closed.
@@ -137,6 +138,15 @@ class Telemetry:
             left = line.encode() + b"\n"
             while left:
                 left = left[self._file.write(left) :]
+        for follower in self._followers:
+            follower({"event": event, **fields})
+
+    def follow(self, follower: Callable[[Mapping[str, Any]], None]) -> None:
+        """It is called with each event, once that is written; it must not wait."""
+        self._followers.append(follower)
+
+    def unfollow(self, follower: Callable[[Mapping[str, Any]], None]) -> None:
+        self._followers.remove(follower)
 
     @contextmanager
     def _written(self) -> Iterator[None]:

@@ -1,0 +1,45 @@
+"""SwanLab."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from .logger import RunInfo, Status
+
+
+class SwanLabLogger:
+    def __init__(self, project: str, workspace: str | None, mode: Literal["cloud", "offline"]):
+        self._project, self._workspace, self._mode = project, workspace, mode
+        self._run: Any = None
+
+    def start(self, run: RunInfo) -> str:
+        import swanlab
+
+        folder = run.folder / "swanlab"
+        folder.mkdir(parents=True, exist_ok=True)
+        known = run.resume or uuid.uuid4().hex[:12]
+        # What it would find out by itself of the machine, the code and the console is nobody's business here.
+        probes = ("hardware", "runtime", "requirements", "conda", "git", "monitor")
+        quiet = swanlab.Settings(interactive=False, terminal={"proxy_type": "none"}, probe=dict.fromkeys(probes, False))
+        self._run = swanlab.init(
+            project=self._project,
+            workspace=self._workspace,
+            mode="offline" if self._mode == "offline" else "online",
+            log_dir=str(folder),
+            name=run.name,
+            id=known,
+            resume="allow",
+            config=dict(run.config),
+            settings=quiet,
+        )
+        return known
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        self._run.log(dict(figures), step=step)
+
+    def finish(self, status: Status) -> None:
+        import swanlab
+
+        swanlab.finish(state="crashed" if status == "failed" else "success")

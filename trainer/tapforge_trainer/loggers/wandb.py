@@ -1,0 +1,51 @@
+"""Weights & Biases. Steps are a figure of their own, `update`, by which the others are drawn: W&B's own steps would
+refuse what comes after a resume."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from .logger import RunInfo, Status
+
+
+class WandbLogger:
+    def __init__(self, project: str, entity: str | None, group: str | None, mode: Literal["online", "offline"]):
+        self._project, self._entity, self._group, self._mode = project, entity, group, mode
+        self._run: Any = None
+
+    def start(self, run: RunInfo) -> str:
+        import wandb
+
+        # What it would find out by itself of the machine, the code and the console is nobody's business here.
+        quiet = wandb.Settings(
+            console="off",
+            disable_git=True,
+            disable_job_creation=True,
+            save_code=False,
+            silent=True,
+            x_disable_machine_info=True,
+            x_disable_stats=True,
+        )
+        self._run = wandb.init(
+            project=self._project,
+            entity=self._entity,
+            group=self._group,
+            mode=self._mode,
+            dir=str(run.folder),
+            id=run.resume or uuid.uuid4().hex[:12],
+            resume="allow",
+            name=run.name,
+            config=dict(run.config),
+            settings=quiet,
+        )
+        self._run.define_metric("update")
+        self._run.define_metric("*", step_metric="update")
+        return self._run.id
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        self._run.log({"update": step, **figures})
+
+    def finish(self, status: Status) -> None:
+        self._run.finish(exit_code=1 if status == "failed" else 0)
