@@ -11,7 +11,7 @@ from PIL import Image
 from tiny_samples import Tiny, frame, plain_logprobs, plain_model
 
 from tapforge_trainer.frames import FrameError, decode
-from tapforge_trainer.policy import forward, linear
+from tapforge_trainer.policy import features, head, linear
 from tapforge_trainer.policy.batches import MicroBatchPlan, plan_micro_batches
 from tapforge_trainer.policy.forward import VLPolicy
 from tapforge_trainer.policy.frames import FrameStore, cut
@@ -59,7 +59,7 @@ def test_banned_tokens_have_no_probability_and_no_gradient(tiny: Tiny) -> None:
     weight = torch.randn(tiny.size, 8, generator=generator, requires_grad=True)
     allowed = torch.from_numpy(tiny.vocabulary.allowed)
     target = torch.tensor(tiny.tokens.allowed_ids[:4])
-    logp, entropy = forward._head(hidden, target, weight, allowed, 0.7)
+    logp, entropy = head._piece(hidden, target, weight, allowed, 0.7)
     logp.sum().backward()
     assert bool(torch.isfinite(hidden.grad).all())
     assert bool(torch.isfinite(weight.grad).all())
@@ -74,8 +74,8 @@ def test_the_head_in_pieces_equals_the_head_at_once(tiny: Tiny, monkeypatch: pyt
     micro = tiny.micro_batch(data, MicroBatchPlan(tuple(range(6))), frames)
     patches = FrameStore(tiny.form).get(micro.frames, frames)
     results = []
-    for limit in (forward.LOGITS_AT_ONCE, 3 * tiny.size):
-        monkeypatch.setattr(forward, "LOGITS_AT_ONCE", limit)
+    for limit in (head.LOGITS_AT_ONCE, 3 * tiny.size):
+        monkeypatch.setattr(head, "LOGITS_AT_ONCE", limit)
         policy.zero_grad()
         logp, entropy = policy(micro, patches)
         logp.sum().backward()
@@ -106,13 +106,13 @@ def test_frozen_features_are_bounded(tiny: Tiny, monkeypatch: pytest.MonkeyPatch
     policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary, freeze_vision=True)
     shots = [frame(96, 160, k) for k in range(12)]
     frames = {f.name: f for f in shots}
-    one = 15 * 128 * 3
-    monkeypatch.setattr(forward, "FEATURES_KEPT", 4 * one)
+    one = 15 * 128 * 3 * 4
+    monkeypatch.setattr(features, "FEATURES_KEPT", 4 * one)
     store = FrameStore(tiny.form)
     for shot in shots:
         policy.features([shot.name], store.get([shot.name], frames))
     assert len(policy._features) == 4
-    assert policy._kept == 4 * one
+    assert policy._features.nbytes == 4 * one
 
 
 def test_patches_are_the_image_processors(tiny: Tiny) -> None:

@@ -7,12 +7,15 @@ Promises:
 - A token batch travels unexpanded; `micro_batch` expands what one micro-batch needs, where its frames are known.
 - `plan_micro_batches` is a pure function of lengths: every rank gets the same number of micro-batches (short ranks get
   padding ones, marked by weight 0), no micro-batch exceeds the token budget unless one sample alone does.
-- Position ids are Qwen3-VL's: text counts on; a visual token has the position at which its frame begins, plus its row
-  and column; after a frame the text goes on at max(rows, columns).
+- A micro-batch is packed, its samples end to end in one row, or padded on the right to its longest sample. Places,
+  targets and positions of a sample's tokens are the same either way.
+- Position ids are those of Qwen2-VL and all that came after it: text counts on; a visual token has the position at
+  which its frame begins, plus its row and column; after a frame the text goes on at max(rows, columns).
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -158,13 +161,15 @@ class MicroBatchPlan:
 
 
 def plan_micro_batches(
-    lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int
+    lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int, *, packed: bool = False
 ) -> list[list[MicroBatchPlan]]:
-    """Micro-batches per rank. Samples are sorted by length, so that padding is small, and cut so that rows x longest
-    stays within the budget; micro-batches are dealt out by size, the heaviest first to the least loaded rank."""
+    """Micro-batches per rank. The budget bounds the sum of lengths of a packed one, and rows x longest of a padded
+    one, for which samples are sorted by length, so that padding is small."""
     lengths = np.asarray(lengths, np.int64)
     if not len(lengths):
         raise ValueError("there are no samples to learn from")
+    if packed:
+        return _packed_plans(lengths, ranks, token_budget)
     order = np.argsort(-lengths, kind="stable")
     batches: list[list[int]] = []
     longest = 0
@@ -182,7 +187,44 @@ def plan_micro_batches(
         rank = min((r for r in range(ranks) if len(dealt[r]) < most), key=lambda r: (load[r], r))
         dealt[rank].append(MicroBatchPlan(tuple(batch)))
         load[rank] += len(batch) * int(lengths[batch[0]])
-    shortest = int(order[-1])
+    return _in_step(dealt, most, int(order[-1]))
+
+
+def _packed_plans(lengths: np.ndarray, ranks: int, token_budget: int) -> list[list[MicroBatchPlan]]:
+    """As few micro-batches as the budget allows, about equally heavy: each sample, the longest first, goes to the
+    lightest one. Those that ranks work on at the same time are neighbours in weight, because ranks wait for each other
+    in every layer; among them the heaviest goes to the rank with the least work."""
+    order = np.argsort(-lengths, kind="stable").tolist()
+    count = ranks * max(1, -(-int(lengths.sum()) // (token_budget * ranks)))
+    while (batches := _spread(lengths, order, count, token_budget)) is None:
+        count += ranks
+    weight = [int(lengths[batch].sum()) for batch in batches]
+    heaviest = sorted((k for k in range(count) if batches[k]), key=lambda k: -weight[k])
+    load = [0] * ranks
+    dealt: list[list[MicroBatchPlan]] = [[] for _ in range(ranks)]
+    for first in range(0, len(heaviest), ranks):
+        for rank, k in zip(np.argsort(load, kind="stable").tolist(), heaviest[first : first + ranks], strict=False):
+            dealt[rank].append(MicroBatchPlan(tuple(batches[k])))
+            load[rank] += weight[k]
+    return _in_step(dealt, max(map(len, dealt)), order[-1])
+
+
+def _spread(lengths: np.ndarray, order: Sequence[int], count: int, token_budget: int) -> list[list[int]] | None:
+    """Samples over `count` micro-batches; None if one of them would exceed the budget by more than a single sample."""
+    batches: list[list[int]] = [[] for _ in range(count)]
+    lightest = [(0, k) for k in range(count)]
+    for sample in order:
+        load, k = lightest[0]
+        total = load + int(lengths[sample])
+        if load and total > token_budget:
+            return None
+        batches[k].append(sample)
+        heapq.heapreplace(lightest, (total, k))
+    return batches
+
+
+def _in_step(dealt: list[list[MicroBatchPlan]], most: int, shortest: int) -> list[list[MicroBatchPlan]]:
+    """Every rank gets `most` micro-batches: padding ones repeat the shortest sample."""
     for plans in dealt:
         plans.extend(MicroBatchPlan((shortest,), padding=True) for _ in range(most - len(plans)))
     return dealt
@@ -208,9 +250,12 @@ def _split_for_ranks(batches: list[list[int]], ranks: int) -> list[list[int]]:
     return batches
 
 
-def padding_share(lengths: np.ndarray, plans: Sequence[MicroBatchPlan]) -> float:
+def padding_share(lengths: np.ndarray, plans: Sequence[MicroBatchPlan], *, packed: bool = False) -> float:
     """Share of computed positions that hold no token of a counted sample."""
-    computed = sum(len(plan.samples) * int(lengths[list(plan.samples)].max()) for plan in plans)
+    if packed:
+        computed = sum(int(lengths[list(plan.samples)].sum()) for plan in plans)
+    else:
+        computed = sum(len(plan.samples) * int(lengths[list(plan.samples)].max()) for plan in plans)
     useful = sum(int(lengths[list(plan.samples)].sum()) for plan in plans if not plan.padding)
     return 1.0 - useful / computed if computed else 0.0
 
@@ -220,10 +265,11 @@ def padding_share(lengths: np.ndarray, plans: Sequence[MicroBatchPlan]) -> float
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Right-padded rows and the places in them. Flat places count row by row: row * width + column."""
+    """Samples end to end in one row, or in right-padded rows. Flat places count row by row: row * width + column."""
 
     ids: np.ndarray  # [rows, width]
     positions: np.ndarray  # [3, rows, width]
+    lengths: np.ndarray  # [samples] tokens of each, in order
     #: distinct frames, equal sizes side by side
     frames: tuple[str, ...]
     visual: np.ndarray  # flat place of each visual token
@@ -245,6 +291,8 @@ def micro_batch(
     grids: Mapping[str, tuple[int, int]],
     vocabulary: Vocabulary,
     pad_id: int = 0,
+    *,
+    packed: bool = False,
 ) -> MicroBatch:
     """Expands the planned samples. `grids` are (rows, columns) of visual tokens of, at least, their frames. Raises
     SampleError for a sample whose frames are not of the sizes that it was sampled with."""
@@ -266,12 +314,13 @@ def micro_batch(
             f"{data.name(k)}: {data.lengths[k]} tokens when it was sampled, but {lengths[r]} with its frames: {names}"
         )
 
-    width = int(lengths.max())
+    total = int(lengths.sum())
     row = np.repeat(np.arange(len(rows)), lengths)
-    column = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    flat = row * width + column
+    column = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    height, width = (1, total) if packed else (len(rows), int(lengths.max()))
+    flat = np.arange(total) if packed else row * width + column
     tokens = np.repeat(unexpanded, repeats)
-    ids = np.full(len(rows) * width, pad_id, np.int64)
+    ids = np.full(height * width, pad_id, np.int64)
     ids[flat] = tokens
 
     frames = tuple(sorted(set(shown), key=lambda name: (grids[name], name)))
@@ -279,7 +328,8 @@ def micro_batch(
     begin = dict(zip(frames, np.cumsum(area) - area, strict=True))
     visual = np.flatnonzero(tokens == vocabulary.image)
     within = np.arange(len(visual)) - np.repeat(np.cumsum(counts) - counts, counts)
-    positions = _positions(row, column, visual, within, sizes, counts, len(rows), width, flat)
+    positions = np.zeros((3, height * width), np.int64)
+    positions[:, flat] = _positions(row, column, visual, within, sizes, counts, len(rows))
     feature = np.repeat(np.asarray([begin[name] for name in shown], np.int64), counts) + within
 
     order = np.argsort(rows)  # response tokens come in the order of samples
@@ -288,8 +338,9 @@ def micro_batch(
     response = np.concatenate([np.arange(a, b) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)])
     at = data.index[response] - starts[owner] + first[owner]  # in `unexpanded`
     return MicroBatch(
-        ids=ids.reshape(len(rows), width),
-        positions=positions,
+        ids=ids.reshape(height, width),
+        positions=positions.reshape(3, height, width),
+        lengths=lengths,
         frames=frames,
         visual=flat[visual],
         feature=feature,
@@ -308,10 +359,8 @@ def _positions(
     grids: np.ndarray,
     counts: np.ndarray,
     rows: int,
-    width: int,
-    flat: np.ndarray,
 ) -> np.ndarray:
-    """[3, rows, width]: temporal, row and column position of every token. `visual` and `within` number the visual
+    """[3, tokens]: temporal, row and column position of every token. `visual` and `within` number the visual
     tokens among all tokens and inside their frame; `grids` and `counts` belong to the shown frames in order."""
     begin = visual[np.cumsum(counts) - counts]
     # A frame of n tokens takes max(rows, columns) positions: what follows in its row moves by the difference.
@@ -327,6 +376,4 @@ def _positions(
     places[0, visual] = base
     places[1, visual] = base + within // grids[frame_of, 1]
     places[2, visual] = base + within % grids[frame_of, 1]
-    result = np.zeros((3, rows * width), np.int64)
-    result[:, flat] = places
-    return result.reshape(3, rows, width)
+    return places

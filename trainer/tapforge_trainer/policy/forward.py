@@ -10,14 +10,13 @@ What it promises:
 
 It computes with the modules of transformers (names and shapes of its checkpoints stay), but not with their forward
 functions: patches are a matrix product instead of a convolution in three dimensions, all frames of a size attend in one
-call. Packing without padding (flash attention on GPUs) is not here yet.
+call. It is for the tiny model on CPUs, in fp32; whatever is larger is packed without padding (`packed.py`).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import MethodType
 from typing import Any
 
@@ -25,20 +24,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from . import head
 from .batches import MicroBatch, Vocabulary
+from .features import FrozenFeatures
 from .frames import Patches, PixelFormat
 from .linear import accelerate, linear
-
-#: logits (positions x vocabulary) that exist at one time; 64 Mi are 256 MiB in fp32
-LOGITS_AT_ONCE = 64 * 1024 * 1024
-#: frozen features kept, in values
-FEATURES_KEPT = 64 * 1024 * 1024
 
 
 class VLPolicy(nn.Module):
     """Wraps a `Qwen3VLForConditionalGeneration`, whose parameters keep their checkpoint names below `model.`."""
+
+    packed = False
 
     def __init__(self, model: nn.Module, form: PixelFormat, vocabulary: Vocabulary, *, freeze_vision: bool = False):
         super().__init__()
@@ -46,16 +43,15 @@ class VLPolicy(nn.Module):
         self.form = form
         self.freeze_vision = freeze_vision
         self.register_buffer("allowed", torch.from_numpy(vocabulary.allowed.copy()), persistent=False)
-        self._features: OrderedDict[str, list[Tensor]] = OrderedDict()
-        self._kept = 0
+        self._features = FrozenFeatures()
         if freeze_vision:
             self.visual.requires_grad_(False)
         accelerate(model)
+        head.install(self.model.lm_head)
         for block in self.visual.blocks:
             block.forward = MethodType(_vision_block, block)
         for layer in self.language.layers:
             layer.forward = MethodType(_decoder_layer, layer)
-        model.lm_head.forward = MethodType(_token_logprobs, model.lm_head)
 
     @property
     def visual(self) -> Any:
@@ -76,7 +72,7 @@ class VLPolicy(nn.Module):
         hidden = self.hidden(batch, frames)
         predict = torch.from_numpy(batch.predict).to(self.device)
         target = torch.from_numpy(batch.target).to(self.device)
-        return self.token_logprobs(hidden.index_select(0, predict), target, temperature)
+        return self.model.lm_head(hidden.index_select(0, predict), target, self.allowed, temperature)
 
     def hidden(self, batch: MicroBatch, frames: Mapping[str, Patches]) -> Tensor:
         """Final hidden states [rows * width, hidden]."""
@@ -120,23 +116,12 @@ class VLPolicy(nn.Module):
         if new:
             with torch.no_grad():
                 parts = self._tower([frames[name] for name in new])
-            counts = [frames[name].tokens for name in new]
-            split = zip(*(part.split(counts) for part in parts), strict=True)
-            for name, levels in zip(new, split, strict=True):
-                self._features[name] = [level.clone() for level in levels]
-                self._kept += sum(level.numel() for level in levels)
-        found = [self._features[name] for name in names]
-        for name in names:
-            self._features.move_to_end(name)
-        while self._kept > FEATURES_KEPT:
-            _, gone = self._features.popitem(last=False)
-            self._kept -= sum(level.numel() for level in gone)
-        return [torch.cat(levels) for levels in zip(*found, strict=True)]
+            self._features.add(new, [frames[name].tokens for name in new], parts)
+        return self._features.take(names)
 
     def forget_features(self) -> None:
         """For whoever puts other weights into a frozen tower."""
         self._features.clear()
-        self._kept = 0
 
     def _tower(self, shown: Sequence[Patches]) -> list[Tensor]:
         visual = self.visual
@@ -183,40 +168,6 @@ class VLPolicy(nn.Module):
         places = torch.cat([_patch_places(rows, columns, self.form.merge) for _, rows, columns in groups])
         cos, sin = self.visual.rotary_pos_emb(places.float().to(self.device), places.to(self.device))
         return cos.float(), _signed(sin.float())
-
-    # --- head ---------------------------------------------------------------------------------------------------------
-
-    def token_logprobs(self, hidden: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """By calling the head, as every other module that may be a group of its own: the call gathers its weight."""
-        return self.model.lm_head(hidden, target, self.allowed, temperature)
-
-
-def _token_logprobs(
-    lm_head: Any, hidden: Tensor, target: Tensor, allowed: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
-    weight = lm_head.weight
-    step = max(1, LOGITS_AT_ONCE // weight.shape[0])
-    head = partial(_head, weight=weight, allowed=allowed, temperature=temperature)
-    if len(target) <= step:
-        return head(hidden, target)
-    parts = [
-        checkpoint(head, hidden[i : i + step], target[i : i + step], use_reentrant=False)
-        for i in range(0, len(target), step)
-    ]
-    return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
-
-
-def _head(hidden: Tensor, target: Tensor, weight: Tensor, allowed: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logits = linear(hidden, weight).float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    # `where` and not addition: a banned token gets no gradient, and never -inf * 0.
-    logits = torch.where(allowed, logits, float("-inf"))
-    everything = torch.log_softmax(logits, dim=-1)
-    logp = -F.nll_loss(everything, target, reduction="none")
-    with torch.no_grad():
-        entropy = -(everything.exp() * torch.where(allowed, everything, 0.0)).sum(-1)
-    return logp, entropy
 
 
 def _signed(sin: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from .frame_source import StoredFrames
 from .frames import PixelFormat
 from .metrics import UpdateMetrics, summary
 from .models import ModelConfig
+from .models.build import packs
 from .remote import reason
 from .settings import GAP_ALARM, LearnerSettings, UpdateSettings
 
@@ -148,7 +149,10 @@ class Learner:
         self._deadline = settings.update_seconds
         folder = Path(settings.model)
         self.form = PixelFormat.of_folder(folder)
-        self.vocabulary = _vocabulary(folder, settings)
+        config = ModelConfig.of_folder(folder)
+        #: from the folder's config alone, so that the driver needs no torch
+        self.vocabulary = Vocabulary.of(config.vocabulary, config.image_token, settings.allowed_ids)
+        self.packed = packs(config, settings)
         environment = {
             "OMP_NUM_THREADS": str(settings.threads),
             # Shapes vary from batch to batch; each kernel that oneDNN compiles is kept until the cache is full.
@@ -203,10 +207,11 @@ class Learner:
         data = token_batch(samples, self.vocabulary)
         steps = [self._step(data, chosen) for chosen in split_groups(samples, settings.mini_batches, settings.seed)]
         plans = [plan for step in steps for rank in step.plans for plan in rank]
-        return _put_job(data, steps, frames), padding_share(data.lengths, plans)
+        return _put_job(data, steps, frames), padding_share(data.lengths, plans, packed=self.packed)
 
     def _step(self, data: TokenBatch, chosen: np.ndarray) -> _Step:
-        local = plan_micro_batches(data.lengths[chosen], self.settings.ranks, self.settings.tokens_per_micro_batch)
+        budget = self.settings.tokens_per_micro_batch
+        local = plan_micro_batches(data.lengths[chosen], self.settings.ranks, budget, packed=self.packed)
         plans = [[MicroBatchPlan(tuple(chosen[list(p.samples)].tolist()), p.padding) for p in rank] for rank in local]
         counted = np.isin(data.sample, chosen)
         _, first = np.unique(data.span[counted], return_index=True)
@@ -318,12 +323,6 @@ def _put_frames(handles: Mapping[str, FrameHandle]) -> dict[str, Any]:
             handle = seen[id(handle)]
         references[episode] = handle
     return references
-
-
-def _vocabulary(folder: Path, settings: LearnerSettings) -> Vocabulary:
-    """From the folder's config alone, so that the driver needs no torch."""
-    config = ModelConfig.of_folder(folder)
-    return Vocabulary.of(config.vocabulary, config.image_token, settings.allowed_ids)
 
 
 def split_groups(samples: Sequence[Sample], mini_batches: int, seed: int) -> list[np.ndarray]:

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ from tapforge_trainer.frames import FittedFrame
 
 from .batches import MicroBatch, MicroBatchPlan, TokenBatch, frames_of, micro_batch
 from .flops import FlopCounter
-from .forward import VLPolicy
 from .frame_source import FrameSource
 from .frames import FrameStore, Patches, PixelFormat
 from .metrics import UpdateMetrics
@@ -44,6 +43,9 @@ from .models import ModelConfig
 from .phase_clock import PhaseClock
 from .settings import LearnerSettings, UpdateSettings
 from .sharding import EngineWeights, load_policy, reshard
+
+if TYPE_CHECKING:
+    from .models.build import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Rank:
         self.mesh = init_device_mesh(settings.device, (self.world,))
         self.form = PixelFormat.of_folder(Path(settings.model))
         self.policy, self.vocabulary = load_policy(settings, self.form, self.mesh)
-        self.reference: VLPolicy | None = None
+        self.reference: Policy | None = None
         if settings.reference:
             self.refer_to(settings.model)
         self.store = FrameStore(self.form)
@@ -232,7 +234,7 @@ class Rank:
                 found |= frames.read(episode, missing)
         shown = self.store.get((name for k in plan.samples for name in data.frames[k]), found)
         grids = {name: (patches.rows, patches.columns) for name, patches in shown.items()}
-        return plan, micro_batch(data, plan, grids, self.vocabulary), shown
+        return plan, micro_batch(data, plan, grids, self.vocabulary, packed=self.policy.packed), shown
 
     def _agree_on(self, data: TokenBatch, plans: Sequence[MicroBatchPlan], frames: FrameSource) -> None:
         """Raises FramesLost on every rank if one of them can't get at what it needs: together, before anything is
@@ -301,7 +303,7 @@ class Rank:
 
     def _logprobs(
         self,
-        policy: VLPolicy,
+        policy: Policy,
         data: TokenBatch,
         frames: FrameSource,
         plans: Sequence[MicroBatchPlan],

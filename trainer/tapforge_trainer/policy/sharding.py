@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,13 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from .batches import Vocabulary
-from .forward import VLPolicy
 from .frames import PixelFormat
-from .models import FolderError, ModelConfig, family_of
+from .models import FAMILIES, FolderError, ModelConfig, family_of
+from .models.build import build, embedding, head, tied, transformer_layers, vision_blocks
 from .settings import LearnerSettings
+
+if TYPE_CHECKING:
+    from .models.build import Policy
 
 
 def load_policy(
@@ -38,7 +41,7 @@ def load_policy(
     *,
     frozen: bool = False,
     tower: nn.Module | None = None,
-) -> tuple[VLPolicy, Vocabulary]:
+) -> tuple[Policy, Vocabulary]:
     """The model of the settings' folder, sharded over `mesh`; collective. `frozen`: nothing of it is trained, so that
     all of it is in the number format of the pass. `tower`: another policy's frozen vision tower, which this one uses
     instead of its own. Raises FolderError where the folder does not hold the model that its config.json announces."""
@@ -51,14 +54,11 @@ def load_policy(
     return policy, vocabulary
 
 
-def build_policy(settings: LearnerSettings, form: PixelFormat, *, frozen: bool = False) -> tuple[VLPolicy, Vocabulary]:
+def build_policy(settings: LearnerSettings, form: PixelFormat, *, frozen: bool = False) -> tuple[Policy, Vocabulary]:
     """Without memory: every parameter and buffer of the model is on the meta device."""
     folder = ModelConfig.of_folder(Path(settings.model))
-    model = meta_model(folder)
-    if settings.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
     vocabulary = Vocabulary.of(folder.vocabulary, folder.image_token, settings.allowed_ids)
-    policy = VLPolicy(model, form, vocabulary, freeze_vision=settings.freeze_vision)
+    policy = build(folder, settings, form, vocabulary, model=meta_model(folder))
     if frozen:
         policy.requires_grad_(False)
     dtype = getattr(torch, settings.dtype)
@@ -79,7 +79,7 @@ def meta_model(folder: ModelConfig) -> Any:
     return model
 
 
-def shard(policy: VLPolicy, mesh: DeviceMesh, settings: LearnerSettings) -> None:
+def shard(policy: Policy, mesh: DeviceMesh, settings: LearnerSettings) -> None:
     """FSDP2, bottom-up."""
     options: dict[str, Any] = {"mesh": mesh}
     if settings.dtype != "float32":
@@ -89,20 +89,19 @@ def shard(policy: VLPolicy, mesh: DeviceMesh, settings: LearnerSettings) -> None
     if settings.cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=settings.device == "cuda")
     inner = options | {"reshard_after_forward": settings.reshard_after_forward}
-    for layer in policy.language.layers:
+    for layer in transformer_layers(policy.model):
         fully_shard(layer, **inner)
     whole = set(policy.visual.parameters()) if policy.freeze_vision else None
     if whole is None:
-        for block in policy.visual.blocks:
+        for block in vision_blocks(policy.model):
             fully_shard(block, **inner)
-    embedding, head = policy.language.embed_tokens, policy.model.lm_head
-    if embedding.weight is not head.weight:
-        fully_shard(embedding, **inner)
-        fully_shard(head, **inner)
+    if not tied(policy.model):
+        fully_shard(embedding(policy.model), **inner)
+        fully_shard(head(policy.model), **inner)
     fully_shard(policy, ignored_params=whole, **options)
 
 
-def materialize(policy: VLPolicy, device: torch.device, *, offload: bool = False) -> None:
+def materialize(policy: Policy, device: torch.device, *, offload: bool = False) -> None:
     """Memory for what is on the meta device, and the buffers' values. `offload`: shards are in the host's memory."""
 
     def place(tensor: Tensor) -> Tensor:
@@ -119,7 +118,7 @@ def materialize(policy: VLPolicy, device: torch.device, *, offload: bool = False
 # --- from a folder ----------------------------------------------------------------------------------------------------
 
 
-def load_weights(model: nn.Module, folder: Path, *, skip: str | None = None) -> None:
+def load_weights(model: Any, folder: Path, *, skip: str | None = None) -> None:
     """Fills the model's parameters, each rank its own shards; collective. Names that begin with `skip` are left."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -129,7 +128,8 @@ def load_weights(model: nn.Module, folder: Path, *, skip: str | None = None) -> 
         files = reader.read_metadata().state_dict_metadata
     except Exception as error:  # safetensors has no other kind for a file that is no safetensors file or is cut short
         raise FolderError(f"a safetensors file of {folder} can't be read ({error}); fetch the model again") from error
-    published = {own_name(name): name for name in files}
+    family = FAMILIES[model.config.model_type]
+    published = {family.parameter_of(name): name for name in files}
     wanted, missing, other = {}, [], []
     for name, parameter in model.named_parameters():
         if skip is not None and name.startswith(skip):
@@ -159,16 +159,6 @@ def _contradiction(folder: Path, missing: list[str], other: list[str]) -> str:
     return f"{folder} does not hold the model that its config.json announces: {'; '.join(parts)}. Fetch the model again"
 
 
-def own_name(name: str) -> str:
-    """The name in transformers' model of a tensor that was published under `name`: Qwen2-VL and Qwen2.5-VL were
-    published before language model and vision tower were parts of one `model`."""
-    if name.startswith("visual."):
-        return f"model.{name}"
-    if name.startswith("model.") and not name.startswith(("model.language_model.", "model.visual.")):
-        return f"model.language_model.{name.removeprefix('model.')}"
-    return name
-
-
 # --- for engines ------------------------------------------------------------------------------------------------------
 
 
@@ -176,17 +166,19 @@ class EngineWeights:
     """Whole tensors under checkpoint names in `dtype`, as an engine loads them, gathered one after another: iterating
     is collective, and every rank gets every tensor."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype):
+    def __init__(self, model: Any, dtype: torch.dtype):
         self._model, self.dtype = model, dtype
+        self._family = FAMILIES[model.config.model_type]
 
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """In the order of iteration."""
-        return [(name, tuple(parameter.shape)) for name, parameter in self._model.named_parameters()]
+        parameters = self._model.named_parameters()
+        return [(name, tuple(self._family.for_engine(name, parameter).shape)) for name, parameter in parameters]
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._model.named_parameters():
-            yield name, whole(parameter.detach().to(self.dtype))
+            yield name, self._family.for_engine(name, whole(parameter.detach().to(self.dtype)))
 
 
 def whole(tensor: Tensor) -> Tensor:

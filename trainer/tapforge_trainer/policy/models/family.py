@@ -1,16 +1,21 @@
-"""What differs between model families, as far as the rest of the trainer has to know it. No torch.
+"""What differs between model families, as far as the rest of the trainer has to know it. No torch at module level.
 
-A family's own file has what needs torch; it is imported where a model is built.
+In all of them `model.visual` is the vision tower with its `blocks` and `merger`, `model.language_model` the language
+model with `embed_tokens`, `layers` and `norm`, and `lm_head` the head. Names of tensors are of three kinds: a
+parameter's, the published files' (`parameter_of`) and the engine's, which takes parameters' names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
+from typing import Any
 
-from .folder import FolderError, ModelConfig
+#: (vision configuration, patches (time, rows, columns) [frames, 3]) -> arguments of the tower's forward pass
+VisionArguments = Callable[[Any, Any], dict[str, Any]]
+
+_LANGUAGE = r"model\.language_model\.layers\.\d+\."
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,33 +27,44 @@ class Family:
     architecture: str
     #: module of vllm.model_executor.models
     vllm_module: str
+    #: what the tower would else compute from numbers that it reads from the device
+    vision_arguments: VisionArguments
     #: linear layers of the language model that LoRA adapts where nobody says which
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    #: published names begin with the first and parameters with the second; the first that fits counts
+    renamed: tuple[tuple[str, str], ...] = ()
+    #: parameters whose last two sides are swapped in files and for the engine
+    transposed: re.Pattern[str] | None = None
+
+    def parameter_of(self, name: str) -> str:
+        """The parameter's name of a tensor in the published files."""
+        for theirs, ours in self.renamed:
+            if name.startswith(theirs) and not name.startswith(ours):
+                return ours + name.removeprefix(theirs)
+        return name
+
+    def swapped(self, parameter: str) -> bool:
+        """Whether files and engine have the parameter's last two sides the other way round."""
+        return self.transposed is not None and self.transposed.search(parameter) is not None
+
+    def for_engine(self, parameter: str, tensor: Any) -> Any:
+        """The tensor as vLLM's `load_weights` takes it under the parameter's name."""
+        return tensor.transpose(-1, -2) if self.swapped(parameter) else tensor
+
+    def lora_pattern(self, targets: Sequence[str] = ()) -> str:
+        """A regular expression that matches the whole names, below the model, of the linear layers that are adapted:
+        the language model's only, because vision towers have layers of the same names."""
+        names = "|".join(map(re.escape, targets or self.lora_targets))
+        return rf"{_LANGUAGE}(?:\w+\.)*(?:{names})"
 
 
-FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
-    {
-        family.model_type: family
-        for family in (
-            Family("qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl"),
-            Family("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl"),
-            Family("qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl"),
-            Family(
-                "qwen3_vl_moe",
-                "Qwen3VLMoeForConditionalGeneration",
-                "qwen3_vl_moe",
-                lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
-            ),
-        )
+def vision_arguments(vision: Any, grids: Any) -> dict[str, Any]:
+    """What every family's tower needs: where frames begin, the longest one, and each patch's place."""
+    from transformers import vision_utils
+
+    bounds = vision_utils.get_vision_cu_seqlens(grids)
+    return {
+        "cu_seqlens": bounds,
+        "max_seqlen": int((bounds[1:] - bounds[:-1]).max()),
+        "position_ids": vision_utils.get_vision_position_ids(grids, vision.spatial_merge_size),
     }
-)
-
-
-def family_of(config: ModelConfig) -> Family:
-    """Raises FolderError for an architecture that is not here."""
-    family = FAMILIES.get(config.model_type)
-    if family is None:
-        raise FolderError(
-            f"{config.folder} holds a {config.model_type} model; this version trains {', '.join(FAMILIES)}"
-        )
-    return family

@@ -1,0 +1,62 @@
+"""Hidden states in, log-probability and entropy of chosen tokens out: the language model's head.
+
+- Tokens that the policy may not say are masked out, logits are divided by the temperature, the rest is renormalised.
+- Logits exist for a bounded number of positions at a time, in the backward pass too; the softmax is fp32.
+- `install` makes it the forward pass of the head's own module, so that whoever shards that module gathers its weight
+  once for all pieces.
+
+torch's `linear_cross_entropy` and liger's chunked losses give no entropy and take no mask over the vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .linear import linear
+
+#: logits (positions x vocabulary) that exist at one time; 64 Mi are 256 MiB in fp32
+LOGITS_AT_ONCE = 64 * 1024 * 1024
+
+
+def install(head: nn.Module) -> None:
+    """Calling `head` is calling `token_logprobs` from now on."""
+    head.forward = MethodType(token_logprobs, head)
+
+
+def token_logprobs(
+    head: Any, hidden: Tensor, target: Tensor, allowed: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """(log-probability, entropy) [tokens] of `target` [tokens] by `hidden` [tokens, width]; entropy has no gradient.
+    `allowed` [vocabulary] bool."""
+    weight = head.weight
+    step = max(1, LOGITS_AT_ONCE // weight.shape[0])
+    piece = partial(_piece, weight=weight, allowed=allowed, temperature=temperature)
+    if len(target) <= step:
+        return piece(hidden, target)
+    parts = [
+        checkpoint(piece, hidden[i : i + step], target[i : i + step], use_reentrant=False)
+        for i in range(0, len(target), step)
+    ]
+    return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
+
+
+def _piece(
+    hidden: Tensor, target: Tensor, weight: Tensor, allowed: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    logits = linear(hidden, weight).float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    # `where` and not addition: a banned token gets no gradient, and never -inf * 0.
+    logits = torch.where(allowed, logits, float("-inf"))
+    everything = torch.log_softmax(logits, dim=-1)
+    logp = -F.nll_loss(everything, target, reduction="none")
+    with torch.no_grad():
+        entropy = -(everything.exp() * torch.where(allowed, everything, 0.0)).sum(-1)
+    return logp, entropy
