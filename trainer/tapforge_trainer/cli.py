@@ -97,8 +97,27 @@ def _checked(run: TrainingRun, runs: Path) -> Any:
 @FILE
 @SET
 @RUNS
-def plan(file: Path, overrides: tuple[str, ...], runs: Path) -> None:
-    """Check a file, resolve its defaults and say what would run."""
+@click.option(
+    "--memory", is_flag=True, help="say how much memory the run takes on each GPU instead; exit code 2: too much"
+)
+@click.option("--gpu-memory", metavar="SIZE|NAME", help="of a GPU, such as 80GiB or H200; default: by spec.cluster")
+@click.option("--config", type=click.Path(path_type=Path), help="config.json of a model that is not known here")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="with --memory")
+@click.option(
+    "--disk-rate", type=click.FloatRange(0, min_open=True), metavar="MB/S", help="of checkpoints, as measured"
+)
+@click.option("--tokens-per-second", type=click.FloatRange(0, min_open=True), help="of the learner, as measured")
+@click.option("--measured", type=click.Path(path_type=Path), help="folder of a run whose speed is said")
+def plan(file: Path, overrides: tuple[str, ...], runs: Path, memory: bool, **options: Any) -> None:
+    """Check a file, resolve its defaults and say what would run, or how much memory that takes."""
+    if memory:
+        from .memory.command import MemoryOptions, plan_memory
+
+        loaded = _load(file, overrides)
+        with _as_message():
+            text, fits = plan_memory(loaded, MemoryOptions(**options))
+        click.echo(text)
+        sys.exit(0 if fits else _Wrong.exit_code)
     from .plan import render
 
     click.echo(render(_checked(_load(file, overrides), runs)))

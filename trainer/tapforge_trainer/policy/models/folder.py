@@ -28,6 +28,8 @@ class ModelConfig:
     #: the language model's and the vision tower's own fields
     text: Mapping[str, Any]
     vision: Mapping[str, Any]
+    #: the head is the embedding
+    tied: bool = False
 
     @staticmethod
     def of_folder(folder: Path) -> ModelConfig:
@@ -38,9 +40,22 @@ class ModelConfig:
             raise FolderError(f"{path} is missing: {folder} is no model folder in Hugging Face's layout") from error
         except ValueError as error:
             raise FolderError(f"{path} is no JSON: {error}") from error
-        if not isinstance(config, dict):
+        return ModelConfig.of_document(folder, config)
+
+    @staticmethod
+    def of_document(folder: Path, config: Any) -> ModelConfig:
+        """`config`: what config.json of `folder` holds."""
+        path = folder / "config.json"
+        if not isinstance(config, Mapping):
             raise FolderError(f"{path} is {type(config).__name__}, not an object")
         text = config.get("text_config") or config
+        vision = config.get("vision_config")
+        for name, part in (("text_config", text), ("vision_config", vision)):
+            if part is not None and not isinstance(part, Mapping):
+                raise FolderError(f"{path}: {name} is {type(part).__name__}, not an object")
+        kind = config.get("model_type")
+        if kind is not None and not isinstance(kind, str):
+            raise FolderError(f"{path}: model_type is {kind!r:.80}, not a name")
         try:
             return ModelConfig(
                 folder,
@@ -51,6 +66,8 @@ class ModelConfig:
                 config["vision_end_token_id"],
                 text,
                 config["vision_config"],
+                # older folders have it among the language model's fields alone
+                bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings")),
             )
         except KeyError as error:
             raise FolderError(

@@ -1,0 +1,155 @@
+"""`tapforge plan --memory`: the GPU samples fit, the JSON keeps its form, advice is followed by a run that fits."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tapforge_api import load
+from tapforge_trainer.cli import cli
+from tapforge_trainer.memory.estimate import card_of
+from tapforge_trainer.memory.learner import CATEGORIES
+
+SAMPLES = Path("manifests/samples")
+GPU_SAMPLES = ("run-qwen3-vl-8b.yaml", "run-qwen2.5-vl-7b.yaml", "run-ui-tars-1.5-7b.yaml")
+
+
+def planned(name: str, *words: str) -> tuple[int, str]:
+    said = CliRunner().invoke(cli, ["plan", "--memory", "-f", str(SAMPLES / name), *words])
+    assert said.exception is None or isinstance(said.exception, SystemExit), said.exception
+    return said.exit_code, said.output
+
+
+def document(name: str, *words: str) -> tuple[int, dict[str, Any]]:
+    code, text = planned(name, "--output", "json", *words)
+    return code, json.loads(text)
+
+
+@pytest.mark.parametrize("name", GPU_SAMPLES)
+@pytest.mark.parametrize("card", ["80GiB", "H100-80GB"])
+def test_the_gpu_samples_fit(name: str, card: str) -> None:
+    code, plan = document(name, "--gpu-memory", card)
+    assert code == 0
+    assert plan["fits"]
+    assert plan["advice"] == []
+    assert plan["gpus"] <= 8
+    assert plan["peak_bytes"] + plan["reserve_bytes"] <= plan["gpu_bytes"]
+    assert plan["answers_at_full_context"] >= 16
+
+
+@pytest.mark.parametrize("name", GPU_SAMPLES)
+@pytest.mark.parametrize("words", [(), ("--gpu-memory", "24GiB"), ("--set", "spec.placement.mode=apart")])
+def test_the_json_keeps_its_form(name: str, words: tuple[str, ...]) -> None:
+    code, plan = document(name, *words)
+    assert code == (0 if plan["fits"] else 2)
+    roles = set(plan["per_gpu_bytes"])
+    assert roles == {"learner", "engine"}
+    for role, by_category in plan["per_gpu_bytes"].items():
+        assert tuple(by_category) == CATEGORIES
+        assert all(type(size) is int and size >= 0 for size in by_category.values())
+        assert sum(by_category.values()) == plan["roles"][role]["peak_bytes"] <= plan["peak_bytes"]
+    assert plan["host_bytes"] == sum(plan["host"].values())
+    assert bool(plan["advice"]) != plan["fits"]
+    assert plan["updates_per_hour"] is None
+    assert plan["checkpoint_seconds"] is None
+
+
+TOO_MUCH = [
+    ("run-qwen3-vl-8b.yaml", ("spec.learner.activationCheckpointing=false",), "80GiB"),
+    ("run-qwen3-vl-8b.yaml", ("spec.learner.gradientAccumulation=unsharded", "spec.learner.ranks=1"), "80GiB"),
+    ("run-qwen3-vl-8b.yaml", ("spec.learner.ranks=1",), "80GiB"),
+    ("run-qwen3-vl-8b.yaml", (), "24GiB"),
+    ("run-qwen2.5-vl-7b.yaml", (), "16GiB"),
+    (
+        "run-qwen3-vl-8b.yaml",
+        ("spec.placement.mode=colocated", "spec.learner.ranks=8", "spec.engine.replicas=8"),
+        "24GiB",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides", "card"), TOO_MUCH)
+def test_advice_is_true(name: str, overrides: tuple[str, ...], card: str) -> None:
+    """Following it word by word gives a run that fits."""
+    words = [word for o in overrides for word in ("--set", o)]
+    code, plan = document(name, *words, "--gpu-memory", card)
+    assert code == 2
+    (line,) = plan["advice"]
+    advised = shlex.split(line.partition("fits with ")[2].partition(";")[0])
+    code, plan = document(name, *words, *advised, "--gpu-memory", card)
+    assert (code, plan["fits"]) == (0, True)
+
+
+def test_nothing_helps_a_card_that_is_much_too_small() -> None:
+    code, plan = document("run-qwen3-vl-8b.yaml", "--gpu-memory", "2GiB")
+    assert code == 2
+    assert "nothing that was tried" in plan["advice"][0]
+
+
+def test_colocated_ranks_and_engines_take_turns() -> None:
+    words = [w for o in ("placement.mode=colocated", "learner.ranks=8", "engine.replicas=8") for w in ("--set", o)]
+    code, plan = document("run-qwen3-vl-8b.yaml", *words)
+    assert code == 0
+    assert plan["gpus"] == 8
+    (kinds,) = plan["per_gpu_bytes"].values()
+    assert list(plan["per_gpu_bytes"]) == ["colocated"]
+    assert kinds["optimizer"] > 0
+
+
+def test_a_checkpoint_that_takes_longer_than_the_grace_is_said() -> None:
+    _, text = planned("run-qwen3-vl-8b.yaml", "--disk-rate", "200")
+    assert "longer than cluster.suspendGraceSeconds (300)" in text
+    _, text = planned("run-qwen3-vl-8b.yaml", "--disk-rate", "2000")
+    assert "within cluster.suspendGraceSeconds (300)" in text
+
+
+def test_speed_is_only_what_was_measured(tmp_path: Path) -> None:
+    _, text = planned("run-qwen3-vl-8b.yaml")
+    assert "per hour" not in text
+    run = tmp_path / "phones"
+    run.mkdir()
+    (run / "summary.json").write_text(json.dumps({"updates": 20, "env_steps": 4000, "seconds_rl": 7200.0}))
+    _, text = planned("run-qwen3-vl-8b.yaml", "--measured", str(run))
+    assert "phones: 10.0 updates per hour, 2,000 steps of phones" in text
+    code, text = planned("run-qwen3-vl-8b.yaml", "--measured", str(tmp_path / "none"))
+    assert code == 2
+    assert "records no update yet" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpu-memory", "a lot"), "neither a size such as 80GiB nor a GPU"),
+        (("--config", "nowhere"), "nowhere/config.json is missing"),
+        (("--set", "spec.model.source.huggingFace.repo=someone/else"), "--config"),
+        (("--set", "spec.model.source.objectStorage.uri=s3://b/m"), "--config"),
+        (("--set", "spec.model.lora.targets=[o_prj]"), "o_prj is no linear layer"),
+    ],
+)
+def test_what_is_not_known_is_said(words: tuple[str, ...], said: str) -> None:
+    code, text = planned("run-qwen3-vl-8b.yaml", *words)
+    assert code == 2
+    assert said in text
+
+
+def test_a_configuration_is_read_from_a_file(tmp_path: Path) -> None:
+    from tapforge_trainer.memory.known import CONFIGS
+
+    path = tmp_path / "any.json"
+    path.write_text(json.dumps(CONFIGS["Qwen3-VL-2B"]))
+    _, plan = document("run-qwen3-vl-8b.yaml", "--config", str(path))
+    assert plan["parameters"] == 2_127_532_032
+
+
+def test_the_card_comes_from_the_pods_that_ask_for_gpus() -> None:
+    run = load(SAMPLES / GPU_SAMPLES[0])
+    assert card_of(run, None).source.startswith("assumed")
+    words = 'spec.cluster.workers[0].template.spec.nodeSelector["nvidia.com/gpu.product"]=NVIDIA-H200'
+    run = load(SAMPLES / GPU_SAMPLES[0], overrides=[words])
+    assert card_of(run, None).bytes == 143_771 * 2**20
+    assert card_of(run, "48GB").bytes == 48 * 10**9

@@ -1,0 +1,105 @@
+"""`tapforge plan --memory`: from arguments to an estimate that is printed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tapforge_api import TrainingRun
+
+from ..assembly import ConfigurationError
+from ..frame_budget import episode_bytes
+from ..policy.models import FolderError, ModelConfig
+from ..tasks.selection import training_tasks
+from .advice import advice
+from .estimate import UnknownCard, card_of, estimate
+from .known import CONFIGS, config_of
+from .report import Figures, as_json, measured, render
+from .shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """Of the command line; a figure that nobody gave is None."""
+
+    gpu_memory: str | None = None
+    config: Path | None = None
+    output: Literal["text", "json"] = "text"
+    disk_rate: float | None = None
+    tokens_per_second: float | None = None
+    measured: Path | None = None
+
+
+def plan_memory(run: TrainingRun, options: MemoryOptions) -> tuple[str, bool]:
+    """(what is printed, whether the run fits). Raises ConfigurationError."""
+    try:
+        shape = Shape.of(model_config(run, options.config))
+        card = card_of(run, options.gpu_memory)
+        held = held_frames(run)
+        found = estimate(run, shape, card, held_frames=held)
+        advised = advice(run, found, lambda other: estimate(other, shape, card, held_frames=held))
+        recorded = measured(options.measured) if options.measured is not None else None
+    except (FolderError, UnknownCard, ValueError) as error:
+        raise ConfigurationError(str(error)) from error
+    figures = Figures(options.disk_rate, options.tokens_per_second, recorded)
+    if options.output == "json":
+        document: dict[str, Any] = as_json(run, found, advised, figures)
+        return json.dumps(document, indent=2), found.fits
+    return render(run, found, advised, figures), found.fits
+
+
+def model_config(run: TrainingRun, given: Path | None) -> ModelConfig:
+    """The model's config.json: `given` (the file or its folder), the run's folder, a file of Hugging Face's cache, or a
+    published one that is known here. Raises FolderError."""
+    if given is not None:
+        return _of_file(given) if given.is_file() else ModelConfig.of_folder(given)
+    source = run.spec.model.source
+    if source.path is not None:
+        return ModelConfig.of_folder(Path(source.path.folder).expanduser())
+    if source.hugging_face is not None:
+        repo = source.hugging_face.repo
+        found = _cached(repo, source.hugging_face.revision) or config_of(repo)
+        if found is None:
+            raise FolderError(
+                f"spec.model.source.huggingFace: the sizes of {repo} are not known here, and it is not in this "
+                f"machine's cache: name its config.json or folder with --config. Known are {', '.join(CONFIGS)}"
+            )
+        return found
+    if source.object_storage is not None:
+        raise FolderError(
+            f"spec.model.source.objectStorage: {source.object_storage.uri} is not read for a plan: name a copy of its "
+            "config.json with --config"
+        )
+    from ..tiny.build import base_folder
+
+    try:
+        return ModelConfig.of_folder(base_folder())
+    except FileNotFoundError as error:
+        raise FolderError(str(error)) from error
+
+
+def _of_file(path: Path) -> ModelConfig:
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FolderError(f"--config {path}: {error}") from error
+    return ModelConfig.of_document(path.parent, document)
+
+
+def _cached(repo: str, revision: str) -> ModelConfig | None:
+    """Of a snapshot on this machine; nothing is downloaded."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(repo, "config.json", revision=revision)
+    return _of_file(Path(path)) if isinstance(path, str) else None
+
+
+def held_frames(run: TrainingRun) -> int:
+    """Bytes of frames that wait for their update: of all groups that may be in flight."""
+    rollout = run.spec.rollout
+    if rollout.frames_gib is not None:
+        return int(rollout.frames_gib * 2**30)
+    episodes = (rollout.max_staleness + 1) * rollout.groups_per_update * rollout.group_size
+    return episodes * episode_bytes(run, training_tasks(run))

@@ -1,0 +1,271 @@
+"""What a TrainingRun takes: GPUs by role, the host's memory, checkpoints; and whether it fits. Pure.
+
+What fits: on each GPU, the largest moment of its role and `RESERVE` of the card beside it. Where engines and ranks
+share GPUs they take turns: an engine that samples beside a resting learner, a step beside a sleeping engine, a weight
+sync beside an engine that has its weights and no cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, cast
+
+from tapforge_api import TrainingRun
+
+from ..agents.vision import tokens_per_frame
+from ..assembly import engine_settings, learner_settings
+from ..frame_budget import frame_pixels
+from ..machine import Machine
+from ..policy.settings import EngineSettings, LearnerSettings
+from .engine import EngineLoad, batched_tokens, engine_moment, problem
+from .known import GIB, MIB, gpu_bytes
+from .learner import LearnerLoad, Moment, moments, resident
+from .shape import Shape
+
+#: of a card: for the CUDA context, NCCL, CUDA graphs and fragmentation. Not measured
+RESERVE: Final = 0.1
+#: of a card whose size nobody says
+DEFAULT_CARD: Final = 80 * GIB
+#: text in a sample beside its frames, at least, tokens: fewer text means more frames in a micro-batch
+_LEAST_TEXT: Final = 256
+#: of a process with torch and Ray, or with vLLM, without what is counted apart: an engine of the tiny model on a CPU
+#: had 2.3 GiB. Not measured on a GPU
+_PROCESS: Final = 4 * GIB
+
+Role = Literal["learner", "engine", "colocated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU. `source`: who says so, for people."""
+
+    bytes: int
+    source: str
+    product: str | None = None
+
+    @property
+    def reserve(self) -> int:
+        return int(self.bytes * RESERVE)
+
+    @property
+    def usable(self) -> int:
+        return self.bytes - self.reserve
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRole:
+    """GPUs that do the same."""
+
+    role: Role
+    count: int
+    #: the fullest one
+    peak: Moment
+    #: why it does not fit
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    card: Card
+    shape: Shape
+    roles: tuple[GpuRole, ...]
+    learner: LearnerLoad
+    engine: EngineLoad
+    #: answers at full context that an engine's cache holds
+    answers_at_once: int
+    checkpoint: int
+    #: bytes of all nodes together, by what they are for
+    host: Mapping[str, int]
+
+    @property
+    def gpus(self) -> int:
+        return sum(role.count for role in self.roles)
+
+    @property
+    def fits(self) -> bool:
+        return all(role.problem is None for role in self.roles)
+
+    @property
+    def peak(self) -> int:
+        return max(role.peak.total for role in self.roles)
+
+
+def estimate(run: TrainingRun, shape: Shape, card: Card, *, held_frames: int = 0) -> Estimate:
+    """`held_frames`: bytes of frames that wait for an update. Raises FolderError for a LoRA target that is no linear
+    layer."""
+    learner, engine = settings_of(run)
+    frame = visual_tokens(run, shape)
+    load, sampling = _learner_load(run, shape, learner, frame), _engine_load(shape, engine, frame, card)
+    together = engine.colocated
+    at_rest = resident(load)
+    share = int(engine.gpu_memory_share * card.bytes)
+    budget = min(share, card.usable - (at_rest.total if together else 0))
+    sampled = engine_moment(sampling, max(0, budget))
+    trouble = problem(sampling, sampled)
+    if together:
+        steps = [_beside(moment, sampled, weights=moment.name == "weight sync") for moment in moments(load)]
+        fullest = max([*steps, _sum("sampling", at_rest, sampled)], key=lambda moment: moment.total)
+        roles: tuple[GpuRole, ...] = (_role("colocated", learner.ranks, fullest, trouble, card),)
+    else:
+        fullest = max(moments(load), key=lambda moment: moment.total)
+        roles = (
+            _role("learner", learner.ranks, fullest, None, card),
+            _role("engine", run.spec.engine.replicas * engine.tensor_parallel, sampled, trouble, card),
+        )
+    trained = 3 * 4 * load.trained
+    return Estimate(
+        card,
+        shape,
+        roles,
+        load,
+        sampling,
+        sampled.bytes["kv_cache"] // (sampling.context * sampling.kv_bytes_per_token),
+        trained,
+        _host(load, engine, run.spec.engine.replicas, trained, held_frames),
+    )
+
+
+def _role(role: Role, count: int, fullest: Moment, trouble: str | None, card: Card) -> GpuRole:
+    if trouble is None and fullest.total > card.usable:
+        trouble = f"{fullest.total / GIB:.1f} GiB ({fullest.name}) of {card.usable / GIB:.1f} that the reserve leaves"
+    return GpuRole(role, count, fullest, trouble)
+
+
+def _beside(moment: Moment, engine: Moment, *, weights: bool) -> Moment:
+    """A learner's moment on a GPU whose engine sleeps; in a weight sync it has its weights."""
+    return moment.plus(moment.name, weights=engine.bytes["weights"] if weights else 0)
+
+
+def _sum(name: str, one: Moment, other: Moment) -> Moment:
+    return one.plus(name, **other.bytes)
+
+
+# --- from a run -------------------------------------------------------------------------------------------------------
+
+
+class _NoTokens:
+    """Stands for an agent: sizes don't depend on which tokens may be said."""
+
+    allowed_ids: tuple[int, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+
+
+def settings_of(run: TrainingRun) -> tuple[LearnerSettings, EngineSettings]:
+    """As ranks and engines on GPUs get them, with every default."""
+    from ..agents import Agent
+
+    agent, machine, nowhere = cast(Agent, _NoTokens()), Machine(1, 1), Path("model")
+    return (
+        learner_settings(run, nowhere, agent, machine, "cuda"),
+        engine_settings(run, nowhere, agent, machine, "cuda"),
+    )
+
+
+def visual_tokens(run: TrainingRun, shape: Shape) -> int:
+    """Of the largest frame."""
+    model = run.spec.model
+    cells = frame_pixels(run) // shape.vision.cell**2
+    if not (model.max_pixels or model.adapter.max_pixels):
+        fitting = tokens_per_frame(model.context_tokens, run.spec.rollout.response_tokens, model.adapter.history_images)
+        cells = min(fitting, cells)
+    return max(1, cells)
+
+
+def _learner_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, frame: int) -> LearnerLoad:
+    """A micro-batch of as many frames and answers as its tokens hold. A sample that is longer goes alone."""
+    spec = run.spec
+    tokens = max(settings.tokens_per_micro_batch, spec.model.context_tokens)
+    shown = min(spec.model.context_tokens, spec.model.adapter.history_images * frame)
+    samples = -(-tokens // (shown + _LEAST_TEXT))
+    visual = tokens * shown // (shown + _LEAST_TEXT)
+    lora = settings.lora
+    targets: tuple[str, ...] = ()
+    if lora is not None:
+        from ..policy.models import FAMILIES
+
+        targets = lora.targets or FAMILIES[shape.model_type].lora_targets
+    return LearnerLoad(
+        shape,
+        ranks=settings.ranks,
+        tokens=tokens,
+        patches=visual * shape.vision.merge**2,
+        responses=min(tokens, samples * spec.rollout.response_tokens),
+        width=_WIDTH[settings.dtype],
+        lora=0 if lora is None else lora.rank,
+        targets=targets,
+        freeze_vision=settings.freeze_vision or lora is not None,
+        reference=settings.reference,
+        activation_checkpointing=settings.activation_checkpointing,
+        sharded_gradients=settings.sharded_gradients,
+        cpu_offload=settings.cpu_offload,
+        reshard_after_forward=settings.reshard_after_forward,
+    )
+
+
+def _engine_load(shape: Shape, settings: EngineSettings, frame: int, card: Card) -> EngineLoad:
+    return EngineLoad(
+        shape,
+        settings.tensor_parallel,
+        settings.context_tokens,
+        settings.max_sequences,
+        batched_tokens(settings.max_batched_tokens, card.bytes, card.product),
+        frame,
+        _WIDTH[settings.dtype],
+        None if settings.kv_cache_mib is None else settings.kv_cache_mib * MIB,
+    )
+
+
+_WIDTH: Final = {"bfloat16": 2, "float32": 4}
+
+
+def _host(load: LearnerLoad, engine: EngineSettings, engines: int, checkpoint: int, frames: int) -> dict[str, int]:
+    """Of all nodes together. Weights are read shard by shard: no rank holds more than one tensor of a file."""
+    offloaded = 4 * 4 * load.trained + load.width * (load.shape.text if load.lora else 0) if load.cpu_offload else 0
+    return {
+        "optimizer": offloaded,
+        "checkpoint": checkpoint,
+        "loading": load.ranks * (4 + load.width) * load.shape.embedding,
+        "frames": frames + engines * engine.frames_mib * MIB,
+        "processes": (load.ranks + engines * engine.tensor_parallel) * _PROCESS,
+    }
+
+
+# --- cards ------------------------------------------------------------------------------------------------------------
+
+
+class UnknownCard(ValueError):
+    """A GPU that is neither a size nor a known name."""
+
+
+def card_of(run: TrainingRun, given: str | None) -> Card:
+    """What `--gpu-memory` says; else the nodeSelector of Pods that ask for GPUs; else 80 GiB. Raises UnknownCard."""
+    if given is not None:
+        if (size := _size(given)) is not None:
+            return Card(size, "--gpu-memory")
+        if (size := gpu_bytes(given)) is not None:
+            return Card(size, f"--gpu-memory: {given}", given)
+        raise UnknownCard(f"--gpu-memory {given}: neither a size such as 80GiB nor a GPU that is known here")
+    cluster = run.spec.cluster
+    products = []
+    for group in cluster.workers if cluster is not None else ():
+        selector = (group.template.spec.model_extra or {}).get("nodeSelector") or {}
+        if product := selector.get("nvidia.com/gpu.product"):
+            products.append(str(product))
+    known = [(size, product) for product in products if (size := gpu_bytes(product)) is not None]
+    if known:
+        size, product = min(known)
+        return Card(size, f"nodeSelector nvidia.com/gpu.product: {product}", product)
+    return Card(DEFAULT_CARD, "assumed; --gpu-memory says another")
+
+
+def _size(text: str) -> int | None:
+    units = {"": GIB, "gib": GIB, "gi": GIB, "g": GIB, "gb": 10**9, "mib": MIB, "mi": MIB, "mb": 10**6}
+    number = text.strip().lower().rstrip("bigm").strip()
+    unit = text.strip().lower()[len(number) :].strip()
+    try:
+        size = int(float(number) * units[unit])
+    except (ValueError, KeyError, OverflowError):
+        return None
+    return size if size > 0 else None
