@@ -26,7 +26,7 @@ from typing import Any
 from tapforge_trainer.tiny.build import cache_folder
 
 #: raised when what is written changes
-FORMAT = 1
+FORMAT = 2
 NAMES = (
     "qwen2-vl-7b",
     "qwen2.5-vl-3b",
@@ -107,7 +107,7 @@ def settings(name: str, layers: int | None = None, depth: int | None = None) -> 
             text["head_dim"] = 64
         text["rope_parameters"] |= {"mrope_section": [8, 12, 12]}
         if "num_experts" in text:
-            text |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+            text |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
         if "embed_dim" in vision:
             vision |= {"embed_dim": 64, "hidden_size": 256, "num_heads": 2}
         else:

@@ -139,8 +139,8 @@ def load_weights(model: Any, folder: Path, *, skip: str | None = None) -> None:
             missing.append(name)
             continue
         size, target = tuple(files[source].size), parameter.detach()
-        if size != tuple(target.shape) and len(size) == 3 and (size[0], size[2], size[1]) == tuple(target.shape):
-            target = target.transpose(1, 2)  # experts were published as (experts, in, out)
+        if tuple(family.for_engine(name, target).shape) == size:
+            target = family.for_engine(name, target)  # as published; transformers writes its own layout
         if size == tuple(target.shape):
             wanted[source] = target
         else:

@@ -31,16 +31,16 @@ class Family:
     vision_arguments: VisionArguments
     #: linear layers of the language model that LoRA adapts where nobody says which
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    #: published names begin with the first and parameters with the second; the first that fits counts
-    renamed: tuple[tuple[str, str], ...] = ()
     #: parameters whose last two sides are swapped in files and for the engine
     transposed: re.Pattern[str] | None = None
 
     def parameter_of(self, name: str) -> str:
-        """The parameter's name of a tensor in the published files."""
-        for theirs, ours in self.renamed:
-            if name.startswith(theirs) and not name.startswith(ours):
-                return ours + name.removeprefix(theirs)
+        """The parameter's name of a tensor in published files: the older families were published before language model
+        and vision tower were parts of one `model`."""
+        if name.startswith("visual."):
+            return f"model.{name}"
+        if name.startswith("model.") and not name.startswith(("model.language_model.", "model.visual.")):
+            return f"model.language_model.{name.removeprefix('model.')}"
         return name
 
     def swapped(self, parameter: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from .family import Family, vision_arguments
-from .qwen2_vl import RENAMED
 
 
 def _arguments(vision: Any, grids: Any) -> dict[str, Any]:
@@ -29,5 +28,4 @@ FAMILY = Family(
     "Qwen2_5_VLForConditionalGeneration",
     "qwen2_5_vl",
     _arguments,
-    renamed=RENAMED,
 )

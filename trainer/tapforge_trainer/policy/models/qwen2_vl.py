@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from .family import Family, vision_arguments
 
-#: of the published files and the parameters; also Qwen2.5-VL's
-RENAMED = (("visual.", "model.visual."), ("model.", "model.language_model."))
-
 FAMILY = Family(
     "qwen2_vl",
     "Qwen2VLForConditionalGeneration",
     "qwen2_vl",
     vision_arguments,
-    renamed=RENAMED,
 )
