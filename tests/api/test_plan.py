@@ -1,5 +1,6 @@
 """`tapforge plan`: what a run would do, and what keeps it from starting."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tapforge_api import TrainingRun, load
 from tapforge_api.environment import CallSeconds
 from tapforge_trainer import assembly
 from tapforge_trainer.local_files import LocalFiles, inspect_files
+from tapforge_trainer.model_source.tiny_base import SHIPPED
 from tapforge_trainer.plan import plan, render
 
 HEAD = "apiVersion: tapforge.dev/v1alpha1\nkind: TrainingRun\nmetadata: {name: x}\n"
@@ -206,9 +208,7 @@ def test_the_whole_text() -> None:
 
 def test_files_that_are_there(tmp_path: Path) -> None:
     model = tmp_path / "model"
-    model.mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (model / name).touch()
+    shutil.copytree(SHIPPED, model)
     (tmp_path / "urls").write_text("# phones\nhttp://a:1\nb:2\n")
     (tmp_path / "tasks").write_text(
         '{"suite": "s", "template": "t", "seed": 1}\n{"suite": "s", "template": "t", "seed": 2}\n'

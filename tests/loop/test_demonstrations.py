@@ -4,8 +4,8 @@ import pytest
 
 from tapforge_envs.phone import catalog
 from tapforge_trainer.agents import make_agent
+from tapforge_trainer.model_source.tiny_base import SHIPPED
 from tapforge_trainer.tasks.demonstrations import demonstrate
-from tapforge_trainer.tiny.build import SHIPPED
 
 
 @pytest.fixture(scope="module")

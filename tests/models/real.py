@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tapforge_trainer.tiny.build import cache_folder
+from tapforge_trainer.model_source.tiny_base import cache_folder
 
 #: raised when what is written changes
 FORMAT = 2

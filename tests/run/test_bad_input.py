@@ -158,7 +158,7 @@ def test_a_plan_names_the_folder_that_the_run_would_have(house: House) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "preprocessor_config.json"])
 def test_a_model_folder_that_the_adapter_can_not_read(house: House, name: str) -> None:
-    from tapforge_trainer.tiny.build import base_folder
+    from tapforge_trainer.model_source.tiny_base import base_folder
 
     model = house.folder / "model"
     model.mkdir()

@@ -79,7 +79,7 @@ def test_the_export_is_the_checkpoint_and_loads_with_transformers(trained: Run) 
 def test_the_kl_reference_is_the_policy_after_the_warm_start(trained: Run) -> None:
     from safetensors.torch import load_file
 
-    from tapforge_trainer.tiny.build import base_folder
+    from tapforge_trainer.model_source.tiny_base import base_folder
 
     reference, base, last = (
         load_file(folder / "model.safetensors")

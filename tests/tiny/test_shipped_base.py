@@ -2,7 +2,7 @@
 
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import Tap
-from tapforge_trainer.tiny.build import SHIPPED
+from tapforge_trainer.model_source.tiny_base import SHIPPED
 from tapforge_trainer.tiny.grounding import Example
 from tapforge_trainer.tiny.scoring import Scorer
 

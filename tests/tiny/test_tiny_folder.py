@@ -10,7 +10,7 @@ from tapforge_envs.protocol import Home, Tap, Terminate
 from tapforge_trainer.agents import parse
 from tapforge_trainer.agents.qwen3vl import format_action
 from tapforge_trainer.agents.tokens import Tokens
-from tapforge_trainer.tiny.build import SHIPPED
+from tapforge_trainer.model_source.tiny_base import SHIPPED
 from tapforge_trainer.tiny.folder import write_model
 
 

@@ -10,9 +10,9 @@ from tapforge_envs.web import catalog
 from tapforge_envs.web.demonstrator import DEMONSTRATED, GRID, demonstration
 from tapforge_envs.web.environment import WebEnvironment
 from tapforge_trainer.agents import make_agent
+from tapforge_trainer.model_source.tiny_base import SHIPPED
 from tapforge_trainer.tasks.demonstrations import Demonstrations, demonstrate
 from tapforge_trainer.tasks.source import TaskError
-from tapforge_trainer.tiny.build import SHIPPED
 
 
 @pytest.mark.asyncio(loop_scope="module")

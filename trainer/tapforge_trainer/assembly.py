@@ -35,6 +35,8 @@ from .algorithms.composition import objective_of
 from .frame_budget import budget_error, engine_frames_mib, frame_budget
 from .local_files import LocalFiles, inspect_files
 from .machine import Device, Machine
+from .model_source.ref import ModelError, ModelRef, ModelRefused
+from .model_source.resolve import pin, resolve
 from .plan import longest_member
 from .policy.settings import EngineSettings, LearnerSettings, LoraSettings, Transfer, UpdateSettings
 from .rollout.attempt import EpisodeLimits, Player
@@ -46,6 +48,8 @@ from .tasks.selection import contamination_of, task_errors, training_tasks
 
 #: protocols of ZeroGUI's managers
 _MANAGED = {"osworld": OSWORLD, "androidlab": ANDROIDLAB}
+#: of a run's folder: what the model was pinned to
+PINNED = "model.json"
 #: practised tasks that are compared with the measured ones before a run; its summary compares all
 _COMPARED = 10_000
 
@@ -58,37 +62,30 @@ class ConfigurationError(SetupError):
     """The configuration can't work, and will fail the same way until it is changed."""
 
 
-def model_folder(model: Model) -> Path:
-    """The folder of the initial weights. A Hugging Face repository is fetched into its usual cache."""
-    source = model.source
-    if source.path is not None:
-        folder = Path(source.path.folder).expanduser()
-        if not (folder / "config.json").is_file():
-            raise ConfigurationError(
-                f"spec.model.source.path.folder: {folder} holds no config.json; name a model folder"
-            )
-        return folder
-    if source.hugging_face is not None:
-        return _fetched(source.hugging_face.repo, source.hugging_face.revision)
-    from .tiny.build import base_folder
-
+def model_of(run: TrainingRun, folder: Path) -> ModelRef:
+    """The initial weights, pinned. Later sessions of the run, whose folder it is, begin with the same ones."""
+    kept = folder / PINNED
     try:
-        return base_folder()
-    except FileNotFoundError as error:
+        earlier = json.loads(kept.read_text()) if kept.is_file() else None
+        model = pin(run.spec.model.source, earlier)
+    except ModelRefused as error:
+        raise ConfigurationError(str(error)) from error
+    except ModelError as error:
         raise SetupError(str(error)) from error
+    if model.commit or model.files:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(model.pinned) + "\n")
+    return model
 
 
-def _fetched(repo: str, revision: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
+def described(model: ModelRef) -> Path:
+    """A folder of this node that holds all but the weights."""
     try:
-        return Path(snapshot_download(repo, revision=revision))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise SetupError(
-            f"spec.model.source.huggingFace: {repo}@{revision} can't be fetched ({error}); "
-            "download it and name its folder in spec.model.source.path.folder"
-        ) from error
+        return resolve(model, weights=False)
+    except ModelRefused as error:
+        raise ConfigurationError(str(error)) from error
+    except ModelError as error:
+        raise SetupError(str(error)) from error
 
 
 def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
@@ -133,6 +130,11 @@ def agent_of(run: TrainingRun, folder: Path) -> Agent:
         raise ConfigurationError(
             f"spec.model: the adapter {model.adapter.name} can't read {folder}: {error}"
         ) from error
+
+
+def agent_on_node(run: TrainingRun, model: ModelRef) -> Agent:
+    """For a process that may be on another node than the driver."""
+    return agent_of(run, described(model))
 
 
 def _agent(model: Model, folder: Path, response_tokens: int) -> Agent:
@@ -288,7 +290,10 @@ def retention_of(run: TrainingRun) -> Retention:
     return Retention(r.frames, r.share, run.spec.seed, r.encoding, r.quality, max_bytes)
 
 
-def engine_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machine, device: Device) -> EngineSettings:
+def engine_settings(
+    run: TrainingRun, folder: Path, agent: Agent, machine: Machine, device: Device, source: ModelRef | None = None
+) -> EngineSettings:
+    """`source`: where each node gets the model from; None: `folder`, which they all have."""
     spec = run.spec
     return EngineSettings(
         model=str(folder),
@@ -316,6 +321,7 @@ def engine_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machi
         # A round of weights has four steps at most, each with this deadline.
         pause_seconds=4 * spec.deadlines.sync_seconds,
         restarts_per_hour=spec.engine.max_restarts_per_hour,
+        source=source,
     )
 
 
@@ -340,7 +346,9 @@ def answer_seconds(run: TrainingRun) -> float:
     return 120.0 + 2.0 * run.spec.rollout.response_tokens if given is None else given
 
 
-def learner_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Machine, device: Device) -> LearnerSettings:
+def learner_settings(
+    run: TrainingRun, folder: Path, agent: Agent, machine: Machine, device: Device, source: ModelRef | None = None
+) -> LearnerSettings:
     spec, lora = run.spec, run.spec.model.lora
     return LearnerSettings(
         model=str(folder),
@@ -367,6 +375,7 @@ def learner_settings(run: TrainingRun, folder: Path, agent: Agent, machine: Mach
         transfer=_transfer(run, device),
         start_seconds=spec.deadlines.start_seconds,
         update_seconds=spec.deadlines.update_seconds,
+        source=source,
     )
 
 

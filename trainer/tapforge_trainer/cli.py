@@ -249,7 +249,8 @@ def tiny() -> None:
 @click.option("--steps", type=click.IntRange(min=1), help="optimizer steps; default: the full 2,500")
 def build_tiny(output: Path | None, seed: int, steps: int | None) -> None:
     """Train the tiny base from random weights: supervised grounding, about ten minutes."""
-    from .tiny.build import STEPS, build, cache_folder
+    from .model_source.tiny_base import cache_folder
+    from .tiny.build import STEPS, build
 
     folder = output or cache_folder()
     if folder.exists() and not folder.is_dir():

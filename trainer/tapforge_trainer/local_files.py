@@ -15,6 +15,7 @@ from typing import Final
 from tapforge_api import TrainingRun
 from tapforge_api.pool import Protocol
 
+from .model_source.folder import folder_faults
 from .tasks.contamination import Contamination
 from .tasks.files import read_tasks
 from .tasks.source import TaskError
@@ -78,13 +79,7 @@ def model_folder_errors(folder: Path) -> list[str]:
     here = "spec.model.source.path.folder"
     if not folder.is_dir():
         return [f"{here}: {_why_no_folder(folder)}"]
-    needed = {
-        "config.json": ("config.json",),
-        "a tokenizer (tokenizer.json or vocab.json)": ("tokenizer.json", "vocab.json"),
-        "weights (*.safetensors)": ("*.safetensors",),
-    }
-    lacking = [what for what, globs in needed.items() if not any(any(folder.glob(g)) for g in globs)]
-    return [f"{here}: the folder {folder} lacks {', '.join(lacking)}"] if lacking else []
+    return [f"{here}: the folder {folder} {fault}" for fault in folder_faults(folder)]
 
 
 def _count_urls(path: Path, protocol: Protocol) -> int | None:

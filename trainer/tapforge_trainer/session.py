@@ -33,6 +33,7 @@ from .local_files import folder_of
 from .loggers.session import check_installed, logged
 from .loop import reinforce, save
 from .machine import Machine, NoDevice, device_of, gpus_needed, rollout_workers
+from .model_source.ref import ModelError, ModelRef, ModelRefused
 from .parts import Parts
 from .policy.driver import Policy, PolicySettings, in_cluster, object_store_bytes, wait_for_gpus
 from .policy.recorder_actor import RecorderProcess
@@ -274,7 +275,9 @@ async def running(
             await unless_stopped(stop, wait_for_gpus(gpus_needed(run), report, run.spec.deadlines.start_seconds))
         except TimeoutError as late:
             raise SetupError(str(late)) from late
-    model = weights or assembly.model_folder(run.spec.model)
+    telemetry.phase("looking for the model", "Loading")
+    source = ModelRef.of_folder(weights) if weights else await asyncio.to_thread(assembly.model_of, run, folder)
+    model = await asyncio.to_thread(assembly.described, source)
     if why := assembly.context_error(run, model):
         raise ConfigurationError(why)
     agent = assembly.agent_of(run, model)
@@ -289,14 +292,14 @@ async def running(
     if engines:
         workers = rollout_workers(run, assembly.slots_wanted(run) or slots.size, in_cluster=in_cluster())
     if workers:
-        make_agent, seconds = partial(assembly.agent_of, run, model), run.spec.deadlines.start_seconds
+        make_agent, seconds = partial(assembly.agent_on_node, run, source), run.spec.deadlines.start_seconds
         cpus = 0 if device == "cpu" else 1
         player = RemotePlayers(lambda _: start_rollout_actor(make_agent, seconds, cpus=cpus), workers)
     telemetry.phase("starting phones, engine and learner" if engines else "starting the learner", "Loading")
     policy = Policy(
         PolicySettings(
-            engine=assembly.engine_settings(run, model, agent, machine, device) if engines else None,
-            learner=assembly.learner_settings(run, model, agent, machine, device) if learner else None,
+            engine=assembly.engine_settings(run, model, agent, machine, device, source) if engines else None,
+            learner=assembly.learner_settings(run, model, agent, machine, device, source) if learner else None,
             replicas=run.spec.engine.replicas,
             mid_episode=run.spec.sync.mid_episode,
             checkpoints=Path(checkpoints),
@@ -313,7 +316,7 @@ async def running(
         if engines and served:
             await unless_stopped(stop, slots.start())
         phones = [slots.start()] if engines and not served else []
-        await unless_stopped(stop, _together(_started(policy, model), *phones))
+        await unless_stopped(stop, _together(_started(policy, source), *phones))
         if engines:
             telemetry.view.slots, telemetry.view.slots_wanted = slots, assembly.slots_wanted(run)
         progress, warm_started_from = await _resumed(run, policy, uid) if learner and resume else (None, "")
@@ -354,14 +357,18 @@ async def _workers_started(policy: Policy, player: RemotePlayers) -> None:
     await player.start()
 
 
-async def _started(policy: Policy, model: Path) -> None:
+async def _started(policy: Policy, model: ModelRef) -> None:
     from .policy.engine_client import EngineError
     from .policy.learner import LearnerError
 
     try:
         await policy.start()
     except (EngineError, LearnerError) as error:
-        error.add_note(f"the model folder is {model}")
+        causes = error.__cause__, getattr(error.__cause__, "cause", None)
+        if refused := next((cause for cause in causes if isinstance(cause, ModelError)), None):
+            kind = ConfigurationError if isinstance(refused, ModelRefused) else SetupError
+            raise kind(str(refused)) from error
+        error.add_note(f"the model is {model.shown}")
         raise
 
 

@@ -72,7 +72,7 @@ def model_config(run: TrainingRun, given: Path | None) -> ModelConfig:
             f"spec.model.source.objectStorage: {source.object_storage.uri} is not read for a plan: name a copy of its "
             "config.json with --config"
         )
-    from ..tiny.build import base_folder
+    from ..model_source.tiny_base import base_folder
 
     try:
         return ModelConfig.of_folder(base_folder())

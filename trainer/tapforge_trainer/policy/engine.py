@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .mailboxes import Collected, Mailboxes
 from .sampler import PROBE, Sampler
-from .settings import EngineSettings, PauseMode
+from .settings import EngineSettings, PauseMode, on_this_node
 from .vllm_start import environment
 from .wire import CacheCounts, Request, Result, engine_key
 
@@ -28,12 +28,16 @@ class EngineActor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._boxes = Mailboxes(CLIENT_SECONDS)
         self._probes: dict[str, asyncio.Future[Result]] = {}
-        self._sampler = Sampler(settings, self._from_engine)
+        self._settings = settings
+        #: from `ready` on
+        self._sampler: Any = None
         self._sweeper: asyncio.Task[None] | None = None
         self._dead: asyncio.Future[str] | None = None
 
     async def ready(self) -> None:
         self._loop = asyncio.get_running_loop()
+        settings = await asyncio.to_thread(on_this_node, self._settings)
+        self._sampler = self._sampler or Sampler(settings, self._from_engine)
         await asyncio.wrap_future(self._sampler.ready)
         self._sweeper = self._sweeper or self._loop.create_task(self._sweep())
 

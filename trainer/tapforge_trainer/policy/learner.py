@@ -32,7 +32,7 @@ from .metrics import UpdateMetrics, summary
 from .models import ModelConfig
 from .models.build import packs
 from .remote import reason
-from .settings import GAP_ALARM, LearnerSettings, UpdateSettings
+from .settings import GAP_ALARM, LearnerSettings, UpdateSettings, on_this_node
 
 if TYPE_CHECKING:
     from .rank import MiniBatch
@@ -75,6 +75,10 @@ class RankActor:
         host = ray.util.get_node_ip_address()
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)
         return host, self._store.port
+
+    def fetch(self) -> None:
+        """Before the ranks wait for one another: a node may have to download the model first."""
+        self._settings = on_this_node(self._settings)
 
     def start(self, place: tuple[str, int]) -> None:
         from torch.distributed import TCPStore
@@ -157,7 +161,6 @@ class Learner:
             "OMP_NUM_THREADS": str(settings.threads),
             # Shapes vary from batch to batch; each kernel that oneDNN compiles is kept until the cache is full.
             "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
-            "HF_HUB_OFFLINE": "1",
         }
         gpus = 0.5 if settings.transfer == "ipc" else 1
         resources: dict[str, Any] = {"num_cpus": 0} if settings.device == "cpu" else {"num_cpus": 1, "num_gpus": gpus}
@@ -166,6 +169,7 @@ class Learner:
 
     async def ready(self) -> None:
         deadline = self.settings.start_seconds
+        await self._all("fetch", deadline=deadline)
         (place,) = await self._call([self._ranks[0].open_store.remote()], "open_store", deadline)
         await self._all("start", place, deadline=deadline)
 

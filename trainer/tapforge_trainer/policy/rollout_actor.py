@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .wire import EngineConnection
 
 #: threads that fit frames would each keep a heap of their own, which large screens fill: two are enough
-_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 #: for an answer of a worker that is up, seconds
 _READY_SECONDS = 30.0
 

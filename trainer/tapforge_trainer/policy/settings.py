@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
 from tapforge_trainer.algorithms.objective import Objective
+from tapforge_trainer.model_source.ref import ModelRef
+from tapforge_trainer.model_source.resolve import resolve, stay_offline
 
 #: "keep": requests in flight wait and go on with the new weights; "wait": they finish with the old ones first
 PauseMode = Literal["keep", "wait"]
@@ -17,6 +19,7 @@ Transfer = Literal["tapforge-cpu", "nccl", "ipc"]
 class EngineSettings:
     """One vLLM engine."""
 
+    #: folder; where `source` is set, it is the driver's, which may have no weights, until `on_this_node`
     model: str
     #: the tokens that may be sampled; every other one is banned
     allowed_ids: tuple[int, ...]
@@ -52,6 +55,7 @@ class EngineSettings:
     pause_seconds: float = 4800.0
     #: of one engine; one more death within an hour ends the run
     restarts_per_hour: int = 3
+    source: ModelRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class LoraSettings:
 class LearnerSettings:
     """The FSDP2 ranks."""
 
+    #: as an engine's
     model: str
     allowed_ids: tuple[int, ...]
     ranks: int = 1
@@ -98,6 +103,7 @@ class LearnerSettings:
     #: until it can work, and for an update or a checkpoint; seconds
     start_seconds: float = 3600.0
     update_seconds: float = 7200.0
+    source: ModelRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +129,16 @@ class UpdateSettings:
 
 #: what `UpdateSettings.gap_alarm` is by number format: engines and learner round differently, each token by itself
 GAP_ALARM = {"float32": 1e-3, "bfloat16": 0.05}
+
+
+Placed = TypeVar("Placed", EngineSettings, LearnerSettings)
+
+
+def on_this_node(settings: Placed) -> Placed:
+    """With the model's folder on this node, which is fetched where it is not there; from here on nothing asks the hub.
+    Raises ModelError."""
+    if settings.source is not None:
+        folder = resolve(settings.source, seconds=settings.start_seconds)
+        settings = replace(settings, model=str(folder))
+    stay_offline()
+    return settings

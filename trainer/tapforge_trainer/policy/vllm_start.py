@@ -24,7 +24,6 @@ def environment(settings: EngineSettings, scratch: str) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_RPC_BASE_PATH": scratch,
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
-        "HF_HUB_OFFLINE": "1",
     }
     if settings.device == "cpu":
         found |= {

@@ -7,38 +7,16 @@ few hundred steps; the rest makes it sure. The result is stored in bfloat16, hal
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-#: raised when sentences, screens or tokenizer change, so that a base of an older version is not taken for a new one
-FORMAT = 3
 STEPS = 2500
 BATCH = 64
 LEARNING_RATE = 1e-3
 #: steps of linear warm-up; share of the steps after which the rate decays; where it ends
 _WARMUP, _DECAY_FROM, _FLOOR = 30, 0.6, 0.05
-
-SHIPPED = Path(__file__).parent / "base"
-
-
-def cache_folder() -> Path:
-    """Where a base that is built on this machine lives: $TAPFORGE_CACHE, or the user's cache folder."""
-    root = os.environ.get("TAPFORGE_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tapforge"
-    )
-    return Path(root) / f"tiny-base-{FORMAT}"
-
-
-def base_folder() -> Path:
-    """The tiny base to start from: one that was built here, else the one that comes with the package. Raises
-    FileNotFoundError that names the command when there is neither."""
-    for folder in (cache_folder(), SHIPPED):
-        if (folder / "model.safetensors").is_file():
-            return folder
-    raise FileNotFoundError(f"there is no tiny base in {cache_folder()} or {SHIPPED}; run: tapforge tiny build")
 
 
 def build(

@@ -1,0 +1,95 @@
+"""A folder of a bucket (moto's S3, asked by s3fs), on nodes that share nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.model_source.conftest import WANTED, Node, files, node, pinned, said
+from tests.s3 import Bucket
+
+HEAVY = "model-00001-of-00002.safetensors"
+
+
+def upload(bucket: Bucket, **changes: bytes) -> dict:
+    for name, data in {**files(), **changes}.items():
+        bucket.client.put_object(Bucket=bucket.name, Key=f"models/mine/{name}", Body=data)
+    return {"objectStorage": {"uri": f"s3://{bucket.name}/models/mine/"}}
+
+
+def aws(place: Path, **changes: str) -> Node:
+    return node(place, **{name: value for name, value in os.environ.items() if name.startswith("AWS_")} | changes)
+
+
+def test_each_node_has_the_files_that_the_driver_listed(bucket: Bucket, tmp_path: Path) -> None:
+    source = upload(bucket)
+    ref = pinned(aws(tmp_path / "driver"), source)
+    assert {file["name"] for file in ref["files"]} == WANTED and all(file["etag"] for file in ref["files"])
+    kind, described = aws(tmp_path / "driver").resolve(ref, weights=False)
+    assert kind == "" and not list(Path(described).glob("*.safetensors"))
+    here = [aws(tmp_path / "a")] * 3 + [aws(tmp_path / "b")]
+    answers = [said(process) for process in [one.start(ref=ref, weights=True, seconds=60.0) for one in here]]
+    assert [kind for kind, _ in answers] == [""] * 4, answers
+    assert len({folder for _, folder in answers}) == 2
+    for _, folder in answers:
+        assert {path.name: path.read_bytes() for path in Path(folder).iterdir()} == {n: files()[n] for n in WANTED}
+    # What is there costs no call.
+    assert aws(tmp_path / "a", AWS_ENDPOINT_URL="http://127.0.0.1:1").resolve(ref) == answers[0]
+
+
+def test_files_that_have_come_are_kept_when_a_download_is_interrupted(bucket: Bucket, tmp_path: Path) -> None:
+    source, here = upload(bucket), aws(tmp_path)
+    ref = pinned(here, source)
+    _, folder = here.resolve(ref)
+    # As a kill leaves it: a part of the files, under the name that says so; of one of them only the beginning.
+    growing = Path(folder).rename(f"{folder}.partial")
+    (growing / HEAVY).unlink()
+    (growing / f".{HEAVY}").write_bytes(files()[HEAVY][:100])
+    kept = {path.name: path.stat().st_mtime_ns for path in growing.iterdir()}
+    assert here.resolve(ref) == ("", folder)
+    now = {path.name: path.stat().st_mtime_ns for path in Path(folder).iterdir()}
+    assert set(now) == WANTED and {n for n in WANTED if now[n] != kept.get(n)} == {HEAVY}
+    assert (Path(folder) / HEAVY).read_bytes() == files()[HEAVY]
+
+
+def test_a_file_that_changed_since_the_run_began_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+    source, here = upload(bucket), aws(tmp_path)
+    ref = pinned(here, source)
+    upload(bucket, **{HEAVY: files(1)[HEAVY]})
+    kind, words = here.resolve(ref)
+    assert kind == "ModelRefused" and f"{HEAVY} has changed since the run began" in words
+    assert not [
+        path
+        for path in (tmp_path / "tapforge" / "models").iterdir()
+        if path.suffix != ".lock" and "partial" not in path.name
+    ]
+    # A later session asks for the files of the first one, too.
+    earlier = {
+        **{name: ref[name] for name in ("kind", "place", "commit")},
+        "files": [[*f.values()] for f in ref["files"]],
+    }
+    assert here.resolve(pinned(here, source, earlier))[0] == "ModelRefused"
+    assert here.resolve(pinned(here, source))[0] == ""
+
+
+def test_what_is_wrong_with_a_bucket_is_told_at_the_start(bucket: Bucket, tmp_path: Path) -> None:
+    here = aws(tmp_path)
+    for uri, kind, part in (
+        (f"s3://{bucket.name}/nothing", "ModelRefused", "no such folder"),
+        (f"s3://{bucket.name}-other/models", "ModelError", "there is no bucket"),
+        ("s3://", "ModelError", "names no bucket"),
+        ("ftps3://a/b", "ModelError", "no library here knows ftps3://"),
+    ):
+        found, words = here.pin({"objectStorage": {"uri": uri}}) if uri != "s3://" else (kind, part)
+        assert found == kind and part in words, words
+    source = upload(bucket)
+    bucket.client.delete_object(Bucket=bucket.name, Key="models/mine/tokenizer.json")
+    kind, words = here.pin(source)
+    assert kind == "ModelRefused" and "lacks a tokenizer" in words
+
+
+def test_a_shard_that_is_cut_short_is_refused_by_the_node(bucket: Bucket, tmp_path: Path) -> None:
+    source = upload(bucket, **{HEAVY: files()[HEAVY][:-10]})
+    here = aws(tmp_path)
+    kind, words = here.resolve(pinned(here, source))
+    assert kind == "ModelRefused" and HEAVY in words and "bytes instead of" in words

@@ -1,0 +1,93 @@
+"""What is wrong with a model folder in Hugging Face's layout, before anybody loads it: read from names, sizes and the
+headers of its safetensors files, in milliseconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from .ref import WEIGHTS, ModelRef, ModelRefused
+
+
+def folder_faults(folder: Path) -> list[str]:
+    """Why a folder is no whole model in Hugging Face's layout, as predicates ("lacks ..."); empty: it is one."""
+    if lacking := lacking_of(names_of(folder)):
+        return [f"lacks {', '.join(lacking)}"]
+    found, faults = sorted(folder.glob(WEIGHTS)), []
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError):
+            return [f"has a broken {index.name}: fetch it again"]
+        if missing := [name for name in shards if not (folder / name).is_file()]:
+            return [
+                f"lacks {len(missing)} of the {len(shards)} shards that {index.name} names: {', '.join(missing[:4])}"
+            ]
+        found = [folder / name for name in shards]
+    shapes: dict[str, Sequence[int]] = {}
+    for path in found:
+        header = _header(path)
+        if isinstance(header, str):
+            faults.append(f"has {path.name}, which {header}")
+        else:
+            shapes |= header
+    return faults or _against_config(folder, shapes)
+
+
+def names_of(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def lacking_of(names: set[str], *, weights: bool = True) -> list[str]:
+    needed = {
+        "config.json": ("config.json",),
+        "a tokenizer (tokenizer.json or vocab.json)": ("tokenizer.json", "vocab.json"),
+    } | ({"weights (*.safetensors)": (WEIGHTS,)} if weights else {})
+    return [what for what, patterns in needed.items() if not any(fnmatch(name, p) for name in names for p in patterns)]
+
+
+def _header(path: Path) -> dict[str, Sequence[int]] | str:
+    """Shapes by name of a safetensors file; else what is wrong with it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= size - 8:
+            return "is no safetensors file (a pointer of Git LFS, or a download that broke off): fetch it again"
+        try:
+            header: dict[str, Any] = json.loads(file.read(length))
+            tensors = {name: value for name, value in header.items() if name != "__metadata__"}
+            end = 8 + length + max((value["data_offsets"][1] for value in tensors.values()), default=0)
+            shapes = {name: value["shape"] for name, value in tensors.items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return "is no safetensors file: fetch it again"
+    return shapes if size == end else f"has {size:,} bytes instead of {end:,}: fetch it again"
+
+
+def _against_config(folder: Path, shapes: dict[str, Sequence[int]]) -> list[str]:
+    """What config.json says otherwise than the weights: width, rows of the embedding, layers."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except ValueError:
+        return ["has a config.json that is no JSON: fetch it again"]
+    text = config.get("text_config") or config if isinstance(config, dict) else {}
+    embedding = next((s for n, s in shapes.items() if n.endswith("embed_tokens.weight") and len(s) == 2), None)
+    told = [text.get("vocab_size"), text.get("hidden_size")]
+    if embedding is not None and None not in told and list(embedding) != told:
+        return [f"contradicts itself: config.json says {told[0]} tokens of width {told[1]}, the weights {embedding}"]
+    layers = {int(n.split(".layers.")[1].split(".")[0]) for n in shapes if ".layers." in n and "visual" not in n}
+    said = text.get("num_hidden_layers")
+    if layers and said is not None and len(layers) != said:
+        return [f"contradicts itself: config.json says {said} layers, the weights have {len(layers)}"]
+    return []
+
+
+def complete(ref: ModelRef) -> ModelRef:
+    """Before anybody fetches gigabytes of something that is no model."""
+    names = {file.name for file in ref.files}
+    if lacking := lacking_of(names):
+        raise ModelRefused(f"{ref.shown} lacks {', '.join(lacking)}: name a model in Hugging Face's layout")
+    return ref

@@ -1,0 +1,60 @@
+"""Pin a source, and resolve what was pinned."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from tapforge_api.model import ModelSource
+
+from . import hub, storage
+from .folder import folder_faults
+from .ref import ModelError, ModelRef, ModelRefused
+from .tiny_base import base_folder, cache_root
+
+
+def pin(source: ModelSource, earlier: dict[str, Any] | None = None) -> ModelRef:
+    """`earlier`: `pinned` of an earlier session of the run, whose commit or files go on to be used. Raises
+    ModelError."""
+    if source.path is not None:
+        return ModelRef.of_folder(Path(source.path.folder))
+    if source.hugging_face is not None:
+        return hub.pinned(source.hugging_face, earlier)
+    if source.object_storage is not None:
+        return storage.pinned(source.object_storage.uri, earlier)
+    return ModelRef("tiny")
+
+
+def resolve(ref: ModelRef, *, weights: bool = True, seconds: float = 3600.0) -> Path:
+    """The model's folder on this node, fetched where it is not there. Without `weights`, which may be missing then: for
+    who only describes the model. `seconds`: for the wait for another process that fetches it. Raises ModelError."""
+    match ref.kind:
+        case "tiny":
+            try:
+                return base_folder()
+            except FileNotFoundError as error:
+                raise ModelError(str(error)) from error
+        case "folder":
+            folder = Path(ref.place)
+            if not (folder / "config.json").is_file():
+                raise ModelRefused(
+                    f"{ref.shown} holds no config.json on {socket.gethostname()}; name a model folder, which every "
+                    "node has at this place (on a cluster: a volume that head and workers mount)"
+                )
+        case "hub":
+            folder = hub.fetched(ref, weights, seconds)
+        case "storage":
+            folder = storage.fetched(ref, cache_root() / "models", weights, seconds)
+    if weights and (faults := folder_faults(folder)):
+        raise ModelRefused(f"{ref.shown}: {folder} on {socket.gethostname()} {'; '.join(faults)}")
+    return folder
+
+
+def stay_offline() -> None:
+    """From here on this process and its children ask the hub nothing, whatever a library would like to know."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
+        constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
