@@ -15,19 +15,24 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models import real
 from tiny_samples import PlainFrames, Tiny, plain_model
 from two_ranks import TwoRanks, two_ranks
 
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.frames import FittedFrame
+from tapforge_trainer.policy import lora
 from tapforge_trainer.policy.batches import MicroBatchPlan, TokenBatch, plan_micro_batches
 from tapforge_trainer.policy.metrics import UpdateMetrics
-from tapforge_trainer.policy.models import FolderError
+from tapforge_trainer.policy.models import FolderError, ModelConfig
 from tapforge_trainer.policy.rank import MiniBatch, Rank, _policy_loss
-from tapforge_trainer.policy.settings import LearnerSettings, UpdateSettings
-from tapforge_trainer.policy.sharding import EngineWeights, build_policy, whole
+from tapforge_trainer.policy.settings import LearnerSettings, LoraSettings, UpdateSettings
+from tapforge_trainer.policy.sharding import EngineWeights, build_policy, load_weights, materialize, meta_model, whole
 
 OBJECTIVE = Objective(clip_low=0.2, clip_high=0.28, importance_cap=None)
+
+
+ADAPTERS = LoraSettings(rank=4, alpha=8.0)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +82,16 @@ def gradients_on_a_rank(
     counts: Counts,
 ) -> dict[str, Any]:
     rank = Rank(settings, index, store)
+    stir(rank)
     return accumulated(rank, data, frames, MiniBatch(tuple(plans[index]), counts))
+
+
+def stir(rank: Rank) -> None:
+    """Adapters that change something: B is zero at first."""
+    for name, parameter in lora.matrices(rank.policy.model).items():
+        values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+        local = lora._shard(parameter, 0.1 * values)
+        parameter.detach().to_local().copy_(local)
 
 
 def both_ways(
@@ -89,6 +103,7 @@ def both_ways(
     counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
     plain = {key: value for key, value in changes.items() if key in ("freeze_vision", "lora")}
     rank = one_process(tiny.learner_settings(**plain))
+    stir(rank)
     try:
         batch = MiniBatch((MicroBatchPlan(tuple(range(len(data)))),), counts)
         expected = accumulated(rank, data, frames, batch)
@@ -115,6 +130,8 @@ def assert_close(found: dict[str, Any], expected: dict[str, Any], tolerance: flo
         {"sharded_gradients": True, "reshard_after_forward": False, "freeze_vision": True},
         {"sharded_gradients": True, "activation_checkpointing": True},
         {"sharded_gradients": True, "cpu_offload": True},
+        {"sharded_gradients": True, "lora": ADAPTERS},
+        {"sharded_gradients": False, "lora": ADAPTERS, "activation_checkpointing": True},
     ],
     ids=",".join,
 )
@@ -206,9 +223,9 @@ def test_a_model_without_memory_has_only_meta_tensors(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_weights_are_the_folders(tiny: Tiny, tmp_path: Path, kind: torch.dtype) -> None:
-    """Whatever the number format of the files, in several files, and under the names that older models have."""
+    """Whatever the number format of the files, and in several files."""
     weights = {name: tensor.to(kind) for name, tensor in load_file(tiny.folder / "model.safetensors").items()}
-    folder = _copy(tiny, tmp_path, {_older(name): tensor for name, tensor in weights.items()}, files=3)
+    folder = _copy(tiny, tmp_path, weights, files=3)
     rank = one_process(replace(tiny, folder=folder).learner_settings())
     try:
         found = rank.weights()
@@ -217,10 +234,6 @@ def test_weights_are_the_folders(tiny: Tiny, tmp_path: Path, kind: torch.dtype) 
             assert torch.equal(found[name], tensor.float()), name
     finally:
         torch.distributed.destroy_process_group()
-
-
-def _older(name: str) -> str:
-    return name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
 
 
 def _copy(tiny: Tiny, tmp_path: Path, weights: dict[str, torch.Tensor], files: int = 1) -> Path:
@@ -316,3 +329,23 @@ def test_the_reference_uses_the_frozen_tower_of_the_policy(tiny: Tiny) -> None:
         assert not any(p.requires_grad for p in rank.reference.parameters())
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("name", "flat"),
+    [*((name, False) for name in real.TINY), *((name, True) for name in real.TINY if name.startswith("qwen2"))],
+)
+def test_every_family_is_loaded_as_transformers_loads_it(name: str, flat: bool) -> None:
+    """Parameters, buffers and tied weights; from nested and flat configurations."""
+    from transformers import AutoModelForImageTextToText
+
+    folder = real.folder(name, flat=flat)
+    mine = meta_model(ModelConfig.of_folder(folder))
+    materialize(mine, mine, torch.device("cpu"))
+    load_weights(mine, folder)
+    theirs = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    for kind in ("named_parameters", "named_buffers"):
+        found, expected = dict(getattr(mine, kind)()), dict(getattr(theirs, kind)())
+        assert found.keys() == expected.keys() and found
+        for key, tensor in expected.items():
+            assert torch.equal(found[key], tensor), key

@@ -1,25 +1,30 @@
 """The learner's weights as a Hugging Face folder that transformers and vLLM load: checkpoint names, tied weights once,
 config, tokenizer and processor files of the model that training began with.
 
-The folder appears by one rename, complete or not at all.
+With LoRA the model is merged, and the adapter lies beside it in `adapter/`, as peft and vLLM load it (not in the folder
+itself, where transformers would put it on top of the merged weights). Tensors are gathered name by name, and the first
+rank holds those of one file. The folder appears by one rename, complete or not at all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .learner import Learner
 
 if TYPE_CHECKING:
     from .rank import Rank
 
+#: of a safetensors file; as much is held in memory
+_FILE_BYTES: Final = 4 * 1024**3
 #: files of the original folder that are not copied: weights, and what is written anew
 _OWN = (".safetensors", ".bin", ".pt", ".index.json")
-_FRESH = {"config.json", "generation_config.json"}
+_FRESH = {"config.json"}
 
 
 async def export(learner: Learner, folder: Path) -> Path:
@@ -36,9 +41,39 @@ async def export(learner: Learner, folder: Path) -> Path:
 
 
 def _export_rank(rank: Rank, folder: str) -> None:
-    weights = rank.weights()
-    if rank.rank == 0:
-        rank.policy.model.save_pretrained(folder, state_dict=weights)
+    import torch
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+
+    from . import lora
+    from .models import ModelConfig, family_of
+    from .sharding import EngineWeights, whole
+
+    settings, model, path = rank.settings, rank.policy.model, Path(folder)
+    weights = EngineWeights(model, getattr(torch, settings.dtype))
+    sizes = {name: torch.empty(shape, dtype=weights.dtype, device="meta") for name, shape in weights.shapes()}
+    plan = split_torch_state_dict_into_shards(sizes, max_shard_size=_FILE_BYTES)
+    held: dict[str, torch.Tensor] = {}
+    for name, tensor in weights:
+        if rank.rank == 0:
+            held[name] = tensor.cpu().contiguous()
+            file = plan.tensor_to_filename[name] if plan.is_sharded else "model.safetensors"
+            if held.keys() == set(plan.filename_to_tensors[file]):
+                save_file(held, path / file, {"format": "pt"})
+                held = {}
+    matrices = {name: whole(matrix.detach()).cpu() for name, matrix in lora.matrices(model).items()}
+    if rank.rank > 0:
+        return
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    family = family_of(ModelConfig.of_folder(Path(settings.model)))
+    model.config.dtype = settings.dtype
+    model.config.architectures = [family.architecture]
+    model.config.save_pretrained(folder)
+    if settings.lora is not None:
+        pattern = family.lora_pattern(family.adapted(settings.lora.targets))
+        lora.write(path / lora.FOLDER, matrices, settings.lora, pattern, settings.model)
 
 
 def _prepare(folder: Path, partial: Path) -> None:

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.frame_handles import FramesLost
 from tapforge_trainer.frames import FittedFrame
 
+from . import lora
 from .batches import MicroBatch, MicroBatchPlan, TokenBatch, frames_of, micro_batch
 from .flops import FlopCounter
 from .frame_source import FrameSource
@@ -81,9 +83,13 @@ class Rank:
         self.mesh = init_device_mesh(settings.device, (self.world,))
         self.form = PixelFormat.of_folder(Path(settings.model))
         self.policy, self.vocabulary = load_policy(settings, self.form, self.mesh)
+        #: whom the KL term pulls towards; with LoRA other adapters in the same policy
         self.reference: Policy | None = None
-        if settings.reference:
+        self.first_adapters: dict[str, Tensor] = {}
+        if settings.reference and settings.lora is None:
             self.refer_to(settings.model)
+        elif settings.reference:
+            self.first_adapters = lora.values(self.policy.model)
         self.store = FrameStore(self.form)
         trained = [p for p in self.policy.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -99,11 +105,26 @@ class Rank:
         self.steps = 0
 
     def refer_to(self, folder: str) -> None:
-        """From here on the KL term pulls towards the weights in `folder`."""
+        """From here on the KL term pulls towards the weights in `folder`, with LoRA the adapters of this export."""
+        if self.settings.lora is not None:
+            self.first_adapters = lora.read(Path(folder) / lora.FOLDER, self.policy.model)
+            return
         self.reference = None  # its memory is free before the new one needs it
         settings = replace(self.settings, model=folder)
         tower = self.policy.visual if self.policy.freeze_vision else None
         self.reference, _ = load_policy(settings, self.form, self.mesh, frozen=True, tower=tower)
+
+    @contextmanager
+    def _referred(self) -> Iterator[Any]:
+        """What the KL term pulls towards."""
+        if self.reference is not None:
+            yield self.reference
+        elif self.first_adapters:
+            reshard(self.policy)
+            with lora.exchanged(self.policy.model, self.first_adapters):
+                yield self.policy
+        else:
+            raise ValueError("the objective has a KL term, but the learner was started without a reference")
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
@@ -128,9 +149,8 @@ class Rank:
         old = self.logprobs(data, frames, later, settings.temperature) if later else data.behavior
         reference = None
         if settings.objective.kl_coefficient > 0:
-            if self.reference is None:
-                raise ValueError("the objective has a KL term, but the learner was started without a reference")
-            reference = self._logprobs(self.reference, data, frames, everything, settings.temperature)
+            with self._referred() as policy:
+                reference = self._logprobs(policy, data, frames, everything, settings.temperature)
         for number, batch in enumerate(batches):
             before = None if correct and number == 0 else old
             loss = partial(

@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from . import lora
 from .batches import Vocabulary
 from .frames import PixelFormat
 from .models import FAMILIES, FolderError, ModelConfig, family_of
@@ -46,19 +48,26 @@ def load_policy(
     all of it is in the number format of the pass. `tower`: another policy's frozen vision tower, which this one uses
     instead of its own. Raises FolderError where the folder does not hold the model that its config.json announces."""
     policy, vocabulary = build_policy(settings, form, frozen=frozen)
+    folder = Path(settings.model)
     if tower is not None:
         policy.model.model.visual = tower
     shard(policy, mesh, settings)
-    materialize(policy, torch.device(settings.device), offload=settings.cpu_offload)
-    load_weights(policy.model, Path(settings.model), skip="model.visual." if tower is not None else None)
+    materialize(policy, policy.model, torch.device(settings.device), offload=settings.cpu_offload)
+    load_weights(policy.model, folder, skip="model.visual." if tower is not None else None)
+    lora.begin(policy.model, settings.seed)
     return policy, vocabulary
 
 
 def build_policy(settings: LearnerSettings, form: PixelFormat, *, frozen: bool = False) -> tuple[Policy, Vocabulary]:
-    """Without memory: every parameter and buffer of the model is on the meta device."""
+    """Without memory: every parameter and buffer of the model is on the meta device. Raises FolderError."""
     folder = ModelConfig.of_folder(Path(settings.model))
     vocabulary = Vocabulary.of(folder.vocabulary, folder.image_token, settings.allowed_ids)
-    policy = build(folder, settings, form, vocabulary, model=meta_model(folder))
+    model = meta_model(folder)
+    if settings.lora is not None:
+        family = family_of(folder)
+        lora.adapt(model, settings.lora, family.lora_pattern(family.adapted(settings.lora.targets)))
+        settings = replace(settings, freeze_vision=True)
+    policy = build(folder, settings, form, vocabulary, model=model)
     if frozen:
         policy.requires_grad_(False)
     dtype = getattr(torch, settings.dtype)
@@ -101,15 +110,15 @@ def shard(policy: Policy, mesh: DeviceMesh, settings: LearnerSettings) -> None:
     fully_shard(policy, ignored_params=whole, **options)
 
 
-def materialize(policy: Policy, device: torch.device, *, offload: bool = False) -> None:
-    """Memory for what is on the meta device, and the buffers' values. `offload`: shards are in the host's memory."""
+def materialize(policy: nn.Module, model: Any, device: torch.device, *, offload: bool = False) -> None:
+    """Memory for what of the policy is on the meta device, and values of the buffers of its model, transformers'.
+    `offload`: shards are in the host's memory."""
 
     def place(tensor: Tensor) -> Tensor:
         here = torch.device("cpu") if offload and isinstance(tensor, DTensor) else device
         return torch.empty_like(tensor, device=here) if tensor.is_meta else tensor.to(here)
 
     policy._apply(place)
-    model = policy.model
     for module in model.modules():
         if module._non_persistent_buffers_set:  # in no file: what transformers computes when it loads a model
             model._init_weights(module)
@@ -131,8 +140,9 @@ def load_weights(model: Any, folder: Path, *, skip: str | None = None) -> None:
     family = FAMILIES[model.config.model_type]
     published = {family.parameter_of(name): name for name in files}
     wanted, missing, other = {}, [], []
+    adapters = lora.matrices(model)
     for name, parameter in model.named_parameters():
-        if skip is not None and name.startswith(skip):
+        if name in adapters or (skip is not None and name.startswith(skip)):
             continue
         source = published.get(name)
         if source is None:
@@ -164,7 +174,8 @@ def _contradiction(folder: Path, missing: list[str], other: list[str]) -> str:
 
 class EngineWeights:
     """Whole tensors under checkpoint names in `dtype`, as an engine loads them, gathered one after another: iterating
-    is collective, and every rank gets every tensor."""
+    is collective, and every rank gets every tensor. Adapters are merged; experts lie as they were published, as
+    (experts, in, out)."""
 
     def __init__(self, model: Any, dtype: torch.dtype):
         self._model, self.dtype = model, dtype
@@ -172,13 +183,18 @@ class EngineWeights:
 
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """In the order of iteration."""
-        parameters = self._model.named_parameters()
-        return [(name, tuple(self._family.for_engine(name, parameter).shape)) for name, parameter in parameters]
+        return [(name, tuple(self._family.for_engine(name, parameter).shape)) for name, parameter in self._parameters()]
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self._model.named_parameters():
-            yield name, self._family.for_engine(name, whole(parameter.detach().to(self.dtype)))
+        adapted = {f"{name}.weight": layer for name, layer in lora.layers(self._model).items()}
+        for name, parameter in self._parameters():
+            shards = adapted[name].merged() if name in adapted else parameter.detach()
+            yield name, self._family.for_engine(name, whole(shards.to(self.dtype))).contiguous()
+
+    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
+        adapters = lora.matrices(self._model)
+        return [(name, p) for name, p in self._model.named_parameters() if name not in adapters]
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
+
+from .folder import FolderError
 
 #: (vision configuration, patches (time, rows, columns) [frames, 3]) -> arguments of the tower's forward pass
 VisionArguments = Callable[[Any, Any], dict[str, Any]]
@@ -56,6 +59,18 @@ class Family:
         the language model's only, because vision towers have layers of the same names."""
         names = "|".join(map(re.escape, targets or self.lora_targets))
         return rf"{_LANGUAGE}(?:\w+\.)*(?:{names})"
+
+    def adapted(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        """The layers that LoRA adapts. Raises FolderError for a name that no linear layer of the language model has."""
+        unknown = [name for name in wanted if name not in self.lora_targets]
+        if unknown:
+            near = get_close_matches(unknown[0], self.lora_targets, 1)
+            guess = f"; did you mean {near[0]}?" if near else "."
+            raise FolderError(
+                f"{unknown[0]} is no linear layer of the language model of {self.model_type}{guess} It has "
+                f"{', '.join(self.lora_targets)}"
+            )
+        return tuple(wanted) or self.lora_targets
 
 
 def vision_arguments(vision: Any, grids: Any) -> dict[str, Any]:
