@@ -45,6 +45,16 @@ def test_it_goes_on_where_it_stopped(trained: Run, interrupted: Run, resumed: Ru
     assert resumed.summary["episodes"] > interrupted.state["episodes"] > trained.summary["episodes"]
 
 
+def test_a_logger_has_every_update_of_all_sessions_once(resumed: Run) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logged = EventAccumulator(str(resumed.folder / "tensorboard"), size_guidance={"scalars": 0})
+    logged.Reload()
+    updates = sorted({event["update"] for event in resumed.events("update")})
+    assert [event.step for event in logged.Scalars("learner/loss")] == updates
+    assert not any("logger" in event["text"] for event in resumed.events("note"))
+
+
 def test_the_same_tasks_come_in_the_same_order_without_a_gap(resumed: Run) -> None:
     """What was under way when the run ended may have been finished in any order."""
     orders = {group.order for group in resumed.recording("rollout").groups(dropped=True)}

@@ -12,8 +12,10 @@ import pytest
 from whole import Run, tapforge
 
 from tapforge_envs.protocol import Outcome
+from tapforge_trainer.loggers.figures import figures_of, meaning
 from tapforge_trainer.policy.frames import PixelFormat, decode
 from tapforge_trainer.records import EpisodeRecord
+from tapforge_trainer.throughput import PHASES
 
 MODES = ("sampled", "greedy")
 UPDATES, GROUPS, MEMBERS, EPISODES = 2, 4, 4, 16
@@ -52,6 +54,35 @@ def test_the_summary_is_complete_and_adds_up(trained: Run) -> None:
     assert set(summary["baselines"]) == {"random", "always_infeasible"}
     assert all(baseline["episodes"] == EPISODES for baseline in summary["baselines"].values())
     assert "test" in summary["held_out"]["held_out"]
+
+
+def test_every_update_says_where_its_time_went_and_the_summary_adds_it_up(trained: Run) -> None:
+    updates = [event["learner"] for event in trained.events("update")]
+    for metrics in updates:
+        assert all(metrics[f"seconds_{phase}"] > 0 for phase in PHASES if phase != "checkpoint")
+        computed = sum(metrics[f"seconds_{phase}"] for phase in ("forward", "backward", "optimizer"))
+        assert computed <= metrics["seconds"] <= metrics["seconds_learn"]
+        assert 0 < metrics["tokens_per_second"] <= metrics["positions_per_second"]
+        assert "mfu" not in metrics, "nothing is known of what a CPU can do"
+    throughput = trained.summary["throughput"]
+    assert throughput["mfu"] is None and set(throughput["seconds_by_phase"]) == set(PHASES)
+    assert throughput["seconds_by_phase"]["checkpoint"] > 0, "of the first update's"
+
+
+def test_the_base_model_s_answers_are_checked_before_the_first_update(trained: Run) -> None:
+    (found,) = trained.events("base_model")
+    assert found["answers"] == sum(
+        len(e.steps) for m in MODES for e in trained.recording("evaluation", f"before-{m}").episodes()
+    )
+    assert trained.summary["base_model"] == {
+        name: value for name, value in found.items() if name not in ("at", "event")
+    }
+
+
+def test_every_figure_that_loggers_get_is_documented(trained: Run) -> None:
+    events = [event for kind in ("update", "warm_start", "evaluation", "baseline") for event in trained.events(kind)]
+    names = {name for event in events for name in figures_of(event)}
+    assert len(names) > 60 and sorted(name for name in names if meaning(name) is None) == []
 
 
 def test_the_pictures_open_from_disk(trained: Run) -> None:

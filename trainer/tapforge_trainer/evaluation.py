@@ -19,6 +19,7 @@ from typing import Any
 from tapforge_envs.protocol import Outcome, Task
 
 from .assembly import Arena
+from .base_check import check_base
 from .parts import Parts
 from .progress import Progress
 from .records import EpisodeRecord, Sampling
@@ -73,6 +74,7 @@ async def measure(parts: Parts, name: str, progress: Progress) -> dict[str, dict
     modes = {"sampled": evaluation.sampled_temperature} if evaluation.sampled else {}
     modes |= {"greedy": 0.0} if evaluation.greedy else {}
     results = {}
+    played: list[EpisodeRecord] = []
     for mode, temperature in modes.items():
         parts.telemetry.phase(f"measuring {name}, {mode}: {len(tasks)} held-out tasks", "Evaluating")
         playing = play(
@@ -84,9 +86,20 @@ async def measure(parts: Parts, name: str, progress: Progress) -> dict[str, dict
             folder=parts.folder / EVALUATION / f"{name}-{mode}",
         )
         episodes = await unless_stopped(parts.stop, playing)
+        played += episodes
         results[mode] = measured(episodes, seed=evaluation.seed, version=progress.version)
         parts.telemetry.event("evaluation", name=name, mode=mode, update=progress.update, **results[mode])
+    if name == "before" and played:
+        _report_base(parts, played)
     return results
+
+
+def _report_base(parts: Parts, episodes: Sequence[EpisodeRecord]) -> None:
+    """What the answers of the model that reinforcement starts with say about prompt, adapter and limits."""
+    found = check_base(episodes, parts.run.spec.model.adapter.name)
+    parts.telemetry.event("base_model", **found.plain())
+    for finding in found.findings:
+        parts.telemetry.note(f"base model: {finding.text}")
 
 
 async def measure_baselines(parts: Parts) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from .run_folder import CURVE, EVALUATION, REPLAY, ROLLOUT, SUMMARY, read_events
 from .statistics import Interval
 from .tasks.contamination import Contamination
 from .tasks.selection import contamination_of
+from .throughput import throughput_of
 from .viewer.curve import EvaluationPoint, UpdatePoint, draw_curve
 from .viewer.recorded import replay_of
 from .viewer.replay import write_replay
@@ -44,7 +46,7 @@ def summarize(
     baselines: dict[str, Any],
     seconds_total: float,
     machine: Machine,
-    throughput: dict[str, Any] | None = None,
+    events: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     steps_per_second = progress.env_steps / progress.seconds_rl if progress.seconds_rl else None
     return {
@@ -66,7 +68,8 @@ def summarize(
         "env_steps": progress.env_steps,
         "env_steps_per_second": None if steps_per_second is None else round(steps_per_second, 1),
         "slot_busy_share": round(progress.busy_seconds / progress.slot_seconds, 4) if progress.slot_seconds else None,
-        "throughput": throughput,
+        "throughput": throughput_of(events),
+        "base_model": next((_plain(event) for event in events if event["event"] == "base_model"), None),
         "held_out": _held_out(run, progress.tasks),
         "machine": {"cores": machine.cores, "gpus": machine.gpus},
         **wanted(run),
@@ -121,6 +124,10 @@ def print_summary(console: Console, summary: dict[str, Any], paths: list[Path]) 
         console.print(f"learner: {found['tokens_per_second']:,.0f} tokens/s{_use(found['mfu'])}", highlight=False)
     for path in paths:
         console.print(f"  {path}", highlight=False, soft_wrap=True)
+
+
+def _plain(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in event.items() if name not in ("at", "event")}
 
 
 def _use(mfu: float | None) -> str:

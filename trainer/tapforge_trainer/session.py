@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -26,11 +26,12 @@ from tapforge_envs.clients.phones import PhoneAddress
 
 from . import assembly
 from .assembly import ConfigurationError, SetupError
+from .doctor.command import preflight
 from .evaluation import measure, measure_baselines
 from .fleet import written
 from .frame_budget import budget_error, frame_budget
 from .local_files import folder_of
-from .loggers.session import check_installed, logged
+from .loggers.session import logged
 from .loop import reinforce, save
 from .machine import Machine, NoDevice, device_of, gpus_needed, rollout_workers
 from .model_source.ref import ModelError, ModelRef, ModelRefused
@@ -57,10 +58,9 @@ from .run_folder import (
     write_atomically,
     write_spec,
 )
-from .shutdown import Interrupted, StopSignal, unless_stopped
+from .shutdown import Interrupted, StopSignal, together, unless_stopped
 from .tasks.selection import training_tasks
 from .telemetry import Telemetry, View
-from .throughput import throughput_of
 from .warm_start import warm_start
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,6 @@ log = logging.getLogger(__name__)
 
 async def run_session(run: TrainingRun, runs: Path, stop: StopSignal, view: View, uid: str = "") -> int:
     """`uid`: of the run, on a cluster. Raises Interrupted when a stop was requested."""
-    check_installed(run)
     folder = folder_of(run, runs)
     with locked(folder):
         write_spec(folder, run)
@@ -81,6 +80,7 @@ async def run_session(run: TrainingRun, runs: Path, stop: StopSignal, view: View
             else:
                 with telemetry.shown():
                     try:
+                        preflight(run, folder, telemetry)
                         async with logged(run, folder, telemetry):
                             summary = await _trained(run, folder, telemetry, stop, uid)
                     except Interrupted:
@@ -122,7 +122,7 @@ async def _trained(run: TrainingRun, folder: Path, telemetry: Telemetry, stop: S
             baselines=baselines,
             seconds_total=seconds_total,
             machine=Machine.local(),
-            throughput=throughput_of(read_events(folder)),
+            events=list(read_events(folder)),
         )
         write_atomically(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         if draw:
@@ -316,7 +316,7 @@ async def running(
         if engines and served:
             await unless_stopped(stop, slots.start())
         phones = [slots.start()] if engines and not served else []
-        await unless_stopped(stop, _together(_started(policy, source), *phones))
+        await unless_stopped(stop, together(_started(policy, source), *phones))
         if engines:
             telemetry.view.slots, telemetry.view.slots_wanted = slots, assembly.slots_wanted(run)
         progress, warm_started_from = await _resumed(run, policy, uid) if learner and resume else (None, "")
@@ -386,17 +386,6 @@ async def _resumed(run: TrainingRun, policy: Policy, uid: str) -> tuple[Progress
         return Progress(**state), ""
     await policy.forget_optimizer()  # its memory is of what the other run learned, and at whose rate
     return None, f"{given} (update {state['update']} of {state.get('run') or 'another run'})"
-
-
-async def _together(*works: Coroutine[Any, Any, None]) -> None:
-    """All of them; when one fails or this is cancelled, the others are cancelled first."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _shown(results: dict[str, dict[str, Any]]) -> str:

@@ -263,3 +263,14 @@ def force_exit(code: int) -> None:
     timer = threading.Timer(_FORCED_EXIT, leave)
     timer.daemon = True
     timer.start()
+
+
+async def together(*works: Coroutine[Any, Any, None]) -> None:
+    """All of them; when one fails or this is cancelled, the others are cancelled first."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,116 @@
+"""The command on this machine, and the quick part before a run."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from tapforge_api import load
+from tapforge_trainer.assembly import SetupError
+from tapforge_trainer.cli import cli
+from tapforge_trainer.doctor import machine
+from tapforge_trainer.doctor.command import preflight
+from tapforge_trainer.telemetry import Telemetry, View
+
+SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "quickstart.yaml"
+REPOSITORY = 'spec.model.source={"huggingFace": {"repo": "maker/model"}}'
+
+
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """As a hub answers about its only model, which is gated."""
+
+    def do_HEAD(self) -> None:
+        if not self.path.startswith("/api/models/maker/model/revision/"):
+            self.send_error(404)
+        elif self.headers.get("Authorization") != "Bearer right":
+            self.send_error(401)
+        else:
+            self.send_response(200)
+            self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    for name in ("http_proxy", "HTTP_PROXY", "HF_HUB_OFFLINE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def _doctor(*words: str) -> tuple[int, dict[str, dict[str, str]]]:
+    result = CliRunner().invoke(cli, ["doctor", "--output", "json", *words])
+    document = json.loads(result.stdout)
+    assert (result.exit_code == 1) == (document["state"] == "fail"), result.stdout
+    return result.exit_code, {finding["check"]: finding for finding in document["findings"]}
+
+
+def test_the_quickstart_can_run_here(tmp_path: Path) -> None:
+    code, found = _doctor("-f", str(SAMPLE), "--runs", str(tmp_path))
+    assert code == 0, found
+    assert {"gpus", "packages", "memory", "shm", "disk", "open files", "ray"} <= set(found)
+    assert "the plan asks for" in found["memory"]["text"]
+
+
+def test_gpus_that_are_not_there_are_found(tmp_path: Path) -> None:
+    code, found = _doctor("-f", str(SAMPLE), "--runs", str(tmp_path), "--set", "spec.device=cuda")
+    assert code == 1 and found["gpus"]["state"] == "fail" and "trainer's image for GPUs" in found["run"]["text"]
+
+
+@pytest.mark.parametrize(
+    "token, state, words", [("", "fail", "HF_TOKEN is not set"), ("right", "ok", "can be fetched")]
+)
+def test_the_hub_is_asked_with_the_token(
+    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str, state: str, words: str
+) -> None:
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    _, found = _doctor("-f", str(SAMPLE), "--runs", str(tmp_path), "--set", REPOSITORY)
+    assert (found["model"]["state"], words in found["model"]["text"]) == (state, True), found["model"]
+    assert found["clock"]["state"] == "ok"
+
+
+def test_a_hub_that_does_not_answer_costs_its_deadline_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_HUB_SECONDS", 0.2)
+    with http.server.HTTPServer(("127.0.0.1", 0), _Hub) as silent:  # it listens, and never accepts
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.server_port}")
+        found = machine._ask_hub("maker/model", "main")
+    assert found.status is None and "timed out" in found.error
+
+
+def test_a_file_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["doctor", "-f", str(SAMPLE), "--set", "spec.nonsense=1"])
+    assert result.exit_code == 2 and "nonsense" in result.output
+
+
+def _telemetry(folder: Path) -> Telemetry:
+    return Telemetry(folder, View("quickstart", 1), Console(quiet=True))
+
+
+def test_before_a_run_what_is_doubtful_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (1024, 4096))
+    with closing(_telemetry(tmp_path / "quickstart")) as telemetry:
+        preflight(load(SAMPLE), tmp_path / "quickstart", telemetry)
+        assert telemetry.view.notes == ["open files: 1024 at most (ulimit -n); ulimit -n 65536"]
+
+
+def test_before_a_run_what_can_not_work_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (64, 64))
+    refused = pytest.raises(SetupError, match="can't run quickstart .*\n.*fail.*64 at most")
+    with closing(_telemetry(tmp_path / "quickstart")) as telemetry, refused:
+        preflight(load(SAMPLE), tmp_path / "quickstart", telemetry)
