@@ -7,11 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
-from tapforge_api import TrainingRun
+from tapforge_api import TrainingRun, dump_set, to_yaml
+from tapforge_api.gpus import cluster_gpus_error, gpus_needed, gpus_offered
 from tapforge_api.loading import from_object
 from tapforge_trainer import assembly
-from tapforge_trainer.machine import Machine, NoDevice, device_of, gpus_asked, missing
+from tapforge_trainer.cli import cli
+from tapforge_trainer.machine import Machine, NoDevice, device_of, missing, visible_gpus
 from tapforge_trainer.policy import driver
 
 LAPTOP, WORKSTATION, CPU_IMAGE = Machine(8, 0), Machine(16, 2), Machine(16, 0, cuda=False)
@@ -32,7 +35,7 @@ def run_of(*, gpus: int = 0, replicas: int = 2, **spec):
 
 def test_in_a_cluster_the_pods_that_the_run_asks_for_decide():
     run = run_of(gpus=1)
-    assert gpus_asked(run.spec.cluster) == 2
+    assert gpus_offered(run.spec.cluster) == (0, 1, 1)
     # The head has no GPU, nor has anybody else at this moment: it is the same run.
     assert device_of(run, LAPTOP, in_cluster=True) == "cuda"
     assert device_of(run_of(), WORKSTATION, in_cluster=True) == "cpu"
@@ -52,9 +55,66 @@ def test_what_the_spec_says_is_what_is_used_or_refused():
         device_of(run_of(device="cuda"), LAPTOP, in_cluster=False)
 
 
-def test_too_few_gpus_are_said_before_anything_is_started():
-    with pytest.raises(NoDevice, match=r"learner.ranks \(4\) and engine.replicas \(2\) need 6 GPUs, but .* ask for 2"):
-        device_of(run_of(gpus=1, learner={"ranks": 4}, engine={"replicas": 2}), LAPTOP, in_cluster=True)
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "ranks", "replicas", "parallel", "mode", "needed", "words"),
+    [
+        (1, 2, 1, 1, 1, "apart", 2, ""),
+        (1, 2, 4, 2, 1, "apart", 6, "learner.ranks (4) and engine.replicas (2) need 6 GPUs, but Pods of spec.cluster"),
+        (1, 2, 2, 2, 1, "apart", 4, "with placement.mode colocated, ranks and engines share theirs"),
+        (8, 1, 4, 2, 2, "apart", 8, ""),
+        (8, 1, 4, 1, 4, "apart", 8, ""),
+        (8, 1, 5, 1, 4, "apart", 9, "engine.replicas (1) x engine.tensorParallel (4) need 9 GPUs"),
+        (2, 4, 4, 1, 4, "apart", 8, "by node: there is room for 0 of 1 engines; lower engine.tensorParallel"),
+        (3, 2, 2, 2, 2, "apart", 6, ""),
+        (3, 3, 3, 3, 2, "apart", 9, ""),
+        (3, 3, 1, 4, 2, "apart", 9, "room for 3 of 4 engines"),
+        (8, 1, 8, 8, 1, "colocated", 8, ""),
+        (4, 2, 8, 2, 4, "colocated", 8, ""),
+        (4, 2, 8, 1, 8, "colocated", 8, "4, 4 by node: there is room for 0 of 1 engines"),
+        (4, 1, 8, 8, 1, "colocated", 8, "engine.replicas (8) need 8 GPUs, but Pods of spec.cluster ask for 4"),
+    ],
+)
+def test_gpus_are_counted_before_anything_is_started(gpus, nodes, ranks, replicas, parallel, mode, needed, words):
+    engine = {"replicas": replicas, "tensorParallel": parallel}
+    run = run_of(gpus=gpus, replicas=nodes, learner={"ranks": ranks}, engine=engine, placement={"mode": mode})
+    assert gpus_needed(run.spec) == needed
+    if not words:
+        assert device_of(run, LAPTOP, in_cluster=True) == "cuda" and cluster_gpus_error(run.spec) is None
+        return
+    with pytest.raises(NoDevice) as error:
+        device_of(run, LAPTOP, in_cluster=True)
+    assert words in str(error.value) and str(error.value) == cluster_gpus_error(run.spec)
+
+
+def test_a_plan_refuses_what_does_not_fit_the_clusters_pods(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(to_yaml(dump_set(run_of(gpus=4, replicas=1, learner={"ranks": 4}, engine={"replicas": 2}))))
+    said = CliRunner().invoke(cli, ["plan", "-f", str(file)])
+    assert said.exit_code == 2 and "need 6 GPUs, but Pods of spec.cluster ask for 4" in said.output
+    said = CliRunner().invoke(cli, ["plan", "-f", str(file), "--set", "spec.learner.ranks=2"])
+    assert said.exit_code == 0, said.output
+
+
+def test_a_run_on_cpus_has_no_gpus_to_count():
+    assert cluster_gpus_error(run_of().spec) is None
+    assert cluster_gpus_error(run_of(gpus=1, device="cpu", learner={"ranks": 64}).spec) is None
+    assert "ask for 0" in str(cluster_gpus_error(run_of(device="cuda").spec))
+
+
+def test_eight_gpus_in_one_box_work_from_the_same_file():
+    box = Machine(64, 8)
+    run = run_of(gpus=8, replicas=1, learner={"ranks": 4}, engine={"replicas": 2, "tensorParallel": 2})
+    assert device_of(run, box, in_cluster=False) == "cuda"
+    with pytest.raises(NoDevice, match="need 8 GPUs, but this machine has 2"):
+        device_of(run, WORKSTATION, in_cluster=False)
+
+
+@pytest.mark.parametrize(
+    ("visible", "left"),
+    [(None, 8), ("", 0), ("-1", 0), ("3", 1), ("0,1, 2", 3), ("0,9,1", 1), ("GPU-1b3,GPU-2c4", 2), ("NoDevFiles,", 1)],
+)
+def test_gpus_that_this_process_may_not_see_are_not_there(visible, left):
+    assert visible_gpus(8, visible) == left and visible_gpus(0, visible) == 0
 
 
 async def test_gpus_that_are_not_there_yet_are_waited_for_and_told_of(monkeypatch):

@@ -110,6 +110,16 @@ def test_the_machines_wait_for_the_phones() -> None:
     assert story.ready == ("True", "Running"), "what runs isn't stopped"
 
 
+def test_a_run_that_needs_more_gpus_than_its_pods_ask_for_asks_for_no_pods() -> None:
+    template = {"spec": {"containers": [{"name": "ray", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]}}
+    cluster = {"image": "i", "workers": [{"name": "gpu", "replicas": 1, "template": template}]}
+    story = Story(made(cluster=cluster, learner={"ranks": 4}, engine={"replicas": 2}))
+    story.plan()
+    assert story.condition("Stalled") == ("True", "GPUsMissing")
+    assert "need 6 GPUs, but Pods of spec.cluster ask for 4" in story.run.status.message
+    assert not story.run.status.start_time
+
+
 @pytest.mark.parametrize(
     ("modes", "workers", "reason"),
     [

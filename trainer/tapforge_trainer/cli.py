@@ -119,9 +119,15 @@ def plan(file: Path, overrides: tuple[str, ...], runs: Path, memory: bool, **opt
             text, fits = plan_memory(loaded, MemoryOptions(**options))
         click.echo(text)
         sys.exit(0 if fits else _Wrong.exit_code)
+    from tapforge_api.gpus import cluster_gpus_error
+
     from .plan import render
 
-    click.echo(render(_checked(_load(file, overrides), runs)))
+    loaded = _load(file, overrides)
+    found = _checked(loaded, runs)
+    if wrong := cluster_gpus_error(loaded.spec):  # `run` on this machine pays no attention to the cluster's
+        raise _Wrong(wrong)
+    click.echo(render(found))
 
 
 @cli.command()

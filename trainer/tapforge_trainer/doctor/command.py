@@ -7,12 +7,13 @@ import os
 from pathlib import Path
 
 from tapforge_api import TrainingRun
+from tapforge_api.gpus import gpus_needed
 
 from ..assembly import ConfigurationError, SetupError, inspect
 from ..local_files import RUNS, checkpoint_directory, folder_of
 from ..loggers.registry import chosen, missing
 from ..loggers.session import check_installed
-from ..machine import Machine, NoDevice, device_of, gpus_needed
+from ..machine import Machine, NoDevice, device_of
 from ..memory.command import MemoryOptions, plan_memory
 from ..policy.driver import in_cluster
 from ..policy.models import FolderError, ModelConfig, family_of
@@ -76,7 +77,7 @@ def _needs(run: TrainingRun, wrong: tuple[str, ...]) -> Needs:
     repository = run.spec.model.source.hugging_face
     return Needs(
         cuda=cuda,
-        gpus=gpus_needed(run) if cuda else 0,
+        gpus=gpus_needed(run.spec) if cuda else 0,
         host_bytes=sum(host.values()) if isinstance(host, dict) else host,
         checkpoint_bytes=checkpoint,
         checkpoints_kept=run.spec.checkpoints.keep,

@@ -14,10 +14,10 @@ from itertools import combinations
 from typing import Any, Final
 
 from tapforge_api import SpecError, TrainingRun, dump_set
+from tapforge_api.gpus import gpus_offered
 from tapforge_api.loading import from_object
 from tapforge_api.overrides import apply_override
 
-from ..machine import gpus_asked
 from ..policy.models import FolderError
 from .estimate import Estimate
 
@@ -76,7 +76,7 @@ def changes(run: TrainingRun, now: Estimate) -> Iterator[Change]:
     if splits and spec.placement.mode == "apart":
         yield _levels("engine.tensorParallel", splits)
     more = [spec.learner.ranks * n for n in (2, 4, 8, 16)]
-    there = gpus_asked(spec.cluster) if spec.cluster is not None else now.gpus
+    there = sum(gpus_offered(spec.cluster)) if spec.cluster is not None else now.gpus
     yield _ranks(run, [n for n in more if gpus_with(run, n) <= there])
     if not load.cpu_offload:
         yield _one("learner.cpuOffload=true")
@@ -163,7 +163,7 @@ def _said(run: TrainingRun, overrides: Sequence[str]) -> str:
     ranks = next(
         (int(o.partition("=")[2]) for o in overrides if o.startswith("learner.ranks=")), run.spec.learner.ranks
     )
-    asked = gpus_asked(run.spec.cluster) if run.spec.cluster is not None else 0
+    asked = sum(gpus_offered(run.spec.cluster)) if run.spec.cluster is not None else 0
     if asked and gpus_with(run, ranks) > asked:
         said += f"; that takes {gpus_with(run, ranks)} GPUs, and the run's Pods ask for {asked}"
     return said
