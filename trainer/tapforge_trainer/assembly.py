@@ -32,7 +32,7 @@ from tapforge_envs.slots.urls import UrlSlots, parse_urls, read_urls
 from .agents import make_agent
 from .agents.agent import Agent
 from .algorithms.composition import objective_of
-from .frame_budget import budget_error, engine_frames_mib, frame_budget
+from .frame_budget import budget_error, engine_frames_mib, frame_budget, frame_pixels
 from .local_files import LocalFiles, inspect_files
 from .machine import Device, Machine
 from .model_source.ref import ModelError, ModelRef, ModelRefused
@@ -312,6 +312,7 @@ def engine_settings(
         colocated=_colocated(run, device),
         gpu_memory_share=spec.engine.gpu_memory_share or (0.5 if _colocated(run, device) else 0.9),
         images_per_prompt=max(2, spec.model.adapter.history_images),
+        frame_pixels=frame_pixels(run),
         threads=spec.engine.threads or _share(machine, spec.engine.replicas),
         seed=spec.seed,
         frames_mib=spec.engine.frame_store_mib or engine_frames_mib(run),

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
+from .vllm_start import BANNED
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-#: key in vLLM's additional_config
-BANNED = "tapforge_banned_ids"
 
 
 class OnlyAllowed(LogitsProcessor):

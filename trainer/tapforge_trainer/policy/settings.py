@@ -41,6 +41,10 @@ class EngineSettings:
     #: it shares its GPUs with learner ranks, and sleeps while they work
     colocated: bool = False
     images_per_prompt: int = 8
+    #: of the largest frame that is shown; None: as the model folder's image processor has it
+    frame_pixels: int | None = None
+    #: folder for what is compiled, kept between starts; None: where torch and vLLM put it
+    compile_cache: str | None = None
     threads: int = 1
     seed: int = 0
     #: decoded frames kept, MiB

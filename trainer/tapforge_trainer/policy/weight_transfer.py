@@ -4,9 +4,12 @@ vLLM ships transfers for GPUs only. On CPUs its linear layers keep nothing but a
 loading into the parameters is not enough. What happens between start and finish:
 1. start: layerwise reload puts the parameters back in place, so that checkpoint names and shapes are welcome again;
 2. receive: the model's own `load_weights` takes (checkpoint name, tensor); layers are packed as they become complete;
-3. finish: what is left is packed, and then every vocabulary-parallel head by hand. A head that is tied to the
-   embedding gets no weight of its own, so the reload leaves its first pack in place: the run would look alive and
-   learn from wrong probabilities.
+3. finish: what is left is packed, and then two kinds of layers by hand, which vLLM packs at the first load only: the
+   run would look alive and learn from wrong probabilities. A vocabulary-parallel head that is tied to the embedding
+   gets no weight of its own, so the reload leaves its first pack in place. Experts are left unpacked, because on GPUs
+   captured graphs hold their addresses.
+
+With tensor parallelism every worker gets the whole tensors and loads its share of each.
 
 Importing this module in a vLLM worker registers the transfer; `Worker` is named as `worker_extension_cls` for that.
 """
@@ -64,6 +67,8 @@ class CPUWeightTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         for module in self.model.modules():
             if isinstance(module, ParallelLMHead):
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+            elif hasattr(module, "w13_weight"):
+                module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
         """No connection is kept."""

@@ -1,0 +1,94 @@
+"""What a vLLM engine answers, before and after weights came in: run as a script in a process of its own, because one
+process can hold one engine. Reads a pickled `Job` from standard input and writes the pickled answers to the file that
+it names."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+#: seconds after which something that must happen is taken for something that never will
+END = 300.0
+
+
+@dataclass(frozen=True)
+class Job:
+    #: of `EngineSettings`, whose `allowed_ids` are those of the folder's tokenizer
+    settings: dict[str, Any]
+    #: of `Request`, without the key, by prompt
+    requests: list[dict[str, Any]]
+    #: name -> bytes of a fitted frame
+    frames: dict[str, bytes]
+    #: model folders whose weights come in one after another
+    weights: list[str] = field(default_factory=list)
+    #: before weights come in, the engine sleeps and wakes around them
+    sleeping: bool = False
+    answers: str = ""
+
+
+def payload(folder: Path) -> bytes:
+    """All tensors of a model folder in one file under the names of transformers' model, as they travel."""
+    from safetensors.torch import load_file, save
+
+    found: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found |= {_own(name): tensor for name, tensor in load_file(file).items()}
+    return save(found)
+
+
+def _own(name: str) -> str:
+    if name.startswith("visual."):
+        return f"model.{name}"
+    if name.startswith("model.") and not name.startswith(("model.language_model.", "model.visual.")):
+        return name.replace("model.", "model.language_model.", 1)
+    return name
+
+
+def main() -> None:
+    job: Job = pickle.load(sys.stdin.buffer)  # noqa: S301 - the test's own
+    from tapforge_trainer.agents.tokens import Tokens
+    from tapforge_trainer.policy.settings import EngineSettings
+    from tapforge_trainer.policy.vllm_start import environment
+
+    tokens = Tokens.load(Path(job.settings["model"]))
+    settings = EngineSettings(allowed_ids=tokens.allowed_ids, stop_ids=tokens.stop_ids, **job.settings)
+    os.environ.update(environment(settings, os.environ["TMPDIR"]))
+    import queue
+
+    from tapforge_trainer.policy.sampler import Sampler
+    from tapforge_trainer.policy.wire import Request, Result
+
+    done: queue.SimpleQueue[list[Result]] = queue.SimpleQueue()
+    sampler = Sampler(settings, done.put)
+    sampler.ready.result(END)
+
+    def asked(round_: int) -> list[Result]:
+        requests = [Request(f"a/{round_}-{k}", **one) for k, one in enumerate(job.requests)]
+        sampler.submit(requests, job.frames)
+        found: dict[str, Result] = {}
+        while len(found) < len(requests):
+            found |= {result.key: result for result in done.get(timeout=END)}
+        return [found[request.key] for request in requests]
+
+    rounds = [asked(0)]
+    for version, folder in enumerate(job.weights, 1):
+        data = payload(Path(folder))
+
+        def load(llm: Any, data: bytes = data) -> None:
+            llm.collective_rpc("start_weight_update")
+            llm.collective_rpc("update_weights", kwargs={"update_info": {"payload": data}})
+            llm.collective_rpc("finish_weight_update")
+
+        sampler.renew("keep", load, version).result(END)
+        sampler.release().result(END)
+        rounds.append(asked(version))
+    Path(job.answers).write_bytes(pickle.dumps(rounds))
+    sampler.stop()
+
+
+if __name__ == "__main__":
+    main()
