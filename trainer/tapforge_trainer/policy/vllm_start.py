@@ -62,7 +62,7 @@ def environment(settings: EngineSettings, scratch: str, found: Mapping[str, str]
 
 
 def arguments(settings: EngineSettings, config: ModelConfig) -> dict[str, Any]:
-    """Of vLLM's `EngineArgs`, but for the classes among them."""
+    """Of vLLM's `EngineArgs`."""
     allowed = set(settings.allowed_ids)
     found: dict[str, Any] = {
         "model": settings.model,
@@ -76,6 +76,7 @@ def arguments(settings: EngineSettings, config: ModelConfig) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "disable_log_stats": True,
+        "logits_processors": ["tapforge_trainer.policy.mask:OnlyAllowed"],
         "additional_config": {BANNED: [token for token in range(config.vocabulary) if token not in allowed]},
         "weight_transfer_config": {"backend": settings.transfer},
         "tensor_parallel_size": settings.tensor_parallel,
@@ -115,8 +116,6 @@ def build(settings: EngineSettings) -> Any:
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from .mask import OnlyAllowed
-
     config = ModelConfig.of_folder(Path(settings.model))
     if settings.device == "cpu":
         # vLLM looks at a model in a process of its own, for CUDA's sake, and keeps what it saw. A new Pod has nothing
@@ -126,7 +125,7 @@ def build(settings: EngineSettings) -> Any:
         family = family_of(config)
         module = import_module(f"vllm.model_executor.models.{family.vllm_module}")
         ModelRegistry.register_model(family.architecture, getattr(module, family.architecture))
-    args = EngineArgs(**arguments(settings, config), logits_processors=[OnlyAllowed])
+    args = EngineArgs(**arguments(settings, config))
     try:
         return LLMEngine.from_engine_args(args, UsageContext.LLM_CLASS)
     except Exception as error:
