@@ -205,7 +205,7 @@ class ChatAgent:
     ) -> list[Message]:
         """The conversation of a full prompt."""
         dialect, file = self.dialect, self._own.prompt_file
-        plane = Plane(dialect.coordinates, seen.frame.width, seen.frame.height)
+        plane = self.plane(seen.frame)
         every = dialect.history == "all"
         first_turn = min(first_text, first_image) if every else first_image
         tools = () if file is None or dialect.schema is None else (dialect.schema(plane),)
@@ -222,7 +222,8 @@ class ChatAgent:
                 dialect.line(number, turn)
                 for number, turn in enumerate(history[first_text:first_turn], start=first_text + 1)
             )
-            task = (dialect.task(goal, lines) + added.text,)
+            said = dialect.task(goal, lines) + added.text
+            task = (Markup(dialect.preface), said) if dialect.preface else (said,)
         opening: list[Part] = [IMAGE] * images
         screens: list[bool] = [index >= first_image for index in range(first_turn, len(history))] + [True]
         if every or IMAGE in task:
@@ -242,6 +243,10 @@ class ChatAgent:
                 messages.append(Message("assistant", (Markup(said),)))
         return messages
 
+    def plane(self, screen: FittedFrame) -> Plane:
+        """What coordinates mean on this screen."""
+        return Plane(self.dialect.coordinates, screen.width, screen.height)
+
     def expand(self, prompt: Prompt) -> tuple[int, ...]:
         return self._tokens.expand(prompt.ids, [self._visual_tokens(frame) for frame in prompt.frames])
 
@@ -257,7 +262,7 @@ class ChatAgent:
         if finish_reason == "abort":
             return ParseFailure("aborted", "the engine gave the answer up before its end")
         opened = self.chat.opened if self._full else ""
-        return self.dialect.parse(opened + text, Plane(self.dialect.coordinates, screen.width, screen.height))
+        return self.dialect.parse(opened + text, self.plane(screen))
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokens.decode(ids)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from tapforge_envs.clients.pyautogui_text import key_name
+from tapforge_envs.clients.pyautogui_text import NOTCHES, key_name
 from tapforge_envs.protocol import (
     Action,
     Answer,
@@ -37,8 +37,6 @@ from .coordinates import Plane, short
 from .mobile_use import STATUSES, place_words, screen_words
 from .tools import MAX_SECONDS, Arguments, Form, Tool, seconds
 
-#: notches of a turn of the wheel that nobody counted
-_NOTCHES = 5
 _MOST_NOTCHES = 100
 
 FORMS: dict[str, Form] = {
@@ -147,7 +145,7 @@ def arguments(action: Action, plane: Plane) -> dict[str, object] | None:
             start, end = plane.at(action.x, action.y), plane.at(action.x2, action.y2)
             return {"action": "left_click_drag", "coordinate": start, "coordinate2": end}
         case Scroll():
-            notches = action.notches or _NOTCHES
+            notches = action.notches or NOTCHES
             turned = notches if action.direction in ("up", "right") else -notches
             word = "scroll" if action.direction in ("up", "down") else "hscroll"
             return {"action": word, "pixels": turned, "coordinate": plane.at(action.x, action.y)}

@@ -5,7 +5,7 @@ A dialect is data and pure functions. `Plane` is the image that the model saw wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,6 +42,16 @@ def task_text(goal: str, lines: str) -> str:
     return f"Task: {goal}\n" + (f"Your earlier steps:\n{lines}" if lines else "")
 
 
+def convention_of(name: str, model_type: str, known: Mapping[str, Coordinates]) -> Coordinates:
+    """Of a family that has been built on several models. Raises ValueError for another one."""
+    if model_type in known:
+        return known[model_type]
+    raise ValueError(
+        f"the adapter {name} is for models built on {', '.join(known)}, and config.json says "
+        f"{model_type or 'nothing'!r}: what its coordinates mean can't be told"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     name: str
@@ -61,6 +71,8 @@ class Dialect:
     spoken: Callable[[str], str] = spoken
     #: an earlier answer as a line
     line: Callable[[int, Turn], str] = step_line
+    #: what the first user message says before the task; the family's markup counts in it
+    preface: str = ""
     #: the text of the first user message, of the goal and the lines
     task: Callable[[str, str], str] = task_text
     #: special tokens with no meaning for the chat, that prompts and answers of the family hold as tokens

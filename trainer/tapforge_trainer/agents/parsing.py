@@ -27,6 +27,7 @@ FailureKind = Literal[
     "no_tool_call",
     "no_action",  # of models that write calls as text: no line says one
     "several_tool_calls",
+    "several_actions",  # the same, of models that write calls as text
     "broken_block",  # tags in the wrong order, text after the block, broken characters
     "json",
     "shape",  # JSON, but not {"name": ..., "arguments": {...}}

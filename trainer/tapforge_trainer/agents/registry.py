@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -156,9 +157,39 @@ def _qwen25vl_computer(folder: Path) -> Dialect:
     return COMPUTER
 
 
+def _mai_ui(folder: Path) -> Dialect:
+    from .maiui import DIALECT
+
+    return DIALECT
+
+
+def _gui_owl(name: str, folder: Path) -> Dialect:
+    from .guiowl import of_model
+
+    return of_model(name, model_type(folder))
+
+
+def _ui_tars(name: str, folder: Path) -> Dialect:
+    from .uitars import of_model
+
+    return of_model(name, model_type(folder))
+
+
+def _aguvis(folder: Path) -> Dialect:
+    from .aguvis import DIALECT
+
+    return DIALECT
+
+
 _BUILT_IN: dict[str, Callable[[Path], Dialect]] = {
     "qwen3-vl": _qwen3vl,
     "qwen3-vl-computer": _qwen3vl_computer,
     "qwen2.5-vl": _qwen25vl,
     "qwen2.5-vl-computer": _qwen25vl_computer,
+    "mai-ui": _mai_ui,
+    "gui-owl": partial(_gui_owl, "gui-owl"),
+    "gui-owl-computer": partial(_gui_owl, "gui-owl-computer"),
+    "ui-tars": partial(_ui_tars, "ui-tars"),
+    "ui-tars-computer": partial(_ui_tars, "ui-tars-computer"),
+    "aguvis": _aguvis,
 }

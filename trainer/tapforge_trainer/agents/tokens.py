@@ -54,7 +54,8 @@ class Tokens:
         self.special = special
         self.stop = special.get(stop, self.im_end)
         self.stop_ids: tuple[int, ...] = (self.stop,)
-        said = {special[text] for text in sayable if text in special}
+        # Tokens of a family whose end mark the vocabulary lacks are none of this model's.
+        said = {special[text] for text in sayable if text in special and stop in special}
         self.banned_ids: tuple[int, ...] = tuple(sorted(set(special.values()) - said - {self.im_end, self.stop}))
         everything = set(tokenizer.get_vocab(with_added_tokens=True).values())
         self.allowed_ids: tuple[int, ...] = tuple(sorted(everything - set(self.banned_ids)))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from dataclasses import field as attribute
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -82,6 +83,8 @@ class Tool:
     description: Callable[[Plane], str]
     #: schema of every field that a form may name
     fields: Callable[[Plane], Mapping[str, dict]]
+    #: other names that the family's models have for an action; they are read and never written
+    aliases: Mapping[str, str] = attribute(default_factory=dict)
 
     def schema(self, plane: Plane) -> dict:
         """The tool as a function signature."""
@@ -111,6 +114,7 @@ class Tool:
     def read(self, arguments: Mapping[str, object], plane: Plane) -> Action:
         """The action that decoded JSON arguments say. Raises ValueError that names what is wrong."""
         name = arguments.get("action")
+        name = self.aliases.get(name, name) if isinstance(name, str) else name
         if not isinstance(name, str) or name not in self.forms:
             raise ValueError(f"unknown action {short(name)}; known are {', '.join(self.forms)}")
         form = self.forms[name]
