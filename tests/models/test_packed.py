@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import pytest
 import torch
 from tests.models import real
 from tests.models.samples import Case
 
+from tapforge_trainer.policy.batches import MicroBatchPlan
 from tapforge_trainer.policy.forward import VLPolicy
+from tapforge_trainer.policy.packed import Inputs
 
 FAMILIES = pytest.mark.parametrize("name", real.TINY)
 
@@ -70,3 +75,124 @@ def test_packed_equals_padded() -> None:
     (one, ours), (other, theirs) = results
     assert torch.allclose(one, other, atol=1e-5, rtol=0)
     assert max(gaps(ours, theirs).values()) < 1e-3
+
+
+# --- traps ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl-7b-tiny", "qwen3-vl-8b-tiny"])
+def test_transformers_tells_packed_sequences_apart_by_a_fourth_row_of_positions_only(name: str) -> None:
+    """Why nothing here hands packed rows to its SDPA: with three rows sequences see each other, without a warning."""
+    case = Case(real.folder(name))
+    model = case.model(attn_implementation="sdpa")
+    micro = case.micro(MicroBatchPlan((1, 4)))  # text alone
+    ids, three = torch.from_numpy(micro.ids), torch.from_numpy(micro.positions)
+    restarts = torch.cat([torch.arange(n) for n in micro.lengths.tolist()]).view(1, 1, -1)
+    with torch.no_grad():
+        alone = case.run(case.policy(case.model()), (1, 4))
+
+        def gap(positions: torch.Tensor) -> float:
+            logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
+            logits = torch.where(torch.from_numpy(case.vocabulary.allowed), logits, float("-inf"))
+            places, target = torch.from_numpy(micro.predict), torch.from_numpy(micro.target)
+            return float((logits.log_softmax(-1)[places].gather(1, target[:, None])[:, 0] - alone).abs().max())
+
+        assert gap(torch.cat([restarts, three])) < 2e-5
+        assert gap(three) > 0.01
+
+
+@FAMILIES
+def test_a_tower_that_learns_runs_without_frames_too(name: str) -> None:
+    case = Case(real.folder(name))
+    policy = case.policy(case.model())
+    calls: list[int] = []
+    policy.visual.register_forward_hook(lambda module, inputs, output: calls.append(len(inputs[0])))
+    logp = case.run(policy, (1,))
+    assert calls == [4]  # one visual token
+    logp.sum().backward()
+    for key, parameter in policy.model.named_parameters():
+        if ".visual." in key:
+            assert parameter.grad is not None and float(parameter.grad.abs().max()) == 0.0, key
+    assert torch.allclose(logp, case.run(case.policy(case.model(), freeze_vision=True), (1,)), atol=1e-6)
+
+
+@FAMILIES
+def test_recomputed_layers_give_the_same_gradients(name: str) -> None:
+    case = Case(real.folder(name))
+    results = []
+    for again in (False, True):
+        model = case.model()
+        if again:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        policy = case.policy(model)
+        entered: list[str] = []
+        for part, module in (("layer", policy.language.layers[0]), ("block", policy.visual.blocks[0])):
+            module.register_forward_pre_hook(lambda *_, part=part, to=entered: to.append(part))
+        case.run(policy, (0, 1, 2)).sum().backward()
+        assert sorted(entered) == (["block", "block", "layer", "layer"] if again else ["block", "layer"])
+        results.append(gradients(policy.model))
+    for key, gradient in results[0].items():
+        assert torch.allclose(results[1][key], gradient, atol=1e-6), key
+
+
+def test_a_frozen_tower_sees_each_frame_once_and_forgets_on_demand() -> None:
+    case = Case(real.folder("qwen2.5-vl-7b-tiny"))
+    policy = case.policy(case.model(), freeze_vision=True)
+    seen: list[int] = []
+    policy.visual.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0]) // 4))
+    with torch.no_grad():
+        for plan in ((0,), (3, 0, 2), (1,), (2,)):
+            case.run(policy, plan)
+    areas = [rows * columns for rows, columns in (case.form.grid(f.width, f.height) for f in case.frames.values())]
+    assert sum(seen) == sum(areas)
+    policy.forget_features()
+    with torch.no_grad():
+        case.run(policy, (0,))
+    assert sum(seen) == sum(areas) + 18
+
+
+def test_a_padded_micro_batch_is_refused() -> None:
+    case = Case(real.folder("qwen2.5-vl-7b-tiny"))
+    policy = case.policy(case.model())
+    with pytest.raises(ValueError, match="2 padded rows"):
+        policy(case.micro(MicroBatchPlan((0, 1)), packed=False), {}, 1.0)
+
+
+# --- number formats, tracing ------------------------------------------------------------------------------------------
+
+
+@FAMILIES
+def test_bf16_is_near_fp32_and_the_softmax_is_wide(name: str) -> None:
+    case = Case(real.folder(name))
+    with torch.no_grad():
+        exact = case.run(case.policy(case.model()), (0, 1, 2, 3, 4))
+        narrow = case.model()
+        for parameter in narrow.parameters():
+            parameter.data = parameter.data.bfloat16()
+        found = case.run(case.policy(narrow), (0, 1, 2, 3, 4))
+    assert found.dtype == torch.float32
+    assert 0 < float((found - exact).abs().max()) < 0.25
+    assert not torch.equal(found, found.bfloat16().float())
+
+
+@FAMILIES
+def test_the_pass_reads_nothing_from_the_device(name: str) -> None:
+    """Traced on fake tensors, which have no values: whatever asked for one would raise."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    case = Case(real.folder(name))
+    policy = case.policy(case.model())
+    for parameter in policy.parameters():
+        parameter.data = parameter.data.bfloat16()  # torch knows grouped products of no other kind without values
+    micro = case.micro(MicroBatchPlan((0, 1, 2, 3, 4)))
+    given = policy.inputs(micro, case.store.get(micro.frames, case.frames))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+
+        def fake(value: Any) -> Any:
+            return mode.from_tensor(value) if torch.is_tensor(value) else value
+
+        values = {field.name: fake(getattr(given, field.name)) for field in fields(given)}
+        values["vision"] = {key: fake(value) for key, value in given.vision.items()}
+        logp, entropy = policy(Inputs(**values))
+        assert logp.shape == entropy.shape == (len(micro.target),)
+        logp.sum().backward()

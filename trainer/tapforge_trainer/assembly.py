@@ -38,6 +38,7 @@ from .machine import Device, Machine
 from .model_source.ref import ModelError, ModelRef, ModelRefused
 from .model_source.resolve import pin, resolve
 from .plan import longest_member
+from .policy.models.check import check_folder
 from .policy.settings import EngineSettings, LearnerSettings, LoraSettings, Transfer, UpdateSettings
 from .rollout.attempt import EpisodeLimits, Player
 from .rollout.groups import GroupLimits
@@ -125,11 +126,10 @@ def agent_of(run: TrainingRun, folder: Path) -> Agent:
     """Raises ConfigurationError for a folder that the adapter can't read."""
     model = run.spec.model
     try:
+        check_folder(folder)
         return _agent(model, folder, run.spec.rollout.response_tokens)
     except (ValueError, KeyError, OSError) as error:
-        raise ConfigurationError(
-            f"spec.model: the adapter {model.adapter.name} can't read {folder}: {error}"
-        ) from error
+        raise ConfigurationError(f"spec.model: {model.adapter.name} can't use {folder}: {error}") from error
 
 
 def agent_on_node(run: TrainingRun, model: ModelRef) -> Agent:

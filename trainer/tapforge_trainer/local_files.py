@@ -16,6 +16,8 @@ from tapforge_api import TrainingRun
 from tapforge_api.pool import Protocol
 
 from .model_source.folder import folder_faults
+from .policy.models import FolderError
+from .policy.models.check import check_folder
 from .tasks.contamination import Contamination
 from .tasks.files import read_tasks
 from .tasks.source import TaskError
@@ -75,11 +77,17 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
 
 
 def model_folder_errors(folder: Path) -> list[str]:
-    """Why a folder is no model in Hugging Face's layout; empty: it looks like one."""
+    """Why a folder is no model that can be trained; empty: it looks like one."""
     here = "spec.model.source.path.folder"
     if not folder.is_dir():
         return [f"{here}: {_why_no_folder(folder)}"]
-    return [f"{here}: the folder {folder} {fault}" for fault in folder_faults(folder)]
+    if faults := folder_faults(folder):
+        return [f"{here}: the folder {folder} {fault}" for fault in faults]
+    try:
+        check_folder(folder)
+    except FolderError as error:
+        return [f"{here}: {error}"]
+    return []
 
 
 def _count_urls(path: Path, protocol: Protocol) -> int | None:
