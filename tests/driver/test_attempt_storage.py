@@ -20,7 +20,7 @@ from tapforge_trainer.assembly import ConfigurationError
 from tapforge_trainer.cluster import storage
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.storage import Holder, StorageError, Superseded, folder_of, newest, take_over
-from tapforge_trainer.policy import checkpoints
+from tapforge_trainer.policy.checkpoint_storage import CheckpointFolder
 from tapforge_trainer.records import EpisodeRecord
 from tapforge_trainer.rollout.recorder import Recorder
 from tapforge_trainer.rollout.recording import Recording, RecordingError
@@ -28,11 +28,11 @@ from tapforge_trainer.rollout.recording import Recording, RecordingError
 
 def _save(root: Path, update: int) -> None:
     """A checkpoint as the driver publishes it, once ranks have written theirs."""
-    folder = root / f"update-{update:08d}"
-    partial = root / f".partial-{folder.name}"
-    checkpoints._prepare(root, partial)
-    (partial / "weights.distcp").write_bytes(b"weights")
-    checkpoints._publish(root, partial, folder, {"format": 2, "update": update, "driver": {}}, keep=2)
+    place, document = CheckpointFolder(root), {"format": 3, "update": update, "driver": {}}
+    draft = place.draft(update)
+    place.begin(draft, document)
+    Path(draft.target, "weights.distcp").write_bytes(b"weights")
+    place.publish(draft, document, {}, keep=2)
 
 
 def _root(runs: Path) -> Path:
@@ -55,8 +55,8 @@ def test_an_attempt_goes_on_where_the_one_before_stopped(tmp_path: Path) -> None
     _save(_root(first), 3)
     assert take_over(place, Holder(1)) == first, "a driver that was started again in place"
     second = take_over(place, Holder(2))
-    latest = checkpoints.latest(_root(second))
-    assert latest is not None and latest.name == "update-00000003"
+    latest = CheckpointFolder(_root(second)).latest()
+    assert latest is not None and Path(latest).name == "update-00000003"
     assert [path.name for path in place.iterdir()] == [second.name]
 
 
@@ -69,19 +69,19 @@ def test_an_older_attempt_that_comes_back_can_not_move_latest(tmp_path: Path) ->
     with pytest.raises(FileNotFoundError):
         _save(_root(first), 9)
     assert not first.exists()
-    latest = checkpoints.latest(_root(second))
-    assert latest is not None and latest.name == "update-00000003"
-    assert (latest / "weights.distcp").read_bytes() == b"weights"
+    latest = CheckpointFolder(_root(second)).latest()
+    assert latest is not None and Path(latest).name == "update-00000003"
+    assert Path(latest, "weights.distcp").read_bytes() == b"weights"
 
 
 def test_an_older_attempt_that_was_in_the_middle_of_a_checkpoint_can_not_finish_it(tmp_path: Path) -> None:
     root = _root(_begin(tmp_path, 1))
     _save(root, 1)
-    folder, partial = root / "update-00000002", root / ".partial-update-00000002"
-    checkpoints._prepare(root, partial)
+    draft = CheckpointFolder(root).draft(2)
+    CheckpointFolder(root).begin(draft, {})
     second = _root(take_over(tmp_path, Holder(2)))
     with pytest.raises(FileNotFoundError):
-        checkpoints._publish(root, partial, folder, {"format": 2, "update": 2}, keep=2)
+        CheckpointFolder(root).publish(draft, {"format": 3, "update": 2}, {}, keep=2)
     assert (second / "latest").read_text() == "update-00000001\n"
     _save(second, 2)
     assert sorted(path.name for path in second.iterdir()) == ["latest", "update-00000001", "update-00000002"]
@@ -92,12 +92,12 @@ def test_of_two_starts_of_an_attempt_the_later_one_goes_on(tmp_path: Path) -> No
     evicted, again = Holder(2, 1_795_176_000_000), Holder(2, 1_795_176_090_000)
     first = _root(_begin(tmp_path, evicted))
     _save(first, 3)
-    folder, partial = first / "update-00000004", first / ".partial-update-00000004"
-    checkpoints._prepare(first, partial)
+    draft = CheckpointFolder(first).draft(4)
+    CheckpointFolder(first).begin(draft, {})
     second = _root(take_over(tmp_path, again))
     assert (second / "latest").read_text() == "update-00000003\n"
     with pytest.raises(FileNotFoundError):
-        checkpoints._publish(first, partial, folder, {"format": 2, "update": 4}, keep=2)
+        CheckpointFolder(first).publish(draft, {"format": 3, "update": 4}, {}, keep=2)
     with pytest.raises(Superseded, match="attempt 2 was started once more, later"):
         take_over(tmp_path, evicted)
     assert _root(take_over(tmp_path, again)) == second, "its own driver may be started again in place"
@@ -139,7 +139,7 @@ def test_what_an_older_attempt_made_anew_is_not_taken_for_the_run(tmp_path: Path
 def test_a_run_that_is_made_again_under_its_name_begins_anew(tmp_path: Path) -> None:
     _save(_root(_begin(tmp_path / "lab" / "uid-1", 1)), 100)
     again = _begin(tmp_path / "lab" / "uid-2", 1)
-    assert checkpoints.latest(_root(again)) is None
+    assert CheckpointFolder(_root(again)).latest() is None
     assert list((again / "tiny").iterdir()) == []
 
 
@@ -266,8 +266,8 @@ def test_a_read_only_volume_is_named_with_the_remedy(volume: Callable[[str], Pat
     for attempt in (1, 2):
         with pytest.raises(StorageError, match=f"{place} can't be written: Read-only .*its claim must allow writing"):
             take_over(place, Holder(attempt))
-    latest = checkpoints.latest(root)
-    assert latest is not None and latest.name == "update-00000001"
+    latest = CheckpointFolder(root).latest()
+    assert latest is not None and Path(latest).name == "update-00000001"
 
 
 def test_a_full_volume_is_named_with_the_remedy(volume: Callable[[str], Path]) -> None:
@@ -278,8 +278,8 @@ def test_a_full_volume_is_named_with_the_remedy(volume: Callable[[str], Path]) -
         (place / "ballast").write_bytes(b"\0" * (1 << 20))
     with pytest.raises(StorageError, match=f"{place} can't be written: No space.*enlarge its claim"):
         take_over(place, Holder(1))
-    latest = checkpoints.latest(root)
-    assert latest is not None and (latest / "weights.distcp").read_bytes() == b"weights"
+    latest = CheckpointFolder(root).latest()
+    assert latest is not None and Path(latest, "weights.distcp").read_bytes() == b"weights"
     (place / "ballast").unlink()
     assert _root(take_over(place, Holder(1))) == root
 

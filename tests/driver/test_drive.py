@@ -27,7 +27,7 @@ from tapforge_trainer.cluster import driver
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.driver import drive, report_killed
 from tapforge_trainer.cluster.storage import Holder, StorageError, folder_of, newest, take_over
-from tapforge_trainer.policy import checkpoints
+from tapforge_trainer.policy.checkpoint_storage import CheckpointFolder
 from tapforge_trainer.progress import Progress
 from tapforge_trainer.report import wanted
 from tapforge_trainer.shutdown import StopSignal
@@ -79,11 +79,12 @@ def _leave_checkpoint(attempt: Attempt, update: int) -> Path:
     folder = take_over(attempt.storage, attempt.holder) / RUN
     root = folder / "checkpoints"
     root.mkdir(parents=True)
-    place, partial = root / f"update-{update:08d}", root / ".partial-x"
-    checkpoints._prepare(root, partial)
     driver = {"run": RUN, "uid": "uid-1", "update": update, "version": update, "episodes": 7, "success": 0.5}
-    checkpoints._publish(root, partial, place, {"format": 2, "update": update, "driver": driver}, keep=2)
-    return place
+    document = {"format": 3, "update": update, "driver": driver}
+    draft = CheckpointFolder(root).draft(update)
+    CheckpointFolder(root).begin(draft, document)
+    CheckpointFolder(root).publish(draft, document, {}, keep=2)
+    return Path(draft.place)
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------

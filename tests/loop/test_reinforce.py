@@ -20,6 +20,7 @@ from tapforge_trainer.assembly import arena_of
 from tapforge_trainer.frame_handles import FramesLost
 from tapforge_trainer.loop import reinforce
 from tapforge_trainer.parts import Parts
+from tapforge_trainer.policy.checkpoints import Written
 from tapforge_trainer.policy.driver import PolicySettings
 from tapforge_trainer.progress import Progress
 from tapforge_trainer.rollout.frames import FrameStore
@@ -95,9 +96,12 @@ class Policy:
         self.generator.version = version
         return 0.0
 
-    async def save(self, update: int, state: dict[str, Any]) -> Path:
+    async def save(self, update: int, state: dict[str, Any], report: Callable[[Written], None]) -> None:
         self.saved.append((update, state))
-        return Path(f"update-{update}")
+        report(Written(update, f"update-{update}", 0.0, 0.0, 0, 0.0))
+
+    async def settle(self) -> None:
+        return
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ class Engines:
 
 def policy_of(monkeypatch: pytest.MonkeyPatch, outcomes: list[Any], given: list[int]) -> tuple[Policy, Engines]:
     """`outcomes`: of the rounds of weights; `given`: the versions that they gave."""
-    policy = Policy(PolicySettings(EngineSettings("nowhere", (1,), (1,)), None, checkpoints=Path("nowhere")))
+    policy = Policy(PolicySettings(EngineSettings("nowhere", (1,), (1,)), None))
     engines = Engines()
 
     async def synchronize(learner: Any, engines: Engines, probe: Any, version: int, **_: Any) -> float:

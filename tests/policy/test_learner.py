@@ -22,7 +22,7 @@ from tiny_samples import PlainFrames, Tiny, at_hand, plain_logprobs, plain_model
 from tapforge_trainer.algorithms.losses import policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.frame_handles import BatchFrames, FramesLost
-from tapforge_trainer.policy import checkpoints
+from tapforge_trainer.policy import checkpoint_storage, checkpoints, rank_state
 from tapforge_trainer.policy.batches import MicroBatchPlan, SampleError, TokenBatch, plan_micro_batches
 from tapforge_trainer.policy.export import export
 from tapforge_trainer.policy.forward import VLPolicy
@@ -211,12 +211,12 @@ async def test_another_number_of_ranks_goes_on(tiny: Tiny, fresh: Learner, tmp_p
     samples, frames = tiny.mixed()
     settings = UpdateSettings(objective=OBJECTIVE, learning_rate=1e-3)
     await fresh.update(samples, at_hand(samples, frames), settings, 0)
-    folder = await checkpoints.save(fresh, tmp_path, 1, {})
+    folder = (await checkpoints.save(fresh, tmp_path, 1, {})).path
     await fresh.update(samples, at_hand(samples, frames), settings, 1)
     expected = load(await weights(fresh))
     one = Rank(tiny.learner_settings(ranks=1), 0, torch.distributed.HashStore())
     try:
-        checkpoints._load_rank(one, str(folder), checkpoints.read_state(folder)["counters"])
+        rank_state.load(one, folder, checkpoints.read_state(folder), moments=True)
         data = tiny.token_batch(samples)
         counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
         one.update(
@@ -241,19 +241,19 @@ async def test_a_full_disk_leaves_the_checkpoint_before(
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "_flush", full)
+        patch.setattr(checkpoint_storage, "flush", full)
         with pytest.raises(
             checkpoints.CheckpointError, match=r"update-00000002.*disk is full.*update-00000001 is still"
         ):
             await checkpoints.save(fresh, tmp_path, 2, {"n": 2})
-    assert checkpoints.latest(tmp_path) == tmp_path / "update-00000001"
+    assert checkpoints.latest(tmp_path) == str(tmp_path / "update-00000001")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "update-00000001"]
     assert await checkpoints.load(fresh, tmp_path) == {"n": 1}
 
 
 async def test_ranks_that_do_not_see_the_drivers_folder_say_so(fresh: Learner, tmp_path: Path) -> None:
     with pytest.raises(LearnerError, match=r"nowhere is the driver's.*a volume that all of them mount"):
-        await fresh.run(checkpoints._save_rank, str(tmp_path / "nowhere"))
+        await fresh.run(rank_state.stage, str(tmp_path / "nowhere"))
     assert list(tmp_path.iterdir()) == []
     await checkpoints.save(fresh, tmp_path, 1, {})
 
@@ -302,7 +302,7 @@ async def test_the_newest_checkpoints_are_kept(fresh: Learner, tmp_path: Path) -
 
 
 async def test_a_damaged_checkpoint_is_named(fresh: Learner, tmp_path: Path) -> None:
-    folder = await checkpoints.save(fresh, tmp_path, 1, {})
+    folder = Path((await checkpoints.save(fresh, tmp_path, 1, {})).path)
     state = json.loads((folder / "state.json").read_text())
     (folder / "state.json").write_text(json.dumps(state | {"format": 99}))
     with pytest.raises(checkpoints.CheckpointError, match="format 99"):

@@ -16,6 +16,7 @@ from tapforge_api import TrainingRun
 from tapforge_api.pool import Protocol
 
 from .model_source.folder import folder_faults
+from .object_storage import is_uri, uri_error
 from .policy.models import FolderError
 from .policy.models.check import check_folder
 from .tasks.contamination import Contamination
@@ -29,8 +30,17 @@ def folder_of(run: TrainingRun, runs: Path = RUNS) -> Path:
     return runs / run.metadata.name
 
 
-def checkpoint_directory(run: TrainingRun, runs: Path = RUNS) -> str:
-    return run.spec.checkpoints.directory or str(folder_of(run, runs) / "checkpoints")
+def checkpoints_of(run: TrainingRun, folder: Path) -> Path:
+    """Where the run of this folder keeps its checkpoints; where they are in object storage, what the driver knows of
+    them."""
+    given = run.spec.checkpoints.directory
+    return folder / "checkpoints" if given is None else Path(given)
+
+
+def checkpoint_uri(run: TrainingRun) -> str | None:
+    """Where in object storage; None: they are in a folder."""
+    uri = run.spec.checkpoints.uri
+    return None if uri is None else f"{uri.rstrip('/')}/{run.metadata.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +76,14 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
         errors += error
     if (measured := spec.evaluation.tasks.file) is not None:
         errors += _counted(lambda: len(read_tasks(Path(measured), protocol).tasks), "spec.evaluation.tasks.file")[1]
-    if (resume := spec.checkpoints.resume_from) is not None and not Path(resume).is_dir():
-        errors.append(f"spec.checkpoints.resumeFrom: {_why_no_folder(Path(resume))}")
-    kept = Path(checkpoint_directory(run, runs))
+    if (resume := spec.checkpoints.resume_from) is not None:
+        if is_uri(resume):
+            errors += _uri_errors("spec.checkpoints.resumeFrom", resume)
+        elif not Path(resume).is_dir():
+            errors.append(f"spec.checkpoints.resumeFrom: {_why_no_folder(Path(resume))}")
+    if spec.checkpoints.uri is not None:
+        errors += _uri_errors("spec.checkpoints.uri", spec.checkpoints.uri, writable=True)
+    kept = checkpoints_of(run, folder_of(run, runs))
     places = {"the run's folder": folder_of(run, runs), "spec.checkpoints.directory": kept}
     for name, place in places.items():
         if why := _why_not_writable(place):
@@ -114,6 +129,10 @@ def _counted(count: Callable[[], int | None], field: str) -> tuple[int | None, l
         return count(), []
     except (TaskError, SlotError) as error:
         return None, [f"{field}: {error}"]
+
+
+def _uri_errors(field: str, uri: str, *, writable: bool = False) -> list[str]:
+    return [f"{field}: {why}"] if (why := uri_error(uri, writable=writable)) else []
 
 
 def _why_no_folder(path: Path) -> str:

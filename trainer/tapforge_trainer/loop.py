@@ -26,6 +26,7 @@ from .batch import BatchRules, build_batch
 from .evaluation import measure
 from .frame_handles import BatchFrames, FramesLost
 from .parts import Parts
+from .policy.checkpoint_storage import Superseded
 from .progress import Counters, Progress, Saved, kept, needed_episodes, resumed
 from .records import GroupRecord, Sampling
 from .rollout.recording import FRAMES
@@ -37,9 +38,12 @@ from .tasks.selection import training_tasks
 from .tasks.source import TaskSource
 
 if TYPE_CHECKING:
+    from .policy.checkpoints import Written
     from .policy.learner import Learner
 
 
+#: of a stop's grace that a checkpoint may take: an update is finished before
+_SHARE_OF_GRACE = 0.5
 #: times that a batch whose frames are lost comes again: where they are lost each time, object stores are too small
 _PUT_BACKS = 3
 
@@ -92,15 +96,40 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
                     await measure(parts, f"update-{progress.update}", progress)
 
 
-async def save(parts: Parts, progress: Progress) -> None:
-    """A checkpoint from which the next update can be made."""
+async def save(parts: Parts, progress: Progress, *, wait: bool = False) -> None:
+    """A checkpoint from which the next update can be made. It is written while the run goes on. `wait`: until it is
+    complete."""
     session = time.monotonic() - parts.telemetry.started
     state = asdict(replace(progress, seconds_earlier=progress.seconds_earlier + session))
     view = parts.telemetry.view
     stage, view.stage = view.stage, "Checkpointing"
-    place = await parts.policy.save(progress.update, state)
-    view.stage, view.saved = stage, Saved(progress.update, time.time(), str(place))
-    parts.telemetry.event("checkpoint", update=progress.update)
+    await parts.policy.save(progress.update, state, partial(_saved, parts))
+    if wait:
+        await parts.policy.settle()
+    view.stage = stage
+
+
+def _saved(parts: Parts, written: Written) -> None:
+    """The checkpoint is complete."""
+    telemetry, stop = parts.telemetry, parts.stop
+    telemetry.view.saved = Saved(written.update, written.saved, written.path)
+    figures = {name: getattr(written, name) for name in ("seconds", "seconds_stalled", "bytes")}
+    telemetry.event("checkpoint", update=written.update, path=written.path, **figures)
+    if short := grace_note(written.seconds, stop.grace, stop.requested.is_set()):
+        telemetry.note(short)
+
+
+def grace_note(seconds: float, grace: float, stopping: bool) -> str:
+    """Why the grace of a stop is too short for a checkpoint that took so long; empty: it is enough. Times are
+    seconds."""
+    if seconds <= grace * _SHARE_OF_GRACE:
+        return ""
+    said = "took" if stopping else "takes"
+    return (
+        f"a checkpoint {said} {seconds:.0f} s, and a stop has {grace:.0f} s for it and for the update under way: what "
+        "doesn't fit is lost. Set spec.cluster.suspendGraceSeconds (on a laptop --grace) to "
+        f"{seconds / _SHARE_OF_GRACE:.0f} or more"
+    )
 
 
 # --- the rollout beside the loop --------------------------------------------------------------------------------------
@@ -170,20 +199,20 @@ class _Rollout:
             yield
             self.scheduler.resume()
 
-    async def save(self) -> None:
+    async def save(self, *, wait: bool = False) -> None:
         progress, buffer = self.progress, self.scheduler.buffer
         self.counters.count(self.scheduler.stats())
         progress.unfinished, progress.next_order = kept(buffer.unfinished()), buffer.next_order
         progress.tasks, progress.quarantined = self.tasks.state, dict(self.tasks.quarantined)
         started = time.monotonic()
-        await save(self.parts, progress)
+        await save(self.parts, progress, wait=wait)
         self.saved, self.saving = progress.update, time.monotonic() - started
 
     async def rescue(self, error: Exception) -> None:
         """The rollout failed, the learner did not: its updates since the last checkpoint are kept if that is
         possible."""
         try:
-            await self.save()
+            await self.save(wait=True)
             error.add_note(f"update {self.progress.update} is saved; started again, the run resumes from there")
         except Exception as lost:  # noqa: BLE001 - the first error is the one to be raised
             error.add_note(str(lost))
@@ -197,7 +226,7 @@ async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
     parts.telemetry.phase("reinforcement", "Training")
     gc.collect()
     gc.freeze()  # what is there now stays: full collections, which hold the event loop, need not look through it
-    spared = partial(needed_episodes, parts.policy.settings.checkpoints)
+    spared = partial(needed_episodes, parts.checkpoints)
     recorder = await parts.arena.record(folder, parts.arena.retention, spared)
     progress.starts = 1 + max(progress.starts, _sessions(parts))
     parts.telemetry.event("reinforcement", update=progress.update, version=progress.version)
@@ -228,9 +257,10 @@ async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
         with suppress(Interrupted):
             yield rollout
         if rollout.saved != progress.update or parts.stop.requested.is_set():  # episodes ended since the checkpoint
-            await rollout.save()
+            await rollout.save(wait=True)
+        await parts.policy.settle()
     except Exception as error:
-        if not rollout.torn:
+        if not rollout.torn and not isinstance(error, Superseded):
             await rollout.rescue(error)
         raise
     finally:

@@ -27,6 +27,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from .storage_errors import Conflict, StorageError, code_of, explained, refused, scheme_of
+
+__all__ = ["Conflict", "StorageError", "Store", "StoredObject", "is_uri", "open_store", "storage_options", "uri_error"]
+
 #: for one small request with its retries, seconds
 _SECONDS: Final = 60.0
 #: bytes per second that a transfer may fall to
@@ -48,20 +52,10 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     },
     "gs": {"skip_instance_cache": True, "use_listings_cache": False, "requests_timeout": 60},
 }
-_NAMES: Final = {"s3a": "s3", "gcs": "gs", "local": "file"}
 _CONDITIONAL: Final = ("s3", "gs", "file", "memory")
 _EXTRAS: Final = {"s3": "s3fs", "gs": "gcsfs"}
-_EXPIRED: Final = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
 _URI: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.ASCII)
 _MEMORY: Final = threading.Lock()
-
-
-class StorageError(RuntimeError):
-    """A store that can't be used. The message names the URI, the cause and the remedy."""
-
-
-class Conflict(StorageError):
-    """The object is not as the caller knew it: nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +69,6 @@ class StoredObject:
 def is_uri(text: str | Path) -> bool:
     """Whether it names a store rather than a folder of this machine."""
     return _URI.match(str(text)) is not None
-
-
-def scheme_of(uri: str) -> str:
-    scheme = urlsplit(uri).scheme
-    return _NAMES.get(scheme, scheme)
 
 
 def uri_error(uri: str, *, writable: bool = False) -> str | None:
@@ -169,7 +158,7 @@ class Store:
             try:
                 info = self._call("info", self._place(path))
             except FileNotFoundError as error:
-                if _code(error) == "NoSuchBucket":
+                if code_of(error) == "NoSuchBucket":
                     raise
                 return None
             return self._etag(self._place(path), info)
@@ -191,7 +180,7 @@ class Store:
                 data = self._call("cat_file", place)
                 return data, _digest(data)
             except FileNotFoundError as error:
-                if _code(error) == "NoSuchBucket":
+                if code_of(error) == "NoSuchBucket":
                     raise
                 return None
 
@@ -218,12 +207,12 @@ class Store:
                 try:
                     return self._write(self._place(path), data, if_none_match, if_match)
                 except (OSError, ValueError, RuntimeError) as error:
-                    if not (if_none_match or if_match is not None) or not _refused(error):
+                    if not (if_none_match or if_match is not None) or not refused(error):
                         raise
                     found = self.read(path)
                     if found is not None and found[0] == data:
                         return found[1]  # it had been written, and the answer was lost
-                    if tries_left and _code(error) == "ConditionalRequestConflict":
+                    if tries_left and code_of(error) == "ConditionalRequestConflict":
                         continue
                     raise Conflict(f"{self.uri_of(path)} has been written by somebody else meanwhile") from error
         raise AssertionError("the last try returns or raises")
@@ -257,12 +246,15 @@ class Store:
             with self._explained(prefix), suppress(FileNotFoundError):
                 self._fs.rm(self._place(prefix), recursive=True)
 
-    def check_conditions(self, path: str, etag: str) -> None:
-        """Raises StorageError where a conditional write is not refused though it has to be. `etag`: not that of the
-        object at `path`."""
+    def check_conditions(self, path: str) -> None:
+        """Raises StorageError where a conditional write to `path`, which is used for nothing else, is not refused
+        though it has to be."""
+        first = self.put(path, b"1")
+        self.put(path, b"2")
         try:
-            self.put(path, b"", if_match=etag)
+            self.put(path, b"3", if_match=first)
         except Conflict:
+            self.delete([path])
             return
         raise StorageError(
             f"{self.uri}: its server ignores conditional writes (If-Match), by which attempts of a run are kept apart; "
@@ -332,52 +324,6 @@ class Store:
             raise
         except Exception as error:  # each library has errors of its own
             raise explained(error, self.uri_of(path) if path else self.uri) from error
-
-
-def explained(error: BaseException, uri: str) -> StorageError:
-    """What a library's error means."""
-    code, scheme = _code(error), scheme_of(uri)
-    words = " ".join(str(error).split()) or type(error).__name__
-    rights = "credentials with the right to list, read, write and delete there"
-    if isinstance(error, TimeoutError) or type(error).__name__ in ("FSTimeoutError", "ReadTimeoutError"):
-        return StorageError(f"{uri}: no answer in time; see whether the store is up and can be reached from here")
-    if code in _EXPIRED or "expired" in words.lower():
-        return StorageError(
-            f"{uri}: the credentials have expired ({words}); use such as the library renews by itself (a role of the "
-            "machine or of the service account), or give new ones"
-        )
-    if code in ("NoSuchBucket", "404") and scheme in ("s3", "gs"):
-        return StorageError(f"{uri}: there is no bucket {urlsplit(uri).netloc} ({words}); make it, or correct the URI")
-    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"):
-        return StorageError(f"{uri}: there are no credentials ({words}); give {rights}")
-    if isinstance(error, PermissionError) or code in ("401", "403") or words.startswith("Forbidden"):
-        return StorageError(f"{uri}: access is denied ({code or 'no permission'}: {words}); give {rights}")
-    if isinstance(error, FileNotFoundError):
-        return StorageError(f"{uri} is not there")
-    return StorageError(f"{uri} failed: {type(error).__name__}: {words}")
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _code(error: BaseException) -> str:
-    """The server's own word for it; "": it gave none."""
-    for one in _chain(error):
-        response = getattr(one, "response", None)
-        if isinstance(response, dict) and "Error" in response:
-            return str(response["Error"].get("Code", ""))
-        if type(one).__name__ == "HttpError":
-            return str(getattr(one, "code", None) or "")
-    return ""
-
-
-def _refused(error: BaseException) -> bool:
-    """Whether the condition of a write did not hold."""
-    codes = ("PreconditionFailed", "ConditionalRequestConflict", "412", "NoSuchKey")
-    return isinstance(error, FileExistsError) or _code(error) in codes
 
 
 def _digest(data: bytes) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tapforge_api import TrainingRun
 
 from .assembly import Arena
+from .local_files import checkpoints_of
 from .policy.driver import Policy
 from .progress import Progress, ended
 from .shutdown import StopSignal
@@ -27,6 +28,11 @@ class Parts:
     stop: StopSignal
     #: the checkpoint of another run whose weights this one started with, in words; "" for none
     warm_started_from: str = ""
+
+    @property
+    def checkpoints(self) -> Path:
+        """The run's folder of them; where they are in object storage, of what the driver knows of them."""
+        return checkpoints_of(self.run, self.folder)
 
     def finished(self, progress: Progress) -> str:
         """Which limit of `spec.stop`, as it was edited last, is reached, in words; empty: none."""

@@ -18,7 +18,7 @@ from tapforge_api.environment import EnvironmentSource
 from tapforge_api.model import ModelSource
 from tapforge_api.training_run import TrainingRunSpec
 
-from .local_files import NO_FILES, RUNS, LocalFiles, checkpoint_directory, folder_of, number_of
+from .local_files import NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
 from .tasks.contamination import Contamination
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         held_out=str(shared) if shared is not None and shared.clean else None,
         ends=_ends(run),
         folder=str(folder_of(run, runs)),
-        checkpoints=checkpoint_directory(run, runs),
+        checkpoints=checkpoint_uri(run) or str(checkpoints_of(run, folder_of(run, runs))),
         notes=_notes(run, slots, shared),
     )
 

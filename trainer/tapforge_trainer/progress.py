@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapforge_api.learning import Stop
 from tapforge_envs.protocol import Task
@@ -21,6 +21,9 @@ from tapforge_envs.protocol import Task
 from .rollout.groups import Resumed
 from .rollout.recording import Recording
 from .rollout.stats import RolloutStats, by_length, rate_of
+
+if TYPE_CHECKING:
+    from .policy.checkpoint_storage import Place
 
 log = logging.getLogger(__name__)
 
@@ -61,28 +64,29 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that is complete. `time` is unix seconds."""
+    """A checkpoint that is complete. `time` is unix seconds; `path` a folder or a URI."""
 
     update: int
     time: float
     path: str
 
 
-def newest_checkpoint(checkpoints: Path) -> Saved | None:
-    """The newest one in a folder of checkpoints. Raises CheckpointError for one that can't be read."""
-    from .policy.checkpoints import latest, read_state
+def newest_checkpoint(place: Place) -> Saved | None:
+    """The newest one that is there. Raises CheckpointError for one that can't be read, and StorageError."""
+    from .policy.checkpoint_storage import read_state
 
-    folder = latest(checkpoints)
-    if folder is None:
+    newest = place.latest()
+    if newest is None:
         return None
-    return Saved(read_state(folder)["update"], folder.stat().st_mtime, str(folder))
+    document = read_state(newest)
+    return Saved(document["update"], document.get("time") or Path(newest).stat().st_mtime, newest)
 
 
 def progress_of(saved: Saved) -> Progress:
     """The driver's state in a checkpoint. Raises CheckpointError."""
-    from .policy.checkpoints import read_state
+    from .policy.checkpoint_storage import read_state
 
-    return Progress(**read_state(Path(saved.path))["driver"])
+    return Progress(**read_state(saved.path)["driver"])
 
 
 class Counters:
@@ -120,8 +124,9 @@ class Counters:
 
 
 def needed_episodes(checkpoints: Path) -> set[str]:
-    """Of which the recording has to be kept: those of the groups under way at any checkpoint that is still there."""
-    from .policy.checkpoints import CheckpointError, read_state
+    """Of which the recording has to be kept: those of the groups under way at any checkpoint that is still there, or
+    being written."""
+    from .policy.checkpoint_storage import CheckpointError, read_state
 
     needed = set[str]()
     for folder in checkpoints.glob("*update-*"):  # also one that is just being replaced

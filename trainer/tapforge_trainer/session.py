@@ -31,17 +31,19 @@ from .doctor.command import preflight
 from .evaluation import measure, measure_baselines
 from .fleet import written
 from .frame_budget import budget_error, frame_budget
-from .local_files import folder_of
+from .local_files import checkpoint_uri, checkpoints_of, folder_of
 from .loggers.session import logged
 from .loop import reinforce, save
 from .machine import Machine, NoDevice, device_of, rollout_workers
 from .model_source.ref import ModelError, ModelRef, ModelRefused
 from .parts import Parts
+from .policy.checkpoint_storage import Holder, Place, place_of
 from .policy.driver import Policy, PolicySettings, in_cluster, object_store_bytes, wait_for_gpus
 from .policy.recorder_actor import RecorderProcess
 from .policy.rollout_actor import start_rollout_actor
-from .progress import Progress, belongs, newest_checkpoint
+from .progress import Progress, newest_checkpoint
 from .report import print_summary, summarize, wanted, write_report
+from .resuming import resumed_from, settled
 from .rollout.baselines import baselines
 from .rollout.remote_players import RemotePlayers
 from .rollout.worker import RolloutWorker
@@ -67,9 +69,13 @@ from .warm_start import warm_start
 log = logging.getLogger(__name__)
 
 
-async def run_session(run: TrainingRun, runs: Path, stop: StopSignal, view: View, uid: str = "") -> int:
-    """`uid`: of the run, on a cluster. Raises Interrupted when a stop was requested."""
+async def run_session(
+    run: TrainingRun, runs: Path, stop: StopSignal, view: View, uid: str = "", holder: Holder | None = None
+) -> int:
+    """`uid`: of the run, on a cluster; `holder`: as which this process writes checkpoints to a store, None: as the
+    latest one. Raises Interrupted when a stop was requested."""
     folder = folder_of(run, runs)
+    holder = holder or Holder(0, int(time.time() * 1000))
     with locked(folder):
         write_spec(folder, run)
         run = _limited(run, stop)
@@ -83,7 +89,7 @@ async def run_session(run: TrainingRun, runs: Path, stop: StopSignal, view: View
                     try:
                         preflight(run, folder, telemetry)
                         async with logged(run, folder, telemetry):
-                            summary = await _trained(run, folder, telemetry, stop, uid)
+                            summary = await _trained(run, folder, telemetry, stop, uid, holder)
                     except Interrupted:
                         telemetry.phase("stopped; the same command resumes from the last checkpoint", "Stopped")
                         raise
@@ -92,9 +98,13 @@ async def run_session(run: TrainingRun, runs: Path, stop: StopSignal, view: View
     return 0
 
 
-async def _trained(run: TrainingRun, folder: Path, telemetry: Telemetry, stop: StopSignal, uid: str) -> dict[str, Any]:
+async def _trained(
+    run: TrainingRun, folder: Path, telemetry: Telemetry, stop: StopSignal, uid: str, holder: Holder
+) -> dict[str, Any]:
     """Everything that is left to do of a run. Returns its summary."""
-    async with running(run, folder, telemetry, stop, uid=uid) as (parts, resumed):
+    place = place_of(checkpoints_of(run, folder), checkpoint_uri(run), holder)
+    await asyncio.to_thread(place.take_over)
+    async with running(run, folder, telemetry, stop, uid=uid, place=place) as (parts, resumed), settled(parts.policy):
         progress = resumed or Progress()
         progress.run, progress.uid = run.metadata.name, uid
         seconds_start = time.monotonic() - telemetry.started
@@ -140,7 +150,7 @@ async def _before(parts: Parts, progress: Progress, resumed: bool) -> dict[str, 
         parts.telemetry.note(f"resuming after update {progress.update}")
     elif any(e["event"] == "update" for e in events):
         raise ConfigurationError(
-            f"{parts.folder} holds updates, but {parts.policy.settings.checkpoints} no checkpoint to resume from: name "
+            f"{parts.folder} holds updates, but {parts.policy.settings.place.root} no checkpoint to resume from: name "
             "one of this run in spec.checkpoints.resumeFrom, or give it another metadata.name"
         )
     elif parts.warm_started_from:
@@ -258,13 +268,15 @@ async def running(
     learner: bool = True,
     engines: bool = True,
     resume: bool = True,
+    place: Place | None = None,
 ) -> AsyncIterator[tuple[Parts, Progress | None]]:
     """Phones, learner and engines, started side by side; with the run's last checkpoint loaded and its progress, None
-    where there is none. Closed in any case. `uid`: of the run, on a cluster."""
+    where there is none. Closed in any case. `uid`: of the run, on a cluster; `place`: where checkpoints are written,
+    None: they are only read."""
     started = time.monotonic()
-    checkpoints = run.spec.checkpoints.directory or str(folder / "checkpoints")
+    checkpoints = checkpoints_of(run, folder)
     # Only here: a folder that is taken away while a run is under way must not come back (cluster/storage.py).
-    Path(checkpoints).parent.mkdir(parents=True, exist_ok=True)
+    checkpoints.parent.mkdir(parents=True, exist_ok=True)
     machine = Machine.local()
     try:
         device = device_of(run, machine, in_cluster=in_cluster())
@@ -303,7 +315,7 @@ async def running(
             learner=assembly.learner_settings(run, model, agent, machine, device, source) if learner else None,
             replicas=run.spec.engine.replicas,
             mid_episode=run.spec.sync.mid_episode,
-            checkpoints=Path(checkpoints),
+            place=place or place_of(checkpoints, checkpoint_uri(run)),
             keep=run.spec.checkpoints.keep,
             tolerance=run.spec.sync.tolerance,
             sync_seconds=run.spec.deadlines.sync_seconds,
@@ -320,9 +332,9 @@ async def running(
         await unless_stopped(stop, together(_started(policy, source), *phones))
         if engines:
             telemetry.view.slots, telemetry.view.slots_wanted = slots, assembly.slots_wanted(run)
-        progress, warm_started_from = await _resumed(run, policy, uid) if learner and resume else (None, "")
+        progress, warm_started_from = await resumed_from(run, policy, uid) if learner and resume else (None, "")
         if progress is not None:
-            telemetry.view.resume(progress, newest_checkpoint(policy.settings.checkpoints))
+            telemetry.view.resume(progress, await asyncio.to_thread(newest_checkpoint, policy.settings.place))
         if isinstance(player, RemotePlayers):
             player.use_engines(policy.engine_connection)
             policy.follow_engines(lambda _: player.use_engines(policy.engine_connection))
@@ -371,22 +383,6 @@ async def _started(policy: Policy, model: ModelRef) -> None:
             raise kind(str(refused)) from error
         error.add_note(f"the model is {model.shown}")
         raise
-
-
-async def _resumed(run: TrainingRun, policy: Policy, uid: str) -> tuple[Progress | None, str]:
-    """Loads the checkpoint to resume from, and returns its progress. One of another run only gives its weights, and
-    only while this run has no checkpoint of its own: then it returns no progress, but what that checkpoint is."""
-    given = run.spec.checkpoints.resume_from
-    inside = given is not None and Path(given).resolve().is_relative_to(policy.settings.checkpoints.resolve())
-    state = None if inside else await policy.resume()
-    if state is not None or given is None:
-        return (None if state is None else Progress(**state)), ""
-    state = await policy.resume(Path(given))
-    assert state is not None, "a folder that is named is read or refused"
-    if inside or belongs(state, run.metadata.name, uid):
-        return Progress(**state), ""
-    await policy.forget_optimizer()  # its memory is of what the other run learned, and at whose rate
-    return None, f"{given} (update {state['update']} of {state.get('run') or 'another run'})"
 
 
 def _shown(results: dict[str, dict[str, Any]]) -> str:

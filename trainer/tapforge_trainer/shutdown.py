@@ -182,8 +182,12 @@ def handling_signals(stop: StopSignal) -> Iterator[None]:
 
 def failure_of(error: BaseException) -> tuple[int, str] | None:
     """Exit code and message of a failure; None for a programming error. Imports heavy packages."""
-    from tapforge_api.progress import EXIT_CONFIGURATION, EXIT_FAILED
+    from tapforge_api.progress import EXIT_CONFIGURATION, EXIT_FAILED, EXIT_STOPPED
 
+    from .policy.checkpoint_storage import Superseded
+
+    if isinstance(error, Superseded):  # started again it would only take the run from the other one
+        return EXIT_STOPPED, message_of(error)
     if isinstance(error, _configuration_errors()):
         return EXIT_CONFIGURATION, message_of(error)
     return (EXIT_FAILED, message_of(error)) if isinstance(error, _other_errors()) else None
@@ -209,6 +213,7 @@ def _other_errors() -> tuple[type[Exception], ...]:
 
     from .assembly import SetupError
     from .frames import FrameError
+    from .object_storage import StorageError
     from .policy.checkpoints import CheckpointError
     from .policy.engine_client import EngineError
     from .policy.learner import LearnerError
@@ -221,7 +226,7 @@ def _other_errors() -> tuple[type[Exception], ...]:
 
     setup = (SetupError, SlotError, TaskError, UnknownTask)
     policy = (LearnerError, EngineError, SyncMismatch, CheckpointError)
-    return (*setup, *policy, WorkerError, RolloutError, RecordingError, FrameError, ReportError, OSError)
+    return (*setup, *policy, StorageError, WorkerError, RolloutError, RecordingError, FrameError, ReportError, OSError)
 
 
 # --- subreaper --------------------------------------------------------------------------------------------------------

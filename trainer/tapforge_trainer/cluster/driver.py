@@ -21,8 +21,8 @@ from tapforge_envs.slots.broker_calls import Access
 from tapforge_envs.slots.source import SlotError
 
 from ..assembly import ConfigurationError, inspect
-from ..local_files import folder_of
-from ..policy.checkpoints import CheckpointError
+from ..local_files import checkpoint_uri, checkpoints_of, folder_of
+from ..policy.checkpoint_storage import CheckpointError, CheckpointFolder, place_of
 from ..progress import Progress, ended, newest_checkpoint, progress_of
 from ..session import run_session
 from ..shutdown import Interrupted, StopReason, StopSignal, failure_of, run_until_aborted
@@ -99,25 +99,37 @@ async def _train(
         raise ConfigurationError(f"the file is of the run {run.metadata.name}, and this Pod of {attempt.run}")
     view.max_updates, view.max_seconds = run.spec.stop.max_updates, run.spec.stop.max_seconds
     runs = await asyncio.to_thread(storage.take_over, attempt.storage, attempt.holder)
-    _show_checkpoint(attempt, view)  # a folder that was taken over has another path
-    run = _placed(run, runs)
+    run = _placed(attempt, run, runs)
     inspect(run, runs)
+    place = place_of(checkpoints_of(run, folder_of(run, runs)), checkpoint_uri(run), attempt.holder)
+    await asyncio.to_thread(place.take_over)
+    saved = await asyncio.to_thread(newest_checkpoint, place)
+    view.resume(Progress() if saved is None else await asyncio.to_thread(progress_of, saved), saved)
+    if saved is not None:
+        run = _with_checkpoints(run, resume_from=None)
     # The limit that ends the run by its file may have been edited since: the answer says.
     finished = view.saved is not None and ended(run.spec.stop, progress_of(view.saved))
     if not await reporter.answered(FINAL_SECONDS if finished else _FIRST_ANSWER):
         log.warning("no answer from the operator yet; the run starts as its file says")
     if stop.requested.is_set():
         raise Interrupted("stopped")
-    return await run_session(run, runs, stop, view, attempt.uid)
+    return await run_session(run, runs, stop, view, attempt.uid, attempt.holder)
 
 
-def _placed(run: TrainingRun, runs: Path) -> TrainingRun:
-    """The run with its checkpoints in its own folder; once there are any, it resumes only from them."""
+def _placed(attempt: Attempt, run: TrainingRun, runs: Path) -> TrainingRun:
+    """The run with its checkpoints in its own folder, or in its own part of the store; once there are any, it resumes
+    only from them."""
     if run.spec.checkpoints.directory is not None:
-        log.warning("spec.checkpoints.directory counts on a laptop only; on a cluster storage does")
-    own = _checkpoints(folder_of(run, runs))
+        log.warning("spec.checkpoints.directory counts on a laptop only; on a cluster storage and uri do")
+    if (uri := run.spec.checkpoints.uri) is not None:
+        return _with_checkpoints(run, uri=f"{uri.rstrip('/')}/{attempt.namespace}/{attempt.uid}")
+    own = CheckpointFolder(_checkpoints(folder_of(run, runs)))
     given = run.spec.checkpoints.resume_from if newest_checkpoint(own) is None else None
-    checkpoints = run.spec.checkpoints.model_copy(update={"directory": None, "resume_from": given})
+    return _with_checkpoints(run, directory=None, resume_from=given)
+
+
+def _with_checkpoints(run: TrainingRun, **changes: str | None) -> TrainingRun:
+    checkpoints = run.spec.checkpoints.model_copy(update=changes)
     return run.model_copy(update={"spec": run.spec.model_copy(update={"checkpoints": checkpoints})})
 
 
@@ -140,7 +152,8 @@ def _show_checkpoint(attempt: Attempt, view: View) -> None:
         holder = storage.newest(attempt.storage)
         if holder is None or holder > attempt.holder:
             return
-        saved = newest_checkpoint(_checkpoints(storage.folder_of(attempt.storage, holder) / attempt.run))
+        folder = _checkpoints(storage.folder_of(attempt.storage, holder) / attempt.run)
+        saved = newest_checkpoint(CheckpointFolder(folder))
         view.resume(Progress() if saved is None else progress_of(saved), saved)
     except (CheckpointError, OSError, TypeError):
         log.warning("the newest checkpoint in %s can't be read", attempt.storage, exc_info=True)

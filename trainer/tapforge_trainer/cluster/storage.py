@@ -28,12 +28,15 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..assembly import SetupError
+from ..policy.checkpoint_storage import Holder, Superseded
 from ..rollout.recording import FRAMES, RECORDS
 from ..rollout.segments import open_for_appending
 from ..telemetry import EVENTS
+
+__all__ = ["Holder", "StorageError", "Superseded", "folder_of", "newest", "take_over"]
 
 #: files that are appended to, wherever they are below an attempt's folder; of those in segments the newest
 _APPENDED: Final = (RECORDS.stem, EVENTS)
@@ -42,21 +45,6 @@ _LOCK: Final = ".lock"
 _FOLDER: Final = re.compile(r"(attempt|taking)-(\d{8})(?:-(\d{13,}))?")
 #: how often another attempt may be faster
 _TRIES: Final = 5
-
-
-class Holder(NamedTuple):
-    """The owner of a run's files. The larger one counts."""
-
-    attempt: int
-    #: milliseconds since the epoch
-    started: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.attempt:08d}-{self.started:013d}"
-
-
-class Superseded(Exception):
-    """A later holder has resumed the run."""
 
 
 class StorageError(SetupError):

@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..machine import missing
 from ..records import Generator
+from .checkpoint_storage import CheckpointFolder, Place
 from .models import ModelConfig
 from .settings import EngineSettings, LearnerSettings, PauseMode
 
 if TYPE_CHECKING:
+    from .checkpoints import Checkpoints, Written
     from .learner import Learner
 
 #: environment variable by which a cluster's job finds its Ray
@@ -55,7 +57,8 @@ class PolicySettings:
     replicas: int = 1
     #: new weights arrive while answers are being sampled
     mid_episode: bool = True
-    checkpoints: Path = Path("checkpoints")
+    #: where checkpoints are
+    place: Place = CheckpointFolder(Path("checkpoints"))  # noqa: RUF009 - it is frozen
     keep: int = 2
     #: of a sync's proof; None: that of the engine's number format
     tolerance: float | None = None
@@ -74,6 +77,7 @@ class Policy:
         self._version = 0
         self._feeding: asyncio.Task[None] | None = None
         self._probe: Any = None
+        self._checkpoints: Checkpoints | None = None
         self._engines_ready: asyncio.Task[None] | None = None
         self._ray: asyncio.Task[None] | None = None
 
@@ -201,19 +205,32 @@ class Policy:
             self._learner, self._engines, self._probe, self._version, mode=mode, tolerance=tolerance, deadline=seconds
         )
 
-    async def save(self, update: int, state: Mapping[str, Any]) -> Path:
-        """A checkpoint of weights, optimizer and the driver's `state` (plain JSON). Returns its folder."""
-        from .checkpoints import save
-
+    async def save(self, update: int, state: Mapping[str, Any], report: Callable[[Written], None]) -> None:
+        """Begins a checkpoint of weights, optimizer and the driver's `state` (plain JSON), and returns when the learner
+        may go on. `report` is called when it is complete. Raises CheckpointError, also for the one before."""
+        await self.settle()
         async with self._learning:
-            return await save(self._learner, self.settings.checkpoints, update, dict(state), keep=self.settings.keep)
+            await self._written().save(update, dict(state), report)
 
-    async def resume(self, folder: Path | None = None) -> dict[str, Any] | None:
-        """Loads `folder` or the newest checkpoint; returns the driver's state, or None where there is none."""
+    async def settle(self) -> None:
+        """Returns when no checkpoint is being written. Raises CheckpointError if that failed."""
+        if self._checkpoints is not None:
+            await self._checkpoints.settle()
+
+    def _written(self) -> Checkpoints:
+        from .checkpoints import Checkpoints
+
+        if self._checkpoints is None:
+            self._checkpoints = Checkpoints(self._learner, self.settings.place, self.settings.keep)
+        return self._checkpoints
+
+    async def resume(self, where: str | None = None, *, moments: bool = True) -> dict[str, Any] | None:
+        """Loads `where`, a folder or URI, or the newest checkpoint; returns the driver's state, or None where there is
+        none. `moments`: the optimizer's as well; else it begins afresh."""
         from .checkpoints import load
 
         async with self._learning:
-            return await load(self._learner, self.settings.checkpoints, folder)
+            return await load(self._learner, self.settings.place, where, moments=moments)
 
     async def export(self, folder: Path) -> None:
         from .export import export
@@ -232,6 +249,8 @@ class Policy:
 
         if self._ray is not None:  # a thread can't be cancelled: a Ray that comes up late would be left behind
             await asyncio.gather(self._ray, return_exceptions=True)
+        if self._checkpoints is not None:
+            self._checkpoints.abandon()
         tasks = [task for task in (self._engines_ready, self._feeding) if task is not None]
         for task in tasks:
             task.cancel()

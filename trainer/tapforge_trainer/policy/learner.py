@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 #: that a rank waits for another one at the process group's store; torch.distributed's own number
 _STORE_TIMEOUT = timedelta(minutes=30)
+#: Ray's name for the thread of what goes on beside other calls
+_BESIDE = "beside"
 #: seconds after which a failed call was not the death of another rank
 _DEATH_IS_KNOWN = 30.0
 
@@ -117,6 +119,10 @@ class RankActor:
             function = pkgutil.resolve_name(function)
         return function(self._rank, *arguments)
 
+    def beside(self, function: Any, *arguments: Any) -> Any:
+        """Likewise, in a thread of its own, while the rank does something else."""
+        return self.run(function, *arguments)
+
 
 @dataclass(frozen=True, slots=True)
 class _Step:
@@ -164,7 +170,8 @@ class Learner:
         }
         gpus = 0.5 if settings.transfer == "ipc" else 1
         resources: dict[str, Any] = {"num_cpus": 0} if settings.device == "cpu" else {"num_cpus": 1, "num_gpus": gpus}
-        actor = ray.remote(RankActor).options(max_restarts=0, runtime_env={"env_vars": environment}, **resources)
+        actor = ray.remote(concurrency_groups={_BESIDE: 1})(RankActor)
+        actor = actor.options(max_restarts=0, runtime_env={"env_vars": environment}, **resources)
         self._ranks = [actor.remote(settings, index) for index in range(settings.ranks)]
 
     async def ready(self) -> None:
@@ -258,6 +265,13 @@ class Learner:
         """Calls `function(rank, *arguments)` on every rank. `function` is a MODULE:NAME where the driver must not
         import its module."""
         return await self._all("run", function, *arguments)
+
+    async def beside(self, function: str, *arguments: Any) -> list[Any]:
+        """Likewise, while other calls are carried out."""
+        references = [
+            rank.beside.options(concurrency_group=_BESIDE).remote(function, *arguments) for rank in self._ranks
+        ]
+        return await self._call(references, function, self._deadline)
 
     async def close(self) -> None:
         import ray

@@ -101,6 +101,7 @@ class Rank:
         self._loader = ThreadPoolExecutor(1, "frames")
         #: vLLM's trainer side and the engines that it is connected to, once `gpu_transfer` has connected it
         self.transfer: Any = None
+        self.saving: Any = None  #: `rank_state.Saving`, from the first checkpoint on
         #: optimizer steps so far: what the warm-up counts
         self.steps = 0
 

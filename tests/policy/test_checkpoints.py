@@ -1,0 +1,270 @@
+"""Checkpoints beside learning, of trained weights alone, and in object storage (moto's S3, through a proxy)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.s3 import Bucket, Proxy, make_bucket
+from tiny_samples import Tiny, at_hand
+
+from tapforge_trainer.algorithms.objective import Objective
+from tapforge_trainer.policy import checkpoint_storage, checkpoints, rank_state
+from tapforge_trainer.policy.checkpoint_storage import CheckpointError, CheckpointFolder, CheckpointStore, Holder
+from tapforge_trainer.policy.checkpoints import Checkpoints, Written
+from tapforge_trainer.policy.learner import Learner
+from tapforge_trainer.policy.rank import Rank
+from tapforge_trainer.policy.settings import UpdateSettings
+
+SETTINGS = UpdateSettings(objective=Objective(), learning_rate=1e-3)
+HOLDER = Holder(1, 1_795_176_000_000)
+
+
+async def weights(learner: Learner) -> bytes:
+    return bytes(await (await learner.weights()))
+
+
+async def _update(tiny: Tiny, learner: Learner, version: int = 0) -> None:
+    samples, frames = tiny.mixed()
+    await learner.update(samples, at_hand(samples, frames), SETTINGS, version)
+
+
+@pytest.fixture
+def store(s3_proxy: Proxy, s3_server: str) -> Iterator[tuple[Bucket, CheckpointStore]]:
+    bucket = make_bucket(s3_server)
+    place = CheckpointStore(bucket.uri, HOLDER)
+    place.take_over()
+    yield bucket, place
+    s3_proxy.refused = ""
+    s3_proxy.open.set()
+
+
+# --- in object storage ------------------------------------------------------------------------------------------------
+
+
+async def test_learning_goes_on_while_a_checkpoint_is_written(
+    tiny: Tiny, fresh: Learner, s3_proxy: Proxy, store: tuple[Bucket, CheckpointStore]
+) -> None:
+    """Nothing is let through until two updates are made: what arrives is what was, bit for bit, and so is what is
+    learned from there; also the driver's state is of the save."""
+    _, place = store
+    saving, written, state = Checkpoints(fresh, place), list[Written](), {"n": [1]}
+    await _update(tiny, fresh)
+    before = await weights(fresh)
+    s3_proxy.open.clear()
+    await saving.save(1, json.loads(json.dumps(state)), written.append)
+    state["n"].append(2)
+    for version in (1, 2):
+        await _update(tiny, fresh, version)
+    uninterrupted = await weights(fresh)
+    assert written == [] and place.latest() is None
+    s3_proxy.open.set()
+    await saving.settle()
+    (one,) = written
+    assert place.latest() == one.path and one.seconds > one.seconds_stalled > 0
+    assert await checkpoints.load(fresh, place) == {"n": [1]}
+    assert await weights(fresh) == before
+    for version in (1, 2):
+        await _update(tiny, fresh, version)
+    assert await weights(fresh) == uninterrupted
+
+
+async def test_credentials_that_expire_leave_the_checkpoint_before(
+    tiny: Tiny, fresh: Learner, s3_proxy: Proxy, store: tuple[Bucket, CheckpointStore]
+) -> None:
+    """The learner goes on; the failure is raised once, and the next checkpoint is made when there are new ones."""
+    bucket, place = store
+    saving = Checkpoints(fresh, place)
+    await saving.save(1, {"n": 1})
+    await saving.settle()
+    s3_proxy.refused = "ExpiredToken"
+    await saving.save(2, {"n": 2})
+    await _update(tiny, fresh)
+    with pytest.raises(
+        CheckpointError, match=r"update-00000002.*the credentials have expired.*update-00000001-.*is still there"
+    ):
+        await saving.save(3, {"n": 3})
+    s3_proxy.refused = ""
+    await saving.settle()
+    await saving.save(3, {"n": 3})
+    await saving.settle()
+    assert await checkpoints.load(fresh, place) == {"n": 3}
+    names = {key.split("/")[1] for key in bucket.names()}
+    assert sorted(name[:15] for name in names) == ["latest", "update-00000001", "update-00000003"]
+
+
+async def test_another_number_of_ranks_resumes_from_object_storage(
+    tiny: Tiny, fresh: Learner, store: tuple[Bucket, CheckpointStore]
+) -> None:
+    """Written by two, read by one."""
+    _, place = store
+    await _update(tiny, fresh)
+    written = await checkpoints.save(fresh, place, 1, {})
+    assert written.bytes > 0
+    expected = await weights(fresh)
+    one = Rank(tiny.learner_settings(ranks=1), 0, torch.distributed.HashStore())
+    try:
+        rank_state.load(one, written.path, checkpoints.read_state(written.path), moments=True)
+        from tapforge_trainer.policy.rank import pack
+
+        assert pack(one.weights()) == expected and one.steps == 1 and one.optimizer.state
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+async def test_a_part_that_is_cut_short_later_is_named(fresh: Learner, store: tuple[Bucket, CheckpointStore]) -> None:
+    bucket, place = store
+    written = await checkpoints.save(fresh, place, 1, {})
+    key = next(key for key in bucket.names() if key.endswith("__0_0.distcp"))
+    bucket.client.put_object(Bucket=bucket.name, Key=key, Body=b"short")
+    with pytest.raises(CheckpointError, match=r"update-00000001.*__0_0.distcp has 5 bytes instead of"):
+        await checkpoints.load(fresh, place)
+    with pytest.raises(CheckpointError, match="is no checkpoint"):
+        await checkpoints.load(fresh, place, written.path + "x")
+
+
+# --- a folder ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_disk_that_fills_beside_learning_is_reported_by_the_next_save(
+    tiny: Tiny, fresh: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Checkpoints(fresh, CheckpointFolder(tmp_path))
+    await saving.save(1, {"n": 1})
+    await saving.settle()
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_storage, "flush", full)
+        await saving.save(2, {"n": 2})
+        await _update(tiny, fresh)
+        with pytest.raises(CheckpointError, match=r"update-00000002.*disk is full.*update-00000001 is still there"):
+            await saving.save(3, {"n": 3})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "update-00000001"]
+    await saving.save(3, {"n": 3})
+    await saving.settle()
+    assert await checkpoints.load(fresh, tmp_path) == {"n": 3}
+
+
+async def test_one_is_written_at_a_time(fresh: Learner, tmp_path: Path) -> None:
+    saving, written = Checkpoints(fresh, CheckpointFolder(tmp_path), keep=5), list[Written]()
+    for update in range(1, 4):
+        await saving.save(update, {"n": update}, written.append)
+    await saving.settle()
+    assert [one.update for one in written] == [1, 2, 3]
+    assert sorted(path.name for path in tmp_path.glob("update-*")) == [f"update-{n:08d}" for n in (1, 2, 3)]
+
+
+# --- what is frozen ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tiny: Tiny) -> Iterator[Any]:
+    """Makes single ranks in this process, one after the other."""
+
+    def make(folder: Path | None = None, **changes: Any) -> Rank:
+        nonlocal made
+        if made:
+            torch.distributed.destroy_process_group()
+        made = True
+        settings = tiny.learner_settings(ranks=1, **changes)
+        if folder is not None:
+            settings = type(settings)(**{f: getattr(settings, f) for f in settings.__slots__} | {"model": str(folder)})
+        return Rank(settings, 0, torch.distributed.HashStore())
+
+    made = False
+    yield make
+    if made:
+        torch.distributed.destroy_process_group()
+
+
+def _write(rank: Rank, folder: Path) -> dict[str, Any]:
+    folder.mkdir()
+    found = rank_state.stage(rank, str(folder))
+    files = rank_state.written(rank, str(folder), 60.0)
+    return {"format": 3, "counters": {k: found[k] for k in ("steps", "moments")}, "base": found["base"], "files": files}
+
+
+def _names(folder: Path) -> set[str]:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    return set(FileSystemReader(folder).read_metadata().state_dict_metadata)
+
+
+def _shift(rank: Rank) -> None:
+    """As an update does it, to what is trained."""
+    for parameter in rank.policy.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.ones_like(parameter)
+    rank.optimizer.step()
+
+
+def test_what_is_frozen_is_not_in_a_checkpoint(alone: Any, tiny: Tiny, tmp_path: Path) -> None:
+    rank = alone(freeze_vision=True)
+    _shift(rank)
+    expected = {name: value.clone() for name, value in rank.weights().items()}
+    document = _write(rank, tmp_path / "a")
+    assert document["base"] is not None
+    assert not any("visual" in name for name in _names(tmp_path / "a"))
+    trained = sum(p.numel() for p in rank.policy.parameters() if p.requires_grad)
+    held = sum(document["files"].values())
+    assert rank_state.size(trained) <= held <= 1.5 * rank_state.size(trained), "and headers, large beside tiny weights"
+    again = alone(freeze_vision=True)
+    rank_state.load(again, str(tmp_path / "a"), document, moments=True)
+    for name, value in again.weights().items():
+        assert torch.equal(value, expected[name]), name
+    assert again.optimizer.state
+
+
+def test_another_base_model_is_refused(alone: Any, tiny: Tiny, tmp_path: Path) -> None:
+    """Of the same shapes: only its frozen weights differ."""
+    document = _write(alone(freeze_vision=True), tmp_path / "a")
+    other = tmp_path / "other"
+    shutil.copytree(tiny.folder, other)
+    found = load_file(other / "model.safetensors")
+    name = next(name for name in found if "visual" in name)
+    found[name] = found[name] + 1
+    save_file(found, other / "model.safetensors", {"format": "pt"})
+    rank = alone(other, freeze_vision=True)
+    with pytest.raises(ValueError, match=r"of another base model than the one in .*other: weights differ.*spec.model"):
+        rank_state.load(rank, str(tmp_path / "a"), document, moments=True)
+
+
+def test_a_whole_checkpoint_needs_no_base(alone: Any, tiny: Tiny, tmp_path: Path) -> None:
+    """Nor do those of an earlier version, which held what was frozen as well."""
+    rank = alone(freeze_vision=False)
+    _shift(rank)
+    expected = {name: value.clone() for name, value in rank.weights().items()}
+    document = _write(rank, tmp_path / "a")
+    assert document["base"] is None
+    again = alone(freeze_vision=True)
+    rank_state.load(again, str(tmp_path / "a"), document | {"format": 2}, moments=False)
+    for name, value in again.weights().items():
+        assert torch.equal(value, expected[name]), name
+    assert not again.optimizer.state and again.steps == 0
+
+
+def test_what_is_trained_now_and_was_not_saved_is_named(alone: Any, tmp_path: Path) -> None:
+    document = _write(alone(freeze_vision=True), tmp_path / "a")
+    rank = alone(freeze_vision=False)
+    with pytest.raises(ValueError, match=r"lacks \d+ parameters that this run trains: .*visual.*freezeVision"):
+        rank_state.load(rank, str(tmp_path / "a"), document, moments=True)
+
+
+def test_a_fingerprint_tells_weights_of_the_same_shape_apart(tiny: Tiny, tmp_path: Path) -> None:
+    first = rank_state.fingerprint(tiny.folder)
+    shutil.copytree(tiny.folder, tmp_path / "same")
+    config = json.loads((tmp_path / "same" / "config.json").read_text())
+    (tmp_path / "same" / "config.json").write_text(json.dumps(config | {"transformers_version": "0"}))
+    assert rank_state.fingerprint(tmp_path / "same") == first
+    (tmp_path / "same" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": "?"}))
+    assert rank_state.fingerprint(tmp_path / "same")["config"] != first["config"]
