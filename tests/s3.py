@@ -11,6 +11,7 @@ from typing import Any
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+from s3fs import S3FileSystem
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
         "AWS_EC2_METADATA_DISABLED": "true",
     }.items():
         monkeypatch.setenv(name, value)
+    S3FileSystem.clear_instance_cache()
     client = boto3.client("s3", endpoint_url=s3_server)
     name = f"bucket-{uuid.uuid4().hex[:12]}"
     client.create_bucket(Bucket=name)

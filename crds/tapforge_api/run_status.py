@@ -71,8 +71,8 @@ class TrainingRunStatus(Spec):
     )
     furthest: Count = Field(
         0,
-        description="update that the run has got to: of its newest checkpoint; without spec.checkpoints.storage, the "
-        "largest of any attempt",
+        description="update that the run has got to: of its newest checkpoint; where checkpoints are lost with the Ray "
+        "cluster, the largest of any attempt",
     )
     attempt: Attempt = Field(Attempt(), description="the newest attempt")
     ray_job: _Name = Field("", description="RayJob of the newest attempt, while it exists")

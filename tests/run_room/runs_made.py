@@ -15,6 +15,7 @@ from tapforge_operator.run.records import History, PoolSeen, RayJob, RayPod, Run
 NOON = 1795176000.0
 UID = "0d1a6d2c-9a57-4f5c-8f5e-3f0a6c1f2b11"
 #: checkpoints that last, and their volume
+BUCKET = {"uri": "s3://lab/runs"}
 SAFE = {"storage": {"volumeClaim": {"claimName": "disk"}}}
 DISK = VolumeSeen(True, ("ReadWriteMany",))
 #: environments: on somebody's pool, and on one of the run's own

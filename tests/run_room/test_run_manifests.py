@@ -9,12 +9,12 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from runs_made import SAFE, UID, Story, made
+from runs_made import BUCKET, SAFE, UID, Story, made
 
 from tapforge_api import MAX_RUN_NAME, load, load_pool, to_yaml
 from tapforge_operator import names
 from tapforge_operator.run import manifests
-from tapforge_operator.run.manifests import Broker
+from tapforge_operator.run.manifests import Broker, checkpoints_last, storage_of
 from tapforge_operator.run.records import MAX_ATTEMPTS, Run, observe_ray_job, observe_ray_pod
 from tapforge_operator.run.resolved import resolve
 
@@ -207,6 +207,19 @@ def test_without_storage_everything_is_lost_with_the_cluster_and_the_driver_know
     told = environment(pods_of(job_of())["head"])
     assert told["TAPFORGE_STORAGE"] == f"/var/lib/tapforge/work/team/{UID}"
     assert told["TAPFORGE_STORAGE_LASTS"] == "false"
+
+
+def test_object_storage_needs_no_volume_and_credentials_come_by_the_template() -> None:
+    """From a Secret, as its head and workers have it."""
+    secret = {"name": "AWS_ACCESS_KEY_ID", "valueFrom": {"secretKeyRef": {"name": "bucket", "key": "id"}}}
+    template = {"template": {"spec": {"containers": [{"name": "ray", "env": [secret]}]}}}
+    workers = [{"name": "gpu", "replicas": 2, **template}]
+    run = made(checkpoints=BUCKET, cluster={"image": "i", "head": template, "workers": workers})
+    assert storage_of(run) == (f"/var/lib/tapforge/work/team/{UID}", False) and checkpoints_last(run)
+    pods = pods_of(job_of(run))
+    for group in ("head", "gpu"):
+        assert secret in pods[group]["spec"]["containers"][0]["env"]
+        assert "tapforge-storage" not in {volume["name"] for volume in pods[group]["spec"]["volumes"]}
 
 
 def test_a_mount_of_the_users_own_is_left_alone() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from runs_made import HEAD, NOON, UID, Story, begin, job, lasting, lose, made
+from runs_made import BUCKET, HEAD, NOON, UID, Story, begin, job, lasting, lose, made
 
 from tapforge_api.learning import Stop
 from tapforge_operator.run.outcome import NODE_LOST
@@ -237,6 +237,15 @@ def test_losses_are_forgiven_to_a_run_that_gets_further() -> None:
         if story.phase != "Over" or story.condition("Failed")[0] == "False":
             begin(story)
     assert story.condition("Failed") == ("True", "BackoffLimitExceeded"), "updates without a checkpoint are lost"
+
+
+def test_checkpoints_in_object_storage_are_what_a_run_got_further_by() -> None:
+    story = Story(made(checkpoints=BUCKET, cluster={"image": "i", "backoffLimit": 1})).started()
+    for update in (3, 6, 9):
+        story.reports(update=1, checkpoint={"update": update, "path": "s3://lab/x"})
+        lose(story)
+        assert (story.run.status.failures, story.run.status.furthest) == (1, update)
+        begin(story)
 
 
 def test_without_a_storage_only_what_no_attempt_reached_before_is_further() -> None:

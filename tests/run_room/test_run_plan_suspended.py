@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from runs_made import POOL, Story, begin, job, lasting, made, pool
+from runs_made import BUCKET, POOL, Story, begin, job, lasting, made, pool
 
 
 def test_to_suspend_is_to_order_a_checkpoint_and_take_the_machines_away() -> None:
@@ -76,6 +76,23 @@ def test_a_run_that_is_applied_suspended_does_not_start() -> None:
     for _ in range(3):
         plan = story.plan(pool=pool())
     assert story.ready == ("True", "Suspended") and not plan.status.start_time and not plan.status.attempts
+
+
+def test_checkpoints_in_object_storage_outlast_a_suspension() -> None:
+    story = Story(made(checkpoints=BUCKET)).started()
+    assert "lost" not in story.run.status.message
+    path = "s3://lab/runs/team/uid/tiny/update-00000003"
+    story.reports(update=3, checkpoint={"update": 3, "path": path})
+    story.edit(suspend=True)
+    story.plan()
+    story.reports(final="stopped")
+    story.plan()
+    story.plan(jobs=())
+    story.plan()
+    assert "the checkpoint of update 3" in story.run.status.message
+    story.edit(suspend=False)
+    begin(story, 1)
+    assert story.run.status.checkpoint is not None and story.run.status.checkpoint.path == path
 
 
 def test_without_storage_a_suspension_says_what_it_costs() -> None:

@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from s3fs import S3FileSystem
 from tests.s3 import Bucket
 
 from tapforge_trainer.object_storage import Conflict, StorageError, Store, open_store, uri_error
@@ -104,8 +105,9 @@ def test_a_server_that_is_not_there(bucket: Bucket, monkeypatch: pytest.MonkeyPa
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free.getsockname()[1]}")
-    with pytest.raises(StorageError, match="s3://bucket/a.*[Cc]onnect"):
-        open_store("s3://bucket").read("a")
+    S3FileSystem.clear_instance_cache()
+    with pytest.raises(StorageError, match="s3://elsewhere/a.*[Cc]onnect"):
+        open_store("s3://elsewhere").read("a")
 
 
 def test_no_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -39,10 +39,9 @@ _SLOWEST: Final = 1_000_000
 _TRIES: Final = 3
 #: objects that one request removes
 _REMOVED: Final = 500
-#: what makes libraries give up in time, and a store that is opened anew look for new credentials
+#: what makes libraries give up in time
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "s3": {
-        "skip_instance_cache": True,
         "use_listings_cache": False,
         "config_kwargs": {
             "connect_timeout": 10,
@@ -50,7 +49,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
             "retries": {"total_max_attempts": 3, "mode": "standard"},
         },
     },
-    "gs": {"skip_instance_cache": True, "use_listings_cache": False, "requests_timeout": 60},
+    "gs": {"use_listings_cache": False, "requests_timeout": 60},
 }
 _CONDITIONAL: Final = ("s3", "gs", "file", "memory")
 _EXTRAS: Final = {"s3": "s3fs", "gs": "gcsfs"}
@@ -323,6 +322,7 @@ class Store:
         except StorageError:
             raise
         except Exception as error:  # each library has errors of its own
+            type(self._fs).clear_instance_cache()  # whoever opens it anew looks for credentials anew
             raise explained(error, self.uri_of(path) if path else self.uri) from error
 
 

@@ -10,7 +10,7 @@ from tapforge_api.run_status import Attempt, AttemptPhase, RunProgress
 
 from .. import names
 from .conditions import Situation, conditions
-from .manifests import storage_of
+from .manifests import checkpoints_last
 from .records import History, RayJob, Run, RunPlan, Seen, seconds, timestamp
 from .resolved import pool_of
 
@@ -123,9 +123,8 @@ class Draft:
         report = self.report
         if report is None:
             return
-        _, lasts = storage_of(self.run)
         checkpoint = report.checkpoint.update if report.checkpoint is not None else 0
-        reached = checkpoint if lasts else report.advance.update
+        reached = checkpoint if checkpoints_last(self.run) else report.advance.update
         if reached > self.run.status.furthest:
             self.set(furthest=reached, failures=0)
             self.remember(replace(self.history, disrupted=0))
@@ -182,5 +181,6 @@ class Draft:
 
 def storage_note(run: Run) -> str:
     """What a person should know about where checkpoints are."""
-    _, lasts = storage_of(run)
-    return "" if lasts else "; its checkpoints are lost with the Ray cluster, as spec.checkpoints.storage is not set"
+    if checkpoints_last(run):
+        return ""
+    return "; its checkpoints are lost with the Ray cluster, as neither spec.checkpoints.storage nor uri is set"

@@ -106,8 +106,13 @@ def own_pool(run: Run) -> Json:
     return {"apiVersion": API_VERSION, "kind": "EmulatorPool", "metadata": metadata, "spec": _pool_spec(run)}
 
 
+def checkpoints_last(run: Run) -> bool:
+    """Whether they outlast a Ray cluster: on a volume, or in object storage."""
+    return storage_of(run)[1] or run.spec.checkpoints.uri is not None
+
+
 def storage_of(run: Run) -> tuple[str, bool]:
-    """Root of what the run keeps, and whether it outlasts a Ray cluster."""
+    """Root of the run's folder, and whether it outlasts a Ray cluster."""
     storage = run.spec.checkpoints.storage
     own = f"{run.namespace}/{run.uid}"
     if storage is None:

@@ -27,7 +27,7 @@ from typing import Final
 
 from .conditions import Situation, ended
 from .draft import UNDECIDED, Draft, storage_note
-from .manifests import storage_of
+from .manifests import checkpoints_last
 from .outcome import PATIENCE, outcome
 from .records import History, RayJob, Run, RunPlan, Seen, seconds, timestamp
 from .resolved import resolve
@@ -120,7 +120,7 @@ def _begin(draft: Draft, number: int) -> None:
     if not status.active_time or draft.attempt.reason == SUSPENDED:
         draft.set(active_time=timestamp(draft.now))
     draft.set(attempts=number, progress=status.progress.model_copy(update={"restarts": 0, "phase": ""}))
-    if not storage_of(draft.run)[1]:
+    if not checkpoints_last(draft.run):
         draft.set(checkpoint=None)
     draft.move("Intended", number=number)
     draft.remember(replace(draft.history, intended=number))
@@ -335,8 +335,8 @@ def _completed(draft: Draft) -> str:
 
 def _checkpoint(draft: Draft) -> str:
     """What the next attempt goes on from."""
-    if not storage_of(draft.run)[1]:
-        return "its beginning, as without spec.checkpoints.storage its checkpoints are lost"
+    if not checkpoints_last(draft.run):
+        return "its beginning, as without spec.checkpoints.storage or uri its checkpoints are lost"
     report = draft.report
     checkpoint = (report.checkpoint if report is not None else None) or draft.run.status.checkpoint
     return f"the checkpoint of update {checkpoint.update}" if checkpoint is not None else "its beginning"
