@@ -4,6 +4,7 @@ seconds to start. Tests that change weights begin by putting the first ones back
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import pytest_asyncio
 from both_ends import Hand
 from safetensors.torch import load_file, save_file
+from tests.s3 import CREDENTIALS, Proxy, s3_proxy, s3_server
 from tiny_samples import Tiny
 
 from tapforge_trainer.policy.driver import _start_ray
@@ -18,6 +20,8 @@ from tapforge_trainer.policy.engines import Engines
 from tapforge_trainer.policy.learner import Learner
 from tapforge_trainer.policy.probe import Probe, make_probe
 from tapforge_trainer.tiny.folder import write_model
+
+__all__ = ["s3_proxy", "s3_server"]
 
 
 @pytest.fixture(scope="session")
@@ -36,11 +40,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
+def ray_cluster(s3_proxy: Proxy) -> Iterator[None]:
+    """Its workers inherit where object storage is."""
     import both_ends
     import ray
     import tiny_samples
 
+    os.environ |= {**CREDENTIALS, "AWS_ENDPOINT_URL": s3_proxy.endpoint}
     _start_ray()
     for module in (tiny_samples, both_ends):
         ray.cloudpickle.register_pickle_by_value(module)

@@ -10,7 +10,7 @@ from tapforge_api import TrainingRun
 from tapforge_api.gpus import gpus_needed
 
 from ..assembly import ConfigurationError, SetupError, inspect
-from ..local_files import RUNS, checkpoint_directory, folder_of
+from ..local_files import RUNS, checkpoints_of, folder_of
 from ..loggers.registry import chosen, missing
 from ..loggers.session import check_installed
 from ..machine import Machine, NoDevice, device_of
@@ -102,5 +102,5 @@ def _places(run: TrainingRun, runs: Path) -> dict[str, Path]:
     """Folders that the run writes."""
     places = {"recordings": folder_of(run, runs)}
     if run.spec.checkpoints.uri is None:
-        places["checkpoints"] = Path(checkpoint_directory(run, runs))
+        places["checkpoints"] = checkpoints_of(run, folder_of(run, runs))
     return places | (_caches() if run.spec.model.source.hugging_face is not None else {})

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,11 +23,8 @@ from ..storage_errors import explained
 if TYPE_CHECKING:
     from .rank import Rank
 
-#: of the fingerprint: places in a weight file that are read, and bytes read at each
-_PLACES: Final = 16
-_BYTES: Final = 65536
-#: of config.json: what says how a file was written, and not what the model is
-_INCIDENTAL: Final = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
+#: of the fingerprint: numbers of each tensor that count
+_SAMPLE: Final = 1024
 _MODEL, _OPTIMIZER = "model", "optimizer"
 #: names that a message shows
 _SHOWN: Final = 3
@@ -107,7 +105,8 @@ def load(rank: Rank, where: str, document: dict[str, Any], moments: bool) -> Non
     wanted = {name: value for name, value in everything.items() if f"{_MODEL}.{name}" in saved}
     _check_names(saved, everything, wanted, set(_trained(rank)[0]))
     if len(wanted) < len(everything):
-        _check_base(document.get("base"), fingerprint(Path(rank.settings.model)), rank.settings.model)
+        folder = rank.settings.model
+        _check_base(document.get("base"), fingerprint(Path(folder), wanted), folder)
     found: dict[str, Any] = {_MODEL: wanted, **({_OPTIMIZER: _moments(rank)} if moments else {})}
     try:
         dcp.load(found, storage_reader=reader)
@@ -163,40 +162,43 @@ def _check_base(there: dict[str, Any] | None, here: dict[str, Any], folder: str)
     """Nothing is known of the base of a checkpoint of an earlier version, which holds what was frozen as well."""
     if there is None or there == here:
         return
-    which = [name for name in ("config", "weights") if there.get(name) != here[name]]
     raise ValueError(
-        f"it holds only what was trained, of another base model than the one in {folder}: {' and '.join(which)} differ "
-        f"(weights there: {_files(there)}; here: {_files(here)}); name its base model in spec.model.source"
+        f"it holds only what was trained, and of another base model than the one in {folder}: of that one "
+        f"{_base(there)} are needed, and here are {_base(here)}; name its base model in spec.model.source"
     )
 
 
-def _files(base: dict[str, Any]) -> str:
-    files = base.get("files", {})
-    return f"{len(files)} files, {sum(files.values()):,} bytes"
+def _base(base: dict[str, Any]) -> str:
+    return f"{base['tensors']} frozen tensors of {base['model']} ({base['weights'][:12]})"
 
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
-def fingerprint(folder: Path) -> dict[str, Any]:
-    """Tells a base model from others, also of the same shapes: its configuration, and of its weight files names, sizes,
-    headers and samples of their contents."""
-    config = json.loads((folder / "config.json").read_text())
-    plain = {name: value for name, value in config.items() if name not in _INCIDENTAL}
-    weights, files = hashlib.sha256(), {}
-    for path in sorted(folder.glob("*.safetensors")):
-        files[path.name] = length = path.stat().st_size
-        weights.update(f"{path.name} {length}\n".encode())
-        with path.open("rb") as file:
-            for place in range(_PLACES):
-                file.seek(place * max(0, length - _BYTES) // (_PLACES - 1))
-                weights.update(file.read(_BYTES))
-    return {
-        "config": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest(),
-        "weights": weights.hexdigest(),
-        "files": files,
-    }
+def fingerprint(folder: Path, trained: Collection[str]) -> dict[str, Any]:
+    """Tells a base model from others, also of the same shapes: names and shapes of its tensors, and a sample of each,
+    as numbers, so that it is the same in whatever number format and files. `trained`: names that don't count."""
+    from safetensors import safe_open
+
+    digest, tensors, kind = hashlib.sha256(), 0, json.loads((folder / "config.json").read_text()).get("model_type")
+    samples: dict[str, bytes] = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                if name not in trained:
+                    samples[name] = _sample(file.get_slice(name))
+    for name in sorted(samples):
+        digest.update(name.encode() + samples[name])
+        tensors += 1
+    return {"model": kind, "tensors": tensors, "weights": digest.hexdigest()}
+
+
+def _sample(tensor: Any) -> bytes:
+    """The shape, and numbers of the row in the middle."""
+    shape = tuple(tensor.get_shape())
+    row = tensor[shape[0] // 2 : shape[0] // 2 + 1] if shape else tensor[...]
+    return repr(shape).encode() + row.flatten()[:_SAMPLE].float().numpy().tobytes()
 
 
 # --- torch.distributed.checkpoint -------------------------------------------------------------------------------------
@@ -208,7 +210,7 @@ def _saving(rank: Rank) -> Saving:
     import torch.distributed as dist
 
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=rank.settings.update_seconds))
-    return Saving(group, fingerprint(Path(rank.settings.model)))
+    return Saving(group, fingerprint(Path(rank.settings.model), _trained(rank)[0]))
 
 
 def _stager(gpu: bool) -> Any:
