@@ -41,7 +41,7 @@ _GRACE: Final = 60.0
 _SHOWN: Final = 100
 
 #: folders whose tests start Ray, engines and learners
-STACKS: Final = ("tests/run", "tests/policy")
+STACKS: Final = ("tests/run", "tests/policy", "tests/models")
 #: folders whose tests need something that is built, or a Ray alone, and wait most of their time
 DRIVERS: Final = ("tests/driver", "tests/gitops")
 SHORT, LONG = "not long", "long"
