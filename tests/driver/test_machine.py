@@ -144,6 +144,6 @@ def test_limits_are_the_runs_and_fit_a_large_model_by_default():
     agent = SimpleNamespace(allowed_ids=(1,), stop_ids=(1,))
     strict = run_of(engine={"maxRestartsPerHour": 0}, deadlines={"syncSeconds": 10})
     engine = assembly.engine_settings(strict, Path("model"), agent, LAPTOP, "cpu")
-    assert (engine.restarts_per_hour, engine.pause_seconds) == (0, 40)
+    assert (engine.restarts_per_hour, engine.pause_seconds) == (0, 60)
     assert assembly.update_settings(run, 0).gap_alarm is None
     assert assembly.update_settings(run_of(sync={"gapAlarm": 0.2}), 0).gap_alarm == 0.2

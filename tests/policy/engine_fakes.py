@@ -48,6 +48,8 @@ class Actor:
         self.aborted: list[str] = []
         self.version = 0
         self.rounds: list[str] = []
+        #: what a call of this name raises
+        self.failing: dict[str, Exception] = {}
         self.started = asyncio.Event()
         #: polls come to nothing
         self.deaf = False
@@ -103,10 +105,35 @@ class Actor:
         await asyncio.sleep(seconds)
         return ""
 
-    async def on_renew(self, payload: Any, version: int, mode: str) -> None:
+    async def on_renew(self, payload: Any, version: int, mode: str) -> int:
         self.rounds.append("renew")
         self.boxes.pause()
         self.version = version
+        return len(payload)
+
+    async def on_pause(self, mode: str) -> None:
+        self.noted("pause")
+        self.boxes.pause()
+
+    async def on_sleep(self, mode: str) -> None:
+        self.noted("sleep")
+        self.boxes.pause()
+
+    async def on_wake(self, part: str) -> None:
+        self.noted(f"wake {part}")
+
+    async def on_proceed(self, version: int) -> None:
+        self.noted("proceed")
+        self.version = version
+
+    async def on_discard(self, why: str) -> None:
+        self.noted("discard")
+        self.boxes.proceed()
+
+    def noted(self, call: str) -> None:
+        self.rounds.append(call)
+        if call in self.failing:
+            raise self.failing[call]
 
     async def on_release(self) -> CacheCounts:
         self.rounds.append("release")

@@ -35,6 +35,7 @@ _ONE_SYNC = """
 import asyncio, json, sys
 from types import SimpleNamespace
 from tapforge_trainer.policy import sync
+from tapforge_trainer.policy.settings import EngineSettings
 
 calls = []
 
@@ -45,13 +46,13 @@ def noting(name, answer=None):
     return call
 
 engines = SimpleNamespace(
-    settings=SimpleNamespace(transfer="nccl"), members=[(0, 0)], actors=["engine"],
-    pause=noting("pause"), proceed=noting("proceed"),
+    settings=EngineSettings("m", (), (), transfer="nccl"), members=[(0, 0)], actors=["engine"], asleep=False,
+    pause=noting("pause"), wake=noting("wake"), proceed=noting("proceed"),
 )
-learner = SimpleNamespace(run=noting("run"), address=noting("address", "tcp://10.0.0.1:29500"))
+learner = SimpleNamespace(run=noting("run", [8]), address=noting("address", "tcp://10.0.0.1:29500"))
 asyncio.run(sync._transfer(learner, engines, 3, "keep", 60.0))
 heavy = sorted({"torch", "vllm", "ray", "transformers"} & set(sys.modules))
-print(json.dumps({"heavy": heavy, "order": [call[0] for call in calls], "run": calls[2][1:]}))
+print(json.dumps({"heavy": heavy, "order": [call[0] for call in calls], "run": calls[3][1:3]}))
 """
 
 
@@ -59,9 +60,9 @@ def test_a_sync_between_gpus_imports_neither_torch_nor_vllm_into_the_driver() ->
     done = subprocess.run([sys.executable, "-c", _ONE_SYNC], capture_output=True, text=True, check=True, timeout=120)
     found = json.loads(done.stdout)
     assert found["heavy"] == []
-    assert found["order"] == ["pause", "address", "run", "proceed"]
-    name, *arguments = found["run"]
-    assert arguments == [[[0, 0]], ["engine"], "nccl", "tcp://10.0.0.1:29500", 60.0]
+    assert found["order"] == ["pause", "wake", "address", "run", "wake", "proceed"]
+    name, members = found["run"]
+    assert members == [[0, 0]]
     # What the ranks import by that name is there: the driver finds nothing wrong with it.
     module, _, function = name.partition(":")
     path = find_spec(module).origin

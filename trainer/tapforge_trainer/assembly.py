@@ -319,8 +319,9 @@ def engine_settings(
         transfer=_transfer(run, device),
         start_seconds=spec.deadlines.start_seconds,
         answer_seconds=answer_seconds(run),
-        # A round of weights has four steps at most, each with this deadline.
-        pause_seconds=4 * spec.deadlines.sync_seconds,
+        # A round of weights has six steps at most, each with this deadline; a sleep lasts for an update before it.
+        pause_seconds=6 * spec.deadlines.sync_seconds
+        + (spec.deadlines.update_seconds if _colocated(run, device) else 0.0),
         restarts_per_hour=spec.engine.max_restarts_per_hour,
         source=source,
     )

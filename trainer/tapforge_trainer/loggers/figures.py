@@ -14,7 +14,14 @@ from urllib.parse import urlsplit, urlunsplit
 from tapforge_api import TrainingRun
 
 #: metrics of the learner's event that are the engines'
-_ENGINE: Final = ("gap", "sync_bytes", "prefix_cache_hit_rate", "mm_cache_hit_rate", "engine_restarts")
+_ENGINE: Final = (
+    "gap",
+    "sync_bytes",
+    "sync_gigabytes_per_second",
+    "prefix_cache_hit_rate",
+    "mm_cache_hit_rate",
+    "engine_restarts",
+)
 
 #: by name; `*` stands for names that a run makes
 FIGURES: Final[Mapping[str, str]] = {
@@ -74,7 +81,8 @@ FIGURES: Final[Mapping[str, str]] = {
     "learner/mfu": "model FLOPs utilisation of the learner's GPUs",
     "learner/peak_mib": "largest memory of a rank so far, MiB",
     "engine/gap": "largest difference of a log-probability in the last sync's proof",
-    "engine/sync_bytes": "bytes of weights that the last sync moved",
+    "engine/sync_bytes": "bytes of weights that each engine got in the last sync",
+    "engine/sync_gigabytes_per_second": "the same over the time of gathering and transfer",
     "engine/prefix_cache_hit_rate": "prompt tokens whose keys and values were at hand",
     "engine/mm_cache_hit_rate": "frames that were at hand",
     "engine/engine_restarts": "engines that were started again so far",

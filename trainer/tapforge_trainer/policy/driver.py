@@ -5,8 +5,12 @@
 An engine that dies is started again while the run goes on (`engines.py`); when no other one lives, it gets the
 learner's weights as soon as the learner has a moment, that is between two updates.
 
-Learner and engines start side by side; `start` returns when the learner can work, and whoever first needs an engine
-waits for it, so that a warm start runs while the engines are still loading.
+Where learner and engines share GPUs (`EngineSettings.colocated`) they take turns: the engines sleep before the learner
+works, and wake with its next weights; what was asked of them waits. They start one after another, so that an engine
+sees what memory the learner leaves it. After work that failed the engines wake with the weights that there are.
+
+Else learner and engines start side by side; `start` returns when the learner can work, and whoever first needs an
+engine waits for it, so that a warm start runs while the engines are still loading.
 """
 
 from __future__ import annotations
@@ -97,6 +101,10 @@ class Policy:
         from .learner import Learner
 
         engine, learner = self.settings.engine, self.settings.learner
+        turns = engine is not None and engine.colocated
+        if learner is not None and turns:
+            self._learner = Learner(learner)
+            await self._learner.ready()
         if engine is not None:
             folder = Path(engine.model)
             self._engines = Engines(
@@ -109,7 +117,7 @@ class Policy:
             self._engines.follow(self._client.use)
             self._engines_ready = asyncio.create_task(self._engines.ready())
             self._feeding = asyncio.create_task(self._feed(), name="feed-engines")
-        if learner is not None:
+        if learner is not None and not turns:
             self._learner = Learner(learner)
             await self._learner.ready()
         elif self._engines_ready is not None:
@@ -120,9 +128,28 @@ class Policy:
         """The learner, which does nothing else until the block ends: no engine is given weights of half an update.
         `version`: of the weights that the block leaves; None: as before."""
         async with self._learning:
-            yield self._learner
+            shared = await self._sleep_engines()
+            try:
+                yield self._learner
+            except Exception:
+                if shared:
+                    self._engines.call()
+                raise
             if version is not None:
                 self._version = version
+
+    async def _sleep_engines(self) -> bool:
+        """Whether the learner has the engines' GPUs for itself from here on."""
+        engine = self.settings.engine
+        if engine is None or not engine.colocated or self._engines_ready is None:
+            return False
+        await self._engines_ready
+        await self._engines.sleep(self._mode, self.settings.sync_seconds)
+        return True
+
+    @property
+    def _mode(self) -> PauseMode:
+        return "keep" if self.settings.mid_episode else "wait"
 
     @property
     def generator(self) -> Generator:
@@ -168,7 +195,7 @@ class Policy:
                     await self._engines.any_up()
 
     async def _feed(self) -> None:
-        """Gives engines weights that were started again while no other one lived."""
+        """Gives engines weights that were started again while no other one lived, or that sleep for nothing."""
         from .engine_client import EngineDied
 
         while True:
@@ -180,7 +207,7 @@ class Policy:
             except EngineDied as error:
                 log.warning("an engine died while it got its weights: %s", error)
             except Exception as error:  # noqa: BLE001 - whoever waits for an answer gets it, and the run ends
-                self._engines.fail(f"an engine that was started again got no weights: {error}")
+                self._engines.fail(f"the engines, which wait for weights, got none: {error}")
                 return
 
     async def _synchronize(self) -> float:
@@ -199,10 +226,14 @@ class Policy:
                 config.vision_end,
                 engine.context_tokens,
             )
-        mode: PauseMode = "keep" if self.settings.mid_episode else "wait"
-        tolerance, seconds = self.settings.tolerance, self.settings.sync_seconds
         return await synchronize(
-            self._learner, self._engines, self._probe, self._version, mode=mode, tolerance=tolerance, deadline=seconds
+            self._learner,
+            self._engines,
+            self._probe,
+            self._version,
+            mode=self._mode,
+            tolerance=self.settings.tolerance,
+            deadline=self.settings.sync_seconds,
         )
 
     async def save(self, update: int, state: Mapping[str, Any], report: Callable[[Written], None]) -> None:

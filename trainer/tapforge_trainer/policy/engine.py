@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .mailboxes import Collected, Mailboxes
 from .sampler import PROBE, Sampler
-from .settings import EngineSettings, PauseMode, on_this_node
+from .settings import EngineSettings, PauseMode, SleepPart, on_this_node
 from .vllm_start import environment
 from .wire import CacheCounts, Request, Result, engine_key
 
@@ -56,8 +56,9 @@ class EngineActor:
 
     # --- new weights --------------------------------------------------------------------------------------------------
 
-    async def renew(self, payload: Any, version: int, mode: PauseMode) -> None:
-        """New weights from `weight_transfer.pack` bytes; results are held back until `release`."""
+    async def renew(self, payload: Any, version: int, mode: PauseMode) -> int:
+        """New weights from `weight_transfer.pack` bytes; results are held back until `release`. Returns the number of
+        bytes."""
 
         def load(llm: Any) -> None:
             llm.collective_rpc("start_weight_update")
@@ -65,6 +66,18 @@ class EngineActor:
             llm.collective_rpc("finish_weight_update")
 
         await self._standing_still(self._sampler.renew(mode, load, version))
+        return len(payload)
+
+    async def sleep(self, mode: PauseMode) -> None:
+        """It stands still, without memory on its devices, until a round of weights has woken it."""
+        await self._standing_still(self._sampler.sleep(mode))
+
+    async def wake(self, part: SleepPart) -> None:
+        await asyncio.wrap_future(self._sampler.wake(part))
+
+    async def devices(self) -> list[str]:
+        """UUIDs of the GPUs that the engine works on, by worker."""
+        return await asyncio.wrap_future(self._sampler.collective(_gpu_of))
 
     async def pause(self, mode: PauseMode) -> None:
         await self._standing_still(self._sampler.pause(mode))
@@ -145,6 +158,12 @@ class EngineActor:
                 self._boxes.deliver([result])
             elif (future := self._probes.get(result.key)) is not None and not future.done():
                 future.set_result(result)
+
+
+def _gpu_of(worker: Any) -> str:
+    import torch
+
+    return str(torch.cuda.get_device_properties(worker.device).uuid)
 
 
 def kill_engine(actor: ActorHandle) -> None:

@@ -6,8 +6,11 @@
   the next incarnation, and joins the next round of weights; when no other one lives, `starved` says that it needs
   weights now.
 - Restarts are bounded: one death too many within an hour is the end (`replicas.failure`), and says why.
-- A round of weights is: `renew`, or `pause` and `proceed`; then `probe`; then `release` or `discard`. It is about the
-  engines that were up when it began; those that die on the way are left out, but for the last one.
+- Where they share GPUs with the learner, all of them `sleep` while it works, and wake in the next round of weights. One
+  that dies meanwhile is started again when that round begins: until then its GPU has no room. One that is starting when
+  the others are to sleep is waited for.
+- A round of weights is: `renew`, or `pause`, `wake` and `proceed`; then `probe`; then `release` or `discard`. It is
+  about the engines that were up when it began; those that die on the way are left out, but for the last one.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any
 from .engine import kill_engine, start_engine
 from .engine_client import POLL, POLL_GRACE, EngineDied, EngineError, called
 from .frames import PixelFormat
-from .settings import EngineSettings, PauseMode
+from .settings import EngineSettings, PauseMode, SleepPart
 from .wire import CacheCounts, EngineConnection, Replica, Replicas
 
 log = logging.getLogger(__name__)
@@ -62,6 +65,8 @@ class _Engine:
     counts: CacheCounts = field(default_factory=CacheCounts)
     watch: asyncio.Task[None] | None = None
     restart: asyncio.Task[None] | None = None
+    #: being started again; done when it is up or has failed
+    starting: asyncio.Future[None] | None = None
 
     @property
     def live(self) -> bool:
@@ -77,8 +82,12 @@ class Engines:
         self.version = 0
         #: since the start of the run
         self.restarts = 0
-        #: set while engines are up and none has weights to answer with
+        #: set while engines are up and none has weights to answer with, or none is to sleep any longer
         self.starved = asyncio.Event()
+        #: no memory is theirs, up to the end of the next round of weights
+        self.asleep = False
+        #: what the last round of weights took
+        self.round_metrics: dict[str, float] = {}
         self._form, self._image = form, image_id
         #: weights have come since the start: an engine that starts again has older ones
         self._renewed = False
@@ -87,6 +96,11 @@ class Engines:
         self._listeners: list[Callable[[Replicas], None]] = []
         self._changed = asyncio.Event()
         self._counts = CacheCounts()
+        #: they are to wake, though nothing was learned
+        self._called = False
+        #: GPUs have room for engines that start
+        self._room = asyncio.Event()
+        self._room.set()
         #: (index, incarnation) of the engines that the round of weights is about
         self._round: list[tuple[int, int]] = []
         self._engines = [
@@ -127,9 +141,35 @@ class Engines:
 
     # --- weights: called by sync --------------------------------------------------------------------------------------
 
-    async def renew(self, payload: Any, version: int, mode: PauseMode, deadline: float) -> None:
+    async def renew(self, payload: Any, version: int, mode: PauseMode, deadline: float) -> int:
+        """Returns the number of bytes that each engine got."""
         self._begin_round()
-        await self._all("renew", payload, version, mode, deadline=deadline)
+        return max(size for _, size in await self._all("renew", payload, version, mode, deadline=deadline))
+
+    async def sleep(self, mode: PauseMode, deadline: float) -> None:
+        """`deadline` is for falling asleep, after those that are starting have started."""
+        self._room.clear()
+        if starting := [engine.starting for engine in self._engines if engine.starting is not None]:
+            await asyncio.wait(starting)
+        self.asleep = True
+        self._round = self._up()
+        try:
+            if self._members():
+                await self._all("sleep", mode, deadline=deadline)
+        except EngineDied:
+            log.warning("all engines died while they fell asleep")
+        finally:
+            self._round = []
+
+    async def wake(self, part: SleepPart, deadline: float) -> None:
+        """Within a round of weights. Nothing where they are awake."""
+        if self.asleep:
+            await self._all("wake", part, deadline=deadline)
+
+    def call(self) -> None:
+        """Whoever waits for `starved` shall give weights, and so wake the engines, though nothing was learned."""
+        self._called = self.asleep
+        self._publish()
 
     async def pause(self, mode: PauseMode, deadline: float) -> None:
         self._begin_round()
@@ -145,6 +185,7 @@ class Engines:
     async def release(self, version: int, deadline: float) -> None:
         released = await self._all("release", deadline=deadline)
         self.version, self._renewed, self._counts = version, True, CacheCounts()
+        self.asleep = self._called = False
         for engine in self._engines:
             engine.current = False
         for engine, counts in released:
@@ -161,8 +202,8 @@ class Engines:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Of all engines, between the last two rounds of weights; restarts since the start."""
-        return self._counts.rates() | {"engine_restarts": float(self.restarts)}
+        """Of all engines, between the last two rounds of weights, and of the last one; restarts since the start."""
+        return self._counts.rates() | self.round_metrics | {"engine_restarts": float(self.restarts)}
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -229,17 +270,23 @@ class Engines:
         self._publish()
 
     async def _restart(self, engine: _Engine) -> None:
+        await self._room.wait()
         incarnation = engine.incarnation
+        starting = engine.starting = asyncio.get_running_loop().create_future()
         engine.actor, engine.counts = start_engine(self.settings), CacheCounts()
         try:
             await self._started(engine)
         except EngineError as error:
             self._lose(engine, incarnation, str(error))
+        finally:
+            starting.set_result(None)
+            if engine.starting is starting:
+                engine.starting = None
 
     def _publish(self) -> None:
         self._serial += 1
         up, live = any(e.up for e in self._engines), any(e.live for e in self._engines)
-        if up and not live and not self._failure:
+        if up and (not live or self._called) and not self._failure:
             self.starved.set()
         else:
             self.starved.clear()
@@ -250,7 +297,11 @@ class Engines:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def _begin_round(self) -> None:
-        self._round = [(engine.index, engine.incarnation) for engine in self._engines if engine.up]
+        self._room.set()
+        self._round = self._up()
+
+    def _up(self) -> list[tuple[int, int]]:
+        return [(engine.index, engine.incarnation) for engine in self._engines if engine.up]
 
     def _members(self) -> list[_Engine]:
         """Engines of the round under way that live on."""

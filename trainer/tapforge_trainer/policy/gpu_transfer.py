@@ -1,12 +1,16 @@
 """Weights between GPUs by vLLM's own transfer engines: NCCL broadcast, or CUDA IPC where ranks and engines share GPUs.
 
-Runs on the learner's ranks, all of them together: each joins in gathering a parameter, the first one sends. The
-engines are paused meanwhile (`sync._transfer`). No test of this repository reaches this file: it needs GPUs.
+Runs on the learner's ranks, all of them together: each joins in gathering a parameter. Over NCCL the first one sends;
+by IPC each shows its own GPU's copy to the engine's worker there, which finds it by the GPU's UUID. Workers get whole
+tensors and load their share. The engines are paused meanwhile (`sync._transfer`). Sending itself needs GPUs, and no
+test of this repository reaches it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import gc
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
@@ -14,10 +18,18 @@ import torch
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
+from .settings import EngineSettings
 from .sharding import EngineWeights
 
 if TYPE_CHECKING:
     from .rank import Rank
+
+#: of a packed bucket; the sender and every worker hold two over NCCL, and one by IPC, while weights travel
+BUCKET_BYTES = 256 * 1024 * 1024
+
+
+class DeviceMismatch(RuntimeError):
+    """Ranks and engines do not share GPUs one by one."""
 
 
 class RankSource(WeightSource):
@@ -34,16 +46,17 @@ class RankSource(WeightSource):
 
 
 class EngineWire:
-    """What vLLM's trainer side calls: the four steps, on every engine at once. Engine k is worker k of the group."""
+    """What vLLM's trainer side calls: the four steps, on every engine at once. The first rank is number 0 of the group,
+    engine k's workers are the `workers` numbers from 1 + k * workers on."""
 
-    def __init__(self, actors: Sequence[Any], deadline: float):
-        self._actors, self._deadline = actors, deadline
+    def __init__(self, actors: Sequence[Any], workers: int, deadline: float):
+        self._actors, self._workers, self._deadline = actors, workers, deadline
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         infos = [dict(init_info) for _ in self._actors]
         for k, info in enumerate(infos):
             if "rank_offset" in info:
-                info["rank_offset"] += k
+                info["rank_offset"] += k * self._workers
         self._each("init_weight_transfer_engine", [{"init_info": info} for info in infos])
 
     def start_weight_update(self) -> None:
@@ -63,31 +76,80 @@ class EngineWire:
 
 
 def send(
-    rank: Rank, members: Sequence[tuple[int, int]], actors: Sequence[Any], backend: str, address: str, deadline: float
-) -> None:
-    """One full set of weights to all engines. The first call connects, and each whose `members` (index and incarnation
-    of the engines) differ from the last one's: a group of ranks and engines can't change."""
+    rank: Rank,
+    members: Sequence[tuple[int, int]],
+    actors: Sequence[Any],
+    settings: EngineSettings,
+    address: str,
+    deadline: float,
+) -> int:
+    """One full set of weights to all engines, in packed buckets; returns its bytes. The first call connects, and each
+    whose `members` (index and incarnation of the engines) differ from the last one's: a group of ranks and engines
+    can't change. What an earlier group held stays until the process ends, because closing it would wait for an engine
+    that is dead. Raises DeviceMismatch on every rank, before anything is sent."""
     connected: tuple[tuple[int, int], ...]
     transfer: Any
     connected, transfer = rank.transfer or ((), None)
+    source = RankSource(rank)
     if connected != tuple(members):
         place = urlparse(address)
         info: Any
-        if backend == "nccl":
+        if settings.transfer == "nccl":
             from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
             info = NCCLTrainerInitInfo(
                 master_address=str(place.hostname),
                 master_port=int(place.port or 0),
-                world_size=1 + len(actors),
+                world_size=1 + len(actors) * settings.tensor_parallel,
                 rank=rank.rank,
+                packed=True,
+                packed_buffer_size_bytes=BUCKET_BYTES,
             )
         else:
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-            info = IPCTrainerInitInfo(rank=rank.rank)
-        transfer = WeightTransferTrainerFactory.trainer_init(
-            info, client=EngineWire(actors, deadline), source=RankSource(rank)
-        )
+            _check_devices(rank, members, actors, deadline)
+            info = IPCTrainerInitInfo(rank=rank.rank, packed=True, packed_buffer_size_bytes=BUCKET_BYTES)
+        wire = EngineWire(actors, settings.tensor_parallel, deadline)
+        transfer = WeightTransferTrainerFactory.trainer_init(info, client=wire, source=source)
         rank.transfer = (tuple(members), transfer)
     transfer.send_weights()
+    if settings.colocated:
+        give_back_memory(rank)
+    return sum(math.prod(one.shape) * one.dtype.itemsize for one in source.metadata())
+
+
+def give_back_memory(rank: Rank) -> None:
+    """What torch keeps of the rank's GPU for later goes to the engine that shares it."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def mismatch(ranks: Sequence[str], engines: Mapping[int, Sequence[str]]) -> str:
+    """What is wrong with the GPUs of ranks and engines (by index, workers in order), all given by UUID; empty if every
+    worker shares its GPU with a rank and no two share one."""
+    users: dict[str, str] = {}
+    for index, devices in engines.items():
+        for worker, device in enumerate(devices):
+            name = f"worker {worker} of engine {index}"
+            if device not in ranks:
+                return f"{name} is on GPU {device}, where no learner rank is; ranks are on {', '.join(ranks)}"
+            if device in users:
+                return f"{name} is on GPU {device}, as {users[device]} is"
+            users[device] = name
+    return ""
+
+
+def _check_devices(rank: Rank, members: Sequence[tuple[int, int]], actors: Sequence[Any], deadline: float) -> None:
+    import ray
+    from torch import distributed
+
+    mine = str(torch.cuda.get_device_properties(rank.device).uuid)
+    theirs: dict[int, Sequence[str]] = {}
+    if rank.rank == 0:
+        found = ray.get([actor.devices.remote() for actor in actors], timeout=deadline)
+        theirs = {index: devices for (index, _), devices in zip(members, found, strict=True)}
+    gathered: list[Any] = [None] * rank.world
+    distributed.all_gather_object(gathered, (mine, theirs))
+    if why := mismatch([device for device, _ in gathered], gathered[0][1]):
+        raise DeviceMismatch(f"weights can't be handed over within a GPU: {why}; placement.mode apart needs no sharing")

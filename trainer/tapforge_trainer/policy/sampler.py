@@ -9,6 +9,9 @@ Rules:
 - Requests come ready made: their frames are decoded in another thread (`preprocessor.py`).
 - A request is answered exactly once, by `on_done`, with its result or with the error that names what was wrong with it.
 - Only allowed tokens can be sampled, and log-probabilities are vLLM's processed ones: after mask and temperature.
+- Asleep, nothing is sampled and the devices' memory is free: weights and caches are gone. Requests come in and wait;
+  those in flight are computed again after new weights. Waking is part of a round of weights: memory for weights, the
+  weights, memory for the cache.
 - New weights arrive between two steps. Requests in flight either go on with them ("keep": their cache is dropped and
   recomputed, and every token knows its version) or finish before ("wait"). While an update is unproven, results are
   held back; they leave by `release` or turn into errors by `discard`.
@@ -28,7 +31,7 @@ import numpy as np
 
 from .frames import PixelFormat
 from .preprocessor import Prepared, Preprocessor
-from .settings import EngineSettings, PauseMode
+from .settings import EngineSettings, PauseMode, SleepPart
 from .vllm_start import build, image_id
 from .wire import DEAD, CacheCounts, Request, Result
 
@@ -101,8 +104,16 @@ class Sampler:
     def proceed(self, version: int) -> Future[None]:
         return self.call(lambda: self._proceed(version))
 
-    def collective(self, method: str, **arguments: Any) -> Future[Any]:
-        """A method of vLLM's workers."""
+    def sleep(self, mode: PauseMode) -> Future[None]:
+        """Pauses as `pause` does, and frees the devices' memory."""
+        return self.call(lambda: self._sleep(mode))
+
+    def wake(self, part: SleepPart) -> Future[None]:
+        """Takes memory for `part` again; there is nothing in it. Steps go on with `proceed`."""
+        return self.call(lambda: self._wake(part))
+
+    def collective(self, method: str | Callable[[Any], Any], **arguments: Any) -> Future[Any]:
+        """A method of vLLM's workers, or a function of one: what each of them returns."""
         return self.call(lambda: self._llm.collective_rpc(method, kwargs=arguments))
 
     def release(self) -> Future[None]:
@@ -268,6 +279,14 @@ class Sampler:
                     )
                 self._step()
         self._paused = True
+
+    def _sleep(self, mode: PauseMode) -> None:
+        self._pause(mode)
+        # Level 2: weights come from the learner, so no copy is kept in the host's memory.
+        self._llm.sleep(level=2, mode="keep")
+
+    def _wake(self, part: SleepPart) -> None:
+        self._llm.wake_up(tags=[part])
 
     def _proceed(self, version: int) -> None:
         self._broken = ""

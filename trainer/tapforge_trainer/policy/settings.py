@@ -11,6 +11,8 @@ from tapforge_trainer.model_source.resolve import resolve, stay_offline
 
 #: "keep": requests in flight wait and go on with the new weights; "wait": they finish with the old ones first
 PauseMode = Literal["keep", "wait"]
+#: of a sleeping engine's memory, in the order in which it wakes
+SleepPart = Literal["weights", "kv_cache"]
 #: how weights travel: ours through Ray's object store; vLLM's own over NCCL or CUDA IPC
 Transfer = Literal["tapforge-cpu", "nccl", "ipc"]
 

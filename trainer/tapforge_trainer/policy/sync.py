@@ -5,11 +5,20 @@ the version and drop the prefix, multimodal and encoder caches; then ask the eng
 log-probabilities with the learner's. Until the comparison holds, nothing that an engine samples leaves it; if it does
 not hold, every request in flight fails and `SyncMismatch` names the worst token.
 
+Between GPUs the ranks send while the engines receive. Engines that sleep (`Engines.sleep`) wake on the way: ranks give
+back what memory they keep for later, engines take that of their weights, weights come, engines take that of their
+caches. Whoever fails in the middle leaves engines that answer nobody; the next full set mends them.
+
+What a round took is in `Engines.round_metrics`: `seconds_sync_gather` (weights of all ranks in one place; between GPUs
+that is part of the transfer), `seconds_sync_transfer`, `seconds_sync_probe`, `sync_bytes` that each engine got, and
+`sync_gigabytes_per_second` of gathering and transfer together.
+
 The probe (`probe.py`) is the same every time: a stale image embedding, a stale prefix or a stale packed weight shows.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -25,6 +34,8 @@ from .settings import PauseMode
 
 #: largest difference of a token's log-probability that a correct sync may show, by the engine's dtype
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.05}
+#: by name: the module imports torch and vLLM, which the driver's event loop would wait for
+_SENDER = "tapforge_trainer.policy.gpu_transfer"
 
 
 class SyncMismatch(RuntimeError):
@@ -45,27 +56,40 @@ async def synchronize(
     of the engine's number format). `deadline`, seconds, is each step's. Raises `SyncMismatch`."""
     allowed = TOLERANCE[engines.settings.dtype] if tolerance is None else tolerance
     try:
-        await _transfer(learner, engines, version, mode, deadline)
+        figures = await _transfer(learner, engines, version, mode, deadline)
+        started = time.monotonic()
         worst = await verify(learner, engines, probe, version, allowed, deadline)
     except (SyncMismatch, EngineError) as error:
         await engines.discard(str(error), deadline)
         raise
     await engines.release(version, deadline)
+    engines.round_metrics = figures | {"seconds_sync_probe": time.monotonic() - started}
     return worst
 
 
-async def _transfer(learner: Learner, engines: Engines, version: int, mode: PauseMode, deadline: float) -> None:
-    if engines.settings.transfer == "tapforge-cpu":
+async def _transfer(
+    learner: Learner, engines: Engines, version: int, mode: PauseMode, deadline: float
+) -> dict[str, float]:
+    started = time.monotonic()
+    settings = engines.settings
+    if settings.transfer == "tapforge-cpu":
         payload = await learner.weights()
-        await engines.renew(payload, version, mode, deadline)
-        return
-    await engines.pause(mode, deadline)
-    # By name: the function's module imports torch and vLLM, which the driver's event loop would wait for.
-    send = "tapforge_trainer.policy.gpu_transfer:send"
-    await learner.run(
-        send, engines.members, engines.actors, engines.settings.transfer, await learner.address(), deadline
-    )
-    await engines.proceed(version, deadline)
+        gathered = time.monotonic()
+        size = await engines.renew(payload, version, mode, deadline)
+        figures = {"seconds_sync_gather": gathered - started, "seconds_sync_transfer": time.monotonic() - gathered}
+    else:
+        await engines.pause(mode, deadline)
+        if engines.asleep:
+            await learner.run(f"{_SENDER}:give_back_memory")
+        await engines.wake("weights", deadline)
+        size, *_ = await learner.run(
+            f"{_SENDER}:send", engines.members, engines.actors, settings, await learner.address(), deadline
+        )
+        await engines.wake("kv_cache", deadline)
+        await engines.proceed(version, deadline)
+        figures = {"seconds_sync_transfer": time.monotonic() - started}
+    seconds = max(time.monotonic() - started, 1e-9)
+    return figures | {"sync_bytes": float(size), "sync_gigabytes_per_second": size / seconds / 1e9}
 
 
 async def verify(
