@@ -16,7 +16,6 @@ from typing import Literal
 from tapforge_api import TrainingRun
 from tapforge_api.attempt import RUN_UID
 from tapforge_api.environment import Processes, Screen
-from tapforge_api.model import Model
 from tapforge_envs.clients.androidlab import DIALECT as ANDROIDLAB
 from tapforge_envs.clients.http import Deadlines
 from tapforge_envs.clients.osworld import DIALECT as OSWORLD
@@ -29,6 +28,7 @@ from tapforge_envs.slots.processes import ProcessSlots, Recycle, ServerCommand
 from tapforge_envs.slots.source import HealthProbe, SlotSource
 from tapforge_envs.slots.urls import UrlSlots, parse_urls, read_urls
 
+from .adapters import adapter_errors, adapter_options
 from .agents import make_agent
 from .agents.agent import Agent
 from .algorithms.composition import objective_of
@@ -96,6 +96,8 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
     local = run.spec.model.source.path
     context = context_error(run, Path(local.folder)) if local is not None else None
     wrong = [*task_errors(run), *([context] if context else [])]
+    if not files.errors:
+        wrong += adapter_errors(run, None if local is None else Path(local.folder).expanduser())
     if not (files.errors or wrong):
         wrong = [error] if (error := budget_error(run, frame_budget(run, training_tasks(run), None))) else []
     if errors := [*files.errors, *wrong]:
@@ -124,33 +126,17 @@ def context_error(run: TrainingRun, folder: Path) -> str | None:
 
 def agent_of(run: TrainingRun, folder: Path) -> Agent:
     """Raises ConfigurationError for a folder that the adapter can't read."""
-    model = run.spec.model
+    name = run.spec.model.adapter.name
     try:
         check_folder(folder)
-        return _agent(model, folder, run.spec.rollout.response_tokens)
+        return make_agent(name, folder, **adapter_options(run))
     except (ValueError, KeyError, OSError) as error:
-        raise ConfigurationError(f"spec.model: {model.adapter.name} can't use {folder}: {error}") from error
+        raise ConfigurationError(f"spec.model: {name} can't use {folder}: {error}") from error
 
 
 def agent_on_node(run: TrainingRun, model: ModelRef) -> Agent:
     """For a process that may be on another node than the driver."""
     return agent_of(run, described(model))
-
-
-def _agent(model: Model, folder: Path, response_tokens: int) -> Agent:
-    return make_agent(
-        model.adapter.name,
-        folder,
-        prompt=model.adapter.prompt,
-        history_images=model.adapter.history_images,
-        history_steps=model.adapter.history_steps,
-        context_tokens=model.context_tokens,
-        response_tokens=response_tokens,
-        min_pixels=model.min_pixels,
-        max_pixels=model.max_pixels or model.adapter.max_pixels,
-        prompt_file=None if model.adapter.prompt_file is None else Path(model.adapter.prompt_file).expanduser(),
-        context=model.adapter.context,
-    )
 
 
 def slots_of(run: TrainingRun, health: HealthProbe) -> SlotSource:

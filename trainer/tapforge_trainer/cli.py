@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .cli_agent import agent
 from .cli_doctor import doctor
 from .cli_env import env
 from .cli_phone import phone
@@ -241,6 +242,7 @@ def top(folder: Path, once: bool, rows: int | None) -> None:
         raise _Wrong(str(error)) from error
 
 
+cli.add_command(agent)
 cli.add_command(doctor)
 cli.add_command(env)
 cli.add_command(phone)

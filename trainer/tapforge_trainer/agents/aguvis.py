@@ -52,7 +52,7 @@ _RECIPIENT: Final = "<|recipient|>"
 _BORDER: Final = re.compile(r"(?:<\|recipient\|>|(?m:^)(?:<\|im_start\|>)?assistant)\s*os\s*\n")
 _CODE: Final = re.compile(r"(?m)^[ \t]*(?:(?:pyautogui|mobile|browser|computer|time)\.|terminate\(|answer\(|import )")
 _WORDS: Final = re.compile(r"(?:os\s*\n)?\s*(WAIT|DONE|FAIL)\s*", re.IGNORECASE)
-_ACTION: Final = re.compile(r"(?m)^[ \t]*Action:[ \t]*(.*)$")
+_ACTION: Final = re.compile(r"(?m)^[ \t]*Action:[ \t]*(.*?)(?:<\|im_end\|>)?$")
 _Status = Literal["success", "failure", "infeasible"]
 #: calls of pyautogui that are a click at a place
 _CLICKS: Final = {
@@ -263,7 +263,7 @@ def _system(plane: Plane, written: bool) -> str:
 
 
 def _task(goal: str, lines: str) -> str:
-    return f"Instruction: {goal}\n\nPrevious actions:\n{lines or 'None'}\n"
+    return f"Instruction: {goal}\n\nPrevious actions:\n{lines.rstrip() or 'None'}\n"
 
 
 def _line(number: int, turn: Turn) -> str:

@@ -135,7 +135,11 @@ class Chat:
 
     def text(self, messages: Sequence[Message], *, answering: bool = True) -> str:
         """As people compare it with a model card."""
-        return self._tokens.show(self.ids(messages, answering=answering))
+        return self.show(self.ids(messages, answering=answering))
+
+    def show(self, ids: Sequence[int]) -> str:
+        """Ids as text, special tokens by their names."""
+        return self._tokens.show(ids)
 
     def _flush(self, plain: list[str], ids: list[int]) -> None:
         if plain:

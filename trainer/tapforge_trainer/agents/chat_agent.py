@@ -89,7 +89,8 @@ class ChatAgent:
         own: Own | None = None,
     ):
         self.dialect = dialect
-        self._tokens, self._frames, self._window = tokens, frames, window
+        self.window, self.grid = window, frames.grid
+        self._tokens, self._frames = tokens, frames
         self._own = own or Own()
         self._full = window.prompt == "full"
         # A prompt of one's own says all there is to say of tools.
@@ -112,16 +113,11 @@ class ChatAgent:
 
     # --- prompts ------------------------------------------------------------------------------------------------------
 
-    @property
-    def grid(self) -> str:
-        """The image limits, for people."""
-        return str(self._frames.grid)
-
     def prepare(self, observation: Observation) -> tuple[Prepared, Callable[[], Pixels]]:
         frame, pixels = self._frames.fit(observation.frame)
         seen = Prepared(
             frame,
-            self._visual_tokens(frame),
+            self.visual_tokens(frame),
             observation.app,
             observation.state_key,
             observation.ui_tree,
@@ -130,7 +126,7 @@ class ChatAgent:
         return seen, pixels
 
     def prompt(self, goal: str, history: Sequence[Turn], seen: Prepared) -> Prompt | ContextLimit:
-        window = self._window
+        window = self.window
         added, images = self._added(goal, history, seen)
         if added.history is not None:
             history = added.history
@@ -140,7 +136,7 @@ class ChatAgent:
         first_text = max(0, now - window.history_steps)
         while True:
             frames = (*images, *(turn.seen.frame for turn in history[first_image:]), seen.frame)
-            visual = [self._visual_tokens(frame) for frame in images]
+            visual = [self.visual_tokens(frame) for frame in images]
             visual += [turn.seen.visual_tokens for turn in history[first_image:]] + [seen.visual_tokens]
             ids = self._compose(goal, history, first_image, first_text, seen, added, len(images))
             length = len(ids) + sum(visual) - len(visual)
@@ -157,7 +153,7 @@ class ChatAgent:
         if self._own.context is None:
             return _NOTHING, ()
         name, context = self._own.context
-        added = added_by(name, context, goal, history, seen, self._window.history_images - 1)
+        added = added_by(name, context, goal, history, seen, self.window.history_images - 1)
         fitted = []
         for image in added.images:
             if isinstance(image, FittedFrame):
@@ -190,7 +186,7 @@ class ChatAgent:
         shown = self._image * (images + len(history) - first_image + 1)
         words = [one for turn in history[first_text:] for one in encode(" " + short_name(turn.action))]
         said = (*encode(goal), *self._newline, *words, *(encode(added.text) if added.text else ()))
-        body = (*shown, *said) if self._window.image_first else (*said, *shown)
+        body = (*shown, *said) if self.window.image_first else (*said, *shown)
         return (*self._user, *body, *self._answering)
 
     def messages(
@@ -228,7 +224,7 @@ class ChatAgent:
         screens: list[bool] = [index >= first_image for index in range(first_turn, len(history))] + [True]
         if every or IMAGE in task:
             opening += task
-        elif self._window.image_first:
+        elif self.window.image_first:
             opening += [IMAGE, *task]
         else:
             opening += [*task, IMAGE]
@@ -248,17 +244,17 @@ class ChatAgent:
         return Plane(self.dialect.coordinates, screen.width, screen.height)
 
     def expand(self, prompt: Prompt) -> tuple[int, ...]:
-        return self._tokens.expand(prompt.ids, [self._visual_tokens(frame) for frame in prompt.frames])
+        return self._tokens.expand(prompt.ids, [self.visual_tokens(frame) for frame in prompt.frames])
 
-    def _visual_tokens(self, frame: FittedFrame) -> int:
-        cell = self._frames.grid.cell
+    def visual_tokens(self, frame: FittedFrame) -> int:
+        cell = self.grid.cell
         return (frame.width // cell) * (frame.height // cell)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def read(self, text: str, finish_reason: FinishReason, screen: FittedFrame) -> Action | ParseFailure:
         if finish_reason == "length":
-            return ParseFailure("cut_off", f"cut off at {self._window.response_tokens} tokens")
+            return ParseFailure("cut_off", f"cut off at {self.window.response_tokens} tokens")
         if finish_reason == "abort":
             return ParseFailure("aborted", "the engine gave the answer up before its end")
         opened = self.chat.opened if self._full else ""

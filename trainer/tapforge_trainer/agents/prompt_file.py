@@ -2,7 +2,8 @@
 
 - The blocks `system` and `user` are the texts of these two messages; a file without blocks is the user's text. A block
   that the file lacks is the adapter's own.
-- Its variables are `VARIABLES`. Others are errors, when the file is read.
+- Its variables are `VARIABLES`. Others are errors, when the file is read; so is all that fails for a made-up episode.
+- As in chat templates, the line's end after a tag and the blanks before one are dropped, and so is the file's last one.
 - What the file itself says may hold the family's markup (`Dialect.markup`) as tokens; what a variable says is always
   plain text. Neither can become structure of the chat: that is the chat template's.
 - Jinja runs in a sandbox: the file can render, and nothing else.
@@ -17,9 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .agent import Turn
+from tapforge_envs.protocol import Back
+
+from ..frames import FittedFrame
+from .agent import Prepared, Turn
 from .chat import IMAGE, Markup, Part
-from .coordinates import Plane
+from .coordinates import Grid, Plane
+from .mobile_use import MOBILE_USE
 
 VARIABLES: Final = {
     "goal": "what the task asks for",
@@ -86,8 +91,21 @@ class PromptFile:
         others = sorted(set(self._template.blocks) - set(_BLOCKS))
         if others:
             raise ValueError(f"the prompt file {path} has blocks {', '.join(others)}; known are {', '.join(_BLOCKS)}")
+        for steps in (0, 3):
+            self._probe(steps)
         self.has_system = "system" in self._template.blocks
         self.has_user = "user" in self._template.blocks or not self._template.blocks
+
+    def _probe(self, steps: int) -> None:
+        """Renders both texts for a made-up episode, so that what can't work is found before anything starts."""
+        seen = Prepared(FittedFrame("probe", b"", 28, 28), 1)
+        history = [Turn(seen, "answer", Back())] * steps
+        plane = Plane(Grid(999), 28, 28)
+        about = Situation("goal", history, steps, 0, plane, [MOBILE_USE.schema(plane)], "app", "added")
+        if "system" in self._template.blocks:
+            self.system(about)
+        if "user" in self._template.blocks or not self._template.blocks:
+            self.user(about)
 
     def system(self, about: Situation) -> tuple[Part, ...]:
         parts = self._rendered("system", about)

@@ -60,14 +60,15 @@ def agent_names() -> tuple[str, ...]:
     return tuple(sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))}))
 
 
-def dialect_of(name: str, model_folder: Path) -> Dialect | None:
-    """What a built-in adapter says of its family, for a model in this folder; None: somebody else's adapter. Raises
-    ValueError for a name that there is none of."""
+def dialect_of(name: str, model_folder: Path | None) -> Dialect | None:
+    """What a built-in adapter says of its family, for a model in this folder; None: somebody else's adapter, or one
+    that only the model's folder decides. Raises ValueError for a name that there is none of, and for a model of another
+    family."""
     found = _BUILT_IN.get(name)
     if found is None:
         _factory(name)
         return None
-    return found(model_folder)
+    return None if model_folder is None else found(model_folder)
 
 
 def _factory(name: str) -> Callable[..., Agent]:
