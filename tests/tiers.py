@@ -95,6 +95,7 @@ TIERS: Final[Mapping[str, tuple[Job, ...]]] = {
         _pytest("stacks", *STACKS, only=LONG, after=["builds"]),
         *_control_plane(LONG),
         _pytest("pages", "tests/web", only=LONG),
+        _pytest("memory", "tests/memory", only=LONG),
         _pytest("node", "tests/e2e", only=f"node and {LONG}", after=["stacks"]),
     ),
 }

@@ -16,6 +16,7 @@ from ..tasks.selection import training_tasks
 from .advice import advice
 from .estimate import UnknownCard, card_of, estimate
 from .known import CONFIGS, config_of
+from .learner import LearnerLoad, Moment
 from .report import Figures, as_json, measured, render
 from .shape import Shape
 
@@ -27,6 +28,8 @@ class MemoryOptions:
     gpu_memory: str | None = None
     config: Path | None = None
     output: Literal["text", "json"] = "text"
+    #: also trace the learner's own step, which takes a minute
+    trace: bool = False
     disk_rate: float | None = None
     tokens_per_second: float | None = None
     measured: Path | None = None
@@ -35,19 +38,27 @@ class MemoryOptions:
 def plan_memory(run: TrainingRun, options: MemoryOptions) -> tuple[str, bool]:
     """(what is printed, whether the run fits). Raises ConfigurationError."""
     try:
-        shape = Shape.of(model_config(run, options.config))
+        config = model_config(run, options.config)
+        shape = Shape.of(config)
         card = card_of(run, options.gpu_memory)
         held = held_frames(run)
         found = estimate(run, shape, card, held_frames=held)
         advised = advice(run, found, lambda other: estimate(other, shape, card, held_frames=held))
         recorded = measured(options.measured) if options.measured is not None else None
+        traced = _trace(found.learner, config) if options.trace else None
     except (FolderError, UnknownCard, ValueError) as error:
         raise ConfigurationError(str(error)) from error
-    figures = Figures(options.disk_rate, options.tokens_per_second, recorded)
+    figures = Figures(options.disk_rate, options.tokens_per_second, recorded, traced)
     if options.output == "json":
         document: dict[str, Any] = as_json(run, found, advised, figures)
         return json.dumps(document, indent=2), found.fits
     return render(run, found, advised, figures), found.fits
+
+
+def _trace(load: LearnerLoad, config: ModelConfig) -> Moment:
+    from .trace import trace  # pays for torch and transformers
+
+    return trace(load, config).peak
 
 
 def model_config(run: TrainingRun, given: Path | None) -> ModelConfig:

@@ -18,6 +18,7 @@ from ..agents.vision import tokens_per_frame
 from ..assembly import engine_settings, learner_settings
 from ..frame_budget import frame_pixels
 from ..machine import Machine
+from ..policy.models import FAMILIES
 from ..policy.settings import EngineSettings, LearnerSettings
 from .engine import EngineLoad, batched_tokens, engine_moment, problem
 from .known import GIB, MIB, gpu_bytes
@@ -183,9 +184,7 @@ def _learner_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, fra
     lora = settings.lora
     targets: tuple[str, ...] = ()
     if lora is not None:
-        from ..policy.models import FAMILIES
-
-        targets = lora.targets or FAMILIES[shape.model_type].lora_targets
+        targets = FAMILIES[shape.model_type].adapted(lora.targets)
     return LearnerLoad(
         shape,
         ranks=settings.ranks,

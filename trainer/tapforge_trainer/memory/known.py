@@ -31,6 +31,7 @@ def _qwen3(
         "head_dim": 128,
         "vocab_size": 151936,
         "attention_bias": False,
+        "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [24, 20, 20]},
         **more,
     }
     shared = {"num_heads": 16, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
@@ -64,6 +65,7 @@ def _qwen2(
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "vocab_size": vocabulary,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
         "vision_config": {**shared, **vision},
     }
 

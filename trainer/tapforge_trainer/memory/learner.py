@@ -1,6 +1,6 @@
 """Memory of one learner rank's GPU through an optimizer step, from sizes alone. Pure, no torch.
 
-A step is a walk over FSDP groups: forward through vision blocks, embedding, decoder layers and head, backward the other
+A step is a walk over FSDP groups: forward through embedding, vision blocks, decoder layers and head, backward the other
 way, then the optimizer. At each moment of it the bytes are known by category; the peak is the largest sum. The counting
 follows torch's FSDP2 and the autograd graphs of transformers' layers, and is checked against a trace of the learner's
 own code on fake tensors (`trace.py`): category by category in tests.
@@ -38,11 +38,11 @@ CATEGORIES: Final = (
     "kv_cache",
     "frames",
 )
-#: as in policy/forward.py: logits that exist at one time, values of frozen features that are remembered
+#: as in policy/head.py and policy/features.py: logits that exist at one time, bytes of features that are remembered
 LOGITS_AT_ONCE: Final = 64 * 1024 * 1024
-FEATURES_KEPT: Final = 64 * 1024 * 1024
-#: bytes per logit of the chunk of the head that is computed again in the backward pass
-_LOGIT_BYTES: Final = 24
+FEATURES_KEPT: Final = 256 * 1024 * 1024
+#: bytes per logit of a piece of the head: five fp32 tensors while the entropy is computed
+_LOGIT_BYTES: Final = 20
 _MASTER: Final = 4
 
 
@@ -72,6 +72,8 @@ class LearnerLoad:
     reshard_after_forward: bool = True
     #: several micro-batches per optimizer step: gradients of earlier ones are there
     accumulates: bool = True
+    #: bytes of a frozen tower's features that are remembered
+    features: int = FEATURES_KEPT
 
     @property
     def adapters(self) -> tuple[int, ...]:
@@ -116,6 +118,8 @@ class _Group:
     kept: int = 0
     #: bytes that come and go within its backward pass
     passing: int = 0
+    #: parameters whose gradients are there at its widest moment
+    first: int = 0
 
     @property
     def size(self) -> int:
@@ -139,69 +143,88 @@ def resident(load: LearnerLoad) -> Moment:
     shape, width, trained = load.shape, load.width, load.trained
     tower = shape.vision.parameters if load.freeze_vision else 0
     frozen = shape.parameters - tower - (0 if load.lora else trained)
-    reference = width * shape.text if load.reference and not load.lora else 0
+    reference = 2 * _MASTER * trained if load.lora else width * shape.text  # of LoRA two more sets of adapters
+    reference = reference if load.reference else 0
     if load.reference and not load.lora and not load.freeze_vision:
         reference += width * shape.vision.parameters
     shards = 0.0 if load.cpu_offload else (_MASTER * trained + width * frozen + reference) / load.ranks
     moments = 0.0 if load.cpu_offload else 2 * _MASTER * trained / load.ranks
-    features = width * FEATURES_KEPT if load.freeze_vision else 0
+    features = load.features if load.freeze_vision else 0
     return Moment("resident", {}).plus(
         "between steps", weights=shards + width * tower, optimizer=moments, frames=features
     )
 
 
 def _passes(load: LearnerLoad, static: Moment) -> Iterator[Moment]:
-    width, ranks, checkpointing = load.width, load.ranks, load.activation_checkpointing
+    width, ranks, sharded = load.width, load.ranks, load.sharded_gradients
+    shape, vision, reshards = load.shape, load.shape.vision, load.reshard_after_forward
     if load.accumulates:
         static = static.plus("accumulating", gradients=_accumulated(load))
-    pixels = 3 * load.shape.vision.temporal * load.shape.vision.patch**2 * load.patches
-    root, vision, embedding, layers, head = _groups(load)
-    static = static.plus("pixels", frames=(1 + width + 4) * pixels, unsharded=width * root.size)
+    root, blocks, embedding, layers, head = _groups(load)
+    pixels = 3 * vision.patch**2 * load.patches
+    static = static.plus("pixels", frames=pixels * (1 if load.freeze_vision else 1 + width * vision.temporal))
+    passing = static.plus(
+        "", unsharded=width * root.size
+    )  # the root's weights stay from the first to the last operation
     if load.freeze_vision:
-        yield static.plus("frozen vision tower", temporary=_tower_forward(load))
-    features = width * load.shape.hidden * (1 + load.shape.vision.deepstack) * _visual_tokens(load)
-    saved = features + (_mergers(load) if not load.freeze_vision else 0)
-    saved += width * load.shape.hidden * (load.tokens + load.responses) + 4 * width * load.shape.head_dim * load.tokens
-    walked = [*vision, *embedding, *layers]
-    keeps = [group.kept if checkpointing else max(group.kept, group.needed) for group in walked]
-    unsharded = 0 if load.reshard_after_forward else width * sum(group.size for group in walked)
-    # backward: the head first
-    here = static.plus("", activations=saved + sum(keeps), unsharded=unsharded)
-    grads = 0.0 if load.lora else width * root.trained  # of the root, not reduced before the end
-    chunk = min(load.responses, max(1, LOGITS_AT_ONCE // load.shape.vocabulary)) * load.shape.vocabulary
+        yield passing.plus("frozen vision tower", temporary=_tower_forward(load) + 8 * pixels)
+    saved = width * shape.hidden * ((1 + vision.deepstack) * _visual_tokens(load) + load.responses)
+    saved += 2 * width * shape.head_dim * load.tokens + (0 if load.freeze_vision else _mergers(load))
+    walked = [*embedding, *blocks, *layers]
+    keeps = [group.kept if load.activation_checkpointing else max(group.kept, group.needed) for group in walked]
+    whole = 0 if reshards else width * sum(group.size for group in walked)
+
+    # Pieces of the head's logits, and the gradients of its weight: of earlier pieces, of this one, and their sum.
+    weight = width * shape.embedding
+    piece = max(1, LOGITS_AT_ONCE // shape.vocabulary)
+    logits = _LOGIT_BYTES * min(load.responses, piece) * shape.vocabulary
+    pieces = 0 if load.lora else min(3, 2 * (load.responses > piece) + 1)
+    last = (4 + 2 * width) * shape.hidden * load.tokens  # the final norm
+    here = passing.plus("", activations=saved + sum(keeps) + last, unsharded=whole + width * head.size)
+    yield here.plus("forward of the head", gather=width * head.size, temporary=logits)
+    ahead = width * walked[-1].size if reshards else 0
     yield here.plus(
-        "head",
-        unsharded=width * head.size if load.reshard_after_forward else 0,
-        gradients=width * head.trained + grads,
-        temporary=_LOGIT_BYTES * chunk,
+        "backward of the head", gather=ahead, temporary=max(logits + (pieces > 1) * weight, pieces * weight)
     )
-    reduced = head.trained
-    before = head
+
+    grads = (
+        0.0 if load.lora or not shape.tied else weight
+    )  # the tied embedding is the root's: not reduced before the end
+    reduced, before = head.trained, head
     for number in reversed(range(len(walked))):
-        group, coming = walked[number], walked[number - 1] if number else root
-        if not group.trained and not load.lora:
-            continue
-        sharded = load.sharded_gradients
-        # shares that are there already are added to; those that are offloaded leave at once
-        passing = load.accumulates or load.cpu_offload
-        shares = _MASTER * (group.trained if passing else reduced) / ranks if sharded else 0
-        inside = static.plus(
+        group, coming = walked[number], walked[number - 1]
+        # Shares that are there already are added to; those that are offloaded leave at once.
+        pass_on = load.accumulates or load.cpu_offload
+        shares = _MASTER * (group.trained if pass_on else reduced) / ranks if sharded else 0
+        inside = passing.plus(
             "",
-            activations=saved + sum(keeps[: number + 1]) + (group.needed if checkpointing else 0),
-            unsharded=width * group.size if load.reshard_after_forward else unsharded,
-            gather=width * coming.size if load.reshard_after_forward and number else 0,
-            gradients=grads + width * group.trained + shares,
+            activations=saved + sum(keeps[: number + 1]),
+            gather=width * coming.size if reshards and number else 0,
+            gradients=grads + shares,
         )
-        held = _MASTER * before.trained if sharded else 0
-        yield inside.plus(f"backward of {group.name}", temporary=group.passing, reduce=held)
-        yield inside.plus(f"gradients of {group.name}", reduce=_MASTER * group.trained if sharded else 0)
+        # The widest moment is when what its MLP needs is there and gradients of weights, but for one, are not. At the
+        # end of the pass it is the other way round, and the weights have been given up before gradients are reduced.
+        yield inside.plus(
+            f"backward of {group.name}",
+            activations=group.needed if load.activation_checkpointing else 0,
+            unsharded=width * group.size if reshards else whole,
+            gradients=width * group.first,
+            temporary=group.passing,
+            reduce=_MASTER * before.trained if sharded else 0,
+        )
+        yield inside.plus(
+            f"gradients of {group.name}",
+            unsharded=0 if reshards else whole - width * group.size,
+            gradients=width * group.trained,
+            reduce=_MASTER * group.trained if sharded else 0,
+        )
+        whole -= 0 if reshards else width * group.size
         reduced, before = reduced + group.trained, group
-    yield static.plus(
-        "gradients of the root",
-        activations=saved,
-        gradients=width * root.trained + (0 if load.accumulates or load.cpu_offload else _MASTER * reduced / ranks),
-        reduce=_MASTER * (root.trained + before.trained) if load.sharded_gradients else _MASTER * root.trained,
-    )
+    shares = 0 if load.accumulates or load.cpu_offload or not sharded else _MASTER * reduced / ranks
+    if shape.tied and not load.lora:
+        held = _MASTER * before.trained if sharded else 0
+        yield passing.plus("gradients of the embedding", gradients=shares, temporary=3 * weight, reduce=held)
+    yield static.plus("gradients of the root", gradients=width * root.trained + shares, reduce=_MASTER * root.trained)
 
 
 def _accumulated(load: LearnerLoad) -> float:
@@ -238,7 +261,8 @@ def _groups(load: LearnerLoad) -> tuple[_Group, list[_Group], list[_Group], list
         kept = load.width * vision.width * load.patches
         needed = int(_block_bytes(load) * load.patches)
         passing = 2 * load.width * vision.intermediate * load.patches
-        blocks = [_Group("a vision block", vision.block, 0, needed, kept, passing)] * vision.depth
+        first = vision.width * vision.intermediate
+        blocks = [_Group("a vision block", vision.block, 0, needed, kept, passing, first)] * vision.depth
     tied = shape.embedding if shape.tied else 0
     root = _of("the root", rest + tied, full)
     embedding = [] if shape.tied else [_of("the embedding", shape.embedding, full)]
@@ -246,9 +270,11 @@ def _groups(load: LearnerLoad) -> tuple[_Group, list[_Group], list[_Group], list
     layers = []
     for layer, adapters in zip(shape.layers, load.adapters, strict=True):
         needed = int(_layer_bytes(load, layer) * load.tokens)
-        passing = 2 * load.width * layer.intermediate * load.tokens
+        # gradients of its MLP's two products; of an adapted one by both ways, and their sum
+        passing = (3 if load.lora else 2) * load.width * layer.intermediate * load.tokens
         trained, frozen = (adapters, layer.parameters) if load.lora else (layer.parameters, 0)
-        layers.append(_Group("a layer", trained, frozen, needed, kept, passing))
+        first = 0 if load.lora else layer.parameters if layer.sparse else shape.hidden * layer.intermediate
+        layers.append(_Group("a layer", trained, frozen, needed, kept, passing, first))
     return root, blocks, embedding, layers, _of("the head", shape.head, full)
 
 
@@ -258,18 +284,20 @@ def _of(name: str, size: int, trained: bool) -> _Group:
 
 def _layer_bytes(load: LearnerLoad, layer: LayerShape) -> float:
     """Per token, of what transformers' decoder layer needs for its backward pass; its input in the pass's format is not
-    among it. A norm keeps its input in fp32, the inverse deviation, the normalized input and the output."""
+    among it. A norm keeps its input in fp32, the inverse deviation, the output, and for its weight's gradient the
+    normalized input."""
     shape, width = load.shape, load.width
     q, kv = shape.query, shape.key_value
-    norms = 2 * ((4 + 2 * width) * shape.hidden + 4)
+    normalized = 0 if load.lora else width
+    norms = 2 * ((4 + width + normalized) * shape.hidden + 4)
     if shape.qk_norm:
-        norms += (4 + width) * (q + kv) + 4 * (shape.heads + shape.kv_heads)
+        norms += (4 + normalized) * (q + kv) + 4 * (shape.heads + shape.kv_heads)
     attention = width * (2 * q + 2 * kv) + 4 * shape.heads
     mlp = 4 * width * layer.intermediate
     if layer.sparse:  # tokens are copied to their experts, and back
         mlp += 2 * width * shape.hidden * shape.experts_per_token
-    # of an adapter: what its first matrix gives, and that times the scale
-    return norms + attention + mlp + 2 * width * load.lora * len([t for t in load.targets if t in layer.linears])
+    adapted = len([target for target in load.targets if target in layer.linears])
+    return norms + attention + mlp + width * load.lora * adapted  # what an adapter's first matrix gives
 
 
 def _block_bytes(load: LearnerLoad) -> float:
@@ -280,7 +308,8 @@ def _block_bytes(load: LearnerLoad) -> float:
     else:
         norms = 2 * (2 * width * vision.width + 2 * width) - width * vision.width
     attention = 6 * width * vision.width + 4 * vision.heads
-    mlp = (4 if vision.gated else 2) * width * vision.intermediate
+    kept = 4 if vision.gated else 3 if load.shape.model_type == "qwen2_vl" else 2  # its GELU is a product of two
+    mlp = kept * width * vision.intermediate
     return norms + attention + mlp
 
 

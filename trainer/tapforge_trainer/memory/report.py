@@ -12,7 +12,7 @@ from tapforge_api import TrainingRun
 
 from .estimate import RESERVE, Estimate
 from .known import GIB
-from .learner import CATEGORIES
+from .learner import CATEGORIES, Moment, peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class Figures:
     tokens_per_second: float | None = None
     #: of a recorded run: (name, updates per hour, steps of phones per hour)
     measured: tuple[str, float, float] | None = None
+    #: the fullest moment of a learner rank alone, as traced
+    traced: Moment | None = None
 
 
 def measured(folder: Path) -> tuple[str, float, float]:
@@ -75,8 +77,15 @@ def as_json(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Fig
         "host": dict(e.host),
         "updates_per_hour": figures.measured[1] if figures.measured else None,
         "learner_tokens_per_hour": figures.tokens_per_second * 3600 if figures.tokens_per_second else None,
+        "traced": None if figures.traced is None else _traced(e, figures.traced),
         "advice": list(advice),
     }
+
+
+def _traced(e: Estimate, moment: Moment) -> dict[str, Any]:
+    """Of a learner rank alone: what the trace found beside what the closed form says."""
+    found = {name: moment.bytes.get(name, 0) for name in CATEGORIES}
+    return {"peak_bytes": moment.total, "closed_form_bytes": peak(e.learner).total, "per_gpu_bytes": found}
 
 
 def checkpoint_seconds(e: Estimate, figures: Figures) -> float | None:
@@ -109,6 +118,7 @@ def render(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Figu
         "checkpoint": _checkpoint(run, e, figures),
         "host memory": f"{sum(e.host.values()) / GIB:.0f} GiB on all nodes together: " + _parts(e.host),
         **_speed(figures),
+        **({} if figures.traced is None else {"traced": _compared(e, figures.traced)}),
         "fits": "yes" if e.fits else "no",
     }
     width = max(map(len, lines))
@@ -146,6 +156,14 @@ def _checkpoint(run: TrainingRun, e: Estimate, figures: Figures) -> str:
 
 def _parts(host: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size / GIB:.0f}" for name, size in host.items() if size >= GIB / 2) or "little"
+
+
+def _compared(e: Estimate, traced: Moment) -> str:
+    closed = peak(e.learner).total
+    return (
+        f"a learner rank alone {traced.total / GIB:.1f} GiB, by its own code on fake tensors; {closed / GIB:.1f} in "
+        f"closed form ({closed / traced.total - 1:+.1%})"
+    )
 
 
 def _speed(figures: Figures) -> dict[str, str]:

@@ -1,0 +1,95 @@
+"""The closed form against a trace of the learner's own model, sharding and passes on fake tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.models.real import config
+
+from tapforge_trainer.memory.known import CONFIGS
+from tapforge_trainer.memory.learner import FEATURES_KEPT, LOGITS_AT_ONCE, LearnerLoad, peak
+from tapforge_trainer.memory.shape import Shape
+from tapforge_trainer.memory.trace import trace
+from tapforge_trainer.policy.models import FAMILIES, ModelConfig
+
+#: of the traced peak
+TOLERANCE = 0.05
+GIB = 2**30
+
+
+def compared(document: Any, **settings: Any) -> None:
+    made = ModelConfig.of_document(Path("model"), document)
+    shape = Shape.of(made)
+    if settings.get("lora"):
+        settings["targets"] = FAMILIES[shape.model_type].lora_targets
+    given = {"ranks": 8, "tokens": 8192, "patches": 7728, "responses": 1024, "accumulates": False, **settings}
+    load = LearnerLoad(shape, **given)
+    # What of the features is remembered after so few micro-batches; a run's fill what there is room for.
+    batches = 4 if load.accumulates else 2
+    visual = load.patches // shape.vision.merge**2
+    features = batches * load.width * shape.hidden * (1 + shape.vision.deepstack) * visual
+    load = replace(load, features=min(FEATURES_KEPT, features))
+    traced, closed = trace(load, made).peak, peak(load)
+    assert closed.total == pytest.approx(traced.total, rel=TOLERANCE), (closed, traced)
+    # These are counted alike by both, whatever the moment is; what lives shorter is named differently.
+    for category in ("weights", "optimizer"):
+        assert closed.bytes[category] == pytest.approx(traced.bytes[category], rel=0.01, abs=2**20), category
+
+
+def test_constants_are_those_of_the_policy() -> None:
+    from tapforge_trainer.policy import features, head
+
+    assert (LOGITS_AT_ONCE, FEATURES_KEPT) == (head.LOGITS_AT_ONCE, features.FEATURES_KEPT)
+
+
+FEW_LAYERS = [
+    ("qwen3-vl-8b", {}),
+    ("qwen3-vl-8b", {"accumulates": True}),
+    ("qwen3-vl-8b", {"accumulates": True, "sharded_gradients": False}),
+    ("qwen3-vl-8b", {"lora": 64}),
+    ("qwen3-vl-2b", {"freeze_vision": False}),
+    ("qwen2.5-vl-7b", {"freeze_vision": False, "activation_checkpointing": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), FEW_LAYERS, ids=str)
+def test_a_few_layers_take_what_the_closed_form_says(name: str, settings: dict[str, Any]) -> None:
+    compared(config(name, 6, 4).to_dict(), **settings)
+
+
+FULL = [
+    ("qwen3-vl-8b", {}),
+    ("qwen3-vl-8b", {"tokens": 32768}),
+    ("qwen3-vl-8b", {"accumulates": True, "ranks": 4, "tokens": 16384, "patches": 30720, "responses": 2560}),
+    ("qwen3-vl-8b", {"freeze_vision": False, "tokens": 16384, "patches": 30912}),
+    ("qwen3-vl-8b", {"activation_checkpointing": False}),
+    ("qwen3-vl-8b", {"reshard_after_forward": False}),
+    ("qwen3-vl-8b", {"lora": 64, "activation_checkpointing": False}),
+    ("qwen2.5-vl-7b", {"lora": 64, "ranks": 2, "tokens": 16384, "accumulates": True}),
+    ("qwen2.5-vl-7b", {"freeze_vision": False}),
+    ("qwen2.5-vl-3b", {"freeze_vision": False, "tokens": 16384}),
+    ("qwen2-vl-7b", {"freeze_vision": False, "activation_checkpointing": False}),
+    ("qwen3-vl-2b", {"ranks": 1}),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "settings"), FULL, ids=str)
+def test_a_whole_model_takes_what_the_closed_form_says(name: str, settings: dict[str, Any]) -> None:
+    compared(config(name).to_dict(), **settings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_every_known_configuration_can_be_traced(name: str) -> None:
+    document = dict(CONFIGS[name])
+    text = document.get("text_config", document)
+    fewer = {"num_hidden_layers": 3}
+    if "text_config" in document:
+        document["text_config"] = {**text, **fewer}
+    else:
+        document |= fewer
+    compared(document, tokens=4096, patches=1024)
