@@ -202,9 +202,11 @@ def message_of(error: BaseException) -> str:
 def _configuration_errors() -> tuple[type[Exception], ...]:
     from tapforge_api import SpecError
 
+    from .agents.context import ContextError
+    from .agents.prompt_file import PromptFileError
     from .assembly import ConfigurationError
 
-    return SpecError, ConfigurationError
+    return SpecError, ConfigurationError, ContextError, PromptFileError
 
 
 def _other_errors() -> tuple[type[Exception], ...]:

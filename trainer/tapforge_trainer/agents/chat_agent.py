@@ -43,6 +43,8 @@ from .tokens import Tokens
 from .tools import short_name
 from .vision import FrameFitter
 
+_NOTHING = Added()
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -104,6 +106,11 @@ class ChatAgent:
         self._answering = (t.im_end, *self._newline, t.im_start, *encode("assistant\n"))
         self._answers = lru_cache(maxsize=8192)(self._answer_ids)
         self._system = lru_cache(maxsize=64)(lambda plane: dialect.system(plane, self.chat.writes_tools))
+        if self._full:  # what the chat template can't render is found now
+            seen = Prepared(FittedFrame("probe", b"", 28, 28), 1)
+            for steps in (0, 3):
+                history = [Turn(seen, "answer", None)] * steps
+                self.chat.ids(self.messages("goal", history, max(0, steps - 1), 0, seen, _NOTHING, 0))
 
     def _opening(self, tokens: Tokens) -> str:
         """A family's own, where the vocabulary has its tokens."""
@@ -269,9 +276,6 @@ class ChatAgent:
     def _answer_ids(self, action: Action, width: int, height: int) -> tuple[int, ...]:
         text = self.dialect.write(action, Plane(self.dialect.coordinates, width, height))
         return (*self._tokens.encode_with(text, (*self.dialect.markup, *self.dialect.sayable)), self._tokens.stop)
-
-
-_NOTHING = Added()
 
 
 def _skip_half(first: int, end: int) -> int:

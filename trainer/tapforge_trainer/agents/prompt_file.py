@@ -60,8 +60,12 @@ class _Image:
     """The value of `image`."""
 
 
+class PromptFileError(ValueError):
+    """A prompt file that can't be used. The message names it."""
+
+
 class PromptFile:
-    """Raises ValueError for a file that can't be read or rendered, and for names that there are none of."""
+    """Raises PromptFileError for a file that can't be read or rendered, and for names that there are none of."""
 
     def __init__(self, path: Path, *, image_allowed: bool):
         import jinja2
@@ -82,15 +86,17 @@ class PromptFile:
             self.used = meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source)
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"the prompt file {path} can't be read: {error}") from error
+            raise PromptFileError(f"the prompt file {path} can't be read: {error}") from error
         except jinja2.TemplateError as error:
-            raise ValueError(f"the prompt file {path} is no Jinja template: {error}") from error
+            raise PromptFileError(f"the prompt file {path} is no Jinja template: {error}") from error
         if unknown := sorted(self.used - self._names):
             listed = ", ".join(sorted(self._names))
-            raise ValueError(f"the prompt file {path} names {', '.join(unknown)}; known are {listed}")
+            raise PromptFileError(f"the prompt file {path} names {', '.join(unknown)}; known are {listed}")
         others = sorted(set(self._template.blocks) - set(_BLOCKS))
         if others:
-            raise ValueError(f"the prompt file {path} has blocks {', '.join(others)}; known are {', '.join(_BLOCKS)}")
+            raise PromptFileError(
+                f"the prompt file {path} has blocks {', '.join(others)}; known are {', '.join(_BLOCKS)}"
+            )
         for steps in (0, 3):
             self._probe(steps)
         self.has_system = "system" in self._template.blocks
@@ -110,7 +116,7 @@ class PromptFile:
     def system(self, about: Situation) -> tuple[Part, ...]:
         parts = self._rendered("system", about)
         if IMAGE in parts:
-            raise ValueError(f"the prompt file {self._path} puts the image into the system message")
+            raise PromptFileError(f"the prompt file {self._path} puts the image into the system message")
         return parts
 
     def user(self, about: Situation) -> tuple[Part, ...]:
@@ -124,7 +130,7 @@ class PromptFile:
         try:
             text = "".join(root(context))
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(f"the prompt file {self._path} can't be rendered: {error}") from error
+            raise PromptFileError(f"the prompt file {self._path} can't be rendered: {error}") from error
         return self._parts(text.removesuffix("\n") if block is None else text)
 
     def _values(self, about: Situation) -> dict[str, Any]:
@@ -162,7 +168,7 @@ class PromptFile:
                 depth -= 1
             elif piece == self._image:
                 if IMAGE in parts:
-                    raise ValueError(f"the prompt file {self._path} names image twice")
+                    raise PromptFileError(f"the prompt file {self._path} names image twice")
                 parts.append(IMAGE)
             elif piece:
                 parts.append(piece if depth else Markup(piece))
