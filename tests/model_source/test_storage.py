@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
 from tests.model_source.conftest import WANTED, Node, files, node, pinned, said
 from tests.s3 import Bucket
+
+from tapforge_api import TrainingRun
+from tapforge_api.loading import from_object
+from tapforge_trainer import assembly
 
 HEAVY = "model-00001-of-00002.safetensors"
 
@@ -44,7 +51,7 @@ def test_files_that_have_come_are_kept_when_a_download_is_interrupted(bucket: Bu
     # As a kill leaves it: a part of the files, under the name that says so; of one of them only the beginning.
     growing = Path(folder).rename(f"{folder}.partial")
     (growing / HEAVY).unlink()
-    (growing / f".{HEAVY}").write_bytes(files()[HEAVY][:100])
+    (growing / f".{HEAVY}.partial-1").write_bytes(files()[HEAVY][:100])
     kept = {path.name: path.stat().st_mtime_ns for path in growing.iterdir()}
     assert here.resolve(ref) == ("", folder)
     now = {path.name: path.stat().st_mtime_ns for path in Path(folder).iterdir()}
@@ -93,3 +100,49 @@ def test_a_shard_that_is_cut_short_is_refused_by_the_node(bucket: Bucket, tmp_pa
     here = aws(tmp_path)
     kind, words = here.resolve(pinned(here, source))
     assert kind == "ModelRefused" and HEAVY in words and "bytes instead of" in words
+
+
+def test_a_run_that_is_resumed_begins_with_the_files_of_its_first_session(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAPFORGE_CACHE", str(tmp_path / "cache"))
+    about = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
+    run = from_object(TrainingRun, {**about, "spec": {"model": {"source": upload(bucket)}}})
+    first = assembly.model_of(run, tmp_path / "run")
+    assert (assembly.described(first) / "config.json").is_file()
+    upload(bucket, **{HEAVY: files(1)[HEAVY]})
+    assert assembly.model_of(run, tmp_path / "run") == first
+    assert assembly.model_of(run, tmp_path / "other") != first
+    bucket.client.delete_object(Bucket=bucket.name, Key="models/mine/config.json")
+    with pytest.raises(assembly.ConfigurationError, match=r"objectStorage\.uri: s3://.* lacks config\.json"):
+        assembly.model_of(run, tmp_path / "third")
+
+
+class _Expired(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        words = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+        self.send_response(400)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(words)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(words)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_credentials_that_have_expired_are_named(bucket: Bucket, tmp_path: Path) -> None:
+    source = upload(bucket)
+    ref = pinned(aws(tmp_path), source)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Expired)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    late = aws(tmp_path, AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.server_address[1]}")
+    said_by = [late.pin(source), late.resolve(ref)]
+    server.shutdown()
+    server.server_close()
+    for kind, words in said_by:
+        assert kind == "ModelError" and words.count("s3://") == 1 and "objectStorage.uri" in words, words
+        assert "the credentials have expired" in words and "renews by itself" in words

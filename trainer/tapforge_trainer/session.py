@@ -329,7 +329,7 @@ async def running(
         if engines and served:
             await unless_stopped(stop, slots.start())
         phones = [slots.start()] if engines and not served else []
-        await unless_stopped(stop, together(_started(policy, source), *phones))
+        await unless_stopped(stop, together(_started(policy, source, telemetry), *phones))
         if engines:
             telemetry.view.slots, telemetry.view.slots_wanted = slots, assembly.slots_wanted(run)
         progress, warm_started_from = await resumed_from(run, policy, uid) if learner and resume else (None, "")
@@ -370,12 +370,15 @@ async def _workers_started(policy: Policy, player: RemotePlayers) -> None:
     await player.start()
 
 
-async def _started(policy: Policy, model: ModelRef) -> None:
+async def _started(policy: Policy, model: ModelRef, telemetry: Telemetry) -> None:
     from .policy.engine_client import EngineError
     from .policy.learner import LearnerError
+    from .policy.placement import PlacementError
 
     try:
-        await policy.start()
+        await policy.start(partial(telemetry.phase, stage="Loading"))
+    except PlacementError as late:
+        raise SetupError(str(late)) from late
     except (EngineError, LearnerError) as error:
         causes = error.__cause__, getattr(error.__cause__, "cause", None)
         if refused := next((cause for cause in causes if isinstance(cause, ModelError)), None):

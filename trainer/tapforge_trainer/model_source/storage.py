@@ -51,6 +51,9 @@ def fetched(ref: ModelRef, root: Path, weights: bool, seconds: float) -> Path:
             if folder.exists():  # somebody took files out of it
                 folder.rename(growing)
             growing.mkdir(exist_ok=True)
+            for path in growing.iterdir():
+                if path.name not in {file.name for file in files}:
+                    path.unlink()  # of a transfer that was killed
             missing = _missing(growing, files)
             enough_room(ref, sum(file.size for file in missing), root, "TAPFORGE_CACHE")
             _fetch(ref, missing, growing)
@@ -63,26 +66,27 @@ def _missing(folder: Path, files: Sequence[ModelFile]) -> list[ModelFile]:
     return [file for file in files if there.get(file.name) != file.size]
 
 
-def _fetch(ref: ModelRef, files: Sequence[ModelFile], folder: Path) -> None:
+def _fetch(ref: ModelRef, missing: Sequence[ModelFile], folder: Path) -> None:
     store = open_store(ref.place)
+    _unchanged(ref, store, missing)
     with ThreadPoolExecutor(_FILES, "fetch") as threads:
-        for work in [threads.submit(_fetch_file, ref, store, file, folder) for file in files]:
+        for work in [threads.submit(store.get, file.name, folder / file.name) for file in missing]:
             work.result()
+    try:
+        _unchanged(ref, store, missing)  # what came is what was listed
+    except ModelRefused:
+        for file in missing:
+            (folder / file.name).unlink()
+        raise
 
 
-def _fetch_file(ref: ModelRef, store: Store, file: ModelFile, folder: Path) -> None:
-    _unchanged(ref, store, file)
-    beside = folder / f".{file.name}"
-    store.get(file.name, beside)
-    _unchanged(ref, store, file)
-    beside.replace(folder / file.name)
-
-
-def _unchanged(ref: ModelRef, store: Store, file: ModelFile) -> None:
-    if store.etag(file.name) != file.etag:
+def _unchanged(ref: ModelRef, store: Store, files: Sequence[ModelFile]) -> None:
+    """By a listing, whose refusals say more than those of a request about one object."""
+    now = {one.path: one.etag for one in store.list()}
+    if changed := [file.name for file in files if now.get(file.name) != file.etag]:
         raise ModelRefused(
-            f"{ref.shown}: {file.name} has changed since the run began: put the new model into another folder, and "
-            "give its run another name"
+            f"{ref.shown}: {', '.join(changed[:4])} has changed since the run began: put the new model into another "
+            "folder, and give its run another name"
         )
 
 
@@ -94,6 +98,6 @@ def _said(ref: ModelRef) -> Iterator[None]:
         full = error.__cause__
         if isinstance(full, OSError) and full.errno is not None and full.filename is not None:
             raise of_disk(ref, full) from error
-        raise ModelError(f"{ref.shown}: {error}") from error
+        raise ModelError(f"spec.model.source.objectStorage.uri: {error}") from error
     except OSError as error:
         raise of_disk(ref, error) from error

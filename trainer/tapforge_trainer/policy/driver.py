@@ -30,6 +30,7 @@ from ..machine import missing
 from ..records import Generator
 from .checkpoint_storage import CheckpointFolder, Place
 from .models import ModelConfig
+from .placement import Placement, bundles_of, place
 from .settings import EngineSettings, LearnerSettings, PauseMode
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Policy:
         self._checkpoints: Checkpoints | None = None
         self._engines_ready: asyncio.Task[None] | None = None
         self._ray: asyncio.Task[None] | None = None
+        self._placement = Placement()
 
     async def start_ray(self) -> None:
         """For who needs it before learner and engines; may be called again."""
@@ -92,8 +94,9 @@ class Policy:
                 self._ray = asyncio.create_task(asyncio.to_thread(_start_ray))
             await asyncio.shield(self._ray)
 
-    async def start(self) -> None:
-        """Starts Ray, the learner ranks and the engines. Raises what their own start raises; may be cancelled."""
+    async def start(self, report: Callable[[str], None] = lambda words: None) -> None:
+        """Starts Ray, the learner ranks and the engines; `report` gets what is waited for. Raises what their own start
+        raises, and PlacementError; may be cancelled."""
         await self.start_ray()
         from .engine_client import EngineClient
         from .engines import Engines
@@ -101,9 +104,10 @@ class Policy:
         from .learner import Learner
 
         engine, learner = self.settings.engine, self.settings.learner
+        self._placement = await self._place(report)
         turns = engine is not None and engine.colocated
         if learner is not None and turns:
-            self._learner = Learner(learner)
+            self._learner = Learner(learner, self._placement.ranks)
             await self._learner.ready()
         if engine is not None:
             folder = Path(engine.model)
@@ -112,16 +116,27 @@ class Policy:
                 PixelFormat.of_folder(folder),
                 ModelConfig.of_folder(folder).image_token,
                 replicas=self.settings.replicas,
+                places=self._placement.engines,
             )
             self._client = EngineClient(self._engines.connection)
             self._engines.follow(self._client.use)
             self._engines_ready = asyncio.create_task(self._engines.ready())
             self._feeding = asyncio.create_task(self._feed(), name="feed-engines")
         if learner is not None and not turns:
-            self._learner = Learner(learner)
+            self._learner = Learner(learner, self._placement.ranks)
             await self._learner.ready()
         elif self._engines_ready is not None:
             await self._engines_ready
+
+    async def _place(self, report: Callable[[str], None]) -> Placement:
+        engine, learner = self.settings.engine, self.settings.learner
+        either = engine or learner
+        if either is None or either.device == "cpu":
+            return Placement()
+        ranks, replicas = learner.ranks if learner else 0, self.settings.replicas if engine else 0
+        parallel = engine.tensor_parallel if engine else 1
+        bundles = bundles_of(ranks, replicas, parallel, colocated=either.colocated)
+        return await place(bundles, either.start_seconds, report)
 
     @asynccontextmanager
     async def learning(self, version: int | None = None) -> AsyncIterator[Learner]:
@@ -290,6 +305,7 @@ class Policy:
             await self._engines.close()
         if self._learner is not None:
             await self._learner.close()
+        self._placement.close()
         if self._ray is not None and ray.is_initialized():  # a Ray that somebody else of this process uses stays
             await asyncio.to_thread(ray.shutdown)
 

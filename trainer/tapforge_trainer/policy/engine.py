@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .mailboxes import Collected, Mailboxes
+from .placement import ANYWHERE, Place
 from .sampler import PROBE, Sampler
 from .settings import EngineSettings, PauseMode, SleepPart, on_this_node
 from .vllm_start import environment
@@ -173,17 +174,15 @@ def kill_engine(actor: ActorHandle) -> None:
     ray.kill(actor)
 
 
-def start_engine(settings: EngineSettings) -> ActorHandle:
+def start_engine(settings: EngineSettings, place: Place = ANYWHERE) -> ActorHandle:
     """Returns at once; `ready` says when it answers."""
     import ray
 
     scratch = tempfile.gettempdir()
-    gpus = 0.5 if settings.transfer == "ipc" else 1  # IPC: engine and rank share a GPU
-    resources: dict[str, Any] = {"num_cpus": 0} if settings.device == "cpu" else {"num_cpus": 1, "num_gpus": gpus}
     actor = ray.remote(EngineActor).options(
         max_concurrency=1000,
         max_restarts=0,
-        runtime_env={"env_vars": environment(settings, scratch)},
-        **resources,
+        runtime_env={"env_vars": environment(settings, scratch) | dict(place.environment)},
+        **place.options,
     )
     return actor.remote(settings)

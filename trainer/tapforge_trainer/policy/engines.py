@@ -26,6 +26,7 @@ from typing import Any
 from .engine import kill_engine, start_engine
 from .engine_client import POLL, POLL_GRACE, EngineDied, EngineError, called
 from .frames import PixelFormat
+from .placement import ANYWHERE, Place
 from .settings import EngineSettings, PauseMode, SleepPart
 from .wire import CacheCounts, EngineConnection, Replica, Replicas
 
@@ -76,7 +77,16 @@ class _Engine:
 class Engines:
     """Belongs to one event loop."""
 
-    def __init__(self, settings: EngineSettings, form: PixelFormat, image_id: int, *, replicas: int = 1):
+    def __init__(
+        self,
+        settings: EngineSettings,
+        form: PixelFormat,
+        image_id: int,
+        *,
+        replicas: int = 1,
+        places: Sequence[Place] = (),
+    ):
+        """`places`: of the engines, in their order; without any, Ray's choice."""
         self.settings = settings
         #: policy version of the last proven weights
         self.version = 0
@@ -103,8 +113,9 @@ class Engines:
         self._room.set()
         #: (index, incarnation) of the engines that the round of weights is about
         self._round: list[tuple[int, int]] = []
+        self._places = places or [ANYWHERE] * replicas
         self._engines = [
-            _Engine(index, start_engine(settings), RestartBudget(settings.restarts_per_hour))
+            _Engine(index, start_engine(settings, self._places[index]), RestartBudget(settings.restarts_per_hour))
             for index in range(replicas)
         ]
 
@@ -273,7 +284,7 @@ class Engines:
         await self._room.wait()
         incarnation = engine.incarnation
         starting = engine.starting = asyncio.get_running_loop().create_future()
-        engine.actor, engine.counts = start_engine(self.settings), CacheCounts()
+        engine.actor, engine.counts = start_engine(self.settings, self._places[engine.index]), CacheCounts()
         try:
             await self._started(engine)
         except EngineError as error:

@@ -31,6 +31,7 @@ from .frames import PixelFormat
 from .metrics import UpdateMetrics, summary
 from .models import ModelConfig
 from .models.build import packs
+from .placement import ANYWHERE, Place
 from .remote import reason
 from .settings import GAP_ALARM, LearnerSettings, UpdateSettings, on_this_node
 
@@ -152,7 +153,8 @@ def _mini_batch(step: _Step, index: int) -> MiniBatch:
 class Learner:
     """Belongs to one event loop; calls come one after another."""
 
-    def __init__(self, settings: LearnerSettings):
+    def __init__(self, settings: LearnerSettings, places: Sequence[Place] = ()):
+        """`places`: of the ranks, in their order; without any, Ray's choice."""
         import ray
 
         self.settings = settings
@@ -168,11 +170,12 @@ class Learner:
             # Shapes vary from batch to batch; each kernel that oneDNN compiles is kept until the cache is full.
             "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
         }
-        gpus = 0.5 if settings.transfer == "ipc" else 1
-        resources: dict[str, Any] = {"num_cpus": 0} if settings.device == "cpu" else {"num_cpus": 1, "num_gpus": gpus}
         actor = ray.remote(concurrency_groups={_BESIDE: 1})(RankActor)
-        actor = actor.options(max_restarts=0, runtime_env={"env_vars": environment}, **resources)
-        self._ranks = [actor.remote(settings, index) for index in range(settings.ranks)]
+        self._ranks = []
+        for index, place in enumerate(places or [ANYWHERE] * settings.ranks):
+            found = {"env_vars": environment | dict(place.environment)}
+            options = actor.options(max_restarts=0, runtime_env=found, **place.options)
+            self._ranks.append(options.remote(settings, index))
 
     async def ready(self) -> None:
         deadline = self.settings.start_seconds
