@@ -1,8 +1,9 @@
 """What the frames under way may take is known before anything is started."""
 
 from tapforge_api import load
-from tapforge_trainer.frame_budget import BYTES_PER_PIXEL, budget_error, episode_bytes, frame_budget
+from tapforge_trainer.frame_budget import BYTES_PER_PIXEL, budget_error, episode_bytes, frame_budget, largest_frame
 from tapforge_trainer.tasks.selection import training_tasks
+from tapforge_trainer.tiny.folder import write_processor
 
 GIB = 2**30
 
@@ -41,3 +42,15 @@ def test_an_update_that_does_not_fit_is_refused_with_the_remedy():
     assert error is not None and "64 x 8 episodes" in error and "0.5 GiB" in error
     enough = run(rollout="{groupsPerUpdate: 64, groupSize: 8, framesGiB: 512}")
     assert budget_error(enough, frame_budget(enough, training_tasks(enough), None)) is None
+
+
+def test_the_largest_frame_is_the_runs_own_screen_or_a_large_phones(tmp_path):
+    write_processor(tmp_path)
+    demo = run(environment="{source: {processes: {count: 4}}, screen: {width: 96, height: 160}}")
+    assert largest_frame(demo, tmp_path) == (96, 160)
+    phones = run(model="{contextTokens: 8192, maxPixels: 1310720}", rollout="{responseTokens: 192}")
+    width, height = largest_frame(phones, tmp_path)
+    assert 0.9 < width * height / 1_310_720 <= 1 and height / width > 2
+    unbounded = run(model="{contextTokens: 8192}", rollout="{responseTokens: 192}")
+    width, height = largest_frame(unbounded, tmp_path)
+    assert 0.9 < width * height / (4096 * 32 * 32) <= 1, "as the image processor bounds it"

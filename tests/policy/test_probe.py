@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,3 +63,30 @@ def test_the_longest_gives_way_first(wanted: list[int], room: int) -> None:
         cap = max(found)
         assert all(f == min(w, cap) for f, w in zip(found, wanted, strict=True))
         assert sum(min(w, cap + 1) for w in wanted) > room, "as long as they can be"
+
+
+@given(st.sampled_from([TINY, LARGE]), st.integers(0, 4000), st.integers(1, 80), st.integers(1, 80))
+def test_the_largest_screen_is_in_it_as_large_as_the_context_has_room(
+    form: PixelFormat, more: int, columns: int, rows: int
+) -> None:
+    context = least_context(form) + more
+    largest = (columns * form.cell, rows * form.cell)
+    probe = make_probe(form, tuple(range(300)), IMAGE, START, END, context, largest)
+    assert max(lengths(probe)) <= context - PROBE_TOKENS
+    small = probe_of(form, context)
+    assert [names for _, names in probe.prompts][:-1] == [names for _, names in small.prompts][:-1]
+    (shown,) = probe.prompts[-1][1]
+    frame, room = probe.frames[shown], context - PROBE_TOKENS - 2
+    found = form.grid(frame.width, frame.height)
+    assert np.prod(found) >= form.least_tokens
+    if form.least_tokens <= rows * columns <= room:
+        assert (frame.width, frame.height) == largest
+    elif rows * columns > room and np.prod(found) > 2 * form.least_tokens:
+        assert np.prod(found) > 0.4 * room, "nearly all of the room"
+
+
+def test_a_phones_screen_in_a_usual_context() -> None:
+    probe = make_probe(TINY, tuple(range(300)), IMAGE, START, END, 8192, (1088, 2400))
+    assert lengths(probe)[:2] == lengths(probe_of(TINY, 8192))[:2], "small where a large one shows nothing more"
+    assert lengths(probe)[2] == 34 * 75 + 2 + 158
+    assert sum(lengths(probe)) < 2900

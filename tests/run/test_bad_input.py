@@ -16,6 +16,7 @@ from whole import SPEC
 from tapforge_envs.phone import catalog
 from tapforge_trainer import cli
 from tapforge_trainer.rollout.scheduler import RolloutError
+from tapforge_trainer.tiny.folder import write_model
 
 
 class Said(NamedTuple):
@@ -208,10 +209,8 @@ def test_a_failed_start_binds_nobody(house: House, nobody: str) -> None:
 
 def test_a_context_in_which_no_frame_has_room(house: House) -> None:
     folder = house.folder / "model"
-    folder.mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (folder / name).write_text("{}")
-    pixels = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 16, "merge_size": 2}
+    write_model(folder, 0)
+    pixels = json.loads((folder / "preprocessor_config.json").read_text())
     pixels |= {"min_pixels": 65536, "max_pixels": 16777216}
     (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
     source = f"spec.model.source={json.dumps({'path': {'folder': str(folder)}})}"
@@ -221,6 +220,17 @@ def test_a_context_in_which_no_frame_has_room(house: House) -> None:
         assert "spec.model.contextTokens: 89 is too little" in said.words and "take 90 tokens" in said.words
     longer = house.type_run(source, "spec.model.contextTokens=90", "spec.rollout.responseTokens=8", command="plan")
     assert longer.code == 0
+
+
+def test_a_lora_target_that_the_model_does_not_have(house: House) -> None:
+    folder = house.folder / "model"
+    write_model(folder, 0)
+    source = f"spec.model.source={json.dumps({'path': {'folder': str(folder)}})}"
+    for command in ("plan", "run"):
+        said = house.type_run(source, "spec.model.lora={targets: [q_proj, up_prj]}", command=command)
+        assert said.code == 2
+        assert "spec.model.lora.targets: up_prj is no linear layer" in said.words and "mean up_proj?" in said.words
+    assert not house.run.exists()
 
 
 def test_a_pool_needs_a_cluster(house: House) -> None:

@@ -32,9 +32,10 @@ from .adapters import adapter_errors, adapter_options
 from .agents import make_agent
 from .agents.agent import Agent
 from .algorithms.composition import objective_of
-from .frame_budget import budget_error, engine_frames_mib, frame_budget, frame_pixels
+from .frame_budget import budget_error, engine_frames_mib, frame_budget, frame_pixels, largest_frame
 from .local_files import LocalFiles, inspect_files
 from .machine import Device, Machine
+from .model_errors import model_errors
 from .model_source.ref import ModelError, ModelRef, ModelRefused
 from .model_source.resolve import pin, resolve
 from .plan import longest_member
@@ -94,8 +95,7 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
     wrong."""
     files = inspect_files(run, runs)
     local = run.spec.model.source.path
-    context = context_error(run, Path(local.folder)) if local is not None else None
-    wrong = [*task_errors(run), *([context] if context else [])]
+    wrong = [*task_errors(run), *(model_errors(run, Path(local.folder)) if local is not None else [])]
     if not files.errors:
         wrong += adapter_errors(run, None if local is None else Path(local.folder).expanduser())
     if not (files.errors or wrong):
@@ -104,24 +104,6 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
         raise ConfigurationError("\n".join(errors))
     drawn = min(run.spec.stop.max_updates * run.spec.rollout.groups_per_update, _COMPARED)
     return replace(files, contamination=contamination_of(run, drawn))
-
-
-def context_error(run: TrainingRun, folder: Path) -> str | None:
-    """Why the model can't work in the run's context; None: it can, as far as its folder shows."""
-    from .policy.frames import PixelFormat
-    from .policy.probe import least_context
-
-    try:
-        least = least_context(PixelFormat.of_folder(folder))
-    except (OSError, ValueError):  # reported by what reads the folder
-        return None
-    tokens = run.spec.model.context_tokens
-    if tokens >= least:
-        return None
-    return (
-        f"spec.model.contextTokens: {tokens} is too little for the model in {folder}: one of its smallest frames and a "
-        f"short answer, by which new weights are checked, take {least} tokens; give at least that many"
-    )
 
 
 def agent_of(run: TrainingRun, folder: Path) -> Agent:
@@ -299,6 +281,7 @@ def engine_settings(
         gpu_memory_share=spec.engine.gpu_memory_share or (0.5 if _colocated(run, device) else 0.9),
         images_per_prompt=max(2, spec.model.adapter.history_images),
         frame_pixels=frame_pixels(run),
+        largest_frame=largest_frame(run, folder),
         threads=spec.engine.threads or _share(machine, spec.engine.replicas),
         seed=spec.seed,
         frames_mib=spec.engine.frame_store_mib or engine_frames_mib(run),

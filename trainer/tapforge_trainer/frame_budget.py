@@ -7,9 +7,11 @@ before anything is.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tapforge_api import TrainingRun
 
-from .agents.vision import tokens_per_frame
+from .agents.vision import VisionGrid, tokens_per_frame
 from .rollout.held_frames import FrameBudget
 from .tasks.source import TaskSet
 
@@ -19,6 +21,8 @@ BYTES_PER_PIXEL = 0.1
 STORE_SHARE = 0.6
 #: pixels of a visual token, of the models that have the most
 _TOKEN_PIXELS = 32 * 32
+#: width and height of the largest phones, pixels
+_LARGE_SCREEN = 1440, 3200
 #: tasks that are looked at for the longest one
 _LOOKED_AT = 64
 
@@ -36,6 +40,20 @@ def frame_pixels(run: TrainingRun) -> int:
     # Other phones than those of this machine have the screens that they have.
     shown = max(screen.width * screen.height, model.min_pixels or 0)
     return min(bound, shown) if spec.environment.source.processes is not None else bound
+
+
+def largest_frame(run: TrainingRun, folder: Path) -> tuple[int, int]:
+    """Width and height, pixels, that the run's largest screen has for the model in `folder`. Raises ValueError for
+    limits that the model's image processor does not keep."""
+    spec = run.spec
+    model, screen = spec.model, spec.environment.screen
+    grid = VisionGrid.load(folder).bounded(
+        model.min_pixels,
+        model.max_pixels or model.adapter.max_pixels,
+        otherwise=tokens_per_frame(model.context_tokens, spec.rollout.response_tokens, model.adapter.history_images),
+    )
+    own = spec.environment.source.processes is not None
+    return grid.fit(screen.width, screen.height) if own else grid.fit(*_LARGE_SCREEN)
 
 
 def screens_shown(run: TrainingRun) -> str:

@@ -35,6 +35,7 @@ from .local_files import checkpoint_uri, checkpoints_of, folder_of
 from .loggers.session import logged
 from .loop import reinforce, save
 from .machine import Machine, NoDevice, device_of, rollout_workers
+from .model_errors import model_errors
 from .model_source.ref import ModelError, ModelRef, ModelRefused
 from .parts import Parts
 from .policy.checkpoint_storage import Holder, Place, place_of
@@ -291,8 +292,8 @@ async def running(
     telemetry.phase("looking for the model", "Loading")
     source = ModelRef.of_folder(weights) if weights else await asyncio.to_thread(assembly.model_of, run, folder)
     model = await asyncio.to_thread(assembly.described, source)
-    if why := assembly.context_error(run, model):
-        raise ConfigurationError(why)
+    if wrong := model_errors(run, model):
+        raise ConfigurationError("\n".join(wrong))
     agent = assembly.agent_of(run, model)
     policies = baselines(agent)
     workers = 0

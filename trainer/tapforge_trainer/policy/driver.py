@@ -240,6 +240,7 @@ class Policy:
                 config.vision_start,
                 config.vision_end,
                 engine.context_tokens,
+                engine.largest_frame,
             )
         return await synchronize(
             self._learner,

@@ -1,8 +1,10 @@
-"""The prompts by which a weight sync is proved: the same every time for a model and a context.
+"""The prompts by which a weight sync is proved: the same every time for a model, a context and a run's screens.
 
-Three prompts: one with a frame, one with two, one longer than 128 tokens; each is answered with `PROBE_TOKENS`. In a
-short context the texts shrink, the longest first; a second frame that has no room is left out. What has to fit is one
-frame and an answer: `least_context`.
+Three prompts: one with a small frame, one with two, and one with the largest frame that the run can produce, which is
+longer than 128 tokens; each is answered with `PROBE_TOKENS`. An engine that encodes or places far patches in another
+way than the learner shows at that frame alone. In a short context the texts shrink, the longest first; a large frame
+becomes as large as there is room, and a second one that has no room is left out. What has to fit is one small frame and
+an answer: `least_context`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from .frames import PixelFormat
 
 #: tokens that each of the probe's prompts is answered with
 PROBE_TOKENS = 16
+#: tokens before and after a frame
+_ENCLOSED = 2
 #: tokens of the prompts' texts, around and between their frames
 _TEXTS = ((8, 24), (8, 24, 8), (150, 8))
 
@@ -46,7 +50,7 @@ class Probe:
 
 def least_context(form: PixelFormat) -> int:
     """Tokens of the shortest context that a sync can be proved in."""
-    return PROBE_TOKENS + max(_visible(form, shown) for shown in ((0,), (1,)))
+    return PROBE_TOKENS + _visible(form, [_size(form, 1)])
 
 
 def make_probe(
@@ -56,18 +60,21 @@ def make_probe(
     vision_start: int,
     vision_end: int,
     context_tokens: int,
+    largest: tuple[int, int] | None = None,
 ) -> Probe:
-    """The frames are as small as the model's image processor leaves them alone. The context has `least_context`."""
+    """`largest`: width and height of a fitted frame, pixels; None: all frames are small, that is as small as the
+    model's image processor leaves them alone. The context has `least_context`."""
     if context_tokens < least_context(form):
         raise ValueError(
             f"a context of {context_tokens} tokens is too short for a probe: {least_context(form)} at least"
         )
-    frames = [_pattern(*_size(form, k), k) for k in range(2)]
+    sizes = [_size(form, 0), _size(form, 1), _shrunk(form, largest, context_tokens - PROBE_TOKENS)]
+    frames = [_pattern(*size, k) for k, size in enumerate(sizes)]
     marked = (vision_start, image_id, vision_end)
     words = np.asarray(allowed_ids, np.int64)
     prompts = []
-    for wanted, shown in zip(_TEXTS, ((0,), (0, 1), (1,)), strict=True):
-        room = context_tokens - PROBE_TOKENS - _visible(form, shown)
+    for wanted, shown in zip(_TEXTS, ((0,), (0, 1), (2,)), strict=True):
+        room = context_tokens - PROBE_TOKENS - _visible(form, [sizes[k] for k in shown])
         if room < 0:
             continue
         first, *others = [
@@ -93,10 +100,21 @@ def _size(form: PixelFormat, k: int) -> tuple[int, int]:
     return side * form.cell, (side + k) * form.cell
 
 
-def _visible(form: PixelFormat, shown: Sequence[int]) -> int:
-    """Tokens of these frames, with those that enclose them."""
-    grids = [form.grid(*_size(form, k)) for k in shown]
-    return sum(rows * columns + 2 for rows, columns in grids)
+def _shrunk(form: PixelFormat, largest: tuple[int, int] | None, room: int) -> tuple[int, int]:
+    """Width and height of the large frame, of the same shape where it needs more than `room` tokens."""
+    if largest is None:
+        return _size(form, 1)
+    rows, columns = form.grid(*largest)
+    if rows * columns > room - _ENCLOSED:
+        columns = max(1, int(columns * np.sqrt((room - _ENCLOSED) / (rows * columns))))
+        rows = min(rows, (room - _ENCLOSED) // columns)
+    return (columns * form.cell, rows * form.cell) if rows * columns >= form.least_tokens else _size(form, 1)
+
+
+def _visible(form: PixelFormat, sizes: Sequence[tuple[int, int]]) -> int:
+    """Tokens of frames of these sizes, with those that enclose them."""
+    grids = [form.grid(*size) for size in sizes]
+    return sum(rows * columns + _ENCLOSED for rows, columns in grids)
 
 
 def _pattern(width: int, height: int, phase: int) -> FittedFrame:
