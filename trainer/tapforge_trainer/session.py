@@ -381,7 +381,7 @@ async def _started(policy: Policy, model: ModelRef, telemetry: Telemetry) -> Non
     except PlacementError as late:
         raise SetupError(str(late)) from late
     except (EngineError, LearnerError) as error:
-        causes = error.__cause__, getattr(error.__cause__, "cause", None)
+        causes = getattr(error.__cause__, "cause", None), error.__cause__
         if refused := next((cause for cause in causes if isinstance(cause, ModelError)), None):
             kind = ConfigurationError if isinstance(refused, ModelRefused) else SetupError
             raise kind(str(refused)) from error
