@@ -19,9 +19,10 @@ from tapforge_trainer.algorithms.objective import Objective
 from tapforge_trainer.policy import checkpoint_storage, checkpoints, rank_state
 from tapforge_trainer.policy.checkpoint_storage import CheckpointError, CheckpointFolder, CheckpointStore, Holder
 from tapforge_trainer.policy.checkpoints import Checkpoints, Written
+from tapforge_trainer.policy.export import export, fetch
 from tapforge_trainer.policy.learner import Learner
 from tapforge_trainer.policy.rank import Rank
-from tapforge_trainer.policy.settings import UpdateSettings
+from tapforge_trainer.policy.settings import LoraSettings, UpdateSettings
 
 SETTINGS = UpdateSettings(objective=Objective(), learning_rate=1e-3)
 HOLDER = Holder(1, 1_795_176_000_000)
@@ -130,6 +131,21 @@ async def test_a_part_that_is_cut_short_later_is_named(fresh: Learner, store: tu
         await checkpoints.load(fresh, place, written.path + "x")
 
 
+async def test_an_export_is_kept_in_object_storage(
+    tiny: Tiny, fresh: Learner, store: tuple[Bucket, CheckpointStore], tmp_path: Path
+) -> None:
+    """By the first rank, which may be on another node than the driver; a later session may fetch it."""
+    _, place = store
+    assert not fetch(f"{place.root}/export", tmp_path / "nothing")
+    await export(fresh, tmp_path / "export", f"{place.root}/export")
+    await export(fresh, tmp_path / "plain")
+    assert fetch(f"{place.root}/export", tmp_path / "again")
+    names = {path.name: path.read_bytes() for path in (tmp_path / "plain").iterdir()}
+    for folder in ("export", "again"):
+        found = {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
+        assert found == names, folder
+
+
 # --- a folder ---------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +239,34 @@ def test_what_is_frozen_is_not_in_a_checkpoint(alone: Any, tiny: Tiny, tmp_path:
     for name, value in again.weights().items():
         assert torch.equal(value, expected[name]), name
     assert again.optimizer.state
+
+
+def test_of_adapters_only_their_matrices_are_in_a_checkpoint(alone: Any, tiny: Tiny, tmp_path: Path) -> None:
+    """In a store that is named by a URI, as in a folder."""
+    rank = alone(freeze_vision=True, lora=LoraSettings(4, 8.0))
+    _shift(rank)
+    expected = {name: value.clone() for name, value in rank.policy.state_dict().items() if "lora" in name}
+    place = f"file://{tmp_path}/store"
+    found = rank_state.stage(rank, place)
+    files = rank_state.written(rank, place, 60.0)
+    assert {name.partition(".")[0] for name in _names(tmp_path / "store")} == {"model", "optimizer"}
+    held = {name for name in _names(tmp_path / "store") if name.startswith("model.")}
+    assert held and all("lora_A" in name or "lora_B" in name for name in held)
+    counters = {name: found[name] for name in ("steps", "moments")}
+    document = {"format": 3, "counters": counters, "base": found["base"], "files": files}
+    assert not checkpoint_storage.missing_files(place, files)
+    again = alone(freeze_vision=True, lora=LoraSettings(4, 8.0))
+    rank_state.load(again, place, document, moments=True)
+    for name, value in again.policy.state_dict().items():
+        assert "lora" not in name or torch.equal(_local(value), _local(expected[name])), name
+    assert again.optimizer.state and len(expected) == len(held)
+    plain = alone(freeze_vision=True)
+    with pytest.raises(ValueError, match=r"holds \d+ parameters that the model of this run has not: .*lora"):
+        rank_state.load(plain, place, document, moments=False)
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def test_another_base_model_is_refused(alone: Any, tiny: Tiny, tmp_path: Path) -> None:

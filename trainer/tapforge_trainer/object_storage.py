@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import threading
@@ -31,6 +32,8 @@ from .storage_errors import Conflict, StorageError, code_of, explained, refused,
 
 __all__ = ["Conflict", "StorageError", "Store", "StoredObject", "is_uri", "open_store", "storage_options", "uri_error"]
 
+#: of a folder that was put whole
+_LISTED: Final = ".files.json"
 #: for one small request with its retries, seconds
 _SECONDS: Final = 60.0
 #: bytes per second that a transfer may fall to
@@ -244,6 +247,31 @@ class Store:
         if not self._fs.async_impl:  # folders are more than parts of names there
             with self._explained(prefix), suppress(FileNotFoundError):
                 self._fs.rm(self._place(prefix), recursive=True)
+
+    def put_folder(self, prefix: str, folder: Path) -> None:
+        """All files below a folder, and nothing else. It is complete, for `get_folder`, when this returns: a list of
+        them comes last."""
+        files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        self.delete([f"{prefix}/{_LISTED}"])
+        self.delete_folder(prefix)
+        for name, path in files.items():
+            self.upload(f"{prefix}/{name}", path)
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        self.put(f"{prefix}/{_LISTED}", json.dumps(sizes).encode())
+
+    def get_folder(self, prefix: str, folder: Path) -> bool:
+        """What `put_folder` wrote, into a folder that is there; False: nothing complete is there. Raises
+        StorageError."""
+        found = self.read(f"{prefix}/{_LISTED}")
+        if found is None:
+            return False
+        for name, size in json.loads(found[0]).items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.get(f"{prefix}/{name}", target)
+            if (came := target.stat().st_size) != size:
+                raise StorageError(f"{self.uri_of(f'{prefix}/{name}')} has {came} bytes instead of {size}; delete it")
+        return True
 
     def check_conditions(self, path: str) -> None:
         """Raises StorageError where a conditional write to `path`, which is used for nothing else, is not refused

@@ -120,7 +120,7 @@ async def _trained(
         telemetry.view.success_after = _shown(after)
         if run.spec.checkpoints.export:
             telemetry.phase("writing the model", "Exporting")
-            await parts.policy.export(folder / EXPORT)
+            await parts.policy.export(folder / EXPORT, keep=True)
         baselines = await measure_baselines(parts) if run.spec.evaluation.baselines else {}
     telemetry.phase("writing curve, replay and summary", "Reporting")
     # Twice: what was measured is safe before pictures are drawn, and the time they take counts.
@@ -160,11 +160,11 @@ async def _before(parts: Parts, progress: Progress, resumed: bool) -> dict[str, 
         parts.telemetry.phase("warm start: imitating a demonstrator", "WarmStart")
         await warm_start(parts, progress)
     if spec.algorithm.kl.coefficient > 0:
-        await _refer(parts, started=any(e["event"] == "reinforcement" for e in events))
+        await _refer(parts, started=progress.update > 0 or any(e["event"] == "reinforcement" for e in events))
     if not resumed:
         await save(parts, progress)
     await unless_stopped(parts.stop, parts.policy.sync(progress.version))
-    before = {
+    before = progress.before or {
         e["mode"]: {k: v for k, v in e.items() if k not in ("at", "event", "name", "mode", "update")}
         for e in events
         if e["event"] == "evaluation" and e["name"] == "before"
@@ -172,6 +172,7 @@ async def _before(parts: Parts, progress: Progress, resumed: bool) -> dict[str, 
     modes = {mode for mode in ("sampled", "greedy") if getattr(spec.evaluation, mode)}
     if not resumed or not modes <= set(before):
         before = await measure(parts, "before", progress)
+    progress.before = before  # the run's folder may be lost, and with it what was measured
     parts.telemetry.view.success_before = _shown(before)
     return before
 
@@ -179,12 +180,12 @@ async def _before(parts: Parts, progress: Progress, resumed: bool) -> dict[str, 
 async def _refer(parts: Parts, *, started: bool) -> None:
     """The KL term pulls towards the policy that reinforcement started with; it is kept for later sessions."""
     folder = parts.folder / REFERENCE
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file() and not await parts.policy.fetch(folder):
         if started:
             raise ConfigurationError(
                 f"{folder} is missing: the KL term's reference is the policy that reinforcement started with"
             )
-        await parts.policy.export(folder)
+        await parts.policy.export(folder, keep=True)
     await parts.policy.refer_to(folder)
 
 

@@ -19,6 +19,7 @@ import asyncio
 import logging
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..machine import missing
+from ..object_storage import is_uri
 from ..records import Generator
 from .checkpoint_storage import CheckpointFolder, Place
 from .models import ModelConfig
@@ -279,16 +281,28 @@ class Policy:
         async with self._learning:
             return await load(self._learner, self.settings.place, where, moments=moments)
 
-    async def export(self, folder: Path) -> None:
+    async def export(self, folder: Path, *, keep: bool = False) -> None:
+        """`keep`: also under its name beside the run's checkpoints, where those are in object storage."""
         from .export import export
 
         async with self._learning:
-            await export(self._learner, folder)
+            await export(self._learner, folder, self._stored(folder) if keep else "")
+
+    async def fetch(self, folder: Path) -> bool:
+        """Makes the folder from what an earlier session kept of it; False: there is nothing."""
+        from .export import fetch
+
+        stored = self._stored(folder)
+        return bool(stored) and await asyncio.to_thread(fetch, stored, folder)
+
+    def _stored(self, folder: Path) -> str:
+        root = self.settings.place.root
+        return f"{root}/{folder.name}" if is_uri(root) else ""
 
     async def refer_to(self, folder: Path) -> None:
         """From here on the KL term pulls towards the weights in `folder` (written by `export`)."""
         async with self._learning:
-            await self._learner.run(_refer_to, str(folder))
+            await self._learner.run(_refer_to, str(folder), self._stored(folder))
 
     async def close(self) -> None:
         """Ends what `start` started, however far it came."""
@@ -316,8 +330,16 @@ def _fresh_optimizer(rank: Any) -> None:
     rank.steps = 0
 
 
-def _refer_to(rank: Any, folder: str) -> None:
-    rank.refer_to(folder)
+def _refer_to(rank: Any, folder: str, stored: str) -> None:
+    """A rank on another node than the driver finds it in `stored`."""
+    from .export import fetch
+
+    if Path(folder).is_dir() or not stored:
+        rank.refer_to(folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="tapforge-reference-") as name:
+        fetch(stored, Path(name, "reference"))
+        rank.refer_to(str(Path(name, "reference")))
 
 
 def in_cluster() -> bool:

@@ -12,9 +12,11 @@ import asyncio
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ..object_storage import open_store
 from .learner import Learner
 
 if TYPE_CHECKING:
@@ -27,12 +29,18 @@ _OWN = (".safetensors", ".bin", ".pt", ".index.json")
 _FRESH = {"config.json"}
 
 
-async def export(learner: Learner, folder: Path) -> Path:
-    """Writes the folder; one that is there already is replaced."""
+async def export(learner: Learner, folder: Path, store: str = "") -> Path:
+    """Writes the folder; one that is there already is replaced. `store`: a URI where it is kept as well. The first rank
+    writes it there, wherever that runs, and the folder is fetched from there."""
     partial = folder.with_name(f".partial-{folder.name}")
     await asyncio.to_thread(_prepare, folder, partial)
     try:
-        await learner.run(_export_rank, str(partial))
+        if store:
+            await learner.run(_export_to, store)
+            partial.rmdir()
+            await asyncio.to_thread(fetch, store, partial)
+        else:
+            await learner.run(_export_rank, str(partial))
         await asyncio.to_thread(_publish, Path(learner.settings.model), partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -76,6 +84,28 @@ def _export_rank(rank: Rank, folder: str) -> None:
         lora.write(path / lora.FOLDER, matrices, settings.lora, pattern, settings.model)
 
 
+def _export_to(rank: Rank, store: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="tapforge-export-") as name:
+        _export_rank(rank, name)
+        if rank.rank == 0:
+            _add_files(Path(rank.settings.model), Path(name))
+            place, _, last = store.rpartition("/")
+            open_store(place).put_folder(last, Path(name))
+
+
+def fetch(store: str, folder: Path) -> bool:
+    """Makes the folder from what `export` kept; False: there is nothing complete."""
+    place, _, last = store.rpartition("/")
+    partial = folder.with_name(f".partial-{folder.name}")
+    _prepare(folder, partial)
+    if not open_store(place).get_folder(last, partial):
+        partial.rmdir()
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    return True
+
+
 def _prepare(folder: Path, partial: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     if partial.exists():
@@ -83,12 +113,16 @@ def _prepare(folder: Path, partial: Path) -> None:
     partial.mkdir()
 
 
-def _publish(model: Path, partial: Path, folder: Path) -> None:
+def _add_files(model: Path, partial: Path) -> None:
     for path in model.iterdir():
         if path.is_file() and path.name not in _FRESH and not path.name.endswith(_OWN):
             shutil.copyfile(path, partial / path.name)
-    for path in partial.iterdir():
-        os.chmod(path, 0o644)  # the weights' writer leaves them readable by its user alone
+
+
+def _publish(model: Path, partial: Path, folder: Path) -> None:
+    _add_files(model, partial)
+    for path in partial.rglob("*"):
+        os.chmod(path, 0o755 if path.is_dir() else 0o644)  # the weights' writer leaves them readable by its user alone
     if folder.exists():
         shutil.rmtree(folder)
     partial.rename(folder)
