@@ -23,6 +23,7 @@ from tapforge_trainer.policy.export import export, fetch
 from tapforge_trainer.policy.learner import Learner
 from tapforge_trainer.policy.rank import Rank
 from tapforge_trainer.policy.settings import LoraSettings, UpdateSettings
+from tapforge_trainer.policy.sharding import pack
 
 SETTINGS = UpdateSettings(objective=Objective(), learning_rate=1e-3)
 HOLDER = Holder(1, 1_795_176_000_000)
@@ -113,8 +114,6 @@ async def test_another_number_of_ranks_resumes_from_object_storage(
     one = Rank(tiny.learner_settings(ranks=1), 0, torch.distributed.HashStore())
     try:
         rank_state.load(one, written.path, checkpoints.read_state(written.path), moments=True)
-        from tapforge_trainer.policy.rank import pack
-
         assert pack(one.weights()) == expected and one.steps == 1 and one.optimizer.state
     finally:
         torch.distributed.destroy_process_group()

@@ -19,7 +19,6 @@ import asyncio
 import logging
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -302,7 +301,7 @@ class Policy:
     async def refer_to(self, folder: Path) -> None:
         """From here on the KL term pulls towards the weights in `folder` (written by `export`)."""
         async with self._learning:
-            await self._learner.run(_refer_to, str(folder), self._stored(folder))
+            await self._learner.run("tapforge_trainer.policy.export:refer_to", str(folder), self._stored(folder))
 
     async def close(self) -> None:
         """Ends what `start` started, however far it came."""
@@ -328,18 +327,6 @@ class Policy:
 def _fresh_optimizer(rank: Any) -> None:
     rank.optimizer.state.clear()
     rank.steps = 0
-
-
-def _refer_to(rank: Any, folder: str, stored: str) -> None:
-    """A rank on another node than the driver finds it in `stored`."""
-    from .export import fetch
-
-    if Path(folder).is_dir() or not stored:
-        rank.refer_to(folder)
-        return
-    with tempfile.TemporaryDirectory(prefix="tapforge-reference-") as name:
-        fetch(stored, Path(name, "reference"))
-        rank.refer_to(str(Path(name, "reference")))
 
 
 def in_cluster() -> bool:

@@ -106,6 +106,16 @@ def fetch(store: str, folder: Path) -> bool:
     return True
 
 
+def refer_to(rank: Rank, folder: str, store: str) -> None:
+    """The KL term pulls towards the weights in `folder`, or in `store` where a rank's node doesn't have it."""
+    if Path(folder).is_dir() or not store:
+        rank.refer_to(folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="tapforge-reference-") as name:
+        fetch(store, Path(name, "reference"))
+        rank.refer_to(str(Path(name, "reference")))
+
+
 def _prepare(folder: Path, partial: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     if partial.exists():

@@ -73,8 +73,7 @@ def written(rank: Rank, target: str, seconds: float) -> dict[str, int]:
     try:
         metadata = future.result(seconds)
     except Exception as error:
-        cause = _first(error)
-        raise (explained(cause, target) if is_uri(target) else cause) from error
+        raise _told(error, target) from None
     finally:
         if rank.device.type == "cpu":
             saving.stager.close()
@@ -111,7 +110,7 @@ def load(rank: Rank, where: str, document: dict[str, Any], moments: bool) -> Non
     try:
         dcp.load(found, storage_reader=reader)
     except Exception as error:
-        raise (explained(_first(error), where) if is_uri(where) else _first(error)) from error
+        raise _told(error, where) from None
     set_model_state_dict(rank.policy.model, found[_MODEL], options=StateDictOptions(strict=False))
     if moments:
         set_optimizer_state_dict(rank.policy.model, rank.optimizer, found[_OPTIMIZER])
@@ -238,10 +237,9 @@ def _reader(where: str) -> Any:
     return FsspecReader(where, **storage_options(where)) if is_uri(where) else dcp.FileSystemReader(where)
 
 
-def _first(error: BaseException) -> BaseException:
-    """Of what ranks failed with, that of the first one."""
-    failures = getattr(error, "failures", None)
-    if not failures:
-        return error
-    cause = failures[min(failures)][0]
-    return cause if isinstance(cause, BaseException) else error
+def _told(error: Exception, place: str) -> BaseException:
+    """Of what ranks failed with, that of the first one, in words where it is a store."""
+    failures = getattr(error, "failures", None) or {0: (error,)}
+    first = failures[min(failures)][0]
+    cause = first if isinstance(first, BaseException) else error
+    return explained(cause, place) if is_uri(place) else cause
