@@ -72,7 +72,7 @@ def written(rank: Rank, target: str, seconds: float) -> dict[str, int]:
     future, saving.future = saving.future, None
     try:
         metadata = future.result(seconds)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - of torch's, which hides what the ranks failed with
         raise _told(error, target) from None
     finally:
         if rank.device.type == "cpu":
@@ -109,7 +109,7 @@ def load(rank: Rank, where: str, document: dict[str, Any], moments: bool) -> Non
     found: dict[str, Any] = {_MODEL: wanted, **({_OPTIMIZER: _moments(rank)} if moments else {})}
     try:
         dcp.load(found, storage_reader=reader)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - of torch's, which hides what the ranks failed with
         raise _told(error, where) from None
     set_model_state_dict(rank.policy.model, found[_MODEL], options=StateDictOptions(strict=False))
     if moments:
