@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.models.real import config
 
+from tapforge_trainer.cli import cli
 from tapforge_trainer.memory.known import CONFIGS
 from tapforge_trainer.memory.learner import FEATURES_KEPT, LOGITS_AT_ONCE, LearnerLoad, peak
 from tapforge_trainer.memory.shape import Shape
@@ -58,6 +61,18 @@ FEW_LAYERS = [
 @pytest.mark.parametrize(("name", "settings"), FEW_LAYERS, ids=str)
 def test_a_few_layers_take_what_the_closed_form_says(name: str, settings: dict[str, Any]) -> None:
     compared(config(name, 6, 4).to_dict(), **settings)
+
+
+def test_the_command_says_both(tmp_path: Path) -> None:
+    """The trace beside the closed form, for a model of a few layers."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config("qwen2.5-vl-7b", 3, 2).to_dict()))
+    words = ["plan", "--memory", "--trace", "--output", "json", "--config", str(path)]
+    said = CliRunner().invoke(cli, [*words, "-f", "manifests/samples/run-qwen2.5-vl-7b.yaml"])
+    assert said.exit_code == 0, said.output
+    found = json.loads(said.output)["traced"]
+    assert sum(found["per_gpu_bytes"].values()) == found["peak_bytes"]
+    assert found["closed_form_bytes"] == pytest.approx(found["peak_bytes"], rel=2 * TOLERANCE)
 
 
 FULL = [

@@ -105,6 +105,7 @@ def _checked(run: TrainingRun, runs: Path) -> Any:
 @click.option("--gpu-memory", metavar="SIZE|NAME", help="of a GPU, such as 80GiB or H200; default: by spec.cluster")
 @click.option("--config", type=click.Path(path_type=Path), help="config.json of a model that is not known here")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="with --memory")
+@click.option("--trace", is_flag=True, help="with --memory: also trace the learner's step on fake tensors, a minute")
 @click.option(
     "--disk-rate", type=click.FloatRange(0, min_open=True), metavar="MB/S", help="of checkpoints, as measured"
 )

@@ -221,9 +221,9 @@ _WIDTH: Final = {"bfloat16": 2, "float32": 4}
 
 def _host(load: LearnerLoad, engine: EngineSettings, engines: int, checkpoint: int, frames: int) -> dict[str, int]:
     """Of all nodes together. Weights are read shard by shard: no rank holds more than one tensor of a file."""
-    offloaded = 4 * 4 * load.trained + load.width * (load.shape.text if load.lora else 0) if load.cpu_offload else 0
+    offloaded = 4 * 4 * load.trained + load.width * load.shape.text * (bool(load.lora) or load.reference)
     return {
-        "optimizer": offloaded,
+        "optimizer": offloaded if load.cpu_offload else 0,
         "checkpoint": checkpoint,
         "loading": load.ranks * (4 + load.width) * load.shape.embedding,
         "frames": frames + engines * engine.frames_mib * MIB,
