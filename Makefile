@@ -22,7 +22,7 @@ HERE   := $(shell pwd | cksum | cut -d' ' -f1)
 LOCKED := .venv/.locked-$(HERE)
 READY  := .venv/.ready-$(HERE)
 
-.PHONY: help demo demo-cluster tiny bench-operator test test-long lint format lock setup clean
+.PHONY: help demo demo-cluster tiny bench-operator test test-long test-models lint format lock setup clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | expand -t 16
@@ -65,6 +65,9 @@ endif
 test-long: $(READY) ## the tests that take long: matrices, minutes of waiting, further whole runs
 	$(if $(strip $(ARGS)),$(error test-long takes no ARGS: make test ARGS="FOLDER -m long" runs some of them))
 	@$(BIN)/python -m tests.tiers test-long
+
+test-models: $(READY) ## each model family at its real width, alone: an update on screens of 1080x2400; minutes, 12 GiB of memory
+	@$(BIN)/python -m pytest tests/models -m long -v $(ARGS)
 
 lint: $(READY) ## ruff, mypy, import rules
 	@$(LINT); [ -z "$$failed" ]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from tests.models import real
 
 from tapforge_trainer.agents.tokens import Tokens
+from tapforge_trainer.agents.vision import VisionGrid
 from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy.batches import MicroBatchPlan, TokenBatch, Vocabulary, micro_batch, token_batch
 from tapforge_trainer.policy.frames import FrameStore, PixelFormat
@@ -67,6 +70,27 @@ def mixed(form: PixelFormat) -> tuple[list[Sample], dict[str, FittedFrame]]:
     return samples, {f.name: f for f in frames}
 
 
+def phone_frame(folder: Path, seed: int) -> FittedFrame:
+    """A screen of 1080x2400 as the model gets it at 1280 visual tokens at most."""
+    grid = VisionGrid.load(folder)
+    noise = np.random.default_rng(seed).integers(0, 256, (60, 27, 3), dtype=np.uint8)
+    screen = Image.fromarray(noise).resize((1080, 2400), Image.Resampling.NEAREST)
+    return FittedFrame.of(np.asarray(screen.resize(grid.at_most(1280 * grid.cell**2).fit(1080, 2400))))
+
+
+@dataclass(frozen=True)
+class PlainFrames:
+    """A `FrameSource` for a rank in this process."""
+
+    frames: Mapping[str, FittedFrame]
+
+    def read(self, episode: str, names: Collection[str]) -> dict[str, FittedFrame]:
+        return {name: self.frames[name] for name in names}
+
+    def lost(self, wanted: Mapping[str, Collection[str]]) -> list[str]:
+        return []
+
+
 class Case:
     """A family's folder, its facts, and samples for it."""
 
@@ -110,7 +134,6 @@ class Case:
         return torch.cat([self._alone(model, sample, self.frames, temperature) for sample in self.samples])
 
     def _alone(self, model: Any, one: Sample, frames: Mapping[str, FittedFrame], temperature: float) -> torch.Tensor:
-        from PIL import Image
         from transformers import AutoImageProcessor
 
         shown = [frames[name] for name in one.frames]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from pathlib import Path
 
 import pytest
+import torch
 from tests.models import real
+from transformers import AutoModelForImageTextToText
 
 from tapforge_trainer.agents.tokens import Tokens
-from tapforge_trainer.policy.models import ModelConfig
+from tapforge_trainer.policy.models import FAMILIES, ModelConfig, family_of
 
 
 @pytest.mark.parametrize(
@@ -26,8 +29,6 @@ from tapforge_trainer.policy.models import ModelConfig
     ],
 )
 def test_configurations_have_the_published_sizes(name: str, billions: float) -> None:
-    import torch
-
     with torch.device("meta"):
         model = real.model_class(name)(real.config(name))
     assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.005)
@@ -54,8 +55,7 @@ def test_the_vocabulary_is_the_published_one() -> None:
 
 @pytest.mark.parametrize("name", real.TINY)
 def test_a_folder_is_whole(name: str) -> None:
-    import torch
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoProcessor
 
     folder = real.folder(name)
     tokens = Tokens.load(folder)
@@ -89,10 +89,52 @@ def test_the_flat_layout_is_the_same_model(name: str) -> None:
 
 
 def test_weights_may_lie_in_several_files(tmp_path: Path) -> None:
-    import torch
-    from transformers import AutoModelForImageTextToText
 
     real.write_folder(tmp_path, "qwen3-vl-2b-tiny", 2, 2, "bfloat16", file_bytes=20 << 20)
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     model = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+def test_names_and_layouts_come_back() -> None:
+    """From the published files to parameters, and to the engine, which takes what was published."""
+    from safetensors.torch import load_file
+
+    for name in real.TINY:
+        folder = real.folder(name)
+        family = family_of(ModelConfig.of_folder(folder))
+        published = load_file(folder / "model.safetensors")
+        model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+        parameters = dict(model.named_parameters())
+        assert {family.parameter_of(key) for key in published} == parameters.keys()
+        for key, tensor in published.items():
+            own = family.parameter_of(key)
+            assert torch.equal(family.for_engine(own, parameters[own].detach()), tensor), key
+
+
+def test_the_engine_takes_experts_as_they_were_published() -> None:
+    """vLLM's class says that the sides of fused experts are swapped: (experts, in, out). Parameters are (experts, out,
+    in)."""
+    source = (Path(_vllm()) / "model_executor" / "models" / "qwen3_vl_moe.py").read_text()
+    assert "is_fused_checkpoint_transposed=True" in source
+    tensor = torch.empty(8, 192, 256)
+    name = "model.language_model.layers.1.mlp.experts.gate_up_proj"
+    assert FAMILIES["qwen3_vl_moe"].for_engine(name, tensor).shape == (8, 256, 192)
+    assert FAMILIES["qwen3_vl"].for_engine(name, tensor) is tensor
+
+
+def _vllm() -> str:
+    from importlib.util import find_spec
+
+    return str(Path(find_spec("vllm").origin).parent)
+
+
+@pytest.mark.parametrize("name", real.TINY)
+def test_lora_adapts_the_language_model_only(name: str) -> None:
+    family = FAMILIES[real.family(name)]
+    with torch.device("meta"):
+        model = real.model_class(name)(real.config(name, 2, 2))
+    pattern = re.compile(family.lora_pattern())
+    found = {key for key, part in model.named_modules() if pattern.fullmatch(key)}
+    assert len(found) == 2 * len(family.lora_targets)
+    assert all(isinstance(model.get_submodule(key), torch.nn.Linear) and ".visual." not in key for key in found)
