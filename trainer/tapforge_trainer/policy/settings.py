@@ -45,8 +45,6 @@ class EngineSettings:
     images_per_prompt: int = 8
     #: of the largest frame that is shown; None: as the model folder's image processor has it
     frame_pixels: int | None = None
-    #: folder for what is compiled, kept between starts; None: where torch and vLLM put it
-    compile_cache: str | None = None
     #: width and height that the run's largest screen has for the model, pixels: a sync is proved with such a frame
     largest_frame: tuple[int, int] | None = None
     threads: int = 1

@@ -24,6 +24,8 @@ from .settings import EngineSettings
 
 #: key of the banned tokens in vLLM's additional_config (`mask.OnlyAllowed`)
 BANNED = "tapforge_banned_ids"
+#: where what is compiled is kept between starts; else below the user's home on each node
+_CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 #: key-value cache on CPUs where none is given, MiB
 _CPU_CACHE_MIB = 128
 
@@ -55,10 +57,7 @@ def environment(settings: EngineSettings, scratch: str, found: Mapping[str, str]
         }
         return wanted
     wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the other runner takes no logits processor like `mask.OnlyAllowed`
-    if settings.compile_cache:
-        folders = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-        wanted |= {name: found.get(name) or str(Path(settings.compile_cache) / kind) for name, kind in folders.items()}
-    return wanted
+    return wanted | {name: found[name] for name in _CACHES if name in found}
 
 
 def arguments(settings: EngineSettings, config: ModelConfig) -> dict[str, Any]:
@@ -125,6 +124,7 @@ def build(settings: EngineSettings) -> Any:
         family = family_of(config)
         module = import_module(f"vllm.model_executor.models.{family.vllm_module}")
         ModelRegistry.register_model(family.architecture, getattr(module, family.architecture))
+    _keep_pixels()
     args = EngineArgs(**arguments(settings, config))
     try:
         return LLMEngine.from_engine_args(args, UsageContext.LLM_CLASS)
@@ -132,6 +132,14 @@ def build(settings: EngineSettings) -> Any:
         if advice := memory_advice(str(error), settings):
             raise RuntimeError(advice) from error
         raise
+
+
+def _keep_pixels() -> None:
+    """Workers get the pixels of a frame also when the prefix cache covers it. vLLM leaves them out then, and when new
+    weights preempt such a request, nobody has what its frames are to be computed from again: the engine dies."""
+    from vllm.v1.core.sched import output
+
+    output.strip_covered_mm_data = lambda features, *_, **__: features
 
 
 #: how torch and vLLM word a lack of memory
