@@ -101,6 +101,23 @@ def test_colocated_ranks_and_engines_take_turns() -> None:
     assert kinds["optimizer"] > 0
 
 
+def test_an_engine_that_shares_its_gpu_takes_its_share_beside_the_resting_learner() -> None:
+    fields = ("placement.mode=colocated", "learner.ranks=8", "engine.replicas=8", "engine.gpuMemoryShare=0.85")
+    code, plan = document("run-qwen3-vl-8b.yaml", *(w for o in fields for w in ("--set", o)))
+    assert code == 2
+    assert plan["roles"]["colocated"]["when"] == "sampling"
+    assert "engine.gpuMemoryShare" in plan["advice"][0]
+
+
+def test_heads_that_can_not_be_shared_are_said() -> None:
+    code, plan = document("run-qwen2.5-vl-7b.yaml", "--set", "spec.engine.tensorParallel=7")
+    assert code == 2
+    assert "4 key-value heads" in plan["roles"]["engine"]["problem"]
+    code, plan = document("run-qwen2.5-vl-7b.yaml", "--set", "spec.engine.tensorParallel=8")
+    assert code == 2
+    assert "28 attention heads" in plan["roles"]["engine"]["problem"]
+
+
 def test_a_checkpoint_that_takes_longer_than_the_grace_is_said() -> None:
     _, text = planned("run-qwen3-vl-8b.yaml", "--disk-rate", "200")
     assert "longer than cluster.suspendGraceSeconds (300)" in text

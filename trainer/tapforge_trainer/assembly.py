@@ -278,7 +278,7 @@ def engine_settings(
         async_scheduling=spec.engine.async_scheduling,
         enforce_eager=spec.engine.enforce_eager,
         colocated=_colocated(run, device),
-        gpu_memory_share=spec.engine.gpu_memory_share or (0.5 if _colocated(run, device) else 0.9),
+        gpu_memory_share=gpu_share_of(run, device),
         images_per_prompt=max(2, spec.model.adapter.history_images),
         frame_pixels=frame_pixels(run),
         largest_frame=largest_frame(run, folder),
@@ -299,6 +299,11 @@ def engine_settings(
 def dtype_of(run: TrainingRun, device: Device) -> Literal["float32", "bfloat16"]:
     """The number format of engines and of the learner's passes."""
     return run.spec.model.dtype or ("bfloat16" if device == "cuda" else "float32")
+
+
+def gpu_share_of(run: TrainingRun, device: Device) -> float:
+    """Of a GPU's memory, that an engine takes."""
+    return run.spec.engine.gpu_memory_share or (0.5 if _colocated(run, device) else 0.9)
 
 
 def _colocated(run: TrainingRun, device: Device) -> bool:

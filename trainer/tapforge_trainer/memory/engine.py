@@ -80,6 +80,10 @@ def problem(load: EngineLoad, moment: Moment) -> str | None:
     shape, parallel = load.shape, load.tensor_parallel
     if shape.heads % parallel:
         return f"engine.tensorParallel {parallel} does not divide the model's {shape.heads} attention heads"
+    if shape.kv_heads % parallel and parallel % shape.kv_heads:
+        return (
+            f"engine.tensorParallel {parallel} and the model's {shape.kv_heads} key-value heads don't divide each other"
+        )
     one = load.context * load.kv_bytes_per_token
     if moment.bytes["kv_cache"] < one:
         return (

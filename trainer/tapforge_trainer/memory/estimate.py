@@ -15,11 +15,11 @@ from typing import Final, Literal, cast
 from tapforge_api import TrainingRun
 
 from ..agents.vision import tokens_per_frame
-from ..assembly import engine_settings, learner_settings
-from ..frame_budget import frame_pixels
+from ..assembly import gpu_share_of, learner_settings
+from ..frame_budget import engine_frames_mib, frame_pixels
 from ..machine import Machine
 from ..policy.models import FAMILIES
-from ..policy.settings import EngineSettings, LearnerSettings
+from ..policy.settings import LearnerSettings
 from .engine import EngineLoad, batched_tokens, engine_moment, problem
 from .known import GIB, MIB, gpu_bytes
 from .learner import LearnerLoad, Moment, moments, resident
@@ -96,14 +96,14 @@ class Estimate:
 def estimate(run: TrainingRun, shape: Shape, card: Card, *, held_frames: int = 0) -> Estimate:
     """`held_frames`: bytes of frames that wait for an update. Raises FolderError for a LoRA target that is no linear
     layer."""
-    learner, engine = settings_of(run)
+    learner = settings_of(run)
     frame = visual_tokens(run, shape)
-    load, sampling = _learner_load(run, shape, learner, frame), _engine_load(shape, engine, frame, card)
-    together = engine.colocated
+    load, sampling = _learner_load(run, shape, learner, frame), _engine_load(run, shape, learner, frame, card)
+    together = learner.colocated
     at_rest = resident(load)
-    share = int(engine.gpu_memory_share * card.bytes)
-    budget = min(share, card.usable - (at_rest.total if together else 0))
-    sampled = engine_moment(sampling, max(0, budget))
+    share = int(gpu_share_of(run, "cuda") * card.bytes)
+    # Beside a learner vLLM takes its share or does not start; alone, the reserve is within its share.
+    sampled = engine_moment(sampling, share if together else min(share, card.usable))
     trouble = problem(sampling, sampled)
     if together:
         steps = [_beside(moment, sampled, weights=moment.name == "weight sync") for moment in moments(load)]
@@ -113,7 +113,7 @@ def estimate(run: TrainingRun, shape: Shape, card: Card, *, held_frames: int = 0
         fullest = max(moments(load), key=lambda moment: moment.total)
         roles = (
             _role("learner", learner.ranks, fullest, None, card),
-            _role("engine", run.spec.engine.replicas * engine.tensor_parallel, sampled, trouble, card),
+            _role("engine", run.spec.engine.replicas * sampling.tensor_parallel, sampled, trouble, card),
         )
     trained = 3 * 4 * load.trained
     return Estimate(
@@ -124,7 +124,7 @@ def estimate(run: TrainingRun, shape: Shape, card: Card, *, held_frames: int = 0
         sampling,
         sampled.bytes["kv_cache"] // (sampling.context * sampling.kv_bytes_per_token),
         trained,
-        _host(load, engine, run.spec.engine.replicas, trained, held_frames),
+        _host(run, load, trained, held_frames),
     )
 
 
@@ -150,18 +150,13 @@ class _NoTokens:
     """Stands for an agent: sizes don't depend on which tokens may be said."""
 
     allowed_ids: tuple[int, ...] = ()
-    stop_ids: tuple[int, ...] = ()
 
 
-def settings_of(run: TrainingRun) -> tuple[LearnerSettings, EngineSettings]:
-    """As ranks and engines on GPUs get them, with every default."""
+def settings_of(run: TrainingRun) -> LearnerSettings:
+    """As ranks on GPUs get them, with every default."""
     from ..agents import Agent
 
-    agent, machine, nowhere = cast(Agent, _NoTokens()), Machine(1, 1), Path("model")
-    return (
-        learner_settings(run, nowhere, agent, machine, "cuda"),
-        engine_settings(run, nowhere, agent, machine, "cuda"),
-    )
+    return learner_settings(run, Path("model"), cast(Agent, _NoTokens()), Machine(1, 1), "cuda")
 
 
 def visual_tokens(run: TrainingRun, shape: Shape) -> int:
@@ -203,31 +198,34 @@ def _learner_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, fra
     )
 
 
-def _engine_load(shape: Shape, settings: EngineSettings, frame: int, card: Card) -> EngineLoad:
+def _engine_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, frame: int, card: Card) -> EngineLoad:
+    engine = run.spec.engine
     return EngineLoad(
         shape,
-        settings.tensor_parallel,
-        settings.context_tokens,
-        settings.max_sequences,
-        batched_tokens(settings.max_batched_tokens, card.bytes, card.product),
+        engine.tensor_parallel,
+        run.spec.model.context_tokens,
+        engine.max_concurrent_sequences,
+        batched_tokens(engine.max_batched_tokens, card.bytes, card.product),
         frame,
         _WIDTH[settings.dtype],
-        None if settings.kv_cache_mib is None else settings.kv_cache_mib * MIB,
+        None if engine.kv_cache_mib is None else engine.kv_cache_mib * MIB,
     )
 
 
 _WIDTH: Final = {"bfloat16": 2, "float32": 4}
 
 
-def _host(load: LearnerLoad, engine: EngineSettings, engines: int, checkpoint: int, frames: int) -> dict[str, int]:
+def _host(run: TrainingRun, load: LearnerLoad, checkpoint: int, frames: int) -> dict[str, int]:
     """Of all nodes together. Weights are read shard by shard: no rank holds more than one tensor of a file."""
+    engine = run.spec.engine
+    stores = engine.replicas * (engine.frame_store_mib or engine_frames_mib(run)) * MIB
     offloaded = 4 * 4 * load.trained + load.width * load.shape.text * (bool(load.lora) or load.reference)
     return {
         "optimizer": offloaded if load.cpu_offload else 0,
         "checkpoint": checkpoint,
         "loading": load.ranks * (4 + load.width) * load.shape.embedding,
-        "frames": frames + engines * engine.frames_mib * MIB,
-        "processes": (load.ranks + engines * engine.tensor_parallel) * _PROCESS,
+        "frames": frames + stores,
+        "processes": (load.ranks + engine.replicas * engine.tensor_parallel) * _PROCESS,
     }
 
 

@@ -41,8 +41,8 @@ CATEGORIES: Final = (
 #: as in policy/head.py and policy/features.py: logits that exist at one time, bytes of features that are remembered
 LOGITS_AT_ONCE: Final = 64 * 1024 * 1024
 FEATURES_KEPT: Final = 256 * 1024 * 1024
-#: bytes per logit of a piece of the head: five fp32 tensors while the entropy is computed
-_LOGIT_BYTES: Final = 20
+#: bytes per logit of a piece of the head: five fp32 tensors and one of the pass's format while the entropy is computed
+_LOGIT_BYTES: Final = 22
 _MASTER: Final = 4
 
 
