@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -137,13 +137,16 @@ async def test_the_wait_has_an_end(monkeypatch):
         await asyncio.wait_for(driver.wait_for_gpus(1, lambda words: None, 0.0), 60)
 
 
-def test_limits_are_the_runs_and_fit_a_large_model_by_default():
+def test_limits_are_the_runs_and_fit_a_large_model_by_default(tmp_path):
+    size = {"min_pixels": 1024, "max_pixels": 12_845_056}
+    look = {"patch_size": 16, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(size | look))
     run = run_of()
     assert assembly.answer_seconds(run) == 120 + 2 * 256
     assert assembly.answer_seconds(run_of(deadlines={"answerSeconds": 7})) == 7
     agent = SimpleNamespace(allowed_ids=(1,), stop_ids=(1,))
     strict = run_of(engine={"maxRestartsPerHour": 0}, deadlines={"syncSeconds": 10})
-    engine = assembly.engine_settings(strict, Path("model"), agent, LAPTOP, "cpu")
+    engine = assembly.engine_settings(strict, tmp_path, agent, LAPTOP, "cpu")
     assert (engine.restarts_per_hour, engine.pause_seconds) == (0, 60)
     assert assembly.update_settings(run, 0).gap_alarm is None
     assert assembly.update_settings(run_of(sync={"gapAlarm": 0.2}), 0).gap_alarm == 0.2

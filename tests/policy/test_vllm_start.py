@@ -49,7 +49,7 @@ def test_on_gpus_vllm_gets_what_the_run_says(config: ModelConfig) -> None:
         enforce_eager=True,
         colocated=True,
         transfer="ipc",
-        frame_pixels=1080 * 2400,
+        largest_frame=(1080, 2400),
         tensor_parallel=2,
     )
     found = arguments(given, config)

@@ -32,7 +32,7 @@ from .adapters import adapter_errors, adapter_options
 from .agents import make_agent
 from .agents.agent import Agent
 from .algorithms.composition import objective_of
-from .frame_budget import budget_error, engine_frames_mib, frame_budget, frame_pixels, largest_frame
+from .frame_budget import budget_error, engine_frames_mib, frame_budget, largest_frame
 from .local_files import LocalFiles, inspect_files
 from .machine import Device, Machine
 from .model_errors import model_errors
@@ -280,7 +280,6 @@ def engine_settings(
         colocated=_colocated(run, device),
         gpu_memory_share=gpu_share_of(run, device),
         images_per_prompt=max(2, spec.model.adapter.history_images),
-        frame_pixels=frame_pixels(run),
         largest_frame=largest_frame(run, folder),
         threads=spec.engine.threads or _share(machine, spec.engine.replicas),
         seed=spec.seed,

@@ -43,9 +43,8 @@ class EngineSettings:
     #: it shares its GPUs with learner ranks, and sleeps while they work
     colocated: bool = False
     images_per_prompt: int = 8
-    #: of the largest frame that is shown; None: as the model folder's image processor has it
-    frame_pixels: int | None = None
-    #: width and height that the run's largest screen has for the model, pixels: a sync is proved with such a frame
+    #: width and height that the run's largest screen has for the model, pixels: a sync is proved with such a frame, and
+    #: on GPUs the memory for frames is measured with it
     largest_frame: tuple[int, int] | None = None
     threads: int = 1
     seed: int = 0

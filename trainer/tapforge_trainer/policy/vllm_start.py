@@ -100,8 +100,9 @@ def arguments(settings: EngineSettings, config: ModelConfig) -> dict[str, Any]:
         found["max_num_batched_tokens"] = settings.max_batched_tokens
     if settings.enforce_eager is not None:
         found["enforce_eager"] = settings.enforce_eager
-    if settings.frame_pixels is not None:
-        found["mm_processor_kwargs"] = {"max_pixels": settings.frame_pixels}
+    if settings.largest_frame is not None:
+        width, height = settings.largest_frame
+        found["mm_processor_kwargs"] = {"max_pixels": width * height}
     return found | {
         "gpu_memory_utilization": settings.gpu_memory_share,
         "async_scheduling": settings.async_scheduling,
