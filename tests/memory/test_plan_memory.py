@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tapforge_api import load
 from tapforge_trainer.cli import cli
-from tapforge_trainer.memory.estimate import card_of
+from tapforge_trainer.memory.estimate import card_of, estimate
+from tapforge_trainer.memory.known import CONFIGS
 from tapforge_trainer.memory.learner import CATEGORIES
+from tapforge_trainer.memory.report import Figures, as_json, render
+from tapforge_trainer.memory.shape import Shape
+from tapforge_trainer.policy.models import ModelConfig
 
 SAMPLES = Path("manifests/samples")
 GPU_SAMPLES = ("run-qwen3-vl-8b.yaml", "run-qwen2.5-vl-7b.yaml", "run-ui-tars-1.5-7b.yaml")
@@ -155,8 +161,6 @@ def test_what_is_not_known_is_said(words: tuple[str, ...], said: str) -> None:
 
 
 def test_a_configuration_is_read_from_a_file(tmp_path: Path) -> None:
-    from tapforge_trainer.memory.known import CONFIGS
-
     path = tmp_path / "any.json"
     path.write_text(json.dumps(CONFIGS["Qwen3-VL-2B"]))
     _, plan = document("run-qwen3-vl-8b.yaml", "--config", str(path))
@@ -170,3 +174,46 @@ def test_the_card_comes_from_the_pods_that_ask_for_gpus() -> None:
     run = load(SAMPLES / GPU_SAMPLES[0], overrides=[words])
     assert card_of(run, None).bytes == 143_771 * 2**20
     assert card_of(run, "48GB").bytes == 48 * 10**9
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_run_that_the_api_takes_ends_in_an_estimate(data: st.DataObject) -> None:
+    draw = data.draw
+    overrides = {
+        "learner.ranks": draw(st.sampled_from([1, 2, 7, 64])),
+        "learner.tokensPerMicroBatch": draw(st.integers(64, 2_000_000)),
+        "learner.activationCheckpointing": draw(st.sampled_from(["true", "false", "null"])),
+        "learner.gradientAccumulation": draw(st.sampled_from(["sharded", "unsharded", "null"])),
+        "learner.cpuOffload": draw(st.sampled_from(["true", "false"])),
+        "learner.reshardAfterForward": draw(st.sampled_from(["true", "false"])),
+        "engine.tensorParallel": draw(st.integers(1, 64)),
+        "engine.maxConcurrentSequences": draw(st.integers(1, 65536)),
+        "engine.maxBatchedTokens": draw(st.sampled_from(["null", 64, 16_777_216])),
+        "engine.kvCacheMiB": draw(st.sampled_from(["null", 1, 100_000])),
+        "engine.gpuMemoryShare": draw(st.sampled_from(["null", 0.01, 1.0])),
+        "model.contextTokens": draw(st.integers(1024, 1_048_576)),
+        "model.maxPixels": draw(st.sampled_from(["null", 784, 1_000_000, 67_108_864])),
+        "model.adapter.historyImages": draw(st.integers(1, 64)),
+        "model.dtype": draw(st.sampled_from(["null", "float32", "bfloat16"])),
+        "algorithm.kl.coefficient": draw(st.sampled_from([0.0, 0.1])),
+    }
+    words = [f"spec.{name}={value}" for name, value in overrides.items()]
+    if draw(st.booleans()):
+        words.append(f"spec.model.lora.rank={draw(st.integers(1, 4096))}")
+    else:
+        words.append(f"spec.model.freezeVision={draw(st.sampled_from(['true', 'false']))}")
+    if draw(st.booleans()):
+        ranks = int(overrides["learner.ranks"])
+        words += ["spec.placement.mode=colocated", f"spec.engine.replicas={ranks}", "spec.engine.tensorParallel=1"]
+    shape = Shape.of(ModelConfig.of_document(Path("model"), CONFIGS[draw(st.sampled_from(sorted(CONFIGS)))]))
+    run = load(SAMPLES / GPU_SAMPLES[0], overrides=words)
+    found = estimate(run, shape, card_of(run, draw(st.sampled_from([None, "1GiB", "B200"]))))
+    for role in found.roles:
+        assert sum(role.peak.bytes.values()) == role.peak.total > 0
+        assert all(size >= 0 for size in role.peak.bytes.values())
+        if role.problem is None:
+            assert role.peak.total <= found.card.usable
+    document = as_json(run, found, (), Figures())
+    assert json.loads(json.dumps(document)) == document
+    assert "fits" in render(run, found, (), Figures())
