@@ -290,8 +290,8 @@ class Checkpoints(Spec):
     )
     storage: Storage | None = Field(
         None,
-        description="where a run on a cluster keeps its checkpoints, instead of directory; without it they are lost "
-        "with the Ray cluster. A laptop pays no attention",
+        description="where a run on a cluster keeps what has to last, instead of directory; without it and uri its "
+        "checkpoints are lost with the Ray cluster. A laptop pays no attention",
     )
     every_updates: Positive = Field(10, description="updates between two checkpoints; there is always one at the end")
     keep: Annotated[int, Field(ge=1, le=1000)] = Field(2, description="checkpoints kept; older ones are deleted")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tapforge_api import load
+from tapforge_api import dump_set, load
 from tapforge_trainer.assembly import ConfigurationError
 from tapforge_trainer.report import write_report
-from tapforge_trainer.run_folder import CURVE, SPEC, read_events, read_spec, write_spec
+from tapforge_trainer.run_folder import CURVE, SPEC, check_same, read_events, read_spec, write_spec
 from tapforge_trainer.telemetry import EVENTS
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "quickstart.yaml"
@@ -56,6 +56,15 @@ def test_a_folder_with_a_checkpoint_takes_no_other_run(tmp_path: Path) -> None:
     write_spec(tmp_path, load(SAMPLE, overrides=["spec.seed=7", "spec.evaluation.baselines=false"]))
     with pytest.raises(ConfigurationError, match=r"spec\.seed: 7 there, 8 here"):
         write_spec(tmp_path, load(SAMPLE, overrides=["spec.seed=8"]))
+
+
+def test_a_checkpoint_is_resumed_from_by_no_other_run(tmp_path: Path) -> None:
+    """Also where the run's folder is gone, and only the bucket knows what it was."""
+    kept = json.loads(json.dumps(dump_set(load(SAMPLE, overrides=["spec.seed=7"]))))
+    check_same({}, load(SAMPLE), "s3://lab/runs/x")
+    check_same(kept, load(SAMPLE, overrides=["spec.seed=7", "spec.stop.maxUpdates=9"]), "s3://lab/runs/x")
+    with pytest.raises(ConfigurationError, match=r"s3://lab/runs/x holds a run that differs(.|\n)*spec\.seed: 7 there"):
+        check_same(kept, load(SAMPLE, overrides=["spec.seed=8"]), "s3://lab/runs/x")
 
 
 def test_a_line_that_was_cut_off_is_no_event(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ class Progress:
     starts: int = 0
     unfinished: list[dict[str, Any]] = field(default_factory=list)
     quarantined: dict[str, str] = field(default_factory=dict)
+    #: the run's file, as far as it says something
+    spec: dict[str, Any] = field(default_factory=dict)
     #: what was measured before reinforcement, by mode
     before: dict[str, Any] = field(default_factory=dict)
     #: what members of groups came to, by length: `rollout.stats.by_length`

@@ -13,6 +13,7 @@ from .object_storage import is_uri
 from .policy.checkpoint_storage import CheckpointError, checkpoint_at, read_state
 from .policy.driver import Policy
 from .progress import Progress, belongs
+from .run_folder import check_same
 
 
 async def resumed_from(run: TrainingRun, policy: Policy, uid: str) -> tuple[Progress | None, str]:
@@ -21,8 +22,11 @@ async def resumed_from(run: TrainingRun, policy: Policy, uid: str) -> tuple[Prog
     given = run.spec.checkpoints.resume_from
     inside = given is not None and _inside(given, policy.settings.place.root)
     state = None if inside else await policy.resume()
-    if state is not None or given is None:
-        return (None if state is None else Progress(**state)), ""
+    if state is not None:
+        check_same(state.get("spec", {}), run, policy.settings.place.root)  # the run's folder may be another one by now
+        return Progress(**state), ""
+    if given is None:
+        return None, ""
     found = await asyncio.to_thread(checkpoint_at, given)
     state = (await asyncio.to_thread(read_state, found))["driver"]
     own = inside or belongs(state, run.metadata.name, uid)

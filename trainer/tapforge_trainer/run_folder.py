@@ -98,14 +98,25 @@ def read_spec(folder: Path) -> TrainingRun:
 def write_spec(folder: Path, run: TrainingRun) -> None:
     """Raises ConfigurationError when the folder has a checkpoint of a run that differs in what is learned."""
     if (folder / SPEC).is_file() and any(event["event"] == "checkpoint" for event in read_events(folder)):
-        earlier, now = _learned(read_spec(folder)), _learned(run)
-        if changed := sorted(name for name in {*earlier, *now} if earlier.get(name) != now.get(name)):
-            values = "".join(f"\n  {name}: {earlier.get(name)} there, {now.get(name)} here" for name in changed)
-            raise ConfigurationError(
-                f"{folder} holds a run that differs in what is learned or how it is measured:{values}\n"
-                "give this one another metadata.name, or delete the folder to start from the beginning"
-            )
+        _refuse_other(read_spec(folder), run, str(folder))
     write_atomically(folder / SPEC, to_yaml(dump_set(run)))
+
+
+def check_same(spec: dict[str, Any], run: TrainingRun, place: str) -> None:
+    """`spec`: what a checkpoint in `place` keeps of the run's file (`dump_set`); {}: nothing. Raises ConfigurationError
+    when that differs in what is learned."""
+    if spec:
+        _refuse_other(load(to_yaml(spec)), run, place)
+
+
+def _refuse_other(there: TrainingRun, run: TrainingRun, place: str) -> None:
+    earlier, now = _learned(there), _learned(run)
+    if changed := sorted(name for name in {*earlier, *now} if earlier.get(name) != now.get(name)):
+        values = "".join(f"\n  {name}: {earlier.get(name)} there, {now.get(name)} here" for name in changed)
+        raise ConfigurationError(
+            f"{place} holds a run that differs in what is learned or how it is measured:{values}\n"
+            "give this one another metadata.name, or delete what is there to start from the beginning"
+        )
 
 
 def _learned(run: TrainingRun) -> dict[str, Any]:

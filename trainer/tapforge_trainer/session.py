@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tapforge_api import TrainingRun
+from tapforge_api import TrainingRun, dump_set
 from tapforge_api.gpus import gpus_needed
 from tapforge_envs.clients.phones import PhoneAddress
 
@@ -107,7 +107,7 @@ async def _trained(
     await asyncio.to_thread(place.take_over)
     async with running(run, folder, telemetry, stop, uid=uid, place=place) as (parts, resumed), settled(parts.policy):
         progress = resumed or Progress()
-        progress.run, progress.uid = run.metadata.name, uid
+        progress.run, progress.uid, progress.spec = run.metadata.name, uid, dump_set(run)
         seconds_start = time.monotonic() - telemetry.started
         progress.seconds_start += seconds_start
         telemetry.event("started", seconds=seconds_start)
