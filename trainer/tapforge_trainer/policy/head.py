@@ -5,7 +5,8 @@
 - `install` makes it the forward pass of the head's own module, so that whoever shards that module gathers its weight
   once for all pieces.
 
-torch's `linear_cross_entropy` and liger's chunked losses give no entropy and take no mask over the vocabulary.
+torch's `linear_cross_entropy` would take a mask as a bias of -inf, but gives no entropy, and neither do liger's chunked
+losses, which take no mask either.
 """
 
 from __future__ import annotations
