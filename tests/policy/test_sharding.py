@@ -21,6 +21,7 @@ from two_ranks import TwoRanks, two_ranks
 
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.frames import FittedFrame
+from tapforge_trainer.policy import export as exports
 from tapforge_trainer.policy import lora
 from tapforge_trainer.policy.batches import MicroBatchPlan, TokenBatch, plan_micro_batches
 from tapforge_trainer.policy.metrics import UpdateMetrics
@@ -349,3 +350,26 @@ def test_every_family_is_loaded_as_transformers_loads_it(name: str, flat: bool) 
         assert found.keys() == expected.keys() and found
         for key, tensor in expected.items():
             assert torch.equal(found[key], tensor), key
+
+
+def _export_to(index: int, store: Any, settings: LearnerSettings, folder: str) -> str:
+    """What went wrong, and how many tensors every rank can still gather."""
+    rank = Rank(settings, index, store)
+    error = ""
+    try:
+        exports._export_rank(rank, folder)
+    except Exception as found:  # noqa: BLE001 - whatever it is
+        error = str(found)
+    return (
+        f"{error}|{len(rank.weights()) if index == 0 else len(list(EngineWeights(rank.policy.model, torch.float32)))}"
+    )
+
+
+def test_an_export_that_fails_on_one_rank_leaves_none_waiting(pair: TwoRanks, tiny: Tiny, tmp_path: Path) -> None:
+    settings = tiny.learner_settings(ranks=2)
+    first, second = pair.run(_export_to, settings, str(tmp_path / "nowhere"))
+    assert "the first rank in another Pod does not see it" in first and second.startswith("|")
+    assert first.split("|")[1] == second.split("|")[1]
+    (tmp_path / "out" / "model.safetensors").mkdir(parents=True)  # can't be written
+    first, second = pair.run(_export_to, settings, str(tmp_path / "out"))
+    assert not first.startswith("|") and second.startswith("|")

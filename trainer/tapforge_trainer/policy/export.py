@@ -62,14 +62,26 @@ def _export_rank(rank: Rank, folder: str) -> None:
     sizes = {name: torch.empty(shape, dtype=weights.dtype, device="meta") for name, shape in weights.shapes()}
     plan = split_torch_state_dict_into_shards(sizes, max_shard_size=_FILE_BYTES)
     held: dict[str, torch.Tensor] = {}
+    failure: Exception | None = None
+    if rank.rank == 0 and not path.is_dir():
+        failure = FileNotFoundError(
+            f"{folder} is the driver's, and the first rank in another Pod does not see it: they need a volume that "
+            "both mount (spec.checkpoints.storage, ReadWriteMany)"
+        )
     for name, tensor in weights:
-        if rank.rank == 0:
-            held[name] = tensor.cpu().contiguous()
-            file = plan.tensor_to_filename[name] if plan.is_sharded else "model.safetensors"
-            if held.keys() == set(plan.filename_to_tensors[file]):
+        if rank.rank > 0 or failure is not None:
+            continue  # gathered all the same: the other ranks wait for this one
+        held[name] = tensor.cpu().contiguous()
+        file = plan.tensor_to_filename[name] if plan.is_sharded else "model.safetensors"
+        if held.keys() == set(plan.filename_to_tensors[file]):
+            try:
                 save_file(held, path / file, {"format": "pt"})
-                held = {}
+            except Exception as error:  # noqa: BLE001 - safetensors has no other kind for a full disk; raised below
+                failure = error
+            held = {}
     matrices = {name: whole(matrix.detach()).cpu() for name, matrix in lora.matrices(model).items()}
+    if failure is not None:
+        raise failure
     if rank.rank > 0:
         return
     if plan.is_sharded:
