@@ -1,5 +1,7 @@
 """Adapters by name, and a room that is cheap to import."""
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,10 +76,19 @@ def test_importing_the_room_loads_nothing_heavy() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_using_an_agent_loads_no_torch(model_folder: Path) -> None:
+BASES = {"gui-owl": "qwen3_vl", "ui-tars": "qwen2_5_vl"}
+
+
+def test_using_an_agent_loads_no_torch(model_folder: Path, tmp_path: Path) -> None:
+    folders = {}
+    for name in agent_names():
+        folders[name] = str(shutil.copytree(model_folder, tmp_path / name))
+        base = BASES.get(name.removesuffix("-computer"), "")
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": base}))
     code = (
-        "import sys; from pathlib import Path; from tapforge_trainer.agents import make_agent; "
-        f"make_agent('qwen3-vl', Path({str(model_folder)!r}), **{OPTIONS!r}); "
+        "import sys; from pathlib import Path; from tapforge_trainer.agents import make_agent\n"
+        f"for name, folder in {folders!r}.items():\n"
+        f"    make_agent(name, Path(folder), **{OPTIONS | {'prompt': 'full', 'context_tokens': 8192}!r})\n"
         "print([name for name in ('torch', 'ray', 'vllm', 'transformers') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)

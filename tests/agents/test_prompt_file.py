@@ -1,5 +1,6 @@
 """Prompts of the user's own: what a file may say, what its variables are, and what they can't do."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from drawn import draw_frame
 from tapforge_envs.protocol import Back, Observation
 from tapforge_trainer.agents import Prepared, Turn, make_agent
 from tapforge_trainer.agents.chat_agent import ChatAgent
+from tapforge_trainer.agents.coordinates import Grid, Plane
+from tapforge_trainer.agents.mobile_use import MOBILE_USE
 from tapforge_trainer.agents.prompt_file import VARIABLES
 from tapforge_trainer.records import Prompt
 
@@ -75,6 +78,12 @@ def test_all_variables(made: Made) -> None:
     history = "1:answer 1:False;2:answer 2:True;3:answer 3:True;"
     place = "x from 0 to 999 (left to right), y from 0 to 999 (top to bottom)"
     assert said == f"4|{history}|12|{place}||mobile_use|True|{SHOT}"
+
+
+def test_json_is_written_as_chat_templates_write_it(made: Made) -> None:
+    text = asked(made("{% block system %}{{ tools[0] | tojson }}{% endblock %}"))
+    tool = MOBILE_USE.schema(Plane(Grid(999), 96, 160))
+    assert f"<|im_start|>system\n{json.dumps(tool, ensure_ascii=False)}<|im_end|>" in text
 
 
 def test_a_file_can_list_earlier_steps_itself(made: Made) -> None:

@@ -206,6 +206,11 @@ def _content(part: Part) -> dict[str, str]:
     return {"type": "text", "text": part if isinstance(part, str) else part.text}
 
 
+def as_json(value: object, indent: int | None = None) -> str:
+    """`tojson` as Hugging Face has it: keys in their order, nothing escaped for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
 def _compile(template: ChatTemplate) -> Any:
     import jinja2
     from jinja2.ext import loopcontrols
@@ -213,9 +218,6 @@ def _compile(template: ChatTemplate) -> Any:
 
     def refuse(message: str) -> NoReturn:
         raise jinja2.TemplateError(message)
-
-    def as_json(value: object, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = as_json

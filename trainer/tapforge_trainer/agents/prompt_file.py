@@ -22,7 +22,7 @@ from tapforge_envs.protocol import Back
 
 from ..frames import FittedFrame
 from .agent import Prepared, Turn
-from .chat import IMAGE, Markup, Part
+from .chat import IMAGE, Markup, Part, as_json
 from .coordinates import Grid, Plane
 from .mobile_use import MOBILE_USE
 
@@ -80,6 +80,7 @@ class PromptFile:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=self._finalize
         )
+        environment.filters["tojson"] = as_json
         try:
             source = path.read_text(encoding="utf-8")
             #: variables that it names
