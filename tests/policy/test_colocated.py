@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tapforge_trainer.policy.driver import Policy, PolicySettings
 from tapforge_trainer.policy.engine_client import EngineClient, EngineDied
 from tapforge_trainer.policy.engines import Engines
 from tapforge_trainer.policy.learner import LearnerError
+from tapforge_trainer.policy.settings import LearnerSettings
 
 SHARED = replace(SETTINGS, device="cuda", dtype="bfloat16", transfer="ipc", colocated=True)
 
@@ -192,3 +194,44 @@ async def test_engines_that_do_not_wake_answer_nobody_and_the_sync_says_so(house
         with pytest.raises(Exception, match="CUDA out of memory"):
             await h.policy.sync(1)
         assert h.engines.version == 0 and h.engines.asleep
+
+
+async def test_learner_and_engines_start_one_after_another_where_they_share_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine measures how much memory is free, and takes its share of that."""
+    from tapforge_trainer.policy import driver, engine_client, frames, learner
+
+    log: list[str] = []
+
+    def starting(name: str) -> Any:
+        async def ready() -> None:
+            log.append(f"{name} starts")
+            await asyncio.sleep(0.01)
+            log.append(f"{name} is ready")
+
+        starved = asyncio.Event()
+        return lambda *_, **__: SimpleNamespace(ready=ready, connection=None, follow=lambda _: None, starved=starved)
+
+    async def nothing(*_: Any) -> Any:
+        return SimpleNamespace(ranks=(), engines=())
+
+    monkeypatch.setattr(learner, "Learner", starting("learner"))
+    monkeypatch.setattr(engines, "Engines", starting("engine"))
+    monkeypatch.setattr(engine_client, "EngineClient", lambda _: SimpleNamespace(use=None))
+    monkeypatch.setattr(driver.ModelConfig, "of_folder", lambda _: SimpleNamespace(image_token=9))
+    monkeypatch.setattr(frames.PixelFormat, "of_folder", lambda _: FORM)
+    for shared, first in (
+        (True, ["learner starts", "learner is ready"]),
+        (False, ["learner starts", "engine starts"]),
+    ):
+        log.clear()
+        settings = PolicySettings(replace(SHARED, colocated=shared), LearnerSettings("nowhere", (1,)))
+        policy = Policy(settings)
+        monkeypatch.setattr(policy, "start_ray", nothing)
+        monkeypatch.setattr(policy, "_place", nothing)
+        await policy.start()
+        await until(lambda: len(log) == 4)
+        assert log[:2] == first
+        assert policy._feeding is not None
+        policy._feeding.cancel()
