@@ -48,6 +48,38 @@ def _own(name: str) -> str:
     return name
 
 
+def _collected(done: Any, count: int) -> list[Any]:
+    found: list[Any] = []
+    while len(found) < count:
+        found += done.get(timeout=END)
+    return found
+
+
+def renewed_asleep(sampler: Any, version: int, data: bytes, job: Job) -> list[str]:
+    """The engine sleeps in the middle of answers and gets new weights on waking, as where it shares its GPU; one more
+    request comes while it sleeps. Returns the keys of all that was asked."""
+    from tapforge_trainer.policy.wire import Request
+
+    requests = [Request(f"a/{version}-{k}", **one | {"max_tokens": 40}) for k, one in enumerate(job.requests)]
+    sampler.submit(requests[:-1], job.frames)
+
+    def begun() -> bool:
+        states = sampler._llm.output_processor.request_states.values()
+        return len(states) == len(requests) - 1 and all(state.detokenizer.num_output_tokens() > 1 for state in states)
+
+    while not sampler.call(begun).result(END):
+        pass
+    sampler.sleep("keep").result(END)
+    sampler.submit(requests[-1:], job.frames)
+    sampler.wake("weights").result(END)
+    sampler.collective("start_weight_update").result(END)
+    sampler.collective("update_weights", update_info={"payload": data}).result(END)
+    sampler.collective("finish_weight_update").result(END)
+    sampler.wake("kv_cache").result(END)
+    sampler.proceed(version).result(END)
+    return [request.key for request in requests]
+
+
 def main() -> None:
     job: Job = pickle.load(sys.stdin.buffer)  # noqa: S301 - the test's own
     from tapforge_trainer.agents.tokens import Tokens
@@ -69,14 +101,20 @@ def main() -> None:
     def asked(round_: int) -> list[Result]:
         requests = [Request(f"a/{round_}-{k}", **one) for k, one in enumerate(job.requests)]
         sampler.submit(requests, job.frames)
-        found: dict[str, Result] = {}
-        while len(found) < len(requests):
-            found |= {result.key: result for result in done.get(timeout=END)}
+        found = {result.key: result for result in _collected(done, len(requests))}
         return [found[request.key] for request in requests]
 
     rounds = [asked(0)]
     for version, folder in enumerate(job.weights, 1):
         data = payload(Path(folder))
+
+        if job.sleeping:
+            slept = renewed_asleep(sampler, version, data, job)
+            early = [] if done.empty() else done.get()
+            assert not early, "an engine that sleeps has answered"
+            sampler.release().result(END)
+            rounds.append(sorted(_collected(done, len(slept)), key=lambda result: slept.index(result.key)))
+            continue
 
         def load(llm: Any, data: bytes = data) -> None:
             llm.collective_rpc("start_weight_update")

@@ -88,8 +88,9 @@ def engine_answers(job: Job, folder: Path) -> list[list[Any]]:
     return pickle.loads(answers.read_bytes())  # noqa: S301
 
 
-def gap(name: str, folder: Path, asked: Asked, answers: Sequence[Any]) -> float:
-    """The largest difference of a sampled token's log-probability to what transformers says of it."""
+def gap(name: str, folder: Path, asked: Asked, answers: Sequence[Any], since: int = 0) -> float:
+    """The largest difference of a sampled token's log-probability to what transformers says of it; of tokens of policy
+    version `since` or newer."""
     import torch
     from PIL import Image
     from transformers import AutoImageProcessor
@@ -112,14 +113,17 @@ def gap(name: str, folder: Path, asked: Asked, answers: Sequence[Any]) -> float:
             logits = model(input_ids=ids, **options).logits[0, len(prompt) - 1 : -1]
         logp = torch.where(allowed, logits, float("-inf")).log_softmax(-1)
         mine = logp.gather(1, torch.tensor(said)[:, None])[:, 0].numpy()
-        worst = max(worst, float(np.abs(mine - np.frombuffer(answer.logprobs, np.float32)).max()))
+        begin = min(start for version, start, _ in answer.versions if version >= since)
+        worst = max(worst, float(np.abs(mine - np.frombuffer(answer.logprobs, np.float32))[begin:].max()))
     return worst
 
 
-def job_of(name: str, asked: Asked, folder: Path, weights: Sequence[Path], **settings: Any) -> Job:
+def job_of(
+    name: str, asked: Asked, folder: Path, weights: Sequence[Path], sleeping: bool = False, **settings: Any
+) -> Job:
     options: dict[str, Any] = {"context_tokens": 1024, "max_sequences": 8, "kv_cache_mib": 64} | settings
     frames = {frame.name: frame.data for frame in asked.frames}
-    return Job({"model": str(folder), **options}, asked.requests(), frames, [str(one) for one in weights])
+    return Job({"model": str(folder), **options}, asked.requests(), frames, [str(one) for one in weights], sleeping)
 
 
 @pytest.mark.parametrize("name, flat", FAMILIES)
@@ -133,6 +137,20 @@ def test_an_engine_answers_as_transformers_before_and_after_new_weights(name: st
     assert gap(name, second, asked, after) < TOLERANCE
     assert {answer.versions for answer in after} == {((1, 0, 8),)}
     assert gap(name, first, asked, after) > 0.1, "the weights are no others"
+
+
+def test_answers_go_on_after_a_sleep_with_the_weights_that_came_on_waking(tmp_path: Path) -> None:
+    """On CPUs no memory is freed; that vLLM keeps the requests and wakes by parts is the same."""
+    name = "qwen3-vl-8b-tiny"
+    first, second = (real.folder(name, 3, 3, seed=seed) for seed in (0, 1))
+    asked = Asked.of(name)
+    _, slept = engine_answers(job_of(name, asked, first, [second], sleeping=True), tmp_path)
+    for answer in slept[:-1]:
+        (old, begin, middle), (new, from_there, end) = answer.versions
+        assert (old, begin, new, end) == (0, 0, 1, 40) and 0 < middle == from_there < 40
+    assert slept[-1].versions == ((1, 0, 40),), "it came while the engine slept"
+    assert gap(name, second, asked, slept, since=1) < TOLERANCE
+    assert gap(name, second, asked, slept) > 0.1, "the first tokens are of the weights before"
 
 
 @pytest.mark.long
