@@ -69,6 +69,14 @@ def test_every_update_says_where_its_time_went_and_the_summary_adds_it_up(traine
     assert throughput["seconds_by_phase"]["checkpoint"] > 0, "of the first update's"
 
 
+def test_the_start_says_what_it_waits_for(trained: Run) -> None:
+    phases = [event["text"] for event in trained.events("phase")]
+    waited = [text for text in phases if text.startswith("waiting for ")]
+    for what in ("the learner", "an engine (importing vLLM)"):
+        assert any(what in text for text in waited), phases
+    assert phases.index(waited[-1]) < next(k for k, text in enumerate(phases) if text.startswith("measuring before"))
+
+
 def test_the_base_model_s_answers_are_checked_before_the_first_update(trained: Run) -> None:
     (found,) = trained.events("base_model")
     assert found["answers"] == sum(

@@ -63,6 +63,7 @@ from .run_folder import (
     write_spec,
 )
 from .shutdown import Interrupted, StopSignal, together, unless_stopped
+from .start_progress import waiting_shown
 from .tasks.selection import training_tasks
 from .telemetry import Telemetry, View
 from .warm_start import warm_start
@@ -163,7 +164,8 @@ async def _before(parts: Parts, progress: Progress, resumed: bool) -> dict[str, 
         await _refer(parts, started=progress.update > 0 or any(e["event"] == "reinforcement" for e in events))
     if not resumed:
         await save(parts, progress)
-    await unless_stopped(parts.stop, parts.policy.sync(progress.version))
+    async with waiting_shown(parts.telemetry, parts.policy.waiting):
+        await unless_stopped(parts.stop, parts.policy.sync(progress.version))
     before = progress.before or {
         e["mode"]: {k: v for k, v in e.items() if k not in ("at", "event", "name", "mode", "update")}
         for e in events
@@ -310,7 +312,9 @@ async def running(
         make_agent, seconds = partial(assembly.agent_on_node, run, source), run.spec.deadlines.start_seconds
         cpus = 0 if device == "cpu" else 1
         player = RemotePlayers(lambda _: start_rollout_actor(make_agent, seconds, cpus=cpus), workers)
-    telemetry.phase("starting phones, engine and learner" if engines else "starting the learner", "Loading")
+    size = sum(file.size for file in source.files) / 2**30
+    fetch = f"; a node that lacks {source.place} fetches {size:,.1f} GiB" if size else ""
+    telemetry.phase(f"starting {'phones, engine and learner' if engines else 'the learner'}{fetch}", "Loading")
     policy = Policy(
         PolicySettings(
             engine=assembly.engine_settings(run, model, agent, machine, device, source) if engines else None,
@@ -331,7 +335,8 @@ async def running(
         if engines and served:
             await unless_stopped(stop, slots.start())
         phones = [slots.start()] if engines and not served else []
-        await unless_stopped(stop, together(_started(policy, source, telemetry), *phones))
+        async with waiting_shown(telemetry, policy.waiting):
+            await unless_stopped(stop, together(_started(policy, source, telemetry), *phones))
         if engines:
             telemetry.view.slots, telemetry.view.slots_wanted = slots, assembly.slots_wanted(run)
         progress, warm_started_from = await resumed_from(run, policy, uid) if learner and resume else (None, "")

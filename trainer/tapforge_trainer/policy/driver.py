@@ -139,6 +139,11 @@ class Policy:
         bundles = bundles_of(ranks, replicas, parallel, colocated=either.colocated)
         return await place(bundles, either.start_seconds, report)
 
+    async def waiting(self) -> list[str]:
+        """What has not started yet, in words."""
+        late = [f"the learner ({self._learner.stage})"] if self._learner is not None and self._learner.stage else []
+        return late + (await self._engines.waiting() if self._engines is not None else [])
+
     @asynccontextmanager
     async def learning(self, version: int | None = None) -> AsyncIterator[Learner]:
         """The learner, which does nothing else until the block ends: no engine is given weights of half an update.

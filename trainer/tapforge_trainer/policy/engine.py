@@ -42,6 +42,10 @@ class EngineActor:
         await asyncio.wrap_future(self._sampler.ready)
         self._sweeper = self._sweeper or self._loop.create_task(self._sweep())
 
+    async def stage(self) -> str:
+        """What it does until `ready`."""
+        return self._sampler.stage if self._sampler is not None else "fetching the model"
+
     # --- for clients --------------------------------------------------------------------------------------------------
 
     async def submit(self, client: str, requests: Sequence[tuple], frames: dict[str, bytes]) -> None:

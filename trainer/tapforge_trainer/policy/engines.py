@@ -33,6 +33,8 @@ from .wire import CacheCounts, EngineConnection, Replica, Replicas
 log = logging.getLogger(__name__)
 
 _HOUR = 3600.0
+#: for an engine's word on what it does
+_STAGE_SECONDS = 2.0
 
 
 class RestartBudget:
@@ -122,6 +124,11 @@ class Engines:
     async def ready(self) -> None:
         """Until all have started. Raises `EngineError`."""
         await asyncio.gather(*(self._started(engine) for engine in self._engines))
+
+    async def waiting(self) -> list[str]:
+        """What engines that are not up do, in words."""
+        late = [engine for engine in self._engines if not engine.up]
+        return list(await asyncio.gather(*(_stage(engine) for engine in late)))
 
     # --- who may be asked ---------------------------------------------------------------------------------------------
 
@@ -343,3 +350,12 @@ class Engines:
     async def _call(self, engine: _Engine, method: str, *args: Any, deadline: float) -> Any:
         reference = getattr(engine.actor, method).remote(*args)
         return await called(reference, f"engine {engine.index}", method, deadline)
+
+
+async def _stage(engine: _Engine) -> str:
+    """Where the actor does not answer it has no place yet, or its node none of its files."""
+    try:
+        async with asyncio.timeout(_STAGE_SECONDS):
+            return f"an engine ({await engine.actor.stage.remote()})"
+    except Exception:  # noqa: BLE001 - it may be dying: whoever waits for it learns why
+        return "an engine (its process)"

@@ -158,6 +158,8 @@ class Learner:
         import ray
 
         self.settings = settings
+        #: what its ranks do until they can work; "" from then on
+        self.stage = "fetching the model"
         self._deadline = settings.update_seconds
         folder = Path(settings.model)
         self.form = PixelFormat.of_folder(folder)
@@ -180,8 +182,10 @@ class Learner:
     async def ready(self) -> None:
         deadline = self.settings.start_seconds
         await self._all("fetch", deadline=deadline)
+        self.stage = "loading weights"
         (place,) = await self._call([self._ranks[0].open_store.remote()], "open_store", deadline)
         await self._all("start", place, deadline=deadline)
+        self.stage = ""
 
     async def update(
         self, samples: Sequence[Sample], frames: BatchFrames, settings: UpdateSettings, version: int

@@ -32,6 +32,7 @@ import numpy as np
 from .frames import PixelFormat
 from .preprocessor import Prepared, Preprocessor
 from .settings import EngineSettings, PauseMode, SleepPart
+from .start_stage import stage_of_thread
 from .vllm_start import build, image_id
 from .wire import DEAD, CacheCounts, Request, Result
 
@@ -67,6 +68,11 @@ class Sampler:
         self._llm: Any = None
         self._thread = threading.Thread(target=self._main, name="vllm", daemon=True)
         self._thread.start()
+
+    @property
+    def stage(self) -> str:
+        """What it does until it is ready."""
+        return stage_of_thread(self._thread.ident)
 
     # --- from any thread ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,42 @@
+"""The benchmark for GPUs: what it says where there is none, and that its parts compute at a small scale."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "bench")]), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="this machine has a GPU")
+def test_without_a_gpu_it_ends_at_once_and_says_why(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "bench" / "gpu.py"), "--out", str(tmp_path / "gpu.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2 and "has no NVIDIA GPU" in done.stderr
+    assert not (tmp_path / "gpu.json").exists()
+
+
+def _part(*words: str) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", "-m", "load.gpu_part", *words, "--device", "cpu"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_learner_s_part_computes_an_update() -> None:
+    found = _part("learner", "--model", "qwen3-vl-8b-tiny", "--layers", "2", "--scale", "64")
+    assert found["tokens_per_second"] > 0 and found["mfu"] is None, "nothing is known of what a CPU can do"
+    assert set(found["seconds_by_phase"]) == {"forward", "backward", "optimizer"}
+
+
+def test_attention_is_measured_and_what_is_not_installed_is_named() -> None:
+    found = _part("attention", "--scale", "32")
+    assert found["packed_torch"]["ms"] > 0 and found["padded_sdpa"]["ms"] > 0
+    assert set(found["skipped"]) >= {"packed_FA3", "packed_FA4"}
