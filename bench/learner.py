@@ -1,18 +1,25 @@
-"""Tokens per second of an update, and what it wastes.
+"""Tokens per second of an update, what it wastes, and a step on a real model's width beside TRL's and transformers'.
 
-    python bench/learner.py [--samples 640] [--updates 6] [--ranks 1] [--freeze-vision]
+    python bench/learner.py [--samples 640] [--updates 6] [--ranks 1] [--freeze-vision] [--only tiny|real] [--again]
 
 The tiny Qwen3-VL, FSDP2 ranks as Ray actors, samples of the quickstart's shape with a screen each; the vision tower
 learns too unless it is frozen. One update is: check, lay out, plan, send, forward, backward, clip, AdamW. The first one
 warms up and is not counted. Also: seconds for the GiGPO advantages of 100,000 steps. Writes bench-results/learner.json.
+
+Before that the same batch at a real width (`load/real_step.py`): our step with packed sequences and with padded rows,
+TRL's and transformers' own, at equal and at mixed lengths, each in a process of its own. What is done is kept in
+bench-results/learner-real.json, and the next call goes on with the rest; --again measures all.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -32,6 +39,8 @@ from tapforge_trainer.policy.settings import LearnerSettings, UpdateSettings
 from tapforge_trainer.tiny.folder import write_model
 
 ADVANTAGE_STEPS = 100_000
+#: of one contender, seconds
+REAL_SECONDS = 600
 
 
 async def measure(folder: Path, count: int, updates: int, ranks: int, threads: int, freeze: bool) -> dict[str, Any]:
@@ -97,6 +106,39 @@ def advantages_seconds(steps: int) -> float:
     return best
 
 
+def real_width(out: Path, threads: int, again: bool) -> None:
+    """Each contender at equal and at mixed lengths; ratios are ours, packed, over theirs."""
+    here = Path(__file__).resolve().parent
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])}
+    environment |= {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    found: dict[str, Any] = json.loads(out.read_text()) if out.exists() and not again else {}
+    for lengths in ("equal", "mixed"):
+        for contender in ("packed", "padded", "trl", "transformers"):
+            if contender in found.setdefault(lengths, {}):
+                continue
+            command = [sys.executable, "-W", "ignore", "-m", "load.real_step", contender, lengths]
+            done = subprocess.run(
+                [*command, "--threads", str(threads)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=REAL_SECONDS,
+                check=True,
+            )
+            found[lengths][contender] = json.loads(done.stdout.strip().splitlines()[-1])
+            print(f"{lengths} lengths, {contender}: {found[lengths][contender]}", flush=True)
+            write(out, found | machine())
+    rows = []
+    for lengths in ("equal", "mixed"):
+        rates = {contender: figures["tokens_per_second"] for contender, figures in found[lengths].items()}
+        ratios = {f"packed / {name}": round(rates["packed"] / rates[name], 2) for name in rates if name != "packed"}
+        found[f"ratios_{lengths}"] = ratios
+        rows.append([lengths, *rates.values(), *ratios.values()])
+    write(out, found)
+    columns = ("lengths", *found["equal"], *found["ratios_equal"])
+    show("Tokens per second of a step, Qwen3-VL-2B at 2 layers with LoRA, fp32", columns, rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=640, help="answers per update")
@@ -105,7 +147,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None, help="per rank; cores / ranks if not given")
     parser.add_argument("--freeze-vision", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("bench-results/learner.json"))
+    parser.add_argument("--only", choices=["tiny", "real"])
+    parser.add_argument("--again", action="store_true", help="measure what is done, too")
     args = parser.parse_args()
+    if args.only != "tiny":
+        real_width(args.out.with_name("learner-real.json"), len(os.sched_getaffinity(0)), args.again)
+    if args.only == "real":
+        return
     facts = machine()
     threads = args.threads or max(1, len(os.sched_getaffinity(0)) // args.ranks)
     with tempfile.TemporaryDirectory() as scratch:

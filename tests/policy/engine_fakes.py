@@ -86,6 +86,11 @@ class Actor:
     async def on_ready(self) -> None:
         await self.started.wait()
 
+    async def on_stage(self) -> str:
+        if self.deaf:
+            await asyncio.Event().wait()
+        return "loading weights"
+
     async def on_submit(self, client: str, requests: Sequence[tuple], frames: dict[str, bytes]) -> None:
         for key in self.boxes.expect(client, [request[0] for request in requests]):
             self.asked[engine_key(client, key)] = 1

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,6 +144,22 @@ class Fleet:
     @property
     def live(self) -> list[tuple[int, int]]:
         return [(replica.index, replica.incarnation) for replica in self.engines.replicas.live]
+
+
+async def test_until_an_engine_is_up_it_says_what_it_does_and_its_last_word_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await asyncio.to_thread(import_module, "ray.exceptions")  # the fakes import it at the first call
+    monkeypatch.setattr(engines, "_STAGE_SECONDS", 1.0)
+    fleet = Fleet(monkeypatch, 2)
+    fleet.actors[1].deaf = True
+    assert await fleet.engines.waiting() == ["an engine (loading weights)", "an engine (its process)"]
+    fleet.actors[0].deaf, fleet.actors[1].deaf = True, False
+    assert await fleet.engines.waiting() == ["an engine (loading weights)"] * 2
+    fleet.actors[0].deaf = False
+    await fleet.up()
+    assert await fleet.engines.waiting() == []
+    await fleet.engines.close()
 
 
 async def test_a_dead_engine_starts_again_beside_the_others_and_joins_with_the_next_weights(

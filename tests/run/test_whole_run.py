@@ -72,7 +72,7 @@ def test_every_update_says_where_its_time_went_and_the_summary_adds_it_up(traine
 def test_the_start_says_what_it_waits_for(trained: Run) -> None:
     phases = [event["text"] for event in trained.events("phase")]
     waited = [text for text in phases if text.startswith("waiting for ")]
-    for what in ("the learner", "an engine (importing vLLM)"):
+    for what in ("the learner (", "an engine ("):
         assert any(what in text for text in waited), phases
     assert phases.index(waited[-1]) < next(k for k, text in enumerate(phases) if text.startswith("measuring before"))
 

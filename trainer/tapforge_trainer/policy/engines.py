@@ -20,6 +20,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +63,8 @@ class _Engine:
     incarnation: int = 0
     #: it has started
     up: bool = False
+    #: what it did until then, as far as it said
+    stage: str = "its process"
     #: and has the weights that the others have
     current: bool = True
     #: what its caches did up to the last sync
@@ -353,9 +356,8 @@ class Engines:
 
 
 async def _stage(engine: _Engine) -> str:
-    """Where the actor does not answer it has no place yet, or its node none of its files."""
-    try:
+    """Its last word, where it has none now: it may be busy, or dying, which whoever waits for it learns."""
+    with suppress(Exception):
         async with asyncio.timeout(_STAGE_SECONDS):
-            return f"an engine ({await engine.actor.stage.remote()})"
-    except Exception:  # noqa: BLE001 - it may be dying: whoever waits for it learns why
-        return "an engine (its process)"
+            engine.stage = await engine.actor.stage.remote()
+    return f"an engine ({engine.stage})"
