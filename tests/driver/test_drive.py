@@ -27,7 +27,7 @@ from tapforge_trainer.cluster import driver
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.driver import drive, report_killed
 from tapforge_trainer.cluster.storage import Holder, StorageError, folder_of, newest, take_over
-from tapforge_trainer.policy.checkpoint_storage import CheckpointFolder
+from tapforge_trainer.policy.checkpoint_storage import CheckpointFolder, CheckpointStore
 from tapforge_trainer.progress import Progress
 from tapforge_trainer.report import wanted
 from tapforge_trainer.shutdown import StopSignal
@@ -116,7 +116,7 @@ async def test_a_failure_that_is_tried_again_in_place_is_not_final(
     [
         ({"metadata": {"name": "another"}}, "the run another, and this Pod of tiny"),
         ({"spec": {"tasks": {"suite": "quickstrat"}}}, "spec.tasks.*quickstrat"),
-        ({"spec": {"model": {"adapter": {"name": "qwen"}}}}, "adapter qwen"),
+        ({"spec": {"model": {"adapter": {"name": "qwen"}}}}, "unknown agent 'qwen'"),
     ],
 )
 async def test_what_can_not_work_is_said_to_be_configuration(
@@ -263,6 +263,54 @@ async def test_what_a_run_began_with_may_be_gone_once_it_has_its_own(
     _leave_checkpoint(_attempt(tmp_path), 3)
     with pytest.raises(SlotError):
         await _drive(operator, authority, _attempt(tmp_path), lambda: run)
+
+
+# --- object storage ---------------------------------------------------------------------------------------------------
+
+
+def _in_store(run: TrainingRun, uri: str, **more: str) -> TrainingRun:
+    given = run.spec.checkpoints.model_copy(update={"uri": uri, **more})
+    return run.model_copy(update={"spec": run.spec.model_copy(update={"checkpoints": given})})
+
+
+def _leave_in_store(uri: str, attempt: Attempt, update: int) -> str:
+    place = CheckpointStore(f"{uri}/{NAMESPACE}/uid-1/{RUN}", attempt.holder)
+    place.take_over()
+    driver = {"run": RUN, "uid": "uid-1", "update": update, "version": update, "episodes": 7, "success": 0.5}
+    draft = place.draft(update)
+    place.publish(draft, {"format": 3, "update": update, "time": 1.0, "driver": driver}, {}, keep=2)
+    return draft.place
+
+
+async def test_an_attempt_finds_the_checkpoint_of_the_one_before_in_the_store(
+    operator: SmallOperator, authority: Authority, run: TrainingRun, tmp_path: Path
+) -> None:
+    """Its own Pod is a new one, and has nothing; what the run began with may be gone by now."""
+    uri = f"file://{tmp_path}/bucket"
+    path = _leave_in_store(uri, _attempt(tmp_path), 3)
+    with pytest.raises(SlotError):
+        await _drive(
+            operator, authority, _attempt(tmp_path, 2), lambda: _in_store(run, uri, resume_from=str(tmp_path / "gone"))
+        )
+    last = operator.reports[-1]
+    assert last.checkpoint is not None and (last.checkpoint.update, last.checkpoint.path) == (3, path)
+    assert last.advance.update == 3
+
+
+async def test_an_attempt_that_another_one_took_the_store_from_ends_and_says_nothing(
+    operator: SmallOperator, authority: Authority, run: TrainingRun, tmp_path: Path
+) -> None:
+    uri = f"file://{tmp_path}/bucket"
+    _leave_in_store(uri, _attempt(tmp_path, 3), 4)
+    assert await _drive(operator, authority, _attempt(tmp_path, 2), lambda: _in_store(run, uri)) == 75
+    assert operator.finals == []
+
+
+async def test_a_store_without_conditional_writes_is_a_mistake_of_the_file(
+    operator: SmallOperator, authority: Authority, run: TrainingRun, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"spec\.checkpoints\.uri: .*conditional writes"):
+        await _drive(operator, authority, _attempt(tmp_path), lambda: _in_store(run, "https://example.org/runs"))
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from tapforge_envs.slots.source import SlotError
 
 from ..assembly import ConfigurationError, inspect
 from ..local_files import checkpoint_uri, checkpoints_of, folder_of
+from ..object_storage import uri_error
 from ..policy.checkpoint_storage import CheckpointError, CheckpointFolder, place_of
 from ..progress import Progress, ended, newest_checkpoint, progress_of
 from ..session import run_session
@@ -100,13 +101,13 @@ async def _train(
     view.max_updates, view.max_seconds = run.spec.stop.max_updates, run.spec.stop.max_seconds
     runs = await asyncio.to_thread(storage.take_over, attempt.storage, attempt.holder)
     run = _placed(attempt, run, runs)
-    inspect(run, runs)
     place = place_of(checkpoints_of(run, folder_of(run, runs)), checkpoint_uri(run), attempt.holder)
     await asyncio.to_thread(place.take_over)
     saved = await asyncio.to_thread(newest_checkpoint, place)
     view.resume(Progress() if saved is None else await asyncio.to_thread(progress_of, saved), saved)
     if saved is not None:
         run = _with_checkpoints(run, resume_from=None)
+    inspect(run, runs)
     # The limit that ends the run by its file may have been edited since: the answer says.
     finished = view.saved is not None and ended(run.spec.stop, progress_of(view.saved))
     if not await reporter.answered(FINAL_SECONDS if finished else _FIRST_ANSWER):
@@ -122,6 +123,8 @@ def _placed(attempt: Attempt, run: TrainingRun, runs: Path) -> TrainingRun:
     if run.spec.checkpoints.directory is not None:
         log.warning("spec.checkpoints.directory counts on a laptop only; on a cluster storage and uri do")
     if (uri := run.spec.checkpoints.uri) is not None:
+        if why := uri_error(uri, writable=True):
+            raise ConfigurationError(f"spec.checkpoints.uri: {why}")
         return _with_checkpoints(run, uri=f"{uri.rstrip('/')}/{attempt.namespace}/{attempt.uid}")
     own = CheckpointFolder(_checkpoints(folder_of(run, runs)))
     given = run.spec.checkpoints.resume_from if newest_checkpoint(own) is None else None

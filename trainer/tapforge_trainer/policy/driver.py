@@ -30,12 +30,13 @@ from ..machine import missing
 from ..object_storage import is_uri
 from ..records import Generator
 from .checkpoint_storage import CheckpointFolder, Place
+from .checkpoints import Checkpoints, Written, load
+from .export import export, fetch
 from .models import ModelConfig
 from .placement import Placement, bundles_of, place
 from .settings import EngineSettings, LearnerSettings, PauseMode
 
 if TYPE_CHECKING:
-    from .checkpoints import Checkpoints, Written
     from .learner import Learner
 
 #: environment variable by which a cluster's job finds its Ray
@@ -263,39 +264,28 @@ class Policy:
         may go on. `report` is called when it is complete. Raises CheckpointError, also for the one before."""
         await self.settle()
         async with self._learning:
-            await self._written().save(update, dict(state), report)
+            if self._checkpoints is None:
+                self._checkpoints = Checkpoints(self._learner, self.settings.place, self.settings.keep)
+            await self._checkpoints.save(update, dict(state), report)
 
     async def settle(self) -> None:
         """Returns when no checkpoint is being written. Raises CheckpointError if that failed."""
         if self._checkpoints is not None:
             await self._checkpoints.settle()
 
-    def _written(self) -> Checkpoints:
-        from .checkpoints import Checkpoints
-
-        if self._checkpoints is None:
-            self._checkpoints = Checkpoints(self._learner, self.settings.place, self.settings.keep)
-        return self._checkpoints
-
     async def resume(self, where: str | None = None, *, moments: bool = True) -> dict[str, Any] | None:
         """Loads `where`, a folder or URI, or the newest checkpoint; returns the driver's state, or None where there is
         none. `moments`: the optimizer's as well; else it begins afresh."""
-        from .checkpoints import load
-
         async with self._learning:
             return await load(self._learner, self.settings.place, where, moments=moments)
 
     async def export(self, folder: Path, *, keep: bool = False) -> None:
         """`keep`: also under its name beside the run's checkpoints, where those are in object storage."""
-        from .export import export
-
         async with self._learning:
             await export(self._learner, folder, self._stored(folder) if keep else "")
 
     async def fetch(self, folder: Path) -> bool:
         """Makes the folder from what an earlier session kept of it; False: there is nothing."""
-        from .export import fetch
-
         stored = self._stored(folder)
         return bool(stored) and await asyncio.to_thread(fetch, stored, folder)
 
