@@ -39,7 +39,7 @@ def cut(path: Path) -> None:
         (lambda f: (f / SHARDS[0]).write_bytes(b"\x08" + b"\0" * 7 + b"nonsense"), "is no safetensors file"),
         (lambda f: (f / SHARDS[0]).write_bytes(b""), "is no safetensors file"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "broken model.safetensors.index.json"),
-        (lambda f: (f / "config.json").write_text("{"), "no JSON"),
+        (lambda f: (f / "config.json").write_text("{"), "no JSON object"),
         (lambda f: (f / "tokenizer.json").unlink(), "lacks a tokenizer"),
         (lambda f: [path.unlink() for path in f.glob("*.safetensors")], "lacks weights"),
         (shutil.rmtree, "lacks config.json"),

@@ -6,8 +6,9 @@ import fcntl
 from pathlib import Path
 
 import pytest
-from tests.model_source.conftest import FIRST, REPO, SECOND, WANTED, files, node, pinned, said
+from tests.model_source.conftest import node, pinned, said
 from tests.model_source.fake_hub import FakeHub, Repository
+from tests.model_source.small_model import FIRST, REPO, SECOND, WANTED, files
 
 SOURCE = {"huggingFace": {"repo": REPO}}
 

@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from tests.model_source.conftest import WANTED, Node, files, node, pinned, said
+from tests.model_source.conftest import Node, node, pinned, said
+from tests.model_source.small_model import WANTED, files
 from tests.s3 import Bucket
 
 from tapforge_api import TrainingRun

@@ -4,7 +4,6 @@ headers of its safetensors files, in milliseconds."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,15 @@ def folder_faults(folder: Path) -> list[str]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError):
+            shards = sorted({Path(str(name)).name for name in json.loads(index.read_text())["weight_map"].values()})
+        except (ValueError, KeyError, TypeError, AttributeError):
             return [f"has a broken {index.name}: fetch it again"]
         if missing := [name for name in shards if not (folder / name).is_file()]:
             return [
                 f"lacks {len(missing)} of the {len(shards)} shards that {index.name} names: {', '.join(missing[:4])}"
             ]
         found = [folder / name for name in shards]
-    shapes: dict[str, Sequence[int]] = {}
+    shapes: dict[str, list[int]] = {}
     for path in found:
         header = _header(path)
         if isinstance(header, str):
@@ -50,7 +49,7 @@ def lacking_of(names: set[str], *, weights: bool = True) -> list[str]:
     return [what for what, patterns in needed.items() if not any(fnmatch(name, p) for name in names for p in patterns)]
 
 
-def _header(path: Path) -> dict[str, Sequence[int]] | str:
+def _header(path: Path) -> dict[str, list[int]] | str:
     """Shapes by name of a safetensors file; else what is wrong with it."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -61,24 +60,24 @@ def _header(path: Path) -> dict[str, Sequence[int]] | str:
             header: dict[str, Any] = json.loads(file.read(length))
             tensors = {name: value for name, value in header.items() if name != "__metadata__"}
             end = 8 + length + max((value["data_offsets"][1] for value in tensors.values()), default=0)
-            shapes = {name: value["shape"] for name, value in tensors.items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
+            shapes = {name: [int(side) for side in value["shape"]] for name, value in tensors.items()}
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             return "is no safetensors file: fetch it again"
     return shapes if size == end else f"has {size:,} bytes instead of {end:,}: fetch it again"
 
 
-def _against_config(folder: Path, shapes: dict[str, Sequence[int]]) -> list[str]:
+def _against_config(folder: Path, shapes: dict[str, list[int]]) -> list[str]:
     """What config.json says otherwise than the weights: width, rows of the embedding, layers."""
     try:
         config = json.loads((folder / "config.json").read_text())
-    except ValueError:
-        return ["has a config.json that is no JSON: fetch it again"]
-    text = config.get("text_config") or config if isinstance(config, dict) else {}
+        text = dict(config.get("text_config") or config)
+    except (ValueError, TypeError, AttributeError):
+        return ["has a config.json that is no JSON object: fetch it again"]
     embedding = next((s for n, s in shapes.items() if n.endswith("embed_tokens.weight") and len(s) == 2), None)
     told = [text.get("vocab_size"), text.get("hidden_size")]
     if embedding is not None and None not in told and list(embedding) != told:
         return [f"contradicts itself: config.json says {told[0]} tokens of width {told[1]}, the weights {embedding}"]
-    layers = {int(n.split(".layers.")[1].split(".")[0]) for n in shapes if ".layers." in n and "visual" not in n}
+    layers = {n.split(".layers.")[1].split(".")[0] for n in shapes if ".layers." in n and "visual" not in n}
     said = text.get("num_hidden_layers")
     if layers and said is not None and len(layers) != said:
         return [f"contradicts itself: config.json says {said} layers, the weights have {len(layers)}"]
