@@ -15,9 +15,14 @@ os.environ |= {"RAY_prestart_worker_first_driver": "0"}  # else each raylet begi
 import ray
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tests.model_source.fake_hub import FakeHub, Repository
+from tests.model_source.small_model import FIRST, REPO, files
 
+from tapforge_trainer.model_source.ref import ModelRef
 from tapforge_trainer.policy import placement
 from tapforge_trainer.policy.placement import Place, PlacementError, bundles_of
+from tapforge_trainer.policy.settings import LearnerSettings, on_this_node
 
 #: GPUs of each of the nodes, and cores, which nothing uses
 GPUS, CPUS = 4, 16
@@ -100,8 +105,32 @@ async def lost(cluster: Cluster, nodes: dict[str, Any]) -> dict[str, Any]:
     return {"before": before, "after": after, "died": died, "fresh": fresh.node_id, "state": state, "free": free()}
 
 
-def add(cluster: Cluster) -> Any:
-    return cluster.add_node(num_cpus=CPUS, num_gpus=GPUS, object_store_memory=80 << 20)
+class Rank:
+    """As much of one as fetches the model."""
+
+    def folder(self, settings: LearnerSettings) -> tuple[str, str]:
+        return on_this_node(settings).model, os.environ["HF_HUB_OFFLINE"]
+
+
+def models(nodes: dict[str, Any]) -> dict[str, Any]:
+    """Three processes on each node want the same model of a hub."""
+    hub = FakeHub({REPO: Repository(files(), {"main": FIRST})})
+    endpoint = hub.start()
+    settings = LearnerSettings("/of/the/driver", (1,), source=ModelRef("hub", REPO, FIRST, endpoint=endpoint))
+    calls = {}
+    for node in nodes:
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        actors = [ray.remote(Rank).options(num_cpus=0, scheduling_strategy=where).remote() for _ in range(3)]
+        calls[node] = [actor.folder.remote(settings) for actor in actors]
+    found = [sorted(set(ray.get(asked, timeout=200))) for asked in calls.values()]
+    hub.stop()
+    return {"folders": found, "sent": dict(hub.sent), "free": free()}
+
+
+def add(cluster: Cluster, home: str = "") -> Any:
+    """`home`: where processes of the node keep what they fetch."""
+    own = {"env_vars": {"HF_HOME": home}} if home else {}
+    return cluster.add_node(num_cpus=CPUS, num_gpus=GPUS, object_store_memory=80 << 20, **own)
 
 
 def print_error(words: str) -> None:
@@ -112,7 +141,7 @@ async def main() -> None:
     quiet = {"num_cpus": 1, "num_gpus": 0, "include_dashboard": False, "object_store_memory": 80 << 20}
     cluster = Cluster(initialize_head=True, head_node_args=quiet)
     try:
-        nodes = {node.node_id: node for node in (add(cluster), add(cluster))}
+        nodes = {node.node_id: node for node in (add(cluster, f"{sys.argv[1]}/{name}") for name in "ab")}
         ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
         found = {
             "apart": await case(4, 2, 2, colocated=False),
@@ -121,6 +150,7 @@ async def main() -> None:
             "colocated in twos": await case(8, 4, 2, colocated=True),
             "learner alone": await case(3, 0, 1, colocated=True),
             "too few": await too_few(),
+            "models": models(nodes),
             "lost": await lost(cluster, nodes),
         }
         print(json.dumps(found))

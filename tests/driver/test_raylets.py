@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,11 @@ Seen = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    command = [sys.executable, str(Path(__file__).with_name("raylets.py"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    command = [sys.executable, str(Path(__file__).with_name("raylets.py")), str(tmp_path_factory.mktemp("nodes"))]
+    online = {name: value for name, value in os.environ.items() if not name.endswith("_OFFLINE")}
+    environment = online | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -72,3 +75,11 @@ def test_an_engine_whose_node_is_lost_starts_on_another_one(found: dict[str, Any
     lost = found["lost"]
     assert lost["died"] and lost["after"]["node"] == lost["fresh"] != lost["before"]["node"]
     assert len(set(lost["after"]["devices"])) == 4
+
+
+def test_each_node_fetches_the_model_once_and_is_offline_afterwards(found: dict[str, Any]) -> None:
+    first, second = found["models"]["folders"]
+    assert len(first) == len(second) == 1 and first != second
+    assert [places[0][0].split("/")[-5] for places in (first, second)] == ["a", "b"]
+    assert {offline for _, offline in first + second} == {"1"}
+    assert set(found["models"]["sent"].values()) == {2}
