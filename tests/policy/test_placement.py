@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tapforge_trainer.policy.placement import Bundle, Seat, Site, bundles_of, seats_of, waits_for
+from tapforge_trainer.policy.placement import ANYWHERE, Bundle, Seat, Site, bundles_of, placed, seats_of, waits_for
+from tapforge_trainer.policy.settings import EngineSettings, LearnerSettings
 
 ENGINE, RANK = Bundle(1, True, 0), Bundle(1, False, 1)
 
@@ -63,3 +64,12 @@ def test_colocated_rank_k_has_the_engines_kth_gpu() -> None:
 )
 def test_who_waits_says_for_what(nodes: list[dict[str, float]], free: dict[str, float], words: str) -> None:
     assert words in waits_for(bundles_of(2, 1, 4, colocated=False), nodes, free)
+
+
+async def test_on_cpus_ray_places_as_it_likes_and_no_group_is_asked_for() -> None:
+    engine, learner = EngineSettings("m", (1,), (2,)), LearnerSettings("m", (1,), ranks=4)
+    for settings in ((engine, 2, learner), (engine, 2, None), (None, 0, learner), (None, 0, None)):
+        found = await placed(*settings, report=lambda words: None)
+        assert (found.engines, found.ranks, found.group) == ((), (), None)
+        found.close()
+    assert ANYWHERE.options == {"num_cpus": 0} and not ANYWHERE.environment

@@ -33,7 +33,7 @@ from .checkpoint_storage import CheckpointFolder, Place
 from .checkpoints import Checkpoints, Written, load
 from .export import export, fetch
 from .models import ModelConfig
-from .placement import Placement, bundles_of, place
+from .placement import Placement, placed
 from .settings import EngineSettings, LearnerSettings, PauseMode
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Policy:
         from .learner import Learner
 
         engine, learner = self.settings.engine, self.settings.learner
-        self._placement = await self._place(report)
+        self._placement = await placed(engine, self.settings.replicas, learner, report)
         turns = engine is not None and engine.colocated
         if learner is not None and turns:
             self._learner = Learner(learner, self._placement.ranks)
@@ -129,16 +129,6 @@ class Policy:
             await self._learner.ready()
         elif self._engines_ready is not None:
             await self._engines_ready
-
-    async def _place(self, report: Callable[[str], None]) -> Placement:
-        engine, learner = self.settings.engine, self.settings.learner
-        either = engine or learner
-        if either is None or either.device == "cpu":
-            return Placement()
-        ranks, replicas = learner.ranks if learner else 0, self.settings.replicas if engine else 0
-        parallel = engine.tensor_parallel if engine else 1
-        bundles = bundles_of(ranks, replicas, parallel, colocated=either.colocated)
-        return await place(bundles, either.start_seconds, report)
 
     async def waiting(self) -> list[str]:
         """What has not started yet, in words."""

@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from .settings import EngineSettings, LearnerSettings
+
 #: between two looks at whether the group is there, seconds
 _LOOK: Final = 1.0
 #: for a probe of a bundle that is there: a process of Ray's has to start, seconds
@@ -137,6 +139,22 @@ class Placement:
             from ray.util import remove_placement_group
 
             remove_placement_group(self.group)
+
+
+async def placed(
+    engine: EngineSettings | None, replicas: int, learner: LearnerSettings | None, report: Callable[[str], None]
+) -> Placement:
+    """Of a run. Raises PlacementError."""
+    either = engine or learner
+    if either is None or either.device == "cpu":
+        return Placement()
+    bundles = bundles_of(
+        learner.ranks if learner else 0,
+        replicas if engine else 0,
+        engine.tensor_parallel if engine else 1,
+        colocated=either.colocated,
+    )
+    return await place(bundles, either.start_seconds, report)
 
 
 async def place(bundles: Sequence[Bundle], seconds: float, report: Callable[[str], None]) -> Placement:
