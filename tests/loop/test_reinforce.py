@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -18,7 +19,7 @@ from tapforge_api import load
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.assembly import arena_of
 from tapforge_trainer.frame_handles import FramesLost
-from tapforge_trainer.loop import reinforce
+from tapforge_trainer.loop import grace_note, reinforce
 from tapforge_trainer.parts import Parts
 from tapforge_trainer.policy.checkpoints import Written
 from tapforge_trainer.policy.driver import PolicySettings
@@ -193,6 +194,30 @@ async def test_counters_and_the_order_of_tasks_continue_over_sessions(tmp_path: 
     assert later["tasks"] >= state["tasks"] and later["next_order"] >= state["next_order"]
     assert later["seconds_rl"] > state["seconds_rl"]
     assert _updates(tmp_path) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "grace", "stopping", "words"),
+    [
+        (29.0, 60.0, False, ""),
+        (45.0, 60.0, False, r"takes 45 s, and a stop has 60 s .*suspendGraceSeconds .*--grace\) to 90 or more"),
+        (45.0, 60.0, True, r"took 45 s"),
+    ],
+)
+def test_a_grace_that_is_too_short_for_a_checkpoint_is_reported(
+    seconds: float, grace: float, stopping: bool, words: str
+) -> None:
+    """An update has to fit as well: half of the grace is for it."""
+    found = grace_note(seconds, grace, stopping)
+    assert re.search(words, found) if words else found == ""
+
+
+async def test_a_checkpoint_counts_when_it_is_complete(tmp_path: Path) -> None:
+    async with _parts(tmp_path, "stop.maxUpdates=2") as parts:
+        await reinforce(parts, Progress())
+        (event,) = [one for one in read_events(tmp_path) if one["event"] == "checkpoint"]
+        assert {"update", "path", "seconds", "seconds_stalled", "bytes"} <= set(event)
+        assert parts.telemetry.view.saved is not None and parts.telemetry.view.saved.path == "update-2"
 
 
 @pytest.mark.parametrize("mid_episode", ["true", "false"])

@@ -68,11 +68,13 @@ def stage(rank: Rank, target: str) -> dict[str, Any]:
 def written(rank: Rank, target: str, seconds: float) -> dict[str, int]:
     """Waits until all ranks have written what was staged. Returns the sizes of the files, bytes by name. Called beside
     the rank's other work."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     saving: Saving = rank.saving
     future, saving.future = saving.future, None
     try:
         metadata = future.result(seconds)
-    except Exception as error:  # noqa: BLE001 - of torch's, which hides what the ranks failed with
+    except (CheckpointException, OSError) as error:  # the former hides what the ranks failed with
         raise _told(error, target) from None
     finally:
         if rank.device.type == "cpu":
@@ -88,6 +90,7 @@ def load(rank: Rank, where: str, document: dict[str, Any], moments: bool) -> Non
     """Brings the rank to the state that `where`, a folder or URI, holds. `moments`: the optimizer's as well; else it
     begins afresh. Raises ValueError for what does not fit the model."""
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
         get_model_state_dict,
@@ -109,19 +112,13 @@ def load(rank: Rank, where: str, document: dict[str, Any], moments: bool) -> Non
     found: dict[str, Any] = {_MODEL: wanted, **({_OPTIMIZER: _moments(rank)} if moments else {})}
     try:
         dcp.load(found, storage_reader=reader)
-    except Exception as error:  # noqa: BLE001 - of torch's, which hides what the ranks failed with
+    except (CheckpointException, OSError) as error:
         raise _told(error, where) from None
     set_model_state_dict(rank.policy.model, found[_MODEL], options=StateDictOptions(strict=False))
     if moments:
         set_optimizer_state_dict(rank.policy.model, rank.optimizer, found[_OPTIMIZER])
     rank.steps = counters["steps"] if moments or not counters["moments"] else 0
     rank.policy.forget_features()
-
-
-def size(trained: int) -> int:
-    """Bytes of a checkpoint with `trained` parameters: master weights and two moments, fp32. Its metadata, some hundred
-    bytes for each tensor, is not counted."""
-    return 12 * trained
 
 
 # --- what is held -----------------------------------------------------------------------------------------------------
@@ -237,7 +234,7 @@ def _reader(where: str) -> Any:
     return FsspecReader(where, **storage_options(where)) if is_uri(where) else dcp.FileSystemReader(where)
 
 
-def _told(error: Exception, place: str) -> BaseException:
+def _told(error: BaseException, place: str) -> BaseException:
     """Of what ranks failed with, that of the first one, in words where it is a store."""
     failures = getattr(error, "failures", None) or {0: (error,)}
     first = failures[min(failures)][0]
