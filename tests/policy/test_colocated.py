@@ -229,7 +229,7 @@ async def test_learner_and_engines_start_one_after_another_where_they_share_gpus
         settings = PolicySettings(replace(SHARED, colocated=shared), LearnerSettings("nowhere", (1,)))
         policy = Policy(settings)
         monkeypatch.setattr(policy, "start_ray", nothing)
-        monkeypatch.setattr(policy, "_place", nothing)
+        monkeypatch.setattr(driver, "placed", nothing)
         await policy.start()
         await until(lambda: len(log) == 4)
         assert log[:2] == first
