@@ -127,6 +127,10 @@ def models(nodes: dict[str, Any]) -> dict[str, Any]:
     return {"folders": found, "sent": dict(hub.sent), "free": free()}
 
 
+#: of the head, at most
+STARTS = 3
+
+
 def add(cluster: Cluster, home: str = "") -> Any:
     """`home`: where processes of the node keep what they fetch."""
     own = {"env_vars": {"HF_HOME": home}} if home else {}
@@ -137,9 +141,20 @@ def print_error(words: str) -> None:
     print(words, file=sys.stderr)
 
 
-async def main() -> None:
+def begun() -> Cluster:
+    """A cluster of a head. Ray gives its node 30 s to come up, which can't be set, and a busy machine takes longer."""
     quiet = {"num_cpus": 1, "num_gpus": 0, "include_dashboard": False, "object_store_memory": 80 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args=quiet)
+    for tries_left in reversed(range(STARTS)):
+        try:
+            return Cluster(initialize_head=True, head_node_args=quiet)
+        except Exception as error:  # Ray raises nothing narrower
+            if not tries_left or "timed out during startup" not in str(error):
+                raise
+    raise AssertionError("unreachable")
+
+
+async def main() -> None:
+    cluster = begun()
     try:
         nodes = {node.node_id: node for node in (add(cluster, f"{sys.argv[1]}/{name}") for name in "ab")}
         ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)

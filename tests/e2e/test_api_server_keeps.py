@@ -220,7 +220,7 @@ def test_get_tells_the_truth_at_a_glance(cluster: Cluster, namespace: str, apply
         ("epool.spec.recycle", ["age, seconds; without it never"]),
         ("epool.status", ["lastFailures <[]Object>", "slots that a run holds"]),
         ("tr.spec.stop.maxSeconds", ["seconds; without it none"]),
-        ("tr.spec.engine", ["kvCacheMiB <integer>", "MiB; default 128"]),
+        ("tr.spec.engine", ["kvCacheMiB <integer>", "MiB; without it 128 on CPUs", "default 64"]),
         ("tr.spec.environment.source.pool", ["metadata.name of the EmulatorPool"]),
         ("tr.spec.suspend", ["after a checkpoint", "default false"]),
     ],

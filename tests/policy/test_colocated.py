@@ -1,6 +1,6 @@
 """Learner and engines that take turns on the same GPUs: who does what in which order, and what becomes of it when one
 of them fails. The engines and the learner are made up; what vLLM makes of the calls is in
-`tests/models/test_engines.py`, as far as a CPU shows it."""
+`tests/models/test_family_engines.py`, as far as a CPU shows it."""
 
 from __future__ import annotations
 
