@@ -15,6 +15,7 @@ from tests.s3 import Bucket
 from tapforge_api import TrainingRun
 from tapforge_api.loading import from_object
 from tapforge_trainer import assembly
+from tapforge_trainer.model_pin import PINNED, model_of
 
 HEAVY = "model-00001-of-00002.safetensors"
 
@@ -109,14 +110,45 @@ def test_a_run_that_is_resumed_begins_with_the_files_of_its_first_session(
     monkeypatch.setenv("TAPFORGE_CACHE", str(tmp_path / "cache"))
     about = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
     run = from_object(TrainingRun, {**about, "spec": {"model": {"source": upload(bucket)}}})
-    first = assembly.model_of(run, tmp_path / "run")
+    first = model_of(run, tmp_path / "run")
     assert (assembly.described(first) / "config.json").is_file()
     upload(bucket, **{HEAVY: files(1)[HEAVY]})
-    assert assembly.model_of(run, tmp_path / "run") == first
-    assert assembly.model_of(run, tmp_path / "other") != first
+    assert model_of(run, tmp_path / "run") == first
+    assert model_of(run, tmp_path / "other") != first
     bucket.client.delete_object(Bucket=bucket.name, Key="models/mine/config.json")
     with pytest.raises(assembly.ConfigurationError, match=r"objectStorage\.uri: s3://.* lacks config\.json"):
-        assembly.model_of(run, tmp_path / "third")
+        model_of(run, tmp_path / "third")
+
+
+def test_a_run_whose_folder_was_lost_begins_with_the_files_that_lie_beside_its_checkpoints(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    about = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
+    checkpoints = {"uri": f"s3://{bucket.name}/runs"}
+    spec = {"model": {"source": upload(bucket)}, "checkpoints": checkpoints}
+    run = from_object(TrainingRun, {**about, "spec": spec})
+    looked = model_of(run, tmp_path / "looked")  # who only reads checkpoints leaves nothing there
+    first = model_of(run, tmp_path / "run", keep=True)
+    assert first == looked
+    upload(bucket, **{HEAVY: files(1)[HEAVY]})
+    assert model_of(run, tmp_path / "lost", keep=True) == first
+    assert (tmp_path / "lost" / PINNED).read_text() == (tmp_path / "run" / PINNED).read_text()
+    bucket.client.put_object(Bucket=bucket.name, Key=f"runs/r/{PINNED}", Body=b"")
+    with pytest.raises(assembly.SetupError, match=f"runs/r/{PINNED}, what the model was pinned to, can't be read"):
+        model_of(run, tmp_path / "again", keep=True)
+    bucket.client.delete_object(Bucket=bucket.name, Key=f"runs/r/{PINNED}")
+    assert model_of(run, tmp_path / "new", keep=False) != first
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "storage"}', '{"files": [1]}'])
+def test_a_pin_that_cannot_be_read_is_told_and_kept(text: str, tmp_path: Path) -> None:
+    about = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
+    source = {"objectStorage": {"uri": "s3://nowhere/models"}}
+    run = from_object(TrainingRun, {**about, "spec": {"model": {"source": source}}})
+    (tmp_path / PINNED).write_text(text)
+    with pytest.raises(assembly.SetupError, match="can't be read .*: restore it, or delete it to begin"):
+        model_of(run, tmp_path)
+    assert (tmp_path / PINNED).read_text() == text
 
 
 class _Expired(BaseHTTPRequestHandler):

@@ -37,7 +37,7 @@ from .local_files import LocalFiles, inspect_files
 from .machine import Device, Machine
 from .model_errors import model_errors
 from .model_source.ref import ModelError, ModelRef, ModelRefused
-from .model_source.resolve import pin, resolve
+from .model_source.resolve import resolve
 from .plan import longest_member
 from .policy.models.check import check_folder
 from .policy.settings import EngineSettings, LearnerSettings, LoraSettings, Transfer, UpdateSettings
@@ -50,8 +50,6 @@ from .tasks.selection import contamination_of, task_errors, training_tasks
 
 #: protocols of ZeroGUI's managers
 _MANAGED = {"osworld": OSWORLD, "androidlab": ANDROIDLAB}
-#: of a run's folder: what the model was pinned to
-PINNED = "model.json"
 #: practised tasks that are compared with the measured ones before a run; its summary compares all
 _COMPARED = 10_000
 
@@ -62,22 +60,6 @@ class SetupError(Exception):
 
 class ConfigurationError(SetupError):
     """The configuration can't work, and will fail the same way until it is changed."""
-
-
-def model_of(run: TrainingRun, folder: Path) -> ModelRef:
-    """The initial weights, pinned. Later sessions of the run, whose folder it is, begin with the same ones."""
-    kept = folder / PINNED
-    try:
-        earlier = json.loads(kept.read_text()) if kept.is_file() else None
-        model = pin(run.spec.model.source, earlier)
-    except ModelRefused as error:
-        raise ConfigurationError(str(error)) from error
-    except ModelError as error:
-        raise SetupError(str(error)) from error
-    if model.commit or model.files:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(model.pinned) + "\n")
-    return model
 
 
 def described(model: ModelRef) -> Path:

@@ -36,6 +36,7 @@ from .loggers.session import logged
 from .loop import reinforce, save
 from .machine import Machine, NoDevice, device_of, rollout_workers
 from .model_errors import model_errors
+from .model_pin import model_of
 from .model_source.ref import ModelError, ModelRef, ModelRefused
 from .parts import Parts
 from .policy.checkpoint_storage import Holder, Place, place_of
@@ -293,14 +294,13 @@ async def running(
         except TimeoutError as late:
             raise SetupError(str(late)) from late
     telemetry.phase("looking for the model", "Loading")
-    source = ModelRef.of_folder(weights) if weights else await asyncio.to_thread(assembly.model_of, run, folder)
+    pinned = partial(ModelRef.of_folder, weights) if weights else partial(model_of, run, folder, keep=place is not None)
+    source = await asyncio.to_thread(pinned)
     model = await asyncio.to_thread(assembly.described, source)
     if wrong := model_errors(run, model):
         raise ConfigurationError("\n".join(wrong))
-    agent = assembly.agent_of(run, model)
-    policies = baselines(agent)
-    workers = 0
-    player: RolloutWorker | RemotePlayers = RolloutWorker(agent, policies)
+    agent, workers = assembly.agent_of(run, model), 0
+    player: RolloutWorker | RemotePlayers = RolloutWorker(agent, policies := baselines(agent))
 
     async def health(phone: PhoneAddress) -> str:
         return await player.health(phone)
