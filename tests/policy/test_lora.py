@@ -15,6 +15,8 @@ from tiny_samples import PlainFrames, Tiny, plain_logprobs, plain_model
 
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.frames import FittedFrame
+from tapforge_trainer.model_source.ref import ModelError
+from tapforge_trainer.object_storage import Store
 from tapforge_trainer.policy import export as exports
 from tapforge_trainer.policy import lora
 from tapforge_trainer.policy.batches import plan_micro_batches
@@ -58,12 +60,12 @@ def logprobs(rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, Fi
     return rank.logprobs(data, PlainFrames(frames), batch.plans, 1.0)
 
 
-def write(rank: Rank, folder: Path) -> Path:
+def write(rank: Rank, folder: Path, adapter: bool = False) -> Path:
     """As `export` does, without Ray."""
     partial = folder.with_name(".partial")
     exports._prepare(folder, partial)
-    exports._export_rank(rank, str(partial))
-    exports._publish(Path(rank.settings.model), partial, folder)
+    exports._export_rank(rank, str(partial), adapter)
+    exports._publish(None if adapter else Path(rank.settings.model), partial, folder)
     return folder
 
 
@@ -178,24 +180,38 @@ def test_the_reference_is_the_model_itself_and_nothing_is_loaded_twice(tiny: Tin
         assert np.array_equal(referred, first)
 
 
-def test_after_a_warm_start_its_adapters_are_the_reference(tiny: Tiny, tmp_path: Path) -> None:
+def test_after_a_warm_start_its_adapters_are_the_reference(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     samples, frames = tiny.mixed()
     pulled: dict[str, Any] = {"objective": replace(OBJECTIVE, kl_coefficient=1.0), "learning_rate": 0.0}
     with one_rank(tiny, reference=True) as rank:
         learn(rank, tiny, samples, frames)
         warm = logprobs(rank, tiny, samples, frames)
-        folder = write(rank, tmp_path / "reference")
-        rank.refer_to(str(folder))
+        folder = write(rank, tmp_path / "reference", adapter=True)
+        assert [path.name for path in folder.iterdir()] == ["adapter"], "of a model that all have only the adapter"
+        exports.refer_to(rank, str(folder), "")
         assert learn(rank, tiny, samples, frames, 1, **pulled).sums["kl_loss"] == pytest.approx(0, abs=1e-9)
         learn(rank, tiny, samples, frames)
         assert learn(rank, tiny, samples, frames, 1, **pulled).sums["kl_loss"] > 1e-4
     with one_rank(tiny, reference=True) as later:  # a later session
-        later.refer_to(str(folder))
+        Store(f"file://{tmp_path}/store").put_folder("reference", folder)
+        cache = tmp_path / "cache"
+        monkeypatch.setenv("TAPFORGE_CACHE", str(cache))
+        asked = list[str]()
+        monkeypatch.setattr(
+            Store, "get", lambda self, path, target, get=Store.get: asked.append(path) or get(self, path, target)
+        )
+        exports.refer_to(later, str(tmp_path / "elsewhere"), f"file://{tmp_path}/store/reference")
+        assert sorted(asked) == ["adapter_config.json", "adapter_model.safetensors"]
+        assert [path.suffix for path in (cache / "references").iterdir()] == [".lock"], "read, it goes"
+        with pytest.raises(ModelError, match="the KL term's reference: .*/nothing holds nothing complete"):
+            exports.refer_to(later, str(tmp_path / "elsewhere"), f"file://{tmp_path}/store/nothing")
         with later._referred() as policy:
             data, batch = batch_of(tiny, samples)
             assert np.array_equal(later._logprobs(policy, data, PlainFrames(frames), batch.plans, 1.0), warm)
     with one_rank(tiny, reference=True, lora=replace(ADAPTERS, rank=8)) as other:
         with pytest.raises(FolderError, match=r"another rank.*lora_A.weight is \[4, 128\], not \[8, 128\]"):
-            other.refer_to(str(folder))
+            other.refer_to(str(folder / "adapter"))
         with pytest.raises(FolderError, match="does not hold the adapters"):
             other.refer_to(str(tiny.folder))

@@ -100,6 +100,8 @@ def test_kl_pulls_towards_the_first_weights(tiny: Tiny) -> None:
     data = tiny.token_batch(samples)
     pulled = UpdateSettings(objective=replace(OBJECTIVE, kl_coefficient=1.0), learning_rate=0.0)
     with one_rank(tiny, reference=True) as rank:
+        assert rank.reference is None  # loaded once, when it is known which it is
+        rank.refer_to(str(tiny.folder))
         assert rank.reference is not None
         assert rank.update(data, PlainFrames(frames), [whole(data, samples)], pulled, 0).sums[
             "kl_loss"

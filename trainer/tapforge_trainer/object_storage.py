@@ -33,7 +33,7 @@ from .storage_errors import Conflict, StorageError, code_of, explained, refused,
 __all__ = ["Conflict", "StorageError", "Store", "StoredObject", "is_uri", "open_store", "storage_options", "uri_error"]
 
 #: of a folder that was put whole
-_LISTED: Final = ".files.json"
+LISTED: Final = ".files.json"
 #: for one small request with its retries, seconds
 _SECONDS: Final = 60.0
 #: bytes per second that a transfer may fall to
@@ -252,17 +252,17 @@ class Store:
         """All files below a folder, and nothing else. It is complete, for `get_folder`, when this returns: a list of
         them comes last."""
         files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        self.delete([f"{prefix}/{_LISTED}"])
+        self.delete([f"{prefix}/{LISTED}"])
         self.delete_folder(prefix)
         for name, path in files.items():
             self.upload(f"{prefix}/{name}", path)
         sizes = {name: path.stat().st_size for name, path in files.items()}
-        self.put(f"{prefix}/{_LISTED}", json.dumps(sizes).encode())
+        self.put(f"{prefix}/{LISTED}", json.dumps(sizes).encode())
 
     def get_folder(self, prefix: str, folder: Path) -> bool:
         """What `put_folder` wrote, into a folder that is there; False: nothing complete is there. Raises
         StorageError."""
-        found = self.read(f"{prefix}/{_LISTED}")
+        found = self.read(f"{prefix}/{LISTED}")
         if found is None:
             return False
         for name, size in json.loads(found[0]).items():

@@ -183,12 +183,12 @@ async def _before(parts: Parts, progress: Progress, resumed: bool) -> dict[str, 
 async def _refer(parts: Parts, *, started: bool) -> None:
     """The KL term pulls towards the policy that reinforcement started with; it is kept for later sessions."""
     folder = parts.folder / REFERENCE
-    if not (folder / "config.json").is_file() and not await parts.policy.fetch(folder):
+    if not folder.is_dir() and not await parts.policy.fetch(folder):
         if started:
             raise ConfigurationError(
                 f"{folder} is missing: the KL term's reference is the policy that reinforcement started with"
             )
-        await parts.policy.export(folder, keep=True)
+        await parts.policy.export(folder, keep=True, adapter=True)
     await parts.policy.refer_to(folder)
 
 

@@ -45,7 +45,8 @@ class ModelFile:
 class ModelRef:
     """Where each node gets the model from, pinned."""
 
-    kind: Literal["tiny", "folder", "hub", "storage"]
+    #: a reference of the KL term has files in object storage as a model has
+    kind: Literal["tiny", "folder", "hub", "storage", "reference"]
     #: folder, OWNER/NAME or URI
     place: str = ""
     #: commit of a repository
@@ -57,11 +58,15 @@ class ModelRef:
     token: str = field(default="", repr=False)
 
     @property
+    def named(self) -> str:
+        """Its field of the spec."""
+        names = {"tiny": "tiny", "folder": "path.folder", "hub": "huggingFace", "storage": "objectStorage.uri"}
+        return "the KL term's reference" if self.kind == "reference" else f"spec.model.source.{names[self.kind]}"
+
+    @property
     def shown(self) -> str:
         """Field of the spec and place, as errors begin."""
-        names = {"tiny": "tiny", "folder": "path.folder", "hub": "huggingFace", "storage": "objectStorage.uri"}
-        place = f"{self.place}@{self.commit}" if self.kind == "hub" else self.place
-        return f"spec.model.source.{names[self.kind]}: {place}"
+        return f"{self.named}: {self.place}@{self.commit}" if self.kind == "hub" else f"{self.named}: {self.place}"
 
     @property
     def pinned(self) -> dict[str, Any]:

@@ -98,6 +98,6 @@ def _said(ref: ModelRef) -> Iterator[None]:
         full = error.__cause__
         if isinstance(full, OSError) and full.errno is not None and full.filename is not None:
             raise of_disk(ref, full) from error
-        raise ModelError(f"spec.model.source.objectStorage.uri: {error}") from error
+        raise ModelError(f"{ref.named}: {error}") from error
     except OSError as error:
         raise of_disk(ref, error) from error

@@ -269,10 +269,11 @@ class Policy:
         async with self._learning:
             return await load(self._learner, self.settings.place, where, moments=moments)
 
-    async def export(self, folder: Path, *, keep: bool = False) -> None:
-        """`keep`: also under its name beside the run's checkpoints, where those are in object storage."""
+    async def export(self, folder: Path, *, keep: bool = False, adapter: bool = False) -> None:
+        """`keep`: also under its name beside the run's checkpoints, where those are in object storage. `adapter`: with
+        LoRA not the merged model, as for `refer_to`."""
         async with self._learning:
-            await export(self._learner, folder, self._stored(folder) if keep else "")
+            await export(self._learner, folder, self._stored(folder) if keep else "", adapter=adapter)
 
     async def fetch(self, folder: Path) -> bool:
         """Makes the folder from what an earlier session kept of it; False: there is nothing."""

@@ -2,8 +2,9 @@
 config, tokenizer and processor files of the model that training began with.
 
 With LoRA the model is merged, and the adapter lies beside it in `adapter/`, as peft and vLLM load it (not in the folder
-itself, where transformers would put it on top of the merged weights). Tensors are gathered name by name, and the first
-rank holds those of one file. The folder appears by one rename, complete or not at all.
+itself, where transformers would put it on top of the merged weights). A reference of the KL term is with LoRA only
+`adapter/`. Tensors are gathered name by name, and the first rank holds those of one file. The folder appears by one
+rename, complete or not at all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..object_storage import open_store
+from ..model_source.ref import ModelError, ModelFile, ModelRef
+from ..model_source.storage import fetched as fetched_files
+from ..model_source.tiny_base import cache_root
+from ..object_storage import LISTED, StorageError, open_store
 from .learner import Learner
 
 if TYPE_CHECKING:
@@ -29,26 +33,27 @@ _OWN = (".safetensors", ".bin", ".pt", ".index.json")
 _FRESH = {"config.json"}
 
 
-async def export(learner: Learner, folder: Path, store: str = "") -> Path:
+async def export(learner: Learner, folder: Path, store: str = "", *, adapter: bool = False) -> Path:
     """Writes the folder; one that is there already is replaced. `store`: a URI where it is kept as well. The first rank
-    writes it there, wherever that runs, and the folder is fetched from there."""
+    writes it there, wherever that runs, and the folder is fetched from there. `adapter`: with LoRA only `adapter/`."""
+    adapter = adapter and learner.settings.lora is not None
     partial = folder.with_name(f".partial-{folder.name}")
     await asyncio.to_thread(_prepare, folder, partial)
     try:
         if store:
-            await learner.run(_export_to, store)
+            await learner.run(_export_to, store, adapter)
             partial.rmdir()
             await asyncio.to_thread(fetch, store, partial)
         else:
-            await learner.run(_export_rank, str(partial))
-        await asyncio.to_thread(_publish, Path(learner.settings.model), partial, folder)
+            await learner.run(_export_rank, str(partial), adapter)
+        await asyncio.to_thread(_publish, None if adapter else Path(learner.settings.model), partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return folder
 
 
-def _export_rank(rank: Rank, folder: str) -> None:
+def _export_rank(rank: Rank, folder: str, adapter: bool = False) -> None:
     import torch
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
@@ -68,7 +73,7 @@ def _export_rank(rank: Rank, folder: str) -> None:
             f"{folder} is the driver's, and the first rank in another Pod does not see it: they need a volume that "
             "both mount (spec.checkpoints.storage, ReadWriteMany)"
         )
-    for name, tensor in weights:
+    for name, tensor in () if adapter else weights:
         if rank.rank > 0 or failure is not None:
             continue  # gathered all the same: the other ranks wait for this one
         held[name] = tensor.cpu().contiguous()
@@ -84,23 +89,25 @@ def _export_rank(rank: Rank, folder: str) -> None:
         raise failure
     if rank.rank > 0:
         return
-    if plan.is_sharded:
+    if plan.is_sharded and not adapter:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     family = family_of(ModelConfig.of_folder(Path(settings.model)))
-    model.config.dtype = settings.dtype
-    model.config.architectures = [family.architecture]
-    model.config.save_pretrained(folder)
+    if not adapter:
+        model.config.dtype = settings.dtype
+        model.config.architectures = [family.architecture]
+        model.config.save_pretrained(folder)
     if settings.lora is not None:
         pattern = family.lora_pattern(family.adapted(settings.lora.targets))
         lora.write(path / lora.FOLDER, matrices, settings.lora, pattern, settings.model)
 
 
-def _export_to(rank: Rank, store: str) -> None:
+def _export_to(rank: Rank, store: str, adapter: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="tapforge-export-") as name:
-        _export_rank(rank, name)
+        _export_rank(rank, name, adapter)
         if rank.rank == 0:
-            _add_files(Path(rank.settings.model), Path(name))
+            if not adapter:
+                _add_files(Path(rank.settings.model), Path(name))
             place, _, last = store.rpartition("/")
             open_store(place).put_folder(last, Path(name))
 
@@ -119,13 +126,40 @@ def fetch(store: str, folder: Path) -> bool:
 
 
 def refer_to(rank: Rank, folder: str, store: str) -> None:
-    """The KL term pulls towards the weights in `folder`, or in `store` where a rank's node doesn't have it."""
-    if Path(folder).is_dir() or not store:
-        rank.refer_to(folder)
-        return
-    with tempfile.TemporaryDirectory(prefix="tapforge-reference-") as name:
-        fetch(store, Path(name, "reference"))
-        rank.refer_to(str(Path(name, "reference")))
+    """The KL term pulls towards the weights in `folder`, or in `store` where a rank's node doesn't have it. A node
+    fetches them once, with LoRA the adapter alone, and keeps them until its ranks have read them. Raises ModelError."""
+    import torch.distributed as dist
+
+    from . import lora
+
+    part = "" if rank.settings.lora is None else lora.FOLDER
+    found = Path(folder, part)
+    fetched = bool(store) and not found.is_dir()
+    if fetched:
+        found = _reference(store, part, rank.settings.start_seconds)
+    rank.refer_to(str(found))
+    if store:  # all ranks know that, where the folder is they don't
+        dist.barrier()
+    if fetched:
+        shutil.rmtree(found, ignore_errors=True)
+
+
+def _reference(store: str, part: str, seconds: float) -> Path:
+    """On this node. Its files' ETags are in its name: another run's of the same name is another one."""
+    try:
+        there = open_store(store).list()
+    except StorageError as error:
+        raise ModelError(f"the KL term's reference: {error}") from error
+    below = f"{part}/" if part else ""
+    files = tuple(
+        ModelFile(one.path.removeprefix(below), one.size, one.etag)
+        for one in there
+        if one.path.startswith(below) and one.path != LISTED
+    )
+    if not files or LISTED not in {one.path for one in there}:
+        raise ModelError(f"the KL term's reference: {store} holds nothing complete")
+    place = f"{store}/{part}".rstrip("/")
+    return fetched_files(ModelRef("reference", place, files=files), cache_root() / "references", True, seconds)
 
 
 def _prepare(folder: Path, partial: Path) -> None:
@@ -141,8 +175,9 @@ def _add_files(model: Path, partial: Path) -> None:
             shutil.copyfile(path, partial / path.name)
 
 
-def _publish(model: Path, partial: Path, folder: Path) -> None:
-    _add_files(model, partial)
+def _publish(model: Path | None, partial: Path, folder: Path) -> None:
+    if model is not None:
+        _add_files(model, partial)
     for path in partial.rglob("*"):
         os.chmod(path, 0o755 if path.is_dir() else 0o644)  # the weights' writer leaves them readable by its user alone
     if folder.exists():

@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -83,12 +84,11 @@ class Rank:
         self.mesh = init_device_mesh(settings.device, (self.world,))
         self.form = PixelFormat.of_folder(Path(settings.model))
         self.policy, self.vocabulary = load_policy(settings, self.form, self.mesh)
-        #: whom the KL term pulls towards; with LoRA other adapters in the same policy
+        #: whom the KL term pulls towards, once `refer_to` has said who that is; with LoRA other adapters in the same
+        #: policy, at first those that it begins with
         self.reference: Policy | None = None
         self.first_adapters: dict[str, Tensor] = {}
-        if settings.reference and settings.lora is None:
-            self.refer_to(settings.model)
-        elif settings.reference:
+        if settings.reference and settings.lora is not None:
             self.first_adapters = lora.values(self.policy.model)
         self.store = FrameStore(self.form)
         trained = [p for p in self.policy.parameters() if p.requires_grad]
@@ -106,11 +106,15 @@ class Rank:
         self.steps = 0
 
     def refer_to(self, folder: str) -> None:
-        """From here on the KL term pulls towards the weights in `folder`, with LoRA the adapters of this export."""
+        """From here on the KL term pulls towards the weights in `folder`, with LoRA the adapter in it."""
         if self.settings.lora is not None:
-            self.first_adapters = lora.read(Path(folder) / lora.FOLDER, self.policy.model)
+            self.first_adapters = lora.read(Path(folder), self.policy.model)
             return
-        self.reference = None  # its memory is free before the new one needs it
+        if self.reference is not None:  # its memory is free before the new one needs it: models hold cycles
+            self.reference = None
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
         settings = replace(self.settings, model=folder)
         tower = self.policy.visual if self.policy.freeze_vision else None
         self.reference, _ = load_policy(settings, self.form, self.mesh, frozen=True, tower=tower)
