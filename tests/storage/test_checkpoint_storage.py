@@ -15,6 +15,7 @@ from tests.s3 import Bucket
 
 from tapforge_trainer import object_storage
 from tapforge_trainer.object_storage import StorageError, Store, open_store
+from tapforge_trainer.policy import checkpoint_storage
 from tapforge_trainer.policy.checkpoint_storage import (
     CheckpointError,
     CheckpointStore,
@@ -116,6 +117,49 @@ def test_the_first_one_does_not_delete_what_the_second_one_is_writing(uri: str) 
     open_store(draft.target).put("__0_0.distcp", b"x" * 7)
     _save(first, 1)
     assert draft.place.rpartition("/")[2] in open_store(uri).folders()
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("saves", [0, 1, 2])
+def test_an_older_attempt_that_wakes_up_before_it_deletes(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int, saves: int
+) -> None:
+    """It has moved `latest`, and sleeps while the other one resumes from there and saves."""
+    beside = tmp_path / "checkpoints"
+    first, second = CheckpointStore(uri, FIRST, beside), CheckpointStore(uri, SECOND, beside)
+    first.take_over()
+    _save(first, 30, keep)
+    prune, saved = CheckpointStore._prune, list[str]()
+
+    def asleep(place: CheckpointStore, store: Store, newest: str, keep: int) -> None:
+        monkeypatch.setattr(CheckpointStore, "_prune", prune)
+        second.take_over()
+        saved.extend(_save(second, 40, keep) for _ in range(saves))
+        prune(place, store, newest, keep)
+
+    monkeypatch.setattr(CheckpointStore, "_prune", asleep)
+    one = _save(first, 40, keep)
+    newest = saved[-1] if saved else one
+    assert second.latest() == newest and read_state(newest)["update"] == 40
+    assert (beside / newest.rpartition("/")[2] / "state.json").is_file()
+    assert not checkpoint_storage.missing_files(newest, FILES)
+
+
+def test_a_later_attempt_that_begins_while_an_older_one_deletes(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left to delete is left to it."""
+    first, second = CheckpointStore(uri, FIRST), CheckpointStore(uri, SECOND)
+    first.take_over()
+    for update in (1, 2, 3):
+        _save(first, update, keep=3)
+    delete = Store.delete_folder
+
+    def overtaken(store: Store, prefix: str) -> None:
+        second.take_over()
+        delete(store, prefix)
+
+    monkeypatch.setattr(Store, "delete_folder", overtaken)
+    _save(first, 4, keep=1)
+    assert _updates(uri) == [2, 3, 4]
 
 
 def test_a_checkpoint_that_did_not_arrive_whole_is_none(uri: str) -> None:

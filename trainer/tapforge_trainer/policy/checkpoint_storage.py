@@ -352,31 +352,35 @@ class CheckpointStore:
             )
 
     def _prune(self, store: Store, newest: str, keep: int) -> None:
-        """Deletes complete ones beyond `keep`, earlier ones of the same update, and what this or an earlier holder left
-        incomplete."""
-        names = [name for name in store.folders() if _STORED.fullmatch(name) and name != newest]
+        """Of this and earlier holders: deletes complete ones beyond `keep`, earlier ones of the same update, and what is
+        incomplete. A later holder prunes for itself: this one may have slept since it moved `latest`."""
+        names = [name for name in store.folders() if self._may_delete(name) and name != newest]
         complete = [name for name in names if store.etag(f"{name}/{STATE}") is not None]
         again = [name for name in complete if name[:_UPDATE] == newest[:_UPDATE]]
         others = [name for name in complete if name not in again]
         old = [*again, *others[: max(0, len(others) - (keep - 1))]]
-        left = [name for name in names if name not in complete and _holder(name) <= self._holder]
+        left = [name for name in names if name not in complete]
         for name in (*old, *left):
+            pointer = self._pointer(store)[0]
+            if pointer.get("holder", "") > self._holder:
+                return
+            if name == pointer.get("checkpoint"):
+                continue
             store.delete([f"{name}/{STATE}"])  # first: half of a checkpoint is none
             store.delete_folder(name)
         if self._beside is not None:
             kept = {newest, *complete} - set(old)
             for folder in self._beside.glob(f"{_PREFIX}*"):
-                if folder.name not in kept:
+                if folder.name not in kept and self._may_delete(folder.name):
                     shutil.rmtree(folder)
+
+    def _may_delete(self, name: str) -> bool:
+        match = _STORED.fullmatch(name)
+        return match is not None and match["holder"] <= self._holder
 
 
 def _name(draft: Draft) -> str:
     return draft.place.rpartition("/")[2]
-
-
-def _holder(name: str) -> str:
-    match = _STORED.fullmatch(name)
-    return match["holder"] if match else ""
 
 
 def _gone(pointer: str, name: str) -> str:
