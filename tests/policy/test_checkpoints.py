@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models import real
 from tests.s3 import CREDENTIALS, Bucket, Proxy, make_bucket
 from tiny_samples import Tiny, at_hand
 
@@ -21,7 +24,8 @@ from tapforge_trainer.policy import checkpoint_storage, checkpoints, rank_state
 from tapforge_trainer.policy.checkpoint_storage import CheckpointError, CheckpointFolder, CheckpointStore, Holder
 from tapforge_trainer.policy.checkpoints import Checkpoints, Written
 from tapforge_trainer.policy.export import export, fetch
-from tapforge_trainer.policy.learner import Learner
+from tapforge_trainer.policy.learner import Learner, LearnerError
+from tapforge_trainer.policy.models import ModelConfig, family_of
 from tapforge_trainer.policy.rank import Rank
 from tapforge_trainer.policy.settings import LoraSettings, UpdateSettings
 from tapforge_trainer.policy.sharding import pack
@@ -288,6 +292,76 @@ def test_what_a_store_refuses_a_rank_is_told_in_words(
         rank_state.load(rank, f"{bucket.uri}/c", {"counters": {"steps": 0, "moments": False}}, moments=True)
 
 
+def test_nothing_is_staged_while_a_late_checkpoint_is_written(
+    alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer goes on after the deadline, with the same copy and process group; when it has ended, saving works
+    again."""
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    go_on, write = threading.Event(), FileSystemWriter.write_data
+
+    def slow(writer: Any, plan: Any, planner: Any) -> Any:
+        assert go_on.wait(60)
+        return write(writer, plan, planner)
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", slow)
+    rank = alone(freeze_vision=True)
+    (tmp_path / "a").mkdir()
+    rank_state.stage(rank, str(tmp_path / "a"))
+    future = rank.saving.future
+    try:
+        with pytest.raises(rank_state.StillWriting, match=r"/a was not written within 0 s"):
+            rank_state.written(rank, str(tmp_path / "a"), 0.1)
+        (tmp_path / "b").mkdir()
+        with pytest.raises(rank_state.StillWriting, match=r"/b is not begun.*/a, is still being written"):
+            rank_state.stage(rank, str(tmp_path / "b"))
+        assert rank.saving.future is future
+    finally:
+        go_on.set()
+    future.result(60)
+    assert _write(rank, tmp_path / "c")["files"]
+    assert checkpoint_storage.missing_files(str(tmp_path / "b"), {"__0_0.distcp": 1}), "nothing was written there"
+
+
+class _Late:
+    """One rank that writes past the deadline, as the driver sees it."""
+
+    settings = SimpleNamespace(update_seconds=1.0)
+    writing = True
+
+    async def run(self, function: str, target: str) -> list[Any]:
+        if self.writing and function.endswith("check_idle"):
+            failed = RuntimeError()
+            failed.cause = rank_state.StillWriting("still being written")  # type: ignore[attr-defined]
+            raise LearnerError(f"run failed on a rank: {failed.cause}") from failed  # type: ignore[attr-defined]
+        if function.endswith("stage"):
+            Path(target, "__0_0.distcp").write_bytes(b"x")
+        return [{"steps": 1, "moments": False, "base": None}]
+
+    async def beside(self, function: str, target: str, seconds: float) -> list[Any]:
+        if self.writing:
+            raise LearnerError("took longer than 1 s") from TimeoutError()
+        return [{"__0_0.distcp": 1}]
+
+
+async def test_what_is_still_being_written_is_left_alone(tmp_path: Path) -> None:
+    late = _Late()
+    saving = Checkpoints(late, CheckpointFolder(tmp_path))  # type: ignore[arg-type]
+    await saving.save(1, {})
+    with pytest.raises(CheckpointError, match="took longer than 1 s"):
+        await saving.settle()
+    (draft,) = tmp_path.iterdir()
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="still being written"):
+            await saving.save(1, {})
+        assert (draft / "__0_0.distcp").is_file()
+    late.writing = False
+    await saving.save(1, {})
+    await saving.settle()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "update-00000001"]
+
+
 def test_another_base_model_is_refused(alone: Any, tiny: Tiny, tmp_path: Path) -> None:
     """Of the same shapes: only its frozen weights differ."""
     document = _write(alone(freeze_vision=True), tmp_path / "a")
@@ -340,3 +414,22 @@ def test_a_fingerprint_is_of_numbers_and_not_of_files(tiny: Tiny, tmp_path: Path
         assert rank_state.fingerprint(tmp_path / "same", ()) != first
         assert rank_state.fingerprint(tmp_path / "same", {name}) == rank_state.fingerprint(tiny.folder, {name})
         break
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl-7b-tiny", "qwen2.5-vl-7b-tiny"])
+def test_a_fingerprint_is_the_same_under_published_and_under_parameters_names(name: str, tmp_path: Path) -> None:
+    """Also of what is frozen alone: the trained part is known by its parameters' names."""
+    published = real.folder(name, 1, 1, flat=True)
+    family = family_of(ModelConfig.of_folder(published))
+    found = {family.parameter_of(k): v for k, v in load_file(published / "model.safetensors").items()}
+    assert found.keys() != load_file(published / "model.safetensors").keys()
+    shutil.copy(real.folder(name, 1, 1) / "config.json", tmp_path)
+    save_file(found, tmp_path / "model.safetensors", {"format": "pt"})
+    trained = {parameter for parameter in found if ".visual." not in parameter}
+    for known in (set[str](), trained):
+        first = rank_state.fingerprint(published, known)
+        assert first == rank_state.fingerprint(tmp_path, known) and first["tensors"] == len(found) - len(known)
+    for parameter in (next(p for p in found if ".visual." in p), next(iter(trained))):
+        save_file(found | {parameter: found[parameter] + 1}, tmp_path / "model.safetensors", {"format": "pt"})
+        same = rank_state.fingerprint(tmp_path, trained) == rank_state.fingerprint(published, trained)
+        assert same == (parameter in trained)

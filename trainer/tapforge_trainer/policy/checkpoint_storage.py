@@ -352,8 +352,8 @@ class CheckpointStore:
             )
 
     def _prune(self, store: Store, newest: str, keep: int) -> None:
-        """Of this and earlier holders: deletes complete ones beyond `keep`, earlier ones of the same update, and what is
-        incomplete. A later holder prunes for itself: this one may have slept since it moved `latest`."""
+        """Deletes, of this and earlier holders, complete ones beyond `keep`, earlier ones of the same update, and what
+        is incomplete. A later holder prunes for itself: this one may have slept since it moved `latest`."""
         names = [name for name in store.folders() if self._may_delete(name) and name != newest]
         complete = [name for name in names if store.etag(f"{name}/{STATE}") is not None]
         again = [name for name in complete if name[:_UPDATE] == newest[:_UPDATE]]

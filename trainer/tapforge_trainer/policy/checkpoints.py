@@ -8,6 +8,7 @@ Rules:
   had been: same weights, moments and step count, bit for bit.
 - It counts when it was published: a failure before leaves the one before untouched. It is raised once, by the next save
   or by `settle`, whichever comes first.
+- What the ranks still write after its deadline is left alone, and nothing new is begun before they are done.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from .checkpoint_storage import (
     read_state,
 )
 from .learner import Learner, LearnerError
+from .rank_state import StillWriting
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,9 @@ __all__ = ["CheckpointError", "Checkpoints", "Written", "latest", "load", "read_
 
 #: bytes free at which a failed write is put down to the disk
 _NEARLY_FULL: Final = 1024 * 1024
-_STAGE, _WRITTEN, _LOAD = (f"tapforge_trainer.policy.rank_state:{name}" for name in ("stage", "written", "load"))
+_STAGE, _WRITTEN, _LOAD, _CHECK_IDLE = (
+    f"tapforge_trainer.policy.rank_state:{name}" for name in ("stage", "written", "load", "check_idle")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class Checkpoints:
     def __init__(self, learner: Learner, place: Place, keep: int = 2):
         self._learner, self._place, self._keep = learner, place, keep
         self._writing: asyncio.Task[Written] | None = None
+        #: the ranks may still be writing one that was given up
+        self._late = False
 
     async def save(
         self, update: int, state: Mapping[str, Any], report: Callable[[Written], None] = lambda _: None
@@ -75,6 +81,9 @@ class Checkpoints:
         document = {"format": FORMAT, "update": update, "time": saved, "driver": dict(state)}
         draft = self._place.draft(update)
         try:
+            if self._late:
+                await self._learner.run(_CHECK_IDLE, draft.target)
+                self._late = False
             await asyncio.to_thread(self._place.begin, draft, document)
             found = await self._learner.run(_STAGE, draft.target)
         except (OSError, StorageError, LearnerError) as error:
@@ -118,7 +127,10 @@ class Checkpoints:
 
     async def _failed(self, draft: Draft, error: Exception) -> CheckpointError:
         why = await asyncio.to_thread(_why, error, self._place.root)
-        await asyncio.to_thread(self._place.discard, draft)
+        if _may_go_on(error):
+            self._late = True
+        else:
+            await asyncio.to_thread(self._place.discard, draft)
         try:
             newest = await asyncio.to_thread(self._place.latest)
             left = f"{Path(newest).name} is still there and complete" if newest else "there is no earlier one"
@@ -163,6 +175,12 @@ async def load(
 def latest(place: Place | Path) -> str | None:
     """The newest complete checkpoint."""
     return CheckpointFolder(place).latest() if isinstance(place, Path) else place.latest()
+
+
+def _may_go_on(error: Exception) -> bool:
+    """Whether the ranks may still be writing: then what they write stays, until the next save finds them idle."""
+    cause = error.__cause__
+    return isinstance(cause, TimeoutError) or isinstance(getattr(cause, "cause", None), StillWriting)
 
 
 def _why(error: Exception, root: str) -> str:

@@ -5,14 +5,15 @@ Rules:
   of ranks can resume from them. Of the frozen rest, which is the base model's, only its fingerprint.
 - Weights that only a base model can complete are not loaded onto another base, nor adapters into a model without them.
 - The state is copied (`stage`) while nothing is learned, and written from the copy in a thread while learning goes on.
-  The thread has a process group of its own: its collectives must not meet those of an update.
+  The thread has a process group of its own: its collectives must not meet those of an update. Until it has ended, also
+  after its deadline, nothing else is staged: it would meet the same copy and the same process group.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -38,14 +39,21 @@ class Saving:
     base: dict[str, Any]
     #: on GPUs kept for the next one, with its pinned memory: to pin takes longer than to copy
     stager: Any = None
+    #: of what is being written, and where it goes
     future: Any = None
+    target: str = ""
+
+
+class StillWriting(RuntimeError):
+    """A checkpoint is being written, and its time is over. What is there of it must not be touched."""
 
 
 def stage(rank: Rank, target: str) -> dict[str, Any]:
     """Copies the rank's state, and begins to write it to `target`, a folder or URI. Returns the counters, and the base
-    model's fingerprint if the rest is needed to complete what is written."""
+    model's fingerprint if the rest is needed to complete what is written. Raises StillWriting."""
     import torch.distributed.checkpoint as dcp
 
+    check_idle(rank, target)
     if not is_uri(target) and not Path(target).is_dir():  # dcp would make it, and nobody else would see it
         raise FileNotFoundError(
             f"{target} is the driver's, and a rank in another Pod does not see it: ranks and driver need a volume that "
@@ -62,21 +70,35 @@ def stage(rank: Rank, target: str) -> dict[str, Any]:
     saving.future = dcp.async_save(
         held, storage_writer=_writer(target), process_group=saving.group, async_stager=saving.stager
     )
+    saving.target = target
     return {"steps": rank.steps, "moments": moments, "base": saving.base if frozen else None}
+
+
+def check_idle(rank: Rank, target: str) -> None:
+    """Raises StillWriting if `target` can't be begun."""
+    saving: Saving | None = rank.saving
+    if saving is not None and saving.future is not None and not saving.future.done():
+        raise StillWriting(
+            f"{target} is not begun: the checkpoint before it, {saving.target}, is still being written after its "
+            "deadline; see what the storage is waiting for"
+        )
 
 
 def written(rank: Rank, target: str, seconds: float) -> dict[str, int]:
     """Waits until all ranks have written what was staged. Returns the sizes of the files, bytes by name. Called beside
-    the rank's other work."""
+    the rank's other work. Raises StillWriting after `seconds`; the writing goes on."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     saving: Saving = rank.saving
-    future, saving.future = saving.future, None
+    future = saving.future
+    if not wait([future], seconds).done:
+        raise StillWriting(f"{target} was not written within {seconds:.0f} s; see what the storage is waiting for")
     try:
-        metadata = future.result(seconds)
+        metadata = future.result()
     except (CheckpointException, OSError) as error:  # the former hides what the ranks failed with
         raise _told(error, target) from None
     finally:
+        saving.future = None
         if rank.device.type == "cpu":
             saving.stager.close()
             saving.stager = None
@@ -173,21 +195,24 @@ def _some(names: list[str]) -> str:
 
 
 def fingerprint(folder: Path, trained: Collection[str]) -> dict[str, Any]:
-    """Tells a base model from others, also of the same shapes: names and shapes of its tensors, and a sample of each,
-    as numbers, so that it is the same in whatever number format and files. `trained`: names that don't count."""
+    """Tells a base model from others, also of the same shapes: names of its parameters, shapes, and a sample of each,
+    as numbers, so that it is the same in whatever layout, number format and files. `trained`: parameters that don't
+    count. Raises FolderError for a family that is not here."""
     from safetensors import safe_open
 
-    digest, tensors, kind = hashlib.sha256(), 0, json.loads((folder / "config.json").read_text()).get("model_type")
+    from .models import ModelConfig, family_of
+
+    family = family_of(ModelConfig.of_folder(folder))
     samples: dict[str, bytes] = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
-                if name not in trained:
-                    samples[name] = _sample(file.get_slice(name))
-    for name in sorted(samples):
-        digest.update(name.encode() + samples[name])
-        tensors += 1
-    return {"model": kind, "tensors": tensors, "weights": digest.hexdigest()}
+                if (parameter := family.parameter_of(name)) not in trained:
+                    samples[parameter] = _sample(file.get_slice(name))
+    digest = hashlib.sha256()
+    for parameter in sorted(samples):
+        digest.update(parameter.encode() + samples[parameter])
+    return {"model": family.model_type, "tensors": len(samples), "weights": digest.hexdigest()}
 
 
 def _sample(tensor: Any) -> bytes:
