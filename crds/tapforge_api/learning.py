@@ -167,9 +167,9 @@ class Engine(Spec):
     async_scheduling: bool | None = Field(
         None, description="plan an engine's next pass while one runs; without it vLLM's choice on GPUs, never on CPUs"
     )
-    enforce_eager: bool | None = Field(None, description="no CUDA graphs and no compilation; without it only on CPUs")
+    enforce_eager: bool | None = Field(None, description="no CUDA graphs and no compilation; CPUs always do without")
     threads: Threads | None = Field(
-        None, description="CPU threads of an engine; without it chosen by the machine's cores"
+        None, description="CPU threads of an engine; without it chosen by the machine's cores, on GPUs Ray's default"
     )
     frame_store_mib: Annotated[int, Field(ge=1, le=16_777_216)] | None = Field(
         None,

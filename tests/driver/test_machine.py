@@ -55,6 +55,15 @@ def test_what_the_spec_says_is_what_is_used_or_refused():
         device_of(run_of(device="cuda"), LAPTOP, in_cluster=False)
 
 
+def test_gpus_do_not_compute_in_float32():
+    for model in ({"dtype": "bfloat16"}, {}):
+        assert device_of(run_of(gpus=1, model=model), LAPTOP, in_cluster=True) == "cuda"
+    wide = run_of(gpus=1, model={"dtype": "float32"})
+    with pytest.raises(NoDevice, match=r"spec\.model\.dtype is float32.*to bfloat16"):
+        device_of(wide, LAPTOP, in_cluster=True)
+    assert device_of(wide, LAPTOP, in_cluster=False) == "cpu"
+
+
 @pytest.mark.parametrize(
     ("gpus", "nodes", "ranks", "replicas", "parallel", "mode", "needed", "words"),
     [

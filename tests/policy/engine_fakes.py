@@ -36,7 +36,7 @@ class Remote:
         self._actor, self._method = actor, method
 
     def remote(self, *arguments: Any) -> asyncio.Future[Any]:
-        return asyncio.ensure_future(self._actor.until_killed(self._method(*arguments)))
+        return asyncio.ensure_future(self._actor.until_killed(self._method, *arguments))
 
 
 class Actor:
@@ -73,10 +73,10 @@ class Actor:
         keys, self.asked = self.asked, {}
         self.boxes.deliver([Result(key, prompt, ids, said, ((self.version, 0, 2),), "stop") for key in keys])
 
-    async def until_killed(self, work: Awaitable[Any]) -> Any:
+    async def until_killed(self, method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
         from ray.exceptions import ActorDiedError
 
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(method(*arguments))
         await asyncio.wait({task, self._killed}, return_when=asyncio.FIRST_COMPLETED)
         if self._killed.done():
             task.cancel()

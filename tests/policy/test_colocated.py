@@ -32,7 +32,8 @@ class Ranks:
         self.log = log
         self.dead = False
 
-    async def run(self, function: str, *arguments: Any) -> list[int]:
+    async def run(self, function: str, *arguments: Any, deadline: float | None = None) -> list[int]:
+        assert deadline == END, "a sync's, not an update's"
         if self.dead:
             raise LearnerError("a rank died during run")
         self.log.append(function.rsplit(":")[-1])
@@ -89,7 +90,7 @@ def house(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return made
 
 
-WOKEN = ["pause", "give_back_memory", "wake weights", "send", "wake kv_cache", "proceed", "probe", "release"]
+WOKEN = ["give_back_memory", "pause", "wake weights", "send", "wake kv_cache", "proceed", "probe", "release"]
 
 
 async def test_engines_sleep_while_the_learner_works_and_wake_with_its_weights(house: Any) -> None:
@@ -159,8 +160,11 @@ async def test_when_the_only_engine_dies_asleep_the_next_weights_start_it_again(
         async with h.policy.learning(2):
             h.actors[0].kill()
             await until(lambda: h.engines.restarts == 1)
+        h.log.clear()
+        make, h.start = h.start, lambda: h.log.append("start") or make()
         await asyncio.wait_for(h.policy.sync(2), END)
         assert [(r.index, r.incarnation) for r in h.engines.replicas.live] == [(0, 1)] and h.actors[1].version == 2
+        assert h.log.index("give_back_memory") < h.log.index("start"), "it finds its memory free"
 
 
 async def test_the_learner_waits_for_an_engine_that_is_starting(house: Any) -> None:

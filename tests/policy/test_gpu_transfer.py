@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.models import real
 
 from tapforge_trainer.policy import gpu_transfer
 from tapforge_trainer.policy.gpu_transfer import DeviceMismatch, EngineWire, mismatch, send
@@ -110,3 +112,46 @@ def test_every_rank_refuses_when_an_engine_is_on_another_gpu(
     with pytest.raises(DeviceMismatch, match=r"engine 1 is on GPU gpu-7.*placement\.mode apart"):
         send(rank, [(0, 0), (1, 0)], [Handle(["gpu-1"]), Handle(["gpu-7"])], settings, "tcp://h:1", 60.0)
     assert connected == []
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl-7b", "qwen3-vl-8b", "qwen3-vl-30b-a3b"])
+def test_the_bucket_between_processes_on_a_gpu_holds_the_largest_tensor_of_a_real_model(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """vLLM's own packing, of real widths without memory: it refuses a tensor that its bucket can't hold."""
+    import torch
+    import transformers
+    from vllm.distributed.weight_transfer import packed_tensor
+
+    shown = real.config(name, layers=1, depth=1)
+    with torch.device("meta"):
+        model = getattr(transformers, shown.architectures[0])(shown)
+    infos: list[Any] = []
+
+    def trainer_init(info: Any, *, client: Any, source: Any) -> Transfer:
+        infos.append((info, source))
+        return Transfer([])
+
+    monkeypatch.setattr(gpu_transfer.WeightTransferTrainerFactory, "trainer_init", trainer_init)
+    monkeypatch.setattr(gpu_transfer, "_check_devices", lambda *_: None)
+    settings = SimpleNamespace(dtype="bfloat16")
+    rank = SimpleNamespace(
+        rank=0, transfer=None, device=torch.device("meta"), settings=settings, policy=SimpleNamespace(model=model)
+    )
+    sent = send(rank, [(0, 0)], [Handle()], replace(SETTINGS, transfer="ipc", colocated=True), "tcp://h:1", 60.0)
+    ((info, source),) = infos
+    allocate = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **kind: allocate(*size, **kind | {"device": "meta"}))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda tensor: (None, ()))
+    assert (
+        sum(
+            sum(chunk.tensor_sizes)
+            for chunk in packed_tensor.packed_ipc_producer(
+                iter(source), "gpu", lambda item: item[1], info.packed_buffer_size_bytes
+            )
+        )
+        == sent
+    )
+    with pytest.raises(ValueError, match="exceeds buffer_size_bytes"):
+        list(packed_tensor.packed_ipc_producer(iter(source), "gpu", lambda item: item[1], gpu_transfer.BUCKET_BYTES))

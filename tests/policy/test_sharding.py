@@ -22,7 +22,7 @@ from two_ranks import TwoRanks, two_ranks
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.frames import FittedFrame
 from tapforge_trainer.policy import export as exports
-from tapforge_trainer.policy import lora
+from tapforge_trainer.policy import lora, sharding
 from tapforge_trainer.policy.batches import MicroBatchPlan, TokenBatch, plan_micro_batches
 from tapforge_trainer.policy.metrics import UpdateMetrics
 from tapforge_trainer.policy.models import FolderError, ModelConfig
@@ -374,3 +374,26 @@ def test_an_export_that_fails_on_one_rank_leaves_none_waiting(pair: TwoRanks, ti
     (tmp_path / "out" / "model.safetensors").mkdir(parents=True)  # can't be written
     first, second = pair.run(_export_to, settings, str(tmp_path / "out"))
     assert not first.startswith("|") and second.startswith("|")
+
+
+@pytest.mark.parametrize("adapters", [None, ADAPTERS])
+def test_shards_are_on_the_gpu_before_they_are_gathered_for_engines(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, adapters: LoraSettings | None
+) -> None:
+    """With cpuOffload they are in the host's memory. The meta device stands for the GPU."""
+    rank = one_process(tiny.learner_settings(cpu_offload=True, lora=adapters))
+    try:
+        gathered: list[str] = []
+
+        def recorded(tensor: torch.Tensor) -> torch.Tensor:
+            gathered.append(tensor.device.type)
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+        monkeypatch.setattr(sharding, "whole", recorded)
+        found = dict(EngineWeights(rank.policy.model, torch.bfloat16, torch.device("meta")))
+        assert set(gathered) == {"meta"} == {tensor.device.type for tensor in found.values()}
+        assert {name: tuple(tensor.shape) for name, tensor in found.items()} == dict(
+            EngineWeights(rank.policy.model, torch.bfloat16).shapes()
+        )
+    finally:
+        torch.distributed.destroy_process_group()

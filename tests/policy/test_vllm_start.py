@@ -76,6 +76,12 @@ def test_on_cpus_it_stays_eager_and_synchronous_whatever_the_run_says(config: Mo
     assert "enable_sleep_mode" not in found and "gpu_memory_utilization" not in found
 
 
+def test_threads_are_the_runs_on_every_device_and_the_process_default_on_gpus_where_it_names_none() -> None:
+    for settings in (CPU, GPU):
+        assert environment(replace(settings, threads=3), "/tmp", {})["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in environment(replace(GPU, threads=None), "/tmp", {})
+
+
 def test_what_is_compiled_is_kept_where_the_driver_is_told() -> None:
     given = {"VLLM_CACHE_ROOT": "/mine", "HOME": "/home"}
     assert environment(GPU, "/tmp", given)["VLLM_CACHE_ROOT"] == "/mine"

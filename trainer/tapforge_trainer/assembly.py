@@ -263,7 +263,7 @@ def engine_settings(
         gpu_memory_share=gpu_share_of(run, device),
         images_per_prompt=max(2, spec.model.adapter.history_images),
         largest_frame=largest_frame(run, folder),
-        threads=spec.engine.threads or _share(machine, spec.engine.replicas),
+        threads=spec.engine.threads or (_share(machine, spec.engine.replicas) if device == "cpu" else None),
         seed=spec.seed,
         frames_mib=spec.engine.frame_store_mib or engine_frames_mib(run),
         transfer=_transfer(run, device),

@@ -62,6 +62,11 @@ def device_of(run: TrainingRun, machine: Machine, *, in_cluster: bool) -> Device
     if not machine.cuda:
         why = "spec.device is cuda" if spec.device else f"Pods of spec.cluster ask for {sum(asked or ())} GPUs"
         raise NoDevice(f"{why}, but the vLLM of this image is built for CPUs: use the trainer's image for GPUs")
+    if spec.model.dtype == "float32":
+        raise NoDevice(
+            "spec.model.dtype is float32, but the learner's attention on GPUs is in bfloat16, so that it would differ "
+            "from the engines: set spec.model.dtype to bfloat16 or leave it out"
+        )
     nodes, where = ((machine.gpus,), "this machine has") if asked is None else (asked, "Pods of spec.cluster ask for")
     if wrong := gpus_error(run.spec, nodes, where):
         raise NoDevice(wrong)

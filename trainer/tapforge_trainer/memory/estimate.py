@@ -22,7 +22,7 @@ from ..policy.models import FAMILIES
 from ..policy.settings import LearnerSettings
 from .engine import EngineLoad, batched_tokens, engine_moment, problem
 from .known import GIB, MIB, gpu_bytes
-from .learner import LearnerLoad, Moment, moments, resident
+from .learner import LearnerLoad, Moment, bucket_bytes, moments, resident
 from .shape import Shape
 
 #: of a card: for the CUDA context, NCCL, CUDA graphs and fragmentation. Not measured
@@ -106,7 +106,9 @@ def estimate(run: TrainingRun, shape: Shape, card: Card, *, held_frames: int = 0
     sampled = engine_moment(sampling, share if together else min(share, card.usable))
     trouble = problem(sampling, sampled)
     if together:
-        steps = [_beside(moment, sampled, weights=moment.name == "weight sync") for moment in moments(load)]
+        # In a sync the rank fills a bucket, and the engine's worker copies it.
+        handed = 2 * bucket_bytes(load)
+        steps = [_beside(moment, sampled, handed if moment.name == "weight sync" else None) for moment in moments(load)]
         fullest = max([*steps, _sum("sampling", at_rest, sampled)], key=lambda moment: moment.total)
         roles: tuple[GpuRole, ...] = (_role("colocated", learner.ranks, fullest, trouble, card),)
     else:
@@ -134,9 +136,12 @@ def _role(role: Role, count: int, fullest: Moment, trouble: str | None, card: Ca
     return GpuRole(role, count, fullest, trouble)
 
 
-def _beside(moment: Moment, engine: Moment, *, weights: bool) -> Moment:
-    """A learner's moment on a GPU whose engine sleeps; in a weight sync it has its weights."""
-    return moment.plus(moment.name, weights=engine.bytes["weights"] if weights else 0)
+def _beside(moment: Moment, engine: Moment, handed: int | None) -> Moment:
+    """A learner's moment on a GPU whose engine sleeps; in a weight sync (`handed`: bytes of what weights travel in) it
+    has its weights."""
+    if handed is None:
+        return moment
+    return moment.plus(moment.name, weights=engine.bytes["weights"], temporary=handed)
 
 
 def _sum(name: str, one: Moment, other: Moment) -> Moment:

@@ -38,9 +38,11 @@ CATEGORIES: Final = (
     "kv_cache",
     "frames",
 )
-#: as in policy/head.py and policy/features.py: logits that exist at one time, bytes of features that are remembered
+#: as in policy/head.py, policy/features.py and policy/gpu_transfer.py: logits that exist at one time, bytes of features
+#: that are remembered, and of what weights travel in at least
 LOGITS_AT_ONCE: Final = 64 * 1024 * 1024
 FEATURES_KEPT: Final = 256 * 1024 * 1024
+BUCKET_BYTES: Final = 256 * 1024 * 1024
 #: bytes per logit of a piece of the head: five fp32 tensors and one of the pass's format while the entropy is computed
 _LOGIT_BYTES: Final = 22
 _MASTER: Final = 4
@@ -241,10 +243,18 @@ def _step(load: LearnerLoad, static: Moment) -> Moment:
 
 def _sync(load: LearnerLoad, static: Moment) -> Moment:
     """Engines get the weights tensor by tensor: one is whole at a time, as master and in the engine's format."""
-    largest = load.shape.embedding
+    return static.plus("weight sync", temporary=(_MASTER + load.width) * _largest(load))
+
+
+def bucket_bytes(load: LearnerLoad) -> int:
+    """What weights travel in where an engine shares the GPU."""
+    return max(BUCKET_BYTES, load.width * _largest(load))
+
+
+def _largest(load: LearnerLoad) -> int:
+    """Parameters of the largest tensor, at most."""
     layer = max(load.shape.layers, key=lambda one: one.parameters)
-    largest = max(largest, layer.parameters if layer.sparse else 0)
-    return static.plus("weight sync", temporary=(_MASTER + load.width) * largest)
+    return max(load.shape.embedding, layer.parameters if layer.sparse else 0)
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

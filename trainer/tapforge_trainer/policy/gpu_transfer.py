@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
@@ -24,7 +24,9 @@ from .sharding import EngineWeights
 if TYPE_CHECKING:
     from .rank import Rank
 
-#: of a packed bucket; the sender and every worker hold two over NCCL, and one by IPC, while weights travel
+#: of a packed bucket, at least. While weights travel the sender and every worker hold two over NCCL, each of which may
+#: exceed this by the tensor that fills it; by IPC the rank holds one (`bucket_bytes`) and the worker copies of what is
+#: in it
 BUCKET_BYTES = 256 * 1024 * 1024
 
 
@@ -33,10 +35,11 @@ class DeviceMismatch(RuntimeError):
 
 
 class RankSource(WeightSource):
-    """A rank's weights as engines load them."""
+    """A rank's weights as engines load them, on the rank's GPU, whose wire gathers them also where shards are in the
+    host's memory."""
 
     def __init__(self, rank: Rank):
-        self._weights = EngineWeights(rank.policy.model, getattr(torch, rank.settings.dtype))
+        self._weights = EngineWeights(rank.policy.model, getattr(torch, rank.settings.dtype), rank.device)
 
     def metadata(self) -> list[ParamMeta]:
         return [ParamMeta(name, self._weights.dtype, shape) for name, shape in self._weights.shapes()]
@@ -109,14 +112,25 @@ def send(
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
             _check_devices(rank, members, actors, deadline)
-            info = IPCTrainerInitInfo(rank=rank.rank, packed=True, packed_buffer_size_bytes=BUCKET_BYTES)
+            info = IPCTrainerInitInfo(
+                rank=rank.rank, packed=True, packed_buffer_size_bytes=bucket_bytes(source.metadata())
+            )
         wire = EngineWire(actors, settings.tensor_parallel, deadline)
         transfer = WeightTransferTrainerFactory.trainer_init(info, client=wire, source=source)
         rank.transfer = (tuple(members), transfer)
     transfer.send_weights()
     if settings.colocated:
         give_back_memory(rank)
-    return sum(math.prod(one.shape) * one.dtype.itemsize for one in source.metadata())
+    return sum(_bytes_of(one) for one in source.metadata())
+
+
+def bucket_bytes(weights: Iterable[ParamMeta]) -> int:
+    """Of the one bucket by IPC, which never grows: vLLM refuses a tensor that does not fit. The same on all ranks."""
+    return max([BUCKET_BYTES, *(_bytes_of(one) for one in weights)])
+
+
+def _bytes_of(weight: ParamMeta) -> int:
+    return math.prod(weight.shape) * weight.dtype.itemsize
 
 
 def give_back_memory(rank: Rank) -> None:

@@ -268,10 +268,10 @@ class Learner:
         """A port that is free on the first rank's node just now, as tcp://HOST:PORT."""
         return (await self._call([self._ranks[0].address.remote()], "address", self._deadline))[0]
 
-    async def run(self, function: Any, *arguments: Any) -> list[Any]:
+    async def run(self, function: Any, *arguments: Any, deadline: float | None = None) -> list[Any]:
         """Calls `function(rank, *arguments)` on every rank. `function` is a MODULE:NAME where the driver must not
-        import its module."""
-        return await self._all("run", function, *arguments)
+        import its module. `deadline`: seconds; None: an update's."""
+        return await self._all("run", function, *arguments, deadline=deadline)
 
     async def beside(self, function: str, *arguments: Any) -> list[Any]:
         """Likewise, while other calls are carried out."""

@@ -8,7 +8,8 @@ What it promises, beyond what `forward.py` does:
 - Each distinct frame of a micro-batch goes through the vision tower once. A tower that learns is entered in every
   micro-batch, without a frame on a stand-in of one visual token, because its parameters are gathered by all ranks
   together. What a frozen one made of frames is remembered (`features.py`).
-- Numbers have the format of the weights; the softmax of the head is fp32.
+- Numbers have the format of the weights, but for attention on GPUs, which has no kernel for fp32 (`attention.py`) and
+  runs do not ask for it there (`machine.device_of`); the softmax of the head is fp32.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ class EngineSettings:
     #: width and height that the run's largest screen has for the model, pixels: a sync is proved with such a frame, and
     #: on GPUs the memory for frames is measured with it
     largest_frame: tuple[int, int] | None = None
-    threads: int = 1
+    #: CPU threads; None: the process's default, on GPUs only
+    threads: int | None = 1
     seed: int = 0
     #: decoded frames kept, MiB
     frames_mib: int = 256

@@ -174,11 +174,12 @@ def _contradiction(folder: Path, missing: list[str], other: list[str]) -> str:
 
 class EngineWeights:
     """Whole tensors under checkpoint names in `dtype`, as an engine loads them, gathered one after another: iterating
-    is collective, and every rank gets every tensor. Adapters are merged; experts lie as they were published, as
+    is collective, and every rank gets every tensor. `device`: where they are gathered; None: where the shards are,
+    which may be the host's memory. Adapters are merged; experts lie as they were published, as
     (experts, in, out)."""
 
-    def __init__(self, model: Any, dtype: torch.dtype):
-        self._model, self.dtype = model, dtype
+    def __init__(self, model: Any, dtype: torch.dtype, device: torch.device | None = None):
+        self._model, self.dtype, self._device = model, dtype, device
         self._family = FAMILIES[model.config.model_type]
 
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -190,7 +191,10 @@ class EngineWeights:
         adapted = {f"{name}.weight": layer for name, layer in lora.layers(self._model).items()}
         for name, parameter in self._parameters():
             shards = adapted[name].merged() if name in adapted else parameter.detach()
-            yield name, self._family.for_engine(name, whole(shards.to(self.dtype))).contiguous()
+            shards = shards.to(self.dtype)
+            if self._device is not None:
+                shards = shards.to(self._device)
+            yield name, self._family.for_engine(name, whole(shards)).contiguous()
 
     def _parameters(self) -> list[tuple[str, nn.Parameter]]:
         adapters = lora.matrices(self._model)

@@ -7,7 +7,11 @@ not hold, every request in flight fails and `SyncMismatch` names the worst token
 
 Between GPUs the ranks send while the engines receive. Engines that sleep (`Engines.sleep`) wake on the way: ranks give
 back what memory they keep for later, engines take that of their weights, weights come, engines take that of their
-caches. Whoever fails in the middle leaves engines that answer nobody; the next full set mends them.
+caches.
+
+Whoever fails in the middle leaves engines that answer nobody. On CPUs the next full set mends them. Between GPUs a
+failed transfer is the end of the run (`LearnerError`), also where only one engine died in it: ranks and engines are one
+group, in which ranks may wait for ever, and engines that got a part of the weights take no other set.
 
 What a round took is in `Engines.round_metrics`: `seconds_sync_gather` (weights of all ranks in one place; between GPUs
 that is part of the transfer), `seconds_sync_transfer`, `seconds_sync_probe`, `sync_bytes` that each engine got, and
@@ -78,12 +82,13 @@ async def _transfer(
         size = await engines.renew(payload, version, mode, deadline)
         figures = {"seconds_sync_gather": gathered - started, "seconds_sync_transfer": time.monotonic() - gathered}
     else:
+        if engines.asleep:  # first of all: the round starts engines again that died asleep
+            await learner.run(f"{_SENDER}:give_back_memory", deadline=deadline)
         await engines.pause(mode, deadline)
-        if engines.asleep:
-            await learner.run(f"{_SENDER}:give_back_memory")
         await engines.wake("weights", deadline)
+        place = await learner.address()
         size, *_ = await learner.run(
-            f"{_SENDER}:send", engines.members, engines.actors, settings, await learner.address(), deadline
+            f"{_SENDER}:send", engines.members, engines.actors, settings, place, deadline, deadline=deadline
         )
         await engines.wake("kv_cache", deadline)
         await engines.proceed(version, deadline)

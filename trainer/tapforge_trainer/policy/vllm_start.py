@@ -48,7 +48,7 @@ def environment(settings: EngineSettings, scratch: str, found: Mapping[str, str]
         wanted["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would take the actor's threads' locks with it
     if settings.device == "cpu":
         wanted |= {
-            "OMP_NUM_THREADS": str(settings.threads),
+            "OMP_NUM_THREADS": str(settings.threads or 1),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             # Else the cache of compiled kernels grows by a third of a gigabyte per 3,000 requests.
             "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
@@ -56,6 +56,8 @@ def environment(settings: EngineSettings, scratch: str, found: Mapping[str, str]
             "TORCHDYNAMO_DISABLE": "1",
         }
         return wanted
+    if settings.threads is not None:
+        wanted["OMP_NUM_THREADS"] = str(settings.threads)
     wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the other runner takes no logits processor like `mask.OnlyAllowed`
     return wanted | {name: found[name] for name in _CACHES if name in found}
 
