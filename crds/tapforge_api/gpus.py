@@ -3,13 +3,15 @@
 - Apart, each learner rank has a GPU of its own, and each engine `tensorParallel` of one node.
 - Colocated, every rank shares its GPU with an engine's: as many as there are ranks.
 - A node is a Pod of `spec.cluster`, or the machine itself where there is no cluster.
+- A Pod has the whole GPUs that its limits name (`nvidia.com/gpu`, `amd.com/gpu`), or `num-gpus` of its rayStartParams.
+  Slices and shares of GPUs are counted by nobody: a run whose Pods ask for some has to say `num-gpus`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .cluster import ClusterSpec, RayTemplate
+from .cluster import ClusterSpec, Head, Workers
 from .training_run import TrainingRunSpec
 
 
@@ -20,8 +22,8 @@ def gpus_needed(spec: TrainingRunSpec) -> int:
 
 def gpus_offered(cluster: ClusterSpec) -> tuple[int, ...]:
     """Of each Pod that Ray computes on, the head's first."""
-    workers = (_gpus_of(group.template) for group in cluster.workers for _ in range(group.replicas))
-    return (_gpus_of(cluster.head.template), *workers)
+    workers = (_gpus_of(group) for group in cluster.workers for _ in range(group.replicas))
+    return (_gpus_of(cluster.head), *workers)
 
 
 def gpus_error(spec: TrainingRunSpec, nodes: Sequence[int], where: str) -> str | None:
@@ -49,18 +51,45 @@ def cluster_gpus_error(spec: TrainingRunSpec) -> str | None:
     """The same for the Pods of `spec.cluster`. A run that computes on CPUs has no such error."""
     if spec.cluster is None or spec.device == "cpu":
         return None
+    if wrong := unclear_gpus_error(spec.cluster):
+        return wrong
     nodes = gpus_offered(spec.cluster)
     if not any(nodes) and spec.device is None:
         return None
     return gpus_error(spec, nodes, "Pods of spec.cluster ask for")
 
 
-def _gpus_of(template: RayTemplate) -> int:
-    """By its limits: for such resources Kubernetes wants requests to be equal."""
-    found = 0
-    for container in template.spec.containers or ():
-        limits = container.resources.limits if container.resources is not None else None
-        for name, amount in dict(limits or {}).items():
-            if (name.endswith("/gpu") or "/mig-" in name) and str(amount).isdecimal():
-                found += int(str(amount))
-    return found
+def unclear_gpus_error(cluster: ClusterSpec) -> str | None:
+    """Which resource of a Pod leaves open how many GPUs Ray will find; None: none does."""
+    for where, pod in (("head", cluster.head), *((f"workers[{k}]", group) for k, group in enumerate(cluster.workers))):
+        if name := _unclear(pod):
+            return (
+                f"spec.cluster.{where} asks for {name}, which says nothing about how many GPUs Ray finds there: set "
+                f"spec.cluster.{where}.rayStartParams.num-gpus, or spec.device to cpu"
+            )
+    return None
+
+
+def _gpus_of(pod: Head | Workers) -> int:
+    """As Ray will count them: by `num-gpus`, where that is set, else by limits, which are equal to requests for such
+    resources."""
+    if (given := pod.ray_start_params.get("num-gpus", "")).isdecimal():
+        return int(given)
+    return sum(int(amount) for name, amount in _limits(pod) if name.endswith("/gpu") and amount.isdecimal())
+
+
+def _unclear(pod: Head | Workers) -> str:
+    """A resource that gives the Pod GPUs, but who knows how many; "": there is none, or its number is known."""
+    if _gpus_of(pod) or pod.ray_start_params.get("num-gpus", "").isdecimal():
+        return ""
+    names = (name for name, amount in _limits(pod) if amount != "0" and not name.endswith("/gpu"))
+    return next((name for name in names if "gpu" in name or "/mig-" in name), "")
+
+
+def _limits(pod: Head | Workers) -> list[tuple[str, str]]:
+    return [
+        (name, str(amount))
+        for container in pod.template.spec.containers or ()
+        if container.resources is not None
+        for name, amount in dict(container.resources.limits or {}).items()
+    ]

@@ -110,6 +110,37 @@ def test_a_run_on_cpus_has_no_gpus_to_count():
     assert "ask for 0" in str(cluster_gpus_error(run_of(device="cuda").spec))
 
 
+@pytest.mark.parametrize(
+    ("limits", "params", "offered"),
+    [
+        ({"amd.com/gpu": "2"}, {}, 2),
+        ({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "8000"}, {}, 2),
+        ({"nvidia.com/gpu.shared": "0"}, {}, 0),
+        ({"nvidia.com/mig-1g.10gb": "4"}, {}, None),
+        ({"nvidia.com/gpu.shared": "2"}, {}, None),
+        ({"gpu.intel.com/i915": "1"}, {"num-cpus": "4"}, None),
+        ({"nvidia.com/mig-1g.10gb": "4"}, {"num-gpus": "2"}, 2),
+        ({"nvidia.com/gpu.shared": "4"}, {"num-gpus": "0"}, 0),
+    ],
+)
+def test_what_ray_would_count_otherwise_is_refused_in_words(limits, params, offered):
+    container = {"name": "ray", "resources": {"limits": limits}}
+    workers = {"name": "gpu", "rayStartParams": params, "template": {"spec": {"containers": [container]}}}
+    run = run_of(cluster={"image": "trainer:1", "workers": [workers]})
+    if offered is not None:
+        assert gpus_offered(run.spec.cluster) == (0, offered) and cluster_gpus_error(run.spec) is None
+        assert device_of(run, LAPTOP, in_cluster=True) == ("cuda" if offered else "cpu")
+        return
+    words = str(cluster_gpus_error(run.spec))
+    assert f"spec.cluster.workers[0] asks for {next(iter(limits))}, which" in words
+    assert "set spec.cluster.workers[0].rayStartParams.num-gpus, or spec.device to cpu" in words
+    with pytest.raises(NoDevice) as error:
+        device_of(run, LAPTOP, in_cluster=True)
+    assert str(error.value) == words
+    cpu = run_of(cluster={"image": "trainer:1", "workers": [workers]}, device="cpu")
+    assert cluster_gpus_error(cpu.spec) is None and device_of(cpu, LAPTOP, in_cluster=True) == "cpu"
+
+
 def test_eight_gpus_in_one_box_work_from_the_same_file():
     box = Machine(64, 8)
     run = run_of(gpus=8, replicas=1, learner={"ranks": 4}, engine={"replicas": 2, "tensorParallel": 2})

@@ -120,6 +120,15 @@ def test_a_run_that_needs_more_gpus_than_its_pods_ask_for_asks_for_no_pods() -> 
     assert not story.run.status.start_time
 
 
+def test_a_run_whose_pods_ask_for_slices_of_gpus_asks_for_no_pods() -> None:
+    template = {"spec": {"containers": [{"name": "ray", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "4"}}}]}}
+    workers = {"name": "gpu", "replicas": 1, "template": template}
+    story = Story(made(cluster={"image": "i", "workers": [workers]}))
+    story.plan()
+    assert story.condition("Stalled") == ("True", "GPUsMissing")
+    assert "set spec.cluster.workers[0].rayStartParams.num-gpus" in story.run.status.message
+
+
 @pytest.mark.parametrize(
     ("modes", "workers", "reason"),
     [

@@ -18,7 +18,7 @@ from importlib.metadata import distributions
 from typing import Literal
 
 from tapforge_api import TrainingRun
-from tapforge_api.gpus import gpus_error, gpus_offered
+from tapforge_api.gpus import gpus_error, gpus_offered, unclear_gpus_error
 
 Device = Literal["cpu", "cuda"]
 
@@ -50,7 +50,11 @@ class Machine:
 def device_of(run: TrainingRun, machine: Machine, *, in_cluster: bool) -> Device:
     """Raises NoDevice."""
     spec = run.spec
-    asked = gpus_offered(spec.cluster) if in_cluster and spec.cluster is not None else None
+    asked = None
+    if in_cluster and spec.cluster is not None:
+        asked = gpus_offered(spec.cluster)
+        if spec.device != "cpu" and (wrong := unclear_gpus_error(spec.cluster)):
+            raise NoDevice(wrong)
     if spec.device is not None:
         device = spec.device
     elif asked is not None:
