@@ -61,7 +61,9 @@ def cluster_gpus_error(spec: TrainingRunSpec) -> str | None:
 
 def unclear_gpus_error(cluster: ClusterSpec) -> str | None:
     """Which resource of a Pod leaves open how many GPUs Ray will find; None: none does."""
-    for where, pod in (("head", cluster.head), *((f"workers[{k}]", group) for k, group in enumerate(cluster.workers))):
+    pods: dict[str, Head | Workers] = {"head": cluster.head}
+    pods |= {f"workers[{k}]": group for k, group in enumerate(cluster.workers)}
+    for where, pod in pods.items():
         if name := _unclear(pod):
             return (
                 f"spec.cluster.{where} asks for {name}, which says nothing about how many GPUs Ray finds there: set "
