@@ -19,9 +19,16 @@ from tests.s3 import CREDENTIALS, Bucket, Proxy, make_bucket
 from tiny_samples import Tiny, at_hand
 
 from tapforge_trainer.algorithms.objective import Objective
-from tapforge_trainer.object_storage import StorageError
+from tapforge_trainer.object_storage import StorageError, Store, open_store
 from tapforge_trainer.policy import checkpoint_storage, checkpoints, rank_state
-from tapforge_trainer.policy.checkpoint_storage import CheckpointError, CheckpointFolder, CheckpointStore, Holder
+from tapforge_trainer.policy import export as exports
+from tapforge_trainer.policy.checkpoint_storage import (
+    CheckpointError,
+    CheckpointFolder,
+    CheckpointStore,
+    Holder,
+    Superseded,
+)
 from tapforge_trainer.policy.checkpoints import Checkpoints, Written
 from tapforge_trainer.policy.export import export, fetch
 from tapforge_trainer.policy.learner import Learner, LearnerError
@@ -141,7 +148,7 @@ async def test_an_export_is_kept_in_object_storage(
     """By the first rank, which may be on another node than the driver; a later session may fetch it."""
     _, place = store
     assert not fetch(f"{place.root}/export", tmp_path / "nothing")
-    await export(fresh, tmp_path / "export", f"{place.root}/export")
+    await export(fresh, tmp_path / "export", place)
     await export(fresh, tmp_path / "plain")
     assert fetch(f"{place.root}/export", tmp_path / "again")
     names = {path.name: path.read_bytes() for path in (tmp_path / "plain").iterdir()}
@@ -360,6 +367,32 @@ async def test_what_is_still_being_written_is_left_alone(tmp_path: Path) -> None
     await saving.save(1, {})
     await saving.settle()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "update-00000001"]
+
+
+def test_an_older_attempt_does_not_replace_what_a_later_one_exported(
+    alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither when it wakes up before it writes, nor between two files."""
+    uri = f"file://{tmp_path}/store"
+    first, second = CheckpointStore(uri, HOLDER), CheckpointStore(uri, Holder(2, HOLDER.started + 1))
+    rank, upload, uploads = alone(), Store.upload, list[str]()
+    first.take_over()
+
+    def overtaken(store: Store, path: str, source: Path) -> None:
+        upload(store, path, source)
+        uploads.append(path)
+        if len(uploads) == 1:
+            second.take_over()
+
+    monkeypatch.setattr(Store, "upload", overtaken)
+    with pytest.raises(Superseded):
+        exports._export_to(rank, first, "reference", False)
+    assert len(uploads) == 1 and not fetch(f"{uri}/reference", tmp_path / "half")
+    exports._export_to(rank, second, "reference", False)
+    before = open_store(uri).list("reference")
+    with pytest.raises(Superseded):
+        exports._export_to(rank, first, "reference", False)
+    assert open_store(uri).list("reference") == before and fetch(f"{uri}/reference", tmp_path / "whole")
 
 
 def test_another_base_model_is_refused(alone: Any, tiny: Tiny, tmp_path: Path) -> None:

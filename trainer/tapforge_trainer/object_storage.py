@@ -248,15 +248,18 @@ class Store:
             with self._explained(prefix), suppress(FileNotFoundError):
                 self._fs.rm(self._place(prefix), recursive=True)
 
-    def put_folder(self, prefix: str, folder: Path) -> None:
+    def put_folder(self, prefix: str, folder: Path, check: Callable[[], None] = lambda: None) -> None:
         """All files below a folder, and nothing else. It is complete, for `get_folder`, when this returns: a list of
-        them comes last."""
+        them comes last. `check` is called before each change, and raises where this one may not write any more."""
         files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        check()
         self.delete([f"{prefix}/{LISTED}"])
         self.delete_folder(prefix)
         for name, path in files.items():
+            check()
             self.upload(f"{prefix}/{name}", path)
         sizes = {name: path.stat().st_size for name, path in files.items()}
+        check()
         self.put(f"{prefix}/{LISTED}", json.dumps(sizes).encode())
 
     def get_folder(self, prefix: str, folder: Path) -> bool:

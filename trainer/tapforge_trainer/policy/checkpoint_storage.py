@@ -281,6 +281,10 @@ class CheckpointStore:
                 continue
         raise StorageError(f"{self._uri} was taken over by others {_TRIES} times in a row; are there two operators?")
 
+    def check(self) -> None:
+        """Raises Superseded."""
+        self._refuse_later(self._pointer(open_store(self._uri))[0])
+
     def draft(self, update: int) -> Draft:
         place = f"{self._uri}/{_PREFIX}{update:08d}-{self._holder}-{int(time.time() * 1000):013d}"
         return Draft(update, place, place)
@@ -294,7 +298,7 @@ class CheckpointStore:
 
     def publish(self, draft: Draft, document: Mapping[str, Any], files: Files, keep: int) -> None:
         store, name = open_store(self._uri), _name(draft)
-        self._refuse_later(self._pointer(store)[0])
+        self.check()
         if wrong := missing_files(draft.target, files):
             raise StorageError(f"{draft.target} did not arrive whole: {'; '.join(wrong[:3])}")
         store.put(f"{name}/{STATE}", _text(document).encode())

@@ -273,7 +273,7 @@ class Policy:
         """`keep`: also under its name beside the run's checkpoints, where those are in object storage. `adapter`: with
         LoRA not the merged model, as for `refer_to`."""
         async with self._learning:
-            await export(self._learner, folder, self._stored(folder) if keep else "", adapter=adapter)
+            await export(self._learner, folder, self.settings.place if keep else None, adapter=adapter)
 
     async def fetch(self, folder: Path) -> bool:
         """Makes the folder from what an earlier session kept of it; False: there is nothing."""

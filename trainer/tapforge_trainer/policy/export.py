@@ -21,6 +21,7 @@ from ..model_source.ref import ModelError, ModelFile, ModelRef
 from ..model_source.storage import fetched as fetched_files
 from ..model_source.tiny_base import cache_root
 from ..object_storage import LISTED, StorageError, open_store
+from .checkpoint_storage import CheckpointStore, Place
 from .learner import Learner
 
 if TYPE_CHECKING:
@@ -33,17 +34,21 @@ _OWN = (".safetensors", ".bin", ".pt", ".index.json")
 _FRESH = {"config.json"}
 
 
-async def export(learner: Learner, folder: Path, store: str = "", *, adapter: bool = False) -> Path:
-    """Writes the folder; one that is there already is replaced. `store`: a URI where it is kept as well. The first rank
-    writes it there, wherever that runs, and the folder is fetched from there. `adapter`: with LoRA only `adapter/`."""
+async def export(learner: Learner, folder: Path, place: Place | None = None, *, adapter: bool = False) -> Path:
+    """Writes the folder; one that is there already is replaced. `place`: of the run's checkpoints; where that is a
+    store, the folder is kept beside them as well: the first rank writes it there, wherever that runs, and the folder is
+    fetched from there. `adapter`: with LoRA only `adapter/`. Raises Superseded."""
     adapter = adapter and learner.settings.lora is not None
     partial = folder.with_name(f".partial-{folder.name}")
     await asyncio.to_thread(_prepare, folder, partial)
     try:
-        if store:
-            await learner.run(_export_to, store, adapter)
+        if isinstance(place, CheckpointStore):
+            try:
+                await learner.run(_export_to, place, folder.name, adapter)
+            finally:  # also where a rank failed because of it
+                await asyncio.to_thread(place.check)
             partial.rmdir()
-            await asyncio.to_thread(fetch, store, partial)
+            await asyncio.to_thread(fetch, f"{place.root}/{folder.name}", partial)
         else:
             await learner.run(_export_rank, str(partial), adapter)
         await asyncio.to_thread(_publish, None if adapter else Path(learner.settings.model), partial, folder)
@@ -102,14 +107,13 @@ def _export_rank(rank: Rank, folder: str, adapter: bool = False) -> None:
         lora.write(path / lora.FOLDER, matrices, settings.lora, pattern, settings.model)
 
 
-def _export_to(rank: Rank, store: str, adapter: bool) -> None:
+def _export_to(rank: Rank, place: CheckpointStore, prefix: str, adapter: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="tapforge-export-") as name:
         _export_rank(rank, name, adapter)
         if rank.rank == 0:
             if not adapter:
                 _add_files(Path(rank.settings.model), Path(name))
-            place, _, last = store.rpartition("/")
-            open_store(place).put_folder(last, Path(name))
+            open_store(place.root).put_folder(prefix, Path(name), place.check)
 
 
 def fetch(store: str, folder: Path) -> bool:
