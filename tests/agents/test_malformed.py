@@ -99,6 +99,11 @@ AGUVIS = "aguvis/Fraction"
         (TARS, "Action: type(content='it's \\'fine\\'\\n')", Type(text="it's 'fine'\n")),
         (TARS, "Action: type(content='f(x)\\n\\ng(y)')", Type(text="f(x)\n\ng(y)")),
         (TARS, "Action: type(content='')", Type(text="")),
+        (TARS, "Action: type(content='f(x)\ng(y)')", Type(text="f(x)\ng(y)")),
+        (TARS, "Action: type(content='say('a') now')", Type(text="say('a') now")),
+        (TARS, "Action: type(content='a\\')\nclick(b')", Type(text="a')\nclick(b")),
+        (TARS, 'Action: type(content="a\')\nclick(b")', Type(text="a')\nclick(b")),
+        (TARS, "Action: type(content='f(x='a', y='b')')", Type(text="f(x='a', y='b')")),
         (TARS, "Action: type(content='C:\\\\new')", Type(text="C:\\new")),
         (TARS, "Action: open_app(app_name='Clock')", OpenApp(name="Clock")),
         (TARS, "Action: finished()", Terminate(status="success")),
@@ -195,6 +200,12 @@ def test_what_a_family_writes_is_read(family: str, text: str, action: Action) ->
         (TARS, "Action: scroll(start_box='(1,2)', direction='north')", "action", "north"),
         (TARS, "Action: press_back()\n\npress_home()", "several_actions", "one"),
         (TARS, "Action: click(start_box='(1,2)')\n\nclick(start_box='(3,4)')", "several_actions", "one"),
+        (TARS, "Action: type(content='abc')\nclick(start_box='(1,2)')", "several_actions", "one"),
+        (TARS, "Action: type(content='abc'); click(start_box='(1,2)')", "several_actions", "one"),
+        (TARS, "Action: type(content='a\\\\') \n\n press_back()", "several_actions", "one"),
+        (TARS, "Action: open_app(app_name='Clock')\nwait()", "several_actions", "one"),
+        (TARS, "Action: type(content='x', start_box='(1,2)')", "action", "no parameter start_box"),
+        (TARS, "Action: finished(content='x', direction='up')", "action", "no parameter direction"),
         (TARS, "Action: type(content='\ufffd')", "broken_block", "UTF-8"),
         (TARS, "Action: type(content='\\ud800')", "action", ""),
         (TARS, f"Action: type(content='{'x' * 10_001}')", "action", ""),
@@ -234,3 +245,25 @@ def test_a_model_of_an_unknown_base_is_refused() -> None:
     with pytest.raises(ValueError, match=re.escape("config.json says 'llama'")):
         guiowl.of_model("gui-owl", "llama")
     assert guiowl.of_model("gui-owl", "qwen3_vl_moe").coordinates == Grid(1000)
+
+
+#: of parsers that go back for each character, such an answer takes minutes
+LONG = [
+    "os" + "\n" * 200_000 + "x",
+    "assistantos" + "\n" * 200_000 + "x",
+    "Action: click()" + "\n" * 49_000 + "x)",
+    "Action: type(content='" + "\\" * 49_000 + "x)",
+    "Action: type(content='a'" + " " * 49_000 + "x')",
+    "Action: click(start_box='(1" + " " * 49_000 + "x)')",
+    "Action: click(start_box='1" + " ," * 24_000 + "x')",
+    "Action:" + " " * 200_000 + "x",
+    "\n " * 100_000 + "Action:",
+    "<tool_call>" + " " * 200_000 + "{",
+    "<think>" * 30_000 + "</thinking>" * 30_000,
+]
+
+
+@pytest.mark.parametrize("family", DIALECTS)
+def test_long_answers_are_read_in_one_go(family: str) -> None:
+    for text in LONG:
+        assert isinstance(read(family, text), ParseFailure)

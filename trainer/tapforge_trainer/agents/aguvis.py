@@ -51,7 +51,7 @@ from .parsing import ParseFailure
 _RECIPIENT: Final = "<|recipient|>"
 _BORDER: Final = re.compile(r"(?:<\|recipient\|>|(?m:^)(?:<\|im_start\|>)?assistant)\s*os\s*\n")
 _CODE: Final = re.compile(r"(?m)^[ \t]*(?:(?:pyautogui|mobile|browser|computer|time)\.|terminate\(|answer\(|import )")
-_WORDS: Final = re.compile(r"(?:os\s*\n)?\s*(WAIT|DONE|FAIL)\s*", re.IGNORECASE)
+_WORDS: Final = re.compile(r"(?:os[^\S\n]*\n)?\s*(WAIT|DONE|FAIL)\s*", re.IGNORECASE)
 _ACTION: Final = re.compile(r"(?m)^[ \t]*Action:[ \t]*(.*?)(?:<\|im_end\|>)?$")
 _Status = Literal["success", "failure", "infeasible"]
 #: calls of pyautogui that are a click at a place

@@ -6,7 +6,8 @@
   that the family writes: (x,y), [x,y], <point>x y</point>, <bbox>x1 y1 x2 y2</bbox>, with or without the marks; four
   numbers mean the middle of a box.
 - The action is what the last line that begins with "Action:" says, one call. Text in `content` ends at the last quote,
-  so that a quote that nobody escaped does no harm.
+  so that a quote that nobody escaped does no harm, unless another call or parameter follows it: that is a failure.
+- Reading takes time in proportion to the answer's length.
 - Every earlier answer is a turn of its own, thought included; the oldest screens go.
 - `wait` is 5 s. `finished` without content is success, with content it is the answer. `call_user` says that the task
   can't be done. A line's end in `type` stays in the text: it is how UI-TARS submits.
@@ -57,6 +58,11 @@ _MOST: Final = 50_000
 
 _ACTION_LINE: Final = re.compile(r"(?m)^[ \t]*Action:")
 _CALL: Final = re.compile(r"([a-z_]+)\((.*)\)", re.DOTALL)
+_SECOND: Final = re.compile(r"\)[^\S\n]*\n\s*[a-z_]+\(")
+_TEXT: Final = re.compile(r"\s*(?:content|app_name)\s*=\s*(['\"])")
+#: by the quote that a text is in: the name of a call, or of a parameter, after such a quote that is not escaped
+_BEHIND: Final = {q: re.compile(rf"(?<!\\)(?:\\\\)*{q}\s*\)[\s;]*([a-z_]+)\(") for q in "'\""}
+_FURTHER: Final = {q: re.compile(rf"(?<!\\)(?:\\\\)*{q}\s*,\s*(\w+)\s*=\s*['\"(\[]") for q in "'\""}
 _CONTENT: Final = re.compile(r"(\w+)\s*=\s*(['\"])(.*)\2", re.DOTALL)
 _PAIR: Final = re.compile(r"\s*(\w+)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|([(\[][^()\[\]]*[)\]]))\s*(?:,|$)")
 _NUMBER: Final = r"[+-]?(?:[0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})"
@@ -69,6 +75,8 @@ _ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}
 _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "'": "'", '"': '"', "\\": "\\"}
 #: names that versions of the family have for the same parameter
 _PARAMETERS: Final = {"point": "start_box", "start_point": "start_box", "end_point": "end_box", "hotkey": "key"}
+
+_NAMES: Final = {*_PARAMETERS, *_PARAMETERS.values(), "content", "app_name", "direction"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +207,7 @@ def parse(text: str, plane: Plane, calls: Mapping[str, _Call]) -> Action | Parse
     name, inside = found.groups()
     if name not in calls:
         return ParseFailure("action", f"unknown action {short(name)}; known are {', '.join(calls)}")
-    if re.search(r"\)\s*\n\s*[a-z_]+\(", call) and name != "type":
+    if _several(inside, call, calls):
         return ParseFailure("several_actions", "one answer says one action")
     try:
         return _built(name, calls[name], _parameters(inside), plane)
@@ -210,12 +218,24 @@ def parse(text: str, plane: Plane, calls: Mapping[str, _Call]) -> Action | Parse
         return ParseFailure("action", f"{name}: {error}")
 
 
+def _several(inside: str, call: str, calls: Mapping[str, _Call]) -> bool:
+    """Whether another call follows. In text that is typed a line may look like one: there it is another call where the
+    text's quote was closed before it."""
+    text = _TEXT.match(inside)
+    if text is None:
+        return _SECOND.search(call) is not None
+    return any(found[1] in calls for found in _BEHIND[text[1]].finditer(inside, text.end()))
+
+
 def _parameters(inside: str) -> dict[str, str]:
     """Raises ValueError."""
     if not inside.strip():
         return {}
     whole = _CONTENT.fullmatch(inside.strip())
     if whole is not None and whole[1] in ("content", "app_name"):
+        for further in _FURTHER[whole[2]].finditer(whole[3]):
+            if further[1] in _NAMES:
+                raise ValueError(f"has no parameter {further[1]} beside {whole[1]}")
         return {whole[1]: _unescaped(whole[3])}
     given: dict[str, str] = {}
     at = 0
