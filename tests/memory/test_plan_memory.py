@@ -13,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapforge_api import load
+from tapforge_api.gpus import cluster_gpus_error, gpus_needed
 from tapforge_trainer.cli import cli
-from tapforge_trainer.memory.estimate import card_of, estimate
+from tapforge_trainer.memory.advice import advice
+from tapforge_trainer.memory.command import model_config
+from tapforge_trainer.memory.estimate import card_of, estimate, visual_tokens
 from tapforge_trainer.memory.known import CONFIGS
 from tapforge_trainer.memory.learner import CATEGORIES
 from tapforge_trainer.memory.report import Figures, as_json, render
@@ -88,7 +91,53 @@ def test_advice_is_true(name: str, overrides: tuple[str, ...], card: str) -> Non
     (line,) = plan["advice"]
     advised = shlex.split(line.partition("fits with ")[2].partition(";")[0])
     code, plan = document(name, *words, *advised, "--gpu-memory", card)
-    assert (code, plan["fits"]) == (0, True)
+    assert [role["problem"] for role in plan["roles"].values()] in ([None], [None, None])
+    assert (code, plan["fits"]) == ((2, False) if "that takes" in line else (0, True))
+
+
+@pytest.mark.parametrize("name", GPU_SAMPLES)
+@pytest.mark.parametrize("card", ["40GiB", "24GiB", "16GiB", "12GiB", "8GiB"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        (),
+        ("spec.placement.mode=colocated", "spec.learner.ranks=4", "spec.engine.replicas=4"),
+        ("spec.model.maxPixels=null",),
+        ("spec.cluster=null", "spec.environment.source={processes: {count: 4}}"),
+    ],
+)
+def test_what_is_advised_has_its_gpus_or_says_so_and_shows_its_screens(
+    name: str, card: str, changed: tuple[str, ...]
+) -> None:
+    run = load(SAMPLES / name, overrides=[*changed])
+    shape = Shape.of(model_config(run, None))
+    size = card_of(run, card)
+    lines = advice(run, estimate(run, shape, size), lambda other: estimate(other, shape, size))
+    line = "".join(lines)
+    if not lines or "nothing that was tried" in line:
+        return
+    words, _, note = line.partition("fits with ")[2].partition(";")
+    overrides = [word for word in shlex.split(words) if word != "--set"]
+    told = load(SAMPLES / name, overrides=[*changed, *overrides])
+    assert estimate(told, shape, size).fits
+    wrong = cluster_gpus_error(told.spec)
+    if run.spec.cluster is None and gpus_needed(told.spec) > gpus_needed(run.spec):
+        wrong = "more than before"
+    assert bool(wrong) == bool(note), (line, wrong)
+    assert not note or f"that takes {gpus_needed(told.spec)} GPUs" in note
+    if "contextTokens" in words:
+        images = told.spec.model.adapter.history_images
+        room = told.spec.model.context_tokens - told.spec.rollout.response_tokens
+        assert visual_tokens(told, shape) * images + 1000 <= room, line
+
+
+def test_gpus_that_are_not_there_do_not_fit() -> None:
+    words = ("--set", "spec.engine.replicas=8")
+    code, plan = document("run-qwen3-vl-8b.yaml", *words)
+    assert (code, plan["fits"], plan["advice"]) == (2, False, [])
+    assert "need 12 GPUs" in plan["gpus_problem"]
+    code, text = planned("run-qwen3-vl-8b.yaml", *words)
+    assert code == 2 and "fits         no\ntoo few: " in text and "need 12 GPUs" in text
 
 
 def test_nothing_helps_a_card_that_is_much_too_small() -> None:

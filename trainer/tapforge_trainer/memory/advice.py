@@ -1,20 +1,21 @@
 """What to change so that a run fits, found by trying: each change is made to the run and the run estimated again. Pure.
 
 - Changes are tried in the order of what they cost: first those that cost time only, then those that use other GPUs of
-  the run's Pods, then those that change what is learned, then those that need more GPUs than the Pods ask for.
+  the run's Pods, then those that change what is learned, then those that need more GPUs than the Pods ask for. That is
+  counted of the changed run and said.
 - A change has several strengths; the mildest that fits is named.
 - One change is named where one is enough; else the smallest combination, and nothing where none of up to `MOST` fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
 
 from tapforge_api import SpecError, TrainingRun, dump_set
-from tapforge_api.gpus import gpus_offered
+from tapforge_api.gpus import cluster_gpus_error, gpus_needed, gpus_offered
 from tapforge_api.loading import from_object
 from tapforge_api.overrides import apply_override
 
@@ -23,6 +24,10 @@ from .estimate import Estimate
 
 #: changes of one combination
 MOST: Final = 4
+#: tokens of a prompt that its text keeps where its context is made shorter: system prompt, goal, earlier answers
+TEXT: Final = 1000
+#: of a screen whose text can still be read
+_LEAST_PIXELS: Final = 401_408
 #: a run with other settings -> its estimate
 Estimator = Callable[[TrainingRun], Estimate]
 
@@ -38,14 +43,14 @@ def advice(run: TrainingRun, now: Estimate, again: Estimator) -> tuple[str, ...]
     """Overrides that make the run fit, one line each; empty: it fits as it is."""
     if now.fits:
         return ()
-    options = list(changes(run, now))
-    single = next((found for change in options if (found := _mildest(run, (change,), again))), None)
-    if single is not None:
-        return (f"it fits with {_said(run, single)}",)
-    for number in range(2, MOST + 1):
-        for chosen in combinations(options, number):
-            if found := _mildest(run, chosen, again):
-                return (f"no single change is enough; it fits with {_said(run, found)}",)
+    search = _Search(run, again)
+    within, beyond = search.sorted(changes(run, now))
+    for number in range(1, MOST + 1):
+        for options, wanted in ((within, True), ([*within, *beyond], False)):
+            for chosen in combinations(options, number):
+                if found := search.mildest(chosen, within=wanted):
+                    so = "" if number == 1 else "no single change is enough; "
+                    return (f"{so}it fits with {search.said(found)}",)
     return (
         f"nothing that was tried makes it fit ({MOST} changes at once at most): use a smaller model, or larger GPUs",
     )
@@ -69,15 +74,18 @@ def changes(run: TrainingRun, now: Estimate) -> Iterator[Change]:
         yield _levels("engine.maxBatchedTokens", _halves(now.engine.batched, 2048))
     shares = [s for s in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3) if s != spec.engine.gpu_memory_share]
     yield _levels("engine.gpuMemoryShare", sorted(shares, reverse=spec.placement.mode == "colocated"))
+    parallel, sampling = spec.engine.tensor_parallel, spec.engine.replicas * spec.engine.tensor_parallel
     if spec.placement.mode == "colocated":
+        half = sampling // 2
+        if half and half % parallel == 0:
+            yield Change((("placement.mode=apart", f"learner.ranks={half}", f"engine.replicas={half // parallel}"),))
         yield _one("placement.mode=apart")
-    heads = now.shape.heads
-    splits = [n for n in (2, 4, 8) if n > spec.engine.tensor_parallel and heads % n == 0]
-    if splits and spec.placement.mode == "apart":
+    else:
+        splits = [n for n in (2, 4, 8) if n > parallel and now.shape.heads % n == 0]
+        same = [n for n in splits if sampling % n == 0]
+        yield Change(tuple((f"engine.tensorParallel={n}", f"engine.replicas={sampling // n}") for n in same))
         yield _levels("engine.tensorParallel", splits)
-    more = [spec.learner.ranks * n for n in (2, 4, 8, 16)]
-    there = sum(gpus_offered(spec.cluster)) if spec.cluster is not None else now.gpus
-    yield _ranks(run, [n for n in more if gpus_with(run, n) <= there])
+    yield _ranks(run, [spec.learner.ranks * n for n in (2, 4, 8, 16)])
     if not load.cpu_offload:
         yield _one("learner.cpuOffload=true")
     if not load.lora:
@@ -85,17 +93,24 @@ def changes(run: TrainingRun, now: Estimate) -> Iterator[Change]:
     if not load.freeze_vision:
         yield _one("model.freezeVision=true")
     if (pixels := spec.model.max_pixels) is not None:
-        yield _levels("model.maxPixels", _halves(pixels, 401_408))
+        yield _levels("model.maxPixels", _halves(pixels, _LEAST_PIXELS))
     floor = max(2048, 4 * spec.rollout.response_tokens)
-    yield Change(
-        tuple((f"model.contextTokens={n}", f"learner.tokensPerMicroBatch={n}") for n in _halves(context, floor))
-    )
-    yield _ranks(run, [n for n in more if gpus_with(run, n) > there])
+    yield Change(tuple(said for n in _halves(context, floor) if (said := _shorter(run, now, n))))
 
 
-def gpus_with(run: TrainingRun, ranks: int) -> int:
-    engine = run.spec.engine
-    return ranks + (0 if run.spec.placement.mode == "colocated" else engine.replicas * engine.tensor_parallel)
+def _shorter(run: TrainingRun, now: Estimate, context: int) -> tuple[str, ...]:
+    """A context in which the screens that a prompt shows still have room beside text and answer, with smaller ones
+    where it needs that; (): the screens would have too few pixels."""
+    model, images = run.spec.model, run.spec.model.adapter.history_images
+    said = (f"model.contextTokens={context}", f"learner.tokensPerMicroBatch={context}")
+    room = context - run.spec.rollout.response_tokens - TEXT
+    if not (model.max_pixels or model.adapter.max_pixels):
+        # Screens shrink with the context, to three quarters of it.
+        return said if context - run.spec.rollout.response_tokens >= 4 * TEXT else ()
+    if now.engine.frame_tokens * images <= room:
+        return said
+    pixels = room // images * now.shape.vision.cell**2
+    return (*said, f"model.maxPixels={pixels}") if pixels >= _LEAST_PIXELS else ()
 
 
 def _ranks(run: TrainingRun, numbers: Sequence[int]) -> Change:
@@ -125,45 +140,76 @@ def _halves(value: int, least: int) -> list[int]:
     return found or ([least] if value > least else [])
 
 
-def _mildest(run: TrainingRun, chosen: Sequence[Change], again: Estimator) -> tuple[str, ...] | None:
-    """The overrides of these changes together, each as mild as fits; None: they don't fit, or contradict each other."""
-    if any(not change.strengths for change in chosen):
-        return None
-    levels = [len(change.strengths) - 1 for change in chosen]
+class _Search:
+    """Tries changes of one run; each set of overrides is tried once."""
 
-    def overrides() -> tuple[str, ...]:
-        said = [o for change, level in zip(chosen, levels, strict=True) for o in change.strengths[level]]
-        return tuple(dict.fromkeys(said))
+    def __init__(self, run: TrainingRun, again: Estimator):
+        self._run, self._again = run, again
+        self._tried: dict[tuple[str, ...], tuple[bool, str | None]] = {}
 
-    if not _fits(run, overrides(), again):
-        return None
-    for number in range(len(levels)):
-        strongest = levels[number]
-        for level in range(strongest):
-            levels[number] = level
-            if _fits(run, overrides(), again):
-                break
-        else:
-            levels[number] = strongest
-    return overrides()
+    def sorted(self, options: Iterable[Change]) -> tuple[list[Change], list[Change]]:
+        """(strengths for which the run's GPUs are enough, those that need more), without empty changes."""
+        within, beyond = [], []
+        for change in options:
+            more = [overrides for overrides in change.strengths if self._outcome(overrides)[1]]
+            within.append(Change(tuple(overrides for overrides in change.strengths if overrides not in more)))
+            beyond.append(Change(tuple(more)))
+        return [change for change in within if change.strengths], [change for change in beyond if change.strengths]
+
+    def mildest(self, chosen: Sequence[Change], *, within: bool) -> tuple[str, ...] | None:
+        """The overrides of these changes together, each as mild as fits; None: they don't fit, contradict each other,
+        or need GPUs that are not there (`within`)."""
+        levels = [len(change.strengths) - 1 for change in chosen]
+
+        def overrides() -> tuple[str, ...]:
+            said = [o for change, level in zip(chosen, levels, strict=True) for o in change.strengths[level]]
+            return tuple(dict.fromkeys(said))
+
+        def fits() -> bool:
+            fields = [override.partition("=")[0] for override in overrides()]
+            if len(set(fields)) < len(fields):
+                return False
+            fitting, more = self._outcome(overrides())
+            return fitting and not (within and more)
+
+        if not fits():
+            return None
+        for number in range(len(levels)):
+            strongest = levels[number]
+            for level in range(strongest):
+                levels[number] = level
+                if fits():
+                    break
+            else:
+                levels[number] = strongest
+        return overrides()
+
+    def said(self, overrides: tuple[str, ...]) -> str:
+        said, more = " ".join(f"--set spec.{override}" for override in overrides), self._outcome(overrides)[1]
+        return f"{said}; {more}" if more else said
+
+    def _outcome(self, overrides: tuple[str, ...]) -> tuple[bool, str | None]:
+        """(whether a run with these fits into its GPUs, which GPUs it lacks)."""
+        if overrides not in self._tried:
+            self._tried[overrides] = self._try(overrides)
+        return self._tried[overrides]
+
+    def _try(self, overrides: tuple[str, ...]) -> tuple[bool, str | None]:
+        data = dump_set(self._run)
+        try:
+            for override in overrides:
+                apply_override(TrainingRun, data, f"spec.{override}")
+            changed = from_object(TrainingRun, data)
+            return self._again(changed).fits, more_gpus(self._run, changed)
+        except (SpecError, FolderError):  # a rule of the API forbids it beside what the run says
+            return False, None
 
 
-def _fits(run: TrainingRun, overrides: Sequence[str], again: Estimator) -> bool:
-    data = dump_set(run)
-    try:
-        for override in overrides:
-            apply_override(TrainingRun, data, f"spec.{override}")
-        return again(from_object(TrainingRun, data)).fits
-    except (SpecError, FolderError):  # a rule of the API forbids it beside what the run says
-        return False
-
-
-def _said(run: TrainingRun, overrides: Sequence[str]) -> str:
-    said = " ".join(f"--set spec.{override}" for override in overrides)
-    ranks = next(
-        (int(o.partition("=")[2]) for o in overrides if o.startswith("learner.ranks=")), run.spec.learner.ranks
-    )
-    asked = sum(gpus_offered(run.spec.cluster)) if run.spec.cluster is not None else 0
-    if asked and gpus_with(run, ranks) > asked:
-        said += f"; that takes {gpus_with(run, ranks)} GPUs, and the run's Pods ask for {asked}"
-    return said
+def more_gpus(run: TrainingRun, changed: TrainingRun) -> str | None:
+    """Which GPUs the changed run lacks: of its Pods, or, where no Pod asks for any, beside those of the run."""
+    needed, before = gpus_needed(changed.spec), gpus_needed(run.spec)
+    asked = sum(gpus_offered(changed.spec.cluster)) if changed.spec.cluster is not None else 0
+    if asked:
+        more = f"that takes {needed} GPUs, and the run's Pods ask for {asked}"
+        return more if needed > asked else cluster_gpus_error(changed.spec)
+    return f"that takes {needed} GPUs instead of {before}" if needed > before else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tapforge_api import TrainingRun
+from tapforge_api.gpus import cluster_gpus_error
 
 from ..assembly import ConfigurationError
 from ..frame_budget import episode_bytes
@@ -36,7 +37,7 @@ class MemoryOptions:
 
 
 def plan_memory(run: TrainingRun, options: MemoryOptions) -> tuple[str, bool]:
-    """(what is printed, whether the run fits). Raises ConfigurationError."""
+    """(what is printed, whether the run fits: its GPUs are there, and large enough). Raises ConfigurationError."""
     try:
         config = model_config(run, options.config)
         shape = Shape.of(config)
@@ -49,10 +50,11 @@ def plan_memory(run: TrainingRun, options: MemoryOptions) -> tuple[str, bool]:
     except (FolderError, UnknownCard, ValueError) as error:
         raise ConfigurationError(str(error)) from error
     figures = Figures(options.disk_rate, options.tokens_per_second, recorded, traced)
+    fits = found.fits and cluster_gpus_error(run.spec) is None
     if options.output == "json":
         document: dict[str, Any] = as_json(run, found, advised, figures)
-        return json.dumps(document, indent=2), found.fits
-    return render(run, found, advised, figures), found.fits
+        return json.dumps(document, indent=2), fits
+    return render(run, found, advised, figures), fits
 
 
 def _trace(load: LearnerLoad, config: ModelConfig) -> Moment:

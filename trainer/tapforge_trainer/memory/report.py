@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tapforge_api import TrainingRun
+from tapforge_api.gpus import cluster_gpus_error
 
 from .estimate import RESERVE, Estimate
 from .known import GIB
@@ -49,10 +50,11 @@ def measured(folder: Path) -> tuple[str, float, float]:
 
 
 def as_json(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Figures) -> dict[str, Any]:
-    seconds = checkpoint_seconds(e, figures)
+    seconds, lacking = checkpoint_seconds(e, figures), cluster_gpus_error(run.spec)
     return {
         "gpus": e.gpus,
-        "fits": e.fits,
+        "gpus_problem": lacking,
+        "fits": e.fits and lacking is None,
         "gpu_bytes": e.card.bytes,
         "gpu_source": e.card.source,
         "peak_bytes": e.peak,
@@ -98,6 +100,7 @@ def _grace(run: TrainingRun) -> float | None:
 
 def render(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Figures) -> str:
     """For people."""
+    lacking = cluster_gpus_error(run.spec)
     names = {"learner": "learner rank", "engine": "engine", "colocated": "learner rank and engine"}
     width = max(len(name) for name in CATEGORIES)
     head = f"{'GiB per GPU':<{width}}" + "".join(f"  {names[role.role]:>24}" for role in e.roles)
@@ -119,12 +122,15 @@ def render(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Figu
         "host memory": f"{sum(e.host.values()) / GIB:.0f} GiB on all nodes together: " + _parts(e.host),
         **_speed(figures),
         **({} if figures.traced is None else {"traced": _compared(e, figures.traced)}),
-        "fits": "yes" if e.fits else "no",
+        "fits": "yes" if e.fits and lacking is None else "no",
     }
     width = max(map(len, lines))
+    missing = [] if lacking is None else [f"too few: {lacking}"]
     problems = [f"{names[role.role]}: {role.problem}" for role in e.roles if role.problem]
     text = [f"{name:<{width}}  {value}" for name, value in lines.items()]
-    return "\n".join([*table, "", *text, *(f"too much: {p}" for p in problems), *(f"advice: {a}" for a in advice)])
+    return "\n".join(
+        [*table, "", *text, *missing, *(f"too much: {p}" for p in problems), *(f"advice: {a}" for a in advice)]
+    )
 
 
 def _frames(e: Estimate) -> str:
