@@ -17,7 +17,7 @@ from tapforge_api import load
 from tapforge_trainer.assembly import SetupError
 from tapforge_trainer.cli import cli
 from tapforge_trainer.doctor import machine
-from tapforge_trainer.doctor.command import preflight
+from tapforge_trainer.doctor.command import _is_cached, preflight
 from tapforge_trainer.telemetry import Telemetry, View
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "quickstart.yaml"
@@ -103,7 +103,7 @@ def _telemetry(folder: Path) -> Telemetry:
 
 
 def test_before_a_run_what_is_doubtful_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (1024, 1024))
     with closing(_telemetry(tmp_path / "quickstart")) as telemetry:
         preflight(load(SAMPLE), tmp_path / "quickstart", telemetry)
         assert telemetry.view.notes == ["open files: 1024 at most (ulimit -n); ulimit -n 65536"]
@@ -114,3 +114,54 @@ def test_before_a_run_what_can_not_work_ends_it(tmp_path: Path, monkeypatch: pyt
     refused = pytest.raises(SetupError, match="can't run quickstart .*\n.*fail.*64 at most")
     with closing(_telemetry(tmp_path / "quickstart")) as telemetry, refused:
         preflight(load(SAMPLE), tmp_path / "quickstart", telemetry)
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(machine.resource, "setrlimit", lambda _, limits: asked.append(limits))
+    assert (machine._open_files(), asked) == (4096, [(4096, 4096)])
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("head:6379", ("head", 6379)),
+        ("ray://head:10001", ("head", 10001)),
+        ("http://head:8265", ("head", 8265)),
+        ("[::1]:6379", ("::1", 6379)),
+        ("auto", None),
+        ("", None),
+        ("head:port", None),
+    ],
+)
+def test_an_address_of_ray_is_read(address: str, place: tuple[str, int] | None) -> None:
+    assert machine._place(address) == place
+
+
+def test_a_machine_whose_name_has_no_address_is_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.socket, "gethostname", lambda: "nowhere.invalid")
+    assert machine._ray_trouble("") == ""
+    assert "nowhere.invalid has no address" in machine._name_trouble()
+
+
+def test_the_token_of_a_login_is_used(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "right")
+    found = machine._ask_hub("maker/model", "main")
+    assert (found.status, found.token) == (200, True)
+
+
+def test_a_model_is_cached_with_all_its_shards_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: str(tmp_path / "config.json"))
+    assert not _is_cached("maker/model", "main")
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert _is_cached("maker/model", "main")
+    shards = {"a": "model-1.safetensors", "b": "model.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert not _is_cached("maker/model", "main")

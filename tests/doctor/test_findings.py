@@ -59,9 +59,19 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
         {"hub": Hub("http://mirror", None, "timed out")}, {"repository": "a/b"}, "model", "fail", "HF_ENDPOINT"
     ),
     "no token": ({"hub": replace(HUB, status=401)}, {"repository": "a/b"}, "model", "fail", "HF_TOKEN is not set"),
+    "GPUs that are hidden": ({"gpus": 0, "cards": 8}, {}, "gpus", "fail", "CUDA_VISIBLE_DEVICES"),
+    "a name without an address": ({"name": "desk has no address"}, {}, "ray", "warn", "/etc/hosts"),
+    "no room for the model": (
+        {"disks": {"model cache": (Path("/h"), 9 * GIB)}}, {"weights_bytes": 16 * GIB, "repository": "a/b"}, "disk",
+        "fail", "the weights take 16.0 GiB make room, or name another folder (HF_HOME)",
+    ),
+    "the model is there": (
+        {"disks": {"model cache": (Path("/h"), 9 * GIB)}},
+        {"weights_bytes": 16 * GIB, "repository": "a/b", "cached": True}, "disk", "ok", "9.0 GiB free",
+    ),
     "a wrong token": (
-        {"hub": replace(HUB, status=403), "environment": {"HF_TOKEN": "x"}}, {"repository": "a/b"}, "model", "fail",
-        "the token in HF_TOKEN may not read it",
+        {"hub": replace(HUB, status=403, token=True)}, {"repository": "a/b"}, "model", "fail",
+        "the token may not read it",
     ),
     "a wrong name": ({"hub": replace(HUB, status=404)}, {"repository": "a/b"}, "model", "fail", "has no a/b"),
     "a hub in trouble": ({"hub": replace(HUB, status=503)}, {"repository": "a/b"}, "model", "warn", "503"),
@@ -92,6 +102,7 @@ def test_on_cpus_nobody_asks_for_a_driver() -> None:
     facts = replace(WELL, gpus=0, driver_cuda=None, torch_cuda=None, torch=Torch(False), packages=packages)
     assert worst(diagnose(facts, Needs(cuda=False))) == "ok"
     assert worst(diagnose(facts, Needs())) == "ok"
+    assert worst(diagnose(replace(facts, cards=1), Needs())) == "ok", "a card that a run does not use is none"
 
 
 def test_both_forms_say_the_same_and_no_secret() -> None:

