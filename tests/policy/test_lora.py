@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from tiny_samples import PlainFrames, Tiny, plain_logprobs, plain_model
 
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.frames import FittedFrame
-from tapforge_trainer.model_source.ref import ModelError
+from tapforge_trainer.model_source.ref import ModelError, ModelRef
 from tapforge_trainer.object_storage import Store
 from tapforge_trainer.policy import export as exports
 from tapforge_trainer.policy import lora
@@ -128,6 +129,10 @@ def test_peft_gives_the_same_model(tiny: Tiny, tmp_path: Path) -> None:
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
+    config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == (tiny.folder.name, None)
+    hub = ModelRef("hub", "owner/name", "c0ffee")
+    assert exports._base(tiny.learner_settings(source=hub)) == ("owner/name", "c0ffee")
     base = plain_model(tiny)
     first = torch.stack([plain_logprobs(base, tiny, s, frames).sum() for s in samples])
     adapted = PeftModel.from_pretrained(base, str(folder / "adapter"))

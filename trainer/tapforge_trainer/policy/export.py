@@ -26,6 +26,7 @@ from .learner import Learner
 
 if TYPE_CHECKING:
     from .rank import Rank
+    from .settings import LearnerSettings
 
 #: of a safetensors file; as much is held in memory
 _FILE_BYTES: Final = 4 * 1024**3
@@ -104,7 +105,16 @@ def _export_rank(rank: Rank, folder: str, adapter: bool = False) -> None:
         model.config.save_pretrained(folder)
     if settings.lora is not None:
         pattern = family.lora_pattern(family.adapted(settings.lora.targets))
-        lora.write(path / lora.FOLDER, matrices, settings.lora, pattern, settings.model)
+        lora.write(path / lora.FOLDER, matrices, settings.lora, pattern, *_base(settings))
+
+
+def _base(settings: LearnerSettings) -> tuple[str, str | None]:
+    """Name and revision of the model that an adapter is of, as others may read them: no folder of this machine."""
+    source = settings.source
+    if source is not None and source.kind == "hub":
+        return source.place, source.commit
+    place = settings.model if source is None or source.kind == "tiny" else source.place
+    return Path(place).name, None
 
 
 def _export_to(rank: Rank, place: CheckpointStore, prefix: str, adapter: bool) -> None:

@@ -124,9 +124,11 @@ def _local(parameter: Tensor) -> Tensor:
 # --- peft's files -----------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, found: Mapping[str, Tensor], lora: LoraSettings, pattern: str, base: str) -> None:
-    """Whole matrices by name as peft and vLLM load them. `pattern`: whole names of the adapted layers; `base`: the
-    folder of the model that they are of."""
+def write(
+    folder: Path, found: Mapping[str, Tensor], lora: LoraSettings, pattern: str, base: str, revision: str | None
+) -> None:
+    """Whole matrices by name as peft and vLLM load them. `pattern`: whole names of the adapted layers; `base`,
+    `revision`: of the model that they are of."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True)
@@ -135,6 +137,7 @@ def write(folder: Path, found: Mapping[str, Tensor], lora: LoraSettings, pattern
         "peft_type": "LORA",
         "task_type": None,
         "base_model_name_or_path": base,
+        "revision": revision,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
