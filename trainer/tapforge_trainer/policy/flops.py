@@ -127,7 +127,8 @@ class Costs:
 
 
 class FlopCounter:
-    """Of a rank's optimizer steps. A frozen tower computes a frame once in a step, however many samples show it."""
+    """Of a rank's optimizer steps, as the model needs them: a frozen tower counts a frame once in a step, however many
+    samples show it, also where it computes it again because its features were not kept."""
 
     def __init__(self, config: ModelConfig, settings: LearnerSettings, device: str = ""):
         """`device`: the GPU's name."""
