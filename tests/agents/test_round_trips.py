@@ -12,6 +12,7 @@ from tapforge_envs.protocol import ACTION, Action, Swipe, Tap, pixel
 from tapforge_trainer.agents import ParseFailure
 from tapforge_trainer.agents.coordinates import Fraction, Grid, ImagePixels, Plane
 from tapforge_trainer.agents.vision import VisionGrid
+from tapforge_trainer.base_check import _OUT_OF_RANGE
 
 WIDTH, HEIGHT = 1092, 2408
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -111,6 +112,8 @@ def test_a_place_outside_is_a_failure(case: Case) -> None:
             text = case.dialect.write(Tap(x=0.5, y=0.5), plane)
             for old, new in (("[{}, {}]", "[{}, {}]"), ("({},{})", "({},{})"), ("x={}, y={}", "x={}, y={}")):
                 text = text.replace(old.format(*point), new.format(*wrong))
+            said = str(case.dialect.parse(text, plane)) if outside == beyond else "which is no number from 0 to "
+            assert _OUT_OF_RANGE.search(said), said
             found = case.dialect.parse(text, plane)
             assert isinstance(found, ParseFailure) and found.kind == "action", (text, found)
 

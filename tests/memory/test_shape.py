@@ -87,6 +87,10 @@ def test_a_repository_is_known_by_its_name(repo: str, billions: float) -> None:
         ("h200", 143_771),
         ("Tesla-V100-SXM2-32GB", 32_768),
         ("A100", None),
+        ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", 10_240),
+        ("NVIDIA-H100-MIG-3g.40gb", 40_960),
+        ("NVIDIA-H100-MIG", None),
+        ("NVIDIA-GeForce-RTX-4090-Laptop-GPU", None),
         ("NVIDIA-X1", None),
     ],
 )

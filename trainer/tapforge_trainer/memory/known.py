@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -157,8 +158,14 @@ GPUS: Final[Mapping[str, int]] = MappingProxyType(
 
 
 def gpu_bytes(product: str) -> int | None:
-    """Of a GPU by its name or its nvidia.com/gpu.product; None: not known here, or several that differ."""
+    """Of a GPU, or of a slice of one, by its name or its nvidia.com/gpu.product; None: not known here, or several that
+    differ."""
     words = set(product.upper().replace("_", "-").replace(" ", "-").split("-"))
+    if "MIG" in words:  # its slice is the last word, such as 1g.10gb
+        slices = [int(found[1]) for word in words if (found := re.fullmatch(r"\d+G\.(\d+)GB.*", word))]
+        return slices[0] * 1024 * MIB if len(slices) == 1 else None
+    if "LAPTOP" in words:  # another card of the same name
+        return None
     known = {name: set(name.upper().split("-")) for name in GPUS}
     inside = [name for name, its in known.items() if its <= words]
     if inside:
