@@ -128,6 +128,20 @@ def test_a_file_that_can_not_work_is_refused_before_anything_starts(made: Made, 
         made(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% filter upper %}{{ goal }}{% endfilter %}",
+        "{% macro m() %}{{ goal }}{% endmacro %}{{ m() | truncate(5) }}",
+        "{% set x %}{{ goal }}{% endset %}{{ x | replace('(', '') }}",
+    ],
+)
+def test_a_value_that_a_filter_takes_apart_is_no_text_of_the_file(made: Made, text: str) -> None:
+    """Else what a task spells could become structure, and words that differ from process to process reach the model."""
+    with pytest.raises(ValueError, match="filter the variable itself"):
+        made(text)
+
+
 def test_a_file_that_is_not_there_is_named(model_folder: Path, tmp_path: Path) -> None:
     options = {"prompt": "full", "history_images": 1, "history_steps": 8, "context_tokens": 512, "response_tokens": 64}
     with pytest.raises(ValueError, match=r"the prompt file .*nowhere.jinja can't be read"):

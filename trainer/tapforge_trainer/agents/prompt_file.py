@@ -74,9 +74,7 @@ class PromptFile:
 
         self._path = path
         self._names = {name for name in VARIABLES if image_allowed or name != "image"}
-        mark = secrets.token_hex(16)
-        self._open, self._close, self._image = f"{mark}(", f"{mark})", f"{mark}#"
-        self._cut = re.compile(f"({mark}[()#])")
+        self._use(secrets.token_hex(16))
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=self._finalize
         )
@@ -98,21 +96,33 @@ class PromptFile:
             raise PromptFileError(
                 f"the prompt file {path} has blocks {', '.join(others)}; known are {', '.join(_BLOCKS)}"
             )
-        for steps in (0, 3):
-            self._probe(steps)
+        found = []
+        for mark in (secrets.token_hex(16), secrets.token_hex(16)):
+            self._use(mark)
+            self._template = environment.from_string(source)  # the mark is around constants, too
+            found.append([self._probe(steps) for steps in (0, 3)])
+        if found[0] != found[1]:
+            raise self._filtered()
         self.has_system = "system" in self._template.blocks
         self.has_user = "user" in self._template.blocks or not self._template.blocks
 
-    def _probe(self, steps: int) -> None:
+    def _use(self, mark: str) -> None:
+        self._mark = mark
+        self._open, self._close, self._image = f"{mark}(", f"{mark})", f"{mark}#"
+        self._cut = re.compile(f"({mark}[()#])")
+
+    def _probe(self, steps: int) -> tuple[tuple[Part, ...], ...]:
         """Renders both texts for a made-up episode, so that what can't work is found before anything starts."""
         seen = Prepared(FittedFrame("probe", b"", 28, 28), 1)
         history = [Turn(seen, "answer", Back())] * steps
         plane = Plane(Grid(999), 28, 28)
         about = Situation("goal", history, steps, 0, plane, [MOBILE_USE.schema(plane)], "app", "added")
+        found = []
         if "system" in self._template.blocks:
-            self.system(about)
+            found.append(self.system(about))
         if "user" in self._template.blocks or not self._template.blocks:
-            self.user(about)
+            found.append(self.user(about))
+        return tuple(found)
 
     def system(self, about: Situation) -> tuple[Part, ...]:
         parts = self._rendered("system", about)
@@ -159,6 +169,12 @@ class PromptFile:
             return self._image
         return f"{self._open}{value}{self._close}"
 
+    def _filtered(self) -> PromptFileError:
+        return PromptFileError(
+            f"the prompt file {self._path} passes text with a variable's value through a filter or a test: filter the "
+            "variable itself, as in {{ goal | upper }}"
+        )
+
     def _parts(self, text: str) -> tuple[Part, ...]:
         parts: list[Part] = []
         depth = 0
@@ -171,6 +187,12 @@ class PromptFile:
                 if IMAGE in parts:
                     raise PromptFileError(f"the prompt file {self._path} names image twice")
                 parts.append(IMAGE)
+            elif self._mark in piece.lower():
+                raise self._filtered()
             elif piece:
                 parts.append(piece if depth else Markup(piece))
+            if depth < 0:
+                raise self._filtered()
+        if depth:
+            raise self._filtered()
         return tuple(parts)
