@@ -159,7 +159,7 @@ def test_a_pod_of_ranks_or_engines_waits_for_them(tmp_path: Path, actor: str, pa
 def test_actors_are_called_so() -> None:
     """Actors are classes; a function that Ray calls once is none."""
     code = "".join(file.read_text() for file in POLICY.rglob("*.py"))
-    assert {f"ray::{name}" for name in re.findall(r"ray\.remote\(([A-Z]\w+)\)", code)} == set(ACTORS)
+    assert {f"ray::{name}" for name in re.findall(r"ray\.remote(?:\(\w+=[^)]*\))?\(([A-Z]\w+)\)", code)} == set(ACTORS)
 
 
 @pytest.mark.parametrize("restarts", ["0", "2"])
