@@ -106,13 +106,21 @@ def test_the_export_is_the_checkpoint_and_loads_with_transformers(trained: Run) 
     import torch.distributed.checkpoint as dcp
     from transformers import Qwen3VLForConditionalGeneration
 
+    from tapforge_trainer.model_source.tiny_base import base_folder
+
     model = Qwen3VLForConditionalGeneration.from_pretrained(trained.folder / "export", dtype=torch.float32)
     exported = dict(model.named_parameters())
-    saved = {f"model.{name}": torch.empty_like(tensor) for name, tensor in exported.items()}
+    folder = trained.folder / "checkpoints" / f"update-{UPDATES:08d}"
+    kept = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    saved = {f"model.{n}": torch.empty_like(tensor) for n, tensor in exported.items() if f"model.{n}" in kept}
     with warnings.catch_warnings(action="ignore"):  # about being a single process
-        dcp.load(saved, checkpoint_id=trained.folder / "checkpoints" / f"update-{UPDATES:08d}")
+        dcp.load(saved, checkpoint_id=folder)
+    base = Qwen3VLForConditionalGeneration.from_pretrained(base_folder(), dtype=torch.float32)
+    frozen = {f"model.{name}": tensor for name, tensor in base.named_parameters() if ".visual." in name}
+    assert saved.keys() | frozen.keys() == {f"model.{name}" for name in exported}
+    assert not saved.keys() & frozen.keys()  # no checkpoint holds what nobody trains
     for name, tensor in exported.items():
-        torch.testing.assert_close(tensor.detach(), saved[f"model.{name}"], rtol=0, atol=0)
+        torch.testing.assert_close(tensor.detach(), (saved | frozen)[f"model.{name}"].detach(), rtol=0, atol=0)
 
 
 def test_the_kl_reference_is_the_policy_after_the_warm_start(trained: Run) -> None:
