@@ -214,6 +214,7 @@ def test_a_broken_export_is_named_by_whoever_loads_it(trained: Run, tmp_path: Pa
     weights.write_bytes(weights.read_bytes()[:1000])
     few = ("--set", "spec.evaluation.episodes=4")
     failed = tapforge("eval", "-f", trained.file, "--runs", tmp_path, *few, place=tmp_path)
-    assert (failed.code, failed.left_behind) == (1, []), failed.said
+    assert (failed.code, failed.left_behind) == (2, []), failed.said
     assert "Traceback" not in failed.err
-    assert f"the model folder is {copy.folder / 'export'}" in failed.err
+    assert f"{copy.folder / 'export'}" in failed.err
+    assert "model.safetensors, which is no safetensors file" in failed.err
