@@ -29,6 +29,8 @@ HERE = Path(__file__).resolve().parent
 
 
 def has_gpu() -> bool:
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return False
     return any(name.startswith("nvidia") and name[6:].isdigit() for name in os.listdir("/dev"))
 
 
@@ -56,7 +58,8 @@ def main() -> None:
     args = parser.parse_args()
     if not has_gpu():
         print(
-            "bench-gpu: this machine has no NVIDIA GPU (no /dev/nvidia*): there is nothing to measure", file=sys.stderr
+            "bench-gpu: this machine has no NVIDIA GPU (no /dev/nvidia*), or CUDA_VISIBLE_DEVICES hides it: there is nothing to measure",
+            file=sys.stderr,
         )
         sys.exit(2)
     found: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() and not args.again else {}

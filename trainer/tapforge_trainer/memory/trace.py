@@ -68,7 +68,7 @@ def trace(load: LearnerLoad, config: ModelConfig) -> Traced:
     two micro-batches per step. Raises ValueError for one that offloads."""
     if load.cpu_offload:
         raise ValueError("a step that offloads to the host can't be traced: leave --trace or learner.cpuOffload out")
-    with tempfile.TemporaryDirectory() as folder, _fake_world(load.ranks):
+    with tempfile.TemporaryDirectory() as folder, _fake_process_group(load.ranks):
         Path(folder, "config.json").write_text(json.dumps(_document(config)))
         return _traced(load, Path(folder), 2 if load.accumulates else 1)
 
@@ -88,7 +88,7 @@ def _document(config: ModelConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def _fake_world(ranks: int) -> Iterator[None]:
+def _fake_process_group(ranks: int) -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         yield
