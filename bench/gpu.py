@@ -58,7 +58,8 @@ def main() -> None:
     args = parser.parse_args()
     if not has_gpu():
         print(
-            "bench-gpu: this machine has no NVIDIA GPU (no /dev/nvidia*), or CUDA_VISIBLE_DEVICES hides it: there is nothing to measure",
+            "bench-gpu: this machine has no NVIDIA GPU (no /dev/nvidia*), or CUDA_VISIBLE_DEVICES hides it: there is "
+            "nothing to measure",
             file=sys.stderr,
         )
         sys.exit(2)
