@@ -43,7 +43,10 @@ async def test_faults_are_counted_by_their_words_and_the_others_go_on():
     async with phones(2) as server:
         await server.set_faults(1, {"kind": "error", "atStep": 1})
         addresses = [PhoneAddress(f"phone-{i}", url, PATIENT) for i, url in enumerate(server.urls)]
-        report = (await measure(addresses, None, 0.3, 3)).report()
+        for seconds in (0.3, 3.0, 30.0):  # a busy machine is late with the step
+            report = (await measure(addresses, None, seconds, 3)).report()
+            if report["faults"] and report["episodes"]:
+                break
         (words,) = report["faults_by_words"]
         assert words.startswith("phone-1: step 1") and report["faults"] >= 1
         assert report["episodes"] >= 1

@@ -4,6 +4,8 @@ of it is in `test_in_flight.py` and `test_replicas.py`."""
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -207,6 +209,22 @@ def test_a_call_whose_argument_died_with_its_maker_is_not_the_engines_death() ->
     assert not isinstance(raised.value, EngineDied)
     with pytest.raises(EngineDied, match="died during renew"):
         asyncio.run(call(ActorDiedError()))
+
+
+async def test_an_answer_that_came_while_the_event_loop_stood_still_is_in_time() -> None:
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[str] = loop.create_future()
+
+    async def reference() -> str:
+        return await answer
+
+    call = asyncio.create_task(called(reference(), "engine 0", "watch", 0.2))
+    await asyncio.sleep(0)
+    threading.Timer(0.05, loop.call_soon_threadsafe, (answer.set_result, "here")).start()
+    time.sleep(0.5)  # noqa: ASYNC251 - the loop stands still
+    assert await call == "here"
+    with pytest.raises(EngineError, match="watch took longer than 0 s"):
+        await called(asyncio.Event().wait(), "engine 0", "watch", 0.1)
 
 
 async def test_the_end_of_all_engines_fails_who_waits_and_who_comes_later_with_the_reason() -> None:

@@ -40,7 +40,7 @@ from tapforge_trainer.policy.settings import EngineSettings
 calls = []
 
 def noting(name, answer=None):
-    async def call(*arguments):
+    async def call(*arguments, **deadline):
         calls.append((name, *arguments))
         return answer
     return call

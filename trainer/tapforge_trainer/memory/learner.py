@@ -43,8 +43,10 @@ CATEGORIES: Final = (
 LOGITS_AT_ONCE: Final = 64 * 1024 * 1024
 FEATURES_KEPT: Final = 256 * 1024 * 1024
 BUCKET_BYTES: Final = 256 * 1024 * 1024
-#: bytes per logit of a piece of the head: five fp32 tensors and one of the pass's format while the entropy is computed
-_LOGIT_BYTES: Final = 22
+#: bytes per logit of a piece of the head: five fp32 tensors while the entropy is computed;
+#: in the backward pass, which computes none, the log-softmax, its gradient and the logits' gradient, all fp32
+_LOGIT_BYTES: Final = 20
+_LOGIT_BYTES_BACKWARD: Final = 12
 _MASTER: Final = 4
 
 
@@ -179,15 +181,14 @@ def _passes(load: LearnerLoad, static: Moment) -> Iterator[Moment]:
     # Pieces of the head's logits, and the gradients of its weight: of earlier pieces, of this one, and their sum.
     weight = width * shape.embedding
     piece = max(1, LOGITS_AT_ONCE // shape.vocabulary)
-    logits = _LOGIT_BYTES * min(load.responses, piece) * shape.vocabulary
+    logits = min(load.responses, piece) * shape.vocabulary
     pieces = 0 if load.lora else min(3, 2 * (load.responses > piece) + 1)
     last = (4 + 2 * width) * shape.hidden * load.tokens  # the final norm
     here = passing.plus("", activations=saved + sum(keeps) + last, unsharded=whole + width * head.size)
-    yield here.plus("forward of the head", gather=width * head.size, temporary=logits)
+    yield here.plus("forward of the head", gather=width * head.size, temporary=_LOGIT_BYTES * logits)
     ahead = width * walked[-1].size if reshards else 0
-    yield here.plus(
-        "backward of the head", gather=ahead, temporary=max(logits + (pieces > 1) * weight, pieces * weight)
-    )
+    passes = max(_LOGIT_BYTES_BACKWARD * logits + (pieces > 1) * weight, pieces * weight)
+    yield here.plus("backward of the head", gather=ahead, temporary=passes)
 
     grads = (
         0.0 if load.lora or not shape.tied else weight

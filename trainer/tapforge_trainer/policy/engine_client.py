@@ -32,6 +32,8 @@ from .wire import DEAD, EngineConnection, Replica, Replicas
 GATHER = 0.001
 #: seconds of one long poll, and what is granted beyond for the call itself
 POLL, POLL_GRACE = 20.0, 60.0
+#: for answers that are there already to be seen
+_LATE_SECONDS = 1.0
 #: seconds until an engine that could not be reached is asked again
 AGAIN = 1.0
 #: hashes remembered per engine before they are sent again
@@ -313,14 +315,18 @@ class EngineClient:
 
 
 async def called(reference: Any, where: str, method: str, seconds: float) -> Any:
-    """What a Ray call of an engine returns. Raises `EngineError` after `seconds`, and `EngineDied`."""
+    """What a Ray call of an engine returns. Raises `EngineError` after `seconds`, and `EngineDied`. An answer that came
+    in time counts, however late this process's event loop gets to see it."""
     from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
+    call = asyncio.ensure_future(reference)
     try:
-        async with asyncio.timeout(seconds):
-            return await reference
-    except TimeoutError as error:
-        raise EngineError(f"{where}: {method} took longer than {seconds:.0f} s") from error
+        # A loop that stood still finds its timers due before the answers that came meanwhile.
+        for wait in (seconds, _LATE_SECONDS):
+            await asyncio.wait({call}, timeout=wait)
+        if not call.done():
+            raise EngineError(f"{where}: {method} took longer than {seconds:.0f} s")
+        return call.result()
     except ActorUnavailableError as error:
         raise EngineError(f"{where} could not be reached for {method}: {reason(error)}") from error
     except RayError as error:
@@ -329,6 +335,8 @@ async def called(reference: Any, where: str, method: str, seconds: float) -> Any
             raise EngineDied(f"{where} died during {method}: {reason(error)}") from error
         died = EngineDied if DEAD in str(error) else EngineError
         raise died(f"{where}: {method} failed: {reason(error)}") from error
+    finally:
+        call.cancel()
 
 
 def _generation(
