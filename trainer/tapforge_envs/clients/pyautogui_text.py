@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from .. import protocol as p
 from ..protocol import UnsupportedAction, pixel
+from .model_code import statements
 
 #: notches of the wheel when an action doesn't say
 NOTCHES: Final = 5
@@ -204,12 +205,8 @@ def actions_of(text: str, scale: Scale) -> list[p.Action]:
             return [p.Terminate(status="success")]
         case "FAIL":
             return [p.Terminate(status="infeasible")]
-    try:
-        body = ast.parse(word).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"is no program: {error!s:.100}") from error
     reader = _Reader(scale)
-    for statement in body:
+    for statement in statements(word):
         reader.read(statement)
     return reader.finished()
 

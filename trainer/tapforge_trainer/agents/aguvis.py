@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import ValidationError
 
+from tapforge_envs.clients.model_code import expression
 from tapforge_envs.clients.pyautogui_text import NOTCHES, Scale, actions_of, key_name
 from tapforge_envs.protocol import (
     Action,
@@ -118,8 +119,8 @@ def _function(code: str, plane: Plane) -> list[Action] | None:
     if code.startswith(("pyautogui", "import", "time")) or len(code) > 20_000:
         return None
     try:
-        tree = ast.parse(code, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = expression(code)
+    except ValueError:
         return None
     if not isinstance(tree, ast.Call):
         return None
