@@ -212,7 +212,8 @@ class Cluster:
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input="\n---\n".join(texts))
 
     def wait_kinds(self) -> None:
-        """Until every CustomResourceDefinition is served."""
+        """Until every CustomResourceDefinition is served, and kubectl knows its short names: it looks for those in what
+        it remembers of the server, which is from before, and asks again only when a whole name is missing."""
         where = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         served = {"type": "Established", "status": "True"}
 
@@ -223,7 +224,12 @@ class Cluster:
                 for kind in kinds
             )
 
+        def all_known() -> bool:
+            kinds = {kind["metadata"]["name"] for kind in self.api("GET", where)["items"]}
+            return kinds <= set(self.kubectl("api-resources", "-o", "name", check=False).stdout.split())
+
         self.wait_for("the kinds to be served", all_served)
+        self.wait_for("kubectl to know the kinds", all_known)
 
     def user(self, name: str, *groups: str) -> Path:
         """A kubeconfig for a user of this name, with a certificate; may do nothing before RBAC says so."""
