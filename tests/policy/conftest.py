@@ -24,6 +24,19 @@ from tapforge_trainer.tiny.folder import write_model
 __all__ = ["s3_proxy", "s3_server"]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that make an end of what all share run when no other one needs it, however files were named."""
+    last = [item for item in items if "expendable" in _fixtures(item)]
+    items[:] = [item for item in items if item not in last]
+    end = max((place for place, item in enumerate(items, 1) if "both" in _fixtures(item)), default=len(items))
+    items[end:end] = last
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     import torch
@@ -88,6 +101,15 @@ async def fresh(both: tuple[Engines, Learner], first_weights: Path) -> Learner:
 
     await checkpoints.load(both[1], first_weights)
     return both[1]
+
+
+@pytest.fixture
+def expendable(fresh: Learner, request: pytest.FixtureRequest) -> Learner:
+    """`fresh` for a test after which it can't be used again."""
+    items = request.session.items
+    later = [item.nodeid for item in items[items.index(request.node) + 1 :] if "both" in _fixtures(item)]
+    assert not later, f"{later} would find the learner dead"
+    return fresh
 
 
 @pytest.fixture

@@ -298,12 +298,11 @@ async def test_what_differs_is_named() -> None:
     assert "prompt of 4 tokens, expected were 3; they differ from token 1 on" in text
 
 
-async def test_a_dead_rank_ends_an_update_at_once(tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner) -> None:
-    """The last test of the folder, whose files run in the order of their names: the other rank waits for the dead one
-    and can't be used again."""
+async def test_a_dead_rank_ends_an_update_at_once(tiny: Tiny, expendable: Learner) -> None:
+    """The other rank waits for the dead one and can't be used again."""
     import ray
 
     samples, frames = tiny.mixed()
-    ray.kill(fresh._ranks[1])
+    ray.kill(expendable._ranks[1])
     with pytest.raises(LearnerError, match="died during update"):
-        await asyncio.wait_for(fresh.update(samples, at_hand(samples, frames), UpdateSettings(), 0), END)
+        await asyncio.wait_for(expendable.update(samples, at_hand(samples, frames), UpdateSettings(), 0), END)
