@@ -297,8 +297,9 @@ class Checkpoints(Spec):
     keep: Annotated[int, Field(ge=1, le=1000)] = Field(2, description="checkpoints kept; older ones are deleted")
     resume_from: Path | None = Field(
         None,
-        description="folder or URI of a checkpoint to resume from; without it the run's newest. One of another run "
-        "gives its weights only, and only until the run has its own",
+        description="folder or URI of a checkpoint to resume from; without it the run's newest. One of this run "
+        "counts until there is one that was made after it; one of another run gives its weights only, and only until "
+        "the run has its own",
     )
     export: bool = Field(True, description="write the final weights in Hugging Face's layout")
 

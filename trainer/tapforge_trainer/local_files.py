@@ -17,8 +17,10 @@ from tapforge_api.pool import Protocol
 
 from .model_source.folder import folder_faults
 from .object_storage import is_uri, uri_error
+from .policy.checkpoint_storage import CheckpointFolder
 from .policy.models import FolderError
 from .policy.models.check import check_folder
+from .progress import went_on
 from .tasks.contamination import Contamination
 from .tasks.files import read_tasks
 from .tasks.source import TaskError
@@ -76,14 +78,14 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
         errors += error
     if (measured := spec.evaluation.tasks.file) is not None:
         errors += _counted(lambda: len(read_tasks(Path(measured), protocol).tasks), "spec.evaluation.tasks.file")[1]
+    kept = checkpoints_of(run, folder_of(run, runs))
     if (resume := spec.checkpoints.resume_from) is not None:
         if is_uri(resume):
             errors += _uri_errors("spec.checkpoints.resumeFrom", resume)
-        elif not Path(resume).is_dir():
+        elif not Path(resume).is_dir() and not went_on(CheckpointFolder(kept), resume):
             errors.append(f"spec.checkpoints.resumeFrom: {_why_no_folder(Path(resume))}")
     if spec.checkpoints.uri is not None:
         errors += _uri_errors("spec.checkpoints.uri", spec.checkpoints.uri, writable=True)
-    kept = checkpoints_of(run, folder_of(run, runs))
     places = {"the run's folder": folder_of(run, runs), "spec.checkpoints.directory": kept}
     for name, place in places.items():
         if why := _why_not_writable(place):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tapforge_api.learning import Stop
 from tapforge_envs.protocol import Task
 
+from .object_storage import is_uri
 from .rollout.groups import Resumed
 from .rollout.recording import Recording
 from .rollout.stats import RolloutStats, by_length, rate_of
@@ -35,6 +36,8 @@ class Progress:
     #: metadata.name of the run whose progress it is; and on a cluster its metadata.uid
     run: str = ""
     uid: str = ""
+    #: the run's own checkpoint that spec.checkpoints.resumeFrom named when this session began (`spelled`); empty: none
+    resumed_from: str = ""
     update: int = 0
     #: policy version of the learner's weights
     version: int = 0
@@ -91,6 +94,23 @@ def progress_of(saved: Saved) -> Progress:
     from .policy.checkpoint_storage import read_state
 
     return Progress(**read_state(saved.path)["driver"])
+
+
+def spelled(given: str) -> str:
+    """A folder or URI as it is compared with another one."""
+    return given.rstrip("/") if is_uri(given) else str(Path(given).resolve())
+
+
+def went_on(place: Place, given: str) -> bool:
+    """Whether the newest checkpoint was made after the run had resumed from `given`, which names an older one of its
+    own: then the newest one counts. One that can't be read doesn't. Raises StorageError."""
+    from .policy.checkpoint_storage import CheckpointError
+
+    try:
+        newest = newest_checkpoint(place)
+        return newest is not None and progress_of(newest).resumed_from == spelled(given)
+    except CheckpointError:
+        return False
 
 
 class Counters:

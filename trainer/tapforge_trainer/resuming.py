@@ -12,19 +12,22 @@ from tapforge_api import TrainingRun
 from .object_storage import is_uri
 from .policy.checkpoint_storage import CheckpointError, checkpoint_at, read_state
 from .policy.driver import Policy
-from .progress import Progress, belongs
+from .progress import Progress, belongs, spelled, went_on
 from .run_folder import check_same
 
 
 async def resumed_from(run: TrainingRun, policy: Policy, uid: str) -> tuple[Progress | None, str]:
-    """Loads the checkpoint to resume from, and returns its progress. One of another run only gives its weights, and
-    only while this run has no checkpoint of its own: then it returns no progress, but what that checkpoint is."""
-    given = run.spec.checkpoints.resume_from
-    inside = given is not None and _inside(given, policy.settings.place.root)
-    state = None if inside else await policy.resume()
+    """Loads the checkpoint to resume from, and returns its progress. One that resumeFrom names among the run's own
+    counts until there is one that was made after it. One of another run only gives its weights, and only while this run
+    has no checkpoint of its own: then it returns no progress, but what that checkpoint is."""
+    given, place = run.spec.checkpoints.resume_from, policy.settings.place
+    inside = given is not None and _inside(given, place.root)
+    begun = {"resumed_from": spelled(given) if given is not None and inside else ""}
+    counts = given is not None and inside and not await asyncio.to_thread(went_on, place, given)
+    state = None if counts else await policy.resume()
     if state is not None:
-        check_same(state.get("spec", {}), run, policy.settings.place.root)  # the run's folder may be another one by now
-        return Progress(**state), ""
+        check_same(state.get("spec", {}), run, place.root)  # the run's folder may be another one by now
+        return Progress(**state | begun), ""
     if given is None:
         return None, ""
     found = await asyncio.to_thread(checkpoint_at, given)
@@ -33,7 +36,7 @@ async def resumed_from(run: TrainingRun, policy: Policy, uid: str) -> tuple[Prog
     # The memory of another run's optimizer is of what that one learned, and at whose rate.
     await policy.resume(found, moments=own)
     if own:
-        return Progress(**state), ""
+        return Progress(**state | begun), ""
     return None, f"{given} (update {state['update']} of {state.get('run') or 'another run'})"
 
 
