@@ -200,7 +200,7 @@ def test_after_a_warm_start_its_adapters_are_the_reference(
         learn(rank, tiny, samples, frames)
         assert learn(rank, tiny, samples, frames, 1, **pulled).sums["kl_loss"] > 1e-4
     with one_rank(tiny, reference=True) as later:  # a later session
-        Store(f"file://{tmp_path}/store").put_folder("reference", folder)
+        exports.put_folder(Store(f"file://{tmp_path}/store"), "reference", folder, lambda: None)
         cache = tmp_path / "cache"
         monkeypatch.setenv("TAPFORGE_CACHE", str(cache))
         asked = list[str]()

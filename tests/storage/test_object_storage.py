@@ -28,6 +28,8 @@ def test_what_is_put_is_read_listed_and_deleted(store: Store, tmp_path: Path) ->
     etag = store.put("a", b"one")
     (tmp_path / "file").write_bytes(b"x" * 100_000)
     store.upload("deep/er/b", tmp_path / "file")
+    with pytest.raises(Conflict, match="deep/er/b has been written by somebody else"):
+        store.upload("deep/er/b", tmp_path / "file")
     assert store.read("a") == (b"one", etag) and store.etag("a") == etag
     assert [(one.path, one.size) for one in store.list()] == [("a", 3), ("deep/er/b", 100_000)]
     assert store.list()[0].etag == etag
@@ -55,22 +57,6 @@ def test_a_conditional_write_happens_only_while_the_object_is_as_it_was_known(st
     assert store.read("latest") is None
     store.check_conditions("probe")
     assert store.list() == []
-
-
-def test_a_folder_is_there_whole_or_not_at_all(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "model" / "adapter").mkdir(parents=True)
-    (tmp_path / "model" / "config.json").write_text("{}")
-    (tmp_path / "model" / "adapter" / "weights").write_bytes(b"x" * 1000)
-    store.put("export/old", b"of an earlier one")
-    (tmp_path / "copy").mkdir()
-    assert not store.get_folder("export", tmp_path / "copy"), "nobody has put it whole"
-    store.put_folder("export", tmp_path / "model")
-    assert store.get_folder("export", tmp_path / "copy")
-    assert (tmp_path / "copy" / "adapter" / "weights").read_bytes() == b"x" * 1000
-    assert not (tmp_path / "copy" / "old").exists() and store.etag("export/old") is None
-    store.put("export/config.json", b"{ }")
-    with pytest.raises(StorageError, match=r"export/config.json has 3 bytes instead of 2"):
-        store.get_folder("export", tmp_path / "copy")
 
 
 def test_an_answer_that_was_lost_is_found_again(store: Store) -> None:

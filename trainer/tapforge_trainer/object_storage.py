@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -32,8 +33,6 @@ from .storage_errors import Conflict, StorageError, code_of, explained, refused,
 
 __all__ = ["Conflict", "StorageError", "Store", "StoredObject", "is_uri", "open_store", "storage_options", "uri_error"]
 
-#: of a folder that was put whole
-LISTED: Final = ".files.json"
 #: for one small request with its retries, seconds
 _SECONDS: Final = 60.0
 #: bytes per second that a transfer may fall to
@@ -220,12 +219,18 @@ class Store:
         raise AssertionError("the last try returns or raises")
 
     def upload(self, path: str, source: Path) -> None:
-        """A file as an object."""
+        """A file as a new object. Raises Conflict where there is one."""
         place, size = self._place(path), source.stat().st_size
         with self._explained(path):
-            if self.scheme == "file":
-                Path(place).parent.mkdir(parents=True, exist_ok=True)
-            self._call("put_file", str(source), place, seconds=_SECONDS + size / _SLOWEST)
+            try:
+                if self.scheme == "file":
+                    _write_file(Path(place), source, True, None)
+                else:
+                    self._call("put_file", str(source), place, mode="create", seconds=_SECONDS + size / _SLOWEST)
+            except (OSError, ValueError, RuntimeError) as error:
+                if refused(error):
+                    raise Conflict(f"{self.uri_of(path)} has been written by somebody else") from error
+                raise
 
     def delete(self, paths: Iterable[str]) -> None:
         """What is not there is no error."""
@@ -247,34 +252,6 @@ class Store:
         if not self._fs.async_impl:  # folders are more than parts of names there
             with self._explained(prefix), suppress(FileNotFoundError):
                 self._fs.rm(self._place(prefix), recursive=True)
-
-    def put_folder(self, prefix: str, folder: Path, check: Callable[[], None] = lambda: None) -> None:
-        """All files below a folder, and nothing else. It is complete, for `get_folder`, when this returns: a list of
-        them comes last. `check` is called before each change, and raises where this one may not write any more."""
-        files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        check()
-        self.delete([f"{prefix}/{LISTED}"])
-        self.delete_folder(prefix)
-        for name, path in files.items():
-            check()
-            self.upload(f"{prefix}/{name}", path)
-        sizes = {name: path.stat().st_size for name, path in files.items()}
-        check()
-        self.put(f"{prefix}/{LISTED}", json.dumps(sizes).encode())
-
-    def get_folder(self, prefix: str, folder: Path) -> bool:
-        """What `put_folder` wrote, into a folder that is there; False: nothing complete is there. Raises
-        StorageError."""
-        found = self.read(f"{prefix}/{LISTED}")
-        if found is None:
-            return False
-        for name, size in json.loads(found[0]).items():
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self.get(f"{prefix}/{name}", target)
-            if (came := target.stat().st_size) != size:
-                raise StorageError(f"{self.uri_of(f'{prefix}/{name}')} has {came} bytes instead of {size}; delete it")
-        return True
 
     def check_conditions(self, path: str) -> None:
         """Raises StorageError where a conditional write to `path`, which is used for nothing else, is not refused
@@ -365,22 +342,25 @@ def _of_file(status: os.stat_result) -> str:
     return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
 
 
-def _write_file(path: Path, data: bytes, if_none_match: bool, if_match: str | None) -> str:
+def _write_file(path: Path, data: bytes | Path, if_none_match: bool, if_match: str | None) -> str:
     """The folder's lock makes of comparing and renaming one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        there = _of_file(path.stat()) if path.exists() else None
-        if (if_none_match and there is not None) or (if_match is not None and there != if_match):
-            raise FileExistsError(path)
-        beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-        with beside.open("wb") as file:
-            file.write(data)
+        with beside.open("wb") as file, BytesIO(data) if isinstance(data, bytes) else data.open("rb") as source:
+            shutil.copyfileobj(source, file)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
-        os.fsync(folder)
-        return _of_file(path.stat())
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            there = _of_file(path.stat()) if path.exists() else None
+            if (if_none_match and there is not None) or (if_match is not None and there != if_match):
+                raise FileExistsError(path)
+            beside.replace(path)
+            os.fsync(folder)
+            return _of_file(path.stat())
+        finally:
+            os.close(folder)
     finally:
-        os.close(folder)
+        beside.unlink(missing_ok=True)

@@ -10,17 +10,19 @@ rename, complete or not at all.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..model_source.ref import ModelError, ModelFile, ModelRef
 from ..model_source.storage import fetched as fetched_files
 from ..model_source.tiny_base import cache_root
-from ..object_storage import LISTED, StorageError, open_store
+from ..object_storage import Conflict, StorageError, Store, open_store
 from .checkpoint_storage import CheckpointStore, Place
 from .learner import Learner
 
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 
 #: of a safetensors file; as much is held in memory
 _FILE_BYTES: Final = 4 * 1024**3
+#: of a folder that was put whole
+LISTED: Final = ".files.json"
+#: of a write that met another one
+_TRIES: Final = 3
 #: files of the original folder that are not copied: weights, and what is written anew
 _OWN = (".safetensors", ".bin", ".pt", ".index.json")
 _FRESH = {"config.json"}
@@ -123,7 +129,49 @@ def _export_to(rank: Rank, place: CheckpointStore, prefix: str, adapter: bool) -
         if rank.rank == 0:
             if not adapter:
                 _add_files(Path(rank.settings.model), Path(name))
-            open_store(place.root).put_folder(prefix, Path(name), place.check)
+            put_folder(open_store(place.root), prefix, Path(name), place.check)
+
+
+def put_folder(store: Store, prefix: str, folder: Path, check: Callable[[], None]) -> None:
+    """All files below a folder, and nothing else. It is complete, for `get_folder`, when this returns: a list of them
+    comes last. `check` is called before each change, and raises where this one may not write any more. Nothing is
+    written over: what an earlier writer that slept since its `check` finds there it does not replace, and what it
+    wrote before this one does is removed."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    check()
+    store.delete([f"{prefix}/{LISTED}"])
+    store.delete_folder(prefix)
+    for name, path in files.items():
+        _put_new(store, f"{prefix}/{name}", functools.partial(store.upload, source=path), check)
+    sizes = json.dumps({name: path.stat().st_size for name, path in files.items()}).encode()
+    _put_new(store, f"{prefix}/{LISTED}", functools.partial(store.put, data=sizes, if_none_match=True), check)
+
+
+def _put_new(store: Store, path: str, write: Callable[[str], object], check: Callable[[], None]) -> None:
+    for _ in range(_TRIES):
+        check()
+        try:
+            write(path)
+        except Conflict:
+            check()
+            store.delete([path])
+        else:
+            return
+    raise StorageError(f"{store.uri_of(path)} was written by others {_TRIES} times in a row")
+
+
+def get_folder(store: Store, prefix: str, folder: Path) -> bool:
+    """What `put_folder` wrote, into a folder that is there; False: nothing complete is there. Raises StorageError."""
+    found = store.read(f"{prefix}/{LISTED}")
+    if found is None:
+        return False
+    for name, size in json.loads(found[0]).items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        store.get(f"{prefix}/{name}", target)
+        if (came := target.stat().st_size) != size:
+            raise StorageError(f"{store.uri_of(f'{prefix}/{name}')} has {came} bytes instead of {size}; delete it")
+    return True
 
 
 def fetch(store: str, folder: Path) -> bool:
@@ -131,7 +179,7 @@ def fetch(store: str, folder: Path) -> bool:
     place, _, last = store.rpartition("/")
     partial = folder.with_name(f".partial-{folder.name}")
     _prepare(folder, partial)
-    if not open_store(place).get_folder(last, partial):
+    if not get_folder(open_store(place), last, partial):
         partial.rmdir()
         return False
     shutil.rmtree(folder, ignore_errors=True)
