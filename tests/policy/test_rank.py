@@ -115,6 +115,21 @@ def test_kl_pulls_towards_the_first_weights(tiny: Tiny) -> None:
         assert rank.update(data, PlainFrames(frames), [whole(data, samples)], pulled, 2).sums["kl_loss"] < far / 2
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # padded, packed
+def test_a_reference_sees_frames_by_what_the_frozen_tower_made_of_them(tiny: Tiny, dtype: str) -> None:
+    """It has no tower and no memory of its own: each frame is computed once, and kept once."""
+    samples, frames = tiny.mixed()
+    data = tiny.token_batch(samples)
+    settings = UpdateSettings(objective=replace(OBJECTIVE, kl_coefficient=1.0))
+    with one_rank(tiny, reference=True, freeze_vision=True, dtype=dtype) as rank:
+        rank.refer_to(str(tiny.folder))
+        made: list[int] = []
+        rank.policy.visual.merger.register_forward_hook(lambda _module, _given, found: made.append(len(found)))
+        rank.update(data, PlainFrames(frames), [whole(data, samples)], settings, 0)
+    grids = [rank.form.grid(shown.width, shown.height) for shown in frames.values()]
+    assert sum(made) == sum(rows * columns for rows, columns in grids)
+
+
 def test_a_kl_term_without_a_reference_is_refused(tiny: Tiny) -> None:
     samples, frames = tiny.mixed(3)
     with one_rank(tiny) as rank, pytest.raises(ValueError, match="without a reference"):

@@ -119,6 +119,10 @@ class VLPolicy(nn.Module):
             self._features.add(new, [frames[name].tokens for name in new], parts)
         return self._features.take(names)
 
+    def share_tower(self, other: Any) -> None:
+        """`other`: a policy of the same kind with a frozen tower. One tower, and one memory of what it made."""
+        self.model.model.visual, self._features = other.visual, other._features
+
     def forget_features(self) -> None:
         """For whoever puts other weights into a frozen tower."""
         self._features.clear()

@@ -100,6 +100,10 @@ class PackedPolicy(nn.Module):
     def device(self) -> torch.device:
         return self.allowed.device
 
+    def share_tower(self, other: Any) -> None:
+        """`other`: a policy of the same kind with a frozen tower. One tower, and one memory of what it made."""
+        self.model.model.visual, self._features = other.visual, other._features
+
     def forget_features(self) -> None:
         """For whoever puts other weights into a frozen tower."""
         self._features.clear()

@@ -116,8 +116,8 @@ class Rank:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
         settings = replace(self.settings, model=folder)
-        tower = self.policy.visual if self.policy.freeze_vision else None
-        self.reference, _ = load_policy(settings, self.form, self.mesh, frozen=True, tower=tower)
+        shared = self.policy if self.policy.freeze_vision else None
+        self.reference, _ = load_policy(settings, self.form, self.mesh, frozen=True, tower_of=shared)
 
     @contextmanager
     def _referred(self) -> Iterator[Any]:

@@ -42,18 +42,18 @@ def load_policy(
     mesh: DeviceMesh,
     *,
     frozen: bool = False,
-    tower: nn.Module | None = None,
+    tower_of: Policy | None = None,
 ) -> tuple[Policy, Vocabulary]:
     """The model of the settings' folder, sharded over `mesh`; collective. `frozen`: nothing of it is trained, so that
-    all of it is in the number format of the pass. `tower`: another policy's frozen vision tower, which this one uses
+    all of it is in the number format of the pass. `tower_of`: another policy, whose frozen vision tower this one uses
     instead of its own. Raises FolderError where the folder does not hold the model that its config.json announces."""
     policy, vocabulary = build_policy(settings, form, frozen=frozen)
     folder = Path(settings.model)
-    if tower is not None:
-        policy.model.model.visual = tower
+    if tower_of is not None:
+        policy.share_tower(tower_of)
     shard(policy, mesh, settings)
     materialize(policy, policy.model, torch.device(settings.device), offload=settings.cpu_offload)
-    load_weights(policy.model, folder, skip="model.visual." if tower is not None else None)
+    load_weights(policy.model, folder, skip="model.visual." if tower_of is not None else None)
     lora.begin(policy.model, settings.seed)
     return policy, vocabulary
 
