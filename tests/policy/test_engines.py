@@ -18,7 +18,7 @@ from tapforge_trainer.policy import engine, engines
 from tapforge_trainer.policy.engine import EngineActor
 from tapforge_trainer.policy.engine_client import EngineClient, EngineDied
 from tapforge_trainer.policy.engines import Engines
-from tapforge_trainer.policy.sampler import Sampler
+from tapforge_trainer.policy.sampler import Sampler, clear_scratch
 from tapforge_trainer.policy.settings import EngineSettings
 from tapforge_trainer.policy.wire import (
     Request,
@@ -111,6 +111,35 @@ def test_what_is_in_flight_has_the_time_of_an_answer_to_end_before_new_weights()
     with pytest.raises(TimeoutError, match="1 requests did not finish within 0 s before a weight sync"):
         sampler._pause("wait")
     assert not sampler._draining
+
+
+def test_what_vllm_does_not_put_back_on_waking_is_as_it_takes_it_to_be() -> None:
+    """Of vLLM's own model, without its layers: a step without frames adds these tensors to the first layers' inputs,
+    and a GPU that slept holds there what its memory holds. They are neither parameters nor buffers."""
+    import torch
+    from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration as Model
+
+    model = Model.__new__(Model)
+    torch.nn.Module.__init__(model)
+    model.deepstack_num_level = 3
+    model.deepstack_input_embeds = [torch.zeros(16, 8) for _ in range(3)]
+    assert not list(model.named_buffers()) + list(model.named_parameters())
+    worker, said = SimpleNamespace(get_model=lambda: model), []
+
+    def wake_up(tags: list[str]) -> None:
+        said.append(tags)
+        if tags == ["weights"]:
+            for tensor in model.deepstack_input_embeds:
+                tensor.fill_(float("nan"))
+
+    sampler = Sampler.__new__(Sampler)
+    sampler._llm = SimpleNamespace(wake_up=wake_up, collective_rpc=lambda function: function(worker))
+    sampler._wake("weights")
+    sampler._wake("kv_cache")
+    assert said == [["weights"], ["kv_cache"]]
+    taken = model._get_deepstack_input_embeds(16).tensors
+    assert len(taken) == 3 and all(bool((tensor == 0).all()) for tensor in taken.values())
+    clear_scratch(SimpleNamespace(get_model=torch.nn.Module))  # another family's
 
 
 # --- the driver's hold ------------------------------------------------------------------------------------------------

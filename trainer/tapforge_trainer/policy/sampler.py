@@ -293,6 +293,8 @@ class Sampler:
 
     def _wake(self, part: SleepPart) -> None:
         self._llm.wake_up(tags=[part])
+        if part == "weights":
+            self._llm.collective_rpc(clear_scratch)
 
     def _proceed(self, version: int) -> None:
         self._broken = ""
@@ -329,6 +331,14 @@ class Sampler:
 
 #: keys of requests that prove an update begin with this; their results are never held back
 PROBE = "probe-"
+
+
+def clear_scratch(worker: Any) -> None:
+    """Called on vLLM's workers when the memory of their weights is there again, with whatever lies in it. vLLM puts
+    back buffers and takes parameters anew. What Qwen3-VL adds to the first layers' inputs lies in neither: it is
+    written and zeroed again around a step with frames, and every other step takes it for zero."""
+    for tensor in getattr(worker.get_model(), "deepstack_input_embeds", ()):
+        tensor.zero_()
 
 
 def _dead(why: BaseException) -> str:
