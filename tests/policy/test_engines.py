@@ -113,6 +113,19 @@ def test_what_is_in_flight_has_the_time_of_an_answer_to_end_before_new_weights()
     assert not sampler._draining
 
 
+@pytest.mark.parametrize("device, said", [("cpu", []), ("cuda", ["synchronize_device"])])
+def test_no_step_is_under_way_on_a_gpu_when_weights_come(device: str, said: list[str]) -> None:
+    """vLLM schedules a step ahead there, whose collectives would meet those that bring the weights."""
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    asked: list[str] = []
+    sampler = Sampler.__new__(Sampler)
+    sampler.settings = replace(SETTINGS, device=device)
+    sampler._llm = SimpleNamespace(collective_rpc=asked.append)
+    sampler._pause("keep")
+    assert sampler._paused and asked == said and all(hasattr(WorkerBase, method) for method in asked)
+
+
 def test_what_vllm_does_not_put_back_on_waking_is_as_it_takes_it_to_be() -> None:
     """Of vLLM's own model, without its layers: a step without frames adds these tensors to the first layers' inputs,
     and a GPU that slept holds there what its memory holds. They are neither parameters nor buffers."""

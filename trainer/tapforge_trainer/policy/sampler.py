@@ -285,6 +285,10 @@ class Sampler:
                     )
                 self._step()
         self._paused = True
+        if self.settings.device == "cuda":
+            # A step that was scheduled ahead may still run there. vLLM drops what it samples (`_proceed`), but its
+            # collectives must not meet those that bring the weights.
+            self._llm.collective_rpc("synchronize_device")
 
     def _sleep(self, mode: PauseMode) -> None:
         self._pause(mode)
