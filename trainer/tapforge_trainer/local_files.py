@@ -17,10 +17,8 @@ from tapforge_api.pool import Protocol
 
 from .model_source.folder import folder_faults
 from .object_storage import is_uri, uri_error
-from .policy.checkpoint_storage import CheckpointFolder
 from .policy.models import FolderError
 from .policy.models.check import check_folder
-from .progress import went_on
 from .tasks.contamination import Contamination
 from .tasks.files import read_tasks
 from .tasks.source import TaskError
@@ -82,7 +80,7 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
     if (resume := spec.checkpoints.resume_from) is not None:
         if is_uri(resume):
             errors += _uri_errors("spec.checkpoints.resumeFrom", resume)
-        elif not Path(resume).is_dir() and not went_on(CheckpointFolder(kept), resume):
+        elif not Path(resume).is_dir() and not _went_on(kept, resume):
             errors.append(f"spec.checkpoints.resumeFrom: {_why_no_folder(Path(resume))}")
     if spec.checkpoints.uri is not None:
         errors += _uri_errors("spec.checkpoints.uri", spec.checkpoints.uri, writable=True)
@@ -91,6 +89,13 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
         if why := _why_not_writable(place):
             errors.append(f"{name}: {why}")
     return LocalFiles(tuple(errors), urls, tasks)
+
+
+def _went_on(checkpoints: Path, resume: str) -> bool:
+    from .policy.checkpoint_storage import CheckpointFolder
+    from .progress import went_on  # pays for images, which other commands don't need
+
+    return went_on(CheckpointFolder(checkpoints), resume)
 
 
 def model_folder_errors(folder: Path) -> list[str]:
