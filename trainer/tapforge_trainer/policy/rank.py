@@ -9,7 +9,8 @@ Rules:
 - Master weights and optimizer state are fp32; with dtype bfloat16 only the forward and backward passes are narrower.
 - Before an update all ranks make sure that they can get at their frames; those of the next micro-batches are fetched
   and decoded in a thread while one is being computed.
-- The same samples give the same bits: nothing here draws random numbers.
+- Nothing here draws random numbers: the same samples give the same bits on CPUs. On GPUs flash attention adds up its
+  gradients in no fixed order.
 """
 
 from __future__ import annotations
