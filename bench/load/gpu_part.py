@@ -227,6 +227,7 @@ async def _engine(folder: Path, device: str, scale: int) -> dict[str, Any]:
     from tapforge_trainer.policy.frames import PixelFormat
     from tapforge_trainer.policy.learner import Learner
     from tapforge_trainer.policy.models import ModelConfig
+    from tapforge_trainer.policy.placement import placed
     from tapforge_trainer.policy.probe import make_probe
     from tapforge_trainer.policy.settings import EngineSettings, LearnerSettings
     from tapforge_trainer.policy.sync import synchronize
@@ -242,20 +243,20 @@ async def _engine(folder: Path, device: str, scale: int) -> dict[str, Any]:
     }
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     asked, answers = 64 // scale, 12
-    engines = Engines(
-        EngineSettings(
-            str(folder),
-            tokens.allowed_ids,
-            tokens.stop_ids,
-            context_tokens=8192 // scale,
-            max_sequences=asked,
-            gpu_memory_share=0.5 if gpus == 1 else 0.9,
-            **shared,
-        ),
-        form,
-        tokens.image_pad,
+    sampling = EngineSettings(
+        str(folder),
+        tokens.allowed_ids,
+        tokens.stop_ids,
+        context_tokens=8192 // scale,
+        max_sequences=asked,
+        gpu_memory_share=0.5 if gpus == 1 else 0.9,
+        **shared,
     )
-    learner = Learner(LearnerSettings(str(folder), tokens.allowed_ids, **shared))
+    learning = LearnerSettings(str(folder), tokens.allowed_ids, **shared)
+    # Else both would take the first of several GPUs, which NCCL refuses.
+    placement = await placed(sampling, 1, learning, lambda words: print(words, file=sys.stderr))
+    engines = Engines(sampling, form, tokens.image_pad, places=placement.engines)
+    learner = Learner(learning, placement.ranks)
     try:
         started = time.perf_counter()
         await engines.ready()

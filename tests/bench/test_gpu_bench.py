@@ -9,6 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+from load import gpu_part
+
+from tapforge_trainer.policy.placement import Place, Placement
+from tapforge_trainer.policy.settings import EngineSettings, LearnerSettings
+from tapforge_trainer.tiny.folder import write_model
+
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "bench")]), "OMP_NUM_THREADS": "1"}
 
@@ -38,3 +45,35 @@ def test_attention_is_measured_and_what_is_not_installed_is_named() -> None:
     found = _part("attention", "--scale", "32")
     assert found["packed_torch"]["ms"] > 0 and found["padded_sdpa"]["ms"] > 0
     assert set(found["skipped"]) >= {"packed_FA3", "packed_FA4"}
+
+
+async def test_engine_and_learner_get_seats_of_their_own_where_there_are_two_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as their actors; which GPUs seats are is in `tests/driver/test_raylets.py`."""
+    write_model(tmp_path / "model", 0)
+    seats = Placement([Place({"num_gpus": 1, "engine": 0})], [Place({"num_gpus": 1, "rank": 0})])
+    seated: dict[str, Any] = {}
+
+    class Seated(Exception):
+        pass
+
+    async def placed(engine: EngineSettings, replicas: int, learner: LearnerSettings, _: Any) -> Placement:
+        assert (engine.device, learner.device, replicas, engine.colocated) == ("cuda", "cuda", 1, False)
+        return seats
+
+    def engines(*_: Any, places: Any = ()) -> None:
+        seated["engines"] = places
+
+    def learner(_: LearnerSettings, places: Any = ()) -> None:
+        seated["ranks"] = places
+        raise Seated
+
+    monkeypatch.setattr("ray.init", lambda **_: None)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("tapforge_trainer.policy.placement.placed", placed)
+    monkeypatch.setattr("tapforge_trainer.policy.engines.Engines", engines)
+    monkeypatch.setattr("tapforge_trainer.policy.learner.Learner", learner)
+    with pytest.raises(Seated):
+        await gpu_part._engine(tmp_path / "model", "cuda", 1)
+    assert seated == {"engines": seats.engines, "ranks": seats.ranks}
