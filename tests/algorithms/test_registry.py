@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from tapforge_trainer.algorithms import registry
 from tapforge_trainer.algorithms.registry import UnknownName, estimate, estimator, names
 from tapforge_trainer.algorithms.steps import Steps
 
@@ -33,6 +34,12 @@ def test_names_are_strict():
         estimate("gigpo", PAIR, gama=1.0)
     with pytest.raises(UnknownName, match="option of rloo 'normalization'"):
         estimate("rloo", PAIR, normalization="mean")
+
+
+def test_packages_are_searched_once(monkeypatch):
+    estimate("rloo", PAIR)
+    monkeypatch.delattr(registry, "entry_points")
+    estimate("rloo", PAIR)
 
 
 def test_an_estimator_of_another_package(tmp_path, monkeypatch):

@@ -51,10 +51,10 @@ def test_constants_are_those_of_the_policy() -> None:
 
 FEW_LAYERS = [
     ("qwen3-vl-8b", {"accumulates": True}),
-    ("qwen3-vl-8b", {"accumulates": True, "sharded_gradients": False}),
-    ("qwen3-vl-8b", {"lora": 64}),
-    ("qwen3-vl-2b", {"freeze_vision": False}),
-    ("qwen2.5-vl-7b", {"freeze_vision": False, "activation_checkpointing": False}),
+    pytest.param("qwen3-vl-8b", {"accumulates": True, "sharded_gradients": False}, marks=pytest.mark.long),
+    pytest.param("qwen3-vl-8b", {"lora": 64}, marks=pytest.mark.long),
+    pytest.param("qwen3-vl-2b", {"freeze_vision": False}, marks=pytest.mark.long),
+    pytest.param("qwen2.5-vl-7b", {"freeze_vision": False, "activation_checkpointing": False}, marks=pytest.mark.long),
 ]
 
 
