@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import pytest
 from whole import Command, Run
 
+#: a whole run of its own; what it shows of the protocol, tests/clients and tests/phone show in the first tier
+pytestmark = pytest.mark.long
+
 UPDATES, SERVERS = 2, 5
 #: answers screenshots that stop in the middle, at every step
 SICK = 4
