@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.models import real
 sys.path.insert(0, str(Path(__file__).parents[1] / "agents"))
 from drawn import draw_frame
 
-from tapforge_envs.protocol import Back, Observation, Tap, Type
+from tapforge_envs.protocol import Back, Frame, Observation, Tap, Type
 from tapforge_trainer.agents import Prepared, Turn, make_agent
 from tapforge_trainer.agents.chat import IMAGE, Markup, Message
 from tapforge_trainer.agents.chat_agent import ChatAgent
@@ -43,6 +44,8 @@ def folder(request: pytest.FixtureRequest) -> Path:
     return real.folder(request.param)
 
 
+# All of one family's: each takes most of a second, for its vocabulary.
+@lru_cache(maxsize=5)
 def build(folder: Path, name: str, **options: Any) -> ChatAgent:
     agent = make_agent(name, folder, **OPTIONS | options)
     assert isinstance(agent, ChatAgent)
@@ -59,7 +62,12 @@ def names_of(folder: Path) -> list[str]:
 
 
 def screens(agent: ChatAgent, count: int) -> list[Prepared]:
-    return [agent.prepare(Observation(draw_frame(1080, 2400, seed=seed)))[0] for seed in range(count)]
+    return [agent.prepare(Observation(_screen(seed)))[0] for seed in range(count)]
+
+
+@lru_cache(maxsize=5)
+def _screen(seed: int) -> Frame:
+    return draw_frame(1080, 2400, seed=seed)
 
 
 def conversation(messages: list[Message]) -> list[dict[str, Any]]:
