@@ -103,9 +103,9 @@ def made(given: dict[str, Any], platform: Any) -> dict[str, Any]:
     }
     if measured:
         budget = MultiModalBudget(config, MULTIMODAL_REGISTRY)
-        _, dummy = budget.get_dummy_encoder_profile_inputs("image", 1)[0]
+        _, profiled = budget.get_dummy_encoder_profile_inputs("image", 1)[0]
         found["frame_tokens"] = budget.mm_max_toks_per_item["image"]
-        found["patches"] = [list(dummy["pixel_values"].data.shape), str(dummy["pixel_values"].data.dtype)]
+        found["patches"] = [list(profiled["pixel_values"].data.shape), str(profiled["pixel_values"].data.dtype)]
     return found
 
 

@@ -114,7 +114,7 @@ def test_what_is_in_flight_has_the_time_of_an_answer_to_end_before_new_weights()
 
 
 @pytest.mark.parametrize("device, said", [("cpu", []), ("cuda", ["synchronize_device"])])
-def test_no_step_is_under_way_on_a_gpu_when_weights_come(device: str, said: list[str]) -> None:
+def test_no_step_is_in_flight_on_a_gpu_when_weights_come(device: str, said: list[str]) -> None:
     """vLLM schedules a step ahead there, whose collectives would meet those that bring the weights."""
     from vllm.v1.worker.worker_base import WorkerBase
 

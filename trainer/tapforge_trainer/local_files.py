@@ -80,7 +80,7 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
     if (resume := spec.checkpoints.resume_from) is not None:
         if is_uri(resume):
             errors += _uri_errors("spec.checkpoints.resumeFrom", resume)
-        elif not Path(resume).is_dir() and not _went_on(kept, resume):
+        elif not Path(resume).is_dir() and not _saved_since_resuming(kept, resume):
             errors.append(f"spec.checkpoints.resumeFrom: {_why_no_folder(Path(resume))}")
     if spec.checkpoints.uri is not None:
         errors += _uri_errors("spec.checkpoints.uri", spec.checkpoints.uri, writable=True)
@@ -91,11 +91,11 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
     return LocalFiles(tuple(errors), urls, tasks)
 
 
-def _went_on(checkpoints: Path, resume: str) -> bool:
+def _saved_since_resuming(checkpoints: Path, resume: str) -> bool:
     from .policy.checkpoint_storage import CheckpointFolder
-    from .progress import went_on  # pays for images, which other commands don't need
+    from .progress import saved_since_resuming  # pays for images, which other commands don't need
 
-    return went_on(CheckpointFolder(checkpoints), resume)
+    return saved_since_resuming(CheckpointFolder(checkpoints), resume)
 
 
 def model_folder_errors(folder: Path) -> list[str]:

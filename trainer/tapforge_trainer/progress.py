@@ -36,7 +36,7 @@ class Progress:
     #: metadata.name of the run whose progress it is; and on a cluster its metadata.uid
     run: str = ""
     uid: str = ""
-    #: the run's own checkpoint that spec.checkpoints.resumeFrom named when this session began (`spelled`); empty: none
+    #: the own checkpoint that spec.checkpoints.resumeFrom named when this session began, `normalized`; or empty
     resumed_from: str = ""
     update: int = 0
     #: policy version of the learner's weights
@@ -96,19 +96,19 @@ def progress_of(saved: Saved) -> Progress:
     return Progress(**read_state(saved.path)["driver"])
 
 
-def spelled(given: str) -> str:
+def normalized(given: str) -> str:
     """A folder or URI as it is compared with another one."""
     return given.rstrip("/") if is_uri(given) else str(Path(given).resolve())
 
 
-def went_on(place: Place, given: str) -> bool:
+def saved_since_resuming(place: Place, given: str) -> bool:
     """Whether the newest checkpoint was made after the run had resumed from `given`, which names an older one of its
     own: then the newest one counts. One that can't be read doesn't. Raises StorageError."""
     from .policy.checkpoint_storage import CheckpointError
 
     try:
         newest = newest_checkpoint(place)
-        return newest is not None and progress_of(newest).resumed_from == spelled(given)
+        return newest is not None and progress_of(newest).resumed_from == normalized(given)
     except CheckpointError:
         return False
 

@@ -12,7 +12,7 @@ from tapforge_api import TrainingRun
 from .object_storage import is_uri
 from .policy.checkpoint_storage import CheckpointError, checkpoint_at, read_state
 from .policy.driver import Policy
-from .progress import Progress, belongs, spelled, went_on
+from .progress import Progress, belongs, normalized, saved_since_resuming
 from .run_folder import check_same
 
 
@@ -22,12 +22,12 @@ async def resumed_from(run: TrainingRun, policy: Policy, uid: str) -> tuple[Prog
     has no checkpoint of its own: then it returns no progress, but what that checkpoint is."""
     given, place = run.spec.checkpoints.resume_from, policy.settings.place
     inside = given is not None and _inside(given, place.root)
-    begun = {"resumed_from": spelled(given) if given is not None and inside else ""}
-    counts = given is not None and inside and not await asyncio.to_thread(went_on, place, given)
+    session = {"resumed_from": normalized(given) if given is not None and inside else ""}
+    counts = given is not None and inside and not await asyncio.to_thread(saved_since_resuming, place, given)
     state = None if counts else await policy.resume()
     if state is not None:
         check_same(state.get("spec", {}), run, place.root)  # the run's folder may be another one by now
-        return Progress(**state | begun), ""
+        return Progress(**state | session), ""
     if given is None:
         return None, ""
     found = await asyncio.to_thread(checkpoint_at, given)
@@ -36,7 +36,7 @@ async def resumed_from(run: TrainingRun, policy: Policy, uid: str) -> tuple[Prog
     # The memory of another run's optimizer is of what that one learned, and at whose rate.
     await policy.resume(found, moments=own)
     if own:
-        return Progress(**state | begun), ""
+        return Progress(**state | session), ""
     return None, f"{given} (update {state['update']} of {state.get('run') or 'another run'})"
 
 
