@@ -22,17 +22,23 @@ HERE   := $(shell pwd | cksum | cut -d' ' -f1)
 LOCKED := .venv/.locked-$(HERE)
 READY  := .venv/.ready-$(HERE)
 
-.PHONY: help demo demo-cluster tiny bench-operator test test-long test-models lint format lock setup clean
+.PHONY: help demo demo-cluster demo-autoscaling demo-queues tiny bench-operator test test-long test-models test-versions lint format lock setup clean
 
 help: ## this list
-	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | expand -t 16
-	@for script in bench/*.py; do echo "bench-$$(basename "$$script" .py)"; done | paste -sd' ' | sed 's/^/benchmarks:     /'
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | expand -t 18
+	@for script in bench/*.py; do echo "bench-$$(basename "$$script" .py)"; done | paste -sd' ' | sed 's/^/benchmarks:       /'
 
 demo: $(READY) ## train on the simulated phone: manifests/samples/quickstart.yaml
 	@$(BIN)/tapforge run -f manifests/samples/quickstart.yaml $(ARGS)
 
 demo-cluster: $(READY) ## a run on a Kubernetes of this machine, from apply to Complete: needs Go and root
 	@$(BIN)/python -m e2e.demo
+
+demo-autoscaling: $(READY) ## Karpenter brings and empties nodes for a pool of 200 slots, four minutes: needs Go
+	@$(BIN)/python -m pytest tests/e2e/test_karpenter.py -m long -q -s --durations 0 $(ARGS)
+
+demo-queues: $(READY) ## runs in a queue of Kueue's, on a control plane of this machine: needs Go
+	@$(BIN)/python -m e2e.queues
 
 tiny: $(READY) ## rebuild the tiny base model from its seed (about ten minutes)
 	@$(BIN)/tapforge tiny build $(ARGS)
@@ -66,6 +72,9 @@ test-long: $(READY) ## the tests that take long: matrices, minutes of waiting, f
 	$(if $(strip $(ARGS)),$(error test-long takes no ARGS: make test ARGS="FOLDER -m long" runs some of them))
 	@$(BIN)/python -m tests.tiers test-long
 
+test-versions: $(READY) ## the control plane's tests on the oldest and the newest Kubernetes and the oldest KubeRay: about 40 minutes
+	@$(BIN)/python -m tests.versions $(ARGS)
+
 test-models: $(READY) ## each model family at its real width, alone: an update on screens of 1080x2400; minutes, 12 GiB of memory
 	@$(BIN)/python -m pytest tests/models -m long -v $(ARGS)
 
@@ -82,7 +91,7 @@ IMAGE   = --no-annotate pyproject.toml $(ARGS)
 LOGGERS = $(addprefix --extra ,tensorboard wandb swanlab mlflow)
 lock: $(UV) ## write requirements/*.txt again from pyproject.toml; newest versions: ARGS=--upgrade
 	@echo "lock: $(LOCK)"
-	@$(COMPILE) $(LOCK) --extra operator --extra trainer-cpu --extra web --extra storage $(LOGGERS) --extra dev pyproject.toml $(ARGS)
+	@$(COMPILE) $(LOCK) --extra operator --extra trainer-cpu --extra web --extra cluster --extra storage $(LOGGERS) --extra dev pyproject.toml $(ARGS)
 	@echo "lock: requirements of the images"
 	@$(COMPILE) requirements/operator.txt --constraint $(LOCK) --extra operator $(IMAGE) \
 	    $(addprefix --no-emit-package ,numpy pillow psutil rich markdown-it-py mdurl pygments)

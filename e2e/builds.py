@@ -1,7 +1,8 @@
 """Whatever the tests of the control plane and of a real node are made of, before the first of them runs.
 
-    python -m e2e.builds
+    python -m e2e.builds [long]
 
+- `long` also makes what only the long tests use.
 - What is there already is not made again: then it returns after a second.
 - The longest comes first, and programs are compiled one after the other, because each compilation fills the machine.
   Beside them packages are downloaded and images put together, which waits for the network most of the time.
@@ -12,7 +13,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from . import installed
@@ -20,17 +21,19 @@ from .cluster import CannotBuild, binaries
 from .cluster.node import CannotRun
 from .gitops import kstatus
 
-PROGRAMS = (binaries.CONTROL_PLANE, binaries.ADDONS, kstatus.SOURCES)
+PROGRAMS = (binaries.CONTROL_PLANE, binaries.ADDONS, kstatus.SOURCES, binaries.HELM)
+LONG_PROGRAMS = (binaries.KARPENTER, binaries.KUEUE)
 
 
-def main() -> int:
+def main(tier: str = "") -> int:
+    programs = (*PROGRAMS, *LONG_PROGRAMS) if tier == "long" else PROGRAMS
     with ThreadPoolExecutor(2) as both:
-        done = [both.submit(_tried, make) for make in (_programs, installed.prepare)]
+        done = [both.submit(_tried, make) for make in (lambda: _compiled(programs), installed.prepare)]
         return max(one.result() for one in done)
 
 
-def _programs() -> None:
-    for sources in PROGRAMS:
+def _compiled(programs: Iterable[binaries.Sources]) -> None:
+    for sources in programs:
         binaries.ensure(of=sources)
 
 
@@ -44,4 +47,4 @@ def _tried(make: Callable[[], object]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tapforge_operator import names
+from tapforge_operator import labels
 
 from . import installed
 from .cluster import CannotBuild, Cluster, NotInTime, binaries
@@ -110,7 +110,7 @@ def _phone_dies(cluster: Cluster) -> None:
         if status.get("progress", {}).get("update", 0) < _MOMENT:
             return {"none": "it ended before"} if _ended(status) else None
         pods = cluster.api("GET", _PODS)["items"]
-        return next((pod for pod in pods if names.CLAIM in pod["metadata"].get("annotations", {})), None)
+        return next((pod for pod in pods if labels.CLAIM in pod["metadata"].get("annotations", {})), None)
 
     phone = cluster.wait_for(f"update {_MOMENT}", moment, _PATIENCE)
     if phone is None or "metadata" not in phone:

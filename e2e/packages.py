@@ -21,6 +21,8 @@ PATH: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/
 #: program -> Debian's package
 ADB: Final = {"adb": "adb"}
 CHROMIUM: Final = {"chromium": "chromium"}
+#: the package's daemon is not started: services start under systemd alone
+PROMETHEUS: Final = {"promtool": "prometheus", "prometheus": "prometheus"}
 
 _INSTALL_SECONDS: Final = 600
 _LOCK: Final = Path("/run/lock/tapforge-packages")

@@ -64,6 +64,7 @@ def _pytest(name: str, *words: str, only: str, after: Sequence[str] = (), beside
 
 
 BUILDS: Final = Job("builds", (sys.executable, "-u", "-m", "e2e.builds"))
+LONG_BUILDS: Final = Job("builds", (*BUILDS.command, "long"))
 _PURE: Final = tuple(f"--ignore={folder}" for folder in ("tests/e2e", *STACKS, *DRIVERS))
 #: parts of the control plane's tests, which wait most of their time: each part has a control plane of its own
 _BROKERS: Final = ("tests/e2e/test_claim*.py", "tests/e2e/test_operator_*.py")
@@ -76,8 +77,8 @@ _PARTS: Final = {
 }
 
 
-def _control_plane(only: str) -> list[Job]:
-    return [_pytest(name, *words, only=f"not node and {only}", after=["builds"]) for name, words in _PARTS.items()]
+def _control_plane(only: str, *parts: str) -> list[Job]:
+    return [_pytest(name, *_PARTS[name], only=f"not node and {only}", after=["builds"]) for name in parts]
 
 
 TIERS: Final[Mapping[str, tuple[Job, ...]]] = {
@@ -86,16 +87,16 @@ TIERS: Final[Mapping[str, tuple[Job, ...]]] = {
         Job("lint", ("make", "lint")),
         _pytest("stacks", *STACKS, only=SHORT, after=["builds"]),
         _pytest("drivers", *DRIVERS, only=SHORT, after=["builds"]),
-        *_control_plane(SHORT),
+        *_control_plane(SHORT, "claims", "control plane"),
         _pytest("pure", *_PURE, only=SHORT, after=["claims", "control plane"], beside="builds"),
         _pytest("node", "tests/e2e", only=f"node and {SHORT}", after=["stacks"]),
     ),
     "test-long": (
-        BUILDS,
+        LONG_BUILDS,
         _pytest("stacks", *STACKS, only=LONG, after=["builds"]),
-        *_control_plane(LONG),
-        _pytest("pages", "tests/web", only=LONG),
-        _pytest("memory", "tests/memory", only=LONG),
+        _pytest("drivers", *DRIVERS, only=LONG, after=["builds"]),
+        *_control_plane(LONG, *_PARTS),
+        _pytest("pure", *_PURE, only=LONG),
         _pytest("node", "tests/e2e", only=f"node and {LONG}", after=["stacks"]),
     ),
 }

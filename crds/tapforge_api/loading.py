@@ -41,6 +41,27 @@ def load_pool(path_or_text: str | FilePath, overrides: Sequence[str] = ()) -> Em
     return _load(EmulatorPool, path_or_text, overrides)
 
 
+def load_bundle(
+    path_or_text: str | FilePath, overrides: Sequence[str] = ()
+) -> tuple[TrainingRun, list[dict[str, Any]]]:
+    """The only TrainingRun of a file, as `load` reads it; and all objects of the file as they are written, with the
+    overrides, the run last. Its EmulatorPools are checked as by `load_pool`, other kinds are passed through."""
+    text, source = _read(path_or_text)
+    documents = parse(text, source)
+    chosen = _choose(documents, TrainingRun, source)
+    run = _checked(TrainingRun, chosen, source, overrides)
+    others = [document for document in documents if document is not chosen]
+    for document in others:
+        if not isinstance(document.data, dict):
+            line = document.lines.get((), 1)
+            raise SpecError(
+                source, [Problem(f"holds no object but {type(document.data).__name__}", (), f"line {line}")]
+            )
+        if document.data.get("kind") == EmulatorPool.__name__:
+            _checked(EmulatorPool, document, source, ())
+    return run, [*(document.data for document in others), chosen.data]
+
+
 def from_object(model: type[M], data: Mapping[str, Any]) -> M:
     """An object as the API server gives it: metadata of Kubernetes' own is left out."""
     known = set(aliases(model_at(model, ("metadata",)) or Metadata))
@@ -54,7 +75,11 @@ def from_object(model: type[M], data: Mapping[str, Any]) -> M:
 
 def _load(model: type[M], path_or_text: str | FilePath, overrides: Sequence[str]) -> M:
     text, source = _read(path_or_text)
-    document = _choose(parse(text, source), model, source)
+    return _checked(model, _choose(parse(text, source), model, source), source, overrides)
+
+
+def _checked(model: type[M], document: Document, source: str, overrides: Sequence[str]) -> M:
+    """Carries the overrides out on the document."""
     data: dict[str, Any] = document.data
     places = {path: f"line {line}" for path, line in document.lines.items()}
     problems: list[Problem] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from tapforge_operator import names
+from tapforge_operator import labels
 
 from . import pools
 from .claiming import Broker, Claim, Refused
@@ -83,6 +83,6 @@ def _check(bed: Testbed, claim: Claim, before: list[Claim]) -> None:
     if claim.slot in {old.slot for old in before}:
         raise RuntimeError(f"slot {claim.slot} has two holders")
     pod = bed.cluster.api("GET", f"/api/v1/namespaces/{NAMESPACE}/pods/{claim.slot}")["metadata"]
-    written = pod["annotations"].get(names.FENCE)
-    if written != str(claim.fence) or names.CLAIM not in pod["annotations"]:
+    written = pod["annotations"].get(labels.FENCE)
+    if written != str(claim.fence) or labels.CLAIM not in pod["annotations"]:
         raise RuntimeError(f"the claim {claim.id} was answered, and its slot says fence {written}")

@@ -7,8 +7,8 @@ from typing import Any
 
 from tapforge_api.base import API_VERSION
 from tapforge_api.reading import read_pool
-from tapforge_operator.pool.manifests import slot_pods
-from tapforge_operator.pool.records import NewSlot, Pool
+from tapforge_operator.emulatorpool.pod import slot_pods
+from tapforge_operator.emulatorpool.state import NewSlot, Pool
 
 Json = dict[str, Any]
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from e2e.cluster import STRATEGIC
-from tapforge_operator import names
+from tapforge_operator import labels
 
 from . import pools
 from .figures import percentile
@@ -73,5 +73,5 @@ def _failure(pod: dict[str, Any]) -> Request:
 
 def _heir(pool_uid: str, pod: dict[str, Any]) -> str:
     """Name of the Pod that takes this one's place."""
-    ordinal = int(pod["metadata"]["labels"][names.ORDINAL])
-    return names.slot_name("phones", pool_uid, ordinal, pod["metadata"]["uid"])
+    ordinal = int(pod["metadata"]["labels"][labels.ORDINAL])
+    return labels.slot_name("phones", pool_uid, ordinal, pod["metadata"]["uid"])

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +54,8 @@ class Sources:
     links: tuple[str, ...] = ()
     #: (module that is required, folder of it, name that its copy gets beside the programs)
     carried: tuple[tuple[str, str, str], ...] = ()
+    #: file of the module that is read in place of its go.mod
+    modfile: str = "go.mod"
 
 
 CONTROL_PLANE: Final = Sources(
@@ -67,6 +69,56 @@ ADDONS: Final = Sources(
     ("tool", "./..."),
     carried=(("github.com/ray-project/kuberay/ray-operator", "config/crd/bases", "crds"),),
 )
+#: `karpenter`: with its provider of kwok's nodes; its kinds in `crds`, the provider's in `provider-crds`
+KARPENTER: Final = Sources(
+    "Karpenter",
+    Path(__file__).parent / "karpenter",
+    ("go.mod", "go.sum"),
+    ("tool",),
+    "karpenter",
+    carried=(
+        ("sigs.k8s.io/karpenter", "pkg/apis/crds", "crds"),
+        ("sigs.k8s.io/karpenter", "kwok/apis/crds", "provider-crds"),
+    ),
+)
+#: `kueue`; its kinds lie in `crds` beside `bin`
+KUEUE: Final = Sources(
+    "Kueue",
+    Path(__file__).parent / "kueue",
+    ("go.mod", "go.sum"),
+    ("tool",),
+    "kueue",
+    carried=(("sigs.k8s.io/kueue", "config/components/crd/bases", "crds"),),
+)
+#: the parts of Kubernetes that an operator meets, in the oldest supported version and in the newest one; what else
+#: a cluster needs is the control plane's
+_VERSIONS: Final = Path(__file__).parent / "versions"
+_PARTS: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+OLDEST_KUBERNETES: Final = Sources(
+    "the oldest Kubernetes",
+    _VERSIONS,
+    ("oldest.mod", "oldest.sum", "main.go"),
+    (".",),
+    "kubernetes",
+    _PARTS,
+    modfile="oldest.mod",
+)
+NEWEST_KUBERNETES: Final = Sources(
+    "the newest Kubernetes", _VERSIONS, ("go.mod", "go.sum", "main.go"), (".",), "kubernetes", _PARTS
+)
+#: `ray-operator`; KubeRay's kinds lie in `crds` beside `bin`
+OLDEST_KUBERAY: Final = Sources(
+    "the oldest KubeRay",
+    Path(__file__).parent / "kuberay-oldest",
+    ("go.mod", "go.sum"),
+    ("tool",),
+    "ray-operator",
+    carried=ADDONS.carried,
+)
+#: what `TAPFORGE_TEST_KUBERNETES` and `TAPFORGE_TEST_KUBERAY` may say; without them a cluster is of the usual versions
+KUBERNETES: Final = {"": CONTROL_PLANE, "oldest": OLDEST_KUBERNETES, "newest": NEWEST_KUBERNETES}
+KUBERAY: Final = {"": ADDONS, "oldest": OLDEST_KUBERAY}
+HELM: Final = Sources("Helm", Path(__file__).parent / "helm", ("go.mod", "go.sum"), ("tool",), "helm")
 
 #: where Go lies on machines whose PATH does not say so
 USUAL_PLACES = "/usr/local/go/bin:/usr/lib/go/bin"
@@ -98,6 +150,23 @@ def ensure(say: Callable[[str], None] = lambda line: print(line, flush=True), of
     return programs
 
 
+def chosen(versions: Mapping[str, Sources], variable: str) -> Sources:
+    """The version that the environment asks for. Raises CannotBuild for one that is not among `versions`."""
+    name = os.environ.get(variable, "")
+    if name not in versions:
+        raise CannotBuild(f"{variable} is {name!r}; it may be {' or '.join(repr(one) for one in versions)}")
+    return versions[name]
+
+
+def kubernetes() -> Sources:
+    """What the API server, the controllers and the scheduler of a cluster are built of."""
+    return chosen(KUBERNETES, "TAPFORGE_TEST_KUBERNETES")
+
+
+def kuberay() -> Sources:
+    return chosen(KUBERAY, "TAPFORGE_TEST_KUBERAY")
+
+
 def cache() -> Path:
     """Folder for what is built once and used for long."""
     named = os.environ.get("TAPFORGE_CACHE")
@@ -106,9 +175,9 @@ def cache() -> Path:
 
 
 def _needed(of: Sources) -> str:
-    found = re.search(r"^go (\S+)$", (of.module / "go.mod").read_text(), re.MULTILINE)
+    found = re.search(r"^go (\S+)$", (of.module / of.modfile).read_text(), re.MULTILINE)
     if found is None:
-        raise CannotBuild(f"{of.module / 'go.mod'} has no line `go <version>`: it is not the file that was committed")
+        raise CannotBuild(f"{of.module / of.modfile} has no line `go <version>`: it is not the file that was committed")
     return found[1]
 
 
@@ -142,11 +211,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _arguments(of: Sources) -> list[str]:
-    kubernetes = re.search(r"k8s\.io/kubernetes (v(\d+)\.(\d+)\.\S+)", (of.module / "go.mod").read_text())
+    kubernetes = re.search(r"k8s\.io/kubernetes (v(\d+)\.(\d+)\.\S+)", (of.module / of.modfile).read_text())
     if kubernetes is None:
         if of is CONTROL_PLANE:
             raise CannotBuild(
-                f"{of.module / 'go.mod'} doesn't require k8s.io/kubernetes: it is not the file that was committed"
+                f"{of.module / of.modfile} doesn't require k8s.io/kubernetes: it is not the file that was committed"
             )
         return [*_FLAGS, "-ldflags", "-s -w"]
     stamps = {"gitVersion": kubernetes[1], "gitMajor": kubernetes[2], "gitMinor": kubernetes[3]}
@@ -191,7 +260,20 @@ def _build(go: str, of: Sources, folder: Path, say: Callable[[str], None]) -> No
         new = Path(place) / "new"
         programs = new / "bin"
         programs.mkdir(parents=True)
-        _compile([go, "build", "-v", *_arguments(of), "-o", f"{programs}/{of.program}", *of.packages], of.module, say)
+        _compile(
+            [
+                go,
+                "build",
+                "-v",
+                f"-modfile={of.modfile}",
+                *_arguments(of),
+                "-o",
+                f"{programs}/{of.program}",
+                *of.packages,
+            ],
+            of.module,
+            say,
+        )
         for link in of.links:
             (programs / link).symlink_to(of.program)
         for module, source, name in of.carried:
@@ -205,7 +287,7 @@ def _build(go: str, of: Sources, folder: Path, say: Callable[[str], None]) -> No
 
 def _module_folder(go: str, of: Sources, module: str) -> Path:
     asked = subprocess.run(
-        [go, "list", "-m", "-f", "{{.Dir}}", module],
+        [go, "list", f"-modfile={of.modfile}", "-m", "-f", "{{.Dir}}", module],
         cwd=of.module,
         capture_output=True,
         text=True,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 
@@ -74,6 +74,22 @@ class Authority:
         return Pair(signed.public_bytes(serialization.Encoding.PEM), _pem(key))
 
 
+def self_signed(names: Sequence[str]) -> Pair:
+    """A server's that is its own authority, with an RSA key: for programs that want both, and take no other key."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
+    signed = (
+        _builder(name, name, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    )
+    return Pair(signed.public_bytes(serialization.Encoding.PEM), secret)
+
+
 def signing_keys() -> Pair:
     """What service-account tokens are signed with, and the public half (as `certificate`) that checks them."""
     key = ec.generate_private_key(ec.SECP256R1())
@@ -81,7 +97,9 @@ def signing_keys() -> Pair:
     return Pair(public, _pem(key))
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey | rsa.RSAPublicKey
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()

@@ -67,7 +67,7 @@ class Cluster:
 
     def start(self) -> Cluster:
         """Returns when the API server serves, the controllers run and the nodes are Ready."""
-        programs = binaries.ensure()
+        programs, kubernetes = binaries.ensure(), binaries.ensure(of=binaries.kubernetes())
         addresses = None
         if self.options.real_node:
             prerequisites.ensure()
@@ -75,7 +75,7 @@ class Cluster:
             self.options = replace(self.options, bind="0.0.0.0", advertise=str(addresses.host))
         folder = Path(tempfile.mkdtemp(prefix="tapforge-cluster-"))
         (folder / "logs").mkdir()
-        self._place = place = Place(folder, programs, *free_ports(4))
+        self._place = place = Place(folder, programs, kubernetes, *free_ports(4))
         self._family = Family(folder, folder / "logs", keep=self._keep, cgroup=folder.name)
         try:
             self._write_files(place)
@@ -269,9 +269,6 @@ class Cluster:
     def pid(self, component: str) -> int:
         return self._there_is(self._family).pid(component)
 
-    def send_signal(self, component: str, number: signal.Signals) -> None:
-        self._there_is(self._family).send_signal(component, number)
-
     def may_end(self, component: str) -> None:
         """By itself, from now on until it is started again: waiting goes on then."""
         self._there_is(self._family).may_end(component)
@@ -296,11 +293,8 @@ class Cluster:
     @contextmanager
     def paused(self, component: str) -> Iterator[None]:
         """It hangs inside the block: connections stay open and nobody answers."""
-        self.send_signal(component, signal.SIGSTOP)
-        try:
+        with self._there_is(self._family).paused(component):
             yield
-        finally:
-            self.send_signal(component, signal.SIGCONT)
 
     @contextmanager
     def without(self, component: str, number: signal.Signals = signal.SIGKILL) -> Iterator[None]:

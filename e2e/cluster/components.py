@@ -58,6 +58,8 @@ class Place:
 
     folder: Path
     programs: Path
+    #: programs of the API server, the controllers and the scheduler
+    kubernetes: Path
     api_port: int
     etcd_port: int
     etcd_peer_port: int
@@ -184,4 +186,6 @@ def audit_policy() -> dict[str, Any]:
 
 def _command(place: Place, options: Options, component: str, flags: dict[str, str]) -> list[str]:
     merged = flags | dict(options.flags.get(component, {}))
-    return [str(place.programs / component), *(f"--{name}={value}" for name, value in merged.items())]
+    versioned = component in (API_SERVER, CONTROLLER_MANAGER, SCHEDULER)
+    program = (place.kubernetes if versioned else place.programs) / component
+    return [str(program), *(f"--{name}={value}" for name, value in merged.items())]

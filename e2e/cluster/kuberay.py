@@ -20,7 +20,7 @@ _KINDS = ("rayclusters", "rayjobs", "rayservices")
 
 def install(cluster: Cluster) -> None:
     """Its kinds alone; returns when they are served. Those that are there already are left as they are."""
-    folder = binaries.ensure(of=binaries.ADDONS).parent / "crds"
+    folder = binaries.ensure(of=binaries.kuberay()).parent / "crds"
     for kind in _KINDS:
         if not cluster.exists(f"/apis/ray.io/v1/{kind}"):
             # As large as they are, they are quicker to create than to apply.
@@ -30,7 +30,7 @@ def install(cluster: Cluster) -> None:
 
 def start(cluster: Cluster, environment: Mapping[str, str] | None = None) -> None:
     """Returns when the kinds are served and the operator was started. `environment`: its settings."""
-    build = binaries.ensure(of=binaries.ADDONS)
+    build = binaries.ensure(of=binaries.kuberay())
     install(cluster)
     metrics, health = free_ports(2)
     command = [

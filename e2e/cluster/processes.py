@@ -5,17 +5,21 @@ Each writes what it says into a file of its own. A process is started again unde
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 _STOP_SECONDS = 60.0
+_POLL_SECONDS = 0.01
 #: below the range that outgoing connections take theirs from, so that a port stays free while its server is away
 _PORTS = range(18000, 32000)
 #: those that this process gave out
@@ -29,6 +33,18 @@ class _Member:
     process: subprocess.Popen[bytes]
     #: somebody ended it on purpose
     stopped: bool = False
+
+
+def _wait_until_stopped(name: str, pid: int) -> None:
+    """The kernel says that a child is stopped when the last one of its threads is."""
+    deadline = time.monotonic() + _STOP_SECONDS
+    events = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while (seen := os.waitid(os.P_PID, pid, events)) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{name} (pid {pid}) took no SIGSTOP within {_STOP_SECONDS:g} s")
+        time.sleep(_POLL_SECONDS)
+    if seen.si_code != os.CLD_STOPPED:
+        raise RuntimeError(f"{name} (pid {pid}) ended while it was being paused: its log may say why")
 
 
 class Family:
@@ -85,8 +101,19 @@ class Family:
         """By itself, from now on until it is started again: that is no crash."""
         self._member(name).stopped = True
 
-    def send_signal(self, name: str, number: signal.Signals) -> None:
-        self._member(name).process.send_signal(number)
+    @contextmanager
+    def paused(self, name: str) -> Iterator[None]:
+        """Its connections stay open inside the block, and none of its threads runs."""
+        process = self._member(name).process
+        if not self.running(name):
+            raise RuntimeError(f"{name} (pid {process.pid}) has ended and can't be paused: start it first")
+        process.send_signal(signal.SIGSTOP)
+        try:
+            # The signal is sent at once; on a busy machine a thread may still answer after that.
+            _wait_until_stopped(name, process.pid)
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
 
     def pid(self, name: str) -> int:
         return self._member(name).process.pid

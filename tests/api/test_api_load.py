@@ -44,7 +44,11 @@ def test_the_smallest_file_has_every_default() -> None:
     assert (run.spec.warm_start, run.spec.checkpoints.directory, run.spec.rollout.concurrency) == (None, None, None)
 
 
-@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.yaml")), ids=lambda p: p.name)
+#: samples with an object of ours; those of other projects' kinds alone are read by their own tests
+OURS = sorted(path for path in SAMPLES.glob("*.yaml") if "tapforge.dev/v1alpha1" in path.read_text())
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda p: p.name)
 def test_samples_are_valid_and_survive_being_written_and_resolved(path: Path) -> None:
     read = load_pool if "kind: EmulatorPool" in path.read_text() else load
     sample = read(path)

@@ -35,12 +35,14 @@ def _part(*words: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_the_learner_s_part_computes_an_update() -> None:
     found = _part("learner", "--model", "qwen3-vl-8b-tiny", "--layers", "2", "--scale", "64")
     assert found["tokens_per_second"] > 0 and found["mfu"] is None, "nothing is known of what a CPU can do"
     assert set(found["seconds_by_phase"]) == {"forward", "backward", "optimizer"}
 
 
+@pytest.mark.long
 def test_attention_is_measured_and_what_is_not_installed_is_named() -> None:
     found = _part("attention", "--scale", "32")
     assert found["packed_torch"]["ms"] > 0 and found["padded_sdpa"]["ms"] > 0

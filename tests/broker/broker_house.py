@@ -10,15 +10,15 @@ from dataclasses import replace
 import aiohttp
 from aiohttp import web
 from callers import Callers
-from claim_cluster import KEYS, PATIENCE, Broker, Cluster, Lab
+from claim_cluster import KEYS, TIMEOUTS, Broker, Cluster, Lab
 
 from tapforge_api.claims import Refusal
-from tapforge_operator.broker import server, tls
+from tapforge_operator.broker import http, tls
 from tapforge_operator.broker.auth import Auth
-from tapforge_operator.broker.forward import Forward
+from tapforge_operator.broker.http import Forward
 
 #: a broker behind a socket lives by the machine's time: it never gives up what it has begun
-PATIENT = replace(PATIENCE, settle=300.0, siblings=60.0, release=300.0, look=300.0)
+LONG_TIMEOUTS = replace(TIMEOUTS, settle=300.0, siblings=60.0, release=300.0, refresh=300.0)
 #: what the certificate is for, wherever the broker is reached
 NAME = "tapforge-broker.tapforge-system.svc"
 CLAIMS = "/v1/namespaces/lab/pools/phones/claims"
@@ -49,7 +49,7 @@ class House:
 
     def __init__(self, lab: Lab, leading: bool = True):
         self.lab = lab
-        self.broker = Broker(lab, patience=PATIENT)
+        self.broker = Broker(lab, timeouts=LONG_TIMEOUTS)
         self.broker.leading = leading
         self.callers = Callers()
         self.callers.pools = {}
@@ -67,9 +67,10 @@ class House:
         self.material = material = material or await own_material(["localhost", "127.0.0.1", NAME])
         self.trust = ssl.create_default_context(cadata=material.ca.decode())
         self.forward = Forward(leader, "standby", NAME, self.trust, self.passed_on.append) if leader else None
-        self.runner = server.runner(server.application(self.broker.claims, self.auth, KEYS.proved, self.forward))
+        self.runner = http.runner(http.application(self.broker.claims, self.auth, KEYS.proved, self.forward))
         await self.runner.setup()
-        await web.TCPSite(self.runner, "127.0.0.1", 0, ssl_context=tls.context(material)).start()
+        self.context = tls.context(material)
+        await web.TCPSite(self.runner, "127.0.0.1", 0, ssl_context=self.context).start()
         self.address = f"127.0.0.1:{self.runner.addresses[0][1]}"
         self.url = f"https://{self.address}"
         self.session = self.caller()

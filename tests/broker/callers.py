@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 from tapforge_api.claims import AUDIENCE
-from tapforge_operator.broker.directory import PoolNotFound
+from tapforge_operator.broker.types import PoolNotFound
 from tapforge_operator.kube.client import ApiError
-from tapforge_operator.objects import PoolObject, observe_pool
+from tapforge_operator.kube.types import PoolObject, observe_pool
 
 Object = dict[str, Any]
 

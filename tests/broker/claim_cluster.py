@@ -12,14 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tapforge_api.claims import Acquire, Given, Held, Release, Renew
-from tapforge_operator import names
-from tapforge_operator.broker.clock import RunningClock
-from tapforge_operator.broker.mark import Keys
-from tapforge_operator.broker.records import Holder, Pace, Patience
+from tapforge_operator import labels as wellknown
+from tapforge_operator.broker.claim_record import Keys
+from tapforge_operator.broker.renewals import RunningClock
 from tapforge_operator.broker.service import Claims
+from tapforge_operator.broker.types import ClaimQuotas, Holder, LedgerTimeouts, ServiceTimeouts
 from tapforge_operator.kube.client import ApiError
-from tapforge_operator.objects import observe_pool
-from tapforge_operator.slots import observe
+from tapforge_operator.kube.types import observe, observe_pool
 
 Object = dict[str, Any]
 KEYS = Keys(b"k" * 32)
@@ -217,14 +216,14 @@ class Lab:
     def add_slot(self, number: int, node: str = "n0", ready: bool = True) -> str:
         name = f"phone-{number}"
         owner = {"kind": "EmulatorPool", "name": POOL, "uid": self.pool_uid, "controller": True}
-        labels = {names.POOL: POOL, names.POOL_UID: self.pool_uid, names.ORDINAL: str(number)}
+        labels = {wellknown.POOL: POOL, wellknown.POOL_UID: self.pool_uid, wellknown.ORDINAL: str(number)}
         body = {
             "kind": "Pod",
             "metadata": {
                 "name": name,
                 "namespace": NAMESPACE,
                 "labels": labels,
-                "annotations": {names.SAFE_TO_EVICT: "true"},
+                "annotations": {wellknown.SAFE_TO_EVICT: "true"},
                 "ownerReferences": [owner],
             },
             "spec": {"nodeName": node},
@@ -249,8 +248,10 @@ class Lab:
         return [body for path, body in self.cluster.objects.items() if path.startswith(LEASES)]
 
 
-PATIENCE = Patience(tick=0.01, settle=1.0, siblings=0.1, release=1.0, look=1.0, holders=0.05)
-PACE = Pace(patience=0.05, linger=0.02, remember=5.0, step_deadline=0.2, first_pause=0.1, longest_pause=0.4)
+TIMEOUTS = ServiceTimeouts(tick=0.01, settle=1.0, siblings=0.1, release=1.0, refresh=1.0, holders=0.05, quotas=0.01)
+LEDGER_TIMEOUTS = LedgerTimeouts(
+    revoke_after=0.05, linger=0.02, remember=5.0, step_deadline=0.2, first_pause=0.1, longest_pause=0.4
+)
 
 
 class Broker:
@@ -261,9 +262,11 @@ class Broker:
         lab: Lab,
         term: int = 1,
         door: Door | None = None,
-        pace: Pace = PACE,
+        ledger_timeouts: LedgerTimeouts = LEDGER_TIMEOUTS,
         speed: float = 1.0,
-        patience: Patience = PATIENCE,
+        timeouts: ServiceTimeouts = TIMEOUTS,
+        quotas: ClaimQuotas | None = None,
+        on_quota: Callable[[str], None] = lambda namespace: None,
     ):
         self.lab = lab
         loop = asyncio.get_running_loop()
@@ -271,7 +274,7 @@ class Broker:
         self.leading = True
         #: events wait here while it is a list
         self.held_back: list[tuple[str, str, Object]] | None = None
-        self.woken: set[str] = set()
+        self.requeued: set[str] = set()
         #: holders whose run wants no phones any more, and nodes that are lost
         self.idle: set[str] = set()
         self.lost_nodes: set[str] = set()
@@ -279,12 +282,14 @@ class Broker:
             self.door,
             KEYS,
             lambda: self.leading,
-            on_change=self.woken.add,
+            on_change=self.requeued.add,
+            on_quota=on_quota,
             idle=lambda holder: holder in self.idle,
             lost=lambda node: node in self.lost_nodes,
-            pace=pace,
-            patience=patience,
+            ledger_timeouts=ledger_timeouts,
+            timeouts=timeouts,
             clock=RunningClock(speed, lambda: loop.time() * speed),
+            quotas=quotas,
         )
         objects = list(lab.cluster.objects.items())
         pods = [slot for path, body in objects if "/pods/" in path and (slot := observe(copy.deepcopy(body)))]

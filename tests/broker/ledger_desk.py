@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tapforge_operator.broker.claim_record import Clear, SlotView
 from tapforge_operator.broker.ledger import Ledger
-from tapforge_operator.broker.records import Answer, Clear, Grant, Pace, Remove, SlotView, Want
+from tapforge_operator.broker.types import Answer, ClaimQuotas, Grant, LedgerTimeouts, Remove, Want
 
-PACE = Pace(
-    patience=10.0, linger=1.0, remember=100.0, step_deadline=60.0, first_pause=10.0, longest_pause=35.0, unproved=900.0
+TIMEOUTS = LedgerTimeouts(
+    revoke_after=10.0,
+    linger=1.0,
+    remember=100.0,
+    step_deadline=60.0,
+    first_pause=10.0,
+    longest_pause=35.0,
+    unproved=900.0,
 )
 TTL = 30.0
 
@@ -16,8 +23,8 @@ TTL = 30.0
 class Desk:
     """A ledger with a clock, and the writes that it asks for."""
 
-    def __init__(self, slots: int = 0, term: int = 1, nodes: int = 1, lasting: bool = False):
-        self.ledger = Ledger(term, PACE)
+    def __init__(self, slots: int = 0, term: int = 1, nodes: int = 1, lasting: bool = False, **quotas: int):
+        self.ledger = Ledger(term, TIMEOUTS, ClaimQuotas(quotas))
         self.now = 1000.0
         self.version = 0
         self.views: dict[str, SlotView] = {}
@@ -28,7 +35,7 @@ class Desk:
 
     def see(self, uid: str, **changes) -> SlotView:
         self.version += 1
-        old = self.views.get(uid) or SlotView(uid, "pool", "lab", f"pod-{uid}", "")
+        old = self.views.get(uid) or SlotView(uid, changes.pop("pool", "pool"), "lab", f"pod-{uid}", "")
         self.views[uid] = replace(old, version=str(self.version), **changes)
         self.ledger.observe(self.views[uid], self.now)
         return self.views[uid]
@@ -39,9 +46,11 @@ class Desk:
         self.views[uid] = replace(self.views[uid], version=str(self.version), **changes)
         return self.views[uid]
 
-    def ask(self, holder: str, slots: int = 1, priority: int = 0, request: str = "", limit: int = 0) -> int:
+    def ask(
+        self, holder: str, slots: int = 1, priority: int = 0, request: str = "", limit: int = 0, pool: str = "pool"
+    ) -> int:
         name = request or f"request-{len(self.answers)}-{holder}-{self.version}-{self.now}"
-        return self.ledger.enqueue(Want("pool", holder, "", name, slots, TTL, priority, limit=limit), self.now)
+        return self.ledger.enqueue(Want(pool, holder, "", name, slots, TTL, priority, limit=limit), self.now)
 
     def collect(self) -> list:
         for work in self.ledger.take_work():
@@ -54,17 +63,21 @@ class Desk:
 
     def serve(self) -> None:
         """Assigns, and carries out everything."""
-        while self.ledger.assign("pool", self.now) or self.collect():
+        while self._assign() or self.collect():
             work = self.todo.pop(0)
             if isinstance(work, Grant):
-                view = self.write(work.view.uid, mark=work.mark, fence=work.mark.fence)
-                self.ledger.granted(work.view.uid, work.mark.fence, view, self.now)
+                view = self.write(work.view.uid, record=work.record, fence=work.record.fence)
+                self.ledger.granted(work.view.uid, work.record.fence, view, self.now)
             elif isinstance(work, Clear) and self.ledger.begin_clear(work, self.now):
-                view = self.write(work.view.uid, mark=None, strikes=work.strikes, rest=work.rest)
+                view = self.write(work.view.uid, record=None, failures=work.failures, rest=work.rest)
                 self.ledger.cleared(work.view.uid, view, self.now)
             elif isinstance(work, Remove):
                 del self.views[work.view.uid]
                 self.ledger.forget(work.view.uid, self.now)
+
+    def _assign(self) -> None:
+        for pool in dict.fromkeys(view.pool for view in self.views.values()):
+            self.ledger.assign(pool, self.now)
 
     def take(self, holder: str, slots: int = 1, priority: int = 0) -> list:
         ticket = self.ask(holder, slots, priority)

@@ -1,7 +1,7 @@
 """What can happen to a ledger, in any order: events, writes, crashes, late news, callers.
 
-The truth is a model of the API server: versions, marks, late and repeated news of both. Holders are judged from
-outside, by what they were told and by their own clocks. One thing is beyond the operator: where somebody takes a mark
+The truth is a model of the API server: versions, records, late and repeated news of both. Holders are judged from
+outside, by what they were told and by their own clocks. One thing is beyond the operator: where somebody takes a record
 off a slot and the operator dies before it has deleted the Pod, the next one can't know of the claim.
 """
 
@@ -13,21 +13,26 @@ from dataclasses import dataclass, field, replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from tapforge_operator.broker.claim_record import ClaimRecord, Clear, SlotView
 from tapforge_operator.broker.ledger import Ledger
-from tapforge_operator.broker.mark import Mark
-from tapforge_operator.broker.records import Answer, Clear, Grant, Pace, Remove, SlotView, Want
+from tapforge_operator.broker.types import Answer, ClaimQuotas, Grant, LedgerTimeouts, Remove, Want, namespace_of
 
 POOL = "pool"
 TTL = 10.0
-PACE = Pace(patience=3.0, linger=1.0, remember=30.0, step_deadline=5.0, first_pause=2.0, longest_pause=8.0)
-HOLDERS = ["a", "b", "c"]
+TIMEOUTS = LedgerTimeouts(
+    revoke_after=3.0, linger=1.0, remember=30.0, step_deadline=5.0, first_pause=2.0, longest_pause=8.0
+)
+#: the last two are of a namespace with a quota
+HOLDERS = ["a", "b", "c", "run/small/d/1", "run/small/e/2"]
+QUOTA = 2
+QUOTAS = ClaimQuotas({"small": QUOTA})
 
 
 @dataclass
 class Use:
     """A claim as its holder knows it."""
 
-    mark: Mark
+    record: ClaimRecord
     until: float
     over: bool = False
 
@@ -61,14 +66,14 @@ class World(RuleBasedStateMachine):
         self.uses: dict[str, list[Use]] = {}
         self.told_fences: dict[str, list[int]] = {}
         #: never to be granted again
-        self.doomed: set[str] = set()
+        self.terminating: set[str] = set()
         #: this leader did not begin with the newest news of them
         self.behind: set[str] = set()
-        #: spoiled by their holder, or by somebody who changed their mark
+        #: spoiled by their holder, or by somebody who changed their record
         self.spoiled: set[str] = set()
         self.tampered: set[str] = set()
         #: the same, as long as this leader lives: nobody holds them
-        self.condemned: set[str] = set()
+        self.draining: set[str] = set()
         self.withheld: set[str] = set()
         self.grants: list[Grant] = []
         self.other: list[Clear | Remove] = []
@@ -95,8 +100,8 @@ class World(RuleBasedStateMachine):
 
     def takeover(self) -> None:
         self.term += 1
-        self.ledger = Ledger(self.term, PACE)
-        self.tickets, self.condemned, self.withheld, self.behind = {}, set(), set(), set()
+        self.ledger = Ledger(self.term, TIMEOUTS, QUOTAS)
+        self.tickets, self.draining, self.withheld, self.behind = {}, set(), set(), set()
         for uid, view in self.truth.views.items():
             # What a new leader read may be a little behind what its predecessor wrote last. Nothing that was told is:
             # it read after that one had ended. Only where a device has one slot there is another guard, the version.
@@ -114,12 +119,14 @@ class World(RuleBasedStateMachine):
                 self.answered(work)
             elif isinstance(work, Grant):
                 assert work.view.uid not in self.withheld
+                if namespace_of(work.record.holder) == "small":
+                    assert self.ledger.quota_use("small").held <= QUOTA
                 self.grants.append(work)
             else:
                 self.other.append(work)
                 uid = work.view.uid
                 if uid not in self.behind | self.spoiled:  # a slot goes when nobody uses it any more, or it is spoiled
-                    assert not [u for u in self.in_use() if u.mark.uid == uid]
+                    assert not [u for u in self.in_use() if u.record.uid == uid]
 
     def answered(self, answer: Answer) -> None:
         if answer.ticket not in self.tickets:
@@ -127,28 +134,28 @@ class World(RuleBasedStateMachine):
         claims = answer.claims
         if answer.repeated:  # the shell writes on slots whose claims are an earlier leader's
             for claim in claims:
-                view = self.truth.views.get(claim.mark.uid)
+                view = self.truth.views.get(claim.record.uid)
                 known = self.ledger.view(claim)
                 stale = known is not None and not known.is_confirmed
-                if view is not None and not claim.ticket and stale and view.mark == claim.mark:
-                    view = self.truth.write(claim.mark.uid, confirmed=str(view.fence))
+                if view is not None and not claim.ticket and stale and view.record == claim.record:
+                    view = self.truth.write(claim.record.uid, confirmed=str(view.fence))
                 if view is not None:
                     self.ledger.observe(view, self.now)
             claims = tuple(claim for claim in claims if self.ledger.claim(claim.id))
         for claim in claims:
-            mark = claim.mark
-            assert mark.holder == self.tickets[answer.ticket]
+            record = claim.record
+            assert record.holder == self.tickets[answer.ticket]
             assert self.ledger.claim(claim.id) is claim
-            known = [u for u in self.uses.get(mark.uid, []) if u.mark == mark]
+            known = [u for u in self.uses.get(record.uid, []) if u.record == record]
             if known and answer.repeated:
                 continue
-            assert mark.uid not in self.doomed | self.condemned
-            fences = self.told_fences.setdefault(mark.uid, [])
-            assert not fences or mark.fence > fences[-1]
-            fences.append(mark.fence)
-            # Told means written: the mark is the one on the slot, or the slot is gone meanwhile.
-            assert mark.uid not in self.truth.views or self.truth.views[mark.uid].mark == mark
-            self.uses.setdefault(mark.uid, []).append(Use(mark, self.since[answer.ticket] + mark.ttl))
+            assert record.uid not in self.terminating | self.draining
+            fences = self.told_fences.setdefault(record.uid, [])
+            assert not fences or record.fence > fences[-1]
+            fences.append(record.fence)
+            # Told means written: the record is the one on the slot, or the slot is gone meanwhile.
+            assert record.uid not in self.truth.views or self.truth.views[record.uid].record == record
+            self.uses.setdefault(record.uid, []).append(Use(record, self.since[answer.ticket] + record.ttl))
         self.ledger.delivered(answer.ticket)
         del self.tickets[answer.ticket]
         self.pump()
@@ -218,8 +225,8 @@ class World(RuleBasedStateMachine):
         """A Lease has to be as it was seen; of a Pod what claims rest on."""
         if current.lasting:
             return current.version == work.view.version
-        fence = work.view.fence if isinstance(work, Grant) else work.mark.fence
-        there = isinstance(work, Grant) or current.mark is not None
+        fence = work.view.fence if isinstance(work, Grant) else work.record.fence
+        there = isinstance(work, Grant) or current.record is not None
         return there and (current.fence, current.confirmed) == (fence, work.view.confirmed)
 
     def carry_out(self, work: Grant | Clear) -> bool:
@@ -229,9 +236,9 @@ class World(RuleBasedStateMachine):
             return False
         if isinstance(work, Grant):
             played = {"episodes": work.replaces.episodes} if work.replaces else {}
-            self.truth.write(uid, mark=work.mark, fence=work.mark.fence, **played)
+            self.truth.write(uid, record=work.record, fence=work.record.fence, **played)
         else:
-            self.truth.write(uid, mark=None, episodes=work.episodes, strikes=work.strikes, rest=work.rest)
+            self.truth.write(uid, record=None, episodes=work.episodes, failures=work.failures, rest=work.rest)
         return True
 
     @precondition(lambda self: self.grants)
@@ -240,7 +247,7 @@ class World(RuleBasedStateMachine):
         self.end_grant(self.grants.pop(data.draw(st.integers(0, len(self.grants) - 1))))
 
     def end_grant(self, work: Grant) -> None:
-        uid, fence = work.view.uid, work.mark.fence
+        uid, fence = work.view.uid, work.record.fence
         if self.carry_out(work):
             answer = self.truth.views[uid]
             if self.chance.random() < 0.3:
@@ -258,14 +265,14 @@ class World(RuleBasedStateMachine):
     def end_other(self, work: Clear | Remove) -> None:
         uid = work.view.uid
         if isinstance(work, Remove):
-            self.doomed.add(uid)
+            self.terminating.add(uid)
             if uid in self.truth.views:
                 self.delete(uid)
         elif work.replaceable:
             if self.ledger.begin_clear(work, self.now):
                 self.other.append(replace(work, replaceable=False))
             self.pump()
-        elif self.carry_out(work) or (current := self.truth.views.get(uid)) is None or current.mark != work.mark:
+        elif self.carry_out(work) or (current := self.truth.views.get(uid)) is None or current.record != work.record:
             self.ledger.cleared(uid, self.truth.views.get(uid), self.now)
             self.pump()
         else:
@@ -288,9 +295,9 @@ class World(RuleBasedStateMachine):
             view = self.truth.views[work.view.uid]
             if isinstance(work, Grant) and told and self.of_one_device == 1:
                 fences = self.told_fences.setdefault(view.uid, [])
-                assert not fences or work.mark.fence > fences[-1]
-                fences.append(work.mark.fence)
-                self.uses.setdefault(view.uid, []).append(Use(work.mark, self.now + TTL))
+                assert not fences or work.record.fence > fences[-1]
+                fences.append(work.record.fence)
+                self.uses.setdefault(view.uid, []).append(Use(work.record, self.now + TTL))
             self.say(view)
 
     @rule(really=st.sampled_from([False, False, False, False, True]))
@@ -299,7 +306,7 @@ class World(RuleBasedStateMachine):
             return
         self.late += [*self.grants, *(w for w in self.other if isinstance(w, Clear))]
         self.grants, self.other, self.news = [], [], []
-        self.doomed -= self.tampered
+        self.terminating -= self.tampered
         for use in (use for uid in self.tampered for use in self.uses.get(uid, [])):
             use.over = True
         self.tampered = set()
@@ -308,19 +315,19 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.truth.views)
     @rule(data=st.data())
     def tamper(self, data: st.DataObject) -> None:
-        """Somebody writes an old mark on a slot, or takes its mark off."""
+        """Somebody writes an old record on a slot, or takes its record off."""
         uid = data.draw(st.sampled_from(sorted(self.truth.views)))
-        old = data.draw(st.sampled_from([None, *(v.mark for v in self.truth.history[uid][-6:])]))
+        old = data.draw(st.sampled_from([None, *(v.record for v in self.truth.history[uid][-6:])]))
         known = self.ledger._table.get(uid)
         if (
             known
             and known.view == self.truth.views[uid]
-            and old != known.view.mark
-            and uid not in self.doomed | self.spoiled
+            and old != known.view.record
+            and uid not in self.terminating | self.spoiled
         ):
             self.spoiled.add(uid)
             self.tampered.add(uid)
-            self.ledger.observe(self.truth.write(uid, mark=old), self.now)
+            self.ledger.observe(self.truth.write(uid, record=old), self.now)
             self.pump()
             assert known.state != "held"
 
@@ -362,17 +369,17 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data())
     def renew(self, data: st.DataObject) -> None:
         use = data.draw(st.sampled_from(self.in_use()))
-        claim = self.ledger.claim(use.mark.id)
+        claim = self.ledger.claim(use.record.id)
         state = self.ledger.renew(claim, 1, self.now) if claim else "lost"
-        if state == "lost" and not self.ledger.ahead(use.mark.id):
+        if state == "lost" and not self.ledger.ahead(use.record.id):
             # A renewal in time is lost only with the slot.
-            current = self.truth.views.get(use.mark.uid)
-            assert current is None or current.ended or use.mark.uid in self.behind | self.spoiled
+            current = self.truth.views.get(use.record.uid)
+            assert current is None or current.ended or use.record.uid in self.behind | self.spoiled
             use.over = True
         elif state == "lost":
             use.over = True  # the shell would look at the slot first
         else:
-            use.until = self.now + use.mark.ttl
+            use.until = self.now + use.record.ttl
         self.pump()
 
     @precondition(lambda self: self.in_use())
@@ -381,12 +388,12 @@ class World(RuleBasedStateMachine):
         use = data.draw(st.sampled_from(self.in_use()))
         use.over = True
         if verdict != "clean":
-            self.spoiled.add(use.mark.uid)
-        if claim := self.ledger.claim(use.mark.id):
+            self.spoiled.add(use.record.uid)
+        if claim := self.ledger.claim(use.record.id):
             self.ledger.give_back(claim, verdict, 2, self.now)
             if verdict != "clean" and not self.lasting:
-                self.doomed.add(use.mark.uid)
-        assert self.ledger.claim(use.mark.id) is None
+                self.terminating.add(use.record.uid)
+        assert self.ledger.claim(use.record.id) is None
         self.pump()
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 6.0, 15.0]))
@@ -401,14 +408,14 @@ class World(RuleBasedStateMachine):
 
     @precondition(lambda self: self.truth.views and not self.lasting)
     @rule(data=st.data())
-    def condemn(self, data: st.DataObject) -> None:
+    def drain(self, data: st.DataObject) -> None:
         uid = data.draw(st.sampled_from(sorted(self.truth.views)))
-        used = [u for u in self.in_use() if u.mark.uid == uid]
-        if self.ledger.condemn(uid):
-            assert not used or all(self.ledger.ahead(u.mark.id) for u in used) or self.truth.views[uid].ended or any(
+        used = [u for u in self.in_use() if u.record.uid == uid]
+        if self.ledger.drain(uid):
+            assert not used or all(self.ledger.ahead(u.record.id) for u in used) or self.truth.views[uid].ended or any(
                 isinstance(w, Remove) and w.view.uid == uid for w in self.other
             )  # fmt: skip
-            self.condemned.add(uid)
+            self.draining.add(uid)
 
     @precondition(lambda self: self.truth.views)
     @rule(data=st.data())
@@ -418,5 +425,5 @@ class World(RuleBasedStateMachine):
 
     @precondition(lambda self: self.truth.views)
     @rule(data=st.data(), reason=st.sampled_from(["its node is drained", ""]))
-    def recall(self, data: st.DataObject, reason: str) -> None:
-        self.ledger.recall(data.draw(st.sampled_from(sorted(self.truth.views))), reason)
+    def revoke(self, data: st.DataObject, reason: str) -> None:
+        self.ledger.revoke(data.draw(st.sampled_from(sorted(self.truth.views))), reason)

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import pytest
 from claim_cluster import NAMESPACE, Broker, Door, Lab, until
 
-from tapforge_operator import names
-from tapforge_operator.broker import writes
-from tapforge_operator.broker.looking import Behind
-from tapforge_operator.broker.writes import NotLeading
+from tapforge_operator import labels
+from tapforge_operator.broker import writer
+from tapforge_operator.broker.renewals import Behind
+from tapforge_operator.kube.leaderelection import NotLeading
 
 pytestmark = pytest.mark.usefixtures("own_time")
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("own_time")
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_PAUSE", "_LONGEST_PAUSE", "_REFUSED_PAUSE"):
-        monkeypatch.setattr(writes, name, 0.01)
+        monkeypatch.setattr(writer, name, 0.01)
 
 
 class Judge:
@@ -133,7 +133,7 @@ async def evening(front: Front) -> None:
     await front.broker.end()
     last = Broker(front.lab, front.term + 1, speed=200.0)
     lab = front.lab
-    await until(lambda: not any(names.CLAIM in str(body) for body in lab.cluster.objects.values()))
+    await until(lambda: not any(labels.CLAIM in str(body) for body in lab.cluster.objects.values()))
     left = [path for path in lab.cluster.objects if "/pods/" in path]
     claims = await last.acquire("last", slots=9, ttl_seconds=3600) if left else []
     front.judge._holders.clear()
@@ -188,7 +188,7 @@ async def test_after_a_crash_at_any_write_each_record_is_held_or_released_at_its
 def claimed(lab: Lab) -> set[str]:
     """Ids of the claims whose records are on slots."""
     pods = [body["metadata"] for path, body in lab.cluster.objects.items() if "/pods/" in path]
-    return {f"{m['uid']}.{m['annotations'][names.FENCE]}" for m in pods if names.CLAIM in m.get("annotations", {})}
+    return {f"{m['uid']}.{m['annotations'][labels.FENCE]}" for m in pods if labels.CLAIM in m.get("annotations", {})}
 
 
 FATES = [409, 429, 500, 503, 403, "lost before", "lost after", "late"]

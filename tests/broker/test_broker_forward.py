@@ -13,10 +13,9 @@ from broker_house import CLAIMS, NAME, House, own_material
 from claim_cluster import Lab, until
 
 from tapforge_api.claims import Acquired, Refusal, Released, RenewedAll
-from tapforge_operator import names
+from tapforge_operator import labels
 from tapforge_operator.broker import tls
-from tapforge_operator.broker.body import MAX_BODY
-from tapforge_operator.broker.forward import FORWARDED
+from tapforge_operator.broker.http import FORWARDED, MAX_BODY
 
 
 @dataclass
@@ -44,7 +43,7 @@ async def test_claims_are_asked_for_renewed_and_given_back_at_whichever_replica_
     assert status == 200
     claims = Acquired.model_validate(answer).claims
     assert len(claims) == 2
-    assert pair.leader.lab.pod("phone-0")["metadata"]["labels"][names.RUN] == "train"
+    assert pair.leader.lab.pod("phone-0")["metadata"]["labels"][labels.RUN] == "train"
     held = [{"id": c.id, "secret": c.secret, "episodes": 1} for c in claims]
     _, answer, _ = await pair.standby.post("/v1/claims/renew", {"claims": held}, token="")
     assert [c.state for c in RenewedAll.model_validate(answer).claims] == ["held", "held"]
@@ -93,7 +92,7 @@ async def test_who_disconnects_from_the_standby_leaves_nothing_at_the_leader(pai
     await until(lambda: claims.waiting(lab.pool_uid) == 0)
     lab.add_slot(7)
     await asyncio.sleep(0.05)
-    assert names.CLAIM not in str(lab.pod("phone-7"))
+    assert labels.CLAIM not in str(lab.pod("phone-7"))
 
 
 @pytest.mark.parametrize("where", ["", "127.0.0.1:1"], ids=["unknown", "gone"])

@@ -9,12 +9,11 @@ import pytest
 from claim_cluster import until
 
 from tapforge_api.claims import Acquire
-from tapforge_operator.broker.directory import PoolNotFound
-from tapforge_operator.broker.mark import Keys
-from tapforge_operator.broker.records import Holder
+from tapforge_operator.broker.claim_record import Keys
 from tapforge_operator.broker.service import Claims
+from tapforge_operator.broker.types import Holder, PoolNotFound
 from tapforge_operator.kube.client import ApiError
-from tapforge_operator.objects import PoolObject, observe_pool
+from tapforge_operator.kube.types import PoolObject, observe_pool
 
 pytestmark = pytest.mark.usefixtures("own_time")
 

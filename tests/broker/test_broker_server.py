@@ -11,9 +11,9 @@ from broker_house import CLAIMS, House
 from claim_cluster import KEYS, Lab, until
 
 from tapforge_api.claims import Acquired, Refusal, Released, RenewedAll
-from tapforge_operator import names
-from tapforge_operator.broker import server
-from tapforge_operator.broker.body import MAX_BODY
+from tapforge_operator import labels
+from tapforge_operator.broker import http
+from tapforge_operator.broker.http import MAX_BODY
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ async def test_a_claim_from_its_question_to_its_end(house):
     claims = Acquired.model_validate(answer).claims
     assert len(claims) == 2
     assert set(answer["claims"][0]) == {"id", "secret", "slot", "url", "fence", "ttlSeconds", "holdSeconds"}
-    assert house.lab.pod("phone-0")["metadata"]["labels"][names.RUN] == "train"
+    assert house.lab.pod("phone-0")["metadata"]["labels"][labels.RUN] == "train"
     held = [{"id": c.id, "secret": c.secret, "episodes": 1} for c in claims]
     # Renewals and releases need no token.
     status, answer, _ = await house.post("/v1/claims/renew", {"claims": held}, token="")
@@ -163,11 +163,11 @@ async def test_a_caller_that_disconnects_leaves_nothing_behind(house):
     await until(lambda: claims.waiting(lab.pool_uid) == 0)
     lab.add_slot(7)
     await asyncio.sleep(0.05)
-    assert names.CLAIM not in str(lab.pod("phone-7"))
+    assert labels.CLAIM not in str(lab.pod("phone-7"))
 
 
 async def test_one_caller_cannot_take_all_places(house, monkeypatch):
-    monkeypatch.setattr(server, "WAITERS", 3)
+    monkeypatch.setattr(http, "WAITERS", 3)
     await house.post(CLAIMS, {"request": "request-0", "slots": 2})
     calls = [
         asyncio.create_task(house.post(CLAIMS, {"request": f"request-{k}", "waitSeconds": 60})) for k in range(1, 4)

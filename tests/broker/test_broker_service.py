@@ -10,10 +10,9 @@ import pytest
 from claim_cluster import NAMESPACE, POOL, Broker, Door, Lab, pod_path, until
 
 from tapforge_api.claims import Acquire
-from tapforge_operator import names
-from tapforge_operator.broker.directory import PoolNotFound
-from tapforge_operator.broker.records import Holder
-from tapforge_operator.broker.writes import NotLeading
+from tapforge_operator import labels
+from tapforge_operator.broker.types import Holder, PoolNotFound
+from tapforge_operator.kube.leaderelection import NotLeading
 
 pytestmark = pytest.mark.usefixtures("own_time")
 
@@ -36,26 +35,26 @@ async def test_a_claim_is_on_its_slot_when_it_is_answered(start):
     broker = start(lab)
     [claim] = await broker.acquire("train")
     pod = lab.pod("phone-0")["metadata"]
-    assert pod["labels"][names.CLAIMED] == "true"
-    assert pod["labels"][names.RUN] == "train"
-    assert pod["annotations"][names.SAFE_TO_EVICT] == "false"
-    assert pod["annotations"][names.DO_NOT_DISRUPT] == "true"
-    assert int(pod["annotations"][names.FENCE]) == claim.fence
+    assert pod["labels"][labels.CLAIMED] == "true"
+    assert pod["labels"][labels.RUN] == "train"
+    assert pod["annotations"][labels.SAFE_TO_EVICT] == "false"
+    assert pod["annotations"][labels.DO_NOT_DISRUPT] == "true"
+    assert int(pod["annotations"][labels.FENCE]) == claim.fence
     assert claim.url == "http://10.0.0.7:8000"
     assert claim.id == f"{pod['uid']}.{claim.fence}"
-    assert lab.pool_uid in broker.woken
+    assert lab.pool_uid in broker.requeued
     [held] = broker.claims.held(lab.pool_uid).values()
-    assert (held.holder, held.expired, held.recalled) == ("run/lab/train/u", False, "")
+    assert (held.holder, held.expired, held.revoked) == ("run/lab/train/u", False, "")
 
     [said] = await broker.release(claim, episodes=3)
     assert said.state == "lost"
     pod = lab.pod("phone-0")["metadata"]
-    assert names.CLAIMED not in pod["labels"]
-    assert names.RUN not in pod["labels"]
-    assert names.CLAIM not in pod["annotations"]
-    assert names.DO_NOT_DISRUPT not in pod["annotations"]
-    assert pod["annotations"][names.SAFE_TO_EVICT] == "true"
-    assert pod["annotations"][names.EPISODES] == "3"
+    assert labels.CLAIMED not in pod["labels"]
+    assert labels.RUN not in pod["labels"]
+    assert labels.CLAIM not in pod["annotations"]
+    assert labels.DO_NOT_DISRUPT not in pod["annotations"]
+    assert pod["annotations"][labels.SAFE_TO_EVICT] == "true"
+    assert pod["annotations"][labels.EPISODES] == "3"
     [again] = await broker.acquire("eval")
     assert again.fence > claim.fence
     assert not await broker.acquire("late", wait_seconds=0)
@@ -159,14 +158,14 @@ async def test_a_caller_that_goes_away_leaves_nothing_claimed(start):
         ended = await asyncio.gather(call, return_exceptions=True)
         if isinstance(ended[0], asyncio.CancelledError):
             await until(lambda: not broker.claims.held(lab.pool_uid))
-            await until(lambda: names.CLAIM not in str(lab.pod("phone-0")))
+            await until(lambda: labels.CLAIM not in str(lab.pod("phone-0")))
         else:
             await broker.release(*ended[0])
     assert len(await broker.acquire()) == 1
 
 
 @pytest.mark.parametrize("verdict", ["dirty", "broken"])
-async def test_a_spoiled_slot_is_deleted_and_never_granted_again(start, verdict):
+async def test_a_dirty_slot_is_deleted_and_never_granted_again(start, verdict):
     lab = Lab(1)
     broker = start(lab)
     [claim] = await broker.acquire()
@@ -224,24 +223,24 @@ async def test_a_dead_pod_ends_its_claim_and_is_left_to_its_pool(start):
     assert "its Pod ended" in said[0].reason
     assert "gone" in said[1].reason
     assert broker.claims.held(lab.pool_uid) == {}
-    assert broker.claims.condemn(lab.pod(claims[0].slot)["metadata"]["uid"])
+    assert broker.claims.drain(lab.pod(claims[0].slot)["metadata"]["uid"])
 
 
-async def test_condemned_slots_are_nobodys(start):
+async def test_draining_slots_are_nobodys(start):
     lab = Lab(2)
     broker = start(lab)
     [claim] = await broker.acquire()
     uid = claim.id.split(".")[0]
     other = next(n for n in ("phone-0", "phone-1") if n != claim.slot)
-    assert not broker.claims.condemn(uid)
-    assert broker.claims.condemn(lab.pod(other)["metadata"]["uid"])
+    assert not broker.claims.drain(uid)
+    assert broker.claims.drain(lab.pod(other)["metadata"]["uid"])
     assert await broker.acquire("b", wait_seconds=0.05) == []
-    broker.claims.recall(uid, "its node is drained")
+    broker.claims.revoke(uid, "its node is drained")
     said = await broker.renew(claim)
     assert (said[0].state, said[0].reason) == ("recalled", "its node is drained")
     await broker.release(claim)
     assert await broker.acquire("b", wait_seconds=0.05) == []
-    assert broker.claims.condemn(uid)
+    assert broker.claims.drain(uid)
 
 
 async def test_a_worn_slot_is_not_granted_again(start):
@@ -250,7 +249,7 @@ async def test_a_worn_slot_is_not_granted_again(start):
     for episodes in (2, 1):
         [claim] = await broker.acquire()
         await broker.release(claim, episodes=episodes)
-    assert lab.pod("phone-0")["metadata"]["annotations"][names.EPISODES] == "3"
+    assert lab.pod("phone-0")["metadata"]["annotations"][labels.EPISODES] == "3"
     assert await broker.acquire(wait_seconds=0.05) == []
 
 
@@ -294,8 +293,8 @@ async def test_who_does_not_lead_answers_nothing(start):
     await broker.claims.end()
     with pytest.raises(NotLeading):
         await waiting
-    assert not broker.claims.condemn(claim.id.split(".")[0])
-    assert names.CLAIM in lab.pod("phone-0")["metadata"]["annotations"]
+    assert not broker.claims.drain(claim.id.split(".")[0])
+    assert labels.CLAIM in lab.pod("phone-0")["metadata"]["annotations"]
 
 
 async def test_a_broker_that_breaks_leads_no_longer_and_keeps_nobody_waiting(start, caplog):
@@ -317,14 +316,14 @@ async def test_forged_marks_and_labels_mean_nothing(start):
     lab = Lab(1)
     broker = start(lab)
     [claim] = await broker.acquire()
-    real = lab.pod("phone-0")["metadata"]["annotations"][names.CLAIM]
+    real = lab.pod("phone-0")["metadata"]["annotations"][labels.CLAIM]
     await broker.release(claim)
-    lab.cluster.touch(pod_path("phone-0"), **{names.CLAIM: '{"v":1,"key":"x","fence":9,"signature":"00"}'})
+    lab.cluster.touch(pod_path("phone-0"), **{labels.CLAIM: '{"v":1,"key":"x","fence":9,"signature":"00"}'})
     assert len(broker.claims.held(lab.pool_uid)) == 0
-    lab.cluster.touch(pod_path("phone-0"), **{names.CLAIM: real})  # a replay
+    lab.cluster.touch(pod_path("phone-0"), **{labels.CLAIM: real})  # a replay
     assert len(broker.claims.held(lab.pool_uid)) == 0
     lab.add_slot(1)
-    lab.cluster.touch(pod_path("phone-1"), **{names.CLAIM: real})  # copied to another slot
+    lab.cluster.touch(pod_path("phone-1"), **{labels.CLAIM: real})  # copied to another slot
     assert len(broker.claims.held(lab.pool_uid)) == 0
     claims = await broker.acquire("b", slots=9)
     assert len(claims) == 2
@@ -335,7 +334,7 @@ async def test_a_mark_that_somebody_takes_off_ends_the_slot(start):
     lab = Lab(1)
     broker = start(lab)
     [claim] = await broker.acquire()
-    lab.cluster.touch(pod_path("phone-0"), **{names.CLAIM: ""})
+    lab.cluster.touch(pod_path("phone-0"), **{labels.CLAIM: ""})
     await until(lambda: pod_path("phone-0") not in lab.cluster.objects)
     said = await broker.renew(claim)
     assert said[0].state == "lost"
@@ -363,7 +362,7 @@ async def test_a_pod_whose_status_changes_meanwhile_is_claimed_and_released_by_o
     lab.cluster.touch(pod_path("phone-0"), **{"example.com/seen": "by somebody"})
     await broker.release(claim, episodes=2)
     assert broker.door.writes == 2
-    assert lab.pod("phone-0")["metadata"]["annotations"][names.EPISODES] == "2"
+    assert lab.pod("phone-0")["metadata"]["annotations"][labels.EPISODES] == "2"
 
 
 async def test_a_pod_that_ended_meanwhile_is_granted_to_nobody(start):
@@ -381,14 +380,14 @@ async def test_a_pod_without_what_the_operator_wrote_is_claimed_and_released_all
     if kind == "annotations":
         del lab.pod("phone-0")["metadata"]["annotations"]
     [claim] = await broker.acquire()
-    del lab.pod("phone-0")["metadata"]["labels"][names.CLAIMED]
+    del lab.pod("phone-0")["metadata"]["labels"][labels.CLAIMED]
     lab.cluster.touch(pod_path("phone-0"), **{"example.com/seen": "by somebody"})
     await broker.release(claim)
-    assert names.CLAIM not in lab.pod("phone-0")["metadata"]["annotations"]
+    assert labels.CLAIM not in lab.pod("phone-0")["metadata"]["annotations"]
     assert len(await broker.acquire()) == 1
 
 
-async def test_fair_share_is_reclaimed_at_the_end_of_an_episode(start):
+async def test_fair_share_is_revoked_at_the_end_of_an_episode(start):
     lab = Lab(4)
     broker = start(lab)
     mine = await broker.acquire("a", slots=4)

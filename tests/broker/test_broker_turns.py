@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapforge_api.claims import Given, Held, Release, Renew
-from tapforge_operator.broker import turns
+from tapforge_operator.broker import http
 from tapforge_operator.broker.auth import Denied
-from tapforge_operator.broker.body import HEAD, MAX_BODY, first_claims
-from tapforge_operator.broker.forward import FORWARDED, FORWARDED_FOR
+from tapforge_operator.broker.http import FORWARDED, FORWARDED_FOR, HEAD, MAX_BODY, first_claims
 
 RENEW = "/v1/claims/renew"
 BAD, GOOD = "127.0.0.2", "127.0.0.3"
@@ -116,7 +115,7 @@ async def held(house: House, **more) -> dict[str, list[dict[str, str]]]:
     return {"claims": [{"id": claim["id"], "secret": claim["secret"]}]}
 
 
-async def crowd(house: House, headers: str = "", count: int = turns.AT_ONCE) -> list[Wire]:
+async def crowd(house: House, headers: str = "", count: int = http.CHECKED_AT_ONCE) -> list[Wire]:
     """So many bodies that never end."""
     wires = [Wire(house) for _ in range(count)]
     for wire in wires:
@@ -142,14 +141,14 @@ async def refusals(house: House, ask, **more) -> list[str]:
                     if task is not asyncio.current_task():
                         task.cancel()
 
-        calls = [group.create_task(call()) for _ in range(turns.QUEUE + 1)]
+        calls = [group.create_task(call()) for _ in range(http.QUEUED + 1)]
     return said
 
 
 async def test_a_crowd_is_kept_waiting_and_then_refused_and_a_good_caller_is_not(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "QUEUE", 8)
+    monkeypatch.setattr(http, "QUEUED", 8)
     ask = await held(house)
     wires = await crowd(house)
     assert await refusals(house, ask) == ["TooManyCalls"], "also with a claim of its own, which it may renew later"
@@ -163,7 +162,7 @@ async def test_a_crowd_is_kept_waiting_and_then_refused_and_a_good_caller_is_not
 
 async def test_who_was_known_lately_waits_behind_nobody(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its token may be looked at once more, which nobody's garbage of the same address holds up."""
-    monkeypatch.setattr(turns, "QUEUE", 0)
+    monkeypatch.setattr(http, "QUEUED", 0)
     await house.post(CLAIMS, {"request": "request-1"})
     wires = await crowd(house)
     async with house.caller(BAD) as session:
@@ -177,9 +176,9 @@ async def test_who_was_known_lately_waits_behind_nobody(house: House, monkeypatc
 
 
 async def test_a_turn_that_does_not_come_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "WAIT", 0.01)
-    monkeypatch.setattr(turns, "AT_ONCE", 1)
-    these = turns.Turns()
+    monkeypatch.setattr(http, "TURN_WAIT", 0.01)
+    monkeypatch.setattr(http, "CHECKED_AT_ONCE", 1)
+    these = http.Turns()
     async with these.turn("a"):
         with pytest.raises(Denied, match="were being checked for 0.01 s") as refusal:
             async with these.turn("a"):
@@ -198,7 +197,7 @@ async def test_bad_callers_of_a_standby_do_not_cost_its_good_ones(
     standby = House(Lab(0), leading=False)
     material = house.material
     await standby.open(material, lambda: house.address)
-    monkeypatch.setattr(turns, "QUEUE", 8)
+    monkeypatch.setattr(http, "QUEUED", 8)
     ask = await held(standby, token=house.token)
     wires = await crowd(standby)
     assert await refusals(standby, ask) == ["TooManyCalls"]
@@ -213,10 +212,10 @@ async def test_who_only_pretends_to_pass_others_on_takes_no_place_of_theirs(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each call for another name: they share the room of the one address that they come from."""
-    monkeypatch.setattr(turns, "QUEUE", 0)
+    monkeypatch.setattr(http, "QUEUED", 0)
     ask = await held(house)
     wires: list[Wire] = []
-    for k in range(turns.FORWARDED):
+    for k in range(http.FORWARDED_ROOM):
         wires += await crowd(house, f"{FORWARDED}: me\r\n{FORWARDED_FOR}: 10.0.0.{k}\r\n")
     more = {"headers": {FORWARDED: "me", FORWARDED_FOR: "10.0.1.1"}}
     async with house.caller(BAD) as session:

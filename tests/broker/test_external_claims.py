@@ -8,8 +8,8 @@ import copy
 import pytest
 from claim_cluster import LEASES, NAMESPACE, POOL, Broker, Door, Lab, until
 
-from tapforge_operator import names
-from tapforge_operator.broker import external, writes
+from tapforge_operator import labels
+from tapforge_operator.broker import external, writer
 
 pytestmark = pytest.mark.usefixtures("own_time")
 
@@ -19,7 +19,7 @@ URLS = ("http://10.1.0.1:7555/a", "http://10.1.0.2:7555/b")
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_PAUSE", "_LONGEST_PAUSE", "_REFUSED_PAUSE"):
-        monkeypatch.setattr(writes, name, 0.01)
+        monkeypatch.setattr(writer, name, 0.01)
 
 
 async def test_a_lease_is_made_for_a_claim_and_belongs_to_the_pool():
@@ -42,13 +42,13 @@ async def test_a_lease_is_made_for_a_claim_and_belongs_to_the_pool():
         }
     ]
     assert metadata["labels"] == {
-        names.POOL: POOL,
-        names.POOL_UID: lab.pool_uid,
-        names.MANAGED_BY: names.OPERATOR,
-        names.CLAIMED: "true",
-        names.RUN: "train",
+        labels.POOL: POOL,
+        labels.POOL_UID: lab.pool_uid,
+        labels.MANAGED_BY: labels.OPERATOR,
+        labels.CLAIMED: "true",
+        labels.RUN: "train",
     }
-    assert metadata["annotations"][names.URL] == claim.url
+    assert metadata["annotations"][labels.URL] == claim.url
     assert lease["spec"]["holderIdentity"] == "run/lab/train/u"
     assert lease["spec"]["leaseTransitions"] == 1
     assert [d.claimed for d in broker.claims.devices(lab.pool_uid) if d.url == claim.url] == [True]
@@ -56,8 +56,8 @@ async def test_a_lease_is_made_for_a_claim_and_belongs_to_the_pool():
     await broker.release(claim, episodes=2)
     [lease] = lab.leases()
     assert "holderIdentity" not in lease["spec"]
-    assert names.CLAIM not in lease["metadata"]["annotations"]
-    assert names.REST not in lease["metadata"]["annotations"]
+    assert labels.CLAIM not in lease["metadata"]["annotations"]
+    assert labels.REST not in lease["metadata"]["annotations"]
     both = await broker.acquire("eval", slots=5)
     assert {c.url for c in both} == set(URLS)
     again = next(c for c in both if c.slot == claim.slot)
@@ -83,12 +83,12 @@ async def test_a_broken_device_rests_and_comes_back():
     broker = Broker(lab)
     [claim] = await broker.acquire()
     await broker.release(claim, verdict="broken")
-    assert lab.leases()[0]["metadata"]["annotations"][names.STRIKES] == "1"
+    assert lab.leases()[0]["metadata"]["annotations"][labels.STRIKES] == "1"
     assert [d.state for d in broker.claims.devices(lab.pool_uid)] == ["quarantined"]
     assert await broker.acquire(wait_seconds=0) == []
     [claim] = await broker.acquire(wait_seconds=5)
     await broker.release(claim)
-    assert names.STRIKES not in lab.leases()[0]["metadata"]["annotations"]
+    assert labels.STRIKES not in lab.leases()[0]["metadata"]["annotations"]
     await broker.end()
 
 
@@ -112,7 +112,7 @@ async def test_a_lease_whose_creation_went_wrong(fate):
     [claim] = await call
     assert (await broker.renew(claim))[0].state == "held"
     await broker.release(claim)
-    assert names.CLAIM not in lab.leases()[0]["metadata"]["annotations"]
+    assert labels.CLAIM not in lab.leases()[0]["metadata"]["annotations"]
     await broker.end()
 
 
@@ -150,7 +150,7 @@ async def test_a_lease_that_vanished_unseen_is_missing_in_the_next_list():
     assert (await broker.renew(one))[0].state == "held", "the list is older than the claim"
     broker.claims.keep_leases(left, NAMESPACE, str(lab.cluster.version))
     assert [s.state for s in await broker.renew(one, other)] == ["lost", "held"]
-    assert lab.pool_uid in broker.woken
+    assert lab.pool_uid in broker.requeued
     assert await broker.acquire("b", wait_seconds=0) == [], "its holder has to hear of it first"
     await broker.end()
 
@@ -221,7 +221,7 @@ async def test_a_new_leader_takes_away_what_was_taken_out_while_nobody_led():
     broker = Broker(lab)
     claims = await broker.acquire(slots=2)
     await broker.release(*claims)
-    await until(lambda: all(names.CLAIM not in lease["metadata"]["annotations"] for lease in lab.leases()))
+    await until(lambda: all(labels.CLAIM not in lease["metadata"]["annotations"] for lease in lab.leases()))
     await broker.end()
     path = next(p for p in lab.cluster.objects if "emulatorpools" in p)
     pool = lab.cluster.get(path)
@@ -229,7 +229,7 @@ async def test_a_new_leader_takes_away_what_was_taken_out_while_nobody_led():
     lab.cluster.put(path, pool)
     broker = Broker(lab)
     await until(lambda: len(lab.leases()) == 1)
-    assert lab.leases()[0]["metadata"]["annotations"][names.URL] == URLS[0]
+    assert lab.leases()[0]["metadata"]["annotations"][labels.URL] == URLS[0]
     pool["spec"]["external"]["urls"] = URLS
     lab.cluster.put(path, pool)
     assert len(await broker.acquire(slots=2)) == 2, "it may come back"
@@ -254,7 +254,7 @@ async def test_an_expired_device_is_left_alone_for_the_longest_call_of_its_late_
     lab = Lab(urls=URLS[:1])
     broker = Broker(lab, speed=20.0)  # a claim of 5 s ends after 0.25 s
     await broker.acquire()
-    await until(lambda: lab.leases() and names.REST in lab.leases()[0]["metadata"]["annotations"])
-    assert names.CLAIM not in lab.leases()[0]["metadata"]["annotations"]
+    await until(lambda: lab.leases() and labels.REST in lab.leases()[0]["metadata"]["annotations"])
+    assert labels.CLAIM not in lab.leases()[0]["metadata"]["annotations"]
     assert len(await broker.acquire("b", wait_seconds=5)) == 1
     await broker.end()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapforge_operator.broker.fairness import Demand, recalls, shares, within_reach
+from tapforge_operator.broker.scheduling import Demand, preemptions, shares, within_reach
 
 
 def demands(*rows):
@@ -43,7 +43,7 @@ def demands(*rows):
     ],
 )
 def test_who_is_asked(rows, coming, expected):
-    asked = recalls(demands(*rows), coming)
+    asked = preemptions(demands(*rows), coming)
     assert {claimant[0]: count for claimant, count in asked.items()} == expected
 
 
@@ -70,7 +70,7 @@ def test_shares_are_max_min_fair_by_priority(some, coming):
 
 @given(demanding, st.integers(0, 10))
 def test_what_is_asked_for_helps_and_ends(some, coming):
-    asked = recalls(some, coming)
+    asked = preemptions(some, coming)
     fair = shares(sum(s.held for s in some) + coming, some)
     missing = {s.claimant: max(0, fair[s.claimant] - s.held) for s in some}
     assert sum(asked.values()) == max(0, sum(missing.values()) - coming)
@@ -84,7 +84,7 @@ def test_what_is_asked_for_helps_and_ends(some, coming):
         pot -= gets
         gave = asked.get(one.claimant, 0)
         after.append(Demand(one.claimant, one.held - gave + gets, one.wanted + gave - gets))
-    assert not recalls(after, pot)
+    assert not preemptions(after, pot)
 
 
 @pytest.mark.parametrize(

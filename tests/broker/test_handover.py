@@ -7,12 +7,13 @@ import copy
 from dataclasses import replace
 
 import pytest
-from claim_cluster import PATIENCE, Broker, Door, Lab, pod_path, until
+from claim_cluster import TIMEOUTS, Broker, Door, Lab, pod_path, until
 from ledger_desk import Desk
 
-from tapforge_operator import names
-from tapforge_operator.broker.records import Clear, Grant
-from tapforge_operator.slots import observe
+from tapforge_operator import labels
+from tapforge_operator.broker.claim_record import Clear
+from tapforge_operator.broker.types import Grant
+from tapforge_operator.kube.types import observe
 
 pytestmark = pytest.mark.usefixtures("own_time")
 
@@ -29,13 +30,13 @@ async def test_one_write_ends_a_claim_and_begins_the_next():
     assert broker.door.writes == before + 1
     assert said.state == "lost" and second.fence > first.fence
     pod = lab.pod("phone-0")["metadata"]
-    assert pod["labels"][names.RUN] == "eval" and pod["labels"][names.CLAIMED] == "true"
-    assert pod["annotations"][names.EPISODES] == "3"
-    assert pod["annotations"][names.FENCE] == str(second.fence)
+    assert pod["labels"][labels.RUN] == "eval" and pod["labels"][labels.CLAIMED] == "true"
+    assert pod["annotations"][labels.EPISODES] == "3"
+    assert pod["annotations"][labels.FENCE] == str(second.fence)
     assert [word.state for word in await broker.renew(first, second)] == ["lost", "held"]
     await broker.release(second, episodes=2)
     pod = lab.pod("phone-0")["metadata"]
-    assert names.CLAIM not in pod["annotations"] and pod["annotations"][names.EPISODES] == "5"
+    assert labels.CLAIM not in pod["annotations"] and pod["annotations"][labels.EPISODES] == "5"
     await broker.end()
 
 
@@ -61,7 +62,7 @@ async def test_a_release_is_answered_after_the_write_that_replaces_its_claim():
     assert not release.done() and not waiting.done()
     open_again.set()
     await release
-    assert names.CLAIM in lab.pod("phone-0")["metadata"]["annotations"]
+    assert labels.CLAIM in lab.pod("phone-0")["metadata"]["annotations"]
     assert len(await waiting) == 1 and len(writes) == 1
     await broker.end()
 
@@ -78,8 +79,8 @@ async def test_a_slot_that_is_not_ready_when_it_changes_hands_goes_to_nobody_and
     broker.door.script = lambda number: 422 if number == 2 else None
     await broker.release(first, episodes=1)
     pod = lab.pod("phone-0")["metadata"]
-    assert names.CLAIM not in pod["annotations"] and names.RUN not in pod["labels"]
-    assert pod["annotations"][names.EPISODES] == "1"
+    assert labels.CLAIM not in pod["annotations"] and labels.RUN not in pod["labels"]
+    assert pod["annotations"][labels.EPISODES] == "1"
     assert not waiting.done()
     broker.hear_all()
     lab.set_ready("phone-0")
@@ -105,14 +106,14 @@ async def test_a_crash_between_release_and_takeover_leaves_the_slot_to_one_of_th
         assert said.state == "lost"
         [second] = await heir.acquire("eval", "request-e", wait_seconds=5, session="e", number=1)
         assert [word.state for word in await heir.renew(first, second)] == ["lost", "held"]
-        assert lab.pod("phone-0")["metadata"]["annotations"][names.FENCE] == str(second.fence)
+        assert lab.pod("phone-0")["metadata"]["annotations"][labels.FENCE] == str(second.fence)
         assert pod_path("phone-0") in lab.cluster.objects
         await heir.end()
 
 
 async def test_two_that_take_over_one_after_the_other_keep_no_release_waiting():
     lab = Lab(1)
-    broker = Broker(lab, patience=replace(PATIENCE, release=60.0))
+    broker = Broker(lab, timeouts=replace(TIMEOUTS, release=60.0))
     [first] = await broker.acquire("a")
     waits = [asyncio.create_task(broker.acquire(holder, wait_seconds=5)) for holder in ("b", "c")]
     await until(lambda: broker.claims.waiting(lab.pool_uid) == 2)
@@ -153,7 +154,7 @@ async def test_a_release_that_is_sent_again_is_answered_after_the_write_too():
     release = asyncio.create_task(broker.release(first, episodes=4))
     await asyncio.sleep(0.001)
     await broker.release(first, episodes=4)
-    assert names.CLAIM not in lab.pod("phone-0")["metadata"]["annotations"]
+    assert labels.CLAIM not in lab.pod("phone-0")["metadata"]["annotations"]
     await release
     await broker.end()
 
@@ -168,7 +169,7 @@ async def test_a_slot_that_is_out_of_sight_for_a_moment_is_given_back_all_the_sa
     lab.cluster.touch(pod_path("phone-0"), x="y")  # ... and is back
     await release
     pod = lab.pod("phone-0")["metadata"]
-    assert names.CLAIM not in pod["annotations"] and pod["annotations"][names.EPISODES] == "4"
+    assert labels.CLAIM not in pod["annotations"] and pod["annotations"][labels.EPISODES] == "4"
     assert broker.claims.counts(lab.pool_uid).free == 1
     await broker.end()
 
@@ -188,7 +189,7 @@ def test_once_its_write_has_begun_a_slot_waits_for_the_write():
     ticket = desk.ask("b")
     desk.ledger.assign("pool", desk.now)
     assert desk.collect() == []
-    desk.ledger.cleared("s0", desk.write("s0", mark=None), desk.now)
+    desk.ledger.cleared("s0", desk.write("s0", record=None), desk.now)
     desk.serve()
     assert desk.answers[ticket]
 
@@ -204,25 +205,25 @@ def test_a_grant_that_is_refused_leaves_the_claim_to_be_cleared():
     assert isinstance(grant, Grant) and grant.replaces is clear
     assert not desk.ledger.begin_clear(clear, desk.now)
     seen = desk.write("s0", ready=False)
-    desk.ledger.refused("s0", grant.mark.fence, seen, desk.now)
+    desk.ledger.refused("s0", grant.record.fence, seen, desk.now)
     [again] = desk.collect()
     assert again == replace(clear, view=seen, replaceable=False)
     desk.serve()
-    assert desk.views["s0"].mark is None
+    assert desk.views["s0"].record is None
     desk.see("s0", ready=True)
     desk.serve()
     assert desk.answers[ticket]
 
 
-def test_worn_unready_and_condemned_slots_do_not_change_hands():
+def test_worn_unready_and_draining_slots_do_not_change_hands():
     desk = Desk(3)
     desk.ledger.wear("pool", 2)
-    claims = {claim.mark.uid: claim for claim in desk.take("a", 3)}
+    claims = {claim.record.uid: claim for claim in desk.take("a", 3)}
     given_back(desk, claims["s0"], episodes=2)
     given_back(desk, claims["s1"])
     desk.see("s1", ready=False)
     given_back(desk, claims["s2"])
-    assert desk.ledger.condemn("s2")
+    assert desk.ledger.drain("s2")
     desk.ask("b", 3)
     desk.ledger.assign("pool", desk.now)
     assert desk.collect() == []
@@ -230,14 +231,14 @@ def test_worn_unready_and_condemned_slots_do_not_change_hands():
 
 def test_a_returned_slot_is_taken_before_a_free_one_unless_that_empties_a_node():
     desk = Desk(4, nodes=2)  # s0, s2 on n0, s1, s3 on n1
-    claims = {claim.mark.uid: claim for claim in desk.take("a", 3)}
+    claims = {claim.record.uid: claim for claim in desk.take("a", 3)}
     assert sorted(claims) == ["s0", "s1", "s2"]
     given_back(desk, claims["s2"])
     desk.ask("b")
     desk.ledger.assign("pool", desk.now)
     assert [work.view.uid for work in desk.collect()] == ["s2"], "on the fullest node"
     desk = Desk(5, nodes=2)
-    claims = {claim.mark.uid: claim for claim in desk.take("a", 4)}
+    claims = {claim.record.uid: claim for claim in desk.take("a", 4)}
     desk.give(claims["s4"])
     # Two on the one node, and a free slot; on the other one only this: it is to be emptied.
     given_back(desk, claims["s1"])

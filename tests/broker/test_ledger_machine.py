@@ -1,5 +1,5 @@
-"""For every order of events, writes, crashes and late news: no slot has two holders, fences grow, nothing doomed comes
-back, and nothing is lost for ever. What happens to the ledger is in `ledger_world.py`.
+"""For every order of events, writes, crashes and late news: no slot has two holders, fences grow, nothing
+terminating comes back, and nothing is lost for ever. What happens to the ledger is in `ledger_world.py`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from collections import Counter
 
 from hypothesis import settings
 from hypothesis.stateful import invariant
-from ledger_world import POOL, World
+from ledger_world import POOL, QUOTA, World
 
-from tapforge_operator.broker.mark import Mark
+from tapforge_operator.broker.claim_record import ClaimRecord
+from tapforge_operator.broker.types import QuotaUse, namespace_of
 
 
 class Slots(World):
@@ -18,11 +19,11 @@ class Slots(World):
 
     @invariant()
     def one_holder(self) -> None:
-        busy: dict[str, Mark] = {}
+        busy: dict[str, ClaimRecord] = {}
         for use in self.in_use():
-            what = self.truth.views[use.mark.uid].address if self.lasting else use.mark.uid
-            assert what not in busy, f"{use.mark} and {busy[what]} at once"
-            busy[what] = use.mark
+            what = self.truth.views[use.record.uid].address if self.lasting else use.record.uid
+            assert what not in busy, f"{use.record} and {busy[what]} at once"
+            busy[what] = use.record
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
@@ -34,10 +35,10 @@ class Slots(World):
             waiter = self.ledger._waiters[ticket]
             assert waiter.pending <= granting
             assert waiter.pending or ticket in queued
-        told = {u.mark for uses in self.uses.values() for u in uses}
+        told = {u.record for uses in self.uses.values() for u in uses}
         for slot in self.ledger._table:
             if slot.state == "held" and slot.claim.ticket:  # granted in this term: told, or about to be
-                assert slot.claim.mark in told or slot.claim.ticket in self.tickets
+                assert slot.claim.record in told or slot.claim.ticket in self.tickets
 
     @invariant()
     def counts_agree(self) -> None:
@@ -48,27 +49,33 @@ class Slots(World):
         pool = table.find_pool(POOL)
         slots = list(pool.slots.values()) if pool else []
         assert counts.held == sum(s.claim is not None for s in slots)
-        served = [s for s in slots if not s.condemned and s.view.uid not in self.withheld]
+        served = [s for s in slots if not s.draining and s.view.uid not in self.withheld]
         open_ = [s for s in served if s.state == "free" and not s.view.ended]
-        taken = Counter(s.device for s in slots if s.state in ("granting", "held", "releasing", "resting") and s.device)
+        taken = Counter(
+            s.device for s in slots if s.state in ("granting", "held", "releasing", "cooldown") and s.device
+        )
         grantable = {s.view.uid for s in open_ if s.view.ready and not taken[s.device]}
         assert counts.free == len(grantable)
         assert counts.booting == sum(s.view.booting for s in open_)
-        assert counts.resting == sum(s.state == "resting" for s in slots)
-        assert counts.doomed == sum(s.state == "doomed" for s in slots)
+        assert counts.cooldown == sum(s.state == "cooldown" for s in slots)
+        assert counts.terminating == sum(s.state == "terminating" for s in slots)
+        small = sum(namespace_of(s.claim.record.holder) == "small" for s in slots if s.claim)
+        assert self.ledger.quota_use("small") == QuotaUse("small", QUOTA, small)
+        wanted = sum(w.want.slots for w in pool.queue if namespace_of(w.want.holder) != "small") if pool else 0
+        assert self.ledger.waiting(POOL) <= wanted + max(0, QUOTA - small)
         if pool:
             assert pool.tally.held == Counter(s.claim.claimant for s in slots if s.claim)
             assert pool.tally.holders == Counter(s.claim.claimant[0] for s in slots if s.claim)
             assert pool.tally.yielding == Counter(s.claim.claimant for s in slots if s.claim and s.claim.yields)
-            leaving = [s.claim for s in slots if s.claim and s.claim.recalled and not s.claim.yields]
+            leaving = [s.claim for s in slots if s.claim and s.claim.revoked and not s.claim.yields]
             assert pool.tally.leaving == Counter(claim.claimant for claim in leaving)
             assert pool.tally.returning == sum(s.state == "releasing" and not s.pause for s in served)
-            told = {uid: (h.holder, h.expired, h.condemned, h.recalled) for uid, h in self.ledger.held(POOL).items()}
+            told = {uid: (h.holder, h.expired, h.draining, h.revoked) for uid, h in self.ledger.held(POOL).items()}
             for s in slots:
-                given_up = s.state == "free" and bool(s.condemned) and not s.view.ended
+                given_up = s.state == "free" and bool(s.draining) and not s.view.ended
                 if s.claim:
-                    assert told.pop(s.view.uid) == (s.claim.mark.holder, False, False, s.claim.recalled)
-                elif s.state == "doomed" or given_up:
+                    assert told.pop(s.view.uid) == (s.claim.record.holder, False, False, s.claim.revoked)
+                elif s.state == "terminating" or given_up:
                     assert told.pop(s.view.uid) == ("", not given_up, given_up, "")
             assert not told
         fill: dict[str, int] = {}
@@ -83,7 +90,7 @@ class Slots(World):
         assert pool is None or pool.queue.wanted == sum(w.want.slots for w in pool.queue)
 
     def teardown(self) -> None:
-        """When everybody leaves and every write ends, each slot is free again, doomed, or dead."""
+        """When everybody leaves and every write ends, each slot is free again, terminating, or dead."""
         if not hasattr(self, "ledger"):
             return
         for ticket in list(self.tickets):
@@ -101,10 +108,10 @@ class Slots(World):
             self.pump()
             self.writes_end()
         counts = self.ledger.counts(POOL)
-        assert counts.held == counts.waiting == counts.resting == counts.doomed == 0
-        alive = {v.uid for v in self.truth.views.values() if v.ready and not v.ended} - self.doomed - self.condemned
-        recalled = {s.view.uid for s in self.ledger._table if s.condemned}
-        assert counts.free == len(alive - recalled)
+        assert counts.held == counts.waiting == counts.cooldown == counts.terminating == 0
+        alive = {v.uid for v in self.truth.views.values() if v.ready and not v.ended} - self.terminating - self.draining
+        revoked = {s.view.uid for s in self.ledger._table if s.draining}
+        assert counts.free == len(alive - revoked)
 
 
 class Urls(Slots):

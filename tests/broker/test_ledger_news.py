@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from ledger_desk import TTL, Desk
 
-from tapforge_operator.broker.mark import Mark
-from tapforge_operator.broker.records import Remove
+from tapforge_operator.broker.claim_record import ClaimRecord
+from tapforge_operator.broker.types import Remove
 
 
 def test_old_news_take_nothing_back():
@@ -28,14 +28,14 @@ def test_the_answer_to_a_grant_that_comes_after_newer_news():
     desk.ask("a")
     desk.ledger.assign("pool", desk.now)
     [grant] = desk.collect()
-    answer = desk.write("s0", mark=grant.mark, fence=grant.mark.fence)
+    answer = desk.write("s0", record=grant.record, fence=grant.record.fence)
     desk.see("s0", ended="its Pod ended: OOMKilled")
-    desk.ledger.granted("s0", grant.mark.fence, answer, desk.now)
+    desk.ledger.granted("s0", grant.record.fence, answer, desk.now)
     desk.collect()
     assert desk.answers == {}
-    assert desk.ledger.claim(grant.mark.id) is None
+    assert desk.ledger.claim(grant.record.id) is None
     assert desk.ledger.waiting("pool") == 1
-    assert desk.ledger.condemn("s0")
+    assert desk.ledger.drain("s0")
 
 
 def test_a_pod_that_is_given_to_another_pool_serves_nobody():
@@ -54,10 +54,10 @@ def test_a_replayed_mark_is_no_claim():
     desk = Desk(1)
     [claim] = desk.take("a")
     desk.give(claim)
-    desk.see("s0", mark=claim.mark, fence=0)
+    desk.see("s0", record=claim.record, fence=0)
     assert desk.free == 1
     [after] = desk.take("b")
-    desk.see("s0", mark=claim.mark)
+    desk.see("s0", record=claim.record)
     desk.collect()
     assert isinstance(desk.todo[-1], Remove)
     assert "changed by somebody else" in desk.ledger.why(after.id)
@@ -65,14 +65,14 @@ def test_a_replayed_mark_is_no_claim():
 
 def test_a_later_mark_is_another_leaders_claim():
     desk = Desk(1)
-    mark = Mark("s0", 5 << 24, "run/other", "", "request-9", 0, 20.0)
-    desk.see("s0", mark=mark)
+    record = ClaimRecord("s0", 5 << 24, "run/other", "", "request-9", 0, 20.0)
+    desk.see("s0", record=record)
     assert desk.free == 0
     assert desk.ledger.held("pool")["s0"].holder == "run/other"
-    assert desk.ledger.claim(mark.id)
-    newer = replace(mark, fence=6 << 24, holder="run/third")
-    desk.see("s0", mark=newer)
-    assert desk.ledger.claim(mark.id) is None
+    assert desk.ledger.claim(record.id)
+    newer = replace(record, fence=6 << 24, holder="run/third")
+    desk.see("s0", record=newer)
+    assert desk.ledger.claim(record.id) is None
     assert desk.ledger.claim(newer.id)
 
 
@@ -83,12 +83,12 @@ def test_a_grant_that_another_leader_was_faster_with(fence):
     desk.ledger.assign("pool", desk.now)
     [grant] = desk.collect()
     desk.todo.clear()
-    mark = Mark("s0", fence, "run/other", "", "request-9", 0, 20.0)
-    desk.ledger.refused("s0", grant.mark.fence, desk.write("s0", mark=mark, fence=fence), desk.now)
-    assert desk.ledger.claim(mark.id)
+    record = ClaimRecord("s0", fence, "run/other", "", "request-9", 0, 20.0)
+    desk.ledger.refused("s0", grant.record.fence, desk.write("s0", record=record, fence=fence), desk.now)
+    assert desk.ledger.claim(record.id)
     desk.see("s1", ready=True)
     desk.serve()
-    assert desk.answers[ticket][0].mark.uid == "s1"
+    assert desk.answers[ticket][0].record.uid == "s1"
 
 
 def test_a_mark_of_another_key_ends_a_slot_that_served_and_no_other():
@@ -108,13 +108,13 @@ def test_fences_grow_over_terms_and_over_what_others_wrote():
     desk = Desk(1, term=1)
     [first] = desk.take("a")
     later = Desk(term=2)
-    later.see("s0", ready=True, fence=first.mark.fence)
+    later.see("s0", ready=True, fence=first.record.fence)
     [second] = later.take("a")
-    assert second.mark.fence > first.mark.fence
+    assert second.record.fence > first.record.fence
     back = Desk(term=1)  # somebody deleted the leader Lease: terms begin anew
-    back.see("s0", ready=True, fence=second.mark.fence)
+    back.see("s0", ready=True, fence=second.record.fence)
     [third] = back.take("a")
-    assert third.mark.fence > second.mark.fence
+    assert third.record.fence > second.record.fence
     forged = Desk(term=3)
     forged.see("s0", ready=True, fence=2**63 - 1)
     assert forged.take("a") == []
@@ -122,11 +122,11 @@ def test_fences_grow_over_terms_and_over_what_others_wrote():
 
 def test_claims_found_at_the_start_live_a_whole_life_from_then():
     desk = Desk()
-    mark = Mark("s0", 3, "run/a", "", "request-1", 0, TTL)
-    desk.see("s0", ready=True, mark=mark, fence=3)
+    record = ClaimRecord("s0", 3, "run/a", "", "request-1", 0, TTL)
+    desk.see("s0", ready=True, record=record, fence=3)
     desk.now += TTL - 1
     assert desk.ledger.expire(desk.now) == set()
-    claim = desk.ledger.claim(mark.id)
+    claim = desk.ledger.claim(record.id)
     assert desk.ledger.renew(claim, 0, desk.now) == "held"
     desk.now += TTL
     assert desk.ledger.renew(claim, 0, desk.now) == "lost"
@@ -135,14 +135,14 @@ def test_claims_found_at_the_start_live_a_whole_life_from_then():
 
 def test_a_slot_that_was_out_of_sight_is_granted_again_unless_it_was_given_up():
     desk = Desk(2)
-    assert desk.ledger.condemn("s1")
+    assert desk.ledger.drain("s1")
     for uid in ("s0", "s1"):
         desk.ledger.forget(uid, desk.now, back=True)
         desk.see(uid)
     assert desk.free == 0, "late news bring nothing back"
     for uid in ("s0", "s1"):
         desk.ledger.observe(desk.views[uid], desk.now, back=True)
-    assert [claim.mark.uid for claim in desk.take("a", 2)] == ["s0"]
+    assert [claim.record.uid for claim in desk.take("a", 2)] == ["s0"]
     desk.ledger.forget("s0", desk.now)
     desk.ledger.observe(desk.views["s0"], desk.now, back=True)
     assert desk.ledger.counts("pool").slots == 0, "it was deleted"

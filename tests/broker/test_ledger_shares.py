@@ -72,10 +72,10 @@ def test_nothing_is_asked_back_for_who_has_as_many_as_it_may_have():
     others = desk.take("other", 3)
     desk.ask("run", 1, limit=1)
     desk.wait(20, *others)
-    assert not any(claim.recalled for claim in others)
+    assert not any(claim.revoked for claim in others)
     desk.ask("third", 1, limit=1)
     desk.wait(20, *others)
-    assert any(claim.recalled for claim in others)
+    assert any(claim.revoked for claim in others)
 
 
 def test_what_is_kept_for_somebody_is_not_kept_for_long():
@@ -98,7 +98,7 @@ def test_what_is_kept_for_somebody_is_not_kept_for_long():
 
 
 def yields(desk: Desk, claims: list) -> int:
-    return sum(bool(c.recalled) for c in claims)
+    return sum(bool(c.revoked) for c in claims)
 
 
 def test_nobody_is_asked_before_the_others_have_waited():
@@ -127,7 +127,7 @@ def test_phones_that_boot_are_waited_for():
     assert yields(desk, claims) == 1
 
 
-def test_a_recall_that_nobody_heard_is_taken_back():
+def test_a_revoke_that_nobody_knows_of_is_taken_back():
     desk = Desk(4)
     claims = desk.take("a", 4)
     ticket = desk.ask("b", 4)
@@ -135,11 +135,11 @@ def test_a_recall_that_nobody_heard_is_taken_back():
     desk.now += 2
     desk.ledger.balance("pool", desk.now)
     assert yields(desk, claims) == 2
-    told = next(c for c in claims if c.recalled)
+    told = next(c for c in claims if c.revoked)
     assert desk.ledger.renew(told, 0, desk.now) == "recalled"
     desk.ledger.withdraw(ticket, desk.now)
     desk.ledger.balance("pool", desk.now)
-    assert [c for c in claims if c.recalled] == [told]
+    assert [c for c in claims if c.revoked] == [told]
 
 
 def test_the_wish_of_who_asks_again_keeps_its_age():
@@ -159,7 +159,7 @@ def test_slots_that_the_pool_wants_back_are_no_shares():
     desk = Desk(4)
     claims = desk.take("a", 4)
     for claim in claims[:2]:
-        desk.ledger.recall(claim.mark.uid, "its node is drained")
+        desk.ledger.revoke(claim.record.uid, "its node is drained")
     desk.ask("b", 4)
     desk.wait(20, *claims)
     assert sum(c.yields for c in claims) == 1

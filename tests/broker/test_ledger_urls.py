@@ -28,12 +28,12 @@ def test_a_url_rests_after_a_bad_claim(verdict, rests):
         assert desk.free == 1
     [claim] = desk.take("a")
     desk.give(claim)
-    assert desk.views["s0"].strikes == 0
+    assert desk.views["s0"].failures == 0
 
 
 def test_a_rest_is_begun_anew_by_the_next_leader():
     desk = Desk()
-    desk.see("u", lasting=True, ready=True, strikes=2, rest=20.0)
+    desk.see("u", lasting=True, ready=True, failures=2, rest=20.0)
     assert desk.free == 0
     desk.wait(20)
     assert desk.free == 1
@@ -61,7 +61,7 @@ def test_a_url_that_leaves_its_pool_goes_when_it_is_given_back():
     desk.give(claim)
     assert desk.ledger.counts("pool").slots == 0
     assert not desk.views, "both Leases went"
-    desk.see(claim.mark.uid, lasting=True, ready=True)  # and it may come back
+    desk.see(claim.record.uid, lasting=True, ready=True)  # and it may come back
     assert desk.free == 1
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ledger_desk import Desk
 
-from tapforge_operator.broker.records import Clear
+from tapforge_operator.broker.claim_record import Clear
 
 
 def test_the_rest_of_an_answer_that_was_given_early_is_given_back():
@@ -15,14 +15,14 @@ def test_the_rest_of_an_answer_that_was_given_early_is_given_back():
     desk.ledger.assign("pool", desk.now)
     first, second = desk.collect()
     desk.todo.clear()
-    desk.ledger.granted("s0", first.mark.fence, desk.write("s0", mark=first.mark), desk.now)
+    desk.ledger.granted("s0", first.record.fence, desk.write("s0", record=first.record), desk.now)
     assert desk.ledger.granting(ticket)
     desk.ledger.conclude(ticket, desk.now)
     desk.collect()
-    assert [c.mark for c in desk.answers[ticket]] == [first.mark]
-    desk.ledger.granted("s1", second.mark.fence, desk.write("s1", mark=second.mark), desk.now)
+    assert [c.record for c in desk.answers[ticket]] == [first.record]
+    desk.ledger.granted("s1", second.record.fence, desk.write("s1", record=second.record), desk.now)
     [clear] = desk.collect()
-    assert (type(clear), clear.mark) == (Clear, second.mark)
+    assert (type(clear), clear.record) == (Clear, second.record)
 
 
 def test_who_goes_away_halfway_keeps_nothing():
@@ -31,11 +31,11 @@ def test_who_goes_away_halfway_keeps_nothing():
     desk.ledger.assign("pool", desk.now)
     first, _ = desk.collect()
     desk.todo.clear()
-    desk.ledger.granted("s0", first.mark.fence, desk.write("s0", mark=first.mark), desk.now)
+    desk.ledger.granted("s0", first.record.fence, desk.write("s0", record=first.record), desk.now)
     desk.ledger.withdraw(ticket, desk.now)
     [clear] = desk.collect()
-    assert (type(clear), clear.mark) == (Clear, first.mark)
-    assert desk.ledger.claim(first.mark.id) is None
+    assert (type(clear), clear.record) == (Clear, first.record)
+    assert desk.ledger.claim(first.record.id) is None
     # Sent again, the request is a new one.
     assert desk.ask("a", 2, request="request-1") != ticket
 
@@ -47,7 +47,7 @@ def test_who_was_refused_keeps_its_place():
     late = desk.ask("b")
     [grant] = desk.collect()
     desk.todo.clear()
-    desk.ledger.refused("s0", grant.mark.fence, desk.write("s0", episodes=1), desk.now)
+    desk.ledger.refused("s0", grant.record.fence, desk.write("s0", episodes=1), desk.now)
     desk.serve()
     assert early in desk.answers
     assert late not in desk.answers
@@ -62,7 +62,7 @@ def test_a_slot_that_vanishes_while_it_is_granted_is_replaced_by_another():
     desk.ledger.forget("s0", desk.now)
     desk.see("s1", ready=True)
     desk.serve()
-    assert desk.answers[ticket][0].mark.uid == "s1"
+    assert desk.answers[ticket][0].record.uid == "s1"
     desk.ledger.observe(replace(desk.views["s0"], version="999"), desk.now)  # UIDs don't come back
     assert "s0" not in desk.ledger.held("pool")
     assert desk.ledger.counts("pool").slots == 1
@@ -74,7 +74,7 @@ def test_a_slot_that_could_not_be_written_rests():
     desk.ledger.assign("pool", desk.now)
     [grant] = desk.collect()
     desk.todo.clear()
-    desk.ledger.refused("s0", grant.mark.fence, desk.views["s0"], desk.now, pause=5.0)
+    desk.ledger.refused("s0", grant.record.fence, desk.views["s0"], desk.now, pause=5.0)
     desk.serve()
     assert ticket not in desk.answers
     desk.wait(5)
@@ -84,11 +84,11 @@ def test_a_slot_that_could_not_be_written_rests():
 def test_withheld_slots_are_not_granted_and_those_who_have_one_keep_it():
     desk = Desk(3)
     [claim] = desk.take("a")
-    others = {"s0", "s1", "s2"} - {claim.mark.uid}
+    others = {"s0", "s1", "s2"} - {claim.record.uid}
     kept, free = sorted(others)
-    assert desk.ledger.withhold("pool", {claim.mark.uid, kept})
-    assert not desk.ledger.withhold("pool", {claim.mark.uid, kept}), "no news"
-    assert [c.mark.uid for c in desk.take("b", 3)] == [free]
+    assert desk.ledger.withhold("pool", {claim.record.uid, kept})
+    assert not desk.ledger.withhold("pool", {claim.record.uid, kept}), "no news"
+    assert [c.record.uid for c in desk.take("b", 3)] == [free]
     assert desk.ledger.renew(claim, 0, desk.now) == "held"
     desk.give(claim)
     ticket = desk.ask("c", 3)
@@ -96,7 +96,7 @@ def test_withheld_slots_are_not_granted_and_those_who_have_one_keep_it():
     assert ticket not in desk.answers and desk.free == 0
     desk.ledger.withhold("pool", {kept})
     desk.serve()
-    assert [c.mark.uid for c in desk.answers[ticket]] == [claim.mark.uid]
+    assert [c.record.uid for c in desk.answers[ticket]] == [claim.record.uid]
     desk.ledger.withhold("pool", set())
     assert desk.free == 1
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tapforge_api.claims import Claim
+from tapforge_operator.broker.claim_record import SlotView
 from tapforge_operator.broker.messages import url_of
-from tapforge_operator.broker.records import SlotView
-from tapforge_operator.objects import observe_pool
+from tapforge_operator.kube.types import observe_pool
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapforge_operator.broker.packing import Packing
+from tapforge_operator.broker.scheduling import Packing
 
 actions = st.lists(
     st.tuples(st.sampled_from(["offer", "withdraw", "claimed", "freed"]), st.integers(0, 11)), max_size=60

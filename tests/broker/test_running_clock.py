@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapforge_operator.broker.clock import RunningClock
+from tapforge_operator.broker.renewals import RunningClock
 
 
 class Machine:

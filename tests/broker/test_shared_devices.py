@@ -9,10 +9,10 @@ import pytest
 from claim_cluster import POOL, Broker, Door, Lab, until
 
 from tapforge_api.claims import Acquire, Claim
-from tapforge_operator import names
-from tapforge_operator.broker.devices import device_of
-from tapforge_operator.broker.records import Holder
-from tapforge_operator.broker.writes import NotLeading
+from tapforge_operator import labels
+from tapforge_operator.broker.slots import device_of
+from tapforge_operator.broker.types import Holder
+from tapforge_operator.kube.leaderelection import NotLeading
 
 pytestmark = pytest.mark.usefixtures("own_time")
 
@@ -43,7 +43,7 @@ async def test_a_device_is_handed_out_through_one_pool_at_a_time(namespace: str)
     [device] = broker.claims.devices(other)
     assert (device.state, device.claimed) == ("quarantined", False)
     assert "another pool" in device.reason
-    assert other in broker.woken
+    assert other in broker.requeued
     await broker.release(claim)
     assert [d.state for d in broker.claims.devices(other)] == ["ready"]
     [claim] = await acquire(broker, namespace, "other", "request-2")
@@ -111,7 +111,7 @@ async def test_a_claim_that_an_earlier_leader_wrote_with_its_last_breath_and_nev
     second = Broker(lab, 2)
     [claim] = await acquire(second, "elsewhere", "other", "request-2")
     late.release_late()
-    await until(lambda: [names.CLAIM in lease["metadata"]["annotations"] for lease in lab.leases()].count(True) == 1)
+    await until(lambda: [labels.CLAIM in lease["metadata"]["annotations"] for lease in lab.leases()].count(True) == 1)
     assert (await second.renew(claim))[0].state == "held"
     assert await second.acquire(request="request-1", wait_seconds=0) == []
     await second.release(claim)

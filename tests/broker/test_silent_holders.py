@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from claim_cluster import KEYS, NAMESPACE, Broker, Door, Lab, pod_path, refusal, until
 
-from tapforge_operator import names
-from tapforge_operator.broker.records import Patience
-from tapforge_operator.broker.writes import NotLeading
+from tapforge_operator import labels
+from tapforge_operator.broker.types import ServiceTimeouts
+from tapforge_operator.kube.leaderelection import NotLeading
 
 pytestmark = pytest.mark.usefixtures("own_time")
 
 LONG = {"ttl_seconds": 60.0, "hold_seconds": 1200.0}
 #: a silent holder was looked at some times
-LOOKED = 60.0 + 4 * Patience().holders
+LOOKED = 60.0 + 4 * ServiceTimeouts().holders
 
 Start = Callable[..., Broker]
 
@@ -28,7 +28,7 @@ async def start() -> AsyncIterator[Start]:
     brokers: list[Broker] = []
 
     def make(lab: Lab, **more: Any) -> Broker:
-        brokers.append(Broker(lab, patience=Patience(), **more))
+        brokers.append(Broker(lab, timeouts=ServiceTimeouts(), **more))
         return brokers[-1]
 
     yield make
@@ -191,11 +191,11 @@ async def test_claims_of_a_release_without_holds_live_on(start: Start) -> None:
     (claim,) = await first.acquire(**LONG)
     await first.die()
     pod = lab.pod("phone-0")
-    written = json.loads(pod["metadata"]["annotations"][names.CLAIM])
+    written = json.loads(pod["metadata"]["annotations"][labels.CLAIM])
     for name in ("hold", "pod", "session", "number", "signature"):
         del written[name]
     written["signature"] = KEYS._sign(written, pod["metadata"]["uid"])
-    lab.cluster.touch(pod_path("phone-0"), **{names.CLAIM: json.dumps(written)})
+    lab.cluster.touch(pod_path("phone-0"), **{labels.CLAIM: json.dumps(written)})
     second = start(lab, term=2)
     await asyncio.sleep(1000.0)
     assert (await second.renew(claim))[0].state == "held", "silent for 1,000 s of 1,200"
@@ -219,7 +219,7 @@ async def test_an_answer_that_is_ready_after_its_term_is_none(start: Start) -> N
     asking = asyncio.create_task(broker.renew(claim.model_copy(update={"id": later, "secret": KEYS.secret(later)})))
     await asyncio.sleep(1.0)
     await broker.claims.end()
-    again = Broker(lab, term=2, patience=Patience())
+    again = Broker(lab, term=2, timeouts=ServiceTimeouts())
     broker.claims.begin(2, [], [])
     with pytest.raises(NotLeading):
         await asking

@@ -42,8 +42,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             if sys.platform != "linux":
                 raise CannotBuild(f"the test cluster runs on Linux only, and this is {sys.platform}")
             binaries.ensure()
+            binaries.ensure(of=binaries.kubernetes())
             if wanted & {"addons", "real_node"}:
                 binaries.ensure(of=binaries.ADDONS)
+                binaries.ensure(of=binaries.kuberay())
+            if "node_autoscaler" in wanted:
+                binaries.ensure(of=binaries.KARPENTER)
+            if "helm" in wanted:
+                binaries.ensure(of=binaries.HELM)
         except CannotBuild as error:
             session.config.stash[_MISSING] = str(error)
             return

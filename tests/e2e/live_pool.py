@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from e2e.cluster import JSON_PATCH, MERGE, PATIENCE, STRATEGIC, Cluster, Refused
 
 from tapforge_api.pool import EmulatorPoolStatus
-from tapforge_operator import names
+from tapforge_operator import labels as wellknown
 
 Object = dict[str, Any]
 _NOTHING = EmulatorPoolStatus().model_dump(mode="json", by_alias=True)
@@ -86,13 +86,13 @@ class LivePool:
 
     def all_pods(self) -> list[Object]:
         """Also those that are being deleted or kept aside, by ordinal."""
-        where = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={names.POOL_UID}%3D{self.uid}"
+        where = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={wellknown.POOL_UID}%3D{self.uid}"
         found = [pod for pod in self.cluster.api("GET", where)["items"] if self._owns(pod)]
-        return sorted(found, key=lambda pod: int(pod["metadata"]["labels"][names.ORDINAL]))
+        return sorted(found, key=lambda pod: int(pod["metadata"]["labels"][wellknown.ORDINAL]))
 
     def marked(self) -> list[str]:
-        """Slots with the mark of a claim, which goes a moment after the claim is over."""
-        return [name(pod) for pod in self.pods() if names.CLAIMED in pod["metadata"]["labels"]]
+        """Slots with a claim record, which goes a moment after the claim is over."""
+        return [name(pod) for pod in self.pods() if wellknown.CLAIMED in pod["metadata"]["labels"]]
 
     def pods(self) -> list[Object]:
         """Those that are its slots."""
@@ -100,7 +100,7 @@ class LivePool:
             pod
             for pod in self.all_pods()
             if "deletionTimestamp" not in pod["metadata"]
-            and names.RETAINED not in pod["metadata"].get("annotations", {})
+            and wellknown.RETAINED not in pod["metadata"].get("annotations", {})
         ]
 
     def pod(self, name: str) -> Object:
@@ -138,7 +138,7 @@ class LivePool:
     def delete(self, *, claimed: bool = False) -> None:
         """`claimed`: also when somebody holds slots."""
         if claimed:
-            notes = {names.ALLOW_DELETE: "true"}
+            notes = {wellknown.ALLOW_DELETE: "true"}
             self.cluster.api("PATCH", self.path, {"metadata": {"annotations": notes}}, MERGE)
         self.cluster.api("DELETE", self.path)
 

@@ -13,7 +13,7 @@ from operator_process import Operator
 
 from tapforge_api.claims import AUDIENCE
 from tapforge_api.progress import Orders
-from tapforge_operator import names
+from tapforge_operator import labels as wellknown
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -50,6 +50,16 @@ class LiveRun:
         self.uid: str = made["metadata"]["uid"]
         self._sequence = 0
 
+    @classmethod
+    def found(cls, cluster: Cluster, namespace: str, name: str) -> LiveRun:
+        """One that somebody else has made."""
+        run = cls.__new__(cls)
+        run.cluster, run.namespace, run.name, run._sequence = cluster, namespace, name, 0
+        run._group = f"/apis/tapforge.dev/v1alpha1/namespaces/{namespace}"
+        run.path = f"{run._group}/trainingruns/{name}"
+        run.uid = run.object()["metadata"]["uid"]
+        return run
+
     # --- looking ------------------------------------------------------------------------------------------------------
 
     def object(self) -> Object:
@@ -71,20 +81,20 @@ class LiveRun:
         return found.get("status") == status and reason in ("", found["reason"])
 
     def job_path(self, attempt: int = 1) -> str:
-        name = names.ray_job_name(self.name, attempt)
+        name = wellknown.ray_job_name(self.name, attempt)
         return f"/apis/ray.io/v1/namespaces/{self.namespace}/rayjobs/{name}"
 
     def jobs(self) -> list[Object]:
         """Its RayJobs by attempt, those on their way out too."""
         found = self.cluster.api("GET", f"/apis/ray.io/v1/namespaces/{self.namespace}/rayjobs")["items"]
         mine = [job for job in found if job["metadata"]["ownerReferences"][0]["uid"] == self.uid]
-        return sorted(mine, key=lambda job: int(job["metadata"]["labels"][names.ATTEMPT]))
+        return sorted(mine, key=lambda job: int(job["metadata"]["labels"][wellknown.ATTEMPT]))
 
     def attempts(self) -> list[int]:
-        return [int(job["metadata"]["labels"][names.ATTEMPT]) for job in self.jobs()]
+        return [int(job["metadata"]["labels"][wellknown.ATTEMPT]) for job in self.jobs()]
 
     def config(self) -> Object:
-        name = names.config_name(self.name, self.uid)
+        name = wellknown.config_name(self.name, self.uid)
         return self.cluster.api("GET", f"/api/v1/namespaces/{self.namespace}/configmaps/{name}")
 
     def events(self) -> list[tuple[str, str]]:
@@ -117,7 +127,7 @@ class LiveRun:
     def runs(self, attempt: int = 1) -> None:
         """The RayJob is there by now, and its driver runs."""
         self.wait_job(attempt)
-        name = f"{names.ray_job_name(self.name, attempt)}-abcde"
+        name = f"{wellknown.ray_job_name(self.name, attempt)}-abcde"
         address = f"{name}-head-svc.{self.namespace}.svc.cluster.local:8265"
         self.kuberay_says(attempt, "RUNNING", "Running", rayClusterName=name, dashboardURL=address)
         self.wait("the run to run", lambda: self.says("Ready", "True", "Running"))
@@ -168,7 +178,7 @@ class Driver:
         }
         name = f"{job['metadata']['name']}-head"
         labels = {"ray.io/group": "headgroup", "ray.io/node-type": "head"}
-        labels |= {names.RUN_UID: run.uid, names.ATTEMPT: str(attempt)}
+        labels |= {wellknown.RUN_UID: run.uid, wellknown.ATTEMPT: str(attempt)}
         body = {
             "metadata": {"name": name, "labels": labels, "ownerReferences": [owner]},
             "spec": {"containers": [{"name": "ray", "image": "trainer:1"}]},

@@ -15,13 +15,15 @@ import kopf
 from e2e.cluster import PATIENCE
 
 from tapforge_api.claims import Acquire, Claim, Given, Held, Release, Renew
-from tapforge_operator.broker.mark import Keys
-from tapforge_operator.broker.records import Holder, Patience
+from tapforge_operator.broker.claim_record import Keys
 from tapforge_operator.broker.service import Claims
+from tapforge_operator.broker.types import Holder, ServiceTimeouts
+from tapforge_operator.controller import WorkQueue
+from tapforge_operator.emulatorpool.controller import PoolController
+from tapforge_operator.kube.cache import Cache
 from tapforge_operator.kube.client import ApiError, Client
-from tapforge_operator.reconcile import PoolKeeper
-from tapforge_operator.telemetry import Telemetry
-from tapforge_operator.world import Scope, World
+from tapforge_operator.kube.informers import Informers, Scope
+from tapforge_operator.observability.metrics import Telemetry
 
 When = Literal["before", "after"]
 T = TypeVar("T")
@@ -75,28 +77,36 @@ class Life:
     def __init__(self, client: MortalClient, namespace: str):
         self.client = client
         self._telemetry = Telemetry("mortal")
-        self.world = World(Scope((namespace,), nodes=False), self._telemetry, self._woken)
-        patience = Patience(tick=0.05, siblings=0.2)
+        self.cache = Cache(self._telemetry, self._requeue)
+        self._informers = Informers(self.cache, Scope((namespace,), nodes=False), self._telemetry)
+        timeouts = ServiceTimeouts(tick=0.05, siblings=0.2)
         self.claims = Claims(
-            client, Keys(_KEY), self._leads, on_change=self._woken, saw_pod=self.world.saw_pod, patience=patience
+            client,
+            Keys(_KEY),
+            self._leads,
+            on_change=self._requeue,
+            observe_pod=self.cache.observe_pod,
+            timeouts=timeouts,
         )
-        self._keepers: dict[str, PoolKeeper] = {}
+        self._pools = WorkQueue("EmulatorPool", self._controller, self._leads, self._passed)
         self._tasks: set[asyncio.Task[None]] = set()
         #: what went wrong in a way that no operator should go wrong
         self.broken: list[BaseException] = []
 
     async def begin(self, term: int) -> None:
-        await self.world.sync(self.client)
-        self.world.slot_listeners.append(self._slot_changed)
-        self.world.pool_listeners.append(self._pool_changed)
-        self.world.lease_listeners.append(self.claims.observe_lease)
-        leases = [lease.body for lease in self.world.leases.all()]
-        self.claims.begin(term, self.world.pools.all(), self.world.slots.all(), leases)
-        for pool in list(self.world.pools.all()):
-            self._woken(pool.uid)
+        await self._informers.sync(self.client)
+        self.cache.slot_listeners.append(self._slot_changed)
+        self.cache.pool_listeners.append(self._pool_changed)
+        self.cache.lease_listeners.append(self.claims.observe_lease)
+        leases = [lease.body for lease in self.cache.leases.all()]
+        self.claims.begin(term, self.cache.pools.all(), self.cache.slots.all(), leases)
+        self._pools.start()
+        for pool in list(self.cache.pools.all()):
+            self._requeue(pool.uid)
         self._start(self._look())
 
     async def end(self) -> None:
+        await self._pools.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -108,17 +118,22 @@ class Life:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(_LIST_SECONDS)
-            await self.world.sync(self.client)
+            await self._informers.sync(self.client)
 
-    def _woken(self, uid: str) -> None:
-        if not self.claims.leading:
-            return
-        if uid not in self._keepers and (pool := self.world.pools.get(uid)) is not None:
-            keeper = PoolKeeper(pool, self.world, self.client, self.claims, self._telemetry, self._leads)
-            self._keepers[uid] = keeper
-            self._start(keeper.run())
-        if uid in self._keepers:
-            self._keepers[uid].wake()
+    def _requeue(self, uid: str) -> None:
+        if self.claims.leading:
+            self._pools.wake(uid)
+
+    def _controller(self, uid: str) -> PoolController | None:
+        pool = self.cache.pools.get(uid)
+        if pool is None:
+            return None
+        wake = lambda: self._requeue(uid)  # noqa: E731
+        return PoolController(pool, self.cache, self.client, self.claims, self._telemetry, self._leads, wake)
+
+    def _passed(self, pool: str, _: float, error: str | None) -> None:
+        if error == "Crash":
+            self.broken.append(RuntimeError(f"the controller of pool {pool} broke: the log says how"))
 
     def _slot_changed(self, before: Any, after: Any) -> None:
         if after is not None:

@@ -98,11 +98,8 @@ class Operator:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """It stands still inside the block; its connections stay open."""
-        self.cluster.send_signal(self.name, signal.SIGSTOP)
-        try:
+        with self.cluster.paused(self.name):
             yield
-        finally:
-            self.cluster.send_signal(self.name, signal.SIGCONT)
 
     # --- asking it ----------------------------------------------------------------------------------------------------
 
@@ -195,9 +192,10 @@ def install(cluster: Cluster, own_namespace: str, namespaces: Sequence[str]) -> 
     """What the manifests install for an operator in `own_namespace`, but its Deployment; and its rights in the
     namespaces."""
     documents: list[dict[str, Any]] = []
-    for file in ("access", "operator", "people", "protection"):
+    for file in ("rbac", "operator", "user-roles", "protection"):
         documents += _read(MANIFESTS / "base" / f"{file}.yaml", own_namespace)
     documents += _read(MANIFESTS / "components" / "nodes" / "nodes.yaml", own_namespace)
+    documents += _read(MANIFESTS / "components" / "kueue" / "rbac.yaml", own_namespace)
     documents += _read(MANIFESTS / "components" / "confinement" / "policy.yaml", own_namespace)
     documents = [d for d in documents if d["kind"] not in ("Deployment", "Service")]
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": own_namespace}}

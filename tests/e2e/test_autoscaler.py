@@ -16,7 +16,7 @@ from e2e.cluster import PATIENCE, Cluster, Refused
 from live_pool import LivePool, Object, name, note_of, only_on, own_nodes, phone, uid
 from operator_process import Operator
 
-from tapforge_operator import names
+from tapforge_operator import labels
 
 ROOM = 3
 TTL = {"ttlSeconds": 600}
@@ -72,7 +72,7 @@ class Autoscaler:
             there = [pod for pod in pods if pod["spec"].get("nodeName") == node]
             if node in self.drained:
                 self._drain(node, there)
-            elif len(there) < ROOM and all(note_of(pod, names.SAFE_TO_EVICT) == "true" for pod in there):
+            elif len(there) < ROOM and all(note_of(pod, labels.SAFE_TO_EVICT) == "true" for pod in there):
                 room = sum(ROOM - self._on(pods, other) for other in self.nodes() if other != node)
                 if len(there) <= room and len(self.nodes()) > len(self.drained) + 1:
                     self.drained.append(node)

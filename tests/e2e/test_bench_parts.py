@@ -23,7 +23,7 @@ from e2e.bench.targets import HEADLINES, REPORTED, TARGETS, results, rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapforge_operator.slots import observe
+from tapforge_operator.kube.types import observe
 
 
 def line(name: str = "a", stage: str = "ResponseComplete", **more: Any) -> str:

@@ -19,7 +19,7 @@ from live_pool import LivePool, name, uid
 from operator_process import Operator
 
 from tapforge_api.claims import AUDIENCE
-from tapforge_operator import names
+from tapforge_operator import labels
 
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -206,7 +206,7 @@ def test_over_the_owners_that_kuberay_makes(
         above = cluster.api("POST", where, body)
     head = Caller(operator, space, run_pod(cluster, space, above, "head"))
     claim = head.acquire_one()
-    assert pool.pod(claim.slot)["metadata"]["labels"][names.RUN] == "learning"
+    assert pool.pod(claim.slot)["metadata"]["labels"][labels.RUN] == "learning"
 
 
 def ray_kind(kind: str) -> Object:

@@ -10,7 +10,7 @@ from e2e.cluster import Cluster, Refused, fake
 from live_pool import LivePool, name, only_on, own_nodes, phone, uid, uids
 from operator_process import Operator
 
-from tapforge_operator import names
+from tapforge_operator import labels
 
 #: longer than any test takes: claims end here when they are meant to
 TTL = {"ttlSeconds": 3600}
@@ -89,7 +89,7 @@ def test_drains_wait_for_claimed_slots_and_take_the_others(cluster: Cluster, spa
     pool.wait_gone(free)
     pool.wait_ready(3)
     who.release(claims[0])
-    pool.wait("it to be free", lambda: names.CLAIMED not in pool.pod(claims[0].slot)["metadata"]["labels"])
+    pool.wait("it to be free", lambda: labels.CLAIMED not in pool.pod(claims[0].slot)["metadata"]["labels"])
     assert evict(cluster, pool, claims[0].slot) == 201
     assert who.state(claims[1]) == "held"
 

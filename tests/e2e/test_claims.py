@@ -17,7 +17,7 @@ from live_pool import LivePool, name, note_of, uid
 from operator_process import Operator
 
 from tapforge_api.claims import Claim
-from tapforge_operator import names
+from tapforge_operator import labels as wellknown
 
 #: longer than any test takes: claims end here when they are meant to
 TTL = {"ttlSeconds": 3600}
@@ -34,22 +34,22 @@ def test_a_claim_is_written_on_its_slot_and_taken_off_again(cluster: Cluster, sp
     pod = pool.pod(claim.slot)
     assert claim.url == f"http://{pod['status']['podIP']}:9000"
     assert claim.id == f"{uid(pod)}.{claim.fence}" and claim.ttl_seconds == 3600
-    assert pod["metadata"]["labels"][names.CLAIMED] == "true"
-    assert note_of(pod, names.SAFE_TO_EVICT) == "false" and note_of(pod, names.DO_NOT_DISRUPT) == "true"
-    assert note_of(pod, names.FENCE) == str(claim.fence)
+    assert pod["metadata"]["labels"][wellknown.CLAIMED] == "true"
+    assert note_of(pod, wellknown.SAFE_TO_EVICT) == "false" and note_of(pod, wellknown.DO_NOT_DISRUPT) == "true"
+    assert note_of(pod, wellknown.FENCE) == str(claim.fence)
     assert claim.secret not in json.dumps(pod), "who can read Pods can't take claims over"
     (free,) = [p for p in pool.pods() if name(p) != claim.slot]
-    assert names.CLAIMED not in free["metadata"]["labels"] and note_of(free, names.SAFE_TO_EVICT) == "true"
+    assert wellknown.CLAIMED not in free["metadata"]["labels"] and note_of(free, wellknown.SAFE_TO_EVICT) == "true"
     pool.wait("the status to say so", lambda: pool.status()["claimed"] == 1)
     assert who.state(claim) == "held"
     who.renew(claim, episodes=3)
     assert who.release(claim, episodes=4)[0].state == "lost"
-    pool.wait("the claim to be taken off", lambda: note_of(pool.pod(claim.slot), names.CLAIM) is None)
+    pool.wait("the claim to be taken off", lambda: note_of(pool.pod(claim.slot), wellknown.CLAIM) is None)
     after = pool.pod(claim.slot)
-    assert uid(after) == uid(pod) and names.CLAIMED not in after["metadata"]["labels"]
-    assert note_of(after, names.CLAIM) is None and note_of(after, names.DO_NOT_DISRUPT) is None
-    assert note_of(after, names.SAFE_TO_EVICT) == "true" and note_of(after, names.EPISODES) == "4"
-    assert note_of(after, names.FENCE) == str(claim.fence), "the next one's is larger"
+    assert uid(after) == uid(pod) and wellknown.CLAIMED not in after["metadata"]["labels"]
+    assert note_of(after, wellknown.CLAIM) is None and note_of(after, wellknown.DO_NOT_DISRUPT) is None
+    assert note_of(after, wellknown.SAFE_TO_EVICT) == "true" and note_of(after, wellknown.EPISODES) == "4"
+    assert note_of(after, wellknown.FENCE) == str(claim.fence), "the next one's is larger"
     pool.wait("the status to say so", lambda: pool.status()["claimed"] == 0)
     assert who.state(claim) == "lost" and pool.status()["replacedTotal"] == 0
 
@@ -183,8 +183,8 @@ def test_marks_that_somebody_forged_give_nobody_anything(cluster: Cluster, space
     who = caller(operator, space)
     claim = who.acquire_one(**TTL)
     (free,) = [pod for pod in pods if name(pod) != claim.slot]
-    mark = note_of(pool.pod(claim.slot), names.CLAIM)
-    forged = {"labels": {names.CLAIMED: "true"}, "annotations": {names.CLAIM: mark, names.FENCE: "7"}}
+    mark = note_of(pool.pod(claim.slot), wellknown.CLAIM)
+    forged = {"labels": {wellknown.CLAIMED: "true"}, "annotations": {wellknown.CLAIM: mark, wellknown.FENCE: "7"}}
     cluster.api("PATCH", pool.place(name(free)), {"metadata": forged}, MERGE)
     other = who.acquire_one(**TTL)
     assert other.slot == name(free), "a free slot stays free, whatever is copied onto it"
@@ -192,7 +192,7 @@ def test_marks_that_somebody_forged_give_nobody_anything(cluster: Cluster, space
     who.release(other)
     assert name(free) in [name(pod) for pod in pool.pods()]
     # A mark that is changed under its holder: nobody can say any more whose the slot is.
-    pool.annotate(claim.slot, {names.CLAIM: '{"holder":"me"}'})
+    pool.annotate(claim.slot, {wellknown.CLAIM: '{"holder":"me"}'})
     pool.wait_gone(claim.slot)
     assert "changed by somebody else" in who.renew(claim)[0].reason
     pool.wait_ready(2)
@@ -223,7 +223,7 @@ def test_external_devices_are_claimed_by_leases_and_rest_after_trouble(
     broken = who.acquire_one(**TTL)
     who.release(broken, verdict="broken")
     noted = f"{leases}/{broken.slot}"
-    pool.wait("its strike", lambda: note_of(cluster.api("GET", noted), names.STRIKES) == "1")
+    pool.wait("its strike", lambda: note_of(cluster.api("GET", noted), wellknown.STRIKES) == "1")
     claims = who.acquire_all(3, **TTL)  # as soon as it has rested
     assert {claim.url for claim in claims} == set(urls)
     held = {item["metadata"]["name"]: item for item in cluster.api("GET", leases)["items"]}
@@ -276,7 +276,7 @@ def test_runs_are_holders_by_name_on_the_slot(cluster: Cluster, space: str, oper
     token = run_pod(cluster, space, run(cluster, space, "learning"))
     claim = Caller(operator, space, token).acquire_one(**TTL)
     labels = pool.pod(claim.slot)["metadata"]["labels"]
-    assert (labels[names.CLAIMED], labels[names.RUN]) == ("true", "learning")
+    assert (labels[wellknown.CLAIMED], labels[wellknown.RUN]) == ("true", "learning")
 
 
 def test_the_broker_saw_no_trouble(operator: Operator) -> None:

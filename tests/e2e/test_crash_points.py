@@ -20,7 +20,7 @@ from mortal_operator import House, When
 
 from tapforge_api.base import API_VERSION
 from tapforge_api.claims import Claim
-from tapforge_operator import names
+from tapforge_operator import labels
 from tapforge_operator.kube.client import ApiError, Client, path
 
 #: runs under way at once
@@ -92,9 +92,9 @@ class Watched:
     async def pods(self, aside: bool = False) -> list[Object]:
         """The slots; `aside`: those that are kept for a look at their log."""
         found: list[Object] = []
-        async for page, _ in self.api.pages(path("pods", self.namespace), names.POOL_UID):
+        async for page, _ in self.api.pages(path("pods", self.namespace), labels.POOL_UID):
             found += [pod for pod in page if "deletionTimestamp" not in pod["metadata"]]
-        slots = [pod for pod in found if (note_of(pod, names.RETAINED) is not None) is aside]
+        slots = [pod for pod in found if (note_of(pod, labels.RETAINED) is not None) is aside]
         if not aside:
             assert len(slots) <= self.most, [name(pod) for pod in slots]
         return slots
@@ -204,9 +204,9 @@ async def everything(house: House, pool: Watched) -> None:
     last = await claim()
     pool.over(last)
     await house.release(last)
-    (slot,) = await pool.until("it to be free", lambda pods: [note_of(pod, names.CLAIM) for pod in pods] == [None])
-    assert ready(slot) and names.CLAIMED not in slot["metadata"]["labels"]
-    assert note_of(slot, names.SAFE_TO_EVICT) == "true"
+    (slot,) = await pool.until("it to be free", lambda pods: [note_of(pod, labels.CLAIM) for pod in pods] == [None])
+    assert ready(slot) and labels.CLAIMED not in slot["metadata"]["labels"]
+    assert note_of(slot, labels.SAFE_TO_EVICT) == "true"
 
     async def told() -> bool:
         status = await pool.status()
@@ -242,9 +242,9 @@ async def on_devices(house: House, pool: Watched) -> None:
         await house.release(one)
 
     async def free() -> bool:
-        leases = [item async for page, _ in pool.api.pages(where, names.POOL_UID) for item in page]
+        leases = [item async for page, _ in pool.api.pages(where, labels.POOL_UID) for item in page]
         assert len(leases) == 2
-        return all(note_of(lease, names.CLAIM) is None and "holderIdentity" not in lease["spec"] for lease in leases)
+        return all(note_of(lease, labels.CLAIM) is None and "holderIdentity" not in lease["spec"] for lease in leases)
 
     where = path("leases", pool.namespace, group="coordination.k8s.io/v1")
     await eventually("all to be free", free)

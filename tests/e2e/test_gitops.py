@@ -18,7 +18,7 @@ from live_pool import LivePool, Object, phone
 from live_run import LiveRun, pool_source
 from operator_process import Operator
 
-from tapforge_operator import names
+from tapforge_operator import labels
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests"
@@ -140,6 +140,6 @@ def test_a_real_autoscaler_sizes_a_pool_by_its_scale_subresource(
     pool.wait("it to see the new size", lambda: cluster.api("GET", where)["status"].get("currentReplicas") == 2)
     pool.wait("it to be able to scale", lambda: conditions()["AbleToScale"]["status"] == "True")
     scale = cluster.api("GET", f"{pool.path}/scale")
-    assert scale["status"] == {"replicas": 2, "selector": f"{names.POOL_UID}={pool.uid}"}
+    assert scale["status"] == {"replicas": 2, "selector": f"{labels.POOL_UID}={pool.uid}"}
     wrote = [m for m in pool.object()["metadata"]["managedFields"] if m.get("subresource") == "scale"]
     assert [m["manager"] for m in wrote] == ["kube-controller-manager"], "and nobody else did"

@@ -33,18 +33,21 @@ def test_the_samples_are_taken_also_with_images_of_ones_own(cluster: Cluster, na
 
 def test_components_are_taken_beside_an_overlay(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
     """In another namespace than the operator's own, so that nothing has to be there before."""
-    components = [f"components/{name}" for name in ("keep-kinds", "prometheus", "servicemonitor")]
+    components = [f"components/{name}" for name in ("keep-kinds", "prometheus", "servicemonitor", "monitoring")]
     text = kustomize(cluster, tmp_path, namespace=namespace, resources=["overlays/cluster"], components=components)
     rendered = list(yaml.safe_load_all(text))
     kinds = [thing for thing in rendered if thing["kind"] == "CustomResourceDefinition"]
     notes = {"argocd.argoproj.io/sync-options": "Prune=false", "kustomize.toolkit.fluxcd.io/prune": "disabled"}
     assert [thing["metadata"]["annotations"] for thing in kinds] == [notes, notes]
     monitors = [thing for thing in rendered if thing["apiVersion"].startswith("monitoring.coreos.com/")]
-    assert sorted(thing["kind"] for thing in monitors) == ["PodMonitor", "ServiceMonitor"], "kinds that aren't here"
+    assert sorted(thing["kind"] for thing in monitors) == ["PodMonitor", "PrometheusRule", "ServiceMonitor"], (
+        "kinds that aren't here"
+    )
     known = yaml.safe_dump_all([thing for thing in rendered if thing not in monitors])
     options = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts", "-f", "-")
     said = cluster.kubectl(*options, input=known)
     assert "networkpolicy.networking.k8s.io/tapforge-operator serverside-applied (server dry run)" in said.stdout
+    assert "configmap/tapforge-dashboard serverside-applied" in said.stdout
     assert "service/tapforge-metrics serverside-applied" in said.stdout and "Warning" not in said.stderr
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from e2e.cluster import JSON_PATCH, MERGE, STRATEGIC, Cluster, Refused
 
-from tapforge_operator import names
-from tapforge_operator.broker import pods
-from tapforge_operator.broker.mark import Keys, Mark
-from tapforge_operator.broker.records import SlotView
+from tapforge_operator import labels
+from tapforge_operator.broker import claim_record
+from tapforge_operator.broker.claim_record import ClaimRecord, Keys, SlotView
 
 KEYS = Keys(b"k" * 32)
 
@@ -22,20 +21,20 @@ def phone(cluster: Cluster, namespace: str, **metadata: object) -> tuple[str, Sl
     return f"{where}/phone", SlotView(made["uid"], "pool", namespace, "phone", made["resourceVersion"])
 
 
-def mark(view: SlotView, fence: int) -> Mark:
-    return Mark(view.uid, fence, "user/somebody", "", "request-1", 0, 60.0)
+def record(view: SlotView, fence: int) -> ClaimRecord:
+    return ClaimRecord(view.uid, fence, "user/somebody", "", "request-1", 0, 60.0)
 
 
-WRITTEN = {"labels": {"app": "phone"}, "annotations": {names.SAFE_TO_EVICT: "true"}}
+WRITTEN = {"labels": {"app": "phone"}, "annotations": {labels.SAFE_TO_EVICT: "true"}}
 NOT_READY = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
 
 
 @pytest.mark.parametrize("by_version", [False, True])
 def test_a_claim_ends_the_notes_of_who_wrote_which_field(cluster: Cluster, namespace: str, by_version: bool):
     where, view = phone(cluster, namespace, **WRITTEN)
-    write = pods.claim_by_version if by_version else pods.claim_patch
+    write = claim_record.claim_by_version if by_version else claim_record.claim_patch
     kind = MERGE if by_version else JSON_PATCH
-    claimed = cluster.api("PATCH", where, write(view, mark(view, 1), KEYS), kind)
+    claimed = cluster.api("PATCH", where, write(view, record(view, 1), KEYS), kind)
     assert "managedFields" not in claimed["metadata"]
     later = cluster.api("PATCH", f"{where}/status", NOT_READY, STRATEGIC)
     assert "managedFields" not in later["metadata"]
@@ -44,18 +43,18 @@ def test_a_claim_ends_the_notes_of_who_wrote_which_field(cluster: Cluster, names
 def test_a_claim_is_written_on_a_pod_that_changed_and_never_on_one_that_was_claimed(cluster: Cluster, namespace: str):
     where, free = phone(cluster, namespace, **WRITTEN)
     cluster.api("PATCH", f"{where}/status", NOT_READY, STRATEGIC)
-    claimed = cluster.api("PATCH", where, pods.claim_patch(free, mark(free, 5), KEYS), JSON_PATCH)["metadata"]
-    assert claimed["annotations"][names.FENCE] == "5"
+    claimed = cluster.api("PATCH", where, claim_record.claim_patch(free, record(free, 5), KEYS), JSON_PATCH)["metadata"]
+    assert claimed["annotations"][labels.FENCE] == "5"
     # An attempt that is late, and somebody who saw the slot when it was free.
     for fence in (5, 6):
         with pytest.raises(Refused) as refused:
-            cluster.api("PATCH", where, pods.claim_patch(free, mark(free, fence), KEYS), JSON_PATCH)
+            cluster.api("PATCH", where, claim_record.claim_patch(free, record(free, fence), KEYS), JSON_PATCH)
         assert refused.value.status == 422
-    clear = pods.clear_patch(free, mark(free, 5), 3)
+    clear = claim_record.clear_patch(free, record(free, 5), 3)
     cleared = cluster.api("PATCH", where, clear, JSON_PATCH)["metadata"]
-    assert names.CLAIM not in cleared["annotations"]
-    assert (cleared["annotations"][names.EPISODES], cleared["annotations"][names.FENCE]) == ("3", "5")
-    assert names.CLAIMED not in cleared["labels"]
+    assert labels.CLAIM not in cleared["annotations"]
+    assert (cleared["annotations"][labels.EPISODES], cleared["annotations"][labels.FENCE]) == ("3", "5")
+    assert labels.CLAIMED not in cleared["labels"]
     with pytest.raises(Refused) as refused:
         cluster.api("PATCH", where, clear, JSON_PATCH)
     assert refused.value.status == 422
@@ -63,7 +62,7 @@ def test_a_claim_is_written_on_a_pod_that_changed_and_never_on_one_that_was_clai
 
 def test_the_end_of_a_claim_that_is_late_hits_no_later_claim(cluster: Cluster, namespace: str):
     where, view = phone(cluster, namespace, **WRITTEN)
-    cluster.api("PATCH", where, pods.claim_by_version(view, mark(view, 7), KEYS), MERGE)
+    cluster.api("PATCH", where, claim_record.claim_by_version(view, record(view, 7), KEYS), MERGE)
     with pytest.raises(Refused) as refused:
-        cluster.api("PATCH", where, pods.clear_patch(view, mark(view, 5), 1), JSON_PATCH)
+        cluster.api("PATCH", where, claim_record.clear_patch(view, record(view, 5), 1), JSON_PATCH)
     assert refused.value.status == 422

@@ -57,7 +57,7 @@ def test_a_right_that_is_taken_away_is_named(cluster: Cluster, space: str, groun
     pool = LivePool(cluster, space, replicas=1)
     kept = uids(pool.wait_ready(1))
     roles = [
-        r for r in yaml.safe_load_all((MANIFESTS / "base" / "access.yaml").read_text()) if r["kind"] == "ClusterRole"
+        r for r in yaml.safe_load_all((MANIFESTS / "base" / "rbac.yaml").read_text()) if r["kind"] == "ClusterRole"
     ]
     role = next(role for role in roles if role["metadata"]["name"] == "tapforge-operator-pools")
     role["metadata"]["name"] = "without-creates"

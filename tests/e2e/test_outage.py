@@ -18,6 +18,8 @@ from operator_process import MANIFESTS, Ground, Operator
 
 from tapforge_api.claims import Claim, Renewed
 
+pytestmark = pytest.mark.long
+
 INSIDE, OUTSIDE = 20, 4
 #: the life of a claim without a renewal, that callers get who ask for no other
 TTL = 60.0
@@ -132,7 +134,6 @@ def test_ninety_seconds_without_the_api_server_cost_nothing(
     fleet.check()
 
 
-@pytest.mark.long
 def test_long_absences_of_the_operator_and_of_the_api_server_cost_nothing(
     cluster: Cluster, space: str, operator: Operator, standby: Operator
 ) -> None:
@@ -155,7 +156,6 @@ def test_long_absences_of_the_operator_and_of_the_api_server_cost_nothing(
     fleet.check()
 
 
-@pytest.mark.long
 def test_a_dead_node_of_a_driver_gives_its_phones_back(cluster: Cluster, space: str, operator: Operator) -> None:
     """Within 120 s, half of which the cluster takes to notice."""
     (node,) = own_nodes(cluster, "drivers", 1)

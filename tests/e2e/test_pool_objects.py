@@ -14,7 +14,7 @@ from e2e.cluster import MERGE, Cluster, Refused, fake
 from live_pool import LivePool, name, note_of, phone, ready, stays, uid, uids
 from operator_process import Operator
 
-from tapforge_operator import names
+from tapforge_operator import labels as wellknown
 
 CRD = Path(__file__).parents[2] / "crds" / "emulatorpools.yaml"
 pytestmark = pytest.mark.usefixtures("operator")
@@ -44,7 +44,7 @@ def test_kubectl_get_tells_the_truth(cluster: Cluster, space: str) -> None:
     done = cluster.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "epool/fine", "-n", space)
     assert "condition met" in done.stdout
     scale = cluster.api("GET", f"{ready_pool.path}/scale")
-    assert scale["status"] == {"replicas": 2, "selector": f"{names.POOL_UID}={ready_pool.uid}"}
+    assert scale["status"] == {"replicas": 2, "selector": f"{wellknown.POOL_UID}={ready_pool.uid}"}
 
 
 def test_conditions_are_as_status_tools_read_them(cluster: Cluster, space: str) -> None:
@@ -72,7 +72,7 @@ def test_a_name_at_the_limit(cluster: Cluster, space: str) -> None:
     assert len(longest) == 63
     pool = LivePool(cluster, space, longest, replicas=2)
     pods = pool.wait_ready(2)
-    assert all(len(name(pod)) <= 63 and pod["metadata"]["labels"][names.POOL] == longest for pod in pods)
+    assert all(len(name(pod)) <= 63 and pod["metadata"]["labels"][wellknown.POOL] == longest for pod in pods)
     pool.annotate(name(pods[0]), {fake.EXIT: "0"})
     pool.wait("another Pod", lambda: uid(pods[0]) not in uids(pool.pods()))
     pool.wait_ready(2)
@@ -88,7 +88,7 @@ def test_pods_with_forged_labels_are_nobodys_slots(cluster: Cluster, space: str)
     spec = {"containers": [{"name": "emulator", "image": "theirs"}]}
     forged = cluster.api("POST", pods, {"metadata": {"name": "forged", "labels": labels}, "spec": spec})
     another = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": pool.uid, "controller": True}
-    owned = {"name": "owned", "labels": {**labels, names.ORDINAL: "1"}, "ownerReferences": [another]}
+    owned = {"name": "owned", "labels": {**labels, wellknown.ORDINAL: "1"}, "ownerReferences": [another]}
     cluster.api("POST", pods, {"metadata": owned, "spec": spec})
     pool.edit(replicas=2)
     pool.wait_ready(2)
@@ -98,18 +98,18 @@ def test_pods_with_forged_labels_are_nobodys_slots(cluster: Cluster, space: str)
     # Who may name the pool as the owner makes a slot of it: here one too many.
     (own,) = pool.pods()
     pools = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "EmulatorPool", "name": "phones", "uid": pool.uid}
-    owned = {"name": "believed", "labels": {**labels, names.ORDINAL: "7"}}
+    owned = {"name": "believed", "labels": {**labels, wellknown.ORDINAL: "7"}}
     cluster.api("POST", pods, {"metadata": owned | {"ownerReferences": [pools | {"controller": True}]}, "spec": spec})
     both = [f"{pods}/{name(own)}", f"{pods}/believed"]
     pool.wait("one of the two to go", lambda: [cluster.exists(pod) for pod in both].count(False) == 1)
     pool.wait_ready(1)
     # A slot that loses its labels is no slot any more: it is replaced and left to whoever took it.
     (slot,) = pool.pods()
-    cluster.api("PATCH", pool.place(name(slot)), {"metadata": {"labels": {names.POOL_UID: None}}}, MERGE)
+    cluster.api("PATCH", pool.place(name(slot)), {"metadata": {"labels": {wellknown.POOL_UID: None}}}, MERGE)
     pool.wait("another slot", lambda: pool.pods() and uid(slot) not in uids(pool.pods()))
     assert ready(pool.pod(name(slot)))
     # Given back, it is one again: one of the two has to go, and it is not the older one.
-    cluster.api("PATCH", pool.place(name(slot)), {"metadata": {"labels": {names.POOL_UID: pool.uid}}}, MERGE)
+    cluster.api("PATCH", pool.place(name(slot)), {"metadata": {"labels": {wellknown.POOL_UID: pool.uid}}}, MERGE)
     pool.wait("it to be the pool's only slot", lambda: uids(pool.all_pods()) == [uid(slot)])
     pool.wait_ready(1)
 
@@ -234,7 +234,7 @@ def accepted(pool: LivePool) -> bool:
 def test_a_pool_in_a_namespace_that_ends_is_no_trouble(cluster: Cluster, space: str, operator: Operator) -> None:
     pool = LivePool(cluster, space, replicas=2)
     (first, _) = pool.wait_ready(2)
-    assert note_of(first, names.CLAIM) is None
+    assert note_of(first, wellknown.CLAIM) is None
     cluster.api("DELETE", f"/api/v1/namespaces/{space}")
     cluster.wait_for("the end of the namespace", lambda: not cluster.exists(f"/api/v1/namespaces/{space}"))
     # A list is due at any time, and names what it may not read any more.

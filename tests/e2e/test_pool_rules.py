@@ -14,7 +14,7 @@ from live_pool import LivePool, Object, name, note_of, only_on, own_nodes, phone
 from operator_process import Operator
 
 from tapforge_api.base import INT32
-from tapforge_operator import names
+from tapforge_operator import labels
 
 pytestmark = pytest.mark.usefixtures("operator")
 
@@ -62,9 +62,9 @@ def test_slots_come_up_as_the_spec_says_and_then_nothing_is_written(cluster: Clu
         assert pool.condition(kind)["status"] == value
     for ordinal, pod in enumerate(pods):
         metadata, spec = pod["metadata"], pod["spec"]
-        assert metadata["labels"][names.ORDINAL] == str(ordinal)
-        assert metadata["labels"][names.POOL] == "phones"
-        assert note_of(pod, names.SAFE_TO_EVICT) == "true" and note_of(pod, names.DO_NOT_DISRUPT) is None
+        assert metadata["labels"][labels.ORDINAL] == str(ordinal)
+        assert metadata["labels"][labels.POOL] == "phones"
+        assert note_of(pod, labels.SAFE_TO_EVICT) == "true" and note_of(pod, labels.DO_NOT_DISRUPT) is None
         assert spec["restartPolicy"] == "Never" and spec["automountServiceAccountToken"] is False
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         container = spec["containers"][0]["securityContext"]
@@ -127,7 +127,9 @@ def test_of_a_device_plugins_resource_each_slot_takes_one(cluster: Cluster, spac
 # --- the API server refuses -------------------------------------------------------------------------------------------
 
 
-def test_a_quota_holds_what_it_refuses_until_it_is_raised(cluster: Cluster, space: str) -> None:
+def test_a_quota_holds_what_it_refuses_until_it_is_raised_and_describe_tells_the_story(
+    cluster: Cluster, space: str
+) -> None:
     cluster.kubectl("create", "quota", "few", "--hard=pods=2", "-n", space)
     used = f"/api/v1/namespaces/{space}/resourcequotas/few"
     cluster.wait_for("the quota to be counted", lambda: "used" in cluster.api("GET", used)["status"])
@@ -139,6 +141,24 @@ def test_a_quota_holds_what_it_refuses_until_it_is_raised(cluster: Cluster, spac
     cluster.kubectl("patch", "quota", "few", "--type=merge", "-p", '{"spec":{"hard":{"pods":"9"}}}', "-n", space)
     assert set(first) < set(uids(pool.wait_ready(4)))
     assert pool.says("Degraded", "False") and pool.status()["replacedTotal"] == 0
+    # What it has been through is what `kubectl describe` tells.
+    pool.annotate(first_name := name(pool.pods()[0]), {fake.EXIT: "0", fake.EXIT_CODE: "137"})
+    pool.wait("another in its place", lambda: pool.status()["replacedTotal"] == 1)
+    pool.edit(template=phone("phone:2"))
+    pool.wait("the roll-out", lambda: pool.status()["updated"] == 4 and pool.says("Reconciling", "False"))
+    described = lambda: cluster.kubectl("describe", "epool", pool.name, "-n", space).stdout  # noqa: E731
+    pool.wait("the end of its story", lambda: "RollOutFinished" in described())
+    told = described().partition("\nEvents:")[2]
+    for kind, reason, words in (
+        ("Warning", "QuotaExceeded", "exceeded quota: few"),
+        ("Normal", "Recovered", "no longer the case: QuotaExceeded"),
+        ("Normal", "SlotsReady", "4 of 4 slots are ready"),
+        ("Warning", "SlotFailed", f"1 slot ended: {first_name}"),
+        ("Normal", "RollOutStarted", "of an old template"),
+        ("Normal", "RollOutFinished", "of the present template"),
+    ):
+        (line,) = [line for line in told.splitlines() if line.split()[1:2] == [reason]]
+        assert line.split()[0] == kind and "tapforge-operator" in line and words in line
 
 
 def test_a_field_that_no_pod_has_stalls_the_pool_until_somebody_corrects_it(cluster: Cluster, space: str) -> None:
@@ -182,7 +202,7 @@ def test_pod_security_stalls_the_pool_until_somebody_corrects_the_template(clust
 def test_a_foreign_pod_with_a_slots_name_is_named_and_left_alone(cluster: Cluster, space: str) -> None:
     pool = LivePool(cluster, space, replicas=0)
     pool.wait("the operator to have seen it", lambda: pool.says("Ready", "True"))
-    taken = names.slot_name("phones", pool.uid, 0, "")
+    taken = labels.slot_name("phones", pool.uid, 0, "")
     theirs = {"metadata": {"name": taken}, "spec": {"containers": [{"name": "mine", "image": "mine"}]}}
     made = cluster.api("POST", f"/api/v1/namespaces/{space}/pods", theirs)
     pool.edit(replicas=1)
@@ -272,7 +292,7 @@ def test_the_newest_failed_pods_are_kept_and_their_last_words_are_in_the_status(
         pool.annotate(name(first), {fake.EXIT: "0"})
         (second,) = replaced(pool, [uid(first)])
         kept = pool.pod(name(first))
-        assert uid(kept) == uid(first) and note_of(kept, names.RETAINED) == "Failed"
+        assert uid(kept) == uid(first) and note_of(kept, labels.RETAINED) == "Failed"
         said = pool.wait("its last words", lambda first=first: pool.failure(first).get("logTail"))
         if "could not be read" not in said:  # in time, on a machine that stalls
             break
@@ -280,7 +300,7 @@ def test_the_newest_failed_pods_are_kept_and_their_last_words_are_in_the_status(
     pool.annotate(name(second), {fake.EXIT: "0"})
     replaced(pool, [uid(second)])
     pool.wait("the older one to go", lambda: uid(first) not in uids(pool.all_pods()))
-    assert note_of(pool.pod(name(second)), names.RETAINED) == "Failed"
+    assert note_of(pool.pod(name(second)), labels.RETAINED) == "Failed"
     assert pool.status()["pods"] == 1, "what is kept aside is no slot"
 
 
@@ -355,7 +375,7 @@ def test_a_cordoned_nodes_slots_move_and_its_node_can_be_drained(
             "topologyKey": "kubernetes.io/hostname",
             "whenUnsatisfiable": "DoNotSchedule",
             "nodeTaintsPolicy": "Honor",
-            "labelSelector": {"matchLabels": {names.POOL: "phones"}},
+            "labelSelector": {"matchLabels": {labels.POOL: "phones"}},
         }
     ]
     template = phone(**only_on(space), topologySpreadConstraints=spread)

@@ -23,7 +23,7 @@ from live_pool import LivePool, name, ready, uid, uids
 from real_cluster import operator_pods, phone_container, run_python, start_pod
 
 from tapforge_api.claims import AUDIENCE
-from tapforge_operator import names
+from tapforge_operator import labels
 
 pytestmark = pytest.mark.node
 
@@ -244,7 +244,7 @@ def test_a_pod_claims_a_phone_over_tls_through_the_service(
     assert said["url"] == f"http://{slots[said['slot']]['status']['podIP']}:8000"
     assert said["uids"] == [uid(slots[said["slot"]])] * 2, "the claim's slot is the one that the phone says it is"
     assert said["violations"] == []
-    pool.wait("the claim's end", lambda: names.CLAIM not in pool.pod(said["slot"])["metadata"]["annotations"])
+    pool.wait("the claim's end", lambda: labels.CLAIM not in pool.pod(said["slot"])["metadata"]["annotations"])
 
 
 # --- the operator's own pod -------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from live_pool import LivePool, note_of
 from operator_process import Operator
 
 from tapforge_api.claims import AUDIENCE
-from tapforge_operator import names
+from tapforge_operator import labels
 
 PHONES = 6
 PATIENCE = 600.0
@@ -106,9 +106,9 @@ def test_a_run_learns_on_claimed_phones_through_a_death_of_the_operator(
         pass
     operator.restart()
     leases = f"/apis/coordination.k8s.io/v1/namespaces/{space}/leases"
-    held = [lease for lease in cluster.api("GET", leases)["items"] if note_of(lease, names.CLAIM)]
+    held = [lease for lease in cluster.api("GET", leases)["items"] if note_of(lease, labels.CLAIM)]
     assert len(held) == 5
-    taken = note_of(held[0], names.URL)
+    taken = note_of(held[0], labels.URL)
     pool.edit(external={"urls": [url for url in urls if url != taken]})
     # Not by `until`: the run may end between its two looks.
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -120,4 +120,4 @@ def test_a_run_learns_on_claimed_phones_through_a_death_of_the_operator(
     pool.wait("all phones to be given back", lambda: pool.status()["claimed"] == 0)
     pool.wait("one to be gone, and none to be the worse for it", lambda: pool.status()["ready"] == PHONES - 1)
     for lease in cluster.api("GET", leases)["items"]:
-        assert note_of(lease, names.CLAIM) is None and note_of(lease, names.STRIKES) is None
+        assert note_of(lease, labels.CLAIM) is None and note_of(lease, labels.STRIKES) is None

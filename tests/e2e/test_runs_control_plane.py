@@ -3,6 +3,8 @@ would write into RayJobs' status."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +12,13 @@ import pytest
 import yaml
 from claiming import Denied, caller
 from e2e.cluster import MERGE, Cluster, Options, Refused, kuberay
-from live_pool import LivePool, phone, stays, uids
+from live_pool import LivePool, phone, ready, stays, uids
 from live_run import SMALL, LiveRun, pool_source
 from operator_process import Ground, Operator
 
 from tapforge_api import load
-from tapforge_operator import names
-from tapforge_operator.run.manifests import RUN_KEY
+from tapforge_operator import labels as wellknown
+from tapforge_operator.trainingrun.rayjob import RUN_KEY
 
 ROOT = Path(__file__).parents[2]
 CRDS = sorted((ROOT / "crds").glob("*.yaml"))
@@ -78,7 +80,8 @@ def test_a_run_goes_from_its_file_to_complete(cluster: Cluster, space: Space, op
     run.wait_ready("False", "PoolNotFound")
     pool = LivePool(cluster, space, replicas=2)
     job = run.wait_job()
-    assert pool.status()["ready"] >= 1, "the machines wait for phones"
+    # By the Pods: the pool's status may be a moment behind what the operator knows of them.
+    assert any(ready(pod) for pod in pool.pods()), "the machines wait for phones"
     written = load(run.config()["data"][RUN_KEY])
     assert written.metadata.name == "run" and run.config()["immutable"] is True
     run.runs()
@@ -117,7 +120,7 @@ def test_a_run_brings_its_own_pool_and_takes_everything_with_it(
     run.delete()
 
     def left() -> list[str]:
-        mine = f"labelSelector={names.RUN_UID}%3D{run.uid}"
+        mine = f"labelSelector={wellknown.RUN_UID}%3D{run.uid}"
         kinds = [
             f"/api/v1/namespaces/{space}/configmaps",
             f"/apis/ray.io/v1/namespaces/{space}/rayjobs",
@@ -415,8 +418,8 @@ def test_ray_pods_without_a_node_say_what_they_lack(cluster: Cluster, space: Spa
         "metadata": {
             "name": "run-1-head",
             "labels": {
-                names.RUN_UID: run.uid,
-                names.ATTEMPT: "1",
+                wellknown.RUN_UID: run.uid,
+                wellknown.ATTEMPT: "1",
                 "ray.io/group": "headgroup",
                 "ray.io/node-type": "head",
             },
@@ -479,7 +482,7 @@ def test_kuberay_takes_what_is_made(cluster: Cluster, space: Space, operator: Op
     kuberay.start(cluster)
     try:
         status = run.wait("its Ray cluster", lambda: run.status() if run.status().get("rayCluster") else None)
-        pods = f"/api/v1/namespaces/{space}/pods?labelSelector={names.RUN_UID}%3D{run.uid}"
+        pods = f"/api/v1/namespaces/{space}/pods?labelSelector={wellknown.RUN_UID}%3D{run.uid}"
         run.wait("a head and two workers", lambda: len(cluster.api("GET", pods)["items"]) == 3)
         made = cluster.api("GET", f"/apis/ray.io/v1/namespaces/{space}/rayclusters/{status['rayCluster']}")
         assert made["metadata"]["annotations"]["ray.io/disable-provisioned-head-restart"] == "true"
@@ -493,6 +496,23 @@ def test_kuberay_takes_what_is_made(cluster: Cluster, space: Space, operator: Op
         assert run.jobs() == [], "KubeRay has let go of it"
     finally:
         cluster.stop_component(kuberay.KUBERAY)
+
+
+@pytest.mark.long
+def test_every_command_of_the_runbook_is_answered(
+    cluster: Cluster, ground: Ground, space: Space, operator: Operator
+) -> None:
+    pool, run = LivePool(cluster, space, replicas=2), LiveRun(cluster, space, checkpoints=SAFE, **pool_source())
+    run.runs()
+    pool.wait("both phones", lambda: pool.status()["ready"] == 2)
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "runbook.md").read_text(), re.DOTALL)
+    commands = {line.split(" | ")[0] for block in blocks for line in block.splitlines()}
+    assert len(commands) > 15
+    for command in sorted(commands):
+        here = command.replace("-n lab", f"-n {space}").replace("-n tapforge-system", f"-n {ground.own}")
+        program, *arguments = shlex.split(here)
+        assert program == "kubectl"
+        cluster.kubectl(*arguments)
 
 
 def test_the_operator_saw_no_trouble(operator: Operator) -> None:

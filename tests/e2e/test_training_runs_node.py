@@ -18,7 +18,7 @@ from live_pool import LivePool, name, note_of, ready, uid, uids
 from live_run import pool_source
 from trained import START, Times, Trained, phones, volume
 
-from tapforge_operator import names
+from tapforge_operator import labels
 from tapforge_trainer.records import EpisodeRecord
 from tapforge_trainer.rollout.recording import Recording
 
@@ -41,7 +41,7 @@ def times() -> Iterator[Times]:
 
 def _claimed(pool: LivePool) -> list[Object]:
     """Slots that somebody holds."""
-    return [pod for pod in pool.pods() if note_of(pod, names.CLAIM)]
+    return [pod for pod in pool.pods() if note_of(pod, labels.CLAIM)]
 
 
 def _a_phone_dies(real: Cluster, pool: LivePool, times: Times) -> None:
@@ -163,7 +163,7 @@ def _left(real: Cluster, space: str, owner: str) -> list[str]:
         for thing in real.api("GET", f"/{group}/namespaces/{space}/{kind}")["items"]:
             about = thing["metadata"]
             owners = [one["uid"] for one in about.get("ownerReferences", ())]
-            if owner in (about.get("labels", {}).get(names.RUN_UID), *owners):
+            if owner in (about.get("labels", {}).get(labels.RUN_UID), *owners):
                 found.append(f"{kind}/{about['name']}")
     return found
 

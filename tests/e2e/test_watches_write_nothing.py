@@ -7,25 +7,32 @@ import asyncio
 import pytest
 from e2e.cluster import MERGE, Cluster
 
-from tapforge_operator import names
+from tapforge_api.base import API_VERSION
+from tapforge_operator.kube.cache import Cache
 from tapforge_operator.kube.client import Client
-from tapforge_operator.kube.connection import connection
-from tapforge_operator.telemetry import Telemetry
-from tapforge_operator.watches import slot_reflector, watch
-from tapforge_operator.world import Scope, World
+from tapforge_operator.kube.credentials import Credentials
+from tapforge_operator.kube.informers import Informers, Scope
+from tapforge_operator.observability.metrics import Telemetry
 
-FOREIGN = {"kopf.zalando.org/last-handled-configuration": "{}", "kopf.zalando.org/touch-dummy": "2026-01-01"}
+# The first one is no JSON: what is not ours is not even read.
+FOREIGN = {"kopf.zalando.org/last-handled-configuration": "{", "kopf.zalando.org/touch-dummy": "2026-01-01"}
 FINALIZER = "kopf.zalando.org/KopfFinalizerMarker"
 
 
-def lease(name: str) -> dict:
+def pool(name: str) -> dict:
     """Of a kind that kopf watches."""
-    marks = {"labels": {names.MANAGED_BY: names.OPERATOR}, "annotations": FOREIGN, "finalizers": [FINALIZER]}
-    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name, **marks}}
+    metadata = {"name": name, "annotations": FOREIGN, "finalizers": [FINALIZER]}
+    template = {"spec": {"containers": [{"name": "emulator", "image": "phone"}]}}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "EmulatorPool",
+        "metadata": metadata,
+        "spec": {"replicas": 0, "template": template},
+    }
 
 
 class Counting(Telemetry):
-    """Tells when so many events of Leases were seen."""
+    """Tells when so many events of pools were seen."""
 
     def __init__(self, events: int):
         super().__init__()
@@ -33,30 +40,32 @@ class Counting(Telemetry):
 
     def event(self, kind: str) -> None:
         super().event(kind)
-        self.left -= kind == "leases"
+        self.left -= kind == "emulatorpools"
         if self.left <= 0:
             self.over.set()
 
 
 async def test_foreign_marks_stay(cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    where = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-    before = await asyncio.to_thread(cluster.api, "POST", where, lease("listed"))
+    where = f"/apis/{API_VERSION}/namespaces/{namespace}/emulatorpools"
+    before = await asyncio.to_thread(cluster.api, "POST", where, pool("listed"))
     seen = Counting(2)
-    world = World(Scope((namespace,), nodes=False), seen, lambda uid: None)
+    cache = Cache(seen, lambda uid: None)
+    informers = Informers(cache, Scope((namespace,), nodes=False), seen)
     begun, end = asyncio.Event(), asyncio.Event()
-    async with Client(connection()) as client:
-        slots = slot_reflector(world, client, (namespace,), lambda: None)
-        watching = asyncio.create_task(watch(world, [slots], (namespace,), begun, end))
+    credentials = await Credentials.load()
+    async with Client(credentials) as client:
+        watching = asyncio.create_task(informers.watch(client, credentials, namespace, begun, end))
         try:
             await asyncio.wait_for(begun.wait(), 120)
-            other = await asyncio.to_thread(cluster.api, "POST", where, lease("watched"))
+            other = await asyncio.to_thread(cluster.api, "POST", where, pool("watched"))
             await asyncio.wait_for(seen.over.wait(), 120)
             # What a watch would write it writes right after the event.
             await asyncio.sleep(1.0)
             for made in (before, other):
                 now = await asyncio.to_thread(cluster.api, "GET", f"{where}/{made['metadata']['name']}")
                 assert now["metadata"] == made["metadata"]
+            assert {one.name for one in cache.pools.all()} == {"listed", "watched"}
         finally:
             end.set()
             await asyncio.wait_for(watching, 120)

@@ -12,10 +12,9 @@ from runs_made import NOON, Story, job, made
 from runs_made import pool as phones
 
 from tapforge_api import crd
-from tapforge_operator.pool.history import BootFailures, History, Refusal
-from tapforge_operator.pool.records import Device, Held, Plan, Pool
-from tapforge_operator.pool.status import unreadable
-from tapforge_operator.run.conditions import Situation, conditions
+from tapforge_operator.emulatorpool.state import BootFailures, Device, Held, History, Plan, Pool, Refusal
+from tapforge_operator.emulatorpool.status import unreadable
+from tapforge_operator.trainingrun.status import Situation, conditions
 
 Json = dict[str, Any]
 
@@ -59,7 +58,7 @@ def _grows_by_one() -> Json:
 def _rolls_out() -> Json:
     old, of = pool(), pool(template=NEW_IMAGE, generation=2)
     slots = [ready(old, i) for i in range(3)]
-    held = {f"uid-{i}": Held("run", recalled="OldTemplate") for i in range(3)}
+    held = {f"uid-{i}": Held("run", revoked="OldTemplate") for i in range(3)}
     return a_pool(of, decide(of, slots, decide(old, slots).history, NOW + 1, held=held))
 
 

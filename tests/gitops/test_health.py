@@ -15,11 +15,11 @@ from pools import NOW, pool
 from situations import POOLS, RUNS, all_pools, all_runs, thing
 
 from tapforge_api.pool import EmulatorPoolStatus
-from tapforge_operator.pool.history import RefusalReason
-from tapforge_operator.pool.status import Concern, Counts, Report, status_of
+from tapforge_operator.emulatorpool.state import RefusalReason
+from tapforge_operator.emulatorpool.status import Concern, Counts, Report, status_of
 
 Flux = Callable[..., list[Reading]]
-CONCERNS = Path(__file__).parents[2] / "operator" / "tapforge_operator" / "pool" / "concerns.py"
+CONCERNS = Path(__file__).parents[2] / "operator" / "tapforge_operator" / "emulatorpool" / "status.py"
 
 #: kind, situation, what Argo CD says, a word of its message, what kstatus says
 TABLE = """

@@ -10,9 +10,9 @@ import kopf
 import pytest
 from aiohttp import web
 
-from tapforge_operator import names
+from tapforge_operator import labels
 from tapforge_operator.kube.client import Client
-from tapforge_operator.kube.election import Election, Timing
+from tapforge_operator.kube.leaderelection import Election, Timing
 
 TIMING = Timing(lease_seconds=15.0, renew_seconds=10.0, every_seconds=0.05)
 
@@ -73,7 +73,7 @@ async def test_who_stands_by_knows_where_the_leader_is(client: Client) -> None:
     await asyncio.wait_for(waits, 60)
     assert (second.holder, second.leader) == ("", "")
     lease = await client.get("/apis/coordination.k8s.io/v1/namespaces/system/leases/operator")
-    assert lease["metadata"]["annotations"] == {names.BROKER: "10.0.0.2:8443"}
+    assert lease["metadata"]["annotations"] == {labels.BROKER: "10.0.0.2:8443"}
     keep.cancel()
 
 

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from tapforge_operator.kube.client import Client
-from tapforge_operator.kube.election import Election, Timing
+from tapforge_operator.kube.leaderelection import Election, Timing
 
 TIMING = Timing(lease_seconds=15.0, renew_seconds=10.0, every_seconds=0.05)
 

@@ -85,6 +85,27 @@ async def test_the_list_is_reported_with_its_version_and_then_what_happens():
         assert server.asked == ["list", "watch 2", "watch 5"], "a lost connection is no reason for a list"
 
 
+async def test_an_object_that_makes_no_sense_is_named_and_the_others_are_followed(caplog: pytest.LogCaptureFixture):
+    server, story = Server(), Story()
+
+    def saw(thing: Mapping[str, Any], deleted: bool) -> None:
+        if thing["metadata"]["uid"] == "bad":
+            raise ValueError("no number: 'x'")
+        story.saw(thing, deleted)
+
+    await server.change("ADDED", "bad")
+    await server.change("ADDED", "a")
+    async with followed(lambda client: Reflector(client, PODS, ("",), saw, story.listed), server):
+        await story.until("+a", "all at 2: a bad")
+        await server.listened_to(1)
+        await server.change("MODIFIED", "bad")
+        await server.change("ADDED", "b")
+        await story.until("+a", "all at 2: a bad", "+b")
+    said = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 2 and all("a/bad of /api/v1/pods can't be understood" in r.getMessage() for r in said)
+    assert all(getattr(r, "ref", {})["name"] == "bad" and "no number" in caplog.text for r in said)
+
+
 async def test_after_410_the_list_says_what_vanished():
     server, story = Server(), Story()
     await server.change("ADDED", "a")
@@ -213,7 +234,7 @@ async def test_it_is_said_that_something_was_heard_before_what_it_was():
     await server.change("ADDED", "a")
 
     def make(client: Client) -> Reflector:
-        return Reflector(client, PODS, ("",), story.saw, story.listed, heard=lambda: story.words.append("heard"))
+        return Reflector(client, PODS, ("",), story.saw, story.listed, on_event=lambda: story.words.append("heard"))
 
     async with followed(make, server):
         await server.listened_to(1)

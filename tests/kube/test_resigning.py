@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from tapforge_operator.kube.client import Client
-from tapforge_operator.kube.election import Election
+from tapforge_operator.kube.leaderelection import Election
 
 Object = dict[str, Any]
 

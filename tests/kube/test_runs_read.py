@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tapforge_operator.objects import observe_run
+from tapforge_operator.kube.types import observe_run
 
 POOL = {"pool": {"name": "phones", "slots": 4}}
 
@@ -41,6 +41,18 @@ def run(source: dict[str, Any] | None = None, phase: str = "", suspend: bool = F
 def test_who_wants_phones(body: dict[str, Any], wanted: int, ended: bool, suspended: bool) -> None:
     seen = observe_run(body, 16)
     assert (seen.wanted, seen.ended, seen.suspended) == (wanted, ended, suspended)
+
+
+@pytest.mark.parametrize(
+    ("phase", "ready", "wanted"),
+    [("", "", 0), ("Intended", "Starting", 0), ("", "WaitingForPhones", 4), ("Active", "WaitingForPhones", 4)],
+    ids=["new", "about to be queued", "phones come first", "quota is reserved"],
+)
+def test_a_run_with_a_queue_wants_phones_when_its_status_says_so(phase: str, ready: str, wanted: int) -> None:
+    body = run(phase=phase)
+    body["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
+    body["status"]["conditions"] = [{"type": "Ready", "status": "False", "reason": ready}] if ready else []
+    assert observe_run(body, 16).wanted == wanted
 
 
 def test_a_run_that_is_being_deleted_has_ended() -> None:

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from tapforge_operator import names
-from tapforge_operator.slots import observe
-from tapforge_operator.telemetry import Telemetry
-from tapforge_operator.world import Scope, World
+from tapforge_operator import labels as wellknown
+from tapforge_operator.kube.cache import Cache
+from tapforge_operator.kube.types import observe
+from tapforge_operator.observability.metrics import Telemetry
 
 
 def pod(**metadata: Any) -> dict[str, Any]:
     owner = {"kind": "EmulatorPool", "name": "phones", "uid": "pool-1", "controller": True}
     own = {"namespace": "lab", "name": "phones-a", "uid": "pod-1", "resourceVersion": "7"}
-    labels = {names.POOL_UID: "pool-1", names.ORDINAL: "3"}
+    labels = {wellknown.POOL_UID: "pool-1", wellknown.ORDINAL: "3"}
     return {"metadata": {**own, "labels": labels, "ownerReferences": [owner], **metadata}}
 
 
@@ -28,9 +28,9 @@ def test_a_slot_says_which_it_is() -> None:
     "metadata",
     [
         {"labels": {}},
-        {"labels": {names.POOL_UID: "pool-2", names.ORDINAL: "3"}},
-        {"labels": {names.POOL_UID: "pool-1", names.ORDINAL: "three"}},
-        {"labels": {names.POOL_UID: "pool-1", names.ORDINAL: "٣"}},
+        {"labels": {wellknown.POOL_UID: "pool-2", wellknown.ORDINAL: "3"}},
+        {"labels": {wellknown.POOL_UID: "pool-1", wellknown.ORDINAL: "three"}},
+        {"labels": {wellknown.POOL_UID: "pool-1", wellknown.ORDINAL: "٣"}},
         {"ownerReferences": []},
         {"ownerReferences": [{"kind": "EmulatorPool", "name": "phones", "uid": "pool-1"}]},
         {"ownerReferences": [{"kind": "ReplicaSet", "name": "phones", "uid": "pool-1", "controller": True}]},
@@ -42,11 +42,30 @@ def test_labels_and_controller_have_to_agree(metadata: dict[str, Any]) -> None:
 
 def test_an_answer_without_a_version_tells_of_a_slot_that_is_gone() -> None:
     """An API server answers so where a delete met another one."""
-    world = World(Scope(), Telemetry(), lambda uid: None)
-    assert world.saw_pod(pod()) is not None and len(world.slots) == 1
+    cache = Cache(Telemetry(), lambda uid: None)
+    assert cache.observe_pod(pod()) is not None and len(cache.slots) == 1
     last = pod(deletionTimestamp="2026-01-01T00:00:00Z")
     del last["metadata"]["resourceVersion"]
-    world.saw_pod(last)
-    assert len(world.slots) == 0
-    world.saw_pod(pod(resourceVersion="6"))
-    assert len(world.slots) == 0, "what was said earlier comes late"
+    cache.observe_pod(last)
+    assert len(cache.slots) == 0
+    cache.observe_pod(pod(resourceVersion="6"))
+    assert len(cache.slots) == 0, "what was said earlier comes late"
+
+
+@pytest.mark.parametrize("kind", ["lease", "ray_job"])
+def test_what_loses_its_label_and_has_it_again_is_seen_again(kind: str) -> None:
+    """A watch that selects by the label tells of a deletion."""
+    cache = Cache(Telemetry(), lambda uid: None)
+    observe, index = {
+        "lease": (cache.observe_lease, cache.leases),
+        "ray_job": (cache.observe_ray_job, cache.ray_jobs),
+    }[kind]
+    owner = {"kind": "TrainingRun", "name": "run", "uid": "run-1", "controller": True}
+    more: dict[str, Any] = {"labels": {wellknown.ATTEMPT: "1"}, "ownerReferences": [owner]}
+    observe(pod(**more), False)
+    assert len(index) == 1
+    observe(pod(**more, resourceVersion="8"), True)
+    observe(pod(**more, resourceVersion="7"), False)
+    assert len(index) == 0
+    observe(pod(**more, resourceVersion="9"), False)
+    assert len(index) == 1

@@ -12,7 +12,7 @@ from typing import Any
 import kopf
 from aiohttp import web
 
-from tapforge_operator import names
+from tapforge_operator import labels as wellknown
 from tapforge_operator.kube.client import Client
 
 Object = dict[str, Any]
@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 def pod(uid: str, version: int, namespace: str = "a") -> Object:
     owner = {"kind": "EmulatorPool", "name": "phones", "uid": "pool", "controller": True}
-    labels = {names.POOL_UID: "pool", names.ORDINAL: "0"}
+    labels = {wellknown.POOL_UID: "pool", wellknown.ORDINAL: "0"}
     metadata = {"name": uid, "namespace": namespace, "uid": uid, "resourceVersion": str(version)}
     return {"metadata": {**metadata, "labels": labels, "ownerReferences": [owner]}, "spec": {}, "status": {}}
 

@@ -31,7 +31,9 @@ def _session(folder: Path, name: str, points: Points, status: Any) -> None:
     assert reports == [], (folder / LOG).read_text()[-2000:]
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize(
+    "name", [name if name == "tensorboard" else pytest.param(name, marks=pytest.mark.long) for name in FOLDERS]
+)
 def test_every_step_is_there_once_after_a_resume(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     _session(tmp_path, name, [(0, 0.5), (1, 0.25)], "stopped")

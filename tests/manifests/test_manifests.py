@@ -17,12 +17,12 @@ import pytest
 import yaml
 
 from tapforge_api import load_pool
-from tapforge_operator import names
+from tapforge_operator import labels as wellknown
 from tapforge_operator.broker.tls import CONFIG_MAP, SECRET
+from tapforge_operator.emulatorpool.pod import slot_pods
+from tapforge_operator.emulatorpool.state import NewSlot, Pool
 from tapforge_operator.main import LEASE, main
-from tapforge_operator.pool.manifests import slot_pods
-from tapforge_operator.pool.records import NewSlot, Pool
-from tapforge_operator.telemetry import Telemetry
+from tapforge_operator.observability.metrics import Telemetry
 from tapforge_trainer.cli_env import serve
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +111,12 @@ ROLES: dict[str, dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]]] = {
         ("tapforge.dev", "confinement", ()): ("keep",),
     },
     "tapforge-operator-nodes": {("", "nodes", ()): LOOK},
+    "tapforge-operator-kueue": {
+        ("kueue.x-k8s.io", "admissionchecks", ()): LOOK,
+        ("kueue.x-k8s.io", "workloads", ()): LOOK,
+        ("kueue.x-k8s.io", "admissionchecks/status", ()): ("patch",),
+        ("kueue.x-k8s.io", "workloads/status", ()): ("patch",),
+    },
     "tapforge-operator": {
         ("coordination.k8s.io", "leases", ()): (*LOOK, "create"),
         ("coordination.k8s.io", "leases", (LEASE,)): ("get", "patch"),
@@ -263,7 +269,7 @@ def test_the_operator_understands_how_it_is_started():
 def test_policies_name_no_account_and_what_the_operator_writes():
     policies = {p["metadata"]["name"]: p["spec"] for p in of_kind("ValidatingAdmissionPolicy")}
     deletion, confinement = policies["claimed-pools.tapforge.dev"], policies["operator-writes-its-own.tapforge.dev"]
-    assert repr(names.ALLOW_DELETE) in deletion["validations"][0]["expression"]
+    assert repr(wellknown.ALLOW_DELETE) in deletion["validations"][0]["expression"]
     written = yaml.safe_dump(confinement)
     assert ACCOUNT["name"] not in written and ACCOUNT["namespace"] not in written, "an overlay would not change it here"
     for binding in of_kind("ValidatingAdmissionPolicyBinding"):

@@ -17,10 +17,10 @@ from pools import body, pool
 from runs_made import made
 
 from tapforge_api import load_pool
-from tapforge_operator import names
-from tapforge_operator.pool.manifests import slot_pods
-from tapforge_operator.pool.records import NewSlot
-from tapforge_operator.run.manifests import Broker, ray_job
+from tapforge_operator import labels as wellknown
+from tapforge_operator.emulatorpool.pod import slot_pods
+from tapforge_operator.emulatorpool.state import NewSlot
+from tapforge_operator.trainingrun.rayjob import Broker, ray_job
 
 Json = dict[str, Any]
 MANIFESTS = Path(__file__).parents[2] / "manifests"
@@ -209,7 +209,7 @@ head                  metadata              80    yes
 head                  the_internet          443   yes
 """
 #: a phone that is claimed carries its run's name, and isn't a Pod of the run for that
-ENDS["phone of a run"] = End("lab", {**phone().labels, names.RUN: "run", names.CLAIMED: "true"})
+ENDS["phone of a run"] = End("lab", {**phone().labels, wellknown.RUN: "run", wellknown.CLAIMED: "true"})
 
 
 @pytest.mark.parametrize("line", [line for line in TABLE.split("\n") if line])

@@ -9,15 +9,13 @@ from typing import get_args
 import click
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
+from exported_metrics import exported
 
 from tapforge_api.pool import EmulatorPoolStatus
-from tapforge_api.run_status import TrainingRunStatus
+from tapforge_operator.emulatorpool.state import Reason, RefusalReason
+from tapforge_operator.emulatorpool.status import _WORDS
 from tapforge_operator.main import main
-from tapforge_operator.pool.history import RefusalReason
-from tapforge_operator.pool.records import Reason
-from tapforge_operator.run_telemetry import PHASES
-from tapforge_operator.telemetry import STATES, Telemetry
+from tapforge_operator.observability.metrics import PHASES, STATES
 
 ROOT = Path(__file__).parents[2]
 OPERATOR = (ROOT / "docs" / "operator.md").read_text()
@@ -42,25 +40,7 @@ def test_every_flag_with_its_default():
 
 
 def test_every_metric_with_its_labels():
-    telemetry = Telemetry()
-    telemetry.event("pods")
-    telemetry.api_call("get", 200, 0.1)
-    telemetry.passed_on(True)
-    telemetry.pool_state("a/b", dict.fromkeys(STATES, 1))
-    telemetry.claims("a/b", 1, 1)
-    telemetry.reconciled("a/b", 0.1, "ApiError")
-    for method in (telemetry.booted, telemetry.replaced, telemetry.claim_granted):
-        method("a/b", 0.1)
-    telemetry.claim_waited("a/b", 0.1, True)
-    running = {"type": "Ready", "status": "True", "reason": "Running", "message": "", "lastTransitionTime": "now"}
-    run = {"conditions": [running], "progress": {"success": 0.5, "secondsLeft": 60.0}}
-    telemetry.runs.saw("uid", "a/run", TrainingRunStatus.model_validate(run), 1.0)
-    measured = {}
-    for family in text_string_to_metric_families(telemetry.render().decode()):
-        if family.name.startswith("tapforge_"):
-            labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-            measured[name] = (family.type, labels)
+    measured = {name: (kind, labels - {"le"}) for name, (kind, labels) in exported().items()}
     table = rows(OPERATOR, "Metrics")
     assert {name: (kind, set(filter(None, said.split(", ")))) for name, (kind, said, *_) in table.items()} == measured
     states = table["tapforge_pool_slots"][2]
@@ -84,9 +64,17 @@ def test_every_field_of_the_status():
     assert fields | {"Ready", "Reconciling", "Stalled", "Degraded"} == listed
 
 
+def test_every_event() -> None:
+    listed = {name for key in rows(POOLS, "What happened to it") for name in key.split(", ")}
+    text = (ROOT / "operator" / "tapforge_operator" / "emulatorpool" / "status.py").read_text()
+    written = set(re.findall(r'Event\("(?:Normal|Warning)", "(\w+)"', text)) | set(_WORDS)
+    assert len(written) > len(_WORDS)
+    assert written | {"InvalidSpec"} == listed
+
+
 def test_every_reason_that_needs_a_person():
     listed = {name for key in rows(POOLS, "Troubleshooting") for name in key.split(", ")}
-    concerns = (ROOT / "operator" / "tapforge_operator" / "pool" / "concerns.py").read_text()
+    concerns = (ROOT / "operator" / "tapforge_operator" / "emulatorpool" / "status.py").read_text()
     told = set(re.findall(r'Concern\(\s*"(\w+)"', concerns)) | set(get_args(RefusalReason))
     assert len(told) > 10
     sick = {Reason.BOOT_DEADLINE.value, Reason.UNREADY.value}

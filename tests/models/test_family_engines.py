@@ -20,16 +20,18 @@ from engine_answers import END, Job
 from tapforge_trainer.agents.tokens import Tokens
 from tapforge_trainer.frames import FittedFrame
 
+pytestmark = pytest.mark.long
+
 #: fp32; the log-probabilities of a prompt's tokens have a spread (standard deviation) of 1.2
 TOLERANCE = 5e-5
 IMAGE, START, VISION_START, VISION_END = 151655, 151644, 151652, 151653
 #: of every family, then a tied head; with config.json as it was published, where that has another layout
 FAMILIES = [
     ("qwen2.5-vl-7b-tiny", True),
-    pytest.param("qwen3-vl-30b-a3b-tiny", False, marks=pytest.mark.long),
-    pytest.param("qwen3-vl-8b-tiny", False, marks=pytest.mark.long),
-    pytest.param("qwen2-vl-7b-tiny", True, marks=pytest.mark.long),
-    pytest.param("qwen2.5-vl-3b-tiny", False, marks=pytest.mark.long),
+    ("qwen3-vl-30b-a3b-tiny", False),
+    ("qwen3-vl-8b-tiny", False),
+    ("qwen2-vl-7b-tiny", True),
+    ("qwen2.5-vl-3b-tiny", False),
 ]
 
 
@@ -153,7 +155,6 @@ def test_answers_go_on_after_a_sleep_with_the_weights_that_came_on_waking(tmp_pa
     assert gap(name, second, asked, slept) > 0.1, "the first tokens are of the weights before"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["qwen3-vl-8b-tiny", "qwen2.5-vl-7b-tiny"])
 def test_an_engine_of_two_workers_answers_and_takes_weights_as_one_of_one_does(name: str, tmp_path: Path) -> None:
     """Each worker has half of every layer, and loads its half of each tensor that comes."""

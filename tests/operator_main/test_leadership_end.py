@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tapforge_operator import leadership
-from tapforge_operator.leadership import Leadership
-from tapforge_operator.settings import Settings
-from tapforge_operator.telemetry import Telemetry
+from tapforge_operator import manager
+from tapforge_operator.config import Settings
+from tapforge_operator.manager import Leadership
+from tapforge_operator.observability.metrics import Telemetry
 
 
 class Election:
@@ -40,7 +40,7 @@ class Claims:
 
 
 def made(monkeypatch: pytest.MonkeyPatch, looks: float) -> tuple[Any, Election, Claims]:
-    monkeypatch.setattr(leadership, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(manager, "_CHECK_SECONDS", 0.0)
     election: Any = Election(looks)
     nobody: Any = SimpleNamespace()
     ours: Any = Leadership(Settings("me"), nobody, nobody, election, Telemetry())
@@ -49,7 +49,7 @@ def made(monkeypatch: pytest.MonkeyPatch, looks: float) -> tuple[Any, Election, 
 
 
 @pytest.mark.parametrize("looks", range(4))
-async def test_a_lease_that_is_over_between_two_looks_is_not_the_brokers_fault(
+async def test_a_lease_that_is_over_between_two_checks_is_not_the_brokers_fault(
     looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, election, _ = made(monkeypatch, looks)
@@ -118,8 +118,8 @@ async def test_who_leaves_in_the_middle_of_writes_gives_the_lease_up(monkeypatch
     monkeypatch.setattr(ours, "_begin", begin)
     monkeypatch.setattr(ours, "_listen", listen)
     monkeypatch.setattr(ours, "_broker_fails", nothing)
-    monkeypatch.setattr(ours.world, "keep_right", nothing)
-    monkeypatch.setattr(ours._runs, "end", end_runs)
+    monkeypatch.setattr(ours.informers, "resync", nothing)
+    monkeypatch.setattr(ours._runs, "stop", end_runs)
     ours._claims = SimpleNamespace(end=end_claims)
     leading = asyncio.create_task(ours.run())
     for _ in range(10):
@@ -168,3 +168,21 @@ async def test_what_is_won_while_the_process_leaves_is_no_term(monkeypatch: pyte
     await asyncio.wait_for(ours.close(), 60)
     await asyncio.wait_for(leading, 60)
     assert election.given_up and not terms
+
+
+def test_what_a_namespace_uses_of_its_quota_concerns_its_pools_and_its_runs_that_want_phones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nobody: Any = SimpleNamespace()
+    ours: Any = Leadership(Settings("me"), nobody, nobody, Election(float("inf")), Telemetry())
+    for namespace, pool, suspend in (("a", "phones", False), ("a", "phones", True), ("b", "others", False)):
+        name = f"{namespace}-{suspend}"
+        metadata = {"namespace": namespace, "name": pool, "uid": f"pool-{namespace}", "resourceVersion": "1"}
+        ours.cache.observe_pool({"metadata": metadata, "spec": {}})
+        spec = {"environment": {"source": {"pool": {"name": pool, "slots": 2}}}, "suspend": suspend}
+        ours.cache.observe_run({"metadata": metadata | {"name": name, "uid": f"run-{name}"}, "spec": spec})
+    requeued: list[str] = []
+    monkeypatch.setattr(ours, "_requeue", requeued.append)
+    monkeypatch.setattr(ours._runs._queue, "wake", requeued.append)
+    ours._quota_used("a")
+    assert requeued == ["pool-a", "run-a-False"]

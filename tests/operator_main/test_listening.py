@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from tapforge_operator.broker import tls
-from tapforge_operator.listening import EVERYWHERE, listen
+from tapforge_operator.observability.health import EVERYWHERE, listen
 
 
 def _machine(host: str) -> bool:

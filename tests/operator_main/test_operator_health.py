@@ -6,9 +6,9 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from tapforge_operator.health import application, silence
-from tapforge_operator.settings import advertised
-from tapforge_operator.telemetry import STATES, Telemetry
+from tapforge_operator.config import advertised
+from tapforge_operator.observability.health import application, silence
+from tapforge_operator.observability.metrics import STATES, Telemetry
 
 
 async def ask(path: str, telemetry: Telemetry, alive: str = "", ready: str = "") -> tuple[int, str, str]:

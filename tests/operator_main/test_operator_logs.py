@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kopf._cogs.clients import api, auth, errors
 from kopf._core.actions.loggers import ObjectLogger
 
-from tapforge_operator.logs import configure, ref
+from tapforge_operator.observability.logging import configure, ref
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +123,7 @@ def test_levels(level, told):
 
 
 class Endless:
-    """As in `watches.py`: kopf itself never gives up."""
+    """As in `kube/informers.py`: kopf itself never gives up."""
 
     def __iter__(self):
         return itertools.repeat(0.0)

@@ -11,7 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tapforge_api.pool import EmulatorPoolStatus
-from tapforge_operator.telemetry import STATES, Telemetry, slot_counts
+from tapforge_operator.kube.objectmeta import ConditionBuilder
+from tapforge_operator.observability.metrics import STATES, Telemetry, slot_counts
 
 COUNTS = {state: number for number, state in enumerate(STATES, 1)}
 
@@ -70,6 +71,29 @@ def test_slots_of_a_pool_by_state_as_its_status_has_them():
         assert value(telemetry, "tapforge_pool_slots", pool="b/phones", state=state) == COUNTS[state]
     telemetry.pool_state("a/phones", dict.fromkeys(STATES, 0))
     assert value(telemetry, "tapforge_pool_slots", pool="a/phones", state="claimed") == 0
+
+
+def test_conditions_that_are_true_with_their_reason():
+    telemetry = Telemetry()
+    telemetry.pool_state("a/phones", COUNTS)
+    condition = ConditionBuilder((), 1, 0.0)
+    telemetry.pool_conditions(
+        "a/phones", [condition("Ready", False, "NotReady"), condition("Degraded", True, "BootFailing")]
+    )
+    labels = {"pool": "a/phones", "condition": "Degraded"}
+    assert value(telemetry, "tapforge_pool_condition", **labels, reason="BootFailing") == 1
+    assert not [labels for name, labels in samples(telemetry) if ("condition", "Ready") in labels]
+    telemetry.pool_conditions("a/phones", [condition("Degraded", True, "Unschedulable")])
+    assert value(telemetry, "tapforge_pool_condition", **labels, reason="Unschedulable") == 1
+    assert value(telemetry, "tapforge_pool_condition", **labels, reason="BootFailing") is None
+
+
+def test_who_stands_by_reports_no_pools():
+    telemetry = Telemetry()
+    telemetry.leading(1)
+    telemetry.pool_state("a/phones", COUNTS)
+    telemetry.leading(0)
+    assert not of_pool(telemetry, "a/phones")
 
 
 @pytest.mark.parametrize("counts", [{}, {"ready": 1}, COUNTS | {"sleeping": 1}])

@@ -75,6 +75,7 @@ SERIAL = {"device": "emulator-5554"}
 CAREFUL = Settle(min_seconds=0.3, quiet_seconds=1.2, unchanged_seconds=3, moving_seconds=6, max_seconds=40)
 
 
+@pytest.mark.long
 async def test_the_frame_that_is_waited_for_is_of_the_screen_that_stays(start_server: Callable[..., Server]) -> None:
     """Of the kinds that can be told by looking. The server knows which screen stays."""
     options = ("--protocol", "mobileworld", "--width", "180", "--height", "400", "--suites", "standard", "--slots", "4")

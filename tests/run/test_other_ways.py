@@ -19,6 +19,8 @@ from tapforge_envs.phone import catalog
 from tapforge_trainer.cli import cli
 from tapforge_trainer.rollout.frames import FrameStore
 
+pytestmark = pytest.mark.long
+
 GROUPS, ROUNDS, UPDATES = 2, 2, 2
 FILE = "rollout-000001.jsonl"
 
@@ -147,7 +149,6 @@ def killed(other: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(copy.folder, other.file, command.wait(grace=180))
 
 
-@pytest.mark.long
 def test_a_killed_run_leaves_no_process_and_a_recording_that_can_be_read(other: Run, killed: Run) -> None:
     assert (killed.finished.code, killed.finished.left_behind) == (-signal.SIGKILL, [])
     assert killed.state["update"] == UPDATES
@@ -155,7 +156,6 @@ def test_a_killed_run_leaves_no_process_and_a_recording_that_can_be_read(other: 
     assert len(before) >= UPDATES * GROUPS and groups[: len(before)] == before
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs a limit that another process can set")
 def test_a_recording_that_can_not_grow_ends_the_run_and_loses_nothing(killed: Run, tmp_path: Path) -> None:
     """It goes on after the kill, until a limit on the size of the driver's files stands for a full disk."""
@@ -207,7 +207,6 @@ def test_a_default_that_is_written_out_is_no_difference(other: Run, monkeypatch:
     assert "is complete" in said.output
 
 
-@pytest.mark.long
 def test_a_broken_export_is_named_by_whoever_loads_it(trained: Run, tmp_path: Path) -> None:
     copy = trained.copied(tmp_path)
     weights = copy.folder / "export" / "model.safetensors"

@@ -8,6 +8,8 @@ from whole import Run, tapforge
 
 from tapforge_envs.web import catalog
 
+pytestmark = pytest.mark.long
+
 PAGES, UPDATES, DEMONSTRATIONS = 3, 2, 8
 
 SPEC = f"""

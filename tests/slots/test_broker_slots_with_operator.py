@@ -20,14 +20,13 @@ from tapforge_envs.slots.broker import BrokerSlots
 from tapforge_envs.slots.claim_manager import Pace
 from tapforge_envs.slots.source import SlotError, Verdict
 from tapforge_operator.broker.auth import Auth
-from tapforge_operator.broker.clock import RunningClock
-from tapforge_operator.broker.mark import Keys
-from tapforge_operator.broker.records import Pace as LedgerPace
-from tapforge_operator.broker.records import Patience
-from tapforge_operator.broker.server import application, runner
+from tapforge_operator.broker.claim_record import Keys
+from tapforge_operator.broker.http import application, runner
+from tapforge_operator.broker.renewals import RunningClock
 from tapforge_operator.broker.service import Claims
+from tapforge_operator.broker.types import LedgerTimeouts, ServiceTimeouts
 from tapforge_operator.kube.client import ApiError
-from tapforge_operator.objects import PoolObject
+from tapforge_operator.kube.types import PoolObject
 
 PACE = Pace(ttl=120, wait=60, answer=60, first=0.02, cap=0.2, close=60)
 #: after which a renewal is due
@@ -112,8 +111,8 @@ class Operator:
             self.api,
             keys,
             lambda: True,
-            pace=LedgerPace(patience=0.3, linger=0.3, step_deadline=0.3, first_pause=600),
-            patience=Patience(tick=0.05, siblings=0.2, release=60),
+            ledger_timeouts=LedgerTimeouts(revoke_after=0.3, linger=0.3, step_deadline=0.3, first_pause=600),
+            timeouts=ServiceTimeouts(tick=0.05, siblings=0.2, release=60),
             clock=RunningClock(longest_step=PACE.ttl, monotonic=loop_time),
         )
         self.term += 1
@@ -165,7 +164,7 @@ async def an_operator(folder: Path, count: int) -> AsyncIterator[Operator]:
 
 async def until_recalled(claims: Claims, count: int) -> None:
     """The operator wants so many back, and their holder hears of it."""
-    await until(lambda: sum(bool(claim.recalled) for claim in claims.held("pool-uid-1").values()) == count)
+    await until(lambda: sum(bool(claim.revoked) for claim in claims.held("pool-uid-1").values()) == count)
     put_forward(ROUND)
 
 

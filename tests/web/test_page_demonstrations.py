@@ -46,6 +46,7 @@ def _play(
     return demonstrate(agent, tasks, episodes=episodes, error_rate=error_rate, seed=7, width=160, height=210)
 
 
+@pytest.mark.long
 def test_samples_are_the_same_whichever_page_played_them() -> None:
     one, other = _play(0.5, 6), _play(0.5, 6)
     assert one.samples == other.samples

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .cli_agent import agent
+from .cli_cluster import cluster
 from .cli_doctor import doctor
 from .cli_env import env
 from .cli_phone import phone
@@ -244,6 +245,7 @@ def top(folder: Path, once: bool, rows: int | None) -> None:
 
 
 cli.add_command(agent)
+cli.add_command(cluster)
 cli.add_command(doctor)
 cli.add_command(env)
 cli.add_command(phone)

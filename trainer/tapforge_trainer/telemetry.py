@@ -33,6 +33,8 @@ from .throughput import shares
 EVENTS = "events.jsonl"
 #: updates whose mean success is shown
 _WINDOW = 5
+#: fields of a view that an update's event carries as they are
+_SO_FAR = ("version", "episodes", "invalid", "dropped", "episodes_per_hour", "env_steps_per_second", "busy_share")
 _SPARKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -53,6 +55,8 @@ class View:
     #: where phones come from, once they do; and how many the run asks for, where it asks for a number
     slots: SlotSource | None = None
     slots_wanted: int | None = None
+    #: what phones there are, in words, where there is no source of them at hand
+    phones: str = ""
     #: over all valid attempts; and in the groups that the last update learned from
     success: float | None = None
     success_learned: float | None = None
@@ -77,6 +81,8 @@ class View:
     #: where the last update's time went
     time_spent: str = ""
     seconds_rl: float = 0.0
+    #: seconds to the end, where somebody else has estimated them
+    left: float | None = None
     curve: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -86,33 +92,31 @@ class View:
         self.episodes, self.invalid, self.seconds_rl = progress.episodes, progress.invalid, progress.seconds_rl
         self.saved = saved
 
-    def updated(
-        self, progress: RunProgress, statistics: BatchStatistics, stats: RolloutStats, metrics: Mapping[str, Any]
-    ) -> None:
-        """Shows a run after an update."""
-        if progress.success is not None:
-            self.curve.append(progress.success)
+    def updated(self, event: Mapping[str, Any]) -> None:
+        """Shows a run after an update. `event`: of that name, as events.jsonl has it."""
+        if event["success_rate_all"] is not None:
+            self.curve.append(event["success_rate_all"])
         recent = self.curve[-_WINDOW:]
-        self.update, self.version, self.seconds_rl = progress.update, progress.version, progress.seconds_rl
+        self.update, self.seconds_rl = event["update"], event["seconds"]
         self.success = sum(recent) / len(recent) if recent else None
-        self.success_learned = statistics.success_rate
-        self.dropped = sum(stats.dropped.values())
-        self.episodes, self.invalid = progress.episodes, progress.invalid
-        self.episodes_per_hour = stats.episodes_per_hour
-        self.env_steps_per_second = stats.env_steps_per_second
-        self.valid_actions = statistics.valid_action_ratio
-        self.group_size = statistics.group_size_mean
-        self.state_group_size = statistics.state_group_size_mean
-        self.zero_variance_groups = f"{statistics.groups_zero_variance} of {statistics.groups}"
-        self.busy_share, self.sample_age = stats.busy_share, stats.mean_sample_age
+        self.success_learned = event["success_rate"]
+        self.valid_actions = event["valid_action_ratio"]
+        self.group_size = event["group_size_mean"]
+        self.state_group_size = event["state_group_size_mean"]
+        self.zero_variance_groups = f"{event['groups_zero_variance']} of {event['groups']}"
+        self.sample_age = event["sample_age"]
+        so_far = event.get("so_far", {})  # an earlier release's has none
+        for name in _SO_FAR:
+            setattr(self, name, so_far.get(name, getattr(self, name)))
+        metrics = event["learner"]
         self.gap = metrics.get("gap", self.gap)
         self.tokens_per_second = metrics.get("tokens_per_second", self.tokens_per_second)
         self.mfu, self.time_spent = metrics.get("mfu"), shares(metrics)
 
     def seconds_left(self) -> float | None:
         """Of the reinforcement phase, by the time per update so far."""
-        if not self.update:
-            return None
+        if self.left is not None or not self.update:
+            return self.left
         left = self.seconds_rl / self.update * (self.max_updates - self.update)
         return left if self.max_seconds is None else max(0.0, min(left, self.max_seconds - self.seconds_rl))
 
@@ -200,34 +204,35 @@ class Telemetry:
     ) -> None:
         """An update is finished. `attempts`: all that were played for it, by outcome; `metrics`: of learner and sync;
         `further`: fields of the event."""
-        self.view.updated(progress, statistics, stats, metrics)
-        self.event(
-            "update",
-            update=progress.update,
-            seconds=progress.seconds_rl,
+        fields = {
+            "update": progress.update,
+            "seconds": progress.seconds_rl,
             **{name: getattr(statistics, name) for name in BatchStatistics.__slots__},
-            success_rate_all=progress.success,
-            attempts=dict(attempts),
-            sample_age=stats.mean_sample_age,
-            members=progress.members,
+            "success_rate_all": progress.success,
+            "attempts": dict(attempts),
+            "sample_age": stats.mean_sample_age,
+            "members": progress.members,
+            "so_far": {
+                "version": progress.version,
+                "episodes": progress.episodes,
+                "invalid": progress.invalid,
+                "dropped": sum(stats.dropped.values()),
+                "episodes_per_hour": stats.episodes_per_hour,
+                "env_steps_per_second": stats.env_steps_per_second,
+                "busy_share": stats.busy_share,
+            },
             **further,
-            learner=metrics,
-        )
+            "learner": metrics,
+        }
+        self.view.updated(fields)
+        self.event("update", **fields)
         if metrics.get("gap_alarm"):
             self.note(
                 f"update {progress.update}: engine and learner differ by {metrics['gap_mean']:.2g} per token on "
                 "answers of the same weights; the importance weights can't be trusted"
             )
         if self._live is None:
-            v = self.view
-            self._line(
-                f"update {v.update}/{v.max_updates}  success {_percent(v.success)}  "
-                f"learned from {_percent(v.success_learned)}  "
-                f"episodes/h {v.episodes_per_hour:,.0f}  valid actions {_percent(v.valid_actions)}  "
-                f"tokens/s {_whole(v.tokens_per_second)}  group {v.group_size or 0:.1f}  "
-                f"same-state {v.state_group_size or 0:.1f}  "
-                f"left {_clock(v.seconds_left())}"
-            )
+            self._line(update_line(self.view))
 
     def close(self) -> None:
         self._file.close()
@@ -238,26 +243,42 @@ class Telemetry:
         )
 
     def _draw(self) -> Group:
-        v = self.view
-        bar = Progress(TextColumn("{task.description}"), BarColumn(40), TextColumn("{task.completed}/{task.total}"))
-        bar.add_task("updates", total=v.max_updates, completed=v.update)
-        table = Table.grid(padding=(0, 3))
-        rows = (
-            ("success, all attempts", _percent(v.success), "episodes per hour", f"{v.episodes_per_hour:,.0f}"),
-            ("in groups learned from", _percent(v.success_learned), "groups dropped", f"{v.dropped:,}"),
-            ("held out, before", v.success_before or "-", "environment steps/s", f"{v.env_steps_per_second:,.0f}"),
-            ("held out, after", v.success_after or "-", "slots busy", _percent(v.busy_share)),
-            ("valid actions", _percent(v.valid_actions), "episodes", f"{v.episodes:,} ({v.invalid} invalid)"),
-            ("group size", _figure(v.group_size), "zero-variance groups", v.zero_variance_groups or "-"),
-            ("same-state steps", _figure(v.state_group_size), "sample age (versions)", f"{v.sample_age:.2f}"),
-            ("time left", _clock(v.seconds_left()), "engine-learner gap", "-" if v.gap is None else f"{v.gap:.1e}"),
-            ("learner tokens/s", _whole(v.tokens_per_second), "MFU", _percent(v.mfu)),
-            ("phones", _phones(v.slots), "time", v.time_spent or "-"),
-        )
-        for left, one, right, two in rows:
-            table.add_row(Text(left, style="dim"), one, Text(right, style="dim"), two)
-        head = Text.assemble((f"{v.name}  ", "bold"), (v.phase, "cyan"), f"  {_clock(time.monotonic() - self.started)}")
-        return Group(head, bar, table, Text("success  " + _spark(v.curve[-60:]), style="green"))
+        return draw(self.view, time.monotonic() - self.started)
+
+
+def update_line(v: View) -> str:
+    """An update that is finished, where there is no terminal."""
+    return (
+        f"update {v.update}/{v.max_updates}  success {_percent(v.success)}  "
+        f"learned from {_percent(v.success_learned)}  "
+        f"episodes/h {v.episodes_per_hour:,.0f}  valid actions {_percent(v.valid_actions)}  "
+        f"tokens/s {_whole(v.tokens_per_second)}  group {v.group_size or 0:.1f}  "
+        f"same-state {v.state_group_size or 0:.1f}  "
+        f"left {_clock(v.seconds_left())}"
+    )
+
+
+def draw(v: View, seconds: float) -> Group:
+    """The live view, after so many seconds."""
+    bar = Progress(TextColumn("{task.description}"), BarColumn(40), TextColumn("{task.completed}/{task.total}"))
+    bar.add_task("updates", total=v.max_updates, completed=v.update)
+    table = Table.grid(padding=(0, 3))
+    rows = (
+        ("success, all attempts", _percent(v.success), "episodes per hour", f"{v.episodes_per_hour:,.0f}"),
+        ("in groups learned from", _percent(v.success_learned), "groups dropped", f"{v.dropped:,}"),
+        ("held out, before", v.success_before or "-", "environment steps/s", f"{v.env_steps_per_second:,.0f}"),
+        ("held out, after", v.success_after or "-", "slots busy", _percent(v.busy_share)),
+        ("valid actions", _percent(v.valid_actions), "episodes", f"{v.episodes:,} ({v.invalid} invalid)"),
+        ("group size", _figure(v.group_size), "zero-variance groups", v.zero_variance_groups or "-"),
+        ("same-state steps", _figure(v.state_group_size), "sample age (versions)", f"{v.sample_age:.2f}"),
+        ("time left", _clock(v.seconds_left()), "engine-learner gap", "-" if v.gap is None else f"{v.gap:.1e}"),
+        ("learner tokens/s", _whole(v.tokens_per_second), "MFU", _percent(v.mfu)),
+        ("phones", v.phones or _phones(v.slots), "time", v.time_spent or "-"),
+    )
+    for left, one, right, two in rows:
+        table.add_row(Text(left, style="dim"), one, Text(right, style="dim"), two)
+    head = Text.assemble((f"{v.name}  ", "bold"), (v.phase, "cyan"), f"  {_clock(seconds)}")
+    return Group(head, bar, table, Text("success  " + _spark(v.curve[-60:]), style="green"))
 
 
 def _phones(slots: SlotSource | None) -> str:

@@ -1,6 +1,6 @@
-"""A certificate authority of the broker's own, and its server certificate. Pure: keys and certificates as PEM.
+"""Certificates of an authority of the broker's own. Pure: keys and certificates as PEM.
 
-Lives: the authority `CA_DAYS`, the certificate `SERVER_DAYS`; either is renewed when a third of its life is left. A new
+The authority lasts `CA_DAYS`, the certificate `SERVER_DAYS`; either is renewed when a third of its life is left. A new
 authority stands in the bundle in front of the old one until that one ends, so that whoever trusts the bundle trusts
 certificates of both. It signs nothing on the day it is made: callers have time to read the bundle again.
 """
@@ -89,6 +89,11 @@ def fits_server(certificate: bytes, key: bytes, authorities: bytes, names: Seque
     except (ValueError, TypeError, x509.ExtensionNotFound):
         return False
     return issued and same_key and _fresh(server, now) and {_general(name) for name in names} <= set(known)
+
+
+def expires(certificates: bytes) -> float:
+    """When the first of a chain ends, in seconds since 1970."""
+    return min(c.not_valid_after_utc.timestamp() for c in x509.load_pem_x509_certificates(certificates))
 
 
 def _issued(server: x509.Certificate, authority: x509.Certificate) -> bool:

@@ -1,9 +1,9 @@
-"""A claim of an external URL: it has no Pod, so a `coordination.k8s.io` Lease carries its mark. Pure.
+"""A claim of an external URL: it has no Pod, so a `coordination.k8s.io` Lease carries its record. Pure.
 
 1. One Lease for each URL of a pool, named by the pool's UID and the URL, made when the URL is first claimed. It goes
    with the pool (its owner), or when the URL was taken out of the pool, nobody has it any more and its rest is over.
 2. The slot's UID is made of the same two, not the Lease's: a Lease that somebody deleted doesn't make a new slot.
-3. `holderIdentity`, `leaseTransitions` and the times are for people and tools; what counts is the signed mark and the
+3. `holderIdentity`, `leaseTransitions` and the times are for people and tools; what counts is the signed record and the
    fence annotation, as on a Pod.
 """
 
@@ -16,13 +16,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tapforge_api.base import API_VERSION
-
-from .. import names
-from ..kube.client import path
-from ..objects import PoolObject
-from ..slots import written_number
-from .mark import Keys, Mark
-from .records import Clear, SlotView
+from tapforge_operator import labels as wellknown
+from tapforge_operator.broker.claim_record import ClaimRecord, Clear, Keys, SlotView
+from tapforge_operator.kube.client import path
+from tapforge_operator.kube.types import PoolObject, written_number
 
 Object = dict[str, Any]
 
@@ -51,7 +48,7 @@ class Url:
 
     @property
     def _digest(self) -> str:
-        return names.digest(self.pool_uid, self.url, length=_HASH)
+        return wellknown.digest(self.pool_uid, self.url, length=_HASH)
 
 
 def urls_of(pool: PoolObject) -> list[Url]:
@@ -64,7 +61,7 @@ def url_of(lease: Mapping[str, Any]) -> Url | None:
     agree."""
     metadata = lease["metadata"]
     owner = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), None)
-    url = (metadata.get("annotations") or {}).get(names.URL)
+    url = (metadata.get("annotations") or {}).get(wellknown.URL)
     if owner is None or owner.get("kind") != "EmulatorPool" or not url:
         return None
     known = Url(owner["name"], owner["uid"], metadata["namespace"], url)
@@ -123,7 +120,7 @@ def view_of(url: Url, lease: Mapping[str, Any] | None, keys: Keys) -> SlotView:
 def with_lease(view: SlotView, lease: Mapping[str, Any], keys: Keys) -> SlotView:
     metadata, spec = lease["metadata"], lease.get("spec") or {}
     annotations = metadata.get("annotations") or {}
-    reading = keys.read(annotations.get(names.CLAIM, ""), view.uid)
+    reading = keys.read(annotations.get(wellknown.CLAIM, ""), view.uid)
     return SlotView(
         uid=view.uid,
         pool=view.pool,
@@ -134,13 +131,13 @@ def with_lease(view: SlotView, lease: Mapping[str, Any], keys: Keys) -> SlotView
         ready=True,
         lasting=True,
         transitions=int(spec.get("leaseTransitions") or 0),
-        fence=written_number(annotations.get(names.FENCE)),
-        episodes=written_number(annotations.get(names.EPISODES)),
-        confirmed=annotations.get(names.CONFIRMED, ""),
-        strikes=written_number(annotations.get(names.STRIKES)),
+        fence=written_number(annotations.get(wellknown.FENCE)),
+        episodes=written_number(annotations.get(wellknown.EPISODES)),
+        confirmed=annotations.get(wellknown.CONFIRMED, ""),
+        failures=written_number(annotations.get(wellknown.STRIKES)),
         # Annotations are anybody's to write: nobody keeps a phone away for ever.
-        rest=float(min(written_number(annotations.get(names.REST)), _LONGEST_REST)),
-        mark=reading.mark,
+        rest=float(min(written_number(annotations.get(wellknown.REST)), _LONGEST_REST)),
+        record=reading.record,
         foreign=reading.foreign,
     )
 
@@ -153,14 +150,14 @@ def collection(view: SlotView) -> str:
     return path("leases", view.namespace, group=_GROUP)
 
 
-def claim_body(view: SlotView, mark: Mark, keys: Keys, pool: str) -> Object:
+def claim_body(view: SlotView, record: ClaimRecord, keys: Keys, pool: str) -> Object:
     """The patch of a Lease that is there, or the whole of one that is not. `pool`: its name."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    labels = {names.CLAIMED: "true", names.RUN: mark.run or None}
-    annotations: dict[str, str | None] = {names.CLAIM: keys.write(mark), names.FENCE: str(mark.fence)}
+    labels = {wellknown.CLAIMED: "true", wellknown.RUN: record.run or None}
+    annotations: dict[str, str | None] = {wellknown.CLAIM: keys.write(record), wellknown.FENCE: str(record.fence)}
     spec = {
-        "holderIdentity": mark.holder,
-        "leaseDurationSeconds": max(1, int(mark.ttl)),
+        "holderIdentity": record.holder,
+        "leaseDurationSeconds": max(1, int(record.ttl)),
         "acquireTime": now,
         "renewTime": now,
         "leaseTransitions": view.transitions + 1,
@@ -169,31 +166,31 @@ def claim_body(view: SlotView, mark: Mark, keys: Keys, pool: str) -> Object:
         metadata: Object = {"resourceVersion": view.version, "labels": labels, "annotations": annotations}
         return {"metadata": metadata, "spec": spec}
     owner = {"apiVersion": API_VERSION, "kind": "EmulatorPool", "name": pool, "uid": view.pool, "controller": True}
-    ours = {names.POOL: pool, names.POOL_UID: view.pool, names.MANAGED_BY: names.OPERATOR}
+    ours = {wellknown.POOL: pool, wellknown.POOL_UID: view.pool, wellknown.MANAGED_BY: wellknown.OPERATOR}
     metadata = {
         "name": view.name,
         "namespace": view.namespace,
         "labels": {name: value for name, value in {**ours, **labels}.items() if value is not None},
-        "annotations": {**annotations, names.URL: view.address},
+        "annotations": {**annotations, wellknown.URL: view.address},
         "ownerReferences": [owner],
     }
     return {"apiVersion": _GROUP, "kind": "Lease", "metadata": metadata, "spec": spec}
 
 
 def confirm_patch(view: SlotView) -> Object:
-    return {"metadata": {"resourceVersion": view.version, "annotations": {names.CONFIRMED: str(view.fence)}}}
+    return {"metadata": {"resourceVersion": view.version, "annotations": {wellknown.CONFIRMED: str(view.fence)}}}
 
 
 def clear_patch(view: SlotView, work: Clear) -> Object:
     return {
         "metadata": {
             "resourceVersion": view.version,
-            "labels": {names.CLAIMED: None, names.RUN: None},
+            "labels": {wellknown.CLAIMED: None, wellknown.RUN: None},
             "annotations": {
-                names.CLAIM: None,
-                names.EPISODES: str(work.episodes),
-                names.STRIKES: str(work.strikes) if work.strikes else None,
-                names.REST: str(math.ceil(work.rest)) if work.rest else None,
+                wellknown.CLAIM: None,
+                wellknown.EPISODES: str(work.episodes),
+                wellknown.STRIKES: str(work.failures) if work.failures else None,
+                wellknown.REST: str(math.ceil(work.rest)) if work.rest else None,
             },
         },
         "spec": {"holderIdentity": None},

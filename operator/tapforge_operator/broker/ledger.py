@@ -2,29 +2,32 @@
 
     free -> granting -> held -> releasing -> free        given back clean
                                 releasing -> granting    the same, and somebody waits: one write instead of two
-            granting -> free                             the mark could not be written, and certainly is not there
-            granting -> releasing                        the same, and the mark that it was to replace is there
-                        held -> doomed                   given back dirty or broken, expired, or its mark tampered with
-                        held -> releasing -> resting     the same of an external URL, which can't be thrown away
-                                             resting -> free
-    resting: not granted for a while.  doomed: never granted again; the shell deletes the Pod.
+            granting -> free                             the record could not be written, and certainly is not there
+            granting -> releasing                        the same, and the record that it was to replace is there
+                        held -> terminating              given back dirty or broken, expired, or its record changed
+                        held -> releasing -> cooldown    the same of an external URL, which can't be thrown away
+                                             cooldown -> free
+    cooldown: not granted for a while.  terminating: never granted again; the service deletes the Pod.
 
 Rules:
-1. A slot has at most one claim. Nobody hears of a claim before its mark is on the slot (`granted`).
+1. A slot has at most one claim. Nobody hears of a claim before its record is on the slot (`granted`).
 2. A claim's fence is larger than every earlier one of its slot, in this term and all earlier ones.
-3. A slot that ended, is doomed or condemned is never granted again. The UID of a Pod that was deleted never comes back.
-4. A verified mark on a slot that is new to this ledger is a claim with a whole life before it: the time in which no
+3. A slot that ended, is terminating or draining is never granted again. The UID of a Pod that was deleted never comes
+   back.
+4. A verified record on a slot that is new to this ledger is a claim with a whole life before it: the time in which no
    operator ran ages nobody's claim. Silence alone ends no claim before its `hold`; that its holder is gone does. On a
-   slot that is known, only a mark with a larger fence is news (another leader wrote it); an older one is a replay and
+   slot that is known, only a record with a larger fence is news (another leader wrote it); an older one is a replay and
    means nothing.
 5. What the API server said earlier (`SlotView.order`) never overrides what it said later.
 6. A request that is repeated gets the claims that it got, not more.
 7. A device that several pools name counts as one: it is granted through one of them at a time, and rests for all.
 8. Slots go to the highest priority, then to who has the fewest, then to who came first; from the fullest node. Who has
    as many as it may have waits until one of them ends.
+9. The claimants of a namespace hold no more slots than its quota, over all pools. Claims that an earlier leader granted
+   count, and are kept where they are more than that.
 
-Whoever may patch Pods can end a claim: a mark that is taken off dooms its slot. Should the operator die in between, its
-successor finds a free slot: that is beyond what can be known.
+Whoever may patch Pods can end a claim: a record that is taken off terminates its slot. Should the operator die in
+between, its successor finds a free slot: that is beyond what can be known.
 
 What has to be done outside is collected for `take_work`. Times are seconds and only go forward.
 """
@@ -35,21 +38,31 @@ from collections import Counter
 from collections.abc import Callable, Collection, Set
 from dataclasses import replace
 
-from .holding import Holding
-from .mark import Mark
-from .reclaim import balance
-from .records import Answer, Claim, Claimant, Grant, Pace, SlotView, State, Waiter, Want, Work
-from .table import Slot
+from tapforge_operator.broker.claim_record import ClaimRecord, SlotView
+from tapforge_operator.broker.claims import SlotClaims
+from tapforge_operator.broker.slots import Slot, balance
+from tapforge_operator.broker.types import (
+    Answer,
+    Claim,
+    Claimant,
+    ClaimQuotas,
+    Grant,
+    LedgerTimeouts,
+    State,
+    Waiter,
+    Want,
+    Work,
+)
 
 _TERM_BITS = 24
 _AWAY = "its caller went away before the answer"
 _NEVER = "it was never granted"
 
 
-class Ledger(Holding):
-    def __init__(self, term: int, pace: Pace | None = None):
+class Ledger(SlotClaims):
+    def __init__(self, term: int, timeouts: LedgerTimeouts | None = None, quotas: ClaimQuotas | None = None):
         """`term`: number of this leadership, larger than every earlier one's."""
-        super().__init__(pace)
+        super().__init__(timeouts, quotas)
         self._term = term
         self._grants = 0
         self._tickets = 0
@@ -100,7 +113,7 @@ class Ledger(Holding):
         self._table.pool(waiter.want.pool).queue.remove(waiter)
         self._requests.drop(_key(waiter), waiter)
         for claim in filter(self._lives, waiter.got):
-            self._release(claim.mark.uid, _AWAY, now)
+            self._release(claim.record.uid, _AWAY, now)
 
     def delivered(self, ticket: int) -> None:
         """The answer reached its caller, as far as one can know."""
@@ -123,7 +136,10 @@ class Ledger(Holding):
         tally = known.tally
         kept: Counter[Claimant] = Counter()
         served: dict[int, Waiter] = {}
-        while table.grantable(pool) > kept.total() and (turn := known.queue.turn(tally.held, tally.holders, kept, now)):
+        while table.grantable(pool) > kept.total():
+            turn = known.queue.turn(tally.held, tally.holders, kept, now, table.spare)
+            if turn is None:
+                break
             claimant, waiter = turn
             slot = table.next(pool)
             if waiter is None or slot is None:
@@ -138,7 +154,7 @@ class Ledger(Holding):
 
     def balance(self, pool: str, now: float) -> bool:
         """Asks for slots back where others have waited long enough for their share. True when anything changed."""
-        return balance(self._table, pool, now - self._pace.patience)
+        return balance(self._table, pool, now - self._timeouts.revoke_after)
 
     def withhold(self, pool: str, uids: Set[str]) -> bool:
         """These slots of the pool, and no others, are not granted for now; who has one keeps it. True when that is
@@ -148,7 +164,7 @@ class Ledger(Holding):
     # --- what became of a Grant ---------------------------------------------------------------------------------------
 
     def granted(self, uid: str, fence: int, view: SlotView, now: float) -> int:
-        """The mark is on the slot. Returns the ticket that it was meant for."""
+        """The record is on the slot. Returns the ticket that it was meant for."""
         slot, claim = self._granting(uid, fence)
         if slot is None or claim is None:
             return 0
@@ -169,7 +185,7 @@ class Ledger(Holding):
         return claim.ticket
 
     def refused(self, uid: str, fence: int, view: SlotView | None, now: float, pause: float = 0.0) -> None:
-        """The mark is not on the slot, and will not be. `view` is what is there instead, None: nothing is. `pause`:
+        """The record is not on the slot, and will not be. `view` is what is there instead, None: nothing is. `pause`:
         seconds before it is tried again."""
         slot, claim = self._granting(uid, fence)
         if slot is None or claim is None:
@@ -178,7 +194,7 @@ class Ledger(Holding):
             self.forget(uid, now)
             return
         clear, slot.clear = slot.clear, None
-        if clear is not None and view is not None and view.mark == clear.mark:
+        if clear is not None and view is not None and view.record == clear.record:
             slot.pause = pause
             slot.clear = replace(clear, view=view, replaceable=False)
             self._work.append(slot.clear)
@@ -217,7 +233,7 @@ class Ledger(Holding):
         """
         changed = set()
         for claim in self._live.of_pod(pod, now, idle):
-            slot = self._table[claim.mark.uid]
+            slot = self._table[claim.record.uid]
             if stopped or not slot.view.lasting:
                 changed.add(slot.view.pool)
                 self._abandon(slot, why, now, fenced)
@@ -235,7 +251,7 @@ class Ledger(Holding):
         """A holder's process named all claims that it has. Returns the pools of those that ended."""
         changed = set()
         for claim in self._live.unlisted(holder, session, settled, listed):
-            slot = self._table[claim.mark.uid]
+            slot = self._table[claim.record.uid]
             changed.add(slot.view.pool)
             self._abandon(slot, "its holder doesn't name it among its claims", now, fenced)
         return changed
@@ -243,11 +259,11 @@ class Ledger(Holding):
     def _abandon(self, slot: Slot, why: str, now: float, fenced: Callable[[str], bool]) -> None:
         """Ends a claim whose holder left the phone as it was. A phone that checks fences refuses the late holder."""
         if slot.view.lasting:
-            self._release(slot.view.uid, why, now, self._pace.step_deadline, slot.strikes)
+            self._release(slot.view.uid, why, now, self._timeouts.step_deadline, slot.failures)
         elif fenced(slot.view.pool):
             self._release(slot.view.uid, why, now)
         else:
-            self._spoil(slot.view.uid, why, now, pause=0.0)
+            self._end_dirty(slot.view.uid, why, now, pause=0.0)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -255,17 +271,17 @@ class Ledger(Holding):
         self._grants += 1
         want = waiter.want
         fence = max((self._term << _TERM_BITS) + self._grants, slot.fence + 1)
-        mark = Mark(
+        record = ClaimRecord(
             slot.view.uid, fence, want.holder, want.run, want.request, want.priority, want.ttl, want.hold, want.pod,
             want.session, want.number,
         )  # fmt: skip
-        self._table.take(slot, Claim(mark, waiter.ticket), State.GRANTING)
-        self._work.append(Grant(slot.view, mark, slot.clear))
-        waiter.pending.add(mark.uid)
+        self._table.take(slot, Claim(record, waiter.ticket), State.GRANTING)
+        self._work.append(Grant(slot.view, record, slot.clear))
+        waiter.pending.add(record.uid)
 
     def _granting(self, uid: str, fence: int) -> tuple[Slot | None, Claim | None]:
         slot = self._table.get(uid)
-        if slot is None or slot.state is not State.GRANTING or slot.claim is None or slot.claim.mark.fence != fence:
+        if slot is None or slot.state is not State.GRANTING or slot.claim is None or slot.claim.record.fence != fence:
             return None, None
         return slot, slot.claim
 
@@ -274,7 +290,7 @@ class Ledger(Holding):
         waiter = self._waiters.get(claim.ticket)
         if waiter is None:
             return
-        waiter.pending.discard(claim.mark.uid)
+        waiter.pending.discard(claim.record.uid)
         if waiter.pending or not waiter.open:
             return
         if any(map(self._lives, waiter.got)):
@@ -287,7 +303,7 @@ class Ledger(Holding):
         queue = self._table.pool(waiter.want.pool).queue
         queue.remove(waiter)
         claims = tuple(filter(self._lives, waiter.got))
-        queue.remember(waiter, waiter.want.slots - len(claims), now + self._pace.linger)
+        queue.remember(waiter, waiter.want.slots - len(claims), now + self._timeouts.linger)
         if not claims:
             self._requests.drop(_key(waiter), waiter)
         self._work.append(Answer(waiter.ticket, claims))

@@ -7,9 +7,9 @@ from typing import Final, Literal
 from tapforge_api.claims import Acquire, Renewed
 from tapforge_api.claims import Claim as ClaimMessage
 from tapforge_api.claims import Held as HeldMessage
-
-from ..objects import PoolObject
-from .records import Claim, Counts, Holder, SlotView, Want
+from tapforge_operator.broker.claim_record import SlotView
+from tapforge_operator.broker.types import Claim, Counts, Holder, QuotaUse, Want
+from tapforge_operator.kube.types import PoolObject
 
 WRONG_SECRET: Final = "the secret is not that of this claim"
 _DEFAULT_PORT: Final = 8000
@@ -23,10 +23,10 @@ def claim_message(claim: Claim, secret: str, view: SlotView, pool: PoolObject) -
         secret=secret,
         slot=view.name,
         url=url_of(view, pool),
-        fence=claim.mark.fence,
-        ttl_seconds=claim.mark.ttl,
+        fence=claim.record.fence,
+        ttl_seconds=claim.record.ttl,
         # Who is in a Pod is looked at when it is silent. Nobody can look at what else it does to an external device.
-        hold_seconds=None if claim.mark.pod and not view.lasting else claim.ends - claim.heard,
+        hold_seconds=None if claim.record.pod and not view.lasting else claim.ends - claim.renewed_at,
     )
 
 
@@ -71,7 +71,9 @@ def want_of(pool_uid: str, holder: Holder, ask: Acquire) -> Want:
     )
 
 
-def why_none(ask: Acquire, holder: Holder, mine: int, counts: Counts, repeated: bool) -> str:
+def why_none(
+    ask: Acquire, holder: Holder, mine: int, counts: Counts, repeated: bool, use: QuotaUse | None = None
+) -> str:
     """`mine`: slots of the pool that the holder has."""
     if repeated:
         return f"request {ask.request} was answered before and its claims have ended; ask with a new one"
@@ -80,8 +82,13 @@ def why_none(ask: Acquire, holder: Holder, mine: int, counts: Counts, repeated: 
             f"TrainingRun {holder.run} holds {mine} phones of this pool, as many as the `slots` of its "
             f"spec.environment.source allows ({holder.slots}): give one back first"
         )
+    if use is not None and use.held >= use.quota:
+        return (
+            f"QuotaExceeded: namespace {use.namespace} holds {use.held} slots over all pools, of a quota of "
+            f"{use.quota} (--claim-quota of the operator): one has to be given back first"
+        )
     return (
         f"no slot came free within {ask.wait_seconds:g} s: of {counts.slots} slots {counts.held} are claimed, "
-        f"{counts.booting} boot, {counts.resting} rest after trouble, {counts.doomed} are being replaced; "
+        f"{counts.booting} boot, {counts.cooldown} rest after trouble, {counts.terminating} are being replaced; "
         f"others wait for {counts.waiting}"
     )

@@ -1,9 +1,9 @@
 """The broker's shell: it waits, writes and answers as the ledger says.
 
-1. Nothing is answered before it is written. A claim is told after its mark is on the slot.
+1. Nothing is answered before it is written. A claim is told after its record is on the slot.
 2. Only a leader grants, renews and deletes; when the leadership ends, whoever waits gets `NotLeading`, and nothing more
    is written. The next leader finds everything on the slots.
-3. A holder that is silent loses its claims when its Pod is found gone, not before (`holder_pods.py`).
+3. A holder that is silent loses its claims when its Pod is found gone, not before (`auth.evidence`).
 4. Every wait has an end: the caller's for the first slot, `settle` for the writes after it.
 
 Between `begin` and `end` of a leadership the watches feed `observe`, `forget`, ... One event loop. Times are seconds.
@@ -15,27 +15,110 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Final
 
 from tapforge_api.claims import Acquire, Acquired, Release, Released, Renew, RenewedAll
+from tapforge_operator.broker import claim_record, external
+from tapforge_operator.broker.auth import evidence
+from tapforge_operator.broker.claim_record import Clear, Keys, SlotView
+from tapforge_operator.broker.external import Url, urls_of
+from tapforge_operator.broker.ledger import Ledger
+from tapforge_operator.broker.messages import claim_message, want_of, why_none
+from tapforge_operator.broker.renewals import Renewals, RunningClock, refresh
+from tapforge_operator.broker.types import (
+    Answer,
+    ClaimQuotas,
+    Counts,
+    Grant,
+    Holder,
+    LedgerTimeouts,
+    PoolNotFound,
+    Remove,
+    ServiceTimeouts,
+    namespace_of,
+)
+from tapforge_operator.broker.writer import Api, Tickets, Writer, Writing
+from tapforge_operator.emulatorpool.state import Device, Held
+from tapforge_operator.kube.leaderelection import NotLeading
+from tapforge_operator.kube.types import PoolObject, Slot
+from tapforge_operator.observability.metrics import Telemetry
 
-from ..objects import PoolObject
-from ..pool.records import Device, Held
-from ..slots import Slot
-from ..telemetry import Telemetry
-from . import external, pods
-from .clock import RunningClock
-from .directory import UNLISTED, Directory, PoolNotFound
-from .holder_pods import evidence
-from .ledger import Ledger
-from .looking import look_again
-from .mark import Keys
-from .messages import claim_message, want_of, why_none
-from .records import Answer, Clear, Counts, Grant, Holder, Pace, Patience, Remove
-from .tickets import Tickets
-from .upkeep import Upkeep
-from .writes import Api, NotLeading, Writer
-from .writing import Writing
+#: why nobody gets it any more
+UNLISTED: Final = "its URL is no longer in the pool"
+
+
+class PoolIndex:
+    """The pools that claims can be asked of: by UID, by name, and by external URL."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, PoolObject] = {}
+        self._by_name: dict[tuple[str, str], PoolObject] = {}
+        self._urls: dict[str, Url] = {}
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._pools
+
+    def uids(self) -> list[str]:
+        return list(self._pools)
+
+    def put(self, pool: PoolObject) -> tuple[Sequence[Url], Sequence[Url]]:
+        """The external URLs that it has, and those that it has no longer."""
+        before = self._pools.get(pool.uid)
+        self._pools[pool.uid] = self._by_name[pool.key] = pool
+        urls = urls_of(pool)
+        self._urls.update((url.uid, url) for url in urls)
+        kept = {url.uid for url in urls}
+        removed = [url for url in (urls_of(before) if before else ()) if url.uid not in kept]
+        for url in removed:  # what its Lease says from now on must not bring it back
+            self._urls.pop(url.uid, None)
+        return urls, removed
+
+    def drop(self, uid: str) -> Sequence[Url]:
+        """The external URLs that it had."""
+        pool = self._pools.pop(uid, None)
+        if pool is None:
+            return ()
+        if self._by_name.get(pool.key) is pool:
+            del self._by_name[pool.key]
+        urls = urls_of(pool)
+        for url in urls:
+            self._urls.pop(url.uid, None)
+        return urls
+
+    def find(self, namespace: str, name: str) -> PoolObject:
+        pool = self._by_name.get((namespace, name))
+        if pool is None:
+            raise PoolNotFound(f"there is no EmulatorPool {name} in namespace {namespace}")
+        if pool.deleting:
+            raise PoolNotFound(f"EmulatorPool {name} in namespace {namespace} is being deleted")
+        return pool
+
+    def name(self, uid: str) -> str:
+        """metadata.name; "" of a pool that is gone."""
+        pool = self._pools.get(uid)
+        return pool.name if pool else ""
+
+    def checks_fences(self, uid: str) -> bool:
+        """The phones of the pool refuse a late holder by themselves."""
+        pool = self._pools.get(uid)
+        return pool is not None and pool.checks_fences
+
+    def key(self, uid: str) -> str:
+        """namespace/name, for metrics; "" of a pool that is gone."""
+        pool = self._pools.get(uid)
+        return f"{pool.namespace}/{pool.name}" if pool else ""
+
+    def unlisted(self, views: Iterable[SlotView]) -> list[SlotView]:
+        """Those of URLs that were taken out of their pool."""
+        return [view for view in views if view.pool in self._pools and view.uid not in self._urls]
+
+    def urls(self) -> Iterable[Url]:
+        """All that are in a pool's list."""
+        return self._urls.values()
+
+    def url(self, slot_uid: str) -> Url | None:
+        return self._urls.get(slot_uid)
+
 
 log = logging.getLogger(__name__)
 Object = Mapping[str, Any]
@@ -49,37 +132,41 @@ class Claims:
         leads: Callable[[], bool],
         *,
         on_change: Callable[[str], None] = lambda pool_uid: None,
+        on_quota: Callable[[str], None] = lambda namespace: None,
         idle: Callable[[str], bool] = lambda holder: False,
         lost: Callable[[str], bool] = lambda node: False,
-        saw_pod: Callable[[Object], Slot | None] | None = None,
+        observe_pod: Callable[[Object], Slot | None] | None = None,
         telemetry: Telemetry | None = None,
-        pace: Pace | None = None,
-        patience: Patience | None = None,
+        ledger_timeouts: LedgerTimeouts | None = None,
+        timeouts: ServiceTimeouts | None = None,
         clock: RunningClock | None = None,
+        quotas: ClaimQuotas | None = None,
     ):
-        """`on_change`: claims or wishes of the pool with that UID changed. `saw_pod`: a Pod as an answer showed it.
+        """`on_change`: claims or demand of the pool with that UID changed. `on_quota`: the namespace uses more or
+        less of its quota, which leaves its pools another room. `observe_pod`: a Pod as an answer showed it.
         `idle`: the holder of that name is a run that wants no phones any more. `lost`: that node is."""
         self._keys = keys
         self._leads = leads
-        self._on_change = on_change
+        self._on_change, self._on_quota = on_change, on_quota
         self._telemetry = telemetry
-        self._pace = pace
-        self._patience = patience or Patience()
+        self._ledger_timeouts = ledger_timeouts
+        self._timeouts = timeouts or ServiceTimeouts()
+        self._quotas = quotas
         self._clock = clock or RunningClock()
-        self._directory = Directory()
-        self._writer = Writer(api, keys, leads, self._directory.name, saw_pod)
+        self._index = PoolIndex()
+        self._writer = Writer(api, keys, leads, self._index.name, observe_pod)
         self._api = api
         self._idle, self._lost = idle, lost
         self._ledger: Ledger | None = None
         self._tickets = Tickets()
         self._writing = Writing(self._ended)
-        self._upkeep = Upkeep(
+        self._renewals = Renewals(
             keys,
             self._writer,
             self._clock,
-            self._patience,
+            self._timeouts,
             lead=self._lead,
-            fenced=self._directory.checks_fences,
+            fenced=self._index.checks_fences,
             work=self._work,
             writing=self._writing,
             changed=lambda pool: self._serve(pool, changed=True),
@@ -97,10 +184,10 @@ class Claims:
         if self._ledger is not None:
             raise RuntimeError(f"the broker already leads; end that leadership before term {term} begins")
         self._clock.tick()
-        self._ledger, self._leases = Ledger(term, self._pace), external.Leases(leases)
+        self._ledger, self._leases = Ledger(term, self._ledger_timeouts, self._quotas), external.Leases(leases)
         for pool in pools:
             self._adopt_pool(self._ledger, pool)
-        for view in self._directory.unlisted(self._leases.views(self._keys)):
+        for view in self._index.unlisted(self._leases.views(self._keys)):
             self._ledger.observe(view, self._clock.now())
             self._ledger.retire(view.uid, UNLISTED)
         for slot in slots:
@@ -115,8 +202,8 @@ class Claims:
         self._writing.cancel()
         self._tickets.send_away()
         self._leases, self._hungry = external.Leases(), set()
-        for uid in self._directory.uids():
-            self._directory.drop(uid)
+        for uid in self._index.uids():
+            self._index.drop(uid)
         await self._writing.ended()
 
     @property
@@ -127,7 +214,7 @@ class Claims:
 
     def observe(self, slot: Slot) -> None:
         if self._ledger is not None:
-            self._ledger.observe(pods.view_of(slot, self._keys), self._clock.now(), back=True)
+            self._ledger.observe(claim_record.view_of(slot, self._keys), self._clock.now(), back=True)
             self._serve(slot.pool_uid)
 
     def forget(self, slot: Slot) -> None:
@@ -141,7 +228,7 @@ class Claims:
             self._serve(pool.uid)
 
     def forget_pool(self, uid: str) -> None:
-        urls = self._directory.drop(uid)
+        urls = self._index.drop(uid)
         if self._ledger is not None:
             for url in urls:
                 self._ledger.forget(url.uid, self._clock.now(), "its pool was deleted")
@@ -152,7 +239,7 @@ class Claims:
         """A Lease with the labels of a pool's slot."""
         if self._ledger is None or (uid := self._leases.note(lease, deleted)) is None:
             return
-        if (url := self._directory.url(uid)) is None:
+        if (url := self._index.url(uid)) is None:
             return
         view = external.view_of(url, lease, self._keys)
         if deleted:
@@ -166,7 +253,7 @@ class Claims:
         if self._ledger is None:
             return
         known = self._leases.keep(there)
-        for url in self._directory.urls():
+        for url in self._index.urls():
             missing = url.uid not in known and namespace in ("", url.namespace)
             if missing and self._ledger.missing(url.uid, int(version), self._clock.now()):
                 self._on_change(url.pool_uid)
@@ -174,14 +261,14 @@ class Claims:
     def _adopt_pool(self, ledger: Ledger, pool: PoolObject) -> None:
         after = (pool.spec.get("recycle") or {}).get("afterEpisodes")
         ledger.wear(pool.uid, int(after) if after else None)
-        urls, removed = self._directory.put(pool)
+        urls, removed = self._index.put(pool)
         for url in urls:
             ledger.reinstate(url.uid)
             ledger.observe(external.view_of(url, self._leases.get(url.uid), self._keys), self._clock.now())
         for url in removed:
             ledger.retire(url.uid, UNLISTED)
 
-    # --- what the pool's keeper asks ----------------------------------------------------------------------------------
+    # --- what the pool's controller asks ------------------------------------------------------------------------------
 
     def held(self, pool_uid: str) -> Mapping[str, Held]:
         return self._ledger.held(pool_uid) if self._ledger else {}
@@ -189,19 +276,33 @@ class Claims:
     def waiting(self, pool_uid: str) -> int:
         return self._ledger.waiting(pool_uid) if self._ledger else 0
 
+    def quota(self, namespace: str) -> int | None:
+        """Slots that claimants of the namespace may hold in all; None: any number."""
+        return self._quotas.of(namespace) if self._quotas is not None else None
+
+    def quota_room(self, pool_uid: str, namespace: str) -> int | None:
+        return self._ledger.quota_room(pool_uid, namespace) if self._ledger else None
+
+    def quota_use(self) -> dict[str, tuple[int, int]]:
+        """Quota and use of each namespace that has one of its own; of none while this process does not lead."""
+        if self._ledger is None or self._quotas is None:
+            return {}
+        found = {name: self._ledger.quota_use(name) for name in self._quotas.by_namespace}
+        return {name: (use.quota, use.held) for name, use in found.items() if use is not None}
+
     def counts(self, pool_uid: str) -> Counts:
         return self._ledger.counts(pool_uid) if self._ledger else Counts()
 
     def devices(self, pool_uid: str) -> Sequence[Device]:
         return self._ledger.devices(pool_uid) if self._ledger else ()
 
-    def condemn(self, uid: str) -> bool:
+    def drain(self, uid: str) -> bool:
         """True: nobody holds the slot and nobody will get it. False: it is claimed, or nobody knows."""
-        return self._ledger.condemn(uid) if self._ledger else False
+        return self._ledger.drain(uid) if self._ledger else False
 
-    def recall(self, uid: str, reason: str) -> None:
+    def revoke(self, uid: str, reason: str) -> None:
         if self._ledger is not None:
-            self._ledger.recall(uid, reason)
+            self._ledger.revoke(uid, reason)
 
     def withhold(self, pool_uid: str, uids: Set[str]) -> None:
         if self._ledger is not None and self._ledger.withhold(pool_uid, uids):
@@ -210,7 +311,7 @@ class Claims:
     def find_pool(self, namespace: str, name: str) -> PoolObject:
         """Raises PoolNotFound, and NotLeading: who does not lead knows of no pool."""
         self._lead()
-        return self._directory.find(namespace, name)
+        return self._index.find(namespace, name)
 
     # --- what callers ask ---------------------------------------------------------------------------------------------
 
@@ -235,31 +336,32 @@ class Claims:
             views = [v for c in answer.claims if not c.ticket and (v := ledger.view(c)) is not None]
             adopted = [view for view in views if not view.is_confirmed]
             if adopted:
-                await look_again(self._writer.confirm, ledger, adopted, self._clock.now, self._patience.look)
-        self._upkeep.still(ledger)
+                await refresh(self._writer.confirm, ledger, adopted, self._clock.now, self._timeouts.refresh)
+        self._renewals.still(ledger)
         ledger.delivered(ticket)
         claims = [(claim, view) for claim in answer.claims if (view := ledger.view(claim)) is not None]
         if self._telemetry is not None:
             self._telemetry.claim_waited(f"{namespace}/{name}", time.monotonic() - began, bool(claims))
         if claims:
-            return Acquired(claims=tuple(claim_message(c, self._upkeep.secret(c), view, pool) for c, view in claims))
-        if pool.uid not in self._directory:
+            return Acquired(claims=tuple(claim_message(c, self._renewals.secret(c), view, pool) for c, view in claims))
+        if pool.uid not in self._index:
             raise PoolNotFound(f"EmulatorPool {name} in namespace {namespace} was deleted")
         mine = ledger.held_by(pool.uid, holder.name)
-        return Acquired(waiting=why_none(ask, holder, mine, ledger.counts(pool.uid), answer.repeated))
+        use = ledger.quota_use(namespace_of(holder.name))
+        return Acquired(waiting=why_none(ask, holder, mine, ledger.counts(pool.uid), answer.repeated, use))
 
     async def renew(self, ask: Renew) -> RenewedAll:
-        return await self._upkeep.renew(ask)
+        return await self._renewals.renew(ask)
 
     async def release(self, ask: Release) -> Released:
-        return await self._upkeep.release(ask)
+        return await self._renewals.release(ask)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     async def _wait(self, ledger: Ledger, ticket: int, future: asyncio.Future[Answer], seconds: float) -> Answer:
         await asyncio.wait([future], timeout=seconds)
         if not future.done() and ledger.granting(ticket):
-            await asyncio.wait([future], timeout=self._patience.settle)
+            await asyncio.wait([future], timeout=self._timeouts.settle)
         if not future.done():
             ledger.conclude(ticket, self._clock.now())
             self._work()
@@ -276,7 +378,7 @@ class Claims:
         """Grants what can be granted."""
         if self._ledger is None:
             return
-        if self._ledger.waiting(pool_uid):
+        if self._ledger.has_waiters(pool_uid):
             self._hungry.add(pool_uid)
             self._ledger.assign(pool_uid, self._clock.now())
         self._work()
@@ -291,34 +393,34 @@ class Claims:
                 case Answer():
                     self._tickets.answer(work)
                 case Grant():
-                    ends = (work.replaces.mark.id,) if work.replaces is not None else ()
+                    ends = (work.replaces.record.id,) if work.replaces is not None else ()
                     self._writing.begin(self._grant(self._ledger, work), work.view.uid, *ends)
                 case Clear():
-                    self._writing.begin(self._clear(self._ledger, work), work.view.uid, work.mark.id)
+                    self._writing.begin(self._clear(self._ledger, work), work.view.uid, work.record.id)
                 case Remove():
                     self._writing.begin(self._remove(work), work.view.uid, f"{work.view.uid}.{work.fence}")
         for pool_uid in self._ledger.take_touched():
             self._on_change(pool_uid)
 
     async def _grant(self, ledger: Ledger, work: Grant) -> None:
-        outcome = await self._writer.claim(work.view, work.mark, work.replaces)
+        outcome = await self._writer.claim(work.view, work.record, work.replaces)
         if self._ledger is not ledger:
             return
-        uid, fence, now = work.mark.uid, work.mark.fence, self._clock.now()
+        uid, fence, now = work.record.uid, work.record.fence, self._clock.now()
         if outcome.done and outcome.view is not None:
             ticket = ledger.granted(uid, fence, outcome.view, now)
-            waited, pool = self._tickets.waited(ticket), self._directory.key(work.view.pool)
+            waited, pool = self._tickets.waited(ticket), self._index.key(work.view.pool)
             if self._telemetry is not None and waited is not None and pool:
                 self._telemetry.claim_granted(pool, waited)
             if ledger.granting(ticket):
-                asyncio.get_running_loop().call_later(self._patience.siblings, self._conclude, ledger, ticket)
+                asyncio.get_running_loop().call_later(self._timeouts.siblings, self._conclude, ledger, ticket)
         else:
             ledger.refused(uid, fence, outcome.view, now, outcome.pause)
         self._serve(work.view.pool, changed=True)
 
     async def _clear(self, ledger: Ledger, work: Clear) -> None:
         if work.replaceable:
-            await asyncio.sleep(self._patience.handover)
+            await asyncio.sleep(self._timeouts.handover)
         if self._ledger is not ledger or not ledger.begin_clear(work, self._clock.now()):
             return
         view = await self._writer.clear(work)
@@ -337,8 +439,9 @@ class Claims:
             self._work()
 
     async def _keep_time(self, ledger: Ledger) -> None:
+        next_quotas = 0.0
         while self._ledger is ledger:
-            await asyncio.sleep(self._patience.tick)
+            await asyncio.sleep(self._timeouts.tick)
             now = self._clock.tick()
             if not self._leads():
                 continue
@@ -346,16 +449,20 @@ class Claims:
             for pool_uid in list(self._hungry):
                 if ledger.balance(pool_uid, now):
                     changed.add(pool_uid)
-                if not ledger.waiting(pool_uid):
+                if not ledger.has_waiters(pool_uid):
                     self._hungry.discard(pool_uid)
                 self._serve(pool_uid)
             for pool_uid in changed:
                 self._serve(pool_uid, changed=True)
+            if now >= next_quotas:
+                next_quotas = now + self._timeouts.quotas
+                for namespace in ledger.take_used():
+                    self._on_quota(namespace)
 
     async def _look_after_holders(self, ledger: Ledger) -> None:
         """Ends claims of holders that are silent, or idle, and not there any more."""
         while self._ledger is ledger:
-            await asyncio.sleep(self._patience.holders)
+            await asyncio.sleep(self._timeouts.holders)
             if not self._leads():
                 continue
             for pod in ledger.suspects(self._clock.now(), self._idle):
@@ -363,7 +470,7 @@ class Claims:
                 if gone is None or not self.leading:
                     continue
                 log.info("claims of %s end: %s", pod, gone.why)
-                now, fenced = self._clock.now(), self._directory.checks_fences
+                now, fenced = self._clock.now(), self._index.checks_fences
                 changed = ledger.holder_gone(pod, gone.why, now, stopped=gone.stopped, idle=self._idle, fenced=fenced)
                 for pool_uid in changed:
                     self._serve(pool_uid, changed=True)

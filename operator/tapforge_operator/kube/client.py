@@ -6,7 +6,8 @@ Promises:
    that the server asked for. Reads and deletes are sent again after any passing trouble.
 3. A create or patch whose fate is unknown (connection lost, 5xx, deadline) is never sent again: it raises an `ApiError`
    with `unclear`, and the caller looks at the object.
-4. At most `in_flight` calls are under way at once; the others wait in their order. An eighth of them is not for creates
+4. Calls that the API server refused for their credentials (401) are sent again once, where there are others meanwhile.
+5. At most `in_flight` calls are under way at once; the others wait in their order. An eighth of them is not for creates
    in bulk: a thousand of those hold nobody up.
 
 Times are seconds.
@@ -26,7 +27,7 @@ import aiohttp
 import kopf
 import orjson
 
-from .connection import Credentials
+from tapforge_operator.kube.credentials import Access, Credentials, NoCluster
 
 Object = dict[str, Any]
 
@@ -80,18 +81,20 @@ def path(kind: str, namespace: str = "", name: str = "", sub: str = "", group: s
 
 
 class Client:
-    """`async with Client(connection()) as client`."""
+    """`async with Client(credentials) as client`."""
 
     def __init__(
         self,
-        info: kopf.ConnectionInfo,
+        credentials: Credentials | kopf.ConnectionInfo,
         in_flight: int = 64,
         deadline: float = 10.0,
         watcher: Watcher | None = None,
     ):
-        self._base = info.server.rstrip("/")
-        self._info = info
-        self._credentials = Credentials(info)
+        """A `ConnectionInfo` is for credentials that stay as they are."""
+        if not isinstance(credentials, Credentials):
+            credentials = Credentials(Access.of(credentials))
+        self._credentials = credentials
+        self._base = credentials.server
         self._slots = asyncio.Semaphore(in_flight)
         self._bulk = asyncio.Semaphore(max(1, in_flight - in_flight // 8))
         self._deadline = deadline
@@ -100,9 +103,7 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._info.as_ssl_context(), keepalive_timeout=60),
-            proxy=self._info.proxy_url,
-            trust_env=self._info.trust_env,
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             timeout=aiohttp.ClientTimeout(total=None),
             headers={"User-Agent": "tapforge-operator", "Accept": "application/json"},
         )
@@ -149,10 +150,13 @@ class Client:
         timeout = aiohttp.ClientTimeout(total=seconds + silence, sock_read=silence)
         if self._session is None:
             raise RuntimeError("a Client is used inside `async with`")
+        access = await self._access(what)
         try:
             async with self._session.get(
-                self._base + path, params=query, headers=self._credentials.headers(), timeout=timeout
+                self._base + path, params=query, headers=access.headers, timeout=timeout, **_connect(access)
             ) as response:
+                if response.status == 401:  # whoever watches begins again, with others if there are any
+                    await self._credentials.renewed(access)
                 if response.status >= 300:
                     raise _refusal(
                         what, response.status, await response.text(), response.headers.get("Retry-After", "")
@@ -233,6 +237,12 @@ class Client:
             await asyncio.sleep(wait)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
+    async def _access(self, what: str) -> Access:
+        try:
+            return await self._credentials.current()
+        except NoCluster as error:
+            raise NotSent(what, str(error)) from error
+
     async def _once(
         self,
         verb: str,
@@ -248,36 +258,48 @@ class Client:
             raise RuntimeError("a Client is used inside `async with`")
         what = f"{method} {path}"
         status, began = 0, time.monotonic()
-        sent = False
+        sent = renewed = False
         try:
             lane = self._bulk if bulk else contextlib.nullcontext()
             async with asyncio.timeout(max(deadline, 0.001)), lane, self._slots:
-                began, sent = time.monotonic(), True
-                async with self._session.request(
-                    method,
-                    self._base + path,
-                    params=query,
-                    data=None if body is None else orjson.dumps(body),
-                    headers=self._credentials.headers()
-                    | {"Content-Type": content_type or "application/json"}
-                    | ({"Accept": _METADATA} if bulk else {}),
-                ) as response:
-                    said = await response.read()
-                    status = response.status
+                while True:
+                    access = await self._access(what)
+                    began, sent = time.monotonic(), True
+                    async with self._session.request(
+                        method,
+                        self._base + path,
+                        params=query,
+                        data=None if body is None else orjson.dumps(body),
+                        headers={**access.headers, "Content-Type": content_type or "application/json"}
+                        | ({"Accept": _METADATA} if bulk else {}),
+                        **_connect(access),
+                    ) as response:
+                        said = await response.read()
+                        status = response.status
+                    if status != 401 or renewed:
+                        break
+                    renewed, sent = True, False
+                    if not await self._credentials.renewed(access):
+                        break
         except TimeoutError as error:
             if not sent:
-                raise NotSent(what, f"{deadline:g} s went by in the queue of calls to the API server") from error
+                raise NotSent(what, f"{deadline:g} s went by before it could be sent to the API server") from error
             raise ApiError(what, 0, "Deadline", f"no answer within {deadline:g} s") from error
         except (aiohttp.ClientConnectorError, aiohttp.ClientConnectorCertificateError) as error:
             raise NotSent(what, f"the API server at {self._base} can't be reached: {error}") from error
         except aiohttp.ClientError as error:
             raise ApiError(what, 0, "ConnectionLost", f"{type(error).__name__}: {error}") from error
         finally:
-            if self._watcher is not None and sent:
+            if self._watcher is not None and (sent or status):
                 self._watcher(verb, status, time.monotonic() - began)
         if status < 300:
             return said
         raise _refusal(what, status, said.decode("utf-8", "replace"), response.headers.get("Retry-After", ""))
+
+
+def _connect(access: Access) -> dict[str, Any]:
+    """How aiohttp gets to the API server; a new certificate is a new context, which gets connections of its own."""
+    return {"ssl": access.ssl, "server_hostname": access.server_name, "proxy": access.info.proxy_url}
 
 
 def _object(what: str, said: bytes) -> Object:

@@ -1,14 +1,16 @@
 """Follows the objects of a kind: a list and then one watch per namespace, which begins again where it was cut.
 
 Promises:
-1. Each object that a list or a watch has is reported (`saw`); bookmarks are not, they only move the place to begin at.
+1. Each object that a list or a watch has is reported (`observe`); bookmarks only move the place to begin at.
 2. After a whole list it is reported which objects there are (`listed`): nothing else tells of what vanished meanwhile.
 3. A watch that ended, or whose connection was lost, begins again where it was. After any refusal everything is listed
    again: at once after the first "410 Gone" (the server remembers some minutes only), else after a pause that doubles
    from refusal to refusal.
 4. Whatever the API server answers, or doesn't, it goes on. Namespaces don't wait for each other. A kind that one of
    them is found to have at last is asked for in the others at once.
-5. Thousands of objects at once keep nobody up: others get a turn every few of them.
+5. An object that `observe` breaks on is logged and passed over until it changes: anybody may write nonsense into one,
+   and the others are followed nevertheless.
+6. Thousands of objects at once keep nobody up: others get a turn every few of them.
 
 Without `listed` there is no list: each watch begins with what is there, which is enough where nobody asks what
 vanished. Times are seconds.
@@ -23,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from .client import ApiError, Client, path
+from tapforge_operator.kube.client import ApiError, Client, path
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ _TURN: Final = 20
 _NOW: Final = "0"
 
 #: told of an object, and whether it was deleted
-Saw = Callable[[Mapping[str, Any], bool], object]
+Observe = Callable[[Mapping[str, Any], bool], object]
 
 
 def _nobody() -> None:
@@ -52,7 +54,7 @@ class Kind:
 
     name: str
     plural: str
-    selector: str
+    selector: str = ""
     group: str = ""
 
     def path(self, space: str) -> str:
@@ -65,22 +67,22 @@ class Reflector:
         client: Client,
         kind: Kind,
         spaces: tuple[str, ...],
-        saw: Saw,
+        observe: Observe,
         listed: Callable[[str, set[str], str], object] | None = None,
         *,
-        heard: Callable[[], None] = _nobody,
+        on_event: Callable[[], None] = _nobody,
         missing: Callable[[str, ApiError], None] | None = None,
         silence: float = 100.0,
     ):
         """`spaces`: namespaces, "" for all of them. `listed` is called with one of them, the UIDs of all its objects
-        and the version of the list; `heard` with every page and event, before what is in it is reported. `missing` is
-        for a kind that the cluster may not know, or not let be read: it is called with a namespace and what was
+        and the version of the list; `on_event` with every page and event, before what is in it is reported. `missing`
+        is for a kind that the cluster may not know, or not let be read: it is called with a namespace and what was
         answered instead of its list, each time. A watch that says nothing for `silence` is dead."""
         self._client = client
         self._kind = kind
-        self._saw = saw
+        self._observe = observe
         self._listed = listed
-        self._heard = heard
+        self._on_event = on_event
         self._missing = missing
         self._silence = silence
         self._start = "" if listed is not None else _NOW
@@ -136,9 +138,9 @@ class Reflector:
         self._reported.discard(space)
         async for event in self._client.watch(where, self._kind.selector, since=since, silence=self._silence):
             thing = event["object"]
-            self._heard()
+            self._on_event()
             if event["type"] != "BOOKMARK":
-                self._saw(thing, event["type"] == "DELETED")
+                _report(self._observe, where, thing, event["type"] == "DELETED")
             self._since[space] = thing["metadata"]["resourceVersion"]
             self._reported.add(space)
             events += 1
@@ -149,7 +151,9 @@ class Reflector:
         if self._listed is None:
             return
         try:
-            uids, as_of = await read(self._client, self._kind.path(space), self._kind.selector, self._saw, self._heard)
+            uids, as_of = await read(
+                self._client, self._kind.path(space), self._kind.selector, self._observe, self._on_event
+            )
         except ApiError as error:
             if self._missing is None or error.status not in (403, 404):
                 raise
@@ -172,17 +176,26 @@ async def _wait_for(appeared: asyncio.Event) -> None:
 
 
 async def read(
-    client: Client, where: str, selector: str, saw: Saw, heard: Callable[[], None] = _nobody
+    client: Client, where: str, selector: str, observe: Observe, on_event: Callable[[], None] = _nobody
 ) -> tuple[set[str], str]:
-    """One whole list, page by page: the UIDs of its objects and its version. `heard` is called with each page. Raises
-    ApiError."""
+    """One whole list, page by page: the UIDs of its objects and its version. `on_event` is called with each page.
+    Raises ApiError."""
     uids: set[str] = set()
     as_of = ""
     async for page, version in client.pages(where, selector):
         as_of = version
-        heard()
+        on_event()
         for thing in page:
             uids.add(thing["metadata"]["uid"])
-            saw(thing, False)
+            _report(observe, where, thing, False)
         await asyncio.sleep(0)
     return uids, as_of
+
+
+def _report(observe: Observe, where: str, thing: Mapping[str, Any], deleted: bool) -> None:
+    try:
+        observe(thing, deleted)
+    except Exception:
+        about = {key: thing["metadata"].get(key, "") for key in ("namespace", "name", "uid")}
+        what = "%s/%s of %s can't be understood; it is passed over until it changes"
+        log.exception(what, about["namespace"], about["name"], where, extra={"ref": about})

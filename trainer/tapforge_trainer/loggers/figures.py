@@ -136,7 +136,7 @@ def figures_of(event: Mapping[str, Any]) -> dict[str, float]:
 def _update(event: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in event.items():
         match name:
-            case "at" | "event" | "update" | "members" | "learner" | "run":
+            case "at" | "event" | "update" | "members" | "so_far" | "learner" | "run":
                 pass
             case "seconds":
                 yield "time/reinforcement", value

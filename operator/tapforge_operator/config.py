@@ -1,0 +1,100 @@
+"""What the operator is started with. Times are seconds."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from tapforge_operator.broker.types import ClaimQuotas
+from tapforge_operator.kube.informers import Scope
+from tapforge_operator.kube.leaderelection import Timing
+from tapforge_operator.observability.health import EVERYWHERE
+
+#: a label of DNS, which a namespace's name is
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    #: this process' name in the leader Lease; the same after a restart in place, another one for another Pod
+    identity: str
+    #: namespace of the operator's own objects: leader Lease, certificate, keys
+    namespace: str = "tapforge-system"
+    scope: Scope = field(default_factory=Scope)
+    host: str = EVERYWHERE
+    broker_port: int = 8443
+    health_port: int = 8080
+    #: address of the broker for runs' Pods; "": that of its Service
+    broker_url: str = ""
+    #: host:port at which other replicas reach this one's broker; "": they can't pass callers on to it
+    advertised: str = ""
+    #: slots that the claimants of a namespace may hold at once
+    quotas: ClaimQuotas = field(default_factory=ClaimQuotas)
+    #: folder with tls.crt, tls.key and ca.crt for the broker, as a Secret is mounted; None: a certificate of its own
+    tls_dir: Path | None = None
+    #: names and addresses that the broker's certificate is good for, beside those of its Service
+    names: tuple[str, ...] = ()
+    #: calls to the API server under way at once
+    in_flight: int = 64
+    timing: Timing = field(default_factory=Timing)
+    #: between two lists that put right what the watches missed
+    resync_seconds: float = 600.0
+    #: silence of all watches after which the process counts as hung
+    silence_seconds: float = 60.0
+
+    @property
+    def service(self) -> str:
+        """Name of the broker's Service; its certificate is good for it, wherever the broker is reached."""
+        return f"tapforge-broker.{self.namespace}.svc"
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Names that a certificate which is given to the broker has to be good for."""
+        return tuple(dict.fromkeys((self.service, urlsplit(self.broker).hostname or self.service, *self.names)))
+
+    @property
+    def broker(self) -> str:
+        """Where runs' Pods find the broker."""
+        return self.broker_url or f"https://{self.service}:8443"
+
+
+def claim_quotas(given: Iterable[str]) -> ClaimQuotas:
+    """Of NAMESPACE=N, and *=N for every other namespace. Raises ValueError."""
+    found: dict[str, int] = {}
+    for text in given:
+        namespace, _, number = text.partition("=")
+        if not (namespace == "*" or _LABEL.fullmatch(namespace)) or not number.isdecimal():
+            raise ValueError(f"{text!r} is no quota: NAMESPACE=N with a whole number, or *=N for every other namespace")
+        if found.setdefault(namespace, int(number)) != int(number):
+            raise ValueError(f"{namespace} has two quotas, {found[namespace]} and {int(number)}: name one")
+    default = found.pop("*", None)
+    return ClaimQuotas(found, default)
+
+
+def certificate_names(given: Iterable[str]) -> tuple[str, ...]:
+    """DNS names, of which the first label may be `*`, and addresses. Raises ValueError."""
+    names = tuple(given)
+    for name in names:
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            if not all(_LABEL.fullmatch(label) for label in name.removeprefix("*.").lower().split(".")):
+                raise ValueError(f"{name!r} is no DNS name and no address") from None
+    return names
+
+
+def advertised(address: str, port: int) -> str:
+    """host:port of a host, which may be an IPv6 address, with or without a port; "" for none, or of no known port."""
+    if not address:
+        return ""
+    host = address.strip("[]")
+    if address.count(":") > 1 and not address.rpartition("]")[2].startswith(":"):
+        host = f"[{host}]"
+    elif ":" in address:
+        return address
+    return f"{host}:{port}" if port else ""

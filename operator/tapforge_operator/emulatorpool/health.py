@@ -1,0 +1,77 @@
+"""What one slot's Pod says about its health: pure functions of the Pod and the clock.
+
+A slot that was never ready is booting: it has until `boot.deadlineSeconds` after its container's start, and nothing
+else counts against it. A slot that was ready may be unready for `health.unreadyGraceSeconds` from the moment it turned.
+One without a node or without a started container is waited for. Ages are never negative, whatever the clocks say, and
+begin anew after a gap in watching: a phone that is well again could not say so while the API server was away.
+"""
+
+from __future__ import annotations
+
+from tapforge_operator.emulatorpool.state import Deadlines, Reason
+from tapforge_operator.kube.types import DISRUPTIONS, Slot
+
+#: why a container waits that no waiting will start
+STUCK = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "ImageInspectError",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+    }
+)
+
+#: how long a Pod may find no node before the pool says so, seconds; autoscalers bring one within minutes
+UNSCHEDULABLE_GRACE = 300.0
+
+#: seconds until a Pod on a lost node that is still there is deleted by force again
+FORCE_AGAIN = 60.0
+
+
+def age(now: float, since: float) -> float:
+    return max(0.0, now - since)
+
+
+def sickness(slot: Slot, deadlines: Deadlines, now: float) -> Reason | None:
+    if slot.ready:
+        return None
+    if slot.terminal:
+        return Reason.FAILED
+    if slot.ever_ready:
+        late = slot.turned is not None and age(now, deadlines.begin(slot.turned)) > deadlines.unready
+        return Reason.UNREADY if late else None
+    late = slot.started is not None and age(now, deadlines.begin(slot.started)) > deadlines.boot
+    return Reason.BOOT_DEADLINE if late else None
+
+
+def disrupted(slot: Slot) -> bool:
+    return slot.terminal and slot.end in DISRUPTIONS
+
+
+def pulling(slot: Slot) -> bool:
+    """It has a node, and its container did not start yet."""
+    return bool(slot.node) and slot.started is None and not slot.terminal
+
+
+def pull_began(slot: Slot) -> float:
+    return slot.created if slot.scheduled is None else slot.scheduled
+
+
+def stuck(slot: Slot) -> bool:
+    """Its container can't start as the template says it."""
+    return slot.started is None and slot.waiting in STUCK
+
+
+def next_turn(slot: Slot, deadlines: Deadlines) -> float | None:
+    """When time alone changes what is said of a slot that is neither ready nor terminal."""
+    if slot.ever_ready:
+        return None if slot.turned is None else deadlines.begin(slot.turned) + deadlines.unready
+    if slot.started is not None:
+        return deadlines.begin(slot.started) + deadlines.boot
+    if slot.unschedulable:
+        return slot.created + UNSCHEDULABLE_GRACE
+    return pull_began(slot) + deadlines.pull if slot.node else None

@@ -1,0 +1,69 @@
+"""What objects of every kind share: times, owner references, conditions. Pure.
+
+Times are seconds since the epoch here, RFC 3339 in the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from tapforge_api.base import API_VERSION, Condition
+
+_MAX_MESSAGE: Final = 4096
+
+
+def seconds(text: str) -> float:
+    """A time of the cluster; 0 for none and for what is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def timestamp(now: float) -> str:
+    return datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def controller_reference(kind: str, name: str, uid: str) -> dict[str, Any]:
+    """The owner reference of an object that one of our kinds controls."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+class ConditionBuilder:
+    """Builds the conditions of an object. A condition's lastTransitionTime changes when its status changes, and never
+    else."""
+
+    def __init__(self, before: Iterable[Condition], generation: int, now: float):
+        self._before = {condition.type: condition for condition in before}
+        self._generation = generation
+        self._now = timestamp(now)
+
+    def was_true(self, kind: str) -> bool:
+        return kind in self._before and self._before[kind].status == "True"
+
+    def __call__(self, kind: str, status: bool, reason: str, message: str = "") -> Condition:
+        word: Literal["True", "False"] = "True" if status else "False"
+        before = self._before.get(kind)
+        since = before.last_transition_time if before is not None and before.status == word else ""
+        return Condition(
+            type=kind,
+            status=word,
+            reason=reason,
+            message=message[:_MAX_MESSAGE],
+            last_transition_time=since or self._now,
+            observed_generation=self._generation,
+        )
+
+
+def version(text: str) -> int:
+    """A resourceVersion as the number that it is, on every API server that stores in etcd."""
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,242 @@
+"""Carries out a run's plan, and reads what only some plans need.
+
+Promises:
+1. Every single write checks first that this process still leads.
+2. A RayJob is created only when everything that its Pods mount is there. After a create whose fate is unknown the
+   object is read; the create is not repeated blindly, and its name makes a second one a conflict.
+3. A delete names the UID.
+4. What the API server refuses to make is remembered as a `Refusal` until the next create.
+5. An Event that can't be written fails nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from tapforge_api.base import API_VERSION
+from tapforge_operator import labels
+from tapforge_operator.broker.tls import CA, CONFIG_MAP
+from tapforge_operator.emulatorpool.backoff import NEEDS_A_PERSON, refusal
+from tapforge_operator.kube.cache import Cache
+from tapforge_operator.kube.client import ApiError, Client, Object, path
+from tapforge_operator.kube.events import record
+from tapforge_operator.kube.informers import KUBERAY_MISSING, RAY
+from tapforge_operator.kube.leaderelection import NotLeading
+from tapforge_operator.kube.types import Event, RayJob, RayPod, Reference, belongs, observe_ray_pod
+from tapforge_operator.observability.logging import ref
+from tapforge_operator.trainingrun import rayjob
+from tapforge_operator.trainingrun.rayjob import RUN_KEY, Broker
+from tapforge_operator.trainingrun.state import DryRunResult, ObservedVolume, Refusal, Run
+
+log = logging.getLogger(__name__)
+
+_PODS: Final = 500
+#: between two creates of what was refused
+_REFUSED_SECONDS: Final = 15.0
+
+
+class RunWrites:
+    """The writes of one run, and its reads of what isn't watched."""
+
+    def __init__(self, client: Client, cache: Cache, leads: Callable[[], bool], own_namespace: str, broker_url: str):
+        self._client = client
+        self._cache = cache
+        self._leads = leads
+        self._own_namespace = own_namespace
+        self._broker_url = broker_url
+        #: why the last create was refused
+        self.refusal: Refusal | None = None
+        #: newest attempt whose RayJob was created
+        self.created_job = 0
+        self._refused_at = -_REFUSED_SECONDS
+
+    def _check_leading(self) -> None:
+        if not self._leads():
+            raise NotLeading
+
+    # --- creates ------------------------------------------------------------------------------------------------------
+
+    async def create_job(self, run: Run, number: int) -> None:
+        if self._cooling_down():
+            return
+        broker = await self._broker()
+        await self.ensure_config(run, broker)
+        if self.refusal is None:
+            where = path("rayjobs", run.namespace, group=RAY)
+            made = await self._create(run, where, rayjob.ray_job(run, number, broker))
+            if made is not None:
+                self.created_job = number
+                self._cache.observe_ray_job(made)
+
+    async def dry_run_job(self, run: Run) -> DryRunResult:
+        """Creates the RayJob with `dryRun`."""
+        self._check_leading()
+        body = rayjob.ray_job(run, max(1, run.status.attempts + 1), await self._broker())
+        try:
+            await self._client.create(path("rayjobs", run.namespace, group=RAY), body, dry_run=True, strict=True)
+        except ApiError as error:
+            refused = _refused(body, error)
+            if refused is None and error.status != 409:
+                raise
+            return DryRunResult(run.generation, refused)
+        return DryRunResult(run.generation)
+
+    async def create_pool(self, run: Run) -> None:
+        if self._cooling_down():
+            return
+        self.refusal = None
+        made = await self._create(run, path("emulatorpools", run.namespace, group=API_VERSION), rayjob.own_pool(run))
+        if made is not None:
+            self._cache.observe_pool(made)
+
+    async def ensure_config(self, run: Run, broker: Broker | None = None) -> None:
+        """The ConfigMaps that Pods of the run mount: as they were and as they have to be."""
+        self.refusal = None
+        where = path("configmaps", run.namespace)
+        for body in (rayjob.config_map(run), rayjob.broker_config_map(run, broker or await self._broker())):
+            name = body["metadata"]["name"]
+            there = await self._find(f"{where}/{name}")
+            if there is None:
+                there = await self._create(run, where, body)
+                if there is None:
+                    return
+            if not belongs(there["metadata"], run.uid):
+                self._refuse(Refusal("NameTaken", f"ConfigMap {name} exists and is not this run's: delete it", True))
+            elif there.get("data") == body["data"]:
+                continue
+            elif body.get("immutable"):
+                text = f"ConfigMap {name} is not as this run was resolved at its start: delete it, it is made again"
+                self._refuse(Refusal("ConfigChanged", text, True))
+            else:
+                self._check_leading()
+                await self._client.patch(f"{where}/{name}", {"data": body["data"]})
+            if self.refusal is not None:
+                return
+
+    def _cooling_down(self) -> bool:
+        """The last create was refused a moment ago."""
+        return self.refusal is not None and time.monotonic() < self._refused_at + _REFUSED_SECONDS
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self.refusal, self._refused_at = refusal, time.monotonic()
+
+    async def _broker(self) -> Broker:
+        found = await self._client.get(path("configmaps", self._own_namespace, CONFIG_MAP))
+        return Broker(self._broker_url, found["data"][CA])
+
+    async def _create(self, run: Run, where: str, body: Object) -> Object | None:
+        """The object, as it was made or as it was there; None when there is none, and `refusal` says why."""
+        self._check_leading()
+        try:
+            # RayJobs hold templates that users wrote: what the API server doesn't know it would leave out in silence.
+            made = await self._client.create(where, body, strict=body["kind"] == "RayJob")
+        except ApiError as error:
+            if error.status == 409 or error.unclear:
+                return await self._after_conflict(run, where, body, error)
+            refused = _refused(body, error)
+            if refused is None:
+                raise
+            self._refuse(refused)
+            return None
+        log.info("%s %s created", body["kind"], body["metadata"]["name"], extra=_ref(run))
+        return made
+
+    async def _after_conflict(self, run: Run, where: str, body: Object, error: ApiError) -> Object | None:
+        name = body["metadata"]["name"]
+        found = await self._find(f"{where}/{name}")
+        if found is None:
+            raise error
+        if belongs(found["metadata"], run.uid):
+            return found
+        what = f"{body['kind']} {name} exists and is not this run's"
+        if "deletionTimestamp" in found["metadata"]:
+            self._refuse(Refusal("NameTaken", f"{what}; it is being deleted"))
+        else:
+            # An earlier run of this name that the garbage collector has not come to looks the same for some seconds.
+            ours = (found["metadata"].get("labels") or {}).get(labels.MANAGED_BY) == labels.OPERATOR
+            self._refuse(Refusal("NameTaken", f"{what}: delete it, or give the run another name", not ours))
+        return None
+
+    # --- deletes ------------------------------------------------------------------------------------------------------
+
+    async def delete_job(self, run: Run, job: RayJob) -> None:
+        where = path("rayjobs", job.namespace, job.name, group=RAY)
+        left = await self._delete(where, job.uid)
+        log.info("RayJob %s is deleted", job.name, extra=_ref(run))
+        if left is not None and left.get("kind") == "RayJob":
+            self._cache.observe_ray_job(left)
+        elif left is None:
+            self._cache.ray_jobs.drop(job.uid)
+
+    async def delete_pool(self, run: Run, uid: str) -> None:
+        left = await self._delete(path("emulatorpools", run.namespace, run.name, group=API_VERSION), uid)
+        log.info("own pool is deleted", extra=_ref(run))
+        if left is not None and left.get("kind") == "EmulatorPool":
+            self._cache.observe_pool(left)
+        elif left is None:
+            self._cache.pools.drop(uid)
+
+    async def _delete(self, where: str, uid: str) -> Object | None:
+        """What is left of the object: itself while it terminates, or the API server's answer that it is gone; None
+        when there was none."""
+        self._check_leading()
+        try:
+            return await self._client.delete(where, {"preconditions": {"uid": uid}, "propagationPolicy": "Background"})
+        except ApiError as error:
+            if error.status not in (404, 409):  # 409: another one has the name by now
+                raise
+            return None
+
+    # --- reads --------------------------------------------------------------------------------------------------------
+
+    async def read_volume(self, run: Run) -> ObservedVolume:
+        storage = run.spec.checkpoints.storage
+        if storage is None:
+            return ObservedVolume(False)
+        found = await self._find(path("persistentvolumeclaims", run.namespace, storage.volume_claim.claim_name))
+        return ObservedVolume(found is not None, tuple((found or {}).get("spec", {}).get("accessModes") or ()))
+
+    async def read_config(self, run: Run) -> str:
+        """The run as it is resolved in its ConfigMap; "" when there is none."""
+        found = await self._find(path("configmaps", run.namespace, labels.config_name(run.name, run.uid)))
+        mine = found is not None and belongs(found["metadata"], run.uid)
+        return (found.get("data") or {}).get(RUN_KEY, "") if found is not None and mine else ""
+
+    async def read_pods(self, run: Run, number: int) -> tuple[RayPod, ...]:
+        selector = f"{labels.RUN_UID}={run.uid},{labels.ATTEMPT}={number}"
+        pods: list[RayPod] = []
+        async for page, _ in self._client.pages(path("pods", run.namespace), selector, size=_PODS):
+            pods += map(observe_ray_pod, page)
+        return tuple(pods)
+
+    async def _find(self, where: str) -> Object | None:
+        try:
+            return await self._client.get(where)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+
+    # --- Events -------------------------------------------------------------------------------------------------------
+
+    async def record_events(self, run: Run, events: Iterable[Event]) -> None:
+        about = Reference("TrainingRun", run.namespace, run.name, run.uid)
+        for event in events:
+            self._check_leading()
+            await record(self._client, about, event)
+
+
+def _refused(body: Object, error: ApiError) -> Refusal | None:
+    """None for trouble that passes, and is to be tried again."""
+    what = f"{body['kind']} {body['metadata']['name']} was refused: {error.message}"
+    if error.status == 404 and body["kind"] == "RayJob":
+        return Refusal("KubeRayMissing", KUBERAY_MISSING)
+    known = refusal(error.status, error.reason, error.message)
+    return None if known is None else Refusal(known.reason, what, stalls=known.reason in NEEDS_A_PERSON)
+
+
+def _ref(run: Run) -> Object:
+    return ref("TrainingRun", run.namespace, run.name, run.uid)

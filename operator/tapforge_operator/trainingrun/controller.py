@@ -1,0 +1,429 @@
+"""Reconciles runs: observes one, lets `plan.py` decide, writes the status, has `apply.py` act; and what all runs share.
+
+Promises:
+1. The status is written before anything is done, and only on top of the spec and status that the plan was made for. A
+   plan whose status could not be written is dropped.
+2. Progress alone is written at most once in `_PROGRESS_SECONDS`; everything else at once.
+3. A spec that can't be read stops nothing but changes: what runs goes on, and the status says what is wrong.
+
+Times are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from tapforge_api.base import API_VERSION
+from tapforge_api.progress import Leases, Progress
+from tapforge_api.reading import read_run
+from tapforge_api.run_status import RunProgress, TrainingRunStatus
+from tapforge_operator.broker.scheduling import within_reach
+from tapforge_operator.broker.types import run_holder
+from tapforge_operator.config import Settings
+from tapforge_operator.controller import Requeue, WorkQueue
+from tapforge_operator.emulatorpool.apply import Claims
+from tapforge_operator.kube.cache import Cache
+from tapforge_operator.kube.client import ApiError, Client, path
+from tapforge_operator.kube.informers import head_reflector, job_reflector
+from tapforge_operator.kube.leaderelection import NotLeading
+from tapforge_operator.kube.objectmeta import seconds
+from tapforge_operator.kube.reflector import Reflector
+from tapforge_operator.kube.types import PoolObject, RayHead, RayPod, RunObject, belongs
+from tapforge_operator.observability.logging import ref
+from tapforge_operator.observability.metrics import RunTelemetry, Telemetry
+from tapforge_operator.trainingrun.admissioncheck import Queues
+from tapforge_operator.trainingrun.apply import RunWrites
+from tapforge_operator.trainingrun.kueue import CheckUpdate, decide, demand_since
+from tapforge_operator.trainingrun.outcome import NODE_LOST
+from tapforge_operator.trainingrun.plan import plan_run
+from tapforge_operator.trainingrun.progress import Reports
+from tapforge_operator.trainingrun.state import (
+    BOOT_DEADLINE,
+    DryRunResult,
+    Observed,
+    ObservedPool,
+    ObservedVolume,
+    Run,
+    RunHistory,
+    RunPlan,
+    slots_of,
+)
+from tapforge_operator.trainingrun.status import Situation, conditions, ended, events, read_status
+
+log = logging.getLogger(__name__)
+
+#: between two passes of a run
+_PAUSE_SECONDS: Final = 0.1
+#: a run is reconciled after this even when nothing happened
+_RESYNC_SECONDS: Final = 300.0
+#: between two checks that the ConfigMaps of a run in flight are there
+_CONFIG_SECONDS: Final = 60.0
+_PROGRESS_SECONDS: Final = 30.0
+_DRY_RUN_SECONDS: Final = 10.0
+
+
+class RunQueue:
+    """All runs while this process leads: their work queue, the watch that they need, their drivers' reports."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cache: Cache,
+        client: Client,
+        telemetry: Telemetry,
+        leads: Callable[[], bool],
+        claims: Callable[[], Claims | None] = lambda: None,
+    ):
+        """`claims` says whose the phones are; nobody's while there are none."""
+        self._claims = claims
+        self._settings = settings
+        self._telemetry = telemetry.runs
+        self._cache = cache
+        self._client = client
+        self._leads = leads
+        self._queue = WorkQueue("TrainingRun", self._controller, leads)
+        #: of the present term: what an earlier one saw, and could not write, is seen anew
+        self._kueue: Queues | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.reports = Reports(self._queue.wake)
+        cache.run_listeners.append(self._queue.wake)
+
+    async def start(self) -> asyncio.Task[None]:
+        """After everything was listed once. Returns the watch of RayJobs, heads and queues; it ends only when it
+        breaks."""
+        jobs = job_reflector(self._cache, self._client, self._settings.scope.each, self._wake_all)
+        heads = head_reflector(self._cache.heads, self._client, self._settings.scope.each)
+        kueue = self._kueue = Queues(
+            self._client, self._settings.scope.each, self._leads, self._job_changed, self._wake_all
+        )
+        await jobs.sync()
+        await kueue.sync()
+        self._watch = asyncio.create_task(_all_of(jobs, heads, kueue), name="the watch of RayJobs")
+        self._queue.start()
+        self._wake_all()
+        return self._watch
+
+    async def stop(self) -> None:
+        """Nothing is written any more afterwards."""
+        watch = [self._watch] if self._watch is not None else []
+        for task in watch:
+            task.cancel()
+        await asyncio.gather(self._queue.stop(), *watch, return_exceptions=True)
+        self.reports.clear()
+
+    def _job_changed(self, uid: str) -> None:
+        if (job := self._cache.ray_jobs.get(uid)) is not None:
+            self._queue.wake(job.run_uid)
+
+    def wake_waiting(self, namespace: str) -> None:
+        """Another number of phones can be claimed there."""
+        for run in [run for run in self._cache.runs.all() if run.namespace == namespace and run.wanted]:
+            self._queue.wake(run.uid)
+
+    def _wake_all(self) -> None:
+        for run in list(self._cache.runs.all()):
+            self._queue.wake(run.uid)
+
+    def _controller(self, uid: str) -> RunController | None:
+        run = self._cache.runs.get(uid)
+        if run is None and self.reports.knows(uid):  # its controller broke before the run was gone
+            self.reports.end(uid)
+        if run is None or self._kueue is None:
+            return None
+        settings = self._settings
+        writes = RunWrites(self._client, self._cache, self._leads, settings.namespace, settings.broker)
+        return RunController(
+            run,
+            self._cache,
+            self._client,
+            self.reports,
+            writes,
+            self._kueue,
+            self._telemetry,
+            self._leads,
+            self._claims,
+        )
+
+
+async def _all_of(*watches: Reflector | Queues) -> None:
+    async with asyncio.TaskGroup() as group:
+        for watch in watches:
+            group.create_task(watch.run())
+
+
+class RunController:
+    def __init__(
+        self,
+        run: RunObject,
+        cache: Cache,
+        client: Client,
+        reports: Reports,
+        writes: RunWrites,
+        kueue: Queues,
+        telemetry: RunTelemetry,
+        leads: Callable[[], bool],
+        claims: Callable[[], Claims | None],
+    ):
+        self._claims = claims
+        self.namespace, self.name = run.namespace, run.name
+        self._key = f"{run.namespace}/{run.name}"
+        self._uid = run.uid
+        self._ref = ref("TrainingRun", run.namespace, run.name, run.uid)
+        self._cache = cache
+        self._client = client
+        self._reports = reports
+        self._writes = writes
+        self._kueue = kueue
+        self._telemetry = telemetry
+        self._leads = leads
+        self._history = RunHistory()
+        #: the last plan, which says what to read
+        self._wants: RunPlan | None = None
+        self._dry_run: DryRunResult | None = None
+        self._written_at = -_PROGRESS_SECONDS
+        self._checked_at = self._dry_run_at = time.monotonic()
+
+    async def reconcile(self) -> Requeue | None:
+        run = self._cache.runs.get(self._uid)
+        return None if run is None else Requeue(await self._pass(run), _PAUSE_SECONDS)
+
+    async def close(self) -> None:
+        self._telemetry.forget(self._uid)
+        if self._cache.runs.get(self._uid) is None:
+            self._reports.end(self._uid)
+
+    # --- one pass -----------------------------------------------------------------------------------------------------
+
+    async def _pass(self, run_object: RunObject) -> float:
+        """Returns for how long nothing will be to do, should nothing happen."""
+        deleting = "deletionTimestamp" in run_object.body["metadata"]
+        if deleting:
+            self._reports.dismiss(self._uid)
+        reading = read_run(run_object.body)
+        if reading.spec is None:
+            return _RESYNC_SECONDS if deleting else await self._update_unreadable(run_object, reading.message)
+        run = Run.of(run_object.body, reading.spec)
+        observed = await self._observe(run)
+        planned = plan_run(run, observed, self._history, time.time())
+        self._history, self._wants = planned.history, planned
+        self._measure(planned.status, observed.reported)
+        if deleting:
+            return _RESYNC_SECONDS
+        written, wait = await self._update_status(run, run_object, planned.status)
+        self._answer_driver(planned, observed.report if written else None)
+        if not written and wait == 0.0:
+            return wait
+        await self._act(run, planned)
+        again = _RESYNC_SECONDS if planned.requeue_after is None else planned.requeue_after
+        if self._writes.refusal is not None and observed.refusal is None:
+            again = 0.0  # the status has to say so
+        return min(wait, again, _RESYNC_SECONDS if ended(run.status) else _CONFIG_SECONDS)
+
+    async def _observe(self, run: Run) -> Observed:
+        wants, report = self._wants, self._reports.newest(run.uid)
+        volume: ObservedVolume | None = None
+        pods: tuple[RayPod, ...] | None = None
+        config: str | None = None
+        if wants is not None and wants.read_volume:
+            volume = await self._writes.read_volume(run)
+        if wants is not None and wants.read_pods:
+            pods = await self._writes.read_pods(run, run.status.attempt.number)
+        if wants is not None and wants.read_config:
+            config = await self._writes.read_config(run)
+        if wants is not None and wants.dry_run_job and self._dry_run_due(run):
+            self._dry_run, self._dry_run_at = await self._writes.dry_run_job(run), time.monotonic()
+        current = self._cache.runs.get(run.uid)
+        pool = self._cache.pool(run.namespace, current.pool) if current is not None and current.pool else None
+        jobs = tuple(self._cache.ray_jobs.of(run.uid).values())
+        newest = max(jobs, key=lambda job: job.attempt, default=None)
+        return Observed(
+            jobs=jobs,
+            no_ray_jobs=self._cache.no_ray_jobs.get(run.namespace) or self._cache.no_ray_jobs.get("", ""),
+            pool=None if pool is None else self._observe_pool(pool, run),
+            volume=volume,
+            pods=pods,
+            workload=None if newest is None else self._kueue.of(newest.uid),
+            phone_checks=self._kueue.ours,
+            claim_quota=None if (claims := self._claims()) is None else claims.quota(run.namespace),
+            queues_known=self._kueue.knows(run.namespace),
+            head=self._head(run),
+            config=config,
+            report=report[0],
+            reported=report[1],
+            refusal=self._writes.refusal,
+            dry_run=self._dry_run,
+            created_job=self._writes.created_job,
+            watching_since=self._cache.watching_since,
+        )
+
+    def _head(self, run: Run) -> RayHead | None:
+        head = self._cache.heads.of(run.namespace, run.uid)
+        if head is None or self._cache.bad_nodes().get(head.node) != "lost":
+            return head
+        return replace(head, disruption=NODE_LOST, message=f"node {head.node} does not answer")
+
+    def _observe_pool(self, pool: PoolObject, run: Run) -> ObservedPool:
+        observed, claims = observe_pool(pool, run.uid), self._claims()
+        if claims is None:
+            return observed
+        held = claims.held(pool.uid)
+        serving = {uid for uid, slot in self._cache.slots.of(pool.uid).items() if slot.ready and not slot.deleting}
+        if (pool.spec.get("external") or {}).get("urls"):
+            serving = {uid for uid, claim in held.items() if claim.holder}
+        claimed = Counter((held[uid].holder, held[uid].priority) for uid in serving if uid in held and held[uid].holder)
+        free = len(serving - held.keys()) + sum(d.state == "ready" and not d.claimed for d in claims.devices(pool.uid))
+        source = run.spec.environment.source.pool
+        me = run_holder(run.namespace, run.name, run.uid), source.priority if source is not None else 0
+        ready = within_reach(me, slots_of(run), claimed, free)
+        taken, room = max(0, free + claimed.total() - ready), claims.quota_room(pool.uid, run.namespace)
+        return replace(observed, ready=ready if room is None else min(ready, room), taken=taken, quota_room=room)
+
+    def _dry_run_due(self, run: Run) -> bool:
+        """Not the same every moment."""
+        stale = self._dry_run is None or self._dry_run.generation != run.generation
+        return stale or time.monotonic() - self._dry_run_at >= _DRY_RUN_SECONDS
+
+    async def _act(self, run: Run, planned: RunPlan) -> None:
+        writes = self._writes
+        if planned.delete_pool:
+            await writes.delete_pool(run, planned.delete_pool)
+        for job in planned.delete_jobs:
+            await writes.delete_job(run, job)
+        if planned.create_pool:
+            await writes.create_pool(run)
+        if planned.check_update is not None:
+            await self._kueue.write(planned.check_update, time.time())
+        if planned.create_job:
+            await writes.create_job(run, planned.create_job)
+        elif run.status.attempt.phase == "Active" and run.status.resolved:
+            await self._check_config(run)
+
+    async def _check_config(self, run: Run) -> None:
+        """Pods that start later, such as a lost worker's successor, mount it too."""
+        if time.monotonic() - self._checked_at >= _CONFIG_SECONDS:
+            await self._writes.ensure_config(run)
+            self._checked_at = time.monotonic()
+
+    # --- the status ---------------------------------------------------------------------------------------------------
+
+    def _measure(self, status: TrainingRunStatus, reported: float) -> None:
+        reported_at = reported or seconds(status.progress.time)
+        silence = max(0.0, time.time() - reported_at) if reported_at else None
+        self._telemetry.observe(self._uid, self._key, status, silence)
+
+    def _answer_driver(self, planned: RunPlan, written: Progress | None) -> None:
+        status = planned.status
+        checkpoint = -1 if status.checkpoint is None else status.checkpoint.update
+        self._reports.settle(self._uid, status.attempt.number, planned.orders, checkpoint, written)
+
+    async def _update_status(self, run: Run, run_object: RunObject, status: TrainingRunStatus) -> tuple[bool, float]:
+        """Writes the status if it is news. Returns whether it stands there now, and after how long it should be tried
+        again: 0 when the run has changed meanwhile."""
+        if status == run.status:
+            return True, _RESYNC_SECONDS
+        wait = self._written_at + _PROGRESS_SECONDS - time.monotonic()
+        if wait > 0 and _urgent(status) == _urgent(run.status):
+            return False, wait
+        if not await self._patch_status(run_object, status):
+            return False, 0.0
+        await self._writes.record_events(run, events(run.status, status))
+        return True, _RESYNC_SECONDS
+
+    async def _patch_status(self, run_object: RunObject, status: TrainingRunStatus) -> bool:
+        if not self._leads():
+            raise NotLeading
+        where = path("trainingruns", run_object.namespace, run_object.name, group=API_VERSION)
+        # With UID and version: what was decided is of this spec, this status and this object alone.
+        metadata = {"uid": run_object.uid, "resourceVersion": run_object.resource_version}
+        body = {"metadata": metadata, "status": status.model_dump(mode="json", by_alias=True)}
+        self._written_at = time.monotonic()
+        try:
+            self._cache.observe_run(await self._client.patch(f"{where}/status", body))
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            await self._refresh(where)
+            return False
+        return True
+
+    async def _refresh(self, where: str) -> None:
+        """Reads the run: it is not as the watch delivered it last."""
+        try:
+            found = await self._client.get(where)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            found = None
+        if found is None or found["metadata"]["uid"] != self._uid:
+            self._cache.runs.drop(self._uid)
+        if found is not None:
+            self._cache.observe_run(found)
+
+    async def _update_unreadable(self, run_object: RunObject, message: str) -> float:
+        before = read_status(run_object.body.get("status"))
+        generation = run_object.body["metadata"].get("generation", 0)
+        if ended(before):
+            # Its end is final, whatever its spec says now; but that spec was observed.
+            status = before.model_copy(update={"observed_generation": generation})
+        else:
+            wrong = Situation("stalled", "InvalidSpec", message)
+            now = conditions(wrong, before, generation, time.time())
+            status = before.model_copy(
+                update={"observed_generation": generation, "message": message, "conditions": now}
+            )
+        self._measure(status, self._reports.newest(self._uid)[1])
+        if status != before and not await self._patch_status(run_object, status):
+            return 0.0
+        return _RESYNC_SECONDS if ended(status) else await self._give_quota_back(message)
+
+    async def _give_quota_back(self, message: str) -> float:
+        """Nobody knows which phones a run wants that can't be read: Kueue's quota is held for the default deadline of
+        a pool. Returns for how long nothing is to do."""
+        newest = max(self._cache.ray_jobs.of(self._uid).values(), key=lambda job: job.attempt, default=None)
+        workload, ours, now = None if newest is None else self._kueue.of(newest.uid), self._kueue.ours, time.time()
+        if workload is None or not demand_since(workload, ours):
+            return _RESYNC_SECONDS
+        match decide(workload, ours, f"the run can't be read: {message}", BOOT_DEADLINE, now):
+            case CheckUpdate() as update:
+                await self._kueue.write(update, now)
+            case float() as left:
+                return min(left, _RESYNC_SECONDS)
+        return _RESYNC_SECONDS
+
+
+def _urgent(status: TrainingRunStatus) -> TrainingRunStatus:
+    """Without what may be written later."""
+    progress = RunProgress(restarts=status.progress.restarts)
+    return status.model_copy(update={"progress": progress, "leases": Leases(), "furthest": 0})
+
+
+def observe_pool(pool: PoolObject, run_uid: str) -> ObservedPool:
+    metadata, spec, status = pool.body["metadata"], pool.spec, pool.body.get("status") or {}
+    external, scaling = (spec.get("external") or {}).get("urls"), spec.get("scaling")
+    largest = (
+        len(external) if external else (scaling or {}).get("maxReplicas", 0) if scaling else spec.get("replicas", 0)
+    )
+    messages = [
+        c.get("message") or ""
+        for kind in ("Stalled", "Degraded")
+        for c in status.get("conditions") or ()
+        if c.get("type") == kind and c.get("status") == "True"
+    ]
+    return ObservedPool(
+        name=pool.name,
+        uid=pool.uid,
+        owned=belongs(metadata, run_uid),
+        deleting=pool.deleting,
+        ready=int(status.get("ready") or 0),
+        largest=int(largest or 0),
+        protocol=spec.get("protocol") or "tapforge",
+        spec=(metadata.get("annotations") or {}).get("tapforge.dev/spec", ""),
+        message=next(iter(messages), ""),
+        boot_deadline=float((spec.get("boot") or {}).get("deadlineSeconds") or BOOT_DEADLINE),
+    )

@@ -1,0 +1,110 @@
+"""How a run is, as conditions, and which changes are worth an Event.
+
+| the run | Ready | Reconciling | Stalled | and |
+|---|---|---|---|---|
+| waits, starts, is moved, stops | False | True | False | |
+| runs | True: Running | False | False | |
+| is suspended, as its user wants | True: Suspended | False | False | Suspended |
+| is held by a queue | False | True: Queued | False | Suspended |
+| needs a person | False | False | True | |
+| has come to its end | True: Complete | False | False | Complete |
+| has failed for good | False | False | True | Failed |
+
+Ready is always one of True and False, and its reason is the one word that `kubectl get` shows. Reconciling and Stalled
+are never both True: tools read Reconciling first and would wait for ever. Complete and Failed are final. No message
+speaks of the present time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from tapforge_api.base import Condition
+from tapforge_api.run_status import TrainingRunStatus
+from tapforge_operator.kube.objectmeta import ConditionBuilder
+from tapforge_operator.kube.types import Event
+
+#: words for a run that is on its way
+_ORDINARY = ("Queued", "Removing", "Restarting", "Starting", "Stopping", "WaitingForPhones")
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """How a run is."""
+
+    kind: Literal["busy", "good", "stalled"]
+    #: as one word
+    reason: str
+    #: as a sentence for people
+    message: str
+    suspended: bool = False
+    complete: bool = False
+    failed: bool = False
+
+
+def read_status(written: Mapping[str, Any] | None) -> TrainingRunStatus:
+    """A status as the API server gave it; an empty one when it can't be read."""
+    try:
+        return TrainingRunStatus.model_validate(written or {})
+    except ValidationError:
+        return TrainingRunStatus()
+
+
+def conditions(situation: Situation, before: TrainingRunStatus, generation: int, now: float) -> tuple[Condition, ...]:
+    condition = ConditionBuilder(before.conditions, generation, now)
+    s = situation
+    good, busy, stalled = (s.kind == kind for kind in ("good", "busy", "stalled"))
+    return (
+        condition("Ready", good, s.reason, s.message),
+        condition("Reconciling", True, s.reason, s.message)
+        if busy
+        else condition("Reconciling", False, "Stalled" if stalled else "UpToDate"),
+        condition("Stalled", True, s.reason, s.message) if stalled else condition("Stalled", False, "NotStalled"),
+        condition("Suspended", True, s.reason, s.message)
+        if s.suspended
+        else condition("Suspended", False, "NotSuspended"),
+        condition("Complete", True, s.reason, s.message)
+        if s.complete
+        else condition("Complete", False, "Failed" if s.failed else "NotComplete"),
+        condition("Failed", True, s.reason, s.message) if s.failed else condition("Failed", False, "NotFailed"),
+    )
+
+
+def is_true(status: TrainingRunStatus, kind: str) -> bool:
+    return any(c.type == kind and c.status == "True" for c in status.conditions)
+
+
+def ended(status: TrainingRunStatus) -> bool:
+    """Complete or Failed: nothing about it changes any more."""
+    return is_true(status, "Complete") or is_true(status, "Failed")
+
+
+def events(before: TrainingRunStatus, after: TrainingRunStatus) -> Iterator[Event]:
+    """What happened between two statuses that were written one after the other."""
+    if after.ray_job and after.ray_job != before.ray_job and not ended(after):
+        yield Event("Normal", "AttemptStarted", f"attempt {after.attempts} begins as RayJob {after.ray_job}")
+    if after.lost_clusters > before.lost_clusters:
+        yield Event("Warning", "ClusterLost", f"attempt {after.attempts}: {after.attempt.message}")
+    if after.disruptions > before.disruptions:
+        yield Event("Normal", "Disrupted", f"attempt {after.attempts}: {after.attempt.message}")
+    if after.attempt.phase == "Stopping" != before.attempt.phase:
+        yield Event("Normal", "Stopping", after.attempt.message)
+    if after.attempts == before.attempts and after.progress.restarts > before.progress.restarts:
+        yield Event(
+            "Warning",
+            "DriverRestarted",
+            f"the driver was started again in place, {after.progress.restarts} times so far",
+        )
+    now, was = _ready(after), _ready(before)
+    if now is not None and (was is None or was.reason != now.reason):
+        # What is neither asked for nor part of the way there keeps the run from going on.
+        warns = not is_true(after, "Ready") and now.reason not in _ORDINARY
+        yield Event("Warning" if warns else "Normal", now.reason, now.message)
+
+
+def _ready(status: TrainingRunStatus) -> Condition | None:
+    return next((c for c in status.conditions if c.type == "Ready"), None)

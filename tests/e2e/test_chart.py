@@ -1,0 +1,487 @@
+"""The Helm chart as people use it: what it renders is what kustomize renders, each value does what it says, a wrong one
+is refused by its name; and releases on a real API server: from an older chart to this one, back, gone and come again,
+and in the place of what kustomize applied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from e2e.cluster import PATIENCE, Cluster, Options, Refused, binaries
+
+from tapforge_operator.broker.types import ClaimQuotas
+from tapforge_operator.config import Settings, claim_quotas
+from tapforge_operator.main import main
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = ROOT / "manifests"
+CHART = ROOT / "charts" / "tapforge"
+OURS = "tapforge-system"
+Object = dict[str, Any]
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def helm(built: None, tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Runs Helm with folders of its own."""
+    program, home = binaries.ensure(of=binaries.HELM) / "helm", tmp_path_factory.mktemp("helm")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HELM_", "KUBE"))}
+    environment |= {f"HELM_{what}_HOME": str(home / what) for what in ("CACHE", "CONFIG", "DATA")}
+
+    def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(program), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=4 * PATIENCE,
+            check=False,
+            env=environment,
+        )
+        if check and done.returncode != 0:
+            raise RuntimeError(f"helm {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()}")
+        return done
+
+    return run
+
+
+@pytest.fixture
+def render(helm: Helm, tmp_path: Path) -> Callable[..., list[Object]]:
+    """The chart's objects with these values; the version is needed because Helm asks no cluster here."""
+
+    def render(values: Mapping[str, Any] | None = None, namespace: str = OURS) -> list[Object]:
+        file = tmp_path / "values.yaml"
+        file.write_text(json.dumps(dict(values or {})))  # PyYAML leaves "1e3" bare, which is a number to Helm
+        words = ("tapforge", str(CHART), "--kube-version=1.36.0", "-f", str(file), "-n", namespace)
+        return read(helm("template", *words).stdout)
+
+    return render
+
+
+def read(text: str) -> list[Object]:
+    return [thing for thing in yaml.load_all(text, Loader=yaml.CSafeLoader) if thing]
+
+
+def kustomize(place: Path, files: Mapping[str, str], **content: Any) -> list[Object]:
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    for name, text in files.items():
+        (place / name).write_text(text)
+    up = "/".join([".."] * len(place.parts[1:]))
+    for kind in {"resources", "components"} & set(content):
+        content[kind] = [f"{up}{MANIFESTS}/{name}" for name in content[kind]]
+    content["resources"] = [*content.get("resources", ()), *files]
+    (place / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    kubectl = binaries.ensure() / "kubectl"
+    done = subprocess.run(
+        [str(kubectl), "kustomize", str(place)], capture_output=True, text=True, timeout=60, check=True
+    )
+    return read(done.stdout)
+
+
+def by_name(objects: list[Object]) -> dict[str, Object]:
+    return {
+        "/".join((o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"])): o
+        for o in objects
+        # Helm makes the release's namespace before it reads a chart.
+        if o["kind"] != "Namespace"
+    }
+
+
+def only(objects: list[Object], kind: str) -> Object:
+    (found,) = [o for o in objects if o["kind"] == kind]
+    return found
+
+
+HERE: Object = {"namespaces": ["default"]}
+#: overlay, components; values that make the same
+SAME: dict[str, tuple[str, list[str], Object]] = {
+    "defaults": ("cluster", [], {}),
+    "namespaced": ("namespaced", [], HERE),
+    "alerts": (
+        "cluster",
+        ["monitoring", "prometheus"],
+        {"monitoring": {"scrape": "PodMonitor", "rules": True, "dashboard": True}},
+    ),
+    "flow control, Kueue": ("cluster", ["flowcontrol", "kueue"], {"flowControl": True, "kueue": True}),
+    "ServiceMonitor": ("namespaced", ["servicemonitor"], {**HERE, "monitoring": {"scrape": "ServiceMonitor"}}),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_it_renders_what_kustomize_renders(render, tmp_path, name):
+    overlay, components, values = SAME[name]
+    names = [*(f"components/{component}" for component in components), "components/keep-kinds"]
+    theirs = kustomize(tmp_path / "kustomize", {}, resources=[f"overlays/{overlay}"], components=names)
+    # Written by the same tool, which spells numbers in its own way.
+    rendered = kustomize(tmp_path / "chart", {"chart.yaml": yaml.dump_all(render(values), Dumper=yaml.CSafeDumper)})
+    for kind in (o for o in rendered if o["kind"] == "CustomResourceDefinition"):
+        assert kind["metadata"]["annotations"].pop("helm.sh/resource-policy") == "keep"
+    ours, wanted = by_name(rendered), by_name(theirs)
+    assert set(ours) == set(wanted)
+    assert {key: ours[key] for key in ours if ours[key] != wanted[key]} == {}
+
+
+def test_phones_are_closed_in_where_it_is_said(render, tmp_path):
+    rendered = render({"networkPolicies": {"phones": ["lab", "team"]}})
+    wanted = [
+        policy
+        for space in ("lab", "team")
+        for policy in kustomize(tmp_path / space, {}, namespace=space, components=["components/network/phones"])
+    ]
+    theirs = by_name(wanted)
+    ours = by_name([o for o in rendered if o["metadata"]["name"].startswith("tapforge-phones")])
+    assert len(ours) == 4 and ours == theirs
+
+
+def test_it_goes_into_any_namespace(render):
+    rendered = render({"monitoring": {"scrape": "ServiceMonitor"}, "flowControl": True}, namespace="phones-operator")
+    assert OURS not in yaml.safe_dump_all(rendered)
+    spaces = {o["metadata"].get("namespace") for o in rendered}
+    assert spaces == {None, "phones-operator"}
+
+
+def test_names_stay_text_that_yaml_reads_as_something_else(render):
+    names = ["2024", "on", "1e3"]
+    values = {
+        "namespaces": names,
+        "networkPolicies": {"phones": names},
+        "priorityClassName": "true",
+        "tls": {"secretName": "123", "issuerRef": {"name": "1"}},
+        "monitoring": {"scrape": "ServiceMonitor", "rules": True, "dashboard": True},
+        "flowControl": True,
+        "kueue": True,
+    }
+    rendered = render(values, namespace="2025")
+    assert {o["metadata"].get("namespace") for o in rendered} == {None, "2025", *names}
+    subjects = [subject["namespace"] for o in rendered for subject in o.get("subjects", ()) if "namespace" in subject]
+    assert subjects and set(subjects) == {"2025"}
+    flow = only(rendered, "FlowSchema")["spec"]["rules"]
+    accounts = [subject["serviceAccount"]["namespace"] for rule in flow for subject in rule["subjects"]]
+    assert accounts and set(accounts) == {"2025"}
+    pod = only(rendered, "Deployment")["spec"]["template"]["spec"]
+    assert pod["priorityClassName"] == "true"
+    assert {"name": "tls", "secret": {"secretName": "123"}} in pod["volumes"]
+    assert only(rendered, "Certificate")["spec"]["secretName"] == "123"
+
+
+def test_what_is_switched_off_is_not_there(render):
+    defaults = set(by_name(render()))
+    for values, gone in (
+        ({"crds": {"install": False}}, {"emulatorpools.tapforge.dev", "trainingruns.tapforge.dev"}),
+        ({"protection": False}, {"claimed-pools.tapforge.dev"}),
+        ({"confinement": False}, {"operator-writes-its-own.tapforge.dev"}),
+        ({"nodes": False}, {"tapforge-operator-nodes"}),
+        ({"networkPolicies": {"operator": False}}, {"NetworkPolicy"}),
+    ):
+        missing = defaults - set(by_name(render(values)))
+        names = {key.rpartition("/")[2] for key in missing} | {key.partition("/")[0] for key in missing}
+        assert gone <= names and len(missing) <= 2, values
+    kinds = [o for o in render({"crds": {"keep": False}}) if o["kind"] == "CustomResourceDefinition"]
+    assert len(kinds) == 2 and not any("annotations" in kind["metadata"] for kind in kinds)
+
+
+def test_nodes_are_watched_also_where_pools_are_in_few_namespaces(render):
+    rendered = render({**HERE, "nodes": True})
+    assert "ClusterRoleBinding//tapforge-operator-nodes" in by_name(rendered)
+    (container,) = only(rendered, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert "--no-nodes" not in container["args"]
+
+
+def test_the_operators_pod_is_as_the_values_say(render):
+    tolerations = [{"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}]
+    spread = [{"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    digest = "sha256:" + "0" * 64
+    rendered = render(
+        {
+            "image": {
+                "repository": "mine:5000/operator",
+                "digest": digest,
+                "pullPolicy": "Always",
+                "pullSecrets": [{"name": "mine"}],
+            },
+            "namespaces": ["lab", "team"],
+            "replicas": 3,
+            "resources": {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}},
+            "nodeSelector": {"pool": "system"},
+            "tolerations": tolerations,
+            "affinity": affinity,
+            "topologySpreadConstraints": spread,
+            "priorityClassName": "system-cluster-critical",
+            "podLabels": {"team": "phones"},
+            "podAnnotations": {"note": "yes"},
+            "logLevel": "DEBUG",
+            "extraArgs": ["--in-flight=128"],
+        }
+    )
+    spec = only(rendered, "Deployment")["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert spec["replicas"] == 3
+    assert (container["image"], container["imagePullPolicy"]) == (f"mine:5000/operator@{digest}", "Always")
+    assert container["resources"] == {"requests": {"cpu": "1", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+    assert pod["imagePullSecrets"] == [{"name": "mine"}]
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "system"}
+    assert (pod["tolerations"], pod["affinity"], pod["topologySpreadConstraints"]) == (tolerations, affinity, spread)
+    assert pod["priorityClassName"] == "system-cluster-critical"
+    assert spec["template"]["metadata"]["labels"] == {"app.kubernetes.io/name": "tapforge-operator", "team": "phones"}
+    assert spec["template"]["metadata"]["annotations"] == {"note": "yes"}
+    said = main.make_context("tapforge-operator", list(container["args"])).params
+    assert (said["namespaces"], said["nodes"]) == (("lab", "team"), False)
+    assert (said["log_level"], said["in_flight"]) == ("DEBUG", 128)
+    bound = {key for key in by_name(rendered) if "Binding" in key and key.endswith("tapforge-operator-pools")}
+    assert bound == {f"RoleBinding/{space}/tapforge-operator-pools" for space in ("lab", "team")}
+
+
+def test_quotas_of_claims_are_those_of_the_values(render):
+    quotas = {"team": 0, "2024": 12_000_000, "*": 3}
+    (container,) = only(render({"claimQuotas": quotas}), "Deployment")["spec"]["template"]["spec"]["containers"]
+    said = main.make_context("tapforge-operator", list(container["args"])).params["claim_quota"]
+    assert said == ("*=3", "2024=12000000", "team=0"), "sorted: the same values make the same Pods"
+    assert claim_quotas(said) == ClaimQuotas({"team": 0, "2024": 12_000_000}, 3)
+
+
+def test_monitors_are_found_by_the_labels_of_your_prometheus(render):
+    for kind, spec in (("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")):
+        found = only(
+            render({"monitoring": {"scrape": kind, "labels": {"release": "prom"}, "interval": "1m"}}),
+            kind,
+        )
+        assert found["metadata"]["labels"] == {"release": "prom"}
+        assert found["spec"][spec][0]["interval"] == "1m"
+
+
+def test_the_broker_has_a_certificate_of_yours(render):
+    assert "--tls-dir" not in yaml.safe_dump(only(render(), "Deployment"))
+    issuer = {"kind": "ClusterIssuer", "name": "internal"}
+    for values, secret in (
+        ({"secretName": "mine"}, "mine"),
+        ({"issuerRef": issuer, "dnsNames": ["claims.example.com"]}, "tapforge-broker-tls"),
+        ({"issuerRef": issuer, "secretName": "mine"}, "mine"),
+    ):
+        rendered = render({"tls": values}, namespace="own")
+        pod = only(rendered, "Deployment")["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        folder = str(main.make_context("tapforge-operator", list(container["args"])).params["tls_dir"])
+        assert {"name": "tls", "mountPath": folder, "readOnly": True} in container["volumeMounts"]
+        assert {"name": "tls", "secret": {"secretName": secret}} in pod["volumes"]
+        certificates = [o["spec"] for o in rendered if o["kind"] == "Certificate"]
+        assert len(certificates) == ("issuerRef" in values)
+        for certificate in certificates:
+            names = [Settings("x", namespace="own").service, *values.get("dnsNames", [])]
+            assert (certificate["secretName"], certificate["dnsNames"]) == (secret, names)
+            assert certificate["issuerRef"] == issuer
+
+
+#: words after --set -> what Helm says
+WRONG = {
+    "replica=1": "additional properties 'replica' not allowed",
+    "replicas=two": "at '/replicas': got string, want integer",
+    "replicas=-1": "at '/replicas': minimum: got -1, want 0",
+    "nodes=maybe": "at '/nodes': value must be one of 'auto', true, false",
+    "namespaces={Lab_1}": "at '/namespaces/0': 'Lab_1' does not match pattern",
+    "claimQuotas.lab=few": "at '/claimQuotas/lab': got string, want integer",
+    "claimQuotas.lab=-1": "at '/claimQuotas/lab': minimum: got -1, want 0",
+    "claimQuotas.Lab=1": "invalid propertyName 'Lab'",
+    "claimQuotas=null": "at '': missing property 'claimQuotas'",
+    "image.pullPolicy=always": "at '/image/pullPolicy': value must be one of",
+    "image.tag=": "at '/image/tag': '' does not match pattern",
+    "resources.limits.memory=lots": "at '/resources/limits/memory': 'lots' does not match pattern",
+    "tolerations[0].effect=No": "at '/tolerations/0/effect': value must be one of",
+    "podLabels.app\\.kubernetes\\.io/name=x": "at '/podLabels/app.kubernetes.io~1name': false schema",
+    "extraArgs={in-flight}": "at '/extraArgs/0': 'in-flight' does not match pattern",
+    "image.tag=null": "at '/image': missing property 'tag'",
+    "image.pullPolicy=null": "at '/image': missing property 'pullPolicy'",
+    "resources=null": "at '': missing property 'resources'",
+    "namespaces=null": "at '': missing property 'namespaces'",
+    "tls=null": "at '': missing property 'tls'",
+    "tls.issuerRef=null": "at '/tls': missing property 'issuerRef'",
+    "crds=null": "at '': missing property 'crds'",
+    "monitoring=null": "at '': missing property 'monitoring'",
+    "networkPolicies.operator=null": "at '/networkPolicies': missing property 'operator'",
+    "tls.secretName=tapforge-broker": "at '/tls/secretName': 'not' failed",
+    "tls.secretName=Mine": "at '/tls/secretName': 'Mine' does not match pattern",
+    "tls.issuerRef.kind=Issuer": "at '/tls/issuerRef': properties 'name' required, if 'kind' exists",
+    "crds.keep=yes": "at '/crds/keep': got string, want boolean",
+    "monitoring.scrape=both": "at '/monitoring/scrape': value must be one of",
+    "monitoring.interval=often": "at '/monitoring/interval': 'often' does not match pattern",
+}
+
+
+@pytest.mark.parametrize("setting", WRONG)
+def test_a_wrong_value_is_refused_by_its_name(helm, setting):
+    done = helm("template", "tapforge", str(CHART), "--kube-version=1.36.0", "--set", setting, check=False)
+    assert done.returncode != 0
+    assert WRONG[setting] in done.stderr
+
+
+def test_a_default_within_a_map_may_be_taken_out(helm):
+    settings = ("--set=resources.limits=null", "--set=nodeSelector.kubernetes\\.io/os=null")
+    digest = ("--set=image.tag=null", f"--set=image.digest=sha256:{'0' * 64}")
+    done = helm("template", "tapforge", str(CHART), "--kube-version=1.36.0", *settings, *digest)
+    pod = only(read(done.stdout), "Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"] == f"tapforge/operator@sha256:{'0' * 64}"
+    assert "nodeSelector" not in pod and set(container["resources"]) == {"requests"}
+
+
+def test_it_is_clean_by_helms_own_rules_and_packaged_whole(helm, tmp_path):
+    assert "1 chart(s) linted, 0 chart(s) failed" in helm("lint", "--strict", str(CHART)).stdout
+    helm("package", str(CHART), "-d", str(tmp_path))
+    (packed,) = tmp_path.glob("tapforge-*.tgz")
+    words = ("-n", OURS, "--kube-version=1.36.0")
+    assert helm("template", "t", str(packed), *words).stdout == helm("template", "t", str(CHART), *words).stdout
+    old = helm("template", "t", str(CHART), "-n", OURS, "--kube-version=1.29.0", check=False)
+    assert "requires kubeVersion: >=1.30" in old.stderr
+
+
+# --- releases ---------------------------------------------------------------------------------------------------------
+
+POOLS = "/apis/tapforge.dev/v1alpha1/namespaces/default/emulatorpools"
+RUNS = "/apis/tapforge.dev/v1alpha1/namespaces/default/trainingruns"
+POOL: Object = {
+    "apiVersion": "tapforge.dev/v1alpha1",
+    "kind": "EmulatorPool",
+    "metadata": {"name": "devices"},
+    "spec": {"external": {"urls": ["http://127.0.0.1:9"]}},
+}
+
+
+@pytest.fixture(scope="module")
+def own(built: None) -> Iterator[Cluster]:
+    """A control plane of its own: the kinds of the shared one are every test's, and here they come and go."""
+    with Cluster(Options(nodes=0)) as own:
+        yield own
+
+
+@pytest.fixture
+def release(own: Cluster, helm: Helm) -> Iterator[Helm]:
+    """Helm against that control plane; nothing is left of the release and of the kinds."""
+
+    def run(verb: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return helm(verb, *arguments, f"--kubeconfig={own.kubeconfig}", "-n", OURS, check=check)
+
+    yield run
+    run("uninstall", "tapforge", "--ignore-not-found", "--wait")
+    own.kubectl("delete", "crd", "emulatorpools.tapforge.dev", "trainingruns.tapforge.dev", "--ignore-not-found")
+
+
+def older(place: Path) -> Path:
+    """The chart as it was before pools had `updateStrategy` and runs `evaluation.sampledTemperature`."""
+    shutil.copytree(CHART, place)
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    (place / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": "0.0.9", "appVersion": "0.0.9"}))
+    for name, forget in (
+        ("emulatorpools", ("updateStrategy",)),
+        ("trainingruns", ("evaluation", "sampledTemperature")),
+    ):
+        kind = yaml.safe_load((ROOT / "crds" / f"{name}.yaml").read_text())
+        schema = kind["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        _forget(schema, *forget)
+        kind["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
+        (place / "templates" / "crds" / f"{name}.yaml").write_text(yaml.safe_dump(kind))
+    return place
+
+
+def _forget(schema: Object, name: str, *below: str) -> None:
+    """Takes a field out, and what defaults say about it."""
+    default = schema.get("default", {})
+    if below:
+        _forget(schema["properties"][name], *below)
+        for inner in below[:-1]:
+            default = default.get(name, {}).get(inner, {})
+        default.get(name, {}).pop(below[-1], None)
+    else:
+        del schema["properties"][name]
+        default.pop(name, None)
+
+
+def kinds_of(own: Cluster) -> dict[str, Object]:
+    """Schemas of both kinds' specs, as they are served."""
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    return {
+        kind["metadata"]["name"].partition(".")[0]: kind["spec"]["versions"][0]["schema"]["openAPIV3Schema"][
+            "properties"
+        ]["spec"]["properties"]
+        for kind in own.api("GET", path)["items"]
+    }
+
+
+def takes(own: Cluster, field: Object) -> bool:
+    """Whether a pool with the field is taken, where unknown fields are refused."""
+    try:
+        pool = {**POOL, "metadata": {"name": "probe"}, "spec": {**POOL["spec"], **field}}
+        own.api("POST", f"{POOLS}?dryRun=All&fieldValidation=Strict", pool)
+    except Refused as error:
+        assert "unknown field" in str(error), error
+        return False
+    return True
+
+
+NEW = {"updateStrategy": {"maxSurge": 1}}
+
+
+def test_from_an_older_chart_to_this_one_and_back_and_gone(own, release, tmp_path):
+    first = release("install", "tapforge", str(older(tmp_path / "older")), "--create-namespace").stdout
+    assert "rollout status deployment/tapforge-operator" in first
+    own.wait_kinds()
+    own.wait_for("strict reading", lambda: not takes(own, NEW))
+    assert "sampledTemperature" not in kinds_of(own)["trainingruns"]["evaluation"]["properties"]
+    pool = own.api("POST", POOLS, POOL)["metadata"]
+    own.kubectl("apply", "-f", str(MANIFESTS / "samples" / "run-phones.yaml"))
+    run = own.api("GET", f"{RUNS}/practise")["metadata"]
+
+    release("upgrade", "tapforge", str(CHART))
+    own.wait_for("the new field", lambda: takes(own, NEW))
+    assert "sampledTemperature" in kinds_of(own)["trainingruns"]["evaluation"]["properties"]
+    own.api("POST", POOLS, {**POOL, "metadata": {"name": "newer"}, "spec": {**POOL["spec"], **NEW}})
+    assert own.api("GET", f"{POOLS}/newer")["spec"]["updateStrategy"]["maxSurge"] == 1
+
+    release("rollback", "tapforge", "1")
+    own.wait_for("the older kinds", lambda: not takes(own, NEW))
+    release("upgrade", "tapforge", str(CHART))
+    own.wait_for("the newer kinds", lambda: takes(own, NEW))
+
+    said = release("uninstall", "tapforge", "--wait").stdout
+    assert "emulatorpools.tapforge.dev" in said, "Helm names what it leaves"
+    deployment = f"/apis/apps/v1/namespaces/{OURS}/deployments/tapforge-operator"
+    assert not own.exists(deployment)
+    survived = [own.api("GET", path)["metadata"]["uid"] for path in (f"{POOLS}/devices", f"{RUNS}/practise")]
+    assert survived == [pool["uid"], run["uid"]]
+
+    # The kinds are there already: Helm 4.0 refuses those in an install by server-side apply.
+    release("install", "tapforge", str(CHART), "--server-side=false")
+    release("upgrade", "tapforge", str(CHART), "--server-side=true", "--force-conflicts")
+    assert own.exists(deployment) and own.exists(f"{POOLS}/devices")
+    own.api("DELETE", POOLS)
+    own.api("DELETE", RUNS)
+
+
+def test_a_release_takes_the_place_of_what_kustomize_applied(own, release):
+    own.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / "cluster"))
+    own.wait_kinds()
+    pool = own.api("POST", POOLS, POOL)["metadata"]["uid"]
+    refused = release("install", "tapforge", str(CHART), check=False)
+    assert "exists and cannot be imported into the current release" in refused.stderr
+    release("install", "tapforge", str(CHART), "--take-ownership", "--server-side=false")
+    release("upgrade", "tapforge", str(CHART), "--server-side=true", "--force-conflicts")
+    assert own.api("GET", f"{POOLS}/devices")["metadata"]["uid"] == pool
+    # kubectl stays an owner of the fields that it applied.
+    changed = ("--set", "replicas=1", "--set", "namespaces={default}")
+    assert 'conflicts with "kubectl"' in release("upgrade", "tapforge", str(CHART), *changed, check=False).stderr
+    release("upgrade", "tapforge", str(CHART), *changed, "--force-conflicts")
+    deployment = own.api("GET", f"/apis/apps/v1/namespaces/{OURS}/deployments/tapforge-operator")["spec"]
+    assert deployment["replicas"] == 1
+    (container,) = deployment["template"]["spec"]["containers"]
+    assert container["args"][-2:] == ["--namespace=default", "--no-nodes"]
+    wide = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/tapforge-operator-pools"
+    assert not own.exists(wide), "rights that the values no longer give are taken back"
+    own.api("DELETE", POOLS)

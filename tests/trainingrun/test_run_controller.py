@@ -1,0 +1,371 @@
+"""A run from begin to end under an operator that dies at a write, at every one of them in turn, and is followed by
+another one. KubeRay, the pool and the driver are played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from small_api import Line, SmallApi, refuse
+
+from tapforge_api.progress import Progress
+from tapforge_operator import controller as work_queue
+from tapforge_operator import labels
+from tapforge_operator.config import Settings
+from tapforge_operator.kube.cache import Cache
+from tapforge_operator.kube.informers import Scope
+from tapforge_operator.kube.types import belongs
+from tapforge_operator.observability.metrics import Telemetry
+from tapforge_operator.trainingrun import controller, prerequisites
+from tapforge_operator.trainingrun.controller import RunQueue
+from tapforge_operator.trainingrun.progress import TryLater
+
+GROUP = "/apis/tapforge.dev/v1alpha1/namespaces/lab"
+RUN = f"{GROUP}/trainingruns/run"
+POOL = f"{GROUP}/emulatorpools/run"
+JOBS = "/apis/ray.io/v1/namespaces/lab/rayjobs"
+TEMPLATE = {"spec": {"containers": [{"name": "emulator", "image": "i"}]}}
+SPEC = {
+    "environment": {"source": {"ownPool": {"slots": 2, "spec": {"replicas": 2, "template": TEMPLATE}}}},
+    "checkpoints": {"storage": {"volumeClaim": {"claimName": "disk"}}},
+    "cluster": {"image": "i", "backoffLimit": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(work_queue, "_YIELD_SECONDS", 0.0)
+    monkeypatch.setattr(prerequisites, "_FIRST_BACKOFF", 0.0)
+
+
+class Process:
+    """An operator, as far as runs go."""
+
+    def __init__(self, api: SmallApi, line: Line) -> None:
+        self.line = line
+        self.telemetry = Telemetry()
+        self.cache = Cache(self.telemetry, lambda _: None)
+        settings = Settings("operator", scope=Scope(("lab",), nodes=False))
+        leads = lambda: not line.dead.is_set()  # noqa: E731
+        self.runs = RunQueue(settings, self.cache, line, self.telemetry, leads)  # type: ignore[arg-type]
+        self._api = api
+
+    async def begin(self) -> None:
+        for path, body in self._api.objects.items():
+            self._saw("ADDED", path, body)
+        self._api.listeners.append(self._saw)
+        await self.runs.start()
+
+    async def end(self) -> None:
+        """May be called again."""
+        if self._saw in self._api.listeners:
+            self._api.listeners.remove(self._saw)
+        await self.runs.stop()
+
+    def told(self, begin: str) -> list[str]:
+        """What it measures, by the beginning of its name."""
+        return [line for line in self.telemetry.render().decode().splitlines() if line.startswith(begin)]
+
+    def _saw(self, event: str, path: str, body: Any) -> None:
+        if "/trainingruns/" in path:
+            self.cache.observe_run(body, event == "DELETED")
+        elif "/emulatorpools/" in path:
+            self.cache.observe_pool(body, event == "DELETED")
+
+
+class House:
+    """Everything around the operator, and operators one after the other."""
+
+    def __init__(self) -> None:
+        self.api = SmallApi()
+        self.api.create("/api/v1/namespaces/tapforge-system/configmaps", _config("tapforge-broker-ca"))
+        disk = {"metadata": {"name": "disk", "namespace": "lab"}, "spec": {"accessModes": ["ReadWriteOnce"]}}
+        self.api.create("/api/v1/namespaces/lab/persistentvolumeclaims", disk)
+        body = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "run"}, "spec": SPEC}
+        body["metadata"] |= {"namespace": "lab"}  # type: ignore[operator]
+        self.uid = self.api.create(f"{GROUP}/trainingruns", body)["metadata"]["uid"]
+        self.api.listeners.append(self._others)
+        self.sequence = 0
+
+    def _others(self, event: str, path: str, body: Any) -> None:
+        """The keeper of the pool, and KubeRay's finalizer."""
+        if path == POOL and event == "ADDED":
+            asyncio.get_running_loop().call_soon(self.api.patch, f"{POOL}/status", {"status": {"ready": 2}})
+        if path.startswith(JOBS) and "deletionTimestamp" in body["metadata"] and event == "MODIFIED":
+            asyncio.get_running_loop().call_soon(self.api.finalise, path)
+
+    @property
+    def status(self) -> Any:
+        return self.api.get(RUN).get("status") or {}
+
+    def says(self, kind: str, reason: str) -> bool:
+        return any(
+            c["type"] == kind and c["status"] == "True" and c["reason"] == reason
+            for c in self.status.get("conditions", ())
+        )
+
+    def jobs(self) -> list[int]:
+        return sorted(int(o["metadata"]["labels"][labels.ATTEMPT]) for o in self.api.of("rayjobs").values())
+
+    def kuberay(self, job: str, deployment: str, message: str = "") -> None:
+        status = {"jobStatus": job, "jobDeploymentStatus": deployment, "message": message}
+        (number,) = self.jobs()
+        self.api.patch(f"{JOBS}/{labels.ray_job_name('run', number)}/status", {"status": status})
+
+    async def live(self, fatal: int, carried_out: bool) -> Process:
+        """The whole story; at the fatal write the operator dies and another one begins. Returns the first one."""
+        first = self.process = Process(self.api, Line(self.api, fatal, carried_out))
+        await self.process.begin()
+        successor = asyncio.create_task(self._replace())
+        try:
+            async with asyncio.timeout(120):
+                await self._story()
+        finally:
+            successor.cancel()
+            await self.process.end()
+        return first
+
+    async def _replace(self) -> None:
+        first = self.process
+        await first.line.dead.wait()
+        await first.end()
+        self.process = Process(self.api, Line(self.api))
+        await self.process.begin()
+
+    async def _story(self) -> None:
+        await self.until(lambda: len(self.jobs()) == 1)
+        self.kuberay("RUNNING", "Running")
+        await self.report(update=2)
+        await self.report(update=3, checkpoint={"update": 3, "path": "/storage/3"})
+        self.api.patch(RUN, {"spec": {"suspend": True}})
+        await self.until(lambda: self.process.runs.reports is not None and self.stopping())
+        await self.report(update=3, final="stopped")
+        await self.until(lambda: self.says("Suspended", "Suspended") and not self.api.of("emulatorpools"))
+        assert not self.jobs()
+        self.api.patch(RUN, {"spec": {"suspend": False}})
+        await self.until(lambda: len(self.jobs()) == 1)
+        self.kuberay("RUNNING", "Running")
+        await self.until(lambda: self.status["attempt"]["phase"] == "Active")
+        self.kuberay("RUNNING", "Failed", "the head is gone")
+        await self.until(lambda: self.status["lostClusters"] == 1 and len(self.jobs()) == 1 and self.fresh())
+        self.kuberay("RUNNING", "Running")
+        await self.report(update=9, final="complete")
+        self.kuberay("SUCCEEDED", "Complete")
+        await self.until(lambda: self.says("Complete", "Complete") and not self.api.of("emulatorpools"))
+
+    def stopping(self) -> bool:
+        return self.status["attempt"]["phase"] in ("Stopping", "Removing", "Over")
+
+    def fresh(self) -> bool:
+        (job,) = self.api.of("rayjobs").values()
+        return "status" not in job
+
+    async def report(self, **fields: Any) -> None:
+        """As a driver does: again until it was answered, unless its attempt is over."""
+        while self.jobs():
+            (number,) = self.jobs()
+            self.sequence += 1
+            said = {"attempt": number, "sequence": self.sequence, **fields}
+            said["advance"] = {"update": said.pop("update", 0)}
+            try:
+                async with asyncio.timeout(1):  # its operator may have died
+                    await self.process.runs.reports.take(self.uid, Progress.model_validate(said))
+                    return
+            except (TryLater, TimeoutError):
+                await asyncio.sleep(0.002)
+
+    async def until(self, probe: Callable[[], bool]) -> None:
+        while not probe():  # noqa: ASYNC110 - what is played here tells nobody
+            await asyncio.sleep(0.002)
+
+
+def _config(name: str) -> Any:
+    return {"kind": "ConfigMap", "metadata": {"name": name}, "data": {"ca.crt": "CERTIFICATE"}}
+
+
+def check(house: House) -> None:
+    made = Counter(path for verb, path in house.api.log if verb == "create")
+    jobs = {path: count for path, count in made.items() if path.startswith(JOBS)}
+    assert set(jobs.values()) == {1} and len(jobs) == 3, jobs
+    status = house.status
+    assert status["lostClusters"] == 1 and status["progress"]["update"] == 9
+    assert status["checkpoint"]["update"] == 3
+    (config,) = [o for name, o in house.api.of("configmaps").items() if name == labels.config_name("run", house.uid)]
+    assert config["data"]["run.yaml"] == status["resolved"] and "ownPool" not in status["resolved"]
+    kinds = ("configmaps", "rayjobs", "emulatorpools")
+    made_for_it = [o for kind in kinds for o in house.api.of(kind).values() if "ownerReferences" in o["metadata"]]
+    assert made_for_it and all(belongs(o["metadata"], house.uid) for o in made_for_it)
+    told = Counter(event["reason"] for event in house.api.of("events").values())
+    assert told["Complete"] <= 1 and told["ClusterLost"] <= 1 and told["AttemptStarted"] <= 3
+
+
+async def test_a_run_lives_through_a_suspension_and_a_loss() -> None:
+    house = House()
+    await house.live(-1, False)
+    check(house)
+    told = Counter(event["reason"] for event in house.api.of("events").values())
+    assert told["AttemptStarted"] == 3 and told["Complete"] == 1 and told["Suspended"] == 1
+    assert house.process.told("tapforge_run_") == [], "who leads no more has nothing to say"
+
+
+async def test_a_finished_run_that_nobody_can_read_any_more_stays_what_it_became() -> None:
+    house = House()
+    await house.live(-1, False)
+    before = house.status
+    house.api.patch(RUN, {"spec": {"seed": "none"}})
+    process = Process(house.api, Line(house.api))
+    await process.begin()
+    try:
+        generation = house.api.get(RUN)["metadata"]["generation"]
+        async with asyncio.timeout(120):
+            await house.until(lambda: house.status["observedGeneration"] == generation)
+    finally:
+        await process.end()
+    assert house.says("Complete", "Complete") and generation > before["observedGeneration"]
+    assert {**house.status, "observedGeneration": before["observedGeneration"]} == before
+
+
+async def test_what_is_measured_of_a_run_is_as_its_status_and_goes_with_it() -> None:
+    house = House()
+    house.process = process = Process(house.api, Line(house.api))
+    await process.begin()
+    try:
+        async with asyncio.timeout(120):
+            await house.until(lambda: len(house.jobs()) == 1)
+            assert 'tapforge_runs{phase="starting"} 1.0' in process.told("tapforge_runs")
+            house.kuberay("RUNNING", "Running")
+            await house.report(update=3, checkpoint={"update": 3, "path": "/storage/3"})
+            await house.until(lambda: 'tapforge_run_updates{run="lab/run"} 3.0' in process.told("tapforge_run_"))
+            assert 'tapforge_runs{phase="running"} 1.0' in process.told("tapforge_runs")
+            assert 'tapforge_run_attempts_total{run="lab/run"} 1.0' in process.told("tapforge_run_")
+            assert any(line.startswith("tapforge_run_progress_age") for line in process.told("tapforge_run_"))
+            house.api.delete(RUN)
+            await house.until(lambda: not process.told("tapforge_run_"))
+            assert 'tapforge_runs{phase="running"} 0.0' in process.told("tapforge_runs")
+    finally:
+        await process.end()
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["lost", "carried-out"])
+async def test_an_operator_may_die_at_any_write(carried_out: bool) -> None:
+    fatal = 0
+    while True:
+        house = House()
+        first = await house.live(fatal, carried_out)
+        check(house)
+        if not first.line.dead.is_set():
+            break
+        fatal += 1
+    assert fatal > 20
+
+
+class Refusing(Line):
+    """Refuses the writes to Kueue's checks for a while."""
+
+    refuses = True
+
+    async def patch(self, path: str, body: Any) -> Any:
+        if self.refuses and "/admissionchecks/" in path:
+            self.writes += 1
+            raise refuse(503, "Unavailable")
+        return await super().patch(path, body)
+
+
+async def test_a_check_that_a_term_could_not_activate_is_activated_in_the_next_one() -> None:
+    house, kueue = House(), "/apis/kueue.x-k8s.io/v1beta2/admissionchecks"
+    house.api.create(kueue, {"metadata": {"name": "phones"}, "spec": {"controllerName": "tapforge.dev/phones"}})
+    house.api.delete(RUN)
+    line = Refusing(house.api)
+    process = Process(house.api, line)
+    try:
+        async with asyncio.timeout(60):
+            await process.begin()
+            await house.until(lambda: line.writes > 0)
+            await process.end()
+            line.refuses = False
+            await process.begin()
+            await house.until(lambda: "status" in house.api.get(f"{kueue}/phones"))
+    finally:
+        await process.end()
+
+
+class Answered(Line):
+    """Takes the answers to Kueue's checks."""
+
+    answers: list[Any]
+
+    async def patch(self, path: str, body: Any) -> Any:
+        if "/workloads/" in path:
+            self.answers.append({step["path"].rpartition("/")[2]: step["value"] for step in body})
+            raise refuse(422, "Invalid")
+        return await super().patch(path, body)
+
+
+async def test_a_run_that_can_not_be_read_gives_its_quota_back() -> None:
+    house, kueue = House(), "/apis/kueue.x-k8s.io/v1beta2"
+    line = Answered(house.api)
+    line.answers = []
+    process = Process(house.api, line)
+    try:
+        async with asyncio.timeout(60):
+            await process.begin()
+            await house.until(lambda: len(house.jobs()) == 1)
+            (job,) = house.api.of("rayjobs").values()
+            house.api.patch(RUN, {"spec": {"seed": "none"}})
+            await house.until(lambda: house.says("Stalled", "InvalidSpec"))
+            await process.end()
+            house.api.create(
+                f"{kueue}/admissionchecks",
+                {"metadata": {"name": "phones"}, "spec": {"controllerName": "tapforge.dev/phones"}},
+            )
+            owner = {"kind": "RayJob", "uid": job["metadata"]["uid"], "controller": True}
+            reserved = {"type": "QuotaReserved", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+            check = {"name": "phones", "state": "Pending", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+            house.api.create(
+                f"{kueue}/namespaces/lab/workloads",
+                {
+                    "metadata": {"name": "w", "namespace": "lab", "ownerReferences": [owner]},
+                    "status": {"conditions": [reserved], "admissionChecks": [check]},
+                },
+            )
+            await process.begin()
+            await house.until(lambda: bool(line.answers))
+    finally:
+        await process.end()
+    assert line.answers[0]["state"] == "Retry" and "seed" in line.answers[0]["message"]
+
+
+async def test_a_controller_that_breaks_leaves_its_driver_an_answer_until_the_run_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = House()
+    house.process = process = Process(house.api, Line(house.api))
+    await process.begin()
+    reports, broken = process.runs.reports, asyncio.Event()
+
+    def breaks(*_: Any) -> Any:
+        broken.set()
+        raise RuntimeError("a fault of the plan")
+
+    try:
+        async with asyncio.timeout(60):
+            await house.until(lambda: len(house.jobs()) == 1)
+            house.kuberay("RUNNING", "Running")
+            await house.report(update=1)
+            with monkeypatch.context() as patched:
+                patched.setattr(controller, "plan_run", breaks)
+                house.kuberay("RUNNING", "Running", "again")
+                await broken.wait()
+                await house.until(lambda: not process.runs._queue._loops)  # its controller is gone
+                assert reports.newest(house.uid)[0] is not None
+                last = {"attempt": 1, "sequence": house.sequence, "advance": {"update": 1}}
+                assert not (await reports.take(house.uid, Progress.model_validate(last))).stop
+                house.api.delete(RUN)
+                assert not reports.knows(house.uid)
+                assert not (await reports.take(house.uid, Progress.model_validate(last))).stop, "it waits for nobody"
+    finally:
+        await process.end()
