@@ -6,6 +6,9 @@
 - What a cloud would offer is `TYPES`, in one zone, on demand; prices go with the size, so that only what is unused
   makes a node worth taking away. Of an extended resource a node has as many as were asked for when it was made, never
   more: the provider knows no others.
+- A NodePool has to ask for `ON_DEMAND`. Of one that leaves it open Karpenter takes the replacement of a node from spot
+  capacity alone; the provider has none and panics, for that NodeClaim each time again, and Karpenter does nothing for
+  anybody until that NodeClaim is launched.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from .cluster import Cluster
 from .processes import free_ports
 
 KARPENTER: Final = "karpenter"
+#: requirement of a NodePool
+ON_DEMAND: Final = {"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]}
 _KINDS = ("karpenter.sh/v1/nodepools", "karpenter.sh/v1/nodeclaims", "karpenter.sh/v1alpha1/nodeoverlays")
 #: dollars per hour and processor
 _PRICE = 0.05
@@ -62,6 +67,12 @@ def start(cluster: Cluster, types: Iterable[InstanceType] = TYPES) -> None:
     }
     cluster.run(KARPENTER, [str(programs / "karpenter")], environment)
     cluster.wait_for("Karpenter", lambda: _answers(health))
+
+
+def panics(cluster: Cluster) -> list[str]:
+    """Those that Karpenter's log has: it survives them, but what panicked is tried for ever."""
+    said = [json.loads(line) for line in cluster.log(KARPENTER).read_text().splitlines() if line.startswith("{")]
+    return [f"{it['time']} {it['controller']} {it['name']}: {it['panic']}" for it in said if "panic" in it]
 
 
 def _answers(port: int) -> bool:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from claiming import Caller, caller, slots_of
@@ -56,7 +56,14 @@ def cluster(addons: None, node_autoscaler: None) -> Iterator[Cluster]:
         yield up
 
 
-def node_pool(cluster: Cluster, group: str, **template: Any) -> None:
+@pytest.fixture(autouse=True)
+def sound(cluster: Cluster) -> Iterator[None]:
+    """Karpenter was well during each test: where it is stuck, slots wait for nodes as if nobody had asked for any."""
+    yield
+    assert karpenter.panics(cluster) == []
+
+
+def node_pool(cluster: Cluster, group: str, *requirements: Object) -> None:
     """Nodes of these types that Karpenter brings and takes away."""
     cluster.apply(
         {"apiVersion": "karpenter.kwok.sh/v1alpha1", "kind": "KWOKNodeClass", "metadata": {"name": group}, "spec": {}},
@@ -70,7 +77,7 @@ def node_pool(cluster: Cluster, group: str, **template: Any) -> None:
                     "spec": {
                         "nodeClassRef": {"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": group},
                         "expireAfter": "Never",
-                        **template,
+                        "requirements": [karpenter.ON_DEMAND, *requirements],
                     },
                 },
                 "disruption": {
@@ -83,8 +90,8 @@ def node_pool(cluster: Cluster, group: str, **template: Any) -> None:
     )
 
 
-def only(key: str, value: str) -> list[Object]:
-    return [{"key": key, "operator": "In", "values": [value]}]
+def only(key: str, value: str) -> Object:
+    return {"key": key, "operator": "In", "values": [value]}
 
 
 # --- what is seen -----------------------------------------------------------------------------------------------------
@@ -197,7 +204,7 @@ def test_nodes_come_for_slots_and_go_with_them_and_no_claim_is_broken(
     cluster: Cluster, space: str, operator: Operator
 ) -> None:
     assert nodes(cluster) == []
-    node_pool(cluster, space, requirements=only("kubernetes.io/arch", "amd64"))
+    node_pool(cluster, space, only("kubernetes.io/arch", "amd64"))
     container = {"name": "emulator", "image": "phone:1", "resources": {"requests": REQUESTS}}
     template = {"metadata": {"annotations": {fake.BOOT: BOOT}}, "spec": {"containers": [container]}}
     disruptions = Disruptions(cluster)
@@ -295,7 +302,7 @@ def _touched(disruptions: Disruptions, pods: list[str]) -> list[Write]:
 def test_slots_with_kvm_get_nodes_when_an_overlay_says_which_types_have_it(
     cluster: Cluster, space: str, operator: Operator
 ) -> None:
-    node_pool(cluster, space, requirements=only(TYPE, "metal.32"))
+    node_pool(cluster, space, only(TYPE, "metal.32"))
     template = phone(nodeSelector={"group": space})
     pool = LivePool(cluster, space, replicas=6, template=template, kvm={"mode": "DevicePlugin"})
     story = Story(cluster, pool)
@@ -315,7 +322,7 @@ def test_slots_with_kvm_get_nodes_when_an_overlay_says_which_types_have_it(
             "apiVersion": "karpenter.sh/v1alpha1",
             "kind": "NodeOverlay",
             "metadata": {"name": "kvm"},
-            "spec": {"requirements": only(TYPE, "metal.32"), "capacity": {KVM: "4"}},
+            "spec": {"requirements": [only(TYPE, "metal.32")], "capacity": {KVM: "4"}},
         }
     )
     story.say("a NodeOverlay says that nodes of metal.32 have 4 of it")
