@@ -160,12 +160,14 @@ def test_what_can_not_work_is_refused_in_words_and_nothing_is_made(
     assert remote.runs() == [] and cluster.api("GET", _pools(space))["items"] == []
 
     file.write_text(text)
-    run = remote.submit(file, {"metadata.name": "practice"})
+    # Suspended, so that the operator doesn't start it beside the lines below.
+    run = remote.submit(file, {"metadata.name": "practice", "spec.suspend": True})
+    LiveRun.found(cluster, space, "practice").wait_ready("True", "Suspended")
     with pytest.raises(ClusterError, match=f"no run practise in namespace {space}; did you mean practice"):
         remote.run("practise")
-    with pytest.raises(ClusterError, match="has not started yet"):
+    with pytest.raises(ClusterError, match="has not started yet: it is Suspended"):
         run.fetch(tmp_path / "runs")
-    with pytest.raises(ClusterError, match="has no logs: it is"):
+    with pytest.raises(ClusterError, match="has no logs: it is Suspended"):
         list(run.logs())
     elsewhere = tapforge("list", "-n", "kube-system")
     assert elsewhere.returncode == 1 and "forbidden" in elsewhere.stderr
