@@ -3,16 +3,24 @@
 - Apart, each learner rank has a GPU of its own, and each engine `tensorParallel` of one node.
 - Colocated, every rank shares its GPU with an engine's: as many as there are ranks.
 - A node is a Pod of `spec.cluster`, or the machine itself where there is no cluster.
-- A Pod has the whole GPUs that its limits name (`nvidia.com/gpu`, `amd.com/gpu`), or `num-gpus` of its rayStartParams.
-  Slices and shares of GPUs are counted by nobody: a run whose Pods ask for some has to say `num-gpus`.
+- A Pod has the whole GPUs that the limits of Ray's container name (`nvidia.com/gpu`, `amd.com/gpu`), or `num-gpus` of
+  its rayStartParams. Those of other containers are not Ray's.
+- Slices and shares of GPUs, and devices by resource claims (DRA), whose number stands in another object, are counted by
+  nobody: a run whose Pods ask for some has to say `num-gpus`.
+- The operator counts once, for all attempts (`counted`): a driver finds the numbers in its file, and no Pod templates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from .cluster import ClusterSpec, Head, Workers
+from .cluster import RAY, ClusterSpec, Head, RayContainer, Workers
+from .template import Resources
 from .training_run import TrainingRunSpec
+
+#: the parameter of `ray start` by which a Pod says how many GPUs it has
+_GIVEN: Final = "num-gpus"
 
 
 def gpus_needed(spec: TrainingRunSpec) -> int:
@@ -24,6 +32,14 @@ def gpus_offered(cluster: ClusterSpec) -> tuple[int, ...]:
     """Of each Pod that Ray computes on, the head's first."""
     workers = (_gpus_of(group) for group in cluster.workers for _ in range(group.replicas))
     return (_gpus_of(cluster.head), *workers)
+
+
+def counted(cluster: ClusterSpec) -> ClusterSpec:
+    """The cluster as a driver needs it: the GPUs of each Pod as numbers, which any release reads alike.
+    Nothing of the Pod templates, whose environment may hold secrets."""
+    workers = (Workers(name=g.name, replicas=g.replicas, ray_start_params=_num_gpus(g)) for g in cluster.workers)
+    head = Head(ray_start_params=_num_gpus(cluster.head))
+    return ClusterSpec(image=cluster.image, head=head, workers=tuple(workers))
 
 
 def gpus_error(spec: TrainingRunSpec, nodes: Sequence[int], where: str) -> str | None:
@@ -72,26 +88,42 @@ def unclear_gpus_error(cluster: ClusterSpec) -> str | None:
     return None
 
 
+def _num_gpus(pod: Head | Workers) -> dict[str, str]:
+    """As a parameter of `ray start`; none where nobody knows, which only a run on CPUs gets away with."""
+    return {} if _unclear(pod) else {_GIVEN: str(_gpus_of(pod))}
+
+
 def _gpus_of(pod: Head | Workers) -> int:
     """As Ray will count them: by `num-gpus`, where that is set, else by limits, which are equal to requests for such
     resources."""
-    if (given := pod.ray_start_params.get("num-gpus", "")).isdecimal():
+    if (given := pod.ray_start_params.get(_GIVEN, "")).isdecimal():
         return int(given)
     return sum(int(amount) for name, amount in _limits(pod) if name.endswith("/gpu") and amount.isdecimal())
 
 
 def _unclear(pod: Head | Workers) -> str:
-    """A resource that gives the Pod GPUs, but who knows how many; "": there is none, or its number is known."""
-    if _gpus_of(pod) or pod.ray_start_params.get("num-gpus", "").isdecimal():
+    """What may give the Pod GPUs, but who knows how many; "": there is nothing, or the number is known."""
+    if _gpus_of(pod) or pod.ray_start_params.get(_GIVEN, "").isdecimal():
         return ""
     names = (name for name, amount in _limits(pod) if amount != "0" and not name.endswith("/gpu"))
-    return next((name for name in names if "gpu" in name or "/mig-" in name), "")
+    slices = [name for name in names if "gpu" in name or "/mig-" in name]
+    return next(iter([*slices, *(f"resource claim {name}" for name in _claims(pod))]), "")
 
 
 def _limits(pod: Head | Workers) -> list[tuple[str, str]]:
-    return [
-        (name, str(amount))
-        for container in pod.template.spec.containers or ()
-        if container.resources is not None
-        for name, amount in dict(container.resources.limits or {}).items()
-    ]
+    resources = _ray_resources(pod)
+    limits = dict(resources.limits or {}) if resources is not None else {}
+    return [(name, str(amount)) for name, amount in limits.items()]
+
+
+def _claims(pod: Head | Workers) -> list[str]:
+    """Resource claims of the Pod that Ray's container uses; one entry may stand for several devices."""
+    resources = _ray_resources(pod)
+    claims = (resources.model_extra or {}).get("claims") if resources is not None else None
+    # Passed through as it stands: the API server has not looked at it yet.
+    return [str(c.get("name")) for c in claims if isinstance(c, dict)] if isinstance(claims, list) else []
+
+
+def _ray_resources(pod: Head | Workers) -> Resources | None:
+    containers: Sequence[RayContainer] = pod.template.spec.containers or ()
+    return next((container.resources for container in containers if container.name == RAY), None)

@@ -28,7 +28,7 @@ def run_of(*, gpus: int = 0, replicas: int = 2, **spec):
         "template": {"spec": {"containers": [{"name": "ray", "resources": {"limits": limits}}]}},
     }
     cluster = {"image": "trainer:1", "workers": [workers]}
-    body = {"cluster": cluster, **spec}
+    body = {name: value for name, value in {"cluster": cluster, **spec}.items() if value is not None}
     about = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
     return from_object(TrainingRun, {**about, "spec": body})
 
@@ -45,6 +45,20 @@ def test_a_laptop_has_what_it_has_and_pays_no_attention_to_the_cluster():
     assert device_of(run_of(gpus=1), LAPTOP, in_cluster=False) == "cpu"
     assert device_of(run_of(), WORKSTATION, in_cluster=False) == "cuda"
     assert device_of(run_of(gpus=8), CPU_IMAGE, in_cluster=False) == "cpu"
+
+
+def test_a_ray_cluster_that_the_run_says_nothing_of_has_what_its_nodes_have_now():
+    """Somebody's own; or a run that began under a release whose files held no `spec.cluster`."""
+    asks = {"learner": {"ranks": 2}, "engine": {"replicas": 2}}
+    silent, told = run_of(cluster=None, **asks), run_of(cluster=None, device="cuda", **asks)
+    assert device_of(silent, LAPTOP, in_cluster=True, in_ray=0) == "cpu"
+    # A Pod of four GPUs may just be being replaced: all of them are waited for, and nothing is refused for good.
+    for gpus in (1, 4):
+        assert device_of(silent, LAPTOP, in_cluster=True, in_ray=gpus) == "cuda"
+    assert device_of(told, LAPTOP, in_cluster=True, in_ray=0) == "cuda"
+    assert device_of(silent, CPU_IMAGE, in_cluster=True, in_ray=4) == "cpu"
+    with pytest.raises(NoDevice, match="built for CPUs"):
+        device_of(told, CPU_IMAGE, in_cluster=True, in_ray=4)
 
 
 def test_what_the_spec_says_is_what_is_used_or_refused():
@@ -141,6 +155,34 @@ def test_what_ray_would_count_otherwise_is_refused_in_words(limits, params, offe
     assert cluster_gpus_error(cpu.spec) is None and device_of(cpu, LAPTOP, in_cluster=True) == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("containers", "params", "offered"),
+    [
+        ([{"name": "ray", "resources": {"claims": [{"name": "gpu"}]}}], {}, None),
+        ([{"name": "ray", "resources": {"claims": [{"name": "gpu", "request": "all"}]}}], {"num-cpus": "4"}, None),
+        ([{"name": "ray", "resources": {"claims": [{"name": "gpu"}]}}], {"num-gpus": "8"}, 8),
+        ([{"name": "ray", "resources": {"claims": [{"name": "nic"}]}}], {"num-gpus": "0"}, 0),
+        # Beside counted GPUs a claim is of something else.
+        ([{"name": "ray", "resources": {"claims": [{"name": "nic"}], "limits": {"nvidia.com/gpu": 8}}}], {}, 8),
+        # What another container has is not Ray's.
+        ([{"name": "ray"}, {"name": "judge", "resources": {"claims": [{"name": "gpu"}]}}], {}, 0),
+        ([{"name": "judge", "resources": {"limits": {"nvidia.com/gpu": "1"}}}, {"name": "ray"}], {}, 0),
+        # Not looked at by anybody yet.
+        ([{"name": "ray", "resources": {"claims": "gpu"}}], {}, 0),
+    ],
+)
+def test_gpus_by_resource_claims_are_said_by_number_or_refused(containers, params, offered):
+    pod = {"containers": containers, "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "eight-h100"}]}
+    workers = {"name": "gpu", "rayStartParams": params, "template": {"spec": pod}}
+    run = run_of(cluster={"image": "trainer:1", "workers": [workers]})
+    words = cluster_gpus_error(run.spec)
+    if offered is not None:
+        assert gpus_offered(run.spec.cluster) == (0, offered) and words is None
+        return
+    assert str(words).startswith("spec.cluster.workers[0] asks for resource claim gpu, which says nothing about how")
+    assert "set spec.cluster.workers[0].rayStartParams.num-gpus, or spec.device to cpu" in str(words)
+
+
 def test_eight_gpus_in_one_box_work_from_the_same_file():
     box = Machine(64, 8)
     run = run_of(gpus=8, replicas=1, learner={"ranks": 4}, engine={"replicas": 2, "tensorParallel": 2})
@@ -167,7 +209,7 @@ async def test_gpus_that_are_not_there_yet_are_waited_for_and_told_of(monkeypatc
         "waiting for GPUs: 0 of 2 are in the Ray cluster",
         "waiting for GPUs: 1 of 2 are in the Ray cluster",
     ]
-    assert missing(0, {}) == ""
+    assert missing(0, 0) == ""
 
 
 async def test_the_wait_has_an_end(monkeypatch):

@@ -337,10 +337,25 @@ def test_the_resolved_run_is_a_file_that_the_trainer_reads() -> None:
     run = made(environment={"source": {"ownPool": own}}, stop={"maxUpdates": 5}, suspend=False, cluster=FULL)
     read = load(resolve(run))
     assert read.metadata.name == "run" and read.metadata.namespace == "team"
-    assert read.spec.cluster is None and read.spec.stop.max_updates == 5
+    assert read.spec.stop.max_updates == 5
     pool = read.spec.environment.source.pool
     assert pool is not None and (pool.name, pool.slots) == ("run", 3)
     assert "suspend" not in resolve(run)
+
+
+def test_the_resolved_run_has_the_gpus_of_every_pod_and_nothing_else_of_the_templates() -> None:
+    """What is in templates may be secret, and the ConfigMap is not."""
+    secret = {"name": "TOKEN", "value": "hush"}
+    gpu = {"name": "ray", "env": [secret], "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    workers = [{"name": "gpu", "replicas": 2, "template": {"spec": {"containers": [gpu]}}}]
+    params = {"num-cpus": "0", "storage": "hush"}
+    text = resolve(made(cluster={"image": "i", "head": {"rayStartParams": params}, "workers": workers}))
+    assert load(text).spec.cluster is not None and yaml.safe_load(text)["spec"]["cluster"] == {
+        "image": "i",
+        "head": {"rayStartParams": {"num-gpus": "0"}},
+        "workers": [{"name": "gpu", "replicas": 2, "rayStartParams": {"num-gpus": "4"}}],
+    }
+    assert "hush" not in text
 
 
 def test_an_own_pool_is_as_the_file_says() -> None:

@@ -16,7 +16,7 @@ def test_an_attempt_is_put_down_before_its_rayjob_is_made_and_only_once() -> Non
     story = Story()
     first = story.plan()
     assert not first.create_job and first.status.attempts == 1 and first.status.start_time
-    assert "image" not in first.status.resolved and first.requeue_after == 0.0
+    assert first.status.resolved and first.requeue_after == 0.0
     assert story.plan().create_job == 1
     made_ = story.plan(jobs=(job(1, "/Initializing"),))
     assert not made_.create_job and story.phase == "Active" and made_.status.ray_job == "run-1"

@@ -4,7 +4,9 @@ Rules, the first that applies decides:
 1. `spec.device`, where it is set.
 2. In a Ray cluster of the operator's: GPUs exactly where Pods of `spec.cluster` ask for some. What happens to be there
    when the driver starts decides nothing: a GPU's Pod may just be being replaced. It is waited for (`missing`).
-3. Elsewhere: GPUs where this machine has some and its vLLM can use them.
+3. In a Ray cluster that the run says nothing of (somebody's own; or the run began under a release whose files held no
+   `spec.cluster`): GPUs where the cluster has some now. How many there will be is not known: they are waited for.
+4. Elsewhere: GPUs where this machine has some and its vLLM can use them.
 
 Pure, but for `local`.
 """
@@ -12,7 +14,6 @@ Pure, but for `local`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from typing import Literal
@@ -47,8 +48,8 @@ class Machine:
         return Machine(len(os.sched_getaffinity(0)), gpus if cuda else 0, cuda)
 
 
-def device_of(run: TrainingRun, machine: Machine, *, in_cluster: bool) -> Device:
-    """Raises NoDevice."""
+def device_of(run: TrainingRun, machine: Machine, *, in_cluster: bool, in_ray: int | None = None) -> Device:
+    """`in_ray`: GPUs that the Ray cluster has now; only where the run says nothing of its cluster. Raises NoDevice."""
     spec = run.spec
     asked = None
     if in_cluster and spec.cluster is not None:
@@ -60,7 +61,7 @@ def device_of(run: TrainingRun, machine: Machine, *, in_cluster: bool) -> Device
     elif asked is not None:
         device = "cuda" if any(asked) else "cpu"
     else:
-        device = "cuda" if machine.gpus else "cpu"
+        device = "cuda" if machine.gpus or (machine.cuda and in_ray) else "cpu"
     if device == "cpu":
         return device
     if not machine.cuda:
@@ -71,6 +72,8 @@ def device_of(run: TrainingRun, machine: Machine, *, in_cluster: bool) -> Device
             "spec.model.dtype is float32, but the learner's attention on GPUs is in bfloat16, so that it would differ "
             "from the engines: set spec.model.dtype to bfloat16 or leave it out"
         )
+    if asked is None and in_ray is not None:
+        return device
     nodes, where = ((machine.gpus,), "this machine has") if asked is None else (asked, "Pods of spec.cluster ask for")
     if wrong := gpus_error(run.spec, nodes, where):
         raise NoDevice(wrong)
@@ -97,7 +100,6 @@ def visible_gpus(there: int, visible: str | None) -> int:
     return min(next(wrong, len(names)), there)
 
 
-def missing(needed: int, resources: Mapping[str, float]) -> str:
+def missing(needed: int, there: int) -> str:
     """Which GPUs the Ray cluster lacks; "": none."""
-    there = int(resources.get("GPU", 0))
     return "" if there >= needed else f"waiting for GPUs: {there} of {needed} are in the Ray cluster"

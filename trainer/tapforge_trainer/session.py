@@ -40,7 +40,7 @@ from .model_pin import model_of
 from .model_source.ref import ModelError, ModelRef, ModelRefused
 from .parts import Parts
 from .policy.checkpoint_storage import Holder, Place, place_of
-from .policy.driver import Policy, PolicySettings, in_cluster, object_store_bytes, wait_for_gpus
+from .policy.driver import Policy, PolicySettings, gpus_in_ray, in_cluster, object_store_bytes, wait_for_gpus
 from .policy.recorder_actor import RecorderProcess
 from .policy.rollout_actor import start_rollout_actor
 from .progress import Progress, newest_checkpoint
@@ -284,7 +284,8 @@ async def running(
     checkpoints.parent.mkdir(parents=True, exist_ok=True)
     machine = Machine.local()
     try:
-        device = device_of(run, machine, in_cluster=in_cluster())
+        in_ray = await gpus_in_ray() if in_cluster() and run.spec.cluster is None else None
+        device = device_of(run, machine, in_cluster=in_cluster(), in_ray=in_ray)
     except NoDevice as error:
         raise ConfigurationError(str(error)) from error
     if device == "cuda" and in_cluster():

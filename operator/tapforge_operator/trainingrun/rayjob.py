@@ -28,6 +28,7 @@ from tapforge_api.claims import AUDIENCE
 from tapforge_api.cluster import RAY, SUBMITTER, ClusterSpec, RayTemplate
 from tapforge_api.document import to_yaml
 from tapforge_api.environment import EnvironmentSource, PoolReference
+from tapforge_api.gpus import counted
 from tapforge_api.loading import dump_set
 from tapforge_api.training_run import RunMetadata, TrainingRun
 from tapforge_operator import labels as wellknown
@@ -175,9 +176,12 @@ def ray_pods(cluster: ClusterSpec) -> int:
 
 def resolve(run: Run) -> str:
     """YAML of the TrainingRun as all its attempts see it: fixed at its start, whatever release of the operator or edit
-    of the spec comes. Everything is in it that the driver reads. What is the operator's alone is not: the machines,
-    `suspend`, and an own pool's slots; the driver sees that pool by its name, as any other."""
+    of the spec comes. Everything is in it that the driver reads. What is the operator's alone is not: the Pod templates
+    (of the machines only their GPUs are there, counted), `suspend`, and an own pool's slots; the driver sees that pool
+    by its name, as any other."""
     spec = run.spec
+    if spec.cluster is not None:
+        spec = spec.model_copy(update={"cluster": counted(spec.cluster)})
     source = spec.environment.source
     if source.own_pool is not None:
         reference = PoolReference(name=run.name, slots=source.own_pool.slots)
@@ -187,8 +191,7 @@ def resolve(run: Run) -> str:
         api_version=API_VERSION, metadata=RunMetadata(name=run.name, namespace=run.namespace), spec=spec
     )
     data: dict[str, Any] = dump_set(whole)
-    for mine in ("cluster", "suspend"):
-        data["spec"].pop(mine, None)
+    data["spec"].pop("suspend", None)
     return to_yaml(data)
 
 

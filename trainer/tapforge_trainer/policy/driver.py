@@ -320,13 +320,18 @@ def in_cluster() -> bool:
     return bool(os.environ.get(RAY_ADDRESS))
 
 
+async def gpus_in_ray() -> int:
+    """That the Ray cluster has now, on all its nodes."""
+    with _own_signals():
+        await asyncio.to_thread(_start_ray)  # once; it is there afterwards
+    return int((await asyncio.to_thread(_resources)).get("GPU", 0))
+
+
 async def wait_for_gpus(needed: int, report: Callable[[str], None], seconds: float) -> None:
     """Until the Ray cluster has so many GPUs, wherever they are: the head has often none, and a Pod that has some may
     just be being replaced. `report` is called with what is missing, each time that it changes. Raises TimeoutError."""
-    with _own_signals():
-        await asyncio.to_thread(_start_ray)
     reported, end = "", asyncio.get_running_loop().time() + seconds
-    while words := missing(needed, await asyncio.to_thread(_resources)):
+    while words := missing(needed, await gpus_in_ray()):
         if words != reported:
             report(words)
             reported = words
