@@ -82,7 +82,7 @@ async def test_a_pool_that_was_made_for_the_run_is_its_own(callers):
 
 
 @pytest.mark.parametrize(
-    "break_", ["pod uid", "job uid", "no controller", "other kind", "version", "gone", "deep", "no pod"]
+    "break_", ["pod uid", "job uid", "no controller", "other kind", "version", "gone", "deep", "no pod", "..", "."]
 )
 async def test_a_chain_that_does_not_hold_makes_nobody_a_run(callers, break_):
     pod = callers.objects["/api/v1/namespaces/lab/pods/train-head"]
@@ -99,6 +99,8 @@ async def test_a_chain_that_does_not_hold_makes_nobody_a_run(callers, break_):
             pod["metadata"]["ownerReferences"][0] |= {"kind": "Secret", "apiVersion": "v1"}
         case "version":
             pod["metadata"]["ownerReferences"][0]["apiVersion"] = "ray.io/../../v1"
+        case ".." | ".":  # the API server takes any name in a reference, of an object that nobody can have made
+            pod["metadata"]["ownerReferences"][0]["name"] = break_
         case "gone":
             del callers.objects[job]
         case "deep":

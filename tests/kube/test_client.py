@@ -206,8 +206,9 @@ def test_no_name_reaches_another_object(name):
 
 @pytest.mark.parametrize("name", [".", ".."])
 def test_dots_are_no_name(name):
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ApiError, match="no object can be called") as error:
         path("pods", name, "a")
+    assert error.value.status == 404
 
 
 def test_paths():

@@ -197,7 +197,7 @@ class Auth:
         if not user.startswith(_SERVICE_ACCOUNT) or len(names) != 1 or len(uids) != 1:
             return None
         namespace = user[len(_SERVICE_ACCOUNT) :].partition(":")[0]
-        found = await self._find(path("pods", namespace, names[0]))
+        found = await self._find("pods", namespace, names[0])
         return found if found is not None and found["metadata"]["uid"] == uids[0] else None
 
     async def _trace(self, pod: Object) -> Run | None:
@@ -210,7 +210,7 @@ class Auth:
             kind = _OWNERS.get((group, owner["kind"])) if owner else None
             if owner is None or kind is None or not _VERSION.fullmatch(version):
                 return None
-            above = await self._find(path(kind, namespace, owner["name"], group=f"{group}/{version}"))
+            above = await self._find(kind, namespace, owner["name"], f"{group}/{version}")
             if above is None or above["metadata"]["uid"] != owner["uid"]:
                 return None
             if above.get("kind") == "TrainingRun":
@@ -266,8 +266,12 @@ class Auth:
         status = (await self._ask(self._api.create(where, body))).get("status") or {}
         return bool(status.get("allowed")) and not status.get("denied")
 
-    async def _find(self, where: str) -> Object | None:
+    async def _find(self, kind: str, namespace: str, name: str, group: str = "") -> Object | None:
+        """None: there is none of that name, or it can't be read."""
+        if not name:  # that would be a list of them
+            return None
         try:
+            where = path(kind, namespace, name, group=group)
             async with self._gate:
                 return await self._api.get(where)
         except ApiError as error:

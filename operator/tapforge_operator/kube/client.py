@@ -70,10 +70,11 @@ class NotSent(ApiError):
 
 def path(kind: str, namespace: str = "", name: str = "", sub: str = "", group: str = "") -> str:
     """`path("pods", "default", "a")`; `group` is "apps/v1" and the like, "" for the core group. Names are escaped, so
-    that none of them can reach another object. Raises ValueError for a name that is none."""
+    that none of them can reach another object. Raises ApiError 404 for what nothing can be called: others may write it
+    into a reference, and the API server would normalise it into another path."""
     for part in (namespace, name, sub):
         if part in (".", ".."):
-            raise ValueError(f"{part!r} is no name of a Kubernetes object")
+            raise ApiError(f"{kind} {namespace}/{name}", 404, "NotFound", f"no object can be called {part!r}")
     parts = ["/apis/" + group if group else "/api/v1"]
     parts += [f"namespaces/{quote(namespace, safe='')}"] if namespace else []
     parts += [kind, *(quote(part, safe="") for part in (name, sub) if part)]
