@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from tapforge_operator.broker.types import ClaimQuotas
 from tapforge_operator.kube.informers import Scope
 from tapforge_operator.kube.leaderelection import Timing
-from tapforge_operator.observability.health import EVERYWHERE
+from tapforge_operator.server import EVERYWHERE
 
 #: a label of DNS, which a namespace's name is
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -39,6 +39,9 @@ class Settings:
     tls_dir: Path | None = None
     #: names and addresses that the broker's certificate is good for, beside those of its Service
     names: tuple[str, ...] = ()
+    #: of callers to the broker at once, and of one address; 0: of one address half of all
+    connections: int = 4096
+    address_connections: int = 0
     #: calls to the API server under way at once
     in_flight: int = 64
     timing: Timing = field(default_factory=Timing)

@@ -30,9 +30,18 @@ from tapforge_operator.kube.credentials import Credentials, NoCluster
 from tapforge_operator.kube.informers import Scope
 from tapforge_operator.kube.leaderelection import Election, Timing
 from tapforge_operator.manager import Leadership
-from tapforge_operator.observability.health import EVERYWHERE, application, listen, silence
+from tapforge_operator.observability.health import application, silence
 from tapforge_operator.observability.logging import configure as configure_logging
 from tapforge_operator.observability.metrics import Telemetry
+from tapforge_operator.server import (
+    EVERYWHERE,
+    HEALTH_CONNECTIONS,
+    IDLE,
+    Connections,
+    fitting,
+    listen,
+    raise_file_limit,
+)
 
 log = logging.getLogger("tapforge_operator")
 
@@ -93,6 +102,13 @@ def _identity() -> str:
     metavar="NAMESPACE=N",
     help="slots that a namespace's claimants may hold at once, over all pools; may be repeated; *=N: all other ones",
 )
+@click.option("--connections", type=click.IntRange(1), default=4096, help="of callers to the broker at once")
+@click.option(
+    "--address-connections",
+    type=click.IntRange(0),
+    default=0,
+    help="of one address to the broker at once; 0: half of --connections",
+)
 @click.option("--in-flight", type=click.IntRange(1, 1024), default=64, help="calls to the API server at once")
 @click.option("--lease-seconds", type=click.FloatRange(3), default=15.0, help="until another one may lead, seconds")
 @click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING"]), default="INFO")
@@ -110,6 +126,8 @@ def main(
     names: tuple[str, ...],
     tls_dir: Path | None,
     claim_quota: tuple[str, ...],
+    connections: int,
+    address_connections: int,
     in_flight: int,
     lease_seconds: float,
     log_level: str,
@@ -118,6 +136,7 @@ def main(
     """Runs the operator until SIGTERM."""
     configure_logging(log_level, plain_logs)
     _collect_garbage_less_often()
+    files = raise_file_limit()
     try:
         quotas = claim_quotas(claim_quota)
     except ValueError as error:
@@ -138,6 +157,8 @@ def main(
         names=dns_names,
         tls_dir=tls_dir,
         quotas=quotas,
+        connections=fitting(connections, files),
+        address_connections=address_connections,
         in_flight=in_flight,
         timing=Timing(lease_seconds, lease_seconds * 2 / 3, lease_seconds / 5),
     )
@@ -213,10 +234,10 @@ async def _serve_health(
     stack: AsyncExitStack, settings: Settings, telemetry: Telemetry, leadership: Leadership
 ) -> None:
     app = application(telemetry, silence(telemetry, settings.silence_seconds), leadership.unready, leadership.role)
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=IDLE)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    await listen(runner, settings.host, settings.health_port)
+    await listen(runner, settings.host, settings.health_port, connections=Connections(HEALTH_CONNECTIONS))
     log.info("health and metrics on port %d", runner.addresses[0][1])
 
 

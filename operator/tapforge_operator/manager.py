@@ -34,8 +34,8 @@ from tapforge_operator.kube.client import ApiError, Client
 from tapforge_operator.kube.informers import Informers
 from tapforge_operator.kube.leaderelection import Election
 from tapforge_operator.kube.types import PoolObject, Slot
-from tapforge_operator.observability.health import listen
 from tapforge_operator.observability.metrics import Telemetry
+from tapforge_operator.server import Connections, listen
 from tapforge_operator.trainingrun.controller import RunQueue
 from tapforge_operator.trainingrun.progress import add_progress
 
@@ -189,7 +189,8 @@ class Leadership:
         # Before that: the server waits up to a minute for answers, and callers wait for slots that come no more.
         stack.push_async_callback(self._stop_acting)
         context = tls.context(material)
-        await listen(served, settings.host, settings.broker_port, context)
+        connections = Connections(settings.connections, settings.address_connections)
+        await listen(served, settings.host, settings.broker_port, context, connections=connections)
         self._claims = claims
         if folder is None:
             keeps = tls.keep(self._client, settings.namespace, names, context, material, 3600.0, trust, self._telemetry)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import aiohttp
-from aiohttp import web
 from callers import Callers
 from claim_cluster import KEYS, TIMEOUTS, Broker, Cluster, Lab
 
@@ -16,6 +15,7 @@ from tapforge_api.claims import Refusal
 from tapforge_operator.broker import http, tls
 from tapforge_operator.broker.auth import Auth
 from tapforge_operator.broker.http import Forward
+from tapforge_operator.server import Connections, listen
 
 #: a broker behind a socket lives by the machine's time: it never gives up what it has begun
 LONG_TIMEOUTS = replace(TIMEOUTS, settle=300.0, siblings=60.0, release=300.0, refresh=300.0)
@@ -62,7 +62,12 @@ class House:
         self.session: aiohttp.ClientSession
         self.trust: ssl.SSLContext
 
-    async def open(self, material: tls.Material | None = None, leader: Callable[[], str] | None = None) -> tls.Material:
+    async def open(
+        self,
+        material: tls.Material | None = None,
+        leader: Callable[[], str] | None = None,
+        connections: int = 4096,
+    ) -> tls.Material:
         """`leader`: where this one passes its callers on to."""
         self.material = material = material or await own_material(["localhost", "127.0.0.1", NAME])
         self.trust = ssl.create_default_context(cadata=material.ca.decode())
@@ -70,7 +75,8 @@ class House:
         self.runner = http.runner(http.application(self.broker.claims, self.auth, KEYS.proved, self.forward))
         await self.runner.setup()
         self.context = tls.context(material)
-        await web.TCPSite(self.runner, "127.0.0.1", 0, ssl_context=self.context).start()
+        self.connections = Connections(connections)
+        await listen(self.runner, "127.0.0.1", 0, self.context, connections=self.connections)
         self.address = f"127.0.0.1:{self.runner.addresses[0][1]}"
         self.url = f"https://{self.address}"
         self.session = self.caller()

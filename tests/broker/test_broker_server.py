@@ -12,7 +12,7 @@ from claim_cluster import KEYS, Lab, until
 
 from tapforge_api.claims import Acquired, Refusal, Released, RenewedAll
 from tapforge_operator import labels
-from tapforge_operator.broker import http
+from tapforge_operator.broker import waiting
 from tapforge_operator.broker.http import MAX_BODY
 
 
@@ -167,7 +167,7 @@ async def test_a_caller_that_disconnects_leaves_nothing_behind(house):
 
 
 async def test_one_caller_cannot_take_all_places(house, monkeypatch):
-    monkeypatch.setattr(http, "WAITERS", 3)
+    monkeypatch.setattr(waiting, "WAITERS", 3)
     await house.post(CLAIMS, {"request": "request-0", "slots": 2})
     calls = [
         asyncio.create_task(house.post(CLAIMS, {"request": f"request-{k}", "waitSeconds": 60})) for k in range(1, 4)
@@ -185,6 +185,22 @@ async def test_one_caller_cannot_take_all_places(house, monkeypatch):
     assert status == 200
     for call in calls:
         call.cancel()
+
+
+async def test_who_gives_up_its_place_to_another_namespace_leaves_nothing_behind(house, monkeypatch):
+    monkeypatch.setattr(waiting, "ALL_WAITERS", 2)
+    await house.post(CLAIMS, {"request": "request-0", "slots": 2})
+    calls = [asyncio.create_task(house.post(CLAIMS, {"request": f"request-{k}", "waitSeconds": 60})) for k in (1, 2)]
+    await until(lambda: house.broker.claims.waiting(house.lab.pool_uid) == 2)
+    house.callers.allowed.add(("ann", "lab", "phones"))
+    ann = house.callers.token_for("ann")
+    status, *_ = await house.post(CLAIMS, {"request": "request-1", "waitSeconds": 0}, token=ann)
+    assert status == 200
+    done, (waits,) = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    status, answer, headers = done.pop().result()
+    assert (status, answer["reason"], headers["Retry-After"]) == (429, "TooManyWaiters", "1")
+    assert house.broker.claims.waiting(house.lab.pool_uid) == 1
+    waits.cancel()
 
 
 async def test_only_the_right_authority_is_believed(house):

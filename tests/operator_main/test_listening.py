@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from tapforge_operator.broker import tls
-from tapforge_operator.observability.health import EVERYWHERE, listen
+from tapforge_operator.server import EVERYWHERE, Connections, listen
 
 
 def _machine(host: str) -> bool:
@@ -38,7 +38,7 @@ async def test_who_reaches_it(host: str, where: str) -> None:
     runner = web.AppRunner(app)
     await runner.setup()
     try:
-        await listen(runner, where, 0, tls.context(material))
+        await listen(runner, where, 0, tls.context(material), connections=Connections(8))
         assert len(runner.addresses) == 1
         trust = ssl.create_default_context(cadata=material.ca.decode())
         url = f"https://{host}:{runner.addresses[0][1]}/"
@@ -61,7 +61,7 @@ async def test_a_machine_without_ipv6_is_listened_to_by_ipv4(monkeypatch: pytest
     runner = web.AppRunner(web.Application())
     await runner.setup()
     try:
-        await listen(runner, EVERYWHERE, 0)
+        await listen(runner, EVERYWHERE, 0, connections=Connections(8))
         assert runner.addresses[0][0] == "0.0.0.0"
     finally:
         await runner.cleanup()

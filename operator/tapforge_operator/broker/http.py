@@ -2,7 +2,7 @@
 
 1. Every refusal is a Refusal; a 4xx names what was wrong with which value, and what would be right.
 2. What is not proved is looked at in turns (`Turns`), and no further than is needed to prove it (`read_body`).
-3. A caller may wait in `WAITERS` acquires at once, all callers together in `ALL_WAITERS`.
+3. How many acquires may wait is said in `waiting.py`, how many connections there may be in `server.py`.
 4. Only a leader answers; one that stands by passes callers on to it, if it can (`Forward`).
 5. Whoever disconnects while it waits gets nothing, and nothing stays claimed for it.
 6. Renewals and releases are proved by the claims' secrets alone: no question to the API server.
@@ -44,7 +44,6 @@ import logging
 import re
 import ssl
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from itertools import islice
@@ -62,8 +61,10 @@ from tapforge_operator.broker.auth import Auth, Denied
 from tapforge_operator.broker.renewals import Behind
 from tapforge_operator.broker.service import Claims
 from tapforge_operator.broker.types import PoolNotFound
+from tapforge_operator.broker.waiting import WaitingRoom
 from tapforge_operator.kube.leaderelection import NotLeading
 from tapforge_operator.observability.logging import ref
+from tapforge_operator.server import IDLE, keep
 
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
@@ -284,9 +285,6 @@ class Forward:
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
-#: more than wait when the API server stands still for a second: who is refused waits longer than who queues
-WAITERS: Final = 256
-ALL_WAITERS: Final = 4096
 _PROBLEMS: Final = 20
 #: seconds after which a caller may ask again
 _SOON: Final = 1
@@ -313,7 +311,7 @@ def application(claims: Claims, auth: Auth, proof: Proof, forward: Forward | Non
 
 
 def runner(app: web.Application) -> web.AppRunner:
-    return web.AppRunner(app, access_log=None, handler_cancellation=True)
+    return web.AppRunner(app, access_log=None, handler_cancellation=True, keepalive_timeout=IDLE)
 
 
 class _Broker:
@@ -322,7 +320,7 @@ class _Broker:
         self._auth = auth
         self._proof = proof
         self._forward = forward
-        self._waiting: Counter[str] = Counter()
+        self._room = WaitingRoom()
 
     async def acquire(self, request: web.Request) -> web.Response:
         namespace, pool = request.match_info["namespace"], request.match_info["pool"]
@@ -331,18 +329,21 @@ class _Broker:
             holder = await self._auth.holder(shown, namespace, pool)
             ask = parse(await read_body(request), Acquire)
         self._claims.find_pool(namespace, pool)
-        async with self._place(holder.name):
-            return answer(await self._claims.acquire(namespace, pool, holder, ask))
+        async with self._room.place(holder.name):
+            with keep(request):
+                return answer(await self._claims.acquire(namespace, pool, holder, ask))
 
     async def renew(self, request: web.Request) -> web.Response:
         async with turn(request):
             ask = parse(await self._batch(request), Renew)
-        return answer(await self._claims.renew(ask))
+        with keep(request):
+            return answer(await self._claims.renew(ask))
 
     async def release(self, request: web.Request) -> web.Response:
         async with turn(request):
             ask = parse(await self._batch(request), Release)
-        return answer(await self._claims.release(ask))
+        with keep(request):
+            return answer(await self._claims.release(ask))
 
     async def _batch(self, request: web.Request) -> bytes:
         return await read_body(request, MAX_BODY, self._proof)
@@ -356,24 +357,6 @@ class _Broker:
         async with turn(request):
             body = await (self._batch(request) if handler in (self.renew, self.release) else read_body(request))
         return await self._forward(request, body, wait_of(body) if handler == self.acquire else 0.0)
-
-    @asynccontextmanager
-    async def _place(self, holder: str) -> AsyncIterator[None]:
-        if self._waiting[holder] >= WAITERS or self._waiting.total() >= ALL_WAITERS:
-            mine = self._waiting[holder]
-            raise Denied(
-                429,
-                "TooManyWaiters",
-                f"{holder} waits in {mine} acquires of at most {WAITERS}, all callers in {self._waiting.total()} of at "
-                f"most {ALL_WAITERS}; ask for several slots at once, or ask again later",
-            )
-        self._waiting[holder] += 1
-        try:
-            yield
-        finally:
-            self._waiting[holder] -= 1
-            if not self._waiting[holder]:
-                del self._waiting[holder]
 
 
 # --- in and out -------------------------------------------------------------------------------------------------------
