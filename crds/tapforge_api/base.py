@@ -2,7 +2,8 @@
 
 Promises:
 1. A field is written once: name, unit (in the description), default, bounds. YAML is camelCase, Python snake_case.
-2. Unknown fields are errors, objects are frozen, every list and every string is bounded.
+2. Unknown fields are errors, objects are frozen, every list and every string is bounded. What another release wrote
+   is read leniently (`reading.py`).
 3. A rule between fields is written once, as a `Rule` in the class's `rules`. It is checked here and written into the
    CRD as CEL, so the laptop and the cluster refuse the same files.
 4. What an update may not do is written once, as a `Change` in the class's `changes`: the API server refuses it, and
@@ -25,6 +26,9 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
@@ -98,6 +102,29 @@ class Keyed:
     def _check(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
         _each_once(tuple(getattr(item, self.field) for item in items))
         return items
+
+
+#: context of a validation that takes what another release wrote
+LENIENT: Final = "lenient"
+
+
+@dataclass(frozen=True, slots=True)
+class Otherwise:
+    """A closed list of words that a later release may lengthen. Read leniently, a word of a later release counts as
+    `word`: the one of ours that is safe whatever was meant."""
+
+    word: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_wrap_validator_function(self._read, handler(source))
+
+    def _read(self, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            if info.context is LENIENT and isinstance(value, str):
+                return self.word
+            raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from .base import Address, Count, Seconds, Spec
+from .base import Address, Count, Otherwise, Seconds, Spec
 
 #: audience of the projected token that a run's Pods show
 AUDIENCE = "tapforge.dev/broker"
@@ -113,7 +113,7 @@ class Renewed(Spec):
     """What became of a claim."""
 
     id: _Id = Field(description="name of the claim")
-    state: Literal["held", "recalled", "lost"] = Field(
+    state: Annotated[Literal["held", "recalled", "lost"], Otherwise("recalled")] = Field(
         description="held; recalled: give it back at the end of the episode; lost: stop using the slot at once"
     )
     reason: Annotated[str, Field(max_length=256)] = Field("", description="why it is recalled or lost")
@@ -128,7 +128,9 @@ class RenewedAll(Spec):
 class Given(Held):
     """A claim that is given back."""
 
-    verdict: Verdict = Field("clean", description="what is known of the phone: clean, dirty or broken")
+    verdict: Annotated[Verdict, Otherwise("dirty")] = Field(
+        "clean", description="what is known of the phone: clean, dirty or broken"
+    )
 
 
 class Release(Spec):

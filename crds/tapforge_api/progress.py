@@ -12,6 +12,8 @@ Promises of the operator:
 3. An order is repeated in every answer until the attempt is over. It never turns back.
 4. A refusal is a 4xx with a `Refusal` (see claims); 503 means: not now, or not here; ask again.
 
+Driver and operator may be of different releases: each leaves out fields that it doesn't know.
+
 What the driver does: it reports every `report_seconds`, never waits for an answer while it trains, and obeys `stop`.
 It ends with one of the codes below; a report with `final` goes before, and is sent again until it was answered or
 `FINAL_SECONDS` have gone by.
@@ -25,7 +27,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from .base import INT32, Count, Fraction, Path, Positive, Spec
+from .base import INT32, Count, Fraction, Otherwise, Path, Positive, Spec
 from .learning import Stop
 
 #: path of a report
@@ -91,7 +93,8 @@ class Progress(Spec):
     advance: Advance = Field(Advance(), description="how far it is")
     leases: Leases = Field(Leases(), description="its phones")
     checkpoint: Checkpoint | None = Field(None, description="the newest checkpoint that is complete")
-    final: Literal["", "complete", "failed", "configuration", "stopped"] = Field(
+    # How a driver of a later release ended is left to its exit code.
+    final: Annotated[Literal["", "complete", "failed", "configuration", "stopped"], Otherwise("")] = Field(
         "",
         description="what the driver is about to end as: as its exit code. Of failed, only what is not tried again in "
         "place is final",
@@ -102,7 +105,8 @@ class Progress(Spec):
 class Orders(Spec):
     """The answer to a report."""
 
-    stop: Literal["", "suspend", "deadline", "superseded"] = Field(
+    # Whatever a later release means by a stop: a checkpoint goes before.
+    stop: Annotated[Literal["", "suspend", "deadline", "superseded"], Otherwise("suspend")] = Field(
         "",
         description="suspend, deadline: make a checkpoint and end with code 75; superseded: another attempt has taken "
         "over, end at once and write nothing",

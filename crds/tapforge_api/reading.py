@@ -5,7 +5,14 @@ An object may have been written under an older or a newer schema than this relea
    this one.
 2. A value that can't be (a number out of its bounds, an unknown word, a broken rule between fields) is not guessed:
    there is no spec then, and `problems` says why, in words for a condition.
-3. Reading never raises.
+3. Reading a spec never raises.
+
+The same of what is stored or sent between releases besides specs. There fields that aren't known mean nothing here
+either, and a new word of a closed list counts as `Otherwise` says:
+
+4. Of a status (`read_status`) the known fields count. One that can't be read even so raises `UnreadableStatus`: it is
+   not an empty one, and whoever takes it for that begins anew what was done long ago.
+5. Messages and records (`read_json`, `read_record`) raise ValidationError for what can't be.
 """
 
 from __future__ import annotations
@@ -17,14 +24,17 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from .base import API_VERSION
+from .base import API_VERSION, LENIENT
 from .errors import Problem, problems_of
-from .pool import EmulatorPool, EmulatorPoolSpec
+from .pool import EmulatorPool, EmulatorPoolSpec, EmulatorPoolStatus
+from .run_status import TrainingRunStatus
 from .shapes import Path
 from .training_run import TrainingRun, TrainingRunSpec
 
 #: characters of a condition's message
 MAX_MESSAGE = 4096
+#: problems of a status that its condition names
+_PROBLEMS = 5
 
 S = TypeVar("S", EmulatorPoolSpec, TrainingRunSpec)
 
@@ -56,6 +66,42 @@ def read_run(data: Mapping[str, Any]) -> Reading[TrainingRunSpec]:
     """The spec of a TrainingRun as the API server gave it."""
     run, unknown, problems = _read(TrainingRun, data)
     return Reading(run.spec if run else None, unknown, problems)
+
+
+class UnreadableStatus(ValueError):
+    """A stored status does not say to this release how its object is."""
+
+
+Status = TypeVar("Status", EmulatorPoolStatus, TrainingRunStatus)
+
+
+def read_status(model: type[Status], written: Any) -> Status:
+    """A status as the API server gave it; an empty one only where there is none. Raises UnreadableStatus."""
+    try:
+        return model.model_validate({} if written is None else written, extra="ignore", context=LENIENT)
+    except ValidationError as error:
+        raise UnreadableStatus(
+            f"{_named(problems_of(error, model, {}, _PROBLEMS))}. Another release of the operator may be able to read "
+            "it; otherwise put it right with `kubectl edit --subresource=status`. Until then nothing is done about the "
+            "object"
+        ) from error
+
+
+def _named(problems: Iterable[Problem]) -> str:
+    return "; ".join(str(Problem(problem.message, ("status", *problem.path))) for problem in problems)
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def read_json(model: type[T], text: bytes) -> T:
+    """A message of another process. Raises ValidationError."""
+    return model.model_validate_json(text, strict=True, extra="ignore", context=LENIENT)
+
+
+def read_record(model: type[T], data: Any) -> T:
+    """Plain JSON data that another process has kept. Raises ValidationError."""
+    return model.model_validate(data, extra="ignore", context=LENIENT)
 
 
 M = TypeVar("M", EmulatorPool, TrainingRun)

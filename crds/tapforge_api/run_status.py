@@ -1,4 +1,9 @@
-"""What the operator writes into a TrainingRun's status: for people and tools, and for itself after a restart."""
+"""What the operator writes into a TrainingRun's status: for people and tools, and for itself after a restart.
+
+Another release may have written it, before an upgrade or a rollback (`reading.read_status`). So of a field that exists
+neither meaning nor type changes in a later release, no bound becomes wider, and a list of words grows only where
+`Otherwise` says how earlier releases read the new ones.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,14 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from .base import Conditions, Count, Spec
+from .base import Conditions, Count, Otherwise, Spec
 from .progress import Advance, Checkpoint, Leases
 
 #: characters of a resolved run; a larger one fits no ConfigMap beside its own status
 MAX_RESOLVED: Final = 400_000
 
 #: Intended: it has a number, and its RayJob may exist. Active: its RayJob exists. Stopping: its driver was told to end.
-#: Removing: its RayJob is being deleted. Over: nothing of it runs
+#: Removing: its RayJob is being deleted. Over: nothing of it runs. A phase of a later release counts as Intended
 AttemptPhase = Literal["", "Intended", "Active", "Stopping", "Removing", "Over"]
 
 _Time = Annotated[str, Field(max_length=40)]
@@ -26,7 +31,9 @@ class Attempt(Spec):
     """The newest attempt."""
 
     number: Count = Field(0, description="number of the attempt, from 1")
-    phase: AttemptPhase = Field("", description="Intended, Active, Stopping, Removing or Over")
+    phase: Annotated[AttemptPhase, Otherwise("Intended")] = Field(
+        "", description="Intended, Active, Stopping, Removing or Over"
+    )
     since: _Time = Field("", description="when the phase began (RFC 3339)")
     reason: _Word = Field("", description="why it stops or is over, as one word")
     message: _Text = Field("", description="why, as a sentence for people")

@@ -1,12 +1,20 @@
 """An object that is stored in the cluster is read whatever release wrote it, and never by guessing."""
 
+from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tapforge_api import read_pool, read_run
+from tapforge_api.claims import Acquire, Release, RenewedAll
+from tapforge_api.pool import EmulatorPoolStatus
+from tapforge_api.progress import Orders, Progress
+from tapforge_api.reading import UnreadableStatus, read_json, read_status
+from tapforge_api.run_status import TrainingRunStatus
 
 POD: dict[str, Any] = {"spec": {"containers": [{"name": "emulator", "image": "i"}]}}
 
@@ -130,3 +138,130 @@ def test_what_a_user_wrote_of_a_template_does_not_change_when_the_server_fills_i
     read = read_pool(pool(replicas=1, template=labelled)).spec
     assert read is not None and read.template is not None
     assert read.template.written() == {**POD, "metadata": {"labels": {"a": "b"}}}
+
+
+# --- what is stored or sent besides specs -----------------------------------------------------------------------------
+
+CONDITION = {
+    "type": "Ready",
+    "status": "False",
+    "reason": "Starting",
+    "message": "it starts",
+    "lastTransitionTime": "2026-11-20T12:00:00Z",
+    "observedGeneration": 3,
+}
+RUN_STATUS: dict[str, Any] = {
+    "observedGeneration": 3,
+    "startTime": "2026-11-20T12:00:00Z",
+    "attempts": 2,
+    "lostClusters": 1,
+    "attempt": {"number": 2, "phase": "Active", "since": "2026-11-20T12:30:00Z"},
+    "checkpoint": {"update": 7, "time": "2026-11-20T12:40:00Z", "path": "/storage/7"},
+    "progress": {"update": 8, "maxUpdates": 20, "phase": "Training"},
+    "leases": {"wanted": 4, "held": 3},
+    "resolved": "spec: {}",
+    "conditions": [CONDITION, {**CONDITION, "type": "Complete"}],
+}
+POOL_STATUS: dict[str, Any] = {
+    "desiredReplicas": 4,
+    "ready": 3,
+    "replacedTotal": 812,
+    "lastFailures": [{"pod": "phones-1", "reason": "Failed", "time": "2026-11-20T12:00:00Z", "logTail": "x"}],
+    "sickReplacements": [{"time": "2026-11-20T11:59:00Z", "slots": 50}],
+    "conditions": [CONDITION],
+}
+STATUSES = [(TrainingRunStatus, RUN_STATUS), (EmulatorPoolStatus, POOL_STATUS)]
+
+
+def structs(value: Any) -> Iterator[dict[str, Any]]:
+    """Every struct in plain data, the outermost first."""
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from structs(inner)
+
+
+@pytest.mark.parametrize(("model", "written"), STATUSES)
+def test_a_status_with_a_field_more_at_any_depth_says_the_same(model: Any, written: dict[str, Any]) -> None:
+    expected = model.model_validate(written)
+    for number in range(len(list(structs(written)))):
+        newer = deepcopy(written)
+        list(structs(newer))[number]["later"] = {"deep": [1]}
+        assert read_status(model, newer) == expected
+
+
+@pytest.mark.parametrize(("model", "written"), STATUSES)
+def test_a_status_with_a_field_fewer_at_any_depth_keeps_the_others_or_is_refused(
+    model: Any, written: dict[str, Any]
+) -> None:
+    expected, refused = model.model_validate(written).model_dump(), []
+    for number, struct in enumerate(structs(written)):
+        for name in struct:
+            older = deepcopy(written)
+            del list(structs(older))[number][name]
+            try:
+                read = read_status(model, older).model_dump()
+            except UnreadableStatus:
+                refused.append(name)
+                continue
+            assert sum(read[field] != expected[field] for field in read) == 1, name
+    # What has no default has been there from the first release on.
+    assert set(refused) <= {"update", "path", "pod", "reason", "time", "slots", "type", "status"}
+
+
+def test_a_phase_of_a_later_release_means_that_the_ray_job_may_exist() -> None:
+    newer = {**RUN_STATUS, "attempt": {"number": 2, "phase": "Draining", "since": "2026-11-20T12:30:00Z"}}
+    read = read_status(TrainingRunStatus, newer)
+    assert (read.attempt.number, read.attempt.phase, read.attempts) == (2, "Intended", 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "expected"),
+    [
+        (TrainingRunStatus, {**RUN_STATUS, "attempts": "many"}, 'status.attempts: .* not "many"'),
+        (TrainingRunStatus, {**RUN_STATUS, "attempt": {"number": -1}}, "status.attempt.number: "),
+        (TrainingRunStatus, {**RUN_STATUS, "attempt": {"phase": 3}}, "status.attempt.phase: "),
+        (
+            TrainingRunStatus,
+            {"conditions": [{"type": "Complete", "status": "Perhaps"}]},
+            r"status.conditions\[0\].status",
+        ),
+        (TrainingRunStatus, "Complete", "status: "),
+        (EmulatorPoolStatus, {"sickReplacements": {}}, "status.sickReplacements: "),
+    ],
+)
+def test_a_status_that_can_not_be_read_is_no_empty_one(model: Any, status: Any, expected: str) -> None:
+    with pytest.raises(UnreadableStatus, match=expected):
+        read_status(model, status)
+
+
+def test_no_status_is_an_empty_one() -> None:
+    assert read_status(TrainingRunStatus, None) == read_status(TrainingRunStatus, {}) == TrainingRunStatus()
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "expected"),
+    [
+        (Progress, b'{"attempt": 1, "sequence": 2, "later": 1, "advance": {"update": 3, "later": 1}}', {}),
+        (Progress, b'{"attempt": 1, "sequence": 2, "final": "moved"}', {"final": ""}),
+        (Orders, b'{"stop": "pause", "later": {}, "limits": {"maxUpdates": 3, "later": 1}}', {"stop": "suspend"}),
+        (Acquire, b'{"request": "request-1", "later": 1}', {"slots": 1}),
+        (RenewedAll, b'{"claims": [{"id": "uid-1.1234", "state": "moved", "later": 1}]}', {}),
+        (Release, b'{"claims": [{"id": "uid-1.1234", "secret": "%s", "verdict": "worn"}]}' % (b"s" * 16), {}),
+    ],
+)
+def test_a_message_of_a_later_release_is_understood_as_far_as_it_goes(
+    model: Any, text: bytes, expected: dict[str, Any]
+) -> None:
+    read = read_json(model, text)
+    assert {name: getattr(read, name) for name in expected} == expected
+    assert "later" not in read.model_dump_json()
+    with pytest.raises(ValidationError):
+        model.model_validate_json(text)  # a file, or what this release writes, is held to the letter
+
+
+def test_words_of_a_later_release_about_a_claim_are_taken_with_care() -> None:
+    renewed = read_json(RenewedAll, b'{"claims": [{"id": "uid-1.1234", "state": "moved"}]}')
+    assert renewed.claims[0].state == "recalled"
+    given_back = b'{"claims": [{"id": "uid-1.1234", "secret": "%s", "verdict": "worn"}]}' % (b"s" * 16)
+    assert read_json(Release, given_back).claims[0].verdict == "dirty"

@@ -58,7 +58,6 @@ async def test_a_claim_from_its_question_to_its_end(house):
         ({"request": "request-1", "slots": "2"}, "slots"),
         ({"request": "request-1", "slots": True}, "slots"),
         ({"request": "request-1", "waitSeconds": "1"}, "waitSeconds"),
-        ({"request": "request-1", "slot": 1}, "did you mean slots"),
         ({"request": "request-1", "waitSeconds": 1e9}, "waitSeconds"),
         ({"request": "request-1", "ttlSeconds": 1}, "ttlSeconds"),
         ({"request": "request-1", "priority": "high"}, "'high'|high"),
@@ -70,6 +69,16 @@ async def test_a_wrong_question_is_answered_with_what_is_wrong(house, body, word
 
     message = await house.refused(CLAIMS, body, 400, "Invalid")
     assert re.search(words, message), message
+
+
+async def test_a_caller_of_a_later_release_may_say_more(house):
+    status, answer, _ = await house.post(CLAIMS, {"request": "request-1", "waitSeconds": 0, "later": {"a": 1}})
+    assert (status, len(answer["claims"])) == (200, 1)
+    held = {"id": answer["claims"][0]["id"], "secret": answer["claims"][0]["secret"], "later": 1}
+    status, answer, _ = await house.post("/v1/claims/renew", {"claims": [held], "later": 1})
+    assert (status, answer["claims"][0]["state"]) == (200, "held")
+    status, answer, _ = await house.post("/v1/claims/release", {"claims": [{**held, "verdict": "worn"}]})
+    assert (status, answer["claims"][0]["state"]) == (200, "lost")
 
 
 async def test_wrong_renewals_name_the_claim_that_is_wrong(house):

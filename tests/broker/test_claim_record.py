@@ -53,6 +53,14 @@ def test_fields_of_a_later_release_are_passed_over():
     assert KEYS.read(json.dumps(fields), "uid-1") == Reading(MARK)
 
 
+def test_a_form_of_a_later_release_makes_no_slot_free():
+    fields = json.loads(KEYS.write(MARK))
+    del fields["signature"]
+    fields["fence"] = "7/24"
+    fields["signature"] = KEYS._sign(fields | {}, "uid-1")
+    assert KEYS.read(json.dumps(fields), "uid-1") == Reading(foreign=True)
+
+
 def test_another_key_is_told_apart_from_a_forgery():
     text = Keys(b"b" * 32).write(MARK)
     assert KEYS.read(text, "uid-1") == Reading(foreign=True)

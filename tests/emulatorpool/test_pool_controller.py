@@ -355,6 +355,26 @@ async def test_a_spec_that_can_not_be_read_is_told_of_once() -> None:
         assert [event["reason"] for event in api.events] == ["InvalidSpec"]
 
 
+async def test_a_pool_whose_status_can_not_be_read_keeps_its_slots_as_they_are() -> None:
+    api = SmallApiServer()
+    async with keeping(api) as (cache, _):
+        await until(lambda: len(api.pods) == 2 and api.statuses)
+        pods, said = dict(api.pods), api.statuses[-1]
+        spec = {**POOL["spec"], "replicas": 0}
+        cache.observe_pool(api.change(generation=2, spec=spec, status={**said, "replacedTotal": "many"}))
+        await until(lambda: [event["reason"] for event in api.events] == ["UnreadableStatus"])
+        (written,) = [status for status in api.statuses if set(status) == {"conditions"}]
+        assert {c["type"]: (c["status"], c["reason"]) for c in written["conditions"]} == {
+            "Ready": ("False", "UnreadableStatus"),
+            "Reconciling": ("False", "Stalled"),
+            "Stalled": ("True", "UnreadableStatus"),
+            "Degraded": ("True", "UnreadableStatus"),
+        }
+        assert api.pods == pods
+        cache.observe_pool(api.change(generation=2, status={**said, "conditions": written["conditions"]}))
+        await until(lambda: not api.pods)  # it can be read again
+
+
 async def test_the_end_of_a_pool_takes_no_metrics_of_its_successor() -> None:
     async with keeping(SmallApiServer()) as (cache, telemetry):
         await until(lambda: b'pool="lab/phones"' in telemetry.render())

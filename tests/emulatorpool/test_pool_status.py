@@ -22,8 +22,8 @@ from pools import (
     unschedulable,
 )
 
-from tapforge_api.pool import EmulatorPoolStatus
-from tapforge_api.reading import read_pool
+from tapforge_api.pool import EmulatorPoolStatus, SickReplacements
+from tapforge_api.reading import UnreadableStatus, read_pool
 from tapforge_operator.emulatorpool.state import Device, Held, History, Plan, Pool, read_status
 from tapforge_operator.emulatorpool.status import unreadable
 from tapforge_operator.kube.objectmeta import timestamp
@@ -130,9 +130,23 @@ def test_a_transition_has_the_time_of_its_change_and_keeps_it_over_a_restart() -
     assert later.status == third.status
 
 
-def test_a_status_of_another_release_is_no_obstacle() -> None:
-    assert read_status({"phase": "Running", "conditions": "many"}) == EmulatorPoolStatus()
-    assert read_status(None) == EmulatorPoolStatus()
+def test_a_pool_keeps_its_counts_and_its_budget_when_another_release_wrote_a_field_more() -> None:
+    spent = SickReplacements(time=timestamp(NOW - 60), slots=50)
+    before = EmulatorPoolStatus(replaced_total=812, sick_replacements=(spent,))
+    written = before.model_dump(mode="json", by_alias=True)
+    newer = {**written, "drained": 3, "sickReplacements": [{**r, "node": "n"} for r in written["sickReplacements"]]}
+    history = History.of(read_status(newer))
+    assert history == History.of(before) and history.spent == ((NOW - 60, 50),)
+    of = pool(replicas=50)
+    made = decide(of, [failed(of, n) for n in range(50)], history)
+    assert not made.deletes and conditions(made)["Stalled"] == ("True", "ReplacementBudgetSpent")
+    assert made.status.replaced_total == 812
+
+
+def test_a_status_that_cannot_be_read_is_no_empty_one() -> None:
+    assert read_status(None) == read_status({}) == EmulatorPoolStatus()
+    with pytest.raises(UnreadableStatus, match=r"status.replacedTotal: .* not \"many\""):
+        read_status({"replacedTotal": "many", "ready": 2})
 
 
 def test_fields_that_this_release_does_not_know_are_said() -> None:

@@ -102,7 +102,9 @@ def test_an_episode_survives(task, score, started):
     episode = EpisodeRecord(
         "e", "g", task, 1, "slot", 2**62, Reason.DONE, Outcome.SUCCESS, score, "märz", (), started, math.inf
     )
-    assert decode_episode(json.loads(encode_episode(episode)), ()) == episode
+    line = json.loads(encode_episode(episode))
+    assert decode_episode(line, ()) == episode
+    assert decode_episode({**line, "later": 1, "task": {**line["task"], "later": 1}}, ()) == episode
 
 
 # --- whole recordings -------------------------------------------------------------------------------------------------

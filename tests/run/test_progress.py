@@ -78,9 +78,22 @@ def test_groups_under_way_survive_a_checkpoint_and_the_recording(tmp_path: Path)
     group = Resumed(4, TASK, 2, (first, second))
     empty = Resumed(5, TASK, 2, ())
     progress = Progress(update=3, unfinished=kept([group, empty]))
-    again = Progress(**json.loads(json.dumps(asdict(progress))))
+    again = Progress.of(json.loads(json.dumps(asdict(progress))))
     assert again == progress
     assert resumed(again, tmp_path) == [group, empty]
+
+
+def test_a_checkpoint_with_fields_more_and_fewer_is_resumed_as_far_as_it_goes(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.episode(_episode("g1-000004-0"), {})
+    recorder.close()
+    group = Resumed(4, TASK, 2, (_episode("g1-000004-0"),))
+    state = json.loads(json.dumps(asdict(Progress(update=3, episodes=5, unfinished=kept([group])))))
+    state["unfinished"][0]["task"]["later"] = state["unfinished"][0]["later"] = state["later"] = 1
+    del state["members"]
+    again = Progress.of(state, resumed_from="here")
+    assert (again.update, again.episodes, again.resumed_from, again.members) == (3, 5, "here", {})
+    assert resumed(again, tmp_path) == [group]
 
 
 def test_episodes_that_never_reached_the_disk_are_played_again(tmp_path: Path) -> None:

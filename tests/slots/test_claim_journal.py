@@ -65,6 +65,13 @@ async def test_a_living_process_keeps_its_claims(tmp_path: Path) -> None:
         assert ClaimJournal(file).unreleased() == ()
 
 
+def test_the_journal_of_a_later_release_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "claims.json"
+    claim = {"id": "uid-1.1234", "secret": "s" * 20, "verdict": "worn", "later": 1}
+    file.write_text(json.dumps({"process": DEAD, "claims": [claim], "later": 1}))
+    assert [(c.id, c.verdict) for c in ClaimJournal(file).unreleased()] == [("uid-1.1234", "dirty")]
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"process": 1.5}', '{"process": "x", "claims": []}', '{"claims": []}']
 )

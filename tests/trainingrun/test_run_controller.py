@@ -22,6 +22,7 @@ from tapforge_operator.observability.metrics import Telemetry
 from tapforge_operator.trainingrun import controller, prerequisites
 from tapforge_operator.trainingrun.controller import RunQueue
 from tapforge_operator.trainingrun.progress import TryLater
+from tapforge_operator.trainingrun.status import has_ended
 
 GROUP = "/apis/tapforge.dev/v1alpha1/namespaces/lab"
 RUN = f"{GROUP}/trainingruns/run"
@@ -110,6 +111,10 @@ class House:
 
     def jobs(self) -> list[int]:
         return sorted(int(o["metadata"]["labels"][labels.ATTEMPT]) for o in self.api.of("rayjobs").values())
+
+    def changes(self) -> list[tuple[str, str]]:
+        """What was created and deleted so far, Events aside."""
+        return [entry for entry in self.api.log if "/events/" not in entry[1]]
 
     def kuberay(self, job: str, deployment: str, message: str = "") -> None:
         status = {"jobStatus": job, "jobDeploymentStatus": deployment, "message": message}
@@ -227,6 +232,54 @@ async def test_a_finished_run_that_nobody_can_read_any_more_stays_what_it_became
         await process.end()
     assert house.says("Complete", "Complete") and generation > before["observedGeneration"]
     assert {**house.status, "observedGeneration": before["observedGeneration"]} == before
+
+
+async def test_a_run_whose_status_can_not_be_read_is_stopped_and_goes_on_when_it_can() -> None:
+    house = House()
+    house.process = process = Process(house.api, Line(house.api))
+    await process.begin()
+    try:
+        async with asyncio.timeout(60):
+            await house.until(lambda: len(house.jobs()) == 1)
+            house.kuberay("RUNNING", "Running")
+            await house.until(lambda: house.status["attempt"]["phase"] == "Active")
+            await process.end()
+            house.api.patch(f"{RUN}/status", {"status": {"attempts": "many", "later": {"a": 1}}})
+            before, log = house.status, house.changes()
+            process = house.process = Process(house.api, Line(house.api))
+            await process.begin()
+            await house.until(lambda: house.says("Stalled", "UnreadableStatus"))
+            await house.until(lambda: "UnreadableStatus" in [e["reason"] for e in house.api.of("events").values()])
+            house.api.patch(RUN, {"metadata": {}, "spec": {"suspend": True}})  # news
+            await house.until(lambda: not house.process.cache.runs.get(house.uid).wanted)
+            assert {k: v for k, v in house.status.items() if k != "conditions"} == {
+                k: v for k, v in before.items() if k != "conditions"
+            }
+            assert house.changes() == log
+            house.api.patch(f"{RUN}/status", {"status": {"attempts": 1}})
+            await house.until(house.stopping)
+            assert house.status["attempts"] == 1 and house.status["later"] == {"a": 1}
+    finally:
+        await process.end()
+
+
+async def test_a_finished_run_whose_status_can_not_be_read_stays_what_it_became(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = House()
+    await house.live(-1, False)
+    house.api.patch(f"{RUN}/status", {"status": {"disruptions": "many"}})
+    before, log = house.status, house.changes()
+    asked: list[Any] = []
+    monkeypatch.setattr(controller, "has_ended", lambda status: asked.append(status) or has_ended(status))
+    process = Process(house.api, Line(house.api))
+    await process.begin()
+    try:
+        async with asyncio.timeout(60):
+            await house.until(lambda: len(asked) == 1)
+    finally:
+        await process.end()
+    assert house.status == before and house.changes() == log
 
 
 async def test_what_is_measured_of_a_run_is_as_its_status_and_goes_with_it() -> None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from runs_made import begin, job, lasting, lose
 
+from tapforge_operator.trainingrun.status import read_status
+
 
 def test_complete_is_for_ever() -> None:
     story = lasting().started()
@@ -21,6 +23,35 @@ def test_complete_is_for_ever() -> None:
     story.plan()
     assert story.ready == ("True", "Complete") and story.condition("Suspended")[0] == "False"
     assert story.run.status.observed_generation == 2
+
+
+def test_complete_is_for_ever_also_when_a_later_release_said_more_of_it() -> None:
+    story = lasting().started()
+    story.reports(update=10, final="complete")
+    story.plan(jobs=(job(1, "SUCCEEDED/Complete"),))
+    written = story.run.status.model_dump(mode="json", by_alias=True)
+    written |= {"evaluation": {"success": 0.98}, "attempt": {**written["attempt"], "phase": "Archived"}}
+    story.run = replace(story.run, status=read_status(written))
+    story.restart()
+    plan = story.plan(jobs=(), config=written["resolved"])
+    assert story.ready == ("True", "Complete") and not plan.create_job and plan.status.attempts == 1
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_after_a_phase_of_a_later_release_no_attempt_number_is_used_twice(there: bool) -> None:
+    story = lasting().started()
+    written = story.run.status.model_dump(mode="json", by_alias=True)
+    written["attempt"] = {**written["attempt"], "phase": "Draining", "node": "n"}
+    story.run = replace(story.run, status=read_status(written))
+    story.restart()
+    plan = story.plan(jobs=(job(1, "RUNNING/Running"),) if there else ())
+    if there:
+        assert (story.phase, plan.status.attempt.number) == ("Active", 1)
+        return
+    assert (story.phase, plan.create_job) == ("Over", 0)
+    for _ in range(3):
+        plan = story.plan(400.0)
+    assert plan.create_job == plan.status.attempts == 2
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tapforge_api.learning import Stop
+from tapforge_api.reading import read_record
 from tapforge_envs.protocol import Task
 
 from .object_storage import is_uri
@@ -68,6 +69,12 @@ class Progress:
     #: what members of groups came to, by length: `rollout.stats.by_length`
     members: dict[str, dict[str, int]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, state: Mapping[str, Any], **more: Any) -> Progress:
+        """What a checkpoint keeps, and `more` in its place. Fields of a later release are left out."""
+        known = {member.name for member in fields(cls)}
+        return cls(**{name: value for name, value in {**state, **more}.items() if name in known})
+
 
 @dataclass(frozen=True, slots=True)
 class Saved:
@@ -93,7 +100,7 @@ def progress_of(saved: Saved) -> Progress:
     """The driver's state in a checkpoint. Raises CheckpointError."""
     from .policy.checkpoint_storage import read_state
 
-    return Progress(**read_state(saved.path)["driver"])
+    return Progress.of(read_state(saved.path)["driver"])
 
 
 def normalized(given: str) -> str:
@@ -206,7 +213,7 @@ def resumed(progress: Progress, rollout: Path) -> list[Resumed]:
     return [
         Resumed(
             group["order"],
-            Task.model_validate(group["task"]),
+            read_record(Task, group["task"]),
             group["version"],
             tuple(found[name] for name in group["episodes"] if name in found),
         )

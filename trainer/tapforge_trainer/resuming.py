@@ -27,7 +27,7 @@ async def resumed_from(run: TrainingRun, policy: Policy, uid: str) -> tuple[Prog
     state = None if counts else await policy.resume()
     if state is not None:
         check_same(state.get("spec", {}), run, place.root)  # the run's folder may be another one by now
-        return Progress(**state | session), ""
+        return Progress.of(state, **session), ""
     if given is None:
         return None, ""
     found = await asyncio.to_thread(checkpoint_at, given)
@@ -36,7 +36,7 @@ async def resumed_from(run: TrainingRun, policy: Policy, uid: str) -> tuple[Prog
     # The memory of another run's optimizer is of what that one learned, and at whose rate.
     await policy.resume(found, moments=own)
     if own:
-        return Progress(**state | session), ""
+        return Progress.of(state, **session), ""
     return None, f"{given} (update {state['update']} of {state.get('run') or 'another run'})"
 
 

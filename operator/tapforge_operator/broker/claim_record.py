@@ -131,7 +131,7 @@ class Reading:
     """What a claim annotation was found to be. Neither: there is none, or it is forged and to be ignored."""
 
     record: ClaimRecord | None = None
-    #: signed with a key that is not (or no longer) ours
+    #: signed with a key that is not (or no longer) ours, or in a form that this release doesn't know
     foreign: bool = False
 
 
@@ -183,7 +183,9 @@ class Keys:
             return Reading(foreign=isinstance(fields.get("key"), str))
         if not _same(self._sign(fields, uid), signature):
             return _NONE
-        return Reading(_record(fields, uid))
+        # One that is ours and can't be read is somebody's claim, so the slot is not free.
+        record = _record(fields, uid)
+        return Reading(record, foreign=record is None)
 
     def secret(self, claim: str) -> str:
         """What renews and releases the claim with this id."""

@@ -57,6 +57,7 @@ from yarl import URL
 from tapforge_api.base import Spec
 from tapforge_api.claims import Acquire, Refusal, Release, Renew
 from tapforge_api.errors import problems_of
+from tapforge_api.reading import read_json
 from tapforge_operator.broker.auth import Auth, Denied
 from tapforge_operator.broker.renewals import Behind
 from tapforge_operator.broker.service import Claims
@@ -378,8 +379,9 @@ def turn(request: web.Request, proved: bool = False) -> AbstractAsyncContextMana
 
 
 def parse(body: bytes, model: type[S]) -> S:
+    """Callers of a later release may say more: what isn't known here is left out."""
     try:
-        return model.model_validate_json(body, strict=True)
+        return read_json(model, body)
     except ValidationError as error:
         problems = [str(p) for p in problems_of(error, model, {}, _PROBLEMS)]
         more = f"; and {error.error_count() - _PROBLEMS} more" if error.error_count() > _PROBLEMS else ""
@@ -389,7 +391,7 @@ def parse(body: bytes, model: type[S]) -> S:
 def wait_of(body: bytes) -> float:
     """Seconds that an acquire has; none where it is wrong, which the leader will say."""
     try:
-        return Acquire.model_validate_json(body, strict=True).wait_seconds
+        return read_json(Acquire, body).wait_seconds
     except ValidationError:
         return 0.0
 

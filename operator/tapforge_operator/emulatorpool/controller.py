@@ -2,7 +2,8 @@
 
 Promises:
 1. The status is written when it says something new: counters at most once in `_STATUS_SECONDS`, a condition at once.
-2. A spec that can't be read stops nothing but changes: no slot is touched, claims stay, the status says what is wrong.
+2. A spec or a status that can't be read stops nothing but changes: no slot is touched, claims stay, the conditions say
+   what is wrong.
 
 Times are seconds.
 """
@@ -15,15 +16,21 @@ from collections.abc import Callable
 
 from tapforge_api.base import API_VERSION
 from tapforge_api.pool import EmulatorPoolSpec, EmulatorPoolStatus
-from tapforge_api.reading import Reading, read_pool
+from tapforge_api.reading import Reading, UnreadableStatus, read_pool
 from tapforge_operator.controller import Requeue
 from tapforge_operator.emulatorpool.apply import Claims, SlotWrites
 from tapforge_operator.emulatorpool.plan import plan
 from tapforge_operator.emulatorpool.state import History, Observed, Plan, Pool, read_status
 from tapforge_operator.emulatorpool.status import unreadable
 from tapforge_operator.kube.cache import Cache
-from tapforge_operator.kube.client import ApiError, Client, path
+from tapforge_operator.kube.client import ApiError, Client, Object, path
 from tapforge_operator.kube.leaderelection import NotLeading
+from tapforge_operator.kube.objectmeta import (
+    UNREADABLE_STATUS,
+    readable_conditions,
+    stored_conditions,
+    unreadable_status,
+)
 from tapforge_operator.kube.types import Event, PoolObject, Reference
 from tapforge_operator.observability.logging import ref
 from tapforge_operator.observability.metrics import Telemetry, slot_counts
@@ -79,15 +86,17 @@ class PoolController:
 
     async def _pass(self, found: PoolObject) -> float:
         """Returns for how long nothing will be to do, should nothing happen."""
+        try:
+            last = read_status(found.body.get("status"))
+        except UnreadableStatus as error:
+            return await self._report_unreadable_status(found, str(error))
         reading = self._read(found)
         if reading.spec is None:
-            last = read_status(found.body.get("status"))
             generation = found.body["metadata"].get("generation", 0)
             status = unreadable(last, generation, reading.message, time.time())
             wait = await self._write_status(found, last, status)
             if _conditions(last) != _conditions(status):
-                about = Reference("EmulatorPool", found.namespace, found.name, found.uid)
-                self._writes.record(about, [Event("Warning", "InvalidSpec", reading.message)])
+                self._record_warning(found, "InvalidSpec", reading.message)
             return wait
         pool = Pool.of(found.body, reading.spec, reading.message)
         if self._history is None:
@@ -145,23 +154,44 @@ class PoolController:
         wait = self._written_at + _STATUS_SECONDS - time.monotonic()
         if wait > 0 and _conditions(status) == _conditions(last):
             return wait
+        self._written_at = time.monotonic()
+        self._written, self._echo = None, observed
+        written = await self._patch_status(pool, status.model_dump(mode="json", by_alias=True))
+        if written is not None:
+            self._echo = read_status(written.get("status"))
+        self._written = status
+        return _RESYNC_SECONDS
+
+    async def _patch_status(self, pool: PoolObject, status: Object) -> Object | None:
+        """Fields of the status that aren't named stay. None: the pool is gone, or another one has its name."""
         if not self._leads():
             raise NotLeading
         where = path("emulatorpools", pool.namespace, pool.name, "status", API_VERSION)
         # With the UID, so that a pool of the same name that was made meanwhile doesn't get it.
-        body = {"metadata": {"uid": pool.uid}, "status": status.model_dump(mode="json", by_alias=True)}
-        self._written_at = time.monotonic()
-        self._written, self._echo = None, observed
+        body = {"metadata": {"uid": pool.uid}, "status": status}
         try:
             written = await self._client.patch(where, body)
-            self._cache.observe_pool(written)
-            self._echo = read_status(written.get("status"))
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
             log.info("pool %s is gone or another one: %s", self._key, error, extra=self._ref)
-        self._written = status
+            return None
+        self._cache.observe_pool(written)
+        return written
+
+    async def _report_unreadable_status(self, pool: PoolObject, message: str) -> float:
+        stored, generation = pool.body.get("status"), pool.body["metadata"].get("generation", 0)
+        now = unreadable_status(stored, message, generation, time.time(), "Degraded")
+        if now != stored_conditions(stored):
+            log.error("pool %s: %s", self._key, message, extra=self._ref)
+            await self._patch_status(pool, {"conditions": now})
+            self._record_warning(pool, UNREADABLE_STATUS, message)
+        self._telemetry.pool_conditions(self._key, readable_conditions(now))
         return _RESYNC_SECONDS
+
+    def _record_warning(self, pool: PoolObject, reason: str, message: str) -> None:
+        about = Reference("EmulatorPool", pool.namespace, pool.name, pool.uid)
+        self._writes.record(about, [Event("Warning", reason, message)])
 
 
 def _conditions(status: EmulatorPoolStatus) -> set[tuple[str, str, str]]:

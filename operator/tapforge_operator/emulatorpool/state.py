@@ -25,8 +25,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
+from tapforge_api import reading
 from tapforge_api.pool import EmulatorPoolSpec, EmulatorPoolStatus
 from tapforge_operator.kube.types import Event, Slot
 from tapforge_operator.labels import digest
@@ -97,12 +96,8 @@ class Pool:
 
 
 def read_status(written: Mapping[str, Any] | None) -> EmulatorPoolStatus:
-    """A status as the API server gave it; an empty one when it can't be read. Another release may have written it: then
-    it is written anew, and nothing but counters and times of transitions is lost."""
-    try:
-        return EmulatorPoolStatus.model_validate(written or {})
-    except ValidationError:
-        return EmulatorPoolStatus()
+    """A status as the API server gave it. Raises UnreadableStatus."""
+    return reading.read_status(EmulatorPoolStatus, written)
 
 
 def template_hash(spec: EmulatorPoolSpec) -> str:

@@ -5,13 +5,18 @@ Times are seconds since the epoch here, RFC 3339 in the cluster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
+from pydantic import ValidationError
+
 from tapforge_api.base import API_VERSION, Condition
+from tapforge_api.reading import read_record
 
 _MAX_MESSAGE: Final = 4096
+#: reason of the conditions of an object whose stored status can't be read
+UNREADABLE_STATUS: Final = "UnreadableStatus"
 
 
 def seconds(text: str) -> float:
@@ -62,6 +67,42 @@ class ConditionBuilder:
             last_transition_time=since or self._now,
             observed_generation=self._generation,
         )
+
+
+# --- an object whose stored status can't be read ----------------------------------------------------------------------
+
+
+def unreadable_status(status: Any, message: str, generation: int, now: float, *also: str) -> list[Any]:
+    """The conditions that say so; `also` are True as Stalled is. All others stay as they are stored, so that what could
+    not be read still can't when these were written, and a release that can read it finds it."""
+    stored = stored_conditions(status)
+    condition = ConditionBuilder(readable_conditions(stored), generation, now)
+    ours = (
+        condition("Ready", False, UNREADABLE_STATUS, message),
+        condition("Reconciling", False, "Stalled"),
+        *(condition(kind, True, UNREADABLE_STATUS, message) for kind in ("Stalled", *also)),
+    )
+    written = {c.type: c.model_dump(mode="json", by_alias=True) for c in ours}
+    return [*(written.pop(_type(c), c) for c in stored), *written.values()]
+
+
+def stored_conditions(status: Any) -> list[Any]:
+    found = status.get("conditions") if isinstance(status, Mapping) else None
+    return list(found) if isinstance(found, list) else []
+
+
+def readable_conditions(stored: Iterable[Any]) -> tuple[Condition, ...]:
+    found = []
+    for condition in stored:
+        try:
+            found.append(read_record(Condition, condition))
+        except ValidationError:
+            continue  # it stays as it is
+    return tuple(found)
+
+
+def _type(condition: Any) -> str:
+    return str(condition.get("type")) if isinstance(condition, Mapping) else ""
 
 
 def version(text: str) -> int:

@@ -222,8 +222,7 @@ class RunWrites:
 
     # --- Events -------------------------------------------------------------------------------------------------------
 
-    async def record_events(self, run: Run, events: Iterable[Event]) -> None:
-        about = Reference("TrainingRun", run.namespace, run.name, run.uid)
+    async def record_events(self, about: Reference, events: Iterable[Event]) -> None:
         for event in events:
             self._check_leading()
             await record(self._client, about, event)

@@ -4,7 +4,8 @@ Promises:
 1. The status is written before anything is done, and only on top of the spec and status that the plan was made for. A
    plan whose status could not be written is dropped.
 2. Progress alone is written at most once in `_PROGRESS_SECONDS`; everything else at once.
-3. A spec that can't be read stops nothing but changes: what runs goes on, and the status says what is wrong.
+3. A spec or a status that can't be read stops nothing but changes: what runs goes on, nothing is created or deleted,
+   and the conditions say what is wrong.
 
 Times are seconds.
 """
@@ -21,7 +22,7 @@ from typing import Final
 
 from tapforge_api.base import API_VERSION
 from tapforge_api.progress import Leases, Progress
-from tapforge_api.reading import read_run
+from tapforge_api.reading import UnreadableStatus, read_run
 from tapforge_api.run_status import RunProgress, TrainingRunStatus
 from tapforge_operator.broker.scheduling import within_reach
 from tapforge_operator.broker.types import run_holder
@@ -29,12 +30,12 @@ from tapforge_operator.config import Settings
 from tapforge_operator.controller import Requeue, WorkQueue
 from tapforge_operator.emulatorpool.apply import Claims
 from tapforge_operator.kube.cache import Cache
-from tapforge_operator.kube.client import ApiError, Client, path
+from tapforge_operator.kube.client import ApiError, Client, Object, path
 from tapforge_operator.kube.informers import head_reflector, job_reflector
 from tapforge_operator.kube.leaderelection import NotLeading
-from tapforge_operator.kube.objectmeta import seconds
+from tapforge_operator.kube.objectmeta import UNREADABLE_STATUS, seconds, stored_conditions, unreadable_status
 from tapforge_operator.kube.reflector import Reflector
-from tapforge_operator.kube.types import PoolObject, RayHead, RayPod, RunObject, belongs
+from tapforge_operator.kube.types import Event, PoolObject, RayHead, RayPod, Reference, RunObject, belongs
 from tapforge_operator.observability.logging import ref
 from tapforge_operator.observability.metrics import RunTelemetry, Telemetry
 from tapforge_operator.trainingrun.admissioncheck import Queues
@@ -54,7 +55,7 @@ from tapforge_operator.trainingrun.state import (
     RunPlan,
     slots_of,
 )
-from tapforge_operator.trainingrun.status import Situation, conditions, ended, events, read_status
+from tapforge_operator.trainingrun.status import Situation, conditions, ended, events, has_ended, read_status
 
 log = logging.getLogger(__name__)
 
@@ -205,6 +206,10 @@ class RunController:
         deleting = "deletionTimestamp" in run_object.body["metadata"]
         if deleting:
             self._reports.dismiss(self._uid)
+        try:
+            read_status(run_object.body.get("status"))
+        except UnreadableStatus as error:
+            return _RESYNC_SECONDS if deleting else await self._report_unreadable_status(run_object, str(error))
         reading = read_run(run_object.body)
         if reading.spec is None:
             return _RESYNC_SECONDS if deleting else await self._update_unreadable(run_object, reading.message)
@@ -330,18 +335,20 @@ class RunController:
         wait = self._written_at + _PROGRESS_SECONDS - time.monotonic()
         if wait > 0 and _urgent(status) == _urgent(run.status):
             return False, wait
-        if not await self._patch_status(run_object, status):
+        if not await self._patch_status(run_object, status.model_dump(mode="json", by_alias=True)):
             return False, 0.0
-        await self._writes.record_events(run, events(run.status, status))
+        about = Reference("TrainingRun", run.namespace, run.name, run.uid)
+        await self._writes.record_events(about, events(run.status, status))
         return True, _RESYNC_SECONDS
 
-    async def _patch_status(self, run_object: RunObject, status: TrainingRunStatus) -> bool:
+    async def _patch_status(self, run_object: RunObject, status: Object) -> bool:
+        """Fields of the status that aren't named stay."""
         if not self._leads():
             raise NotLeading
         where = path("trainingruns", run_object.namespace, run_object.name, group=API_VERSION)
         # With UID and version: what was decided is of this spec, this status and this object alone.
         metadata = {"uid": run_object.uid, "resourceVersion": run_object.resource_version}
-        body = {"metadata": metadata, "status": status.model_dump(mode="json", by_alias=True)}
+        body = {"metadata": metadata, "status": status}
         self._written_at = time.monotonic()
         try:
             self._cache.observe_run(await self._client.patch(f"{where}/status", body))
@@ -378,9 +385,23 @@ class RunController:
                 update={"observed_generation": generation, "message": message, "conditions": now}
             )
         self._measure(status, self._reports.newest(self._uid)[1])
-        if status != before and not await self._patch_status(run_object, status):
+        changed = status != before
+        if changed and not await self._patch_status(run_object, status.model_dump(mode="json", by_alias=True)):
             return 0.0
         return _RESYNC_SECONDS if ended(status) else await self._give_quota_back(message)
+
+    async def _report_unreadable_status(self, run_object: RunObject, message: str) -> float:
+        stored, generation = run_object.body.get("status"), run_object.body["metadata"].get("generation", 0)
+        if has_ended(stored):
+            return _RESYNC_SECONDS  # its end is final
+        now = unreadable_status(stored, message, generation, time.time())
+        if now != stored_conditions(stored):
+            log.error("run %s: %s", self._key, message, extra=self._ref)
+            if not await self._patch_status(run_object, {"conditions": now}):
+                return 0.0
+            about = Reference("TrainingRun", run_object.namespace, run_object.name, run_object.uid)
+            await self._writes.record_events(about, [Event("Warning", UNREADABLE_STATUS, message)])
+        return await self._give_quota_back(message)
 
     async def _give_quota_back(self, message: str) -> float:
         """Nobody knows which phones a run wants that can't be read: Kueue's quota is held for the default deadline of

@@ -21,11 +21,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
+from tapforge_api import reading
 from tapforge_api.base import Condition
 from tapforge_api.run_status import TrainingRunStatus
-from tapforge_operator.kube.objectmeta import ConditionBuilder
+from tapforge_operator.kube.objectmeta import ConditionBuilder, readable_conditions, stored_conditions
 from tapforge_operator.kube.types import Event
 
 #: words for a run that is on its way
@@ -47,11 +46,8 @@ class Situation:
 
 
 def read_status(written: Mapping[str, Any] | None) -> TrainingRunStatus:
-    """A status as the API server gave it; an empty one when it can't be read."""
-    try:
-        return TrainingRunStatus.model_validate(written or {})
-    except ValidationError:
-        return TrainingRunStatus()
+    """A status as the API server gave it. Raises UnreadableStatus."""
+    return reading.read_status(TrainingRunStatus, written)
 
 
 def conditions(situation: Situation, before: TrainingRunStatus, generation: int, now: float) -> tuple[Condition, ...]:
@@ -81,6 +77,11 @@ def is_true(status: TrainingRunStatus, kind: str) -> bool:
 def ended(status: TrainingRunStatus) -> bool:
     """Complete or Failed: nothing about it changes any more."""
     return is_true(status, "Complete") or is_true(status, "Failed")
+
+
+def has_ended(stored: Any) -> bool:
+    """The same of a status that can't be read, by those of its conditions that can."""
+    return ended(TrainingRunStatus(conditions=readable_conditions(stored_conditions(stored))))
 
 
 def events(before: TrainingRunStatus, after: TrainingRunStatus) -> Iterator[Event]:

@@ -40,6 +40,7 @@ from yarl import URL
 from tapforge_api.base import DNS_LABEL, Spec
 from tapforge_api.claims import AUDIENCE, Acquire, Acquired, Refusal, Release, Released, Renew, RenewedAll
 from tapforge_api.progress import REPORT, Orders, Progress
+from tapforge_api.reading import read_json
 
 from .source import SlotError
 
@@ -214,7 +215,7 @@ class BrokerCalls:
             raise BrokerAway(message, sent=sent) from error
         if status == 200:
             try:
-                return answer.model_validate_json(said, extra="ignore")
+                return read_json(answer, said)
             except ValidationError as error:
                 raise BrokerRefused(
                     f"the broker at {url} answered {what} with what is no {answer.__name__}: {_wrong(said, error)}; is "
@@ -281,7 +282,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 
 def _refusal(status: int, said: bytes) -> str:
     try:
-        refusal = Refusal.model_validate_json(said, extra="ignore")
+        refusal = read_json(Refusal, said)
     except ValidationError:  # a proxy's page, perhaps
         return f"{status}: {_short(said)}"
     return f"{status} {refusal.reason}: {refusal.message}"

@@ -4,7 +4,8 @@ A process that ends in order releases its phones. The claims of one that was kil
 its successor would wait for phones that nobody uses.
 
 1. The file lists the claims of this process after every change, complete or as before.
-2. Only a later process reads it, and only once the process that wrote it no longer exists.
+2. Only a later process reads it, and only once the process that wrote it no longer exists. That one may be of
+   another release.
 3. It is an optimisation. Where it can't be read or written, claims expire as ever.
 
 Whether a process exists is decided by its number: the file belongs where only processes of the same Pod come.
@@ -19,13 +20,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from tapforge_api.claims import Given
+from tapforge_api.reading import read_record
 
 log = logging.getLogger(__name__)
-
-_CLAIMS = TypeAdapter(tuple[Given, ...])
 
 
 class ClaimJournal:
@@ -38,7 +38,7 @@ class ClaimJournal:
             written = json.loads(self._path.read_bytes())
             if psutil.pid_exists(int(written["process"])):
                 return ()
-            return _CLAIMS.validate_python(written["claims"])
+            return tuple(read_record(Given, claim) for claim in written["claims"])
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:

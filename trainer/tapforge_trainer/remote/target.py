@@ -18,7 +18,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +45,10 @@ class File:
     modified: int
     #: an object's name and etag; "": it came from a Pod
     source: str
+
+
+#: a later release may keep more of a file
+_FILE: Final = tuple(member.name for member in fields(File))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +212,8 @@ def _marker(folder: Path) -> _Marker | None:
     """None: the folder was not made by this."""
     try:
         found = json.loads((folder / MARKER).read_text())
-        return _Marker(str(found["uid"]), {path: File(**file) for path, file in found["files"].items()})
+        files = {path: File(**{name: file[name] for name in _FILE}) for path, file in found["files"].items()}
+        return _Marker(str(found["uid"]), files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from tapforge_api.reading import read_record
 from tapforge_envs.protocol import Outcome, Reason, Task
 
 from ..records import EpisodeRecord, Generation, GroupRecord, StepRecord
@@ -170,7 +171,7 @@ def decode_episode(line: dict[str, Any], steps: tuple[StepRecord, ...]) -> Episo
     return EpisodeRecord(
         id=line["id"],
         group=line["group"],
-        task=Task.model_validate(line["task"]),
+        task=read_record(Task, line["task"]),
         attempt=line["attempt"],
         slot=line["slot"],
         seed=line["seed"],
@@ -200,4 +201,4 @@ def encode_group(group: GroupRecord, dropped: str | None) -> bytes:
 
 
 def decode_group(line: dict[str, Any], episodes: tuple[EpisodeRecord, ...]) -> GroupRecord:
-    return GroupRecord(line["id"], line["order"], Task.model_validate(line["task"]), line["version"], episodes)
+    return GroupRecord(line["id"], line["order"], read_record(Task, line["task"]), line["version"], episodes)
