@@ -96,6 +96,7 @@ _DEPLOYMENT: Final = {
         "            {{- end }}\n"
         '            {{- if include "tapforge.tlsSecret" . }}\n            - --tls-dir=/etc/tapforge/tls\n'
         "            {{- end }}\n"
+        "            {{- if .Values.monitoring.token }}\n            - --metrics-token\n            {{- end }}\n"
         "            {{- range $namespace, $slots := .Values.claimQuotas }}\n"
         '            - {{ printf "--claim-quota=%s=%d" $namespace (int64 $slots) | quote }}\n            {{- end }}\n'
         "            {{- range .Values.extraArgs }}\n            - {{ . | quote }}\n            {{- end }}\n"
@@ -120,7 +121,11 @@ _MONITOR: Final = {
     "spec:\n  selector:\n    matchLabels:\n": (
         _optional("monitoring.labels", "labels", 2) + "spec:\n  selector:\n    matchLabels:\n"
     ),
-    "      interval: 15s\n": "      interval: {{ .Values.monitoring.interval }}\n",
+    "      interval: 15s\n": (
+        "      interval: {{ .Values.monitoring.interval }}\n"
+        "      {{- with .Values.monitoring.tokenSecret }}\n      authorization:\n        credentials:\n"
+        "          {{- toYaml . | nindent 10 }}\n      {{- end }}\n"
+    ),
 }
 _KEPT: Final = """\
 metadata:
@@ -169,7 +174,19 @@ TEMPLATES: Final = (
     Template("confinement.yaml", f"{_COMPONENTS}/confinement/policy.yaml", when=".Values.confinement"),
     Template("flowcontrol.yaml", f"{_COMPONENTS}/flowcontrol/flowcontrol.yaml", when=".Values.flowControl"),
     Template("kueue.yaml", f"{_COMPONENTS}/kueue/rbac.yaml", when=".Values.kueue"),
-    Template("networkpolicy.yaml", f"{_COMPONENTS}/network/operator.yaml", when=".Values.networkPolicies.operator"),
+    Template(
+        "networkpolicy.yaml",
+        f"{_COMPONENTS}/network/operator.yaml",
+        when=".Values.networkPolicies.operator",
+        exchange={
+            "        - namespaceSelector:\n            matchLabels:\n"
+            "              kubernetes.io/metadata.name: monitoring\n": (
+                "        {{- range .Values.networkPolicies.metricsFrom }}\n"
+                "        - namespaceSelector:\n            matchLabels:\n"
+                "              {{- toYaml . | nindent 14 }}\n        {{- end }}\n"
+            )
+        },
+    ),
     Template(
         "networkpolicy-phones.yaml",
         f"{_COMPONENTS}/network/phones/phones.yaml",

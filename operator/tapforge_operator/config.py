@@ -29,6 +29,8 @@ class Settings:
     host: str = EVERYWHERE
     broker_port: int = 8443
     health_port: int = 8080
+    #: metrics are for who shows a token that RBAC lets get /metrics
+    metrics_token: bool = False
     #: address of the broker for runs' Pods; "": that of its Service
     broker_url: str = ""
     #: host:port at which other replicas reach this one's broker; "": they can't pass callers on to it

@@ -30,7 +30,8 @@ from tapforge_operator.kube.credentials import Credentials, NoCluster
 from tapforge_operator.kube.informers import Scope
 from tapforge_operator.kube.leaderelection import Election, Timing
 from tapforge_operator.manager import Leadership
-from tapforge_operator.observability.health import application, silence
+from tapforge_operator.metricsaccess import MetricsAccess
+from tapforge_operator.observability.health import Access, application, silence
 from tapforge_operator.observability.logging import configure as configure_logging
 from tapforge_operator.observability.metrics import Telemetry
 from tapforge_operator.server import (
@@ -83,6 +84,11 @@ def _identity() -> str:
 @click.option("--broker-port", type=click.IntRange(0, 65535), default=8443, help="port of the claims, HTTPS; 0: any")
 @click.option("--health-port", type=click.IntRange(0, 65535), default=8080, help="port of health and metrics; 0: any")
 @click.option(
+    "--metrics-token/--no-metrics-token",
+    default=False,
+    help="metrics only for who shows a token that RBAC lets get /metrics",
+)
+@click.option(
     "--advertise-address",
     envvar="POD_IP",
     default="",
@@ -121,6 +127,7 @@ def main(
     host: str,
     broker_port: int,
     health_port: int,
+    metrics_token: bool,
     advertise_address: str,
     broker_url: str,
     names: tuple[str, ...],
@@ -152,6 +159,7 @@ def main(
         host=host,
         broker_port=broker_port,
         health_port=health_port,
+        metrics_token=metrics_token,
         broker_url=broker_url,
         advertised=advertised(advertise_address, broker_port),
         names=dns_names,
@@ -185,7 +193,8 @@ async def run(settings: Settings) -> str:
         where = settings.advertised
         election = Election(voter, settings.namespace, LEASE, settings.identity, settings.timing, address=where)
         leadership = Leadership(settings, client, claims, election, telemetry)
-        await _serve_health(stack, settings, telemetry, leadership)
+        access = MetricsAccess(client).refusal if settings.metrics_token else None
+        await _serve_health(stack, settings, telemetry, leadership, access)
         lag = asyncio.create_task(telemetry.measure_lag(), name="the loop's lag")
         stack.callback(lag.cancel)
         watches_end = asyncio.Event()
@@ -231,9 +240,15 @@ def _why(ended: Iterable[asyncio.Task[Any]]) -> str:
 
 
 async def _serve_health(
-    stack: AsyncExitStack, settings: Settings, telemetry: Telemetry, leadership: Leadership
+    stack: AsyncExitStack,
+    settings: Settings,
+    telemetry: Telemetry,
+    leadership: Leadership,
+    access: Access | None,
 ) -> None:
-    app = application(telemetry, silence(telemetry, settings.silence_seconds), leadership.unready, leadership.role)
+    app = application(
+        telemetry, silence(telemetry, settings.silence_seconds), leadership.unready, leadership.role, access
+    )
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=IDLE)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)

@@ -138,6 +138,7 @@ ROLES: dict[str, dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]]] = {
         ("tapforge.dev", "emulatorpools/scale", ()): ("update", "patch"),
     },
     "tapforge-broker-ca": {("", "configmaps", (CONFIG_MAP,)): ("get",)},
+    "tapforge-metrics-reader": {("", "/metrics", ()): ("get",)},
     "tapforge-claimer": {("tapforge.dev", "emulatorpools/claim", ()): ("create",)},
 }
 
@@ -145,7 +146,9 @@ ROLES: dict[str, dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]]] = {
 def allowed(role: dict[str, Any]) -> dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]]:
     found: dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]] = defaultdict(tuple)
     for rule in role["rules"]:
-        for group in rule["apiGroups"]:
+        for url in rule.get("nonResourceURLs", ()):
+            found["", url, ()] += tuple(rule["verbs"])
+        for group in rule.get("apiGroups", ()):
             for resource in rule["resources"]:
                 found[group, resource, tuple(rule.get("resourceNames", ()))] += tuple(rule["verbs"])
     return {key: tuple(sorted(verbs)) for key, verbs in found.items()}
@@ -163,7 +166,7 @@ def test_no_role_has_a_wildcard_or_lets_anybody_become_somebody_else():
             said = {word for words in rule.values() for word in words}
             assert not {word for word in said if "*" in word}
             assert not said & {"escalate", "bind", "impersonate", "serviceaccounts/token", "pods/exec"}
-            assert "nonResourceURLs" not in rule
+            assert rule.get("nonResourceURLs", ["/metrics"]) == ["/metrics"]
 
 
 def test_roles_are_bound_to_the_operator_alone_and_exist():
@@ -171,7 +174,12 @@ def test_roles_are_bound_to_the_operator_alone_and_exist():
     bindings = of_kind("RoleBinding", "ClusterRoleBinding")
     bound = {(binding["roleRef"]["kind"], binding["roleRef"]["name"]) for binding in bindings}
     assert bound <= roles
-    assert {name for _, name in roles - bound} == {"tapforge-view", "tapforge-edit", "tapforge-claimer"}
+    assert {name for _, name in roles - bound} == {
+        "tapforge-view",
+        "tapforge-edit",
+        "tapforge-claimer",
+        "tapforge-metrics-reader",
+    }
     public = [binding for binding in bindings if binding["subjects"] != [ACCOUNT]]
     assert [binding["roleRef"]["name"] for binding in public] == ["tapforge-broker-ca"]
     (account,) = of_kind("ServiceAccount")

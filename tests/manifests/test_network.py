@@ -71,7 +71,7 @@ def names_it(peer: Json, end: End, namespace: str) -> bool:
         if "namespaceSelector" in peer
         else end.namespace == namespace
     )
-    return where and selects(peer["podSelector"], end.labels)
+    return where and selects(peer.get("podSelector", {}), end.labels)
 
 
 def lets(direction: str, one: End, other: End, port: tuple[str, int]) -> bool:
@@ -187,6 +187,9 @@ a_client              operator              8443  yes
 somebody              operator              8443  no
 prometheus            operator              8443  no
 prometheus            operator              8080  yes
+somebody              operator              8080  no
+head                  operator              8080  no
+phone                 operator              8080  no
 operator              the_API_server        6443  yes
 operator              the_API_server        443   yes
 operator              the_API_server        16443 yes

@@ -129,8 +129,8 @@ class Auth:
         self._audience = audience
         self._wall = wall
         self._gate = asyncio.Semaphore(_AT_ONCE)
-        self._callers: _Cache[bytes, Caller | Denied] = _Cache(monotonic)
-        self._rights: _Cache[tuple[Caller, str, str], bool] = _Cache(monotonic)
+        self._callers: AnswerCache[bytes, Caller | Denied] = AnswerCache(monotonic)
+        self._rights: AnswerCache[tuple[Caller, str, str], bool] = AnswerCache(monotonic)
 
     async def holder(self, token: str, namespace: str, pool: str) -> Holder:
         """As whom the bearer of the token may claim slots of the pool. Raises Denied."""
@@ -151,14 +151,16 @@ class Auth:
 
     def knows(self, token: str) -> bool:
         """Whether the API server said lately that it is somebody's. It may have ended since."""
-        return isinstance(self._callers.last(_key(token)), Caller)
+        return isinstance(self._callers.last(token_key(token)), Caller)
 
     async def caller(self, token: str) -> Caller:
         """Whose token it is. Raises Denied."""
         if not token or len(token) > _MAX_TOKEN:
             raise Denied(401, "Unauthorized", "the token is empty or too long to be one")
         left = _token_end(token) - self._wall()
-        found = await self._callers.get(_key(token), lambda: self._review(token), _accepted, life=min(_TRUST, left))
+        found = await self._callers.get(
+            token_key(token), lambda: self._review(token), _accepted, life=min(_TRUST, left)
+        )
         if isinstance(found, Denied):
             raise Denied(found.status, found.reason, str(found))
         return found
@@ -290,7 +292,7 @@ class Auth:
             raise _unchecked(error) from error
 
 
-def _key(token: str) -> bytes:
+def token_key(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -339,7 +341,7 @@ class _Known(Generic[V]):
     until: float
 
 
-class _Cache(Generic[K, V]):
+class AnswerCache(Generic[K, V]):
     """Answers that are used again for a while. A question that is being asked is not asked a second time."""
 
     def __init__(self, monotonic: Callable[[], float]):

@@ -4,7 +4,7 @@
 |---|---|
 | /healthz | 200, or 503 with the reason: the process should be started again |
 | /readyz | 200 with what it is ready for: to lead, or to stand by; or 503 with the reason: nobody should be sent here |
-| /metrics | Prometheus text |
+| /metrics | Prometheus text, rendered once in `FRESH` seconds for all callers; with `access` only who may read it |
 
 A loop that hangs answers nothing at all, which the kubelet takes as a failure too. Nothing here asks the API server: a
 cluster that can't be reached is no reason to be killed, unless it stays silent for longer than `silence` allows.
@@ -13,7 +13,9 @@ cluster that can't be reached is no reason to be killed, unless it stays silent 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from aiohttp import web
 
@@ -21,6 +23,10 @@ from tapforge_operator.observability.metrics import CONTENT_TYPE, Telemetry
 
 #: "" when all is well, else what is wrong
 Verdict = Callable[[], str]
+#: why the caller may not read the metrics; None: it may
+Access = Callable[[web.Request], Awaitable[web.Response | None]]
+
+FRESH: Final = 5.0
 
 
 def silence(telemetry: Telemetry, limit_seconds: float) -> Verdict:
@@ -39,18 +45,43 @@ def silence(telemetry: Telemetry, limit_seconds: float) -> Verdict:
 
 
 def application(
-    telemetry: Telemetry, alive: Verdict, ready: Verdict, role: Callable[[], str] = lambda: "ok"
+    telemetry: Telemetry,
+    alive: Verdict,
+    ready: Verdict,
+    role: Callable[[], str] = lambda: "ok",
+    access: Access | None = None,
 ) -> web.Application:
-    async def metrics(_: web.Request) -> web.Response:
-        # In a thread: with hundreds of pools it takes a good part of a second, in which claims are asked for.
-        text = await asyncio.to_thread(telemetry.render)
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+    """`access` None: whoever reaches the port may read the metrics."""
+    rendered = Rendered(telemetry.render)
+
+    async def metrics(request: web.Request) -> web.Response:
+        if access is not None and (refusal := await access(request)) is not None:
+            return refusal
+        return web.Response(body=await rendered.text(), headers={"Content-Type": CONTENT_TYPE})
 
     app = web.Application()
     app.add_routes(
         [web.get("/healthz", _judge(alive)), web.get("/readyz", _judge(ready, role)), web.get("/metrics", metrics)]
     )
     return app
+
+
+class Rendered:
+    """The metrics as text, the same for all who ask within `FRESH` seconds."""
+
+    def __init__(self, render: Callable[[], bytes], monotonic: Callable[[], float] = time.monotonic):
+        self._render = render
+        self._monotonic = monotonic
+        self._since = 0.0
+        self._task: asyncio.Task[bytes] | None = None
+
+    async def text(self) -> bytes:
+        """Raises what rendering raised."""
+        if self._task is None or (self._task.done() and self._monotonic() - self._since >= FRESH):
+            self._since = self._monotonic()
+            # In a thread: with hundreds of pools it takes a good part of a second, in which claims are asked for.
+            self._task = asyncio.create_task(asyncio.to_thread(self._render))
+        return await asyncio.shield(self._task)
 
 
 def _judge(
