@@ -10,6 +10,7 @@ Promises:
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Final
 
 from pydantic import ConfigDict, Field
@@ -100,6 +101,9 @@ class RayTemplate(Spec):
     )
 
 
+#: older ones know no token authentication
+_RAY_VERSION: Final = r"^(2\.(5[2-9]|[6-9][0-9]|[1-9][0-9][0-9]+)|[3-9]|[1-9][0-9]+)\."
+
 _START_PARAMS: Final = Rule(
     message=f"rayStartParams must not have {', '.join(_NOT_START_PARAMS)}: KubeRay refuses them",
     cel=f"self.rayStartParams.all(k, !(k in [{', '.join(map(repr, _NOT_START_PARAMS))}]))",
@@ -142,7 +146,7 @@ class ClusterSpec(Spec):
         description="the trainer's image; head, workers and submitter run it, unless they say otherwise"
     )
     ray_version: Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[a-z0-9.+-]*$")] = (
-        Field("2.60.0", description="version of Ray in the image")
+        Field("2.60.0", description="version of Ray in the image, 2.52 or newer")
     )
     head: Head = Field(Head(), description="Ray's head")
     workers: Annotated[tuple[Workers, ...], Field(max_length=16), Keyed("name")] = Field(
@@ -176,4 +180,12 @@ class ClusterSpec(Spec):
         60,
         description="how long a checkpoint may take when the run is suspended or out of time, or when its Ray Pods are "
         "evicted, seconds",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="rayVersion must be 2.52 or newer: an older Ray has no token authentication",
+            cel=f"self.rayVersion.matches(r'{_RAY_VERSION}')",
+            holds=lambda o: re.match(_RAY_VERSION, o.ray_version) is not None,
+        ),
     )

@@ -209,6 +209,9 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
     ),
     Head: start_params.map(lambda given: unchecked(Head, ray_start_params=given)),
     Workers: start_params.map(lambda given: unchecked(Workers, name="w", ray_start_params=given)),
+    ClusterSpec: st.builds("{}.{}.0".format, st.sampled_from((0, 1, 2, 3, 10)), st.integers(45, 110)).map(
+        lambda version: unchecked(ClusterSpec, image="i", ray_version=version)
+    ),
     RayMetadata: template_metadata.map(lambda m: unchecked(RayMetadata, labels=m.labels, annotations=m.annotations)),
     Settle: st.builds(
         lambda a, b, c: unchecked(Settle, min_seconds=a, quiet_seconds=b, max_seconds=c), small, small, small

@@ -3,6 +3,7 @@ would write into RayJobs' status."""
 
 from __future__ import annotations
 
+import copy
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from claiming import Denied, caller
-from e2e.cluster import MERGE, Cluster, Options, Refused, kuberay
+from e2e.cluster import MERGE, Cluster, Options, Refused, binaries, kuberay
 from live_pool import LivePool, phone, ready, stays, uids
 from live_run import SMALL, LiveRun, pool_source
 from operator_process import Ground, Operator
@@ -58,13 +59,29 @@ def _claim_volume(cluster: Cluster, space: Space, name: str, mode: str) -> None:
     cluster.api("POST", f"/api/v1/namespaces/{space}/persistentvolumeclaims", claim)
 
 
-def test_absent_kuberay_is_named_and_waited_for(
+def test_absent_kuberay_and_one_that_is_too_old_are_named_and_waited_for(
     cluster: Cluster, ground: Ground, space: Space, operator: Operator, request: pytest.FixtureRequest
 ) -> None:
-    """First: afterwards KubeRay's kinds are there, and the operator knows so in all its namespaces."""
+    """First: afterwards KubeRay's kinds are there, and the operator knows so in all its namespaces. Before, they
+    are those of a release that is too old."""
     run = LiveRun(cluster, space)
     run.wait("word of it", lambda: run.says("Stalled", "True", "KubeRayMissing"))
     assert "install KubeRay" in run.status()["message"]
+
+    # One that knows no token authentication would make a Ray cluster that takes work from anybody.
+    kind = yaml.safe_load((binaries.ensure(of=binaries.kuberay()).parent / "crds" / "ray.io_rayjobs.yaml").read_text())
+    older = copy.deepcopy(kind)
+    for version in older["spec"]["versions"]:
+        spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+        del spec["rayClusterSpec"]["properties"]["authOptions"]
+    kinds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    made = cluster.api("POST", kinds, older)
+    run.wait("word of it", lambda: run.says("Stalled", "True", "KubeRayTooOld"))
+    assert "upgrade KubeRay to 1.5.1" in run.status()["message"] and not run.jobs()
+    kind["metadata"]["resourceVersion"] = cluster.api("GET", f"{kinds}/{made['metadata']['name']}")["metadata"][
+        "resourceVersion"
+    ]
+    cluster.api("PUT", f"{kinds}/{made['metadata']['name']}", kind)
     request.getfixturevalue("ray_kinds")
     run.wait_job()
     run.wait("the status to say so", lambda: run.says("Stalled", "False"))

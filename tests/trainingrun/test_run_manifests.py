@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from runs_made import BUCKET, SAFE, UID, Story, made
 
 from tapforge_api import MAX_RUN_NAME, load, load_pool, to_yaml
+from tapforge_api.cluster import RAY, SUBMITTER
 from tapforge_operator import labels as wellknown
 from tapforge_operator.kube.types import observe_ray_job, observe_ray_pod
 from tapforge_operator.trainingrun import rayjob
@@ -85,12 +86,13 @@ def test_the_driver_finds_what_it_was_promised() -> None:
         "TAPFORGE_GRACE_SECONDS": "60",
         "RAY_JOB_STOP_WAIT_TIME_S": "90",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        "RAY_AUTH_MODE": "token",
         "TAPFORGE_BROKER_URL": "https://broker:8443",
         "TAPFORGE_BROKER_CA": "/var/run/tapforge/broker/ca.crt",
         "TAPFORGE_BROKER_TOKEN_FILE": "/var/run/tapforge/broker/token",
     }
     assert {k: v for k, v in told.items() if "BROKER" not in k and k != "A"} == environment(pods["gpu"])
-    assert environment(pods["submitter"]) == {}
+    assert environment(pods["submitter"]) == {"RAY_AUTH_MODE": "token"}
 
 
 def test_only_the_head_has_a_token() -> None:
@@ -104,6 +106,18 @@ def test_only_the_head_has_a_token() -> None:
     assert volumes["head"]["tapforge-run"]["configMap"]["name"] == rayjob.config_map(made())["metadata"]["name"]
     mounts = {m["mountPath"] for m in pods["head"]["spec"]["containers"][0]["volumeMounts"]}
     assert mounts == {"/tmp", "/var/lib/tapforge/work", "/var/run/tapforge/broker", "/etc/tapforge/run"}
+
+
+def test_a_ray_cluster_takes_work_from_holders_of_its_token_only() -> None:
+    """KubeRay 1.6 leaves a mode and a token that it finds in a template; those of a run that began before it was
+    refused are the operator's afterwards."""
+    assert job_of(made(cluster=FULL))["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+    given = [{"name": "RAY_AUTH_MODE", "value": "disabled"}, {"name": "RAY_AUTH_TOKEN", "value": "mine"}]
+    ray, submitter = ({"template": {"spec": {"containers": [{"name": n, "env": given}]}}} for n in (RAY, SUBMITTER))
+    cluster = {"image": "i", "head": ray, "workers": [{"name": "gpu", **ray}], "submitter": submitter}
+    for pod in pods_of(job_of(made(cluster=cluster))).values():
+        told = environment(pod)
+        assert told["RAY_AUTH_MODE"] == "token" and "RAY_AUTH_TOKEN" not in told
 
 
 def test_what_the_user_wrote_stands() -> None:

@@ -55,6 +55,11 @@ def test_what_the_config_map_holds_is_what_earlier_attempts_saw() -> None:
     assert story.run.status.resolved == "as it was\n"
 
 
+def _head_with(name: str, value: str) -> dict[str, Any]:
+    ray = {"name": "ray", "env": [{"name": name, "value": value}]}
+    return {"cluster": {"image": "i", "head": {"template": {"spec": {"containers": [ray]}}}}}
+
+
 @pytest.mark.parametrize(
     ("spec", "seen", "reason", "word"),
     [
@@ -68,6 +73,8 @@ def test_what_the_config_map_holds_is_what_earlier_attempts_saw() -> None:
             "2 phones at most",
         ),
         ({"environment": OWN}, {"pool": pool(name="run")}, "PoolNameTaken", "not this run's"),
+        (_head_with("RAY_AUTH_MODE", "disabled"), {}, "RayAuthentication", "RAY_AUTH_MODE is 'disabled'"),
+        (_head_with("RAY_AUTH_TOKEN", "mine"), {}, "RayAuthentication", "head.template.spec.containers[ray].env sets"),
         ({"environment": POOL}, {"pool": pool(protocol="adb")}, "ProtocolMismatch", "speak adb"),
         ({}, {"dry_run": DryRunResult(1, Refusal("Invalid", "cpu: 1x", stalls=True))}, "Invalid", "1x"),
     ],

@@ -38,7 +38,11 @@ from tapforge_operator.kube.reflector import Kind, Observe, Reflector, read
 log = logging.getLogger(__name__)
 
 RAY: Final = "ray.io/v1"
-KUBERAY_MISSING: Final = "the cluster knows no RayJobs (rayjobs.ray.io): install KubeRay 1.4 or newer"
+KUBERAY_MISSING: Final = "the cluster knows no RayJobs (rayjobs.ray.io): install KubeRay 1.5.1 or newer"
+KUBERAY_TOO_OLD: Final = (
+    "the cluster's RayJobs (rayjobs.ray.io) have no rayClusterSpec.authOptions, and without it any Pod could start "
+    "code in the run's Ray cluster: upgrade KubeRay to 1.5.1 or newer, and its CRDs, which Helm leaves as they are"
+)
 _COORDINATION: Final = "coordination.k8s.io/v1"
 _OURS: Final = f"{labels.MANAGED_BY}={labels.OPERATOR}"
 

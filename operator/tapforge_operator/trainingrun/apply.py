@@ -23,7 +23,7 @@ from tapforge_operator.emulatorpool.backoff import NEEDS_A_PERSON, refusal
 from tapforge_operator.kube.cache import Cache
 from tapforge_operator.kube.client import ApiError, Client, Object, path
 from tapforge_operator.kube.events import record
-from tapforge_operator.kube.informers import KUBERAY_MISSING, RAY
+from tapforge_operator.kube.informers import KUBERAY_MISSING, KUBERAY_TOO_OLD, RAY
 from tapforge_operator.kube.leaderelection import NotLeading
 from tapforge_operator.kube.types import Event, RayJob, RayPod, Reference, belongs, observe_ray_pod
 from tapforge_operator.observability.logging import ref
@@ -34,6 +34,8 @@ from tapforge_operator.trainingrun.state import DryRunResult, ObservedVolume, Re
 log = logging.getLogger(__name__)
 
 _PODS: Final = 500
+#: how the API server names the field that KubeRay's kinds have since 1.5.1
+_KUBERAY_TOO_OLD: Final = '"spec.rayClusterSpec.authOptions"'
 #: between two creates of what was refused
 _REFUSED_SECONDS: Final = 15.0
 
@@ -233,6 +235,8 @@ def _refused(body: Object, error: ApiError) -> Refusal | None:
     what = f"{body['kind']} {body['metadata']['name']} was refused: {error.message}"
     if error.status == 404 and body["kind"] == "RayJob":
         return Refusal("KubeRayMissing", KUBERAY_MISSING)
+    if error.status == 400 and body["kind"] == "RayJob" and _KUBERAY_TOO_OLD in error.message:
+        return Refusal("KubeRayTooOld", KUBERAY_TOO_OLD, stalls=True)
     known = refusal(error.status, error.reason, error.message)
     return None if known is None else Refusal(known.reason, what, stalls=known.reason in NEEDS_A_PERSON)
 

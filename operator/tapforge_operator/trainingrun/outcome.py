@@ -14,7 +14,7 @@
    report or see the head. A head whose node is lost is not waited for.
 4. A driver that reports runs, though KubeRay may not know of it yet.
 
-`ray_job_outcome` reads a RayJob's status. KubeRay (1.4 to 1.7) has three words for it that don't always agree: the Ray
+`ray_job_outcome` reads a RayJob's status. KubeRay (1.5 to 1.7) has three words for it that don't always agree: the Ray
 job's own status, which can be old; the deployment's, which counts when they differ; and a reason. In order:
 
 1. A terminal job status under Complete counts: SUCCEEDED; FAILED by its exit code; STOPPED, which somebody did by hand.

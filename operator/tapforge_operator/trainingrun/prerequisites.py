@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tapforge_api.gpus import cluster_gpus_error
+from tapforge_api.ray_authentication import authentication_error
 from tapforge_api.run_status import MAX_RESOLVED
 from tapforge_operator.kube.objectmeta import seconds
 from tapforge_operator.trainingrun.kueue import queue_of
@@ -42,6 +43,9 @@ def _spec(plan: PlanBuilder) -> Situation | None:
         return _stalled("ClusterMissing", text)
     if wrong := cluster_gpus_error(run.spec):
         return _stalled("GPUsMissing", wrong)
+    # A run that has started is as it is: its Pods have the operator's value instead.
+    if not run.status.start_time and (wrong := authentication_error(run.spec.cluster)):
+        return _stalled("RayAuthentication", wrong)
     if run.status.attempts >= MAX_ATTEMPTS:
         return _stalled("TooManyAttempts", f"{MAX_ATTEMPTS} attempts were made, and a RayJob's name takes no more")
     if plan.observed.no_ray_jobs:

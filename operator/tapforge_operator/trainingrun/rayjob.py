@@ -12,13 +12,14 @@ Always the operator's are `restartPolicy: Never`, the owner, the run's labels, w
   successor would know nothing, and the same attempt would run twice. Its RayJob fails, and the next attempt begins.
 * Whoever ends a Ray Pod in order (a queue, a drained node), its driver has `suspendGraceSeconds` for a checkpoint, and
   the Pods of its ranks wait for that.
+* Who has no token of the Ray cluster starts nothing in it (`tapforge_api.ray_authentication`).
 * Two more submitters may follow a driver's log when the first one loses its connection.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from tapforge_api.document import to_yaml
 from tapforge_api.environment import EnvironmentSource, PoolReference
 from tapforge_api.gpus import counted
 from tapforge_api.loading import dump_set
+from tapforge_api.ray_authentication import MODE, TOKEN, TOKEN_MODE
 from tapforge_api.training_run import RunMetadata, TrainingRun
 from tapforge_operator import labels as wellknown
 from tapforge_operator.kube.objectmeta import controller_reference
@@ -145,6 +147,7 @@ def ray_job(run: Run, number: int, broker: Broker) -> Json:
             "submitterPodTemplate": _submitter(run, number, cluster),
             "rayClusterSpec": {
                 "rayVersion": cluster.ray_version,
+                "authOptions": {"mode": TOKEN_MODE},
                 "headGroupSpec": {
                     "serviceType": "ClusterIP",
                     "rayStartParams": dict(cluster.head.ray_start_params),
@@ -247,6 +250,8 @@ def _pod(run: Run, number: int, template: RayTemplate, main: str) -> Json:
     own.setdefault("image", cluster.image)
     spec["containers"] = [own, *(c for c in containers if c["name"] != main)]
     spec["restartPolicy"] = "Never"
+    # KubeRay adds its own where a template is silent; one that it finds there would stand.
+    _set_environment(own, {MODE: TOKEN_MODE}, without=(TOKEN,))
     # Images of Ray name their user, and whether that is root can't be told from a name: their Pods may be.
     harden(spec, non_root=False)
     if own["securityContext"].get("readOnlyRootFilesystem"):
@@ -291,8 +296,8 @@ def _give_broker(run: Run, pod: Json, broker: Broker) -> None:
     _mount(pod["spec"], ray, config, folder, readOnly=True)
 
 
-def _set_environment(container: Json, values: Mapping[str, str]) -> None:
-    kept = [e for e in container.get("env") or () if e.get("name") not in values]
+def _set_environment(container: Json, values: Mapping[str, str], without: Sequence[str] = ()) -> None:
+    kept = [e for e in container.get("env") or () if e.get("name") not in (*values, *without)]
     container["env"] = [*kept, *({"name": name, "value": value} for name, value in values.items())]
 
 
