@@ -122,6 +122,7 @@ class Leadership:
                 await asyncio.wait({keep})
             elif acting.done():
                 error = None if acting.cancelled() else acting.exception()
+                self._why = _reason(error)
                 log.error("term %d is given up: %s", term, self._why, exc_info=error)
                 await self._stop_acting()
                 await self._election.resign()
@@ -132,7 +133,7 @@ class Leadership:
                 await asyncio.wait({task})
 
     async def _act(self, term: int) -> None:
-        """Returns, or raises, when this process can't lead any further."""
+        """Raises when this process can't lead any further."""
         self._why = ""
         jobs = await self._begin(term)
         every, silence = self._settings.resync_seconds, self._settings.silence_seconds / 2
@@ -140,8 +141,7 @@ class Leadership:
         broker = asyncio.create_task(self._broker_fails(), name="the broker")
         try:
             done, _ = await asyncio.wait({lists, broker, jobs}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            raise ExceptionGroup("what a leader needs has ended", [_end_of(task) for task in done])
         finally:
             for task in (lists, broker):
                 task.cancel()
@@ -245,8 +245,7 @@ class Leadership:
             await asyncio.sleep(_CHECK_SECONDS)
             # In this order: a leadership that ends in between is not the broker's fault.
             if not self._claims.leading and self._election.leads:
-                self._why = "the broker stopped in the middle of its leadership"
-                raise RuntimeError(self._why)
+                raise RuntimeError("the broker stopped in the middle of its leadership")
 
     def _idle(self, holder: str) -> bool:
         """The holder is a run that is deleted, finished or suspended."""
@@ -304,6 +303,23 @@ class Leadership:
             self._claims.observe_pool(after)
         elif before is not None:
             self._claims.forget_pool(before.uid)
+
+
+def _end_of(task: asyncio.Task[Any]) -> Exception:
+    error = None if task.cancelled() else task.exception()
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"{task.get_name()} ended{'' if error is None else f' with {error!r}'}")
+
+
+def _reason(error: BaseException | None) -> str:
+    """Type and text of everything that was raised, for people."""
+    if error is None:
+        return "it was cancelled"
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_reason(part) for part in error.exceptions)
+    cause = f" (because of {_reason(error.__cause__)})" if error.__cause__ is not None else ""
+    return f"{type(error).__name__}: {error}{cause}" if str(error) else f"{type(error).__name__}{cause}"
 
 
 def _pauses() -> Iterator[float]:

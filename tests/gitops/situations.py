@@ -8,7 +8,7 @@ from itertools import combinations_with_replacement, product
 from typing import Any
 
 from pools import NEW_IMAGE, NOW, booting, decide, failed, pool, pulling, ready, unready, unschedulable
-from runs_made import NOON, Story, job, made
+from runs_made import NO_KUBERAY, NOON, Story, job, made
 from runs_made import pool as phones
 
 from tapforge_api import crd
@@ -189,7 +189,7 @@ RUNS: dict[str, Callable[[], Json]] = {
     "waits for phones": lambda: a_run(_waits_for_phones()),
     "starts": lambda: a_run(Story().started("/Initializing")),
     "runs": lambda: a_run(Story().started()),
-    "without KubeRay": lambda: a_run(_planned(Story(), {"no_ray_jobs": "install KubeRay"})),
+    "without KubeRay": lambda: a_run(_planned(Story(), {"no_ray_jobs": NO_KUBERAY})),
     "held by a queue": lambda: a_run(Story().started("/Suspended")),
     "stops": lambda: a_run(_edited(Story().started(), {}, suspend=True)),
     "suspended": lambda: a_run(_suspended(Story().started())),

@@ -10,6 +10,7 @@ import pytest
 
 from tapforge_operator import manager
 from tapforge_operator.config import Settings
+from tapforge_operator.kube.client import ApiError
 from tapforge_operator.manager import Leadership
 from tapforge_operator.observability.metrics import Telemetry
 
@@ -186,3 +187,32 @@ def test_what_a_namespace_uses_of_its_quota_concerns_its_pools_and_its_runs_that
     monkeypatch.setattr(ours._runs._queue, "wake", requeued.append)
     ours._quota_used("a")
     assert requeued == ["pool-a", "run-a-False"]
+
+
+async def test_the_end_of_a_term_names_every_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Type and text of each, also of those inside groups and of those that have no text."""
+    election: Any = Kept()
+    client: Any = SimpleNamespace()
+    ours: Any = Leadership(Settings("me"), client, client, election, Telemetry())
+
+    async def breaks(*_: object) -> None:
+        raise ExceptionGroup("watches", [KeyError("spec"), ApiError("LIST it", 500, "InternalError", "no webhook")])
+
+    async def times_out(*_: object) -> None:
+        raise TimeoutError
+
+    async def begin(term: int) -> asyncio.Task[None]:
+        return asyncio.create_task(breaks())
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(ours, "_begin", begin)
+    monkeypatch.setattr(ours, "_broker_fails", times_out)
+    monkeypatch.setattr(ours.informers, "resync", nothing)
+    ours._claims = SimpleNamespace(leading=False, end=nothing)
+    await asyncio.wait_for(ours._lead(1), 60)
+    assert election.given_up
+    for words in ("KeyError: 'spec'", "ApiError: LIST it: 500 InternalError: no webhook", "TimeoutError"):
+        assert words in ours.unready() + ours._why
+    assert "lists ended" in ours._why, "what ends without an error is named too"

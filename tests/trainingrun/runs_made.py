@@ -8,7 +8,7 @@ from typing import Any
 from tapforge_api.progress import Progress
 from tapforge_api.reading import read_run
 from tapforge_operator import labels as wellknown
-from tapforge_operator.kube.types import RayJob, RayPod
+from tapforge_operator.kube.types import RayJob, RayPod, Unavailable
 from tapforge_operator.trainingrun.plan import plan_run
 from tapforge_operator.trainingrun.state import (
     DryRunResult,
@@ -31,6 +31,7 @@ DISK = ObservedVolume(True, ("ReadWriteMany",))
 POOL = {"source": {"pool": {"name": "phones", "slots": 4}}}
 OWN = {"source": {"ownPool": {"slots": 2, "spec": {"external": {"urls": ["http://a", "http://b"]}}}}}
 WORKERS = [{"name": "gpu", "replicas": 2}]
+NO_KUBERAY = Unavailable("KubeRayMissing", "install KubeRay", stalls=True)
 HEAD = RayPod("run-1-head", "headgroup", "Running", head=True, ready=True)
 
 

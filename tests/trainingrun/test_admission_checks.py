@@ -149,7 +149,7 @@ class Failing(Away):
 
 
 async def test_a_kueue_that_fails_for_long_keeps_no_run_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admissioncheck, "_SYNC_SECONDS", 0.01)
+    monkeypatch.setattr(admissioncheck, "SYNC_SECONDS", 0.01)
     line = Failing(SmallApi())
     async with asyncio.timeout(30):
         await queues(line).sync()

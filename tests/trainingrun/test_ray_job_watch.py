@@ -18,6 +18,8 @@ from tapforge_operator.trainingrun.rayjob import Broker, ray_job
 
 LAB = "/apis/ray.io/v1/namespaces/lab/rayjobs"
 JOB = f"{LAB}/run-1"
+#: as a status: no answer ever
+HANGS = -1
 
 
 class Refusing(Line):
@@ -33,6 +35,8 @@ class Refusing(Line):
     async def pages(self, path: str, selector: str = "", **more: Any) -> AsyncIterator[tuple[list[Any], str]]:
         if path in self.refusals or self.dead.is_set():
             self.in_vain += 1
+        if path in self.refusals and self.refusals[path][0] == HANGS:
+            await asyncio.Event().wait()
         if path in self.refusals:
             raise refuse(*self.refusals[path])
         async for page in super().pages(path, selector, **more):
@@ -111,18 +115,20 @@ async def test_what_vanished_while_nobody_watched_is_gone() -> None:
     assert ground.deployments() == []
 
 
-@pytest.mark.parametrize(("status", "words"), [(404, "install KubeRay"), (403, "may not look")])
+@pytest.mark.parametrize(
+    ("status", "words"), [(404, "install KubeRay"), (403, "may not look"), (500, "can't answer"), (0, "can't answer")]
+)
 async def test_rayjobs_that_come_later_are_found(status: int, words: str) -> None:
     ground = Ground("lab")
     ground.line.refusals[LAB] = (status, "No")
-    await ground.watch.sync()
-    assert words in ground.cache.no_ray_jobs["lab"] and ground.changes == 1
+    await ground.watch.begin(60.0)
+    assert words in ground.cache.no_ray_jobs["lab"].message and ground.changes == 1
     task = asyncio.create_task(ground.watch.run())
     await ground.asked_in_vain(4)
     assert ground.changes == 1, "told once"
     del ground.line.refusals[LAB]
     await ground.until("")
-    assert not ground.cache.no_ray_jobs["lab"] and ground.changes == 2
+    assert not ground.cache.no_ray_jobs and ground.changes == 2
     task.cancel()
 
 
@@ -144,6 +150,31 @@ async def test_an_api_server_that_is_away_is_asked_again() -> None:
     ground.line.dead.clear()
     await ground.until("Running")
     assert not ground.cache.no_ray_jobs.get("lab"), "to be away is no reason to give up"
+    task.cancel()
+
+
+async def test_a_list_that_does_not_end_is_not_waited_for() -> None:
+    """As where a conversion webhook hangs."""
+    ground = Ground("lab", "other")
+    ground.line.refusals[LAB] = (HANGS, "")
+    async with asyncio.timeout(60):
+        await ground.watch.begin(0.05)
+    assert {space: found.reason for space, found in ground.cache.no_ray_jobs.items()} == {"lab": "RayJobsUnavailable"}
+
+
+async def test_rayjobs_that_fail_in_the_middle_of_a_watch_stay_known() -> None:
+    ground = Ground("lab")
+    await ground.watch.begin(60.0)
+    ground.line.refusals[LAB] = (500, "InternalError")
+    task = asyncio.create_task(ground.watch.run())
+    ground.line.cuts = 1
+    ground.says("Running")
+    ground.says("Complete")
+    await ground.asked_in_vain(2)
+    assert "lab" in ground.cache.no_ray_jobs and ground.deployments()
+    del ground.line.refusals[LAB]
+    await ground.until("Complete")
+    assert not ground.cache.no_ray_jobs
     task.cancel()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -15,11 +15,12 @@ from tapforge_api.progress import Progress
 from tapforge_operator import controller as work_queue
 from tapforge_operator import labels
 from tapforge_operator.config import Settings
+from tapforge_operator.kube import reflector
 from tapforge_operator.kube.cache import Cache
 from tapforge_operator.kube.informers import Scope
 from tapforge_operator.kube.types import belongs
 from tapforge_operator.observability.metrics import Telemetry
-from tapforge_operator.trainingrun import controller, prerequisites
+from tapforge_operator.trainingrun import apply, controller, plan, prerequisites
 from tapforge_operator.trainingrun.controller import RunQueue
 from tapforge_operator.trainingrun.progress import TryLater
 from tapforge_operator.trainingrun.status import has_ended
@@ -314,6 +315,67 @@ async def test_an_operator_may_die_at_any_write(carried_out: bool) -> None:
             break
         fatal += 1
     assert fatal > 20
+
+
+class Unconverted(Line):
+    """RayJobs' API answers nothing but failures from a step on, as without its conversion webhook: "list" from the
+    start, "dry run", "create" before or after it was carried out."""
+
+    def __init__(self, api: SmallApi, step: str) -> None:
+        super().__init__(api)
+        self.step = step
+        self.failing = step == "list"
+
+    async def pages(self, path: str, selector: str = "", **more: Any) -> AsyncIterator[tuple[list[Any], str]]:
+        self._answer(path)
+        async for page in super().pages(path, selector, **more):
+            yield page
+
+    async def get(self, path: str, deadline: float | None = None) -> Any:
+        self._answer(path)
+        return await super().get(path)
+
+    async def create(self, path: str, body: Any, deadline: float | None = None, **more: Any) -> Any:
+        if path == JOBS and self.step == "lost" and not more.get("dry_run"):
+            self.failing, self.step = True, ""
+            await super().create(path, body)
+        self.failing = self.failing or (path == JOBS and self.step == ("dry run" if more.get("dry_run") else "create"))
+        self._answer(path)
+        return await super().create(path, body, **more)
+
+    def mend(self) -> None:
+        self.failing, self.step = False, ""
+
+    def _answer(self, path: str) -> None:
+        if self.failing and path.startswith(JOBS):
+            raise refuse(500, "InternalError")
+
+
+@pytest.mark.parametrize("step", ["list", "dry run", "create", "lost"])
+async def test_a_rayjobs_api_that_fails_is_a_condition_of_the_run_and_goes_by(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in (
+        (prerequisites, "_REFRESH"),
+        (plan, "_REFUSED_RETRY"),
+        (apply, "_REFUSED_SECONDS"),
+        (controller, "_DRY_RUN_SECONDS"),
+        (reflector, "_FIRST_PAUSE"),
+    ):
+        monkeypatch.setattr(module, name, 0.01)
+    house = House()
+    line = Unconverted(house.api, step)
+    process = Process(house.api, line)
+    try:
+        async with asyncio.timeout(60):
+            await process.begin()
+            if step != "lost":  # the watch, which goes on, tells of that one
+                await house.until(lambda: house.says("Reconciling", "RayJobsUnavailable"))
+                line.mend()
+            await house.until(lambda: bool(house.jobs()) and house.status["attempt"]["phase"] == "Active")
+    finally:
+        await process.end()
+    assert [path for verb, path in house.api.log if verb == "create" and "/rayjobs/" in path] == [f"{JOBS}/run-1"]
 
 
 class Refusing(Line):

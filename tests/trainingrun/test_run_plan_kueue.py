@@ -234,8 +234,9 @@ def test_while_nobody_knows_the_queue_nothing_is_given_back() -> None:
     before = run.run.status
     run.restart()
     planned = run.plan(workload=None, queues_known=False)
-    assert not planned.delete_pool and planned.requeue_after
-    assert run.run.status == before and run.ready == ("False", "WaitingForPhones")
+    assert not planned.delete_pool and planned.requeue_after and "Kueue" in run.run.status.message
+    assert run.run.status.active_time == before.active_time and run.ready == ("False", "WaitingForPhones")
+    assert run.condition("Suspended") == ("False", "NotSuspended"), "its phones stay wanted"
     assert run.plan(queues_known=True).delete_pool == there.uid and run.ready == ("False", "Queued")
 
 

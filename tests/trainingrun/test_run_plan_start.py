@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from runs_made import NOON, OWN, POOL, SAFE, WORKERS, Story, job, made, pool
+from runs_made import NO_KUBERAY, NOON, OWN, POOL, SAFE, WORKERS, Story, job, made, pool
 
 from tapforge_operator.trainingrun.state import DryRunResult, ObservedVolume, Refusal
 from tapforge_operator.trainingrun.status import is_true
@@ -64,7 +64,7 @@ def _head_with(name: str, value: str) -> dict[str, Any]:
     ("spec", "seen", "reason", "word"),
     [
         ({"cluster": None}, {}, "ClusterMissing", "spec.cluster"),
-        ({}, {"no_ray_jobs": "install KubeRay"}, "KubeRayMissing", "install KubeRay"),
+        ({}, {"no_ray_jobs": NO_KUBERAY}, "KubeRayMissing", "install KubeRay"),
         ({"environment": POOL}, {}, "PoolNotFound", "phones"),
         (
             {"environment": POOL, "cluster": {"image": "i", "minReadySlots": 3}},

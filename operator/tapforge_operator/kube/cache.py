@@ -33,6 +33,7 @@ from tapforge_operator.kube.types import (
     RayJob,
     RunObject,
     Slot,
+    Unavailable,
     observe,
     observe_lease,
     observe_node,
@@ -228,13 +229,24 @@ class Telemetry(Protocol):
 class Heads:
     """The Pods that Ray's heads are in. A head that the cluster takes away says so (`disruption` in types.py) for as
     long as it exists, which can be a moment. So of each run the newest head is remembered also after it is gone, until
-    its run is. Labels are anybody's to write: a Pod speaks for runs of its own namespace only."""
+    its run is. Labels are anybody's to write: a Pod speaks for runs of its own namespace only.
+
+    Where heads could not be listed (`unread`), that none is known says nothing."""
 
     def __init__(self, changed: Callable[[str], None], exists: Callable[[str], bool]):
         """`changed` is told the UID of a run of whose head there is news, `exists` is asked whether there is a run."""
         self._changed = changed
         self._exists = exists
         self._heads: dict[tuple[str, str], RayHead] = {}
+        #: namespaces whose last list failed; "" for all of them
+        self._unread: set[str] = set()
+
+    def unread(self, namespace: str) -> None:
+        """They could not be listed."""
+        self._unread.add(namespace)
+
+    def known(self, namespace: str) -> bool:
+        return self._unread.isdisjoint((namespace, ""))
 
     def of(self, namespace: str, run_uid: str) -> RayHead | None:
         """The newest head of the run, which may be gone."""
@@ -257,6 +269,7 @@ class Heads:
 
     def replace(self, listed: set[str], as_of: str, namespace: str) -> None:
         """A list of a namespace ("": of all) has no other ones."""
+        self._unread.discard(namespace)
         for key, head in self._heads.items():
             missing = head.uid not in listed and version(head.version) <= version(as_of)
             if missing and not head.gone and namespace in ("", head.namespace):
@@ -291,8 +304,8 @@ class Cache:
         self.heads = Heads(
             lambda run_uid: self._notify_runs([run_uid]), lambda run_uid: self.runs.get(run_uid) is not None
         )
-        #: why no RayJobs can be had, by namespace ("": all of them); none where they can
-        self.no_ray_jobs: dict[str, str] = {}
+        #: why RayJobs can't be read, by namespace ("": all of them); none where they can
+        self.no_ray_jobs: dict[str, Unavailable] = {}
         #: told of every slot that is new, changed or gone: (before, after)
         self.slot_listeners: list[Callable[[Slot | None, Slot | None], None]] = []
         #: told of Leases of external URLs: the object, and whether it was deleted

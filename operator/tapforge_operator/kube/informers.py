@@ -34,6 +34,7 @@ from tapforge_operator.kube.cache import Cache, Heads, Index, WatchFreshness
 from tapforge_operator.kube.client import ApiError, Client
 from tapforge_operator.kube.credentials import Access, Credentials, NoCluster
 from tapforge_operator.kube.reflector import Kind, Observe, Reflector, read
+from tapforge_operator.kube.types import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -356,21 +357,20 @@ def leader_reflector(client: Client, namespace: str, renewed: Callable[[], None]
 
 def job_reflector(cache: Cache, client: Client, spaces: tuple[str, ...], changed: Callable[[], None]) -> Reflector:
     """RayJobs with labels of ours. KubeRay may not be installed, or be installed later: then the API server knows no
-    RayJobs, the cache says so, and it is asked again every few seconds. (kopf would never look again.) The same where
-    the operator may not read them. `changed` is told when the cluster learns of RayJobs or forgets."""
+    RayJobs, the cache says so, and it is asked again every few seconds. The same where the operator may not read them,
+    and where the API server fails at it. `changed` is told when they can be read and when they can't any more."""
 
     def listed(space: str, uids: set[str], as_of: str) -> None:
         cache.ray_jobs.replace(uids, as_of, _within(space))
-        available(space, "")
+        if cache.no_ray_jobs.pop(space, None) is not None:
+            log.info("runs: RayJobs can be made%s", _of_namespace(space))
+            changed()
 
     def missing(space: str, error: ApiError) -> None:
-        why = KUBERAY_MISSING if error.status == 404 else f"the operator may not look at RayJobs: {error.message}"
-        available(space, why)
-
-    def available(space: str, trouble: str) -> None:
-        if trouble != cache.no_ray_jobs.get(space, ""):
-            cache.no_ray_jobs[space] = trouble
-            log.info("runs: %s%s", trouble or "RayJobs can be made", f" (in namespace {space})" if space else "")
+        before, now = cache.no_ray_jobs.get(space), ray_jobs_unavailable(error)
+        cache.no_ray_jobs[space] = now
+        if before is None or before.reason != now.reason:
+            log.log(logging.INFO if now.stalls else logging.WARNING, "runs: %s%s", now.message, _of_namespace(space))
             changed()
 
     return Reflector(client, _JOBS, spaces, cache.observe_ray_job, listed, missing=missing)
@@ -380,7 +380,29 @@ def head_reflector(heads: Heads, client: Client, spaces: tuple[str, ...]) -> Ref
     def listed(space: str, uids: set[str], as_of: str) -> None:
         heads.replace(uids, as_of, space)
 
-    return Reflector(client, _HEADS, spaces, heads.observe, listed)
+    def missing(space: str, error: ApiError) -> None:
+        if heads.known(space):
+            log.warning("runs: the Pods of Ray's heads can't be read%s: %s", _of_namespace(space), error)
+        heads.unread(space)
+
+    return Reflector(client, _HEADS, spaces, heads.observe, listed, missing=missing)
+
+
+def ray_jobs_unavailable(error: ApiError) -> Unavailable:
+    """Why RayJobs can't be read or made, by what the API server answered instead."""
+    match error.status:
+        case 404:
+            return Unavailable("KubeRayMissing", KUBERAY_MISSING, stalls=True)
+        case 403:
+            return Unavailable(
+                "RayJobsForbidden", f"the operator may not look at RayJobs: {error.message}", stalls=True
+            )
+    text = "the API server can't answer for RayJobs (rayjobs.ray.io); the run goes on when it can"
+    return Unavailable("RayJobsUnavailable", f"{text}: {error.status or 'no answer'} {error.reason}: {error.message}")
+
+
+def _of_namespace(space: str) -> str:
+    return f" (in namespace {space})" if space else ""
 
 
 def _within(space: str) -> Callable[[Any], bool] | None:

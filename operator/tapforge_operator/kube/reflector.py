@@ -7,7 +7,8 @@ Promises:
    again: at once after the first "410 Gone" (the server remembers some minutes only), else after a pause that doubles
    from refusal to refusal.
 4. Whatever the API server answers, or doesn't, it goes on. Namespaces don't wait for each other. A kind that one of
-   them is found to have at last is asked for in the others at once.
+   them is found to have at last is asked for in the others at once. Of a kind that may be unavailable (`missing`) each
+   list that fails is reported, and nobody waits for it longer than `begin` says.
 5. An object that `observe` breaks on is logged and passed over until it changes: anybody may write nonsense into one,
    and the others are followed nevertheless.
 6. Thousands of objects at once keep nobody up: others get a turn every few of them.
@@ -39,6 +40,10 @@ _MISSING_SECONDS: Final = 15.0
 _TURN: Final = 20
 #: where a watch begins that tells first what is there
 _NOW: Final = "0"
+#: that a page of a list may take
+LIST_SECONDS: Final = 60.0
+#: part of the time for a first list in which the server has to answer
+_ANSWERED: Final = 0.75
 
 #: told of an object, and whether it was deleted
 Observe = Callable[[Mapping[str, Any], bool], object]
@@ -46,6 +51,10 @@ Observe = Callable[[Mapping[str, Any], bool], object]
 
 def _nobody() -> None:
     pass
+
+
+def _unreported(space: str, error: ApiError) -> None:
+    log.warning("%s can't be read for now: %s", space or "all namespaces", error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +85,9 @@ class Reflector:
     ):
         """`spaces`: namespaces, "" for all of them. `listed` is called with one of them, the UIDs of all its objects
         and the version of the list; `on_event` with every page and event, before what is in it is reported. `missing`
-        is for a kind that the cluster may not know, or not let be read: it is called with a namespace and what was
-        answered instead of its list, each time. A watch that says nothing for `silence` is dead."""
+        is for a kind that the cluster may not know, not let be read, or not answer for (its conversion webhook is
+        away): it is called with a namespace and what was answered instead of its list, each time. A watch that says
+        nothing for `silence` is dead."""
         self._client = client
         self._kind = kind
         self._observe = observe
@@ -96,9 +106,27 @@ class Reflector:
         self._appeared = asyncio.Event()
 
     async def sync(self) -> None:
-        """Lists everything once. Raises ApiError, but for what is `missing`."""
+        """Lists everything once. Raises ApiError, but for what the cluster doesn't know or let be read and is
+        `missing`."""
         for space in self._since:
             await self._list(space)
+
+    async def begin(self, seconds: float) -> None:
+        """Lists everything once, but for what can't be had within that time: it is reported as `missing`, and `run`
+        asks for it again."""
+        await asyncio.gather(*(self._begin(space, seconds) for space in self._since))
+
+    async def _begin(self, space: str, seconds: float) -> None:
+        report = self._missing or _unreported
+        try:
+            async with asyncio.timeout(seconds):
+                # Shorter, so that what the server answered last is known, and not only that time was up.
+                await self._list(space, seconds * _ANSWERED)
+        except TimeoutError:
+            report(space, ApiError(f"LIST {self._kind.path(space)}", 0, "Timeout", f"no list within {seconds:g} s"))
+        except ApiError as error:
+            if error.status == 410 or self._missing is None:
+                report(space, error)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -147,19 +175,21 @@ class Reflector:
             if events % _TURN == 0:
                 await asyncio.sleep(0)
 
-    async def _list(self, space: str) -> None:
+    async def _list(self, space: str, deadline: float = LIST_SECONDS) -> None:
         if self._listed is None:
             return
+        where, selector = self._kind.path(space), self._kind.selector
         try:
-            uids, as_of = await read(
-                self._client, self._kind.path(space), self._kind.selector, self._observe, self._on_event
-            )
+            uids, as_of = await read(self._client, where, selector, self._observe, self._on_event, deadline)
         except ApiError as error:
-            if self._missing is None or error.status not in (403, 404):
+            if self._missing is None or error.status == 410:
                 raise
-            self._since[space] = ""
-            self._without.add(space)
+            if error.status in (403, 404):
+                self._since[space] = ""
+                self._without.add(space)
             self._missing(space, error)
+            if error.status not in (403, 404):
+                raise
         else:
             self._listed(space, uids, as_of)
             self._since[space] = as_of
@@ -176,13 +206,18 @@ async def _wait_for(appeared: asyncio.Event) -> None:
 
 
 async def read(
-    client: Client, where: str, selector: str, observe: Observe, on_event: Callable[[], None] = _nobody
+    client: Client,
+    where: str,
+    selector: str,
+    observe: Observe,
+    on_event: Callable[[], None] = _nobody,
+    deadline: float = LIST_SECONDS,
 ) -> tuple[set[str], str]:
-    """One whole list, page by page: the UIDs of its objects and its version. `on_event` is called with each page.
-    Raises ApiError."""
+    """One whole list, page by page: the UIDs of its objects and its version. `on_event` is called with each page, which
+    has the deadline. Raises ApiError."""
     uids: set[str] = set()
     as_of = ""
-    async for page, version in client.pages(where, selector):
+    async for page, version in client.pages(where, selector, deadline=deadline):
         as_of = version
         on_event()
         for thing in page:

@@ -47,6 +47,17 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Unavailable:
+    """A kind of others that can't be read: what is known of its objects may be old, and none is not known not to be."""
+
+    #: as one word
+    reason: str
+    message: str
+    #: nobody but a person can help
+    stalls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PoolObject:
     """An EmulatorPool as the API server has it; the spec is not checked yet."""
 

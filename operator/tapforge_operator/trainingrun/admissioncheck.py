@@ -41,7 +41,7 @@ _CHECKS: Final = Kind("Kueue's AdmissionChecks", "admissionchecks", "", GROUP)
 #: seconds
 _RETRY: Final = 15.0
 #: for which a term's first lists may keep all runs waiting, seconds; the reflectors go on listing afterwards
-_SYNC_SECONDS: Final = 4.0
+SYNC_SECONDS: Final = 4.0
 
 
 class Queues:
@@ -93,18 +93,8 @@ class Queues:
 
     async def sync(self) -> None:
         """Lists everything once. A Kueue that does not answer is no reason for runs without queues to wait, but for
-        `_SYNC_SECONDS`."""
-        await asyncio.gather(*(self._sync(reflector) for reflector in self._reflectors))
-
-    @staticmethod
-    async def _sync(reflector: Reflector) -> None:
-        try:
-            async with asyncio.timeout(_SYNC_SECONDS):
-                await reflector.sync()
-        except ApiError as error:
-            log.warning("queues: Kueue can't be read for now: %s", error)
-        except TimeoutError:
-            log.warning("queues: Kueue can't be read for now: no list within %g s", _SYNC_SECONDS)
+        `SYNC_SECONDS`."""
+        await asyncio.gather(*(reflector.begin(SYNC_SECONDS) for reflector in self._reflectors))
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -149,8 +139,10 @@ class Queues:
         def lacks(space: str, error: ApiError) -> None:
             # Without the rights an API server says so also where there is no Kueue.
             why = _WHY.get(error.status, error.message)
-            # One 403 may be an API server that has just started; a kind that it does not know is gone.
-            if error.status == 404 or self._missing.get((kind.plural, space)) == why:
+            # One 403 may be an API server that has just started; a kind that it does not know is gone. Any other
+            # trouble tells nothing of what queues hold.
+            again = error.status in _WHY and self._missing.get((kind.plural, space)) == why
+            if error.status == 404 or again:
                 self._forget(kind, space)
                 self._answer(kind, space)
             if self._missing.get((kind.plural, space)) != why:

@@ -23,7 +23,7 @@ from tapforge_operator.emulatorpool.backoff import NEEDS_A_PERSON, refusal
 from tapforge_operator.kube.cache import Cache
 from tapforge_operator.kube.client import ApiError, Client, Object, path
 from tapforge_operator.kube.events import record
-from tapforge_operator.kube.informers import KUBERAY_MISSING, KUBERAY_TOO_OLD, RAY
+from tapforge_operator.kube.informers import KUBERAY_MISSING, KUBERAY_TOO_OLD, RAY, ray_jobs_unavailable
 from tapforge_operator.kube.leaderelection import NotLeading
 from tapforge_operator.kube.types import Event, RayJob, RayPod, Reference, belongs, observe_ray_pod
 from tapforge_operator.observability.logging import ref
@@ -80,7 +80,7 @@ class RunWrites:
         try:
             await self._client.create(path("rayjobs", run.namespace, group=RAY), body, dry_run=True, strict=True)
         except ApiError as error:
-            refused = _refused(body, error)
+            refused = _refused(body, error) or _unavailable(error)
             if refused is None and error.status != 409:
                 raise
             return DryRunResult(run.generation, refused)
@@ -148,7 +148,14 @@ class RunWrites:
 
     async def _after_conflict(self, run: Run, where: str, body: Object, error: ApiError) -> Object | None:
         name = body["metadata"]["name"]
-        found = await self._find(f"{where}/{name}")
+        try:
+            found = await self._find(f"{where}/{name}")
+        except ApiError as trouble:
+            # Whether it was made shows when RayJobs can be read again; its name makes a second one a conflict.
+            if body["kind"] != "RayJob" or (refused := _unavailable(trouble)) is None:
+                raise
+            self._refuse(refused)
+            return None
         if found is None:
             raise error
         if belongs(found["metadata"], run.uid):
@@ -228,6 +235,14 @@ class RunWrites:
         for event in events:
             self._check_leading()
             await record(self._client, about, event)
+
+
+def _unavailable(error: ApiError) -> Refusal | None:
+    """Trouble of RayJobs' API that passes: a server that failed, or did not answer."""
+    if not error.passing or error.status == 429:
+        return None
+    found = ray_jobs_unavailable(error)
+    return Refusal(found.reason, found.message)
 
 
 def _refused(body: Object, error: ApiError) -> Refusal | None:

@@ -38,7 +38,7 @@ from tapforge_operator.kube.reflector import Reflector
 from tapforge_operator.kube.types import Event, PoolObject, RayHead, RayPod, Reference, RunObject, belongs
 from tapforge_operator.observability.logging import ref
 from tapforge_operator.observability.metrics import RunTelemetry, Telemetry
-from tapforge_operator.trainingrun.admissioncheck import Queues
+from tapforge_operator.trainingrun.admissioncheck import SYNC_SECONDS, Queues
 from tapforge_operator.trainingrun.apply import RunWrites
 from tapforge_operator.trainingrun.kueue import CheckUpdate, decide, demand_since
 from tapforge_operator.trainingrun.outcome import NODE_LOST
@@ -103,8 +103,8 @@ class RunQueue:
         kueue = self._kueue = Queues(
             self._client, self._settings.scope.each, self._leads, self._job_changed, self._wake_all
         )
-        await jobs.sync()
-        await kueue.sync()
+        # None of these kinds is ours: one that can't be read is trouble of the runs that need it, and of nobody else.
+        await asyncio.gather(jobs.begin(SYNC_SECONDS), heads.begin(SYNC_SECONDS), kueue.sync())
         self._watch = asyncio.create_task(_all_of(jobs, heads, kueue), name="the watch of RayJobs")
         self._queue.start()
         self._wake_all()
@@ -249,7 +249,7 @@ class RunController:
         newest = max(jobs, key=lambda job: job.attempt, default=None)
         return Observed(
             jobs=jobs,
-            no_ray_jobs=self._cache.no_ray_jobs.get(run.namespace) or self._cache.no_ray_jobs.get("", ""),
+            no_ray_jobs=self._cache.no_ray_jobs.get(run.namespace) or self._cache.no_ray_jobs.get(""),
             pool=None if pool is None else self._observe_pool(pool, run),
             volume=volume,
             pods=pods,
@@ -258,6 +258,7 @@ class RunController:
             claim_quota=None if (claims := self._claims()) is None else claims.quota(run.namespace),
             queues_known=self._kueue.knows(run.namespace),
             head=self._head(run),
+            heads_known=self._cache.heads.known(run.namespace),
             config=config,
             report=report[0],
             reported=report[1],

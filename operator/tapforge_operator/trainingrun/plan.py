@@ -21,6 +21,8 @@
 9.  The own pool exists while the run is active. A driver whose machines a queue takes keeps it for its grace.
 10. A run that a queue holds has no demand for phones, unless the queue has reserved quota and waits for them
     (`kueue.py`). While nobody knows what the queue has decided, nothing is given back.
+11. That an attempt has no RayJob is known only where RayJobs can be read. While they can't, nothing becomes of an
+    attempt whose RayJob was not seen; its status says why.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from dataclasses import replace
 from typing import Final
 
 from tapforge_operator.kube.objectmeta import seconds, timestamp
-from tapforge_operator.kube.types import RayJob
+from tapforge_operator.kube.types import RayJob, Unavailable
 from tapforge_operator.trainingrun import kueue
 from tapforge_operator.trainingrun.outcome import (
     FINAL,
@@ -39,7 +41,13 @@ from tapforge_operator.trainingrun.outcome import (
     attempt_outcome,
     ray_job_outcome,
 )
-from tapforge_operator.trainingrun.prerequisites import fewer_phones, own_pool, phones, unmet_prerequisite
+from tapforge_operator.trainingrun.prerequisites import (
+    KUBERAY_REFRESH,
+    fewer_phones,
+    own_pool,
+    phones,
+    unmet_prerequisite,
+)
 from tapforge_operator.trainingrun.rayjob import resolve
 from tapforge_operator.trainingrun.state import (
     BOOT_DEADLINE,
@@ -52,7 +60,7 @@ from tapforge_operator.trainingrun.state import (
     checkpoints_last,
     storage_note,
 )
-from tapforge_operator.trainingrun.status import Situation, ended
+from tapforge_operator.trainingrun.status import Situation, ended, is_true
 
 _PODS_REFRESH: Final = 10.0
 _REFUSED_RETRY: Final = 15.0
@@ -65,6 +73,8 @@ DISRUPTED: Final = "Disrupted"
 _SUSPENDING: Final = ("Running", "Suspending")
 #: outcomes of a driver that failed while its Pod was being taken away: the next attempt will tell
 _AT_THE_END: Final = ("DriverFailed", "Stopped")
+#: phases of an attempt that may have a RayJob
+_IN_FLIGHT: Final = ("Intended", "Active", "Stopping", "Removing")
 
 
 def plan_run(run: Run, observed: Observed, history: RunHistory, now: float) -> RunPlan:
@@ -76,6 +86,9 @@ def plan_run(run: Run, observed: Observed, history: RunHistory, now: float) -> R
     _adopt(plan)
     plan.record_disruption()
     plan.count_progress()
+    if plan.attempt.phase in _IN_FLIGHT and plan.job is None and plan.observed.no_ray_jobs is not None:
+        _wait_for_ray_jobs(plan, plan.observed.no_ray_jobs)
+        return plan.finish()
     match plan.attempt.phase:
         case "Intended":
             _intended(plan)
@@ -99,6 +112,18 @@ def _adopt(plan: PlanBuilder) -> None:
         plan.set(start_time=status.start_time or began, active_time=status.active_time or began)
         plan.set(attempts=max(newest, status.attempts))
         plan.move("Active", number=newest)
+
+
+def _wait_for_ray_jobs(plan: PlanBuilder, missing: Unavailable) -> None:
+    number, phase = plan.attempt.number, plan.attempt.phase
+    if phase == "Stopping":  # an order can't be taken back
+        _order(plan)
+    elif phase == "Removing":
+        plan.order("superseded")
+    plan.requeue(KUBERAY_REFRESH)
+    text = f"what became of attempt {number} can't be seen: {missing.message}"
+    held = is_true(plan.run.status, "Suspended")
+    plan.set_situation(Situation("stalled" if missing.stalls else "busy", missing.reason, text, suspended=held))
 
 
 # --- no attempt is in flight -----------------------------------------------------------------------------------------
@@ -209,6 +234,7 @@ def _queued(plan: PlanBuilder, outcome: Outcome) -> None:
     if not leaving and not plan.observed.queues_known:
         plan.requeue(_QUEUES_RETRY)
         plan.set(active_time=plan.run.status.active_time)
+        _keep_waiting(plan, outcome)
         return
     plan.remember(replace(plan.history, queued=plan.now))
     plan.set(active_time="")
@@ -227,6 +253,14 @@ def _queued(plan: PlanBuilder, outcome: Outcome) -> None:
     plan.set_situation(short or Situation("busy", "Starting", f"queue {workload.queue} starts the Ray cluster"))
 
 
+def _keep_waiting(plan: PlanBuilder, outcome: Outcome) -> None:
+    """As before, but for the words."""
+    status = plan.run.status
+    reason = next((c.reason for c in status.conditions if c.type == "Ready"), outcome.reason)
+    text = f"{outcome.message}, and what the queue has decided can't be read (Kueue)"
+    plan.busy(reason, text, suspended=is_true(status, "Suspended"))
+
+
 def _boot_deadline(run: Run) -> float:
     """Of a pool that is not there, or not yet."""
     own = run.spec.environment.source.own_pool
@@ -237,7 +271,7 @@ def _head_there(plan: PlanBuilder) -> bool:
     """KubeRay calls a RayJob Suspended when its RayCluster is deleted, and the Pods still have their grace then."""
     head = plan.observed.head
     if head is None or head.attempt != plan.attempt.number:
-        return False
+        return not plan.observed.heads_known
     return not head.gone and head.disruption != NODE_LOST
 
 

@@ -20,7 +20,7 @@ from tapforge_operator.trainingrun.status import Situation
 #: seconds
 _ARRIVAL_GRACE: Final = 60.0
 _REFRESH: Final = 15.0
-_KUBERAY_REFRESH: Final = 60.0
+KUBERAY_REFRESH: Final = 60.0
 #: between the loss of a cluster and the next attempt: the first wait, and the longest
 _FIRST_BACKOFF: Final = 5.0
 _LONGEST_BACKOFF: Final = 300.0
@@ -48,9 +48,9 @@ def _spec(plan: PlanBuilder) -> Situation | None:
         return _stalled("RayAuthentication", wrong)
     if run.status.attempts >= MAX_ATTEMPTS:
         return _stalled("TooManyAttempts", f"{MAX_ATTEMPTS} attempts were made, and a RayJob's name takes no more")
-    if plan.observed.no_ray_jobs:
-        plan.requeue(_KUBERAY_REFRESH)
-        return _stalled("KubeRayMissing", plan.observed.no_ray_jobs)
+    if (missing := plan.observed.no_ray_jobs) is not None:
+        plan.requeue(KUBERAY_REFRESH)
+        return Situation("stalled" if missing.stalls else "busy", missing.reason, missing.message)
     if not run.status.resolved and (size := len(resolve(run))) > MAX_RESOLVED:
         text = f"the run has {size:,} characters when everything is written out, more than {MAX_RESOLVED:,}"
         return _stalled("SpecTooLarge", f"{text}: name a file of URLs or tasks instead of listing them")

@@ -16,7 +16,7 @@ from tapforge_api.run_status import Attempt, AttemptPhase, RunProgress, Training
 from tapforge_api.training_run import TrainingRunSpec
 from tapforge_operator import labels
 from tapforge_operator.kube.objectmeta import seconds, timestamp
-from tapforge_operator.kube.types import RayHead, RayJob, RayPod
+from tapforge_operator.kube.types import RayHead, RayJob, RayPod, Unavailable
 from tapforge_operator.trainingrun.kueue import CheckUpdate, Workload
 from tapforge_operator.trainingrun.status import Situation, conditions, read_status
 
@@ -117,8 +117,8 @@ class Observed:
 
     #: RayJobs whose controller is the run
     jobs: tuple[RayJob, ...] = ()
-    #: why there can't be any; "" when there can
-    no_ray_jobs: str = ""
+    #: why RayJobs can't be read: that there is none is not known then; None when they can
+    no_ray_jobs: Unavailable | None = None
     pool: ObservedPool | None = None
     #: None: not read
     volume: ObservedVolume | None = None
@@ -134,6 +134,8 @@ class Observed:
     queues_known: bool = True
     #: the newest head of the run
     head: RayHead | None = None
+    #: heads were listed: that there is none is known
+    heads_known: bool = True
     #: what the ConfigMap of the run holds; None: not read, "": there is none
     config: str | None = None
     #: the driver's newest report, and when it came
@@ -366,12 +368,13 @@ class PlanBuilder:
     def _set_observed(self) -> None:
         job = self.job
         known = job is not None and self.attempt.phase not in ("", "Intended")
-        self.set(
-            ray_job=labels.ray_job_name(self.run.name, job.attempt) if job is not None and known else "",
-            ray_cluster=job.cluster if job is not None and known else "",
-            dashboard=job.dashboard if job is not None and known else "",
-            pool=pool_of(self.run),
-        )
+        self.set(pool=pool_of(self.run))
+        if job is not None or self.observed.no_ray_jobs is None:
+            self.set(
+                ray_job=labels.ray_job_name(self.run.name, job.attempt) if job is not None and known else "",
+                ray_cluster=job.cluster if job is not None and known else "",
+                dashboard=job.dashboard if job is not None and known else "",
+            )
         report = self.report
         if report is None:
             return
