@@ -6,7 +6,8 @@ Promises:
    left when the next one begins.
 3. A lost term, a broker that broke, an API server that is away or refuses: none of them ends the process. It stands by,
    and its next term begins with what is written.
-4. The broker answers also while this process does not lead: it passes callers on to the leader, or says 503, and a
+4. No term begins before its keys for claims are those that the Secret holds, and the Secret holds them.
+5. The broker answers also while this process does not lead: it passes callers on to the leader, or says 503, and a
    caller knows that it should try again.
 """
 
@@ -25,6 +26,7 @@ from tapforge_operator.broker import tls
 from tapforge_operator.broker.auth import Auth
 from tapforge_operator.broker.claim_record import Keys
 from tapforge_operator.broker.http import Forward, application, runner
+from tapforge_operator.broker.material import Material
 from tapforge_operator.broker.service import Claims
 from tapforge_operator.config import Settings
 from tapforge_operator.controller import WorkQueue
@@ -43,6 +45,8 @@ log = logging.getLogger(__name__)
 
 #: between two checks whether the broker still leads
 _CHECK_SECONDS = 1.0
+#: beside the life of its Lease: that a leader has to write back a Secret which somebody deleted
+_WRITTEN_BACK_SECONDS = 10.0
 #: a term that lasted so long is no sign that the next one breaks at once
 _CALM_SECONDS = 60.0
 
@@ -61,7 +65,8 @@ class Leadership:
         self._pools = WorkQueue("EmulatorPool", self._pool_controller, lambda: election.leads, telemetry.reconciled)
         #: what was given up now is not to be won again
         self._closing = False
-        self._mounted: tls.Mounted | None = None
+        #: what the broker serves and signs with
+        self._served: tls.Own | tls.Mounted | None = None
         #: why it does not lead though it could, for people
         self._why = ""
         self.cache = Cache(telemetry, self._requeue)
@@ -78,11 +83,11 @@ class Leadership:
             return self._why or "the broker does not listen yet"
         if self._election.leads and not self._claims.leading:
             return self._why or "the cluster is still being read"
-        return self._mounted.problem if self._mounted is not None and not self._mounted.usable else ""
+        return self._served.problem if self._served is not None and not self._served.usable else ""
 
     def role(self) -> str:
         """What it is ready for."""
-        problem = f"; not taken over: {self._mounted.problem}" if self._mounted and self._mounted.problem else ""
+        problem = f"; not taken over: {self._served.problem}" if self._served and self._served.problem else ""
         if self._election.leads:
             return f"leads in term {self._election.term}{problem}"
         return f"standing by; {self._election.holder or 'nobody'} leads{problem}"
@@ -161,7 +166,7 @@ class Leadership:
         if folder is not None:
             names = settings.called
         material = await self._material(names)
-        keys = Keys(material.key)
+        keys = Keys(*material.keys)
         claims = Claims(
             self._claims_client,
             keys,
@@ -175,13 +180,15 @@ class Leadership:
             quotas=settings.quotas,
         )
         self._telemetry.watch_quotas(claims.quota_use)
+        self._telemetry.watch_unproved(claims.unproved)
         auth = Auth(self._claims_client, claims.find_pool)
         trust = ssl.create_default_context(cadata=material.ca.decode())
         forward = Forward(
             lambda: self._election.leader, settings.identity, settings.service, trust, self._telemetry.passed_on
         )
         stack.push_async_callback(forward.close)
-        app = application(claims, auth, keys.proved, forward)
+        # What can't be proved because its key was lost is no stranger's.
+        app = application(claims, auth, lambda i, secret: keys.proved(i, secret) or claims.is_unproved(i), forward)
         add_progress(app, self._runs.reports, auth)
         served = runner(app)
         await served.setup()
@@ -192,32 +199,54 @@ class Leadership:
         connections = Connections(settings.connections, settings.address_connections)
         await listen(served, settings.host, settings.broker_port, context, connections=connections)
         self._claims = claims
+
+        def other_keys(found: tuple[bytes, ...]) -> None:
+            keys.replace(found)
+            claims.reread(self.cache.slots.all())
+
         if folder is None:
-            keeps = tls.keep(self._client, settings.namespace, names, context, material, 3600.0, trust, self._telemetry)
+            self._served = tls.Own(names, context, trust, material, self._telemetry, other_keys)
         else:
-            self._mounted = tls.Mounted(folder, names, context, trust, material, self._telemetry)
-            keeps = self._mounted.keep(self._client, settings.namespace)
-        keep = asyncio.create_task(keeps)
+            self._served = tls.Mounted(folder, names, context, trust, material, self._telemetry, other_keys)
+        keep = asyncio.create_task(
+            tls.keep(self._served, self._client, settings.namespace, leads=lambda: self._election.leads)
+        )
         stack.callback(keep.cancel)
         log.info("claims on port %d", served.addresses[0][1])
 
-    async def _material(self, names: tuple[str, ...]) -> tls.Material:
-        """The certificate and the key, as soon as the API server gives them: one that is away, or that has just started
-        and refuses everybody for a moment, is waited for; so is a mounted certificate that can be served."""
-        pauses = _pauses()
+    async def _material(self, names: tuple[str, ...]) -> Material:
+        """The certificate and the keys, as soon as the API server gives them: one that is away, or that has just
+        started and refuses everybody for a moment, is waited for; so is a mounted certificate that can be served, and a
+        leader that has the keys which the Secret has lost."""
+        pauses, create = _pauses(), False
+        deadline = time.monotonic() + self._election.timing.lease_seconds + _WRITTEN_BACK_SECONDS
         while True:
             try:
-                return await tls.ensure(self._client, self._settings.namespace, names, folder=self._settings.tls_dir)
+                return await tls.ensure(
+                    self._client, self._settings.namespace, names, folder=self._settings.tls_dir, create=create
+                )
             except (ApiError, RuntimeError, tls.Unusable) as error:
                 self._why = f"the broker's certificate can't be had: {error}"
                 if isinstance(error, tls.Unusable):
                     self._telemetry.certificate(None, refused=True)
                 passing = isinstance(error, ApiError) and error.passing
                 log.log(logging.WARNING if passing else logging.ERROR, "%s", self._why)
+            except tls.KeysMissing as error:
+                try:
+                    leader = await self._election.find_leader()
+                except ApiError as unknown:
+                    leader = f"unknown: {unknown}"
+                create = not leader or time.monotonic() > deadline
+                if create:
+                    log.warning("%s: new keys are made", error)
+                    continue
+                self._why = f"{error}; the leader ({leader}) may write it back"
+                log.warning("%s", self._why)
             await asyncio.sleep(next(pauses))
 
     async def _begin(self, term: int) -> asyncio.Task[None]:
         assert self._claims is not None
+        await self._refresh_keys()
         await self._read_everything()
         self._telemetry.leading(term)
         leases = [lease.body for lease in self.cache.leases.all()]
@@ -226,6 +255,20 @@ class Leadership:
         for pool in list(self.cache.pools.all()):
             self._requeue(pool.uid)
         return await self._runs.start()
+
+    async def _refresh_keys(self) -> None:
+        """The leader before this one may have signed claims with keys that it wrote a moment ago."""
+        assert self._served is not None
+        pauses = _pauses()
+        while True:
+            try:
+                await self._served.refresh(self._client, self._settings.namespace, write=True)
+                return
+            except (ApiError, RuntimeError) as error:
+                self._why = f"the broker's keys can't be read or written: {error}"
+                passing = isinstance(error, ApiError) and error.passing
+                log.log(logging.WARNING if passing else logging.ERROR, "%s", self._why)
+            await asyncio.sleep(next(pauses))
 
     async def _read_everything(self) -> None:
         pauses = _pauses()

@@ -267,6 +267,7 @@ class Broker:
         timeouts: ServiceTimeouts = TIMEOUTS,
         quotas: ClaimQuotas | None = None,
         on_quota: Callable[[str], None] = lambda namespace: None,
+        keys: Keys = KEYS,
     ):
         self.lab = lab
         loop = asyncio.get_running_loop()
@@ -280,7 +281,7 @@ class Broker:
         self.lost_nodes: set[str] = set()
         self.claims = Claims(
             self.door,
-            KEYS,
+            keys,
             lambda: self.leading,
             on_change=self.requeued.add,
             on_quota=on_quota,

@@ -15,7 +15,6 @@ TIMEOUTS = LedgerTimeouts(
     step_deadline=60.0,
     first_pause=10.0,
     longest_pause=35.0,
-    unproved=900.0,
 )
 TTL = 30.0
 
@@ -69,7 +68,7 @@ class Desk:
                 view = self.write(work.view.uid, record=work.record, fence=work.record.fence)
                 self.ledger.granted(work.view.uid, work.record.fence, view, self.now)
             elif isinstance(work, Clear) and self.ledger.begin_clear(work, self.now):
-                view = self.write(work.view.uid, record=None, failures=work.failures, rest=work.rest)
+                view = self.write(work.view.uid, record=None, unproved=None, failures=work.failures, rest=work.rest)
                 self.ledger.cleared(work.view.uid, view, self.now)
             elif isinstance(work, Remove):
                 del self.views[work.view.uid]

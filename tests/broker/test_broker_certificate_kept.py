@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from tapforge_operator.broker import tls
+from tapforge_operator.broker.material import NOTHING, completed, fields
 from tapforge_operator.kube.client import ApiError
+from tapforge_operator.observability.metrics import Telemetry
 
 pytestmark = pytest.mark.usefixtures("own_time")
 
@@ -43,9 +45,10 @@ class Contested:
 
 
 async def test_a_secret_that_is_written_over_again_and_again_ends_no_look_after_it() -> None:
-    material = tls.renewed({}, ["localhost"], datetime.now(UTC))
-    api, context = Contested(conflicts=20), tls.context(material)
-    keeps = asyncio.create_task(tls.keep(api, "system", ["localhost"], context, material, every=0.01))
+    api, material = Contested(conflicts=20), completed(NOTHING, ["localhost"], datetime.now(UTC))
+    trust = ssl.create_default_context(cadata=material.ca.decode())
+    served = tls.Own(["localhost"], tls.context(material), trust, material, Telemetry())
+    keeps = asyncio.create_task(tls.keep(served, api, "system", every=0.01))
     async with asyncio.timeout(60):
         while api.conflicts or "hmac.key" not in api.data:
             assert not keeps.done()
@@ -56,14 +59,15 @@ async def test_a_secret_that_is_written_over_again_and_again_ends_no_look_after_
 
 async def test_callers_of_other_brokers_trust_an_authority_that_was_made_meanwhile() -> None:
     """A broker that stands by calls the leader, whose certificate may be of a newer authority."""
-    material = tls.renewed({}, ["localhost"], datetime.now(UTC))
+    material, other = (completed(NOTHING, ["localhost"], datetime.now(UTC)) for _ in range(2))
     api, trust = Contested(conflicts=0), ssl.create_default_context(cadata=material.ca.decode())
-    context = tls.context(material)
-    keeps = asyncio.create_task(tls.keep(api, "system", ["localhost"], context, material, every=0.01, trust=trust))
+    api.data = {name: base64.b64encode(value).decode() for name, value in fields(other, {}).items()}
+    served = tls.Own(["localhost"], tls.context(material), trust, material, Telemetry())
+    keeps = asyncio.create_task(tls.keep(served, api, "system", every=0.01, leads=lambda: False))
     async with asyncio.timeout(60):
         while len(trust.get_ca_certs()) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     keeps.cancel()
     await asyncio.gather(keeps, return_exceptions=True)
-    made = ssl.PEM_cert_to_DER_cert(base64.b64decode(api.data["ca.crt"]).decode())
+    made = ssl.PEM_cert_to_DER_cert(other.ca.decode())
     assert made in trust.get_ca_certs(binary_form=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import ssl
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ from tapforge_operator import manager
 from tapforge_operator.broker import tls
 from tapforge_operator.broker.certificates import SERVER_DAYS, new_authority, new_server
 from tapforge_operator.config import Settings
+from tapforge_operator.kube.leaderelection import Timing
 from tapforge_operator.manager import Leadership
 from tapforge_operator.observability.metrics import Telemetry
 
@@ -60,6 +62,10 @@ class Volume:
 @pytest.fixture
 def volume(tmp_path: Path) -> Volume:
     return Volume(tmp_path)
+
+
+async def _nobody() -> str:
+    return ""
 
 
 class Served:
@@ -105,7 +111,7 @@ async def test_its_bundle_is_published_and_no_authority_is_made(volume: Volume) 
     assert cluster.objects[CONFIG_MAP]["data"] == {"ca.crt": ca.decode()}
     assert set(cluster.objects[SECRET]["data"]) == {"hmac.key"}
     again = await tls.ensure(Door(cluster), "sys", NAMES, folder=volume.folder)
-    assert first.key == again.key and len(first.key) == 32
+    assert first.keys == again.keys and len(first.key) == 32
 
 
 async def test_the_key_for_claims_stays_when_a_broker_gets_a_mounted_certificate(volume: Volume) -> None:
@@ -131,7 +137,7 @@ async def test_a_renewal_is_served_without_dropping_a_connection(served: Served)
 
 async def test_a_new_authority_is_published_and_written_again_after_an_outage(served: Served) -> None:
     new, door = served.volume.issue(), Door(served.cluster)
-    keep = asyncio.create_task(served.mounted.keep(door, "sys", every=0.01))
+    keep = asyncio.create_task(tls.keep(served.mounted, door, "sys", every=0.01))
     async with asyncio.timeout(60):
         while served.cluster.objects[CONFIG_MAP]["data"] != {"ca.crt": new.decode()}:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -173,6 +179,22 @@ async def test_what_callers_would_refuse_is_not_served_and_the_reason_has_a_reme
     with pytest.raises(tls.Unusable, match=words):
         await tls.ensure(Door(cluster), "sys", NAMES, folder=volume.folder)
     assert CONFIG_MAP not in cluster.objects
+
+
+async def test_keys_that_are_lost_beside_a_mounted_certificate_are_written_back(served: Served) -> None:
+    door, told = Door(served.cluster), []
+    served.mounted._on_keys = told.append
+    served.cluster.drop(SECRET)
+    served.cluster.drop(CONFIG_MAP)
+    await served.mounted.refresh(door, "sys", write=False)
+    assert SECRET not in served.cluster.objects
+    await served.mounted.refresh(door, "sys", write=True)
+    assert base64.b64decode(served.cluster.objects[SECRET]["data"]["hmac.key"]) == served.material.key
+    assert served.cluster.objects[CONFIG_MAP]["data"] == {"ca.crt": served.material.ca.decode()}
+    new = base64.b64encode(b"n" * 32).decode()
+    served.cluster.patch(SECRET, {"data": {"hmac.key": new}})
+    await served.mounted.refresh(door, "sys", write=True)
+    assert told == [(b"n" * 32, served.material.key)]
 
 
 async def test_a_bad_renewal_leaves_the_earlier_certificate_served(served: Served) -> None:
@@ -240,7 +262,8 @@ async def test_the_operator_waits_for_a_certificate_that_can_be_served_and_says_
 ) -> None:
     monkeypatch.setattr(manager, "_pauses", lambda: itertools.repeat(0.01))
     door: Any = Door(Cluster())
-    election: Any = SimpleNamespace(leads=False, holder="other", leader="", term=0)
+    election: Any = SimpleNamespace(leads=False, holder="other", leader="", term=0, timing=Timing())
+    election.find_leader = _nobody
     settings = Settings(
         "me", host="127.0.0.1", broker_port=0, broker_url="https://broker.example:443", tls_dir=volume.folder
     )
@@ -255,7 +278,7 @@ async def test_the_operator_waits_for_a_certificate_that_can_be_served_and_says_
         await asyncio.wait_for(listening, 60)
         assert ours.unready() == ""
         volume.issue(names=(NAME,))
-        ours._mounted.reload()
+        ours._served.reload()
         assert ours.unready() == "" and "not taken over: " in ours.role()
-        ours._mounted.usable = False
+        ours._served.usable = False
         assert "Hostname mismatch" in ours.unready()

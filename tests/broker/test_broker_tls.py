@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import ssl
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from claim_cluster import Cluster, Door
+from claim_cluster import Cluster, Door, until
 from cryptography import x509
 
+from tapforge_operator import manager
 from tapforge_operator.broker import tls
 from tapforge_operator.broker.certificates import CA_DAYS, SERVER_DAYS
+from tapforge_operator.config import Settings
 from tapforge_operator.kube.client import ApiError
+from tapforge_operator.kube.leaderelection import Timing
+from tapforge_operator.manager import Leadership
+from tapforge_operator.observability.metrics import Telemetry
 
 pytestmark = pytest.mark.usefixtures("own_time")
 
@@ -100,7 +108,7 @@ async def test_the_certificate_is_renewed_in_time_and_the_rest_stays():
     assert early == first
     late = await ensure(Door(cluster), NOW + timedelta(days=SERVER_DAYS * 0.7))
     assert late.certificate != first.certificate
-    assert (late.ca, late.ca_key, late.key) == (first.ca, first.ca_key, first.key)
+    assert (late.ca, late.ca_keys, late.keys) == (first.ca, first.ca_keys, first.keys)
 
 
 async def test_a_new_authority_does_not_end_trust_in_the_old_one():
@@ -168,10 +176,176 @@ async def test_a_running_server_gets_the_new_certificate():
     now = datetime.now(UTC)
     old = await ensure(Door(cluster), now - timedelta(days=SERVER_DAYS * 0.9))
     context = tls.context(old)
-    keeper = asyncio.create_task(tls.keep(Door(cluster), "sys", NAMES, context, old, every=0.01))
+    served = tls.Own(NAMES, context, ssl.create_default_context(cadata=old.ca.decode()), old, Telemetry())
+    keeper = asyncio.create_task(tls.keep(served, Door(cluster), "sys", every=0.01))
     before = cluster.objects[SECRET]["metadata"]["resourceVersion"]
     async with asyncio.timeout(60):
         while cluster.objects[SECRET]["metadata"]["resourceVersion"] == before:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     keeper.cancel()
     assert (await ensure(Door(cluster), now)).certificate != old.certificate
+
+
+# --- what a running operator has is written back ----------------------------------------------------------------------
+
+
+class Replica:
+    """An operator's process that has begun: what it serves, and its looks at the Secret."""
+
+    def __init__(self, cluster: Cluster, material: tls.Material):
+        self.door = Door(cluster)
+        self.context = tls.context(material)
+        self.trust = ssl.create_default_context(cadata=material.ca.decode())
+        self.keys: list[tuple[bytes, ...]] = []
+        self.served = tls.Own(NAMES, self.context, self.trust, material, Telemetry(), self.keys.append)
+
+    async def look(self, leads: bool = True) -> None:
+        await self.served.refresh(self.door, "sys", write=leads)
+
+
+async def begun() -> tuple[Cluster, tls.Material]:
+    cluster = Cluster()
+    return cluster, await ensure(Door(cluster), datetime.now(UTC))
+
+
+def stored(cluster: Cluster) -> dict[str, bytes]:
+    return {name: base64.b64decode(text) for name, text in cluster.objects[SECRET]["data"].items()}
+
+
+def write(cluster: Cluster, **data: bytes | None) -> None:
+    encoded = {k.replace("__", "."): v and base64.b64encode(v).decode() for k, v in data.items()}
+    cluster.patch(SECRET, {"data": encoded})
+
+
+async def test_a_secret_that_is_deleted_is_written_back_by_the_leader_alone() -> None:
+    cluster, material = await begun()
+    leader, standby = Replica(cluster, material), Replica(cluster, material)
+    cluster.drop(SECRET)
+    cluster.drop(CONFIG_MAP)
+    await standby.look(leads=False)
+    assert standby.door.writes == 0 and standby.served.material == material
+    await leader.look()
+    assert await ensure(Door(cluster), datetime.now(UTC)) == material
+    assert published(cluster) == material.ca.decode()
+    writes = leader.door.writes
+    await leader.look()
+    assert leader.door.writes == writes
+
+
+@pytest.mark.parametrize("field", ["ca.crt", "ca.key", "tls.crt", "tls.key", "hmac.key"])
+@pytest.mark.parametrize("value", [None, b"junk"])
+async def test_a_field_that_somebody_broke_is_written_back(field: str, value: bytes | None) -> None:
+    cluster, material = await begun()
+    leader = Replica(cluster, material)
+    write(cluster, **{field.replace(".", "__"): value})
+    await leader.look()
+    assert leader.served.material == material == await ensure(Door(cluster), datetime.now(UTC))
+
+
+async def test_what_another_operator_wrote_over_it_loses_no_claim_and_no_caller() -> None:
+    """As one does that starts while the Secret is away, or a backup of another day."""
+    cluster, material = await begun()
+    leader = Replica(cluster, material)
+    for path in (SECRET, CONFIG_MAP):
+        cluster.drop(path)
+    other = await ensure(Door(cluster), datetime.now(UTC))
+    await leader.look()
+    both = await ensure(Door(cluster), datetime.now(UTC))
+    assert set(both.keys) == {material.key, other.key} and leader.keys == [both.keys]
+    assert (both.certificate, both.private_key) == (material.certificate, material.private_key)
+    for ca in (material.ca.decode(), published(cluster)):
+        handshake(both, ca, NAMES[0])
+    assert set(published(cluster).split("-----BEGIN")) == {
+        *material.ca.decode().split("-----BEGIN"),
+        *other.ca.decode().split("-----BEGIN"),
+    }
+    handshake(other, published(cluster), NAMES[0])  # a replica that began with it is trusted too
+
+
+async def test_a_new_key_signs_as_soon_as_it_is_written_and_the_one_before_stays() -> None:
+    cluster, material = await begun()
+    leader, standby, new = Replica(cluster, material), Replica(cluster, material), b"n" * 32
+    write(cluster, hmac__key=new)
+    await leader.look()
+    assert leader.keys == [(new, material.key)]
+    await standby.look(leads=False)
+    assert standby.keys == [(new, material.key)]
+    assert (await ensure(Door(cluster), datetime.now(UTC))).keys == (new, material.key)
+    assert stored(cluster)["hmac.key"] == new, "which is what the release before reads"
+    write(cluster, **{"hmac__key.2026": b"short"})
+    await leader.look()
+    assert leader.served.material.keys == (new, material.key)
+
+
+async def test_a_key_that_is_taken_out_while_no_operator_runs_is_out() -> None:
+    cluster, material = await begun()
+    write(cluster, **{"hmac__key": b"n" * 32, "hmac__key.before": material.key})
+    assert (await ensure(Door(cluster))).keys == (b"n" * 32, material.key)
+    write(cluster, **{"hmac__key.before": None})
+    assert (await ensure(Door(cluster))).keys == (b"n" * 32,)
+
+
+async def test_an_operator_that_starts_makes_no_keys_while_another_may_have_them() -> None:
+    cluster = Cluster()
+    with pytest.raises(tls.KeysMissing):
+        await tls.ensure(Door(cluster), "sys", NAMES, create=False)
+    assert not cluster.objects
+    _, material = await begun()
+    assert (await tls.ensure(Door(cluster), "sys", NAMES, held=material, create=False)) == material
+
+
+async def test_the_certificate_of_other_names_is_of_an_authority_that_callers_know() -> None:
+    cluster = Cluster()
+    first = await ensure(Door(cluster))
+    later = NOW + timedelta(days=CA_DAYS * 0.7)
+    second = await ensure(Door(cluster), later)
+    assert second.ca != first.ca
+    soon = await ensure(Door(cluster), later + timedelta(hours=1), [*NAMES, "10.0.0.9"])
+    old, new = (x509.load_pem_x509_certificates(second.ca)[k] for k in (1, 0))
+    x509.load_pem_x509_certificate(soon.certificate).verify_directly_issued_by(old)
+    late = await ensure(Door(cluster), later + timedelta(days=2), [*NAMES, "10.0.0.9", "10.0.0.8"])
+    x509.load_pem_x509_certificate(late.certificate).verify_directly_issued_by(new)
+
+
+async def starting(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, leader: str) -> Any:
+    """An operator's process that begins, beside one that the leader Lease names."""
+    monkeypatch.setattr(manager, "_pauses", lambda: itertools.repeat(0.01))
+
+    async def find_leader() -> str:
+        return leader
+
+    election: Any = SimpleNamespace(timing=Timing(), find_leader=find_leader)
+    door: Any = Door(cluster)
+    return Leadership(Settings("me", namespace="sys"), door, door, election, Telemetry())
+
+
+async def test_an_operator_that_starts_while_the_secret_is_away_takes_what_the_leader_writes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, material = await begun()
+    cluster.drop(SECRET)
+    ours = await starting(monkeypatch, cluster, "another")
+    waiting = asyncio.create_task(ours._material(NAMES))
+    await until(lambda: "another" in ours.unready())
+    assert SECRET not in cluster.objects
+    await Replica(cluster, material).look()
+    assert await waiting == material
+
+
+@pytest.mark.parametrize(("leader", "patience"), [("", 1e9), ("one that died", -1e9)])
+async def test_it_makes_keys_where_nobody_can_have_them(monkeypatch, leader: str, patience: float) -> None:
+    monkeypatch.setattr(manager, "_WRITTEN_BACK_SECONDS", patience)
+    cluster = Cluster()
+    ours = await starting(monkeypatch, cluster, leader)
+    assert (await ours._material(NAMES)).key == stored(cluster)["hmac.key"]
+
+
+async def test_a_term_begins_with_the_keys_that_the_leader_before_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, material = await begun()
+    ours = await starting(monkeypatch, cluster, "")
+    standby = Replica(cluster, material)
+    ours._served = standby.served
+    write(cluster, hmac__key=b"n" * 32)
+    await ours._refresh_keys()
+    assert standby.keys == [(b"n" * 32, material.key)]
+    assert (await ensure(Door(cluster), datetime.now(UTC))).keys == standby.keys[0]

@@ -91,17 +91,61 @@ def test_a_grant_that_another_leader_was_faster_with(fence):
     assert desk.answers[ticket][0].record.uid == "s1"
 
 
-def test_a_mark_of_another_key_ends_a_slot_that_served_and_no_other():
+def unproved(uid: str, **fields) -> ClaimRecord:
+    """As another key signed it, or anybody wrote it."""
+    return ClaimRecord(uid, 7, "run/lab/a/u", "a", "request-9", 0, TTL, **fields)
+
+
+def test_a_record_of_another_key_keeps_a_slot_that_served_and_no_other():
     desk = Desk()
-    desk.see("used", node="n0", ready=True, foreign=True)
-    desk.see("new", node="n0", booting=True, foreign=True)
-    assert [work.view.uid for work in desk.collect()] == ["used"]
-    assert desk.ledger.held("pool")["used"].expired
+    desk.see("used", node="n0", ready=True, unproved=unproved("used"))
+    desk.see("new", node="n0", booting=True, unproved=unproved("new"))
+    assert not desk.collect()
+    assert (desk.ledger.unproved(), desk.ledger.held("pool")["used"].holder) == (1, "run/lab/a/u")
     desk.see("new", ready=True, booting=False)
     assert desk.free == 1
     desk.see("later", node="n0", ready=True)
-    desk.see("later", foreign=True)  # known to be free: somebody scribbles
+    desk.see("later", unproved=unproved("later"))  # known to be free: somebody scribbles
     assert desk.free == 2
+    desk.wait(TTL)
+    assert "used" not in desk.views, "its Pod goes when nobody renewed it"
+
+
+@pytest.mark.parametrize(("then", "proved"), [({"record": unproved("s")}, True), ({}, False)])
+def test_a_record_is_proved_when_its_key_is_known_again_and_ends_when_it_was_forged(then, proved):
+    desk = Desk()
+    view = desk.see("s", node="n0", ready=True, unproved=unproved("s"))
+    desk.ledger.reread(replace(view, unproved=None, **then), desk.now)
+    assert desk.ledger.unproved() == 0
+    assert bool(desk.ledger.claim(unproved("s").id)) is proved
+    assert [type(work).__name__ for work in desk.collect()] == ([] if proved else ["Remove"])
+
+
+def test_a_record_that_can_not_be_read_keeps_its_slot_under_the_fence_that_stands_beside_it():
+    desk = Desk()
+    desk.see("s", node="n0", ready=True, fence=7, unproved=replace(unproved("s"), fence=0))
+    desk.see("s", ready=False)
+    assert desk.ledger.renew(desk.ledger.claim("s.7"), 0, desk.now) == "held"
+
+
+def test_an_unproved_record_uses_no_other_namespaces_quota_and_lasts_no_longer_than_a_claim_can():
+    desk = Desk(team=1)
+    desk.see("s", node="n0", ready=True, unproved=replace(unproved("s"), holder="run/team/a/u", ttl=1e12, hold=1e12))
+    assert desk.ledger.quota_use("team").held == 0
+    desk.wait(3600)
+    assert not desk.views
+
+
+def test_an_unproved_claim_of_a_device_displaces_none_that_is_proved():
+    desk = Desk(1, lasting=True)
+    [claim] = desk.take("a")
+    said = replace(unproved("other"), fence=2**60)
+    desk.see("other", pool="theirs", address="http://s0", ready=True, lasting=True, unproved=said)
+    assert desk.ledger.claim(claim.id) is not None
+    desk.see("late", pool="third", address="http://s1", ready=True, lasting=True, unproved=replace(said, uid="late"))
+    proved = ClaimRecord("s1", 8, "run/lab/b/u", "b", "request-8", 0, TTL)
+    desk.see("s1", address="http://s1", ready=True, lasting=True, record=proved)
+    assert desk.ledger.claim(proved.id) is not None and desk.ledger.unproved() == 1
 
 
 def test_fences_grow_over_terms_and_over_what_others_wrote():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from ledger_desk import TTL, Desk
 
+from tapforge_operator.broker.claim_record import ClaimRecord
+
 
 @pytest.mark.parametrize(
     ("verdict", "rests"), [("clean", [0]), ("dirty", [60, 60]), ("broken", [10, 20, 35, 35]), ("expired", [70, 80, 95])]
@@ -65,10 +67,16 @@ def test_a_url_that_leaves_its_pool_goes_when_it_is_given_back():
     assert desk.free == 1
 
 
-def test_a_url_whose_claim_cannot_be_proved_rests_as_long_as_a_claim_can_live():
+def test_a_url_whose_claim_cannot_be_proved_stays_its_holders_until_it_is_silent_for_too_long():
     desk = Desk()
-    desk.see("u", lasting=True, ready=True, foreign=True)
+    said = ClaimRecord("u", 7, "user/ann", "", "request-9", 0, TTL, hold=900.0)
+    desk.see("u", lasting=True, ready=True, address="http://u", unproved=said)
+    desk.wait(899.5)
+    assert desk.free == 0 and desk.ledger.unproved() == 1
+    assert desk.ledger.renew(desk.ledger.claim(said.id), 0, desk.now) == "held"
     desk.wait(899.5)
     assert desk.free == 0
     desk.wait(1)
+    assert desk.free == 0 and desk.ledger.unproved() == 0, "it rests"
+    desk.wait(70)
     assert desk.free == 1

@@ -194,7 +194,7 @@ async def test_claims_of_a_release_without_holds_live_on(start: Start) -> None:
     written = json.loads(pod["metadata"]["annotations"][labels.CLAIM])
     for name in ("hold", "pod", "session", "number", "signature"):
         del written[name]
-    written["signature"] = KEYS._sign(written, pod["metadata"]["uid"])
+    written["signature"] = KEYS._first.sign(written, pod["metadata"]["uid"])
     lab.cluster.touch(pod_path("phone-0"), **{labels.CLAIM: json.dumps(written)})
     second = start(lab, term=2)
     await asyncio.sleep(1000.0)

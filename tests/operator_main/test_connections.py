@@ -17,6 +17,7 @@ from aiohttp import web
 
 from tapforge_operator import server
 from tapforge_operator.broker import tls
+from tapforge_operator.broker.material import NOTHING, completed
 from tapforge_operator.server import Connections, fitting, keep, listen, raise_file_limit
 
 BAD, GOOD = "127.0.0.2", "127.0.0.3"
@@ -151,7 +152,7 @@ async def test_headers_that_do_not_come_end_the_connection(ports, monkeypatch, s
 
 
 async def test_a_handshake_that_is_not_finished_ends_the_connection(ports, monkeypatch) -> None:
-    material = tls.renewed({}, ["127.0.0.1"], datetime.now(UTC))
+    material = completed(NOTHING, ["127.0.0.1"], datetime.now(UTC))
     port = await ports(4, context=tls.context(material))
     trust = ssl.create_default_context(cadata=material.ca.decode())
     assert await port.get(GOOD, trust=trust) == "here"

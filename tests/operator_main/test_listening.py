@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from tapforge_operator.broker import tls
+from tapforge_operator.broker.material import NOTHING, completed
 from tapforge_operator.server import EVERYWHERE, Connections, listen
 
 
@@ -28,7 +29,7 @@ def _machine(host: str) -> bool:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 @pytest.mark.parametrize("where", [EVERYWHERE, "127.0.0.1"])
 async def test_who_reaches_it(host: str, where: str) -> None:
-    material = tls.renewed({}, ["localhost", "127.0.0.1", "::1"], datetime.now(UTC))
+    material = completed(NOTHING, ["localhost", "127.0.0.1", "::1"], datetime.now(UTC))
 
     async def here(_: web.Request) -> web.Response:
         return web.Response(text="here")

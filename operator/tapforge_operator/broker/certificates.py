@@ -2,7 +2,8 @@
 
 The authority lasts `CA_DAYS`, the certificate `SERVER_DAYS`; either is renewed when a third of its life is left. A new
 authority stands in the bundle in front of the old one until that one ends, so that whoever trusts the bundle trusts
-certificates of both. It signs nothing on the day it is made: callers have time to read the bundle again.
+certificates of both. It signs nothing on the day it is made (`settled`) while the old one can: callers have time to
+read the bundle again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_DAYS: Final = 3650
@@ -63,19 +65,37 @@ def bundle(authorities: bytes, now: datetime) -> bytes:
     return b"".join(_pem(c) for c in x509.load_pem_x509_certificates(authorities) if c.not_valid_after_utc > now)
 
 
-def can_sign(authorities: bytes, key: bytes, now: datetime) -> bool:
-    """The first authority outlives a certificate that it signs now, and this is its key."""
-    try:
-        certificate = x509.load_pem_x509_certificates(authorities)[0]
-        lasts = certificate.not_valid_after_utc - now > timedelta(days=SERVER_DAYS)
-        return lasts and _load_key(key).public_key() == certificate.public_key()
-    except (ValueError, TypeError):
-        return False
+def joined(*bundles: bytes) -> bytes:
+    """The authorities of all these, each once."""
+    found = [c for pem in bundles if pem for c in x509.load_pem_x509_certificates(pem)]
+    return b"".join(dict.fromkeys(map(_pem, found)))
+
+
+def signers(authorities: bytes, keys: Sequence[bytes], now: datetime) -> list[tuple[bytes, bytes]]:
+    """Authorities whose key is among these and which outlive a certificate that they sign now, each with its key."""
+    by_public: dict[bytes, bytes] = {}
+    for key in keys:
+        try:
+            by_public[_public(_load_key(key).public_key())] = key
+        except (ValueError, TypeError):
+            continue
+    lasting = [
+        authority
+        for authority in (x509.load_pem_x509_certificates(authorities) if authorities else ())
+        if authority.not_valid_after_utc - now > timedelta(days=SERVER_DAYS)
+    ]
+    return [(_pem(a), by_public[public]) for a in lasting if (public := _public(a.public_key())) in by_public]
+
+
+def settled(authority: bytes, now: datetime) -> bool:
+    """Callers have had time to read of it."""
+    return now - x509.load_pem_x509_certificate(authority).not_valid_before_utc > timedelta(days=1)
 
 
 def fits_authority(authorities: bytes, key: bytes, now: datetime) -> bool:
     """The first authority need not be renewed yet, and this is its key."""
-    return can_sign(authorities, key, now) and _fresh(x509.load_pem_x509_certificates(authorities)[0], now)
+    first = x509.load_pem_x509_certificates(authorities)[0]
+    return bool(signers(_pem(first), [key], now)) and _fresh(first, now)
 
 
 def fits_server(certificate: bytes, key: bytes, authorities: bytes, names: Sequence[str], now: datetime) -> bool:
@@ -156,6 +176,10 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
+
+
+def _public(key: CertificatePublicKeyTypes) -> bytes:
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:

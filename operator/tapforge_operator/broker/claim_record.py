@@ -4,8 +4,9 @@
 2. A claim's id is `<slot uid>.<fence>`; its secret is derived from the id, so it is stored nowhere and survives a
    restart of the operator.
 3. Secrets and signatures are compared in constant time.
-4. A record that was signed with another key (the operator's Secret was replaced) is told apart from a forged one: the
-   slot may have a holder that can no longer be proved.
+4. Keys are a list: the first one signs, each of them verifies. So a key is replaced without the loss of a claim.
+5. A record that was signed with a key that is not in the list (the operator's Secret was lost) is told apart from a
+   forged one: the slot may have a holder that can't be proved. What it says is handed on as `unproved`.
 
 One patch writes a claim on a Pod or takes it off. Each comes in two forms, and either is carried out on what was seen
 or not at all:
@@ -28,7 +29,7 @@ import hashlib
 import hmac
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -101,8 +102,8 @@ class SlotView:
     #: fence of the claim that a later leader than its own told of, and wrote so
     confirmed: str = ""
     record: ClaimRecord | None = None
-    #: it carries a record that was signed with a key that is not ours
-    foreign: bool = False
+    #: what its record says, when that is signed with a key that is not ours: anybody may have written it
+    unproved: ClaimRecord | None = None
     #: times that it was claimed (external URLs only)
     transitions: int = 0
     #: claims in a row that ended badly (external URLs only)
@@ -131,30 +132,53 @@ class Reading:
     """What a claim annotation was found to be. Neither: there is none, or it is forged and to be ignored."""
 
     record: ClaimRecord | None = None
-    #: signed with a key that is not (or no longer) ours, or in a form that this release doesn't know
-    foreign: bool = False
+    #: signed with a key that is not ours, or in a form that this release doesn't know: what can be read of it
+    unproved: ClaimRecord | None = None
 
 
 _NONE: Final = Reading()
+MIN_KEY_BYTES: Final = 32
+
+
+def key_name(key: bytes) -> str:
+    """Stands in each record that the key signs; says nothing about the key."""
+    return hmac.digest(key, b"tapforge.dev key name", hashlib.sha256).hex()[:12]
+
+
+class _Key:
+    def __init__(self, key: bytes):
+        if len(key) < MIN_KEY_BYTES:
+            raise ValueError(f"the broker's key has {len(key)} bytes, it needs at least {MIN_KEY_BYTES}")
+        self.name = key_name(key)
+        self._signing = hmac.digest(key, b"tapforge.dev claim mark", hashlib.sha256)
+        self._secrets = hmac.digest(key, b"tapforge.dev claim secret", hashlib.sha256)
+
+    def secret(self, claim: str) -> str:
+        return base64.urlsafe_b64encode(hmac.digest(self._secrets, claim.encode(), hashlib.sha256)).decode().rstrip("=")
+
+    def sign(self, fields: dict[str, Any], uid: str) -> str:
+        return hmac.digest(self._signing, f"{uid}\n{_canonical(fields)}".encode(), hashlib.sha256).hex()
 
 
 class Keys:
-    """Everything that is derived from the operator's secret key."""
+    """Everything that is derived from the operator's secret keys."""
 
-    def __init__(self, key: bytes):
-        if len(key) < 32:
-            raise ValueError(f"the broker's key has {len(key)} bytes, it needs at least 32; delete it to get a new one")
-        self._signing = hmac.digest(key, b"tapforge.dev claim mark", hashlib.sha256)
-        self._secrets = hmac.digest(key, b"tapforge.dev claim secret", hashlib.sha256)
+    def __init__(self, first: bytes, *others: bytes):
+        self.replace((first, *others))
+
+    def replace(self, keys: Sequence[bytes]) -> None:
+        """Signs with the first of these from now on, and verifies with all of them."""
+        first, *others = (_Key(key) for key in dict.fromkeys(keys))
+        self._first, self._all = first, (first, *others)
+        self._by_name = {key.name: key for key in self._all}
         #: a slot is seen many times with the same claim
         self._readings = lru_cache(maxsize=_READINGS)(self._read)
-        self._name = hmac.digest(key, b"tapforge.dev key name", hashlib.sha256).hex()[:12]
 
     def write(self, record: ClaimRecord) -> str:
         """The annotation's text."""
         fields = {
             "v": _VERSION,
-            "key": self._name,
+            "key": self._first.name,
             "fence": record.fence,
             "holder": record.holder,
             "run": record.run,
@@ -166,7 +190,7 @@ class Keys:
             "session": record.session,
             "number": record.number,
         }
-        return _canonical({**fields, "signature": self._sign(fields, record.uid)})
+        return _canonical({**fields, "signature": self._first.sign(fields, record.uid)})
 
     def read(self, text: str, uid: str) -> Reading:
         """What the annotation `text` on the slot `uid` proves. Fields of later versions are passed over."""
@@ -179,25 +203,23 @@ class Keys:
             return _NONE
         if not isinstance(fields, dict) or not isinstance(signature := fields.pop("signature", None), str):
             return _NONE
-        if fields.get("key") != self._name:
-            return Reading(foreign=isinstance(fields.get("key"), str))
-        if not _same(self._sign(fields, uid), signature):
+        if not isinstance(name := fields.get("key"), str):
+            return _NONE
+        if (key := self._by_name.get(name)) is None:
+            return Reading(unproved=_record(fields, uid) or _guess(fields, uid))
+        if not _same(key.sign(fields, uid), signature):
             return _NONE
         # One that is ours and can't be read is somebody's claim, so the slot is not free.
         record = _record(fields, uid)
-        return Reading(record, foreign=record is None)
+        return Reading(record) if record is not None else Reading(unproved=_guess(fields, uid))
 
     def secret(self, claim: str) -> str:
         """What renews and releases the claim with this id."""
-        digest = hmac.digest(self._secrets, claim.encode(), hashlib.sha256)
-        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        return self._first.secret(claim)
 
     def proved(self, claim: str, secret: str) -> bool:
         """Whether it is the secret of the claim with that id, whatever became of the claim."""
-        return proves(self.secret(claim), secret)
-
-    def _sign(self, fields: dict[str, Any], uid: str) -> str:
-        return hmac.digest(self._signing, f"{uid}\n{_canonical(fields)}".encode(), hashlib.sha256).hex()
+        return any(proves(key.secret(claim), secret) for key in self._all)
 
 
 def _same(a: str, b: str) -> bool:
@@ -238,6 +260,13 @@ def _record(fields: dict[str, Any], uid: str) -> ClaimRecord | None:
         return None
     holder, run, request, pod, session = map(str, (*texts, *more))
     return ClaimRecord(uid, fence, holder, run, request, priority, float(ttl), float(hold), pod, session, number)
+
+
+def _guess(fields: dict[str, Any], uid: str) -> ClaimRecord:
+    """Of a record that can't be read: it is somebody's, for as long as a claim can go unrenewed."""
+    fence, holder = fields.get("fence"), fields.get("holder")
+    known = fence if isinstance(fence, int) and 0 <= fence <= _MAX_FENCE else 0
+    return ClaimRecord(uid, known, holder if isinstance(holder, str) else "", "", "", 0, _HOLD, _HOLD)
 
 
 # --- a claim on a Pod -------------------------------------------------------------------------------------------------
@@ -282,7 +311,7 @@ def view_of(slot: Slot, keys: Keys) -> SlotView:
         episodes=slot.episodes,
         confirmed=slot.confirmed,
         record=reading.record,
-        foreign=reading.foreign,
+        unproved=reading.unproved,
     )
 
 

@@ -1,111 +1,39 @@
 """Slots and their claims, from the record on the slot to the claim's end. Pure. Who gets a slot is decided in
-`ledger.py`, which also states the rules. Of the claims that are held:
+`ledger.py`, which also states the rules.
 
-1. A claim that was not renewed for its `ttl` is silent. Silence ends nothing: it makes the shell look at the holder's
-   Pod (`suspects`).
-2. A claim that was not renewed for its `hold` is over (`due`), whatever is known of its holder.
-3. Both are counted by a clock that runs only while the operator does, from the moment in which this ledger met the
-   claim: the time in which no operator ran, and that in which none led, ages nobody.
+A claim whose record is signed with a key that is not ours (the operator's Secret was lost) is kept, unproved, when this
+ledger meets its slot for the first time: the slot stays its holder's, who renews it without proof, until the holder is
+gone or silent for too long. It displaces no claim that is proved, uses no quota but its own namespace's, and nobody can
+give it back. It is proved as soon as its key is known again (`reread`).
 
 Times are seconds and only go forward.
-
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, TypeVar
 
 from tapforge_api.claims import Verdict
 from tapforge_operator.broker.claim_record import ClaimRecord, Clear, SlotView, claim_parts
+from tapforge_operator.broker.lives import Lives
 from tapforge_operator.broker.scheduling import Requests
 from tapforge_operator.broker.slots import Slot, Table
-from tapforge_operator.broker.types import Claim, ClaimQuotas, Counts, LedgerTimeouts, QuotaUse, Remove, State, Work
+from tapforge_operator.broker.types import (
+    Claim,
+    ClaimQuotas,
+    Counts,
+    LedgerTimeouts,
+    QuotaUse,
+    Remove,
+    State,
+    Work,
+    namespace_of,
+)
 from tapforge_operator.emulatorpool.state import Device, Held
-
-_MANY_TIMERS = 10_000
-
-K = TypeVar("K", bound=Hashable)
-
-
-class Lives:
-    def __init__(self) -> None:
-        self._claims: dict[str, Claim] = {}
-        #: (when, id): the earliest end of a claim; it may have been renewed since
-        self._ends: list[tuple[float, str]] = []
-        self._pods: defaultdict[str, dict[str, Claim]] = defaultdict(dict)
-        self._sessions: defaultdict[tuple[str, str], dict[str, Claim]] = defaultdict(dict)
-
-    def __len__(self) -> int:
-        return len(self._claims)
-
-    def get(self, claim_id: str) -> Claim | None:
-        return self._claims.get(claim_id)
-
-    def begin(self, claim: Claim, now: float) -> None:
-        record, self._claims[claim.id] = claim.record, claim
-        self.renew(claim, now)
-        heapq.heappush(self._ends, (claim.ends, claim.id))
-        if record.pod:
-            self._pods[record.pod][claim.id] = claim
-        if record.session:
-            self._sessions[record.holder, record.session][claim.id] = claim
-
-    def renew(self, claim: Claim, now: float) -> None:
-        claim.renewed_at = now
-
-    def end(self, claim: Claim) -> None:
-        """Also of a claim that was never held."""
-        if self._claims.pop(claim.id, None) is None:
-            return
-        session = claim.record.holder, claim.record.session
-        _drop(self._pods, claim.record.pod, claim.id)
-        _drop(self._sessions, session, claim.id)
-        if len(self._ends) > 4 * len(self._claims) + _MANY_TIMERS:
-            self._ends = [(when, name) for when, name in self._ends if name in self._claims]
-            heapq.heapify(self._ends)
-
-    def due(self, now: float) -> Iterator[Claim]:
-        """Claims whose time is over; each has to be ended before the next one is asked for."""
-        while self._ends and self._ends[0][0] <= now:
-            _, name = heapq.heappop(self._ends)
-            claim = self._claims.get(name)
-            if claim is None:
-                continue
-            if claim.ends > now:
-                heapq.heappush(self._ends, (claim.ends, name))
-            else:
-                yield claim
-
-    def suspects(self, now: float, idle: Callable[[str], bool]) -> list[str]:
-        """Pods of holders that are silent, or whose run wants no phones any more (`idle`, by the holder's name)."""
-        return [pod for pod, claims in self._pods.items() if any(_suspect(c, now, idle) for c in claims.values())]
-
-    def of_pod(self, pod: str, now: float, idle: Callable[[str], bool]) -> list[Claim]:
-        """Its claims for which that was why it was looked at."""
-        return [claim for claim in self._pods.get(pod, {}).values() if _suspect(claim, now, idle)]
-
-    def unlisted(self, holder: str, session: str, settled: int, listed: Collection[str]) -> list[Claim]:
-        """Claims of a session that its process doesn't know of, or knows to be over: it has an answer to the request
-        that they were made for (`settled`), and doesn't name them."""
-        known = self._sessions.get((holder, session), {})
-        return [claim for claim in known.values() if claim.record.number <= settled and claim.id not in listed]
-
-
-def _suspect(claim: Claim, now: float, idle: Callable[[str], bool]) -> bool:
-    return claim.silent_from <= now or idle(claim.record.holder)
-
-
-def _drop(index: dict[K, dict[str, Claim]], key: K, name: str) -> None:
-    members = index.get(key)
-    if members is not None:
-        members.pop(name, None)
-        if not members:
-            del index[key]
-
 
 #: ended claims whose end can still be explained, and UIDs that are known to be gone
 _REMEMBERED = 20_000
@@ -141,6 +69,17 @@ class SlotClaims:
         elif view.order > slot.view.order:
             self._table.see(slot, view)
             self._check(slot, now)
+
+    def reread(self, view: SlotView, now: float) -> None:
+        """The slot is as it was, and its record is read with other keys."""
+        slot = self._table.get(view.uid)
+        if slot is not None and view.order >= slot.view.order:
+            self._table.see(slot, view)
+            self._check(slot, now)
+
+    def unproved(self) -> int:
+        """Claims that are signed with a key that is not ours."""
+        return sum(not claim.proved for claim in self._live)
 
     def forget(self, uid: str, now: float, why: str = "its Pod is gone", *, back: bool = False) -> None:
         """The slot is no more. `back`: unless it is seen again, with its label or its owner."""
@@ -365,11 +304,8 @@ class SlotClaims:
             return
         if view.record is not None:
             self._adopt(slot, view.record, now)
-        elif view.foreign and view.lasting:
-            # Somebody may hold it who can't be proved any more, for as long as a claim can live.
-            self._cool_down(slot, self._timeouts.unproved, now)
-        elif view.foreign and view.served:
-            self._terminate(slot, "its claim was signed with another key, so nobody can prove to hold it")
+        elif view.unproved is not None and (view.lasting or view.served):
+            self._adopt_unproved(slot, view.unproved, now)
         elif view.rest:
             self._cool_down(slot, view.rest, now)  # nobody knows how much of it is over
 
@@ -384,6 +320,11 @@ class SlotClaims:
             elif record is not None and record.fence > fence:
                 self._end(slot, State.FREE, "another operator gave the slot to somebody else", now)
                 self._adopt(slot, record, now)
+            elif not slot.claim.proved and record is not None and record.fence == fence:
+                self._end(slot, State.FREE, "its key is known again", now)
+                self._adopt(slot, record, now)
+            elif not slot.claim.proved and view.unproved is not None and _fence(view, view.unproved) == fence:
+                pass
             elif record is None or record.fence < fence:
                 self._end_dirty(view.uid, _TAMPERED, now, pause=self._end_of_use(slot, now))
         elif slot.state in (State.FREE, State.COOLDOWN) and record is not None and news:
@@ -399,11 +340,24 @@ class SlotClaims:
         self._table.take(slot, claim, State.HELD)
         self._live.begin(claim, now)
         self._requests.claimed((slot.view.pool, record.holder, record.request), claim)
-        claimed = [(other.claim.record.fence, other) for other in self._table.sharing(slot) if other.claim is not None]
-        for _, other in sorted(claimed, key=lambda pair: pair[0])[:-1]:
+        sharing = [(o.claim.proved, o.claim.record.fence, o) for o in self._table.sharing(slot) if o.claim is not None]
+        for _, _, other in sorted(sharing, key=lambda found: found[:2])[:-1]:
             # A leader of the past wrote it with its last breath and told nobody, or didn't know that they are one.
             if other.state is State.HELD:
                 self._release(other.view.uid, "its device has a later claim, through another pool", now)
+
+    def _adopt_unproved(self, slot: Slot, said: ClaimRecord, now: float) -> None:
+        """Anybody may have written it: its holder is believed for its own namespace only, and no claim is longer than
+        one can be."""
+        longest = self._timeouts.longest_claim
+        holder = said.holder if namespace_of(said.holder) == slot.view.namespace else f"unproved/{said.holder}"
+        record = replace(
+            said, fence=_fence(slot.view, said), holder=holder, ttl=min(said.ttl, longest), hold=min(said.hold, longest)
+        )
+        claim = Claim(record, proved=False)
+        slot.fence = max(slot.fence, record.fence)
+        self._table.take(slot, claim, State.HELD)
+        self._live.begin(claim, now)
 
     def _after_write(self, slot: Slot, view: SlotView | None, now: float, pause: float) -> None:
         """What a free slot is after a write: `view`, or without a Lease."""
@@ -488,8 +442,13 @@ class SlotClaims:
             self._table.drop(slot)
 
 
+def _fence(view: SlotView, said: ClaimRecord) -> int:
+    """Of a record that can't be proved; one that can't be read either has that of its slot."""
+    return said.fence or view.fence
+
+
 def _without_lease(view: SlotView) -> SlotView:
-    return replace(view, version="", record=None, foreign=False)
+    return replace(view, version="", record=None, unproved=None)
 
 
 def _keep(memory: OrderedDict[str, V], key: str, value: V) -> None:

@@ -138,7 +138,7 @@ def with_lease(view: SlotView, lease: Mapping[str, Any], keys: Keys) -> SlotView
         # Annotations are anybody's to write: nobody keeps a phone away for ever.
         rest=float(min(written_number(annotations.get(wellknown.REST)), _LONGEST_REST)),
         record=reading.record,
-        foreign=reading.foreign,
+        unproved=reading.unproved,
     )
 
 

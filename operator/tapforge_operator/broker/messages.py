@@ -12,6 +12,9 @@ from tapforge_operator.broker.types import Claim, Counts, Holder, QuotaUse, Want
 from tapforge_operator.kube.types import PoolObject
 
 WRONG_SECRET: Final = "the secret is not that of this claim"
+UNPROVED: Final = (
+    "the operator lost the key of this claim: it stays on the slot until its holder is gone, or the key is put back"
+)
 _DEFAULT_PORT: Final = 8000
 #: `adb connect` without a port takes it
 _ADB_PORT: Final = 5555

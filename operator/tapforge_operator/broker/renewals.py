@@ -21,7 +21,7 @@ from tapforge_api.claims import Held as HeldMessage
 from tapforge_api.claims import Release, Released, Renew, RenewedAll
 from tapforge_operator.broker.claim_record import Keys, SlotView, proves
 from tapforge_operator.broker.ledger import Ledger
-from tapforge_operator.broker.messages import WRONG_SECRET, said
+from tapforge_operator.broker.messages import UNPROVED, WRONG_SECRET, said
 from tapforge_operator.broker.types import Claim, ServiceTimeouts
 from tapforge_operator.broker.writer import Writer, Writing
 from tapforge_operator.kube.leaderelection import NotLeading
@@ -107,7 +107,9 @@ class Renewals:
         for given, claim in zip(ask.claims, found, strict=True):
             if claim is None:
                 answers.append(said(given, "lost", ledger.why(given.id)))
-            elif not proves(self.secret(claim), given.secret):
+            elif not claim.proved:  # it says what the slot says, and lets nobody do anything with it
+                answers.append(said(given, ledger.renew(claim, 0, now)))
+            elif not self._proves(claim, given.secret):
                 answers.append(said(given, "lost", WRONG_SECRET))
             else:
                 state = ledger.renew(claim, given.episodes, now)
@@ -130,29 +132,39 @@ class Renewals:
         found = await self._find(ledger, ask.claims)
         self.still(ledger)
         now = self._clock.now()
-        refused, ending, pools = set(), set(), set()
+        refused: dict[str, str] = {}
+        ending, pools = set(), set()
         for given, claim in zip(ask.claims, found, strict=True):
-            if claim is not None and not proves(self.secret(claim), given.secret):
-                refused.add(given.id)
+            if claim is not None and not claim.proved:
+                refused[given.id] = UNPROVED
+            elif claim is not None and not self._proves(claim, given.secret):
+                refused[given.id] = WRONG_SECRET
             elif claim is not None:
                 if (view := ledger.view(claim)) is not None:
                     pools.add(view.pool)
                 ending.add(given.id)
                 ledger.give_back(claim, given.verdict, given.episodes, now)
-            elif self._writing.of([given.id]) and proves(self._keys.secret(given.id), given.secret):
+            elif self._writing.of([given.id]) and self._keys.proved(given.id, given.secret):
                 ending.add(given.id)  # it was given back before, and that is not written yet
         self._work()
         for pool in pools:
             self._changed(pool)
         await self._writing.wait(ending, self._timeouts.release)
         self.still(ledger)
-        answers = [said(g, "lost", WRONG_SECRET if g.id in refused else ledger.why(g.id)) for g in ask.claims]
+        answers = [said(g, "lost", refused.get(g.id) or ledger.why(g.id)) for g in ask.claims]
         return Released.model_construct(claims=tuple(answers))
 
     def secret(self, claim: Claim) -> str:
         if not claim.secret:
             claim.secret = self._keys.secret(claim.id)
         return claim.secret
+
+    def _proves(self, claim: Claim, given: str) -> bool:
+        if not proves(self.secret(claim), given):
+            if not self._keys.proved(claim.id, given):
+                return False
+            claim.secret = given  # of another of our keys than the one that signs now
+        return True
 
     def still(self, ledger: Ledger) -> None:
         """Raises NotLeading when that ledger's term is over, also when another one of this process has begun."""
@@ -168,7 +180,7 @@ class Renewals:
             for given, claim in zip(asked, found, strict=True)
             if claim is None
             and (view := ledger.ahead(given.id)) is not None
-            and proves(self._keys.secret(given.id), given.secret)
+            and self._keys.proved(given.id, given.secret)
         ]
         if not behind:
             return found

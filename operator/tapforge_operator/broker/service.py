@@ -20,10 +20,10 @@ from typing import Any, Final
 from tapforge_api.claims import Acquire, Acquired, Release, Released, Renew, RenewedAll
 from tapforge_operator.broker import claim_record, external
 from tapforge_operator.broker.auth import evidence
-from tapforge_operator.broker.claim_record import Clear, Keys, SlotView
-from tapforge_operator.broker.external import Url, urls_of
+from tapforge_operator.broker.claim_record import Clear, Keys
 from tapforge_operator.broker.ledger import Ledger
 from tapforge_operator.broker.messages import claim_message, want_of, why_none
+from tapforge_operator.broker.pools import PoolIndex
 from tapforge_operator.broker.renewals import Renewals, RunningClock, refresh
 from tapforge_operator.broker.types import (
     Answer,
@@ -45,79 +45,6 @@ from tapforge_operator.observability.metrics import Telemetry
 
 #: why nobody gets it any more
 UNLISTED: Final = "its URL is no longer in the pool"
-
-
-class PoolIndex:
-    """The pools that claims can be asked of: by UID, by name, and by external URL."""
-
-    def __init__(self) -> None:
-        self._pools: dict[str, PoolObject] = {}
-        self._by_name: dict[tuple[str, str], PoolObject] = {}
-        self._urls: dict[str, Url] = {}
-
-    def __contains__(self, uid: str) -> bool:
-        return uid in self._pools
-
-    def uids(self) -> list[str]:
-        return list(self._pools)
-
-    def put(self, pool: PoolObject) -> tuple[Sequence[Url], Sequence[Url]]:
-        """The external URLs that it has, and those that it has no longer."""
-        before = self._pools.get(pool.uid)
-        self._pools[pool.uid] = self._by_name[pool.key] = pool
-        urls = urls_of(pool)
-        self._urls.update((url.uid, url) for url in urls)
-        kept = {url.uid for url in urls}
-        removed = [url for url in (urls_of(before) if before else ()) if url.uid not in kept]
-        for url in removed:  # what its Lease says from now on must not bring it back
-            self._urls.pop(url.uid, None)
-        return urls, removed
-
-    def drop(self, uid: str) -> Sequence[Url]:
-        """The external URLs that it had."""
-        pool = self._pools.pop(uid, None)
-        if pool is None:
-            return ()
-        if self._by_name.get(pool.key) is pool:
-            del self._by_name[pool.key]
-        urls = urls_of(pool)
-        for url in urls:
-            self._urls.pop(url.uid, None)
-        return urls
-
-    def find(self, namespace: str, name: str) -> PoolObject:
-        pool = self._by_name.get((namespace, name))
-        if pool is None:
-            raise PoolNotFound(f"there is no EmulatorPool {name} in namespace {namespace}")
-        if pool.deleting:
-            raise PoolNotFound(f"EmulatorPool {name} in namespace {namespace} is being deleted")
-        return pool
-
-    def name(self, uid: str) -> str:
-        """metadata.name; "" of a pool that is gone."""
-        pool = self._pools.get(uid)
-        return pool.name if pool else ""
-
-    def checks_fences(self, uid: str) -> bool:
-        """The phones of the pool refuse a late holder by themselves."""
-        pool = self._pools.get(uid)
-        return pool is not None and pool.checks_fences
-
-    def key(self, uid: str) -> str:
-        """namespace/name, for metrics; "" of a pool that is gone."""
-        pool = self._pools.get(uid)
-        return f"{pool.namespace}/{pool.name}" if pool else ""
-
-    def unlisted(self, views: Iterable[SlotView]) -> list[SlotView]:
-        """Those of URLs that were taken out of their pool."""
-        return [view for view in views if view.pool in self._pools and view.uid not in self._urls]
-
-    def urls(self) -> Iterable[Url]:
-        """All that are in a pool's list."""
-        return self._urls.values()
-
-    def url(self, slot_uid: str) -> Url | None:
-        return self._urls.get(slot_uid)
 
 
 log = logging.getLogger(__name__)
@@ -193,6 +120,7 @@ class Claims:
         for slot in slots:
             self.observe(slot)
         self._work()
+        self._report_unproved(self._ledger)
         self._writing.begin(self._keep_time(self._ledger))
         self._writing.begin(self._look_after_holders(self._ledger))
 
@@ -209,6 +137,34 @@ class Claims:
     @property
     def leading(self) -> bool:
         return self._ledger is not None and self._leads()
+
+    def reread(self, slots: Iterable[Slot]) -> None:
+        """The keys are others than before: what is written on slots is read again."""
+        if (ledger := self._ledger) is None:
+            return
+        now = self._clock.now()
+        for view in [claim_record.view_of(slot, self._keys) for slot in slots] + self._leases.views(self._keys):
+            ledger.reread(view, now)
+        self._work()
+        self._report_unproved(ledger)
+
+    def unproved(self) -> int:
+        """Claims that are signed with a key that is not ours."""
+        return self._ledger.unproved() if self._ledger is not None else 0
+
+    def is_unproved(self, claim_id: str) -> bool:
+        """The claim is signed with a key that is not ours, and is its holder's all the same."""
+        claim = self._ledger.claim(claim_id) if self._ledger is not None else None
+        return claim is not None and not claim.proved
+
+    @staticmethod
+    def _report_unproved(ledger: Ledger) -> None:
+        if count := ledger.unproved():
+            log.error(
+                "%d claims are signed with a key that the Secret tapforge-broker doesn't hold: their holders keep "
+                "them, but can't give them back; put the lost key into the Secret again (docs/operator.md, Backup)",
+                count,
+            )
 
     # --- what the watches said ----------------------------------------------------------------------------------------
 

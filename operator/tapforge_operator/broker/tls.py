@@ -1,40 +1,45 @@
-"""What the broker serves TLS with, its key for claims, and what callers verify its certificate by.
+"""What the broker serves TLS with, its keys for claims, and what callers verify its certificate by.
 
-1. Both are kept in the Secret `tapforge-broker`, and the authority is published in the ConfigMap `tapforge-broker-ca`.
+1. All is kept in the Secret `tapforge-broker`, and the authorities are published in the ConfigMap `tapforge-broker-ca`.
    They are made when they are missing; several operators that begin at once end with the same ones.
-2. The key for claims is made once and never changed: with another one nobody could prove a claim any more.
+2. A running operator has all of it in memory. Who leads looks at both objects every few seconds and writes back what
+   somebody took out of them or wrote over; who stands by reads, and writes nothing. What is new in the Secret counts
+   from then on (`material.py`), so a key for claims is replaced by writing another one in front of it.
 3. Certificates are renewed long before they end (`certificates.py`); whoever reads the ConfigMap again trusts the new
    ones before the old ones end.
 4. A certificate that is mounted (cert-manager's, or a person's) is served instead, and its `ca.crt` published. It is
    taken over only when a caller that trusts that bundle would accept it for every name, and while a replacement is not,
-   the earlier one is served on. Connections that are open stay open.
+   the earlier one is served on. Connections that are open stay open. The Secret holds the keys for claims then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import logging
-import secrets
 import ssl
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from tapforge_operator import labels
-from tapforge_operator.broker.certificates import (
-    bundle,
-    can_sign,
-    expires,
-    fits_authority,
-    fits_server,
-    new_authority,
-    new_server,
+from tapforge_operator.broker.certificates import expires
+from tapforge_operator.broker.material import (
+    CA,
+    CERTIFICATE,
+    KEY,
+    NOTHING,
+    PRIVATE_KEY,
+    Material,
+    completed,
+    decoded,
+    fields,
+    has_keys,
+    made_key,
+    merged,
 )
 from tapforge_operator.broker.writer import Api
 from tapforge_operator.kube.client import ApiError, path
@@ -46,30 +51,20 @@ Object = dict[str, Any]
 
 SECRET: Final = "tapforge-broker"
 CONFIG_MAP: Final = "tapforge-broker-ca"
-CA, CA_KEY, CERTIFICATE, PRIVATE_KEY, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key", "hmac.key"
-
-_KEY_BYTES: Final = 32
 _TRIES: Final = 8
 #: of a handshake; more than there are
 _FLIGHTS: Final = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Material:
-    """What the Secret holds. PEM, but for `key`: the key for claims."""
-
-    key: bytes
-    ca: bytes
-    ca_key: bytes
-    certificate: bytes
-    private_key: bytes
+class KeysMissing(Exception):
+    """The Secret holds no key for claims, and who leads may have it."""
 
 
 class Unusable(Exception):
     """A mounted certificate can't be served: which file, why, and what to do."""
 
 
-def mounted(folder: Path, key: bytes = b"") -> Material:
+def mounted(folder: Path, keys: tuple[bytes, ...] = ()) -> Material:
     """What the volume of a Secret of type kubernetes.io/tls holds now. Raises Unusable."""
     # The kubelet exchanges all files at once by this link: read through it, they are of one Secret.
     link = folder / "..data"
@@ -92,7 +87,7 @@ def mounted(folder: Path, key: bytes = b"") -> Material:
                 f"{folder / name} is missing or empty: mount a Secret of type kubernetes.io/tls that has "
                 f"{CERTIFICATE}, {PRIVATE_KEY} and {CA}{more}"
             )
-    return Material(key, found[CA], b"", found[CERTIFICATE], found[PRIVATE_KEY])
+    return Material(keys, found[CA], (), found[CERTIFICATE], found[PRIVATE_KEY])
 
 
 def check(material: Material, names: Sequence[str], folder: Path) -> None:
@@ -142,60 +137,67 @@ def _reason(error: Exception) -> str:
     return getattr(error, "reason", "") or str(error)
 
 
-def renewed(data: Mapping[str, bytes], dns_names: Sequence[str], now: datetime) -> Material:
-    """What the Secret should hold, keeping what is still good of `data`. Pure but for new random keys."""
-    if not dns_names:
-        raise ValueError("a certificate needs at least one name or address that the broker is reached by")
-    ca, ca_key = _still_good(data.get(CA, b""), now), data.get(CA_KEY, b"")
-    if not can_sign(ca, ca_key, now):
-        ca, ca_key = new_authority(now)
-    certificate, private_key = data.get(CERTIFICATE, b""), data.get(PRIVATE_KEY, b"")
-    if not fits_server(certificate, private_key, ca, dns_names, now):
-        certificate, private_key = new_server(ca, ca_key, dns_names, now)
-    if not fits_authority(ca, ca_key, now):
-        new, ca_key = new_authority(now)
-        ca = new + ca
-    return Material(_claims_key(data), ca, ca_key, certificate, private_key)
-
-
-def _claims_key(data: Mapping[str, bytes]) -> bytes:
-    key = data.get(KEY, b"")
-    return key if len(key) >= _KEY_BYTES else secrets.token_bytes(_KEY_BYTES)
-
-
-def _still_good(ca: bytes, now: datetime) -> bytes:
-    try:
-        return bundle(ca, now)
-    except ValueError:
-        return b""
-
-
 async def ensure(
     api: Api,
     namespace: str,
     dns_names: Sequence[str],
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     folder: Path | None = None,
+    *,
+    held: Material = NOTHING,
+    create: bool = True,
 ) -> Material:
-    """Reads the Secret, makes or renews what is missing or ends soon, and publishes the authority. With `folder` the
-    certificate is the one that is mounted there. Raises ApiError, Unusable."""
+    """Reads the Secret, writes what it lacks of `held`, makes or renews what is missing or ends soon, and publishes the
+    authorities. With `folder` the certificate is the one that is mounted there. Raises ApiError, Unusable; KeysMissing
+    instead of making keys, unless `create`."""
     given = mounted(folder) if folder is not None else None
     if given is not None and folder is not None:
         check(given, dns_names, folder)
+    return await _ensure(api, namespace, dns_names, now, given, held, create)
+
+
+async def _ensure(
+    api: Api,
+    namespace: str,
+    dns_names: Sequence[str],
+    now: Callable[[], datetime],
+    given: Material | None,
+    held: Material,
+    create: bool = True,
+) -> Material:
     for _ in range(_TRIES):
         secret = await _find(api, path("secrets", namespace, SECRET))
-        data = _decoded(secret)
+        data = decoded(secret)
+        if not create and not held.keys and not has_keys(data):
+            raise KeysMissing(f"Secret {namespace}/{SECRET} is not there, or holds no key for claims ({KEY})")
+        found = merged(data, held, dns_names, now())
         if given is not None:
-            material = replace(given, key=_claims_key(data))
-            wanted = {**data, KEY: material.key}
+            material = replace(given, keys=found.keys or (made_key(),))
         else:
-            material = renewed(data, dns_names, now())
-            wanted = _data(material)
-        if wanted != data and not await _store(api, namespace, secret, wanted):
-            continue  # somebody else was faster: what they wrote counts
+            material = completed(found, dns_names, now())
+        wanted = fields(material, data)
+        if any(data.get(name) != value for name, value in wanted.items()):
+            lost = [name for name, value in fields(held, data).items() if name not in data] if held.keys else []
+            if not await _store(api, namespace, secret, wanted, lost):
+                continue  # somebody else was faster: what they wrote counts
         await _publish(api, namespace, material)
         return material
     raise RuntimeError(f"Secret {namespace}/{SECRET} changed at each of {_TRIES} attempts to write it; who else does?")
+
+
+async def observe(
+    api: Api,
+    namespace: str,
+    dns_names: Sequence[str],
+    held: Material,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Material:
+    """What the Secret holds and what this process has, together; nothing is written. Raises ApiError."""
+    secret = await _find(api, path("secrets", namespace, SECRET))
+    found = merged(decoded(secret), held, dns_names, now())
+    if not found.certificate:  # it can't be served, or is not there: who leads makes one
+        found = replace(found, certificate=held.certificate, private_key=held.private_key)
+    return found
 
 
 def context(material: Material) -> ssl.SSLContext:
@@ -216,34 +218,51 @@ def load(into: ssl.SSLContext, material: Material) -> None:
         into.load_cert_chain(*files, password="")  # without one, OpenSSL would ask the terminal for it
 
 
-async def keep(
-    api: Api,
-    namespace: str,
-    dns_names: Sequence[str],
-    into: ssl.SSLContext,
-    material: Material,
-    every: float = 3600.0,
-    trust: ssl.SSLContext | None = None,
-    telemetry: Telemetry | None = None,
-) -> None:
-    """Looks after the certificate `every` so many seconds, until cancelled; `trust` is a caller's."""
-    if telemetry is not None:
-        telemetry.certificate(expires(material.certificate), refused=False)
-    while True:
-        await asyncio.sleep(every)
-        try:
-            fresh = await ensure(api, namespace, dns_names)
-        except (ApiError, RuntimeError) as error:  # it is good for months: the next check is in time
-            log.warning("the broker's certificate could not be looked after, the old one stays: %s", error)
-            continue
-        if trust is not None:
-            trust.load_verify_locations(cadata=fresh.ca.decode())
-        if fresh.certificate != material.certificate:
-            load(into, fresh)
-            material = fresh
-            if telemetry is not None:
-                telemetry.certificate(expires(fresh.certificate), refused=False)
+def _pass(keys: tuple[bytes, ...]) -> None:
+    """Nobody has to know of other keys."""
+
+
+class Own:
+    """Serves a certificate of an authority of the broker's own, through its renewals."""
+
+    #: what is wrong; nothing can be, for good
+    problem = ""
+    usable = True
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        into: ssl.SSLContext,
+        trust: ssl.SSLContext,
+        now: Material,
+        telemetry: Telemetry,
+        on_keys: Callable[[tuple[bytes, ...]], None] = _pass,
+    ):
+        """`now`: what `into` serves and `trust`, a caller's, trusts. `on_keys` is told of other keys for claims."""
+        self._names = names
+        self._into = into
+        self._trust = trust
+        self._telemetry = telemetry
+        self._on_keys = on_keys
+        self.material = now
+        telemetry.certificate(expires(now.certificate), refused=False)
+
+    async def refresh(self, api: Api, namespace: str, *, write: bool) -> None:
+        """Takes over what is new in the Secret; with `write`, puts back what it lacks. Raises ApiError,
+        RuntimeError."""
+        if write:
+            fresh = await ensure(api, namespace, self._names, held=self.material)
+        else:
+            fresh = await observe(api, namespace, self._names, self.material)
+        before, self.material = self.material, fresh
+        if fresh.ca != before.ca:
+            self._trust.load_verify_locations(cadata=fresh.ca.decode())
+        if fresh.certificate != before.certificate:
+            load(self._into, fresh)
+            self._telemetry.certificate(expires(fresh.certificate), refused=False)
             log.info("the broker serves a new certificate")
+        if fresh.keys != before.keys:
+            self._on_keys(fresh.keys)
 
 
 class Mounted:
@@ -257,15 +276,16 @@ class Mounted:
         trust: ssl.SSLContext,
         now: Material,
         telemetry: Telemetry,
+        on_keys: Callable[[tuple[bytes, ...]], None] = _pass,
     ):
-        """`now`: what `into` serves and `trust`, a caller's, trusts."""
+        """`now`: what `into` serves and `trust`, a caller's, trusts. `on_keys` is told of other keys for claims."""
         self._telemetry = telemetry
+        self._on_keys = on_keys
         self._folder = folder
         self._names = names
         self._into = into
         self._trust = trust
         self._serves = now
-        self._published = True
         #: what is wrong with the mounted files; "" when nothing is
         self.problem = ""
         #: callers accept what is served
@@ -276,7 +296,7 @@ class Mounted:
         """Takes over what is new and good."""
         problem = ""
         try:
-            fresh = mounted(self._folder, self._serves.key)
+            fresh = mounted(self._folder, self._serves.keys)
             check(fresh, self._names, self._folder)
         except Unusable as error:
             problem = str(error)
@@ -286,7 +306,6 @@ class Mounted:
             if fresh != self._serves:
                 self._trust.load_verify_locations(cadata=fresh.ca.decode())
                 load(self._into, fresh)
-                self._published = self._published and fresh.ca == self._serves.ca
                 self._serves = fresh
                 log.info("the broker serves a new certificate from %s", self._folder)
         if problem and problem != self.problem:
@@ -302,22 +321,35 @@ class Mounted:
             return False
         return True
 
-    async def keep(self, api: Api, namespace: str, every: float = 10.0, publish_every: float = 3600.0) -> None:
-        """Looks at the files `every` so many seconds, and publishes their authority when it is new, and from time to
-        time should somebody have deleted it. Until cancelled."""
-        published = time.monotonic()
-        while True:
-            await asyncio.sleep(every)
-            self.reload()
-            if self._published and time.monotonic() - published < publish_every:
-                continue
-            try:
-                await _publish(api, namespace, self._serves)
-            except ApiError as error:  # tried again at the next reload
-                log.warning("ConfigMap %s/%s could not be written: %s", namespace, CONFIG_MAP, error)
-                self._published = False
-            else:
-                self._published, published = True, time.monotonic()
+    async def refresh(self, api: Api, namespace: str, *, write: bool) -> None:
+        """Takes over what is new in the files, and what keys the Secret holds; with `write`, puts back what the Secret
+        lacks and publishes the authority. Raises ApiError, RuntimeError."""
+        self.reload()
+        if write:
+            now = lambda: datetime.now(UTC)  # noqa: E731
+            fresh = await _ensure(api, namespace, self._names, now, self._serves, self._serves)
+        else:
+            fresh = await observe(api, namespace, self._names, Material(self._serves.keys))
+        if fresh.keys != self._serves.keys:
+            self._serves = replace(self._serves, keys=fresh.keys)
+            self._on_keys(fresh.keys)
+
+
+async def keep(
+    served: Own | Mounted, api: Api, namespace: str, every: float = 5.0, leads: Callable[[], bool] = lambda: True
+) -> None:
+    """Looks after what is served, the keys and the two objects, `every` so many seconds. Until cancelled."""
+    failing = False
+    while True:
+        await asyncio.sleep(every)
+        try:
+            await served.refresh(api, namespace, write=leads())
+        except (ApiError, RuntimeError) as error:  # all of it is in memory: the next look is in time
+            if not failing:
+                log.warning("Secret %s/%s can't be looked after, what it held is used on: %s", namespace, SECRET, error)
+            failing = True
+        else:
+            failing = False
 
 
 # --- the two objects --------------------------------------------------------------------------------------------------
@@ -332,7 +364,9 @@ async def _find(api: Api, where: str) -> Object | None:
         raise
 
 
-async def _store(api: Api, namespace: str, secret: Object | None, data: Mapping[str, bytes]) -> bool:
+async def _store(
+    api: Api, namespace: str, secret: Object | None, data: Mapping[str, bytes], lost: Sequence[str]
+) -> bool:
     """False when somebody else wrote it meanwhile, or may have."""
     encoded = {name: base64.b64encode(value).decode() for name, value in data.items()}
     try:
@@ -346,7 +380,10 @@ async def _store(api: Api, namespace: str, secret: Object | None, data: Mapping[
         if error.status == 409 or error.unclear:
             return False
         raise
-    log.info("Secret %s/%s was written", namespace, SECRET)
+    if lost:
+        log.warning("Secret %s/%s lacked %s: it was written back", namespace, SECRET, ", ".join(lost))
+    else:
+        log.info("Secret %s/%s was written", namespace, SECRET)
     return True
 
 
@@ -368,20 +405,3 @@ async def _publish(api: Api, namespace: str, material: Material) -> None:
 
 def _metadata(name: str) -> Object:
     return {"name": name, "labels": {labels.MANAGED_BY: labels.OPERATOR}}
-
-
-def _decoded(secret: Object | None) -> dict[str, bytes]:
-    try:
-        return {name: base64.b64decode(text) for name, text in ((secret or {}).get("data") or {}).items()}
-    except binascii.Error:
-        return {}
-
-
-def _data(material: Material) -> dict[str, bytes]:
-    return {
-        CA: material.ca,
-        CA_KEY: material.ca_key,
-        CERTIFICATE: material.certificate,
-        PRIVATE_KEY: material.private_key,
-        KEY: material.key,
-    }

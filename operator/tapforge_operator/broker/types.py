@@ -33,6 +33,8 @@ class Claim:
     yields: bool = False
     #: its holder knows that it was revoked
     told: bool = False
+    #: its record is signed with one of our keys
+    proved: bool = True
     #: filled in by the shell when it is first needed
     secret: str = ""
     id: str = field(init=False)
@@ -252,8 +254,8 @@ class LedgerTimeouts:
     remember: float = 120.0
     #: the longest call that a late holder of an external URL may still be in
     step_deadline: float = 60.0
-    #: how long an external URL rests whose claim can't be proved any more: the longest life of a claim
-    unproved: float = 3600.0
+    #: that a claim which can't be proved may say of itself
+    longest_claim: float = 3600.0
     #: pause of an external URL after its first bad claim, doubled with each one in a row
     first_pause: float = 10.0
     longest_pause: float = 600.0

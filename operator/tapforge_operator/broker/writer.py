@@ -217,7 +217,8 @@ class Writer:
                         log.error("slot %s could not be released: %s", view.name, error, extra=_ref(view))
                     await pause.wait(error)
             found = await self.get(view)
-            if found is None or found.record is None or found.record.fence != work.record.fence:
+            there = None if found is None else found.record or found.unproved
+            if found is None or there is None or there.fence != work.record.fence:
                 return found
             view, by_version = found, not found.lasting
 

@@ -130,6 +130,11 @@ class Election:
                 log.error("no leadership yet: %r", error)
             await asyncio.sleep(min(1.0, self.timing.every_seconds))
 
+    async def find_leader(self) -> str:
+        """Whom the Lease names, also when that one died; "" when it names nobody, or this process. Raises ApiError."""
+        self._observe(await self._read())
+        return self.holder
+
     async def keep(self) -> None:
         """Renews until the term is lost; then returns."""
         in_flight: set[asyncio.Task[None]] = set()

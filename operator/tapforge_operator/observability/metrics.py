@@ -80,6 +80,7 @@ class Telemetry:
             }
         )
         self._quotas: Callable[[], Mapping[str, tuple[int, int]]] = dict
+        self._unproved: Callable[[], int] = int
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         meter = _meter(self._registry, self._resource, with_target=True)
@@ -128,6 +129,11 @@ class Telemetry:
             description="1 while a mounted certificate is not served because callers would refuse it",
         )
         meter.create_observable_gauge(
+            "tapforge_broker_unproved_claims",
+            [lambda _: [Observation(self._unproved())]],
+            description="claims that are signed with a key which the operator lost",
+        )
+        meter.create_observable_gauge(
             "tapforge_leader", [lambda _: [Observation(int(self._term > 0))]], description="1 while this process leads"
         )
         meter.create_observable_gauge(
@@ -159,6 +165,10 @@ class Telemetry:
     def watch_quotas(self, quotas: Callable[[], Mapping[str, tuple[int, int]]]) -> None:
         """Where the quota and the use of each namespace that has one are read, from any thread."""
         self._quotas = quotas
+
+    def watch_unproved(self, unproved: Callable[[], int]) -> None:
+        """Where the number of claims that can't be proved is read, from any thread."""
+        self._unproved = unproved
 
     def certificate(self, expires: float | None, refused: bool) -> None:
         """The broker serves a certificate that ends then, or none yet; `refused`: the mounted one can't be served."""

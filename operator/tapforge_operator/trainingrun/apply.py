@@ -18,7 +18,8 @@ from typing import Final
 
 from tapforge_api.base import API_VERSION
 from tapforge_operator import labels
-from tapforge_operator.broker.tls import CA, CONFIG_MAP
+from tapforge_operator.broker.material import CA
+from tapforge_operator.broker.tls import CONFIG_MAP
 from tapforge_operator.emulatorpool.backoff import NEEDS_A_PERSON, refusal
 from tapforge_operator.kube.cache import Cache
 from tapforge_operator.kube.client import ApiError, Client, Object, path

@@ -1,0 +1,74 @@
+"""The keys for claims are a list: they are replaced, lost and found again without the loss of a claim."""
+
+from __future__ import annotations
+
+import pytest
+from claim_cluster import Broker, Lab, until
+
+from tapforge_operator.broker.claim_record import Keys
+from tapforge_operator.kube.types import Slot, observe
+
+pytestmark = pytest.mark.usefixtures("own_time")
+
+OLD, NEW = b"o" * 32, b"n" * 32
+
+
+def observed(lab: Lab) -> list[Slot]:
+    return [slot for path, body in lab.cluster.objects.items() if "/pods/" in path and (slot := observe(body))]
+
+
+async def test_a_key_is_replaced_under_claims_that_live_and_the_next_leader_knows_both() -> None:
+    lab, keys = Lab(3), Keys(OLD)
+    first = Broker(lab, 1, keys=keys)
+    [early] = await first.acquire()
+    keys.replace((NEW, OLD))
+    first.claims.reread([])
+    [late] = await first.acquire()
+    assert [s.state for s in await first.renew(early, late)] == ["held", "held"]
+    await first.die()
+    second = Broker(lab, 2, keys=Keys(NEW, OLD))
+    assert [s.state for s in await second.renew(early, late)] == ["held", "held"]
+    guess = early.model_copy(update={"secret": late.secret})
+    assert [s.state for s in await second.renew(guess)] == ["lost"]
+    await second.release(early)
+    await second.die()
+    third = Broker(lab, 3, keys=Keys(NEW))  # no claim is signed with the old one any more
+    assert [s.state for s in await third.renew(late)] == ["held"]
+    assert third.claims.counts(lab.pool_uid).free == 2
+    await third.end()
+
+
+async def test_claims_of_a_lost_key_stay_their_holders_until_it_is_found_again() -> None:
+    lab = Lab(2)
+    first = Broker(lab, 1, keys=Keys(OLD))
+    [claim] = await first.acquire()
+    await first.die()
+    keys = Keys(NEW)
+    second = Broker(lab, 2, keys=keys)
+    assert second.claims.is_unproved(claim.id)
+    assert [s.state for s in await second.renew(claim, episodes=5)] == ["held"]
+    [other] = await second.acquire("b")
+    assert other.id != claim.id and await second.acquire("b", wait_seconds=0.05) == []
+    [said] = await second.release(claim)
+    assert "lost the key" in said.reason
+    assert len(await second.renew(claim, other)) == 2 and second.claims.counts(lab.pool_uid).held == 2
+    keys.replace((NEW, OLD))  # somebody put it into the Secret again
+    second.claims.reread(observed(lab))
+    assert not second.claims.is_unproved(claim.id)
+    assert [s.state for s in await second.renew(claim.model_copy(update={"secret": "x" * 40}))] == ["lost"]
+    assert [s.state for s in await second.renew(claim)] == ["held"]
+    await second.release(claim)
+    assert len(await second.acquire("c")) == 1
+    await second.end()
+
+
+async def test_a_holder_of_a_lost_key_that_is_gone_frees_its_slot() -> None:
+    lab = Lab(1)
+    first = Broker(lab, 1, keys=Keys(OLD))
+    [claim] = await first.acquire(pod="lab/driver/uid-driver", ttl_seconds=5.0)  # a Pod that is not there
+    await first.die()
+    second = Broker(lab, 2, speed=20.0, keys=Keys(NEW))
+    name = lab.pod("phone-0")["metadata"]["name"]
+    await until(lambda: not any(path.endswith(f"/pods/{name}") for path in lab.cluster.objects))
+    assert not second.claims.is_unproved(claim.id)
+    await second.end()
