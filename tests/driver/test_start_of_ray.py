@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tapforge_trainer.policy import driver
+from tapforge_trainer.policy.ray_token import set_token
 
 #: SIGTERM comes after Ray has put up its handlers and before ours are back
 STARTING = """
@@ -35,8 +37,17 @@ asyncio.run(starting())
 
 
 def test_nobody_aborts_a_driver_that_is_told_to_stop_while_ray_starts() -> None:
-    """Ray would have the process aborted in a few seconds, in which it may not even come to hear the signal."""
-    ended = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, text=True, timeout=600, check=False)
+    """Ray would have the process aborted in a few seconds, in which it may not even come to hear the signal. The home
+    folder can't be written to: Ray would put its token there."""
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    ended = subprocess.run(
+        [sys.executable, "-c", STARTING],
+        env={**mine, "HOME": f"{os.devnull}/none"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert (ended.returncode, ended.stdout.split()) == (0, ["0", "SIGTERM"]), ended.stderr
     assert "SIGTERM" not in ended.stderr
 
@@ -70,6 +81,30 @@ def test_a_ray_that_did_not_come_up_in_time_is_started_again(
         with pytest.raises(Exception, match=words):
             driver._start_ray()
     assert begun == ["local"] * starts
+
+
+@pytest.mark.parametrize(
+    ("environment", "file", "own"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"RAY_AUTH_MODE": "token"}, False, True),
+        ({"RAY_AUTH_MODE": "disabled"}, False, False),
+        ({"RAY_AUTH_TOKEN": "mine"}, False, False),
+        ({"RAY_AUTH_TOKEN_PATH": "/there"}, False, False),
+    ],
+)
+def test_a_local_ray_has_a_token_of_its_own_where_there_is_none(
+    environment: dict[str, str], file: bool, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if file:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("kept")
+    before = dict(environment)
+    set_token(environment)
+    assert (environment != before) is own and {**environment, **before} == environment
+    assert len(environment.get("RAY_AUTH_TOKEN", "")) == (64 if own else len(before.get("RAY_AUTH_TOKEN", "")))
 
 
 #: stops where Ray is imported, which is when Ray reads its settings

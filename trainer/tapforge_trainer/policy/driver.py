@@ -34,6 +34,7 @@ from .checkpoints import Checkpoints, Written, load
 from .export import export, fetch
 from .models import ModelConfig
 from .placement import Placement, placed
+from .ray_token import set_token
 from .settings import EngineSettings, LearnerSettings, PauseMode
 
 if TYPE_CHECKING:
@@ -373,6 +374,7 @@ def _start_ray() -> None:
     if not address:
         for name, seconds in _RAY_TIMEOUTS.items():
             os.environ.setdefault(name, seconds)  # read while Ray is imported
+        set_token()
     import ray
     from ray._private import ray_constants
 
