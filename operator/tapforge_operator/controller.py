@@ -4,8 +4,9 @@ Promises:
 1. One task per object, so that no two passes of an object overlap. News during a pass cause one more pass, after it.
 2. A pass that fails with an `ApiError` is repeated after 1 s, 2 s, 4 s, ... up to a minute, or when there is news, but
    not within a second. One object's trouble is no other's.
-3. A controller that breaks in any other way, which is a bug, is dropped with all that it remembers; the object gets a
-   new one after `_RESTART_SECONDS`.
+3. A controller that breaks in any other way, which is a bug, is dropped with all that it remembers. The object rests,
+   whatever news there is of it, and then gets a new one: after 10 s, 20 s, 40 s, ... up to five minutes, until a pass
+   ends well.
 4. Nothing runs before `start`, after `stop`, or while this process does not lead.
 5. Calls that outlast a pass (`InFlight`) are known by their key, and end with their controller.
 
@@ -18,6 +19,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -32,7 +34,9 @@ _FIRST_BACKOFF: Final = 1.0
 _LONGEST_BACKOFF: Final = 60.0
 #: between a pass and the next one, even when the first one asked for the second
 _YIELD_SECONDS: Final = 0.01
+#: for which an object rests whose controller broke: the first time, and at most
 _RESTART_SECONDS: Final = 10.0
+_LONGEST_REST: Final = 300.0
 _STANDSTILL_SECONDS: Final = 1.0
 
 
@@ -80,6 +84,10 @@ class WorkQueue:
         self._leads = leads
         self._measure = measure
         self._loops: dict[str, _Loop] = {}
+        #: controllers that broke in a row, by object
+        self._crashes: dict[str, int] = {}
+        #: ends of the rests after that
+        self._resting: dict[str, asyncio.TimerHandle] = {}
         self._started = False
 
     def start(self) -> None:
@@ -88,6 +96,10 @@ class WorkQueue:
     async def stop(self) -> None:
         """May be called again."""
         self._started = False
+        for timer in self._resting.values():
+            timer.cancel()
+        self._resting.clear()
+        self._crashes.clear()
         tasks = [loop.task for loop in self._loops.values()]
         for task in tasks:
             task.cancel()
@@ -95,44 +107,61 @@ class WorkQueue:
 
     def wake(self, uid: str) -> None:
         """Something happened to the object."""
-        if not (self._started and self._leads()):
+        if not (self._started and self._leads()) or uid in self._resting:
             return
-        if uid not in self._loops and (controller := self._begin(uid)) is not None:
-            self._loops[uid] = loop = _Loop(self._kind, uid, controller, self._leads, self._measure)
+        if uid not in self._loops:
+            if (controller := self._begin(uid)) is None:
+                self._crashes.pop(uid, None)
+                return
+            done = lambda: self._crashes.pop(uid, None)  # noqa: E731
+            self._loops[uid] = loop = _Loop(self._kind, uid, controller, self._leads, done, self._measure)
             loop.task.add_done_callback(lambda _: self._ended(uid, loop))
-        if uid in self._loops:
-            self._loops[uid].news.set()
+        self._loops[uid].news.set()
 
     def _ended(self, uid: str, loop: _Loop) -> None:
         del self._loops[uid]
         if loop.task.cancelled():
             return
         if (error := loop.task.exception()) is not None:
-            log.error(
-                "the controller of %s %s broke; another one begins in %g s",
-                self._kind,
-                loop.key,
-                _RESTART_SECONDS,
-                exc_info=error,
-                extra=loop.ref,
-            )
-            if self._measure is not None:
-                self._measure(loop.key, 0.0, "Crash")
-            asyncio.get_running_loop().call_later(_RESTART_SECONDS, self.wake, uid)
+            self._rest(uid, loop, error)
         elif loop.news.is_set():  # the object was gone and is back
             self.wake(uid)
+
+    def _rest(self, uid: str, loop: _Loop, error: BaseException) -> None:
+        crashes = self._crashes[uid] = self._crashes.get(uid, 0) + 1
+        rest = min(_LONGEST_REST, _RESTART_SECONDS * 2.0 ** min(crashes - 1, 10))
+        text = "the controller of %s %s broke (%d in a row); another one begins in %g s"
+        log.error(text, self._kind, loop.key, crashes, rest, exc_info=error, extra=loop.ref)
+        if self._measure is not None:
+            self._measure(loop.key, 0.0, "Crash")
+        if self._started:
+            self._resting[uid] = asyncio.get_running_loop().call_later(rest, self._rested, uid)
+
+    def _rested(self, uid: str) -> None:
+        del self._resting[uid]
+        self.wake(uid)
 
 
 class _Loop:
     """The passes of one object, one after the other."""
 
-    def __init__(self, kind: str, uid: str, controller: Controller, leads: Callable[[], bool], measure: Measure | None):
+    def __init__(
+        self,
+        kind: str,
+        uid: str,
+        controller: Controller,
+        leads: Callable[[], bool],
+        done: Callable[[], object],
+        measure: Measure | None,
+    ):
+        """`done` is called after each pass that ended well."""
         self.key = f"{controller.namespace}/{controller.name}"
         self.ref = ref(kind, controller.namespace, controller.name, uid)
         self.news = asyncio.Event()
         self._kind = kind
         self._controller = controller
         self._leads = leads
+        self._done = done
         self._measure = measure
         self.task = asyncio.create_task(self._run(), name=f"{kind} {self.key}")
 
@@ -150,6 +179,7 @@ class _Loop:
             try:
                 again = await self._controller.reconcile()
                 failures = 0
+                self._done()
             except NotLeading:
                 return
             except ApiError as trouble:
@@ -172,6 +202,19 @@ class _Loop:
                 await self.news.wait()
 
 
+def _all_of(errors: list[BaseException]) -> BaseException:
+    """The one that tells how it goes on: a bug before the end of the leadership, that before what is tried again."""
+    if len(errors) == 1:
+        return errors[0]
+    if not all(isinstance(error, ApiError | NotLeading) for error in errors):
+        return BaseExceptionGroup(f"{len(errors)} calls of one pass", errors)
+    first = next((error for error in errors if isinstance(error, NotLeading)), errors[0])
+    others = Counter(f"{e.status} {e.reason}" for e in errors if isinstance(e, ApiError) and e is not first)
+    if others:
+        log.warning("more calls of this pass failed: %s", ", ".join(f"{n} of {what}" for what, n in others.items()))
+    return first
+
+
 K = TypeVar("K", bound=Hashable)
 
 
@@ -180,7 +223,8 @@ class InFlight(Generic[K]):
 
     A pass waits as long as calls of its own end, until no more of them are in flight than may go on into the next one.
     Calls of which none ends for `_STANDSTILL_SECONDS` go on too; the end of what went on is reported (`ended`), and
-    what it raised comes out of the next `end_pass`. For one in the background no pass waits, and its end is no news."""
+    what it raised comes out of the next `end_pass`. For one in the background no pass waits, and its end is no news.
+    No error is lost behind another one: of several the rest is logged, or is raised with it."""
 
     def __init__(self, ended: Callable[[], None]):
         """`ended` is called when a call ends after its pass."""
@@ -224,8 +268,8 @@ class InFlight(Generic[K]):
         self._fresh.clear()
         self.turn += 1
         raised, self._raised = self._raised, []
-        for error in raised:
-            raise error
+        if raised:
+            raise _all_of(raised)
 
     async def end(self) -> None:
         """Nothing is in flight any more afterwards."""

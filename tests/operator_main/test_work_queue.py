@@ -136,6 +136,63 @@ async def test_a_controller_that_breaks_is_replaced_by_another_one(monkeypatch: 
         assert first.begun == 1 and first.closed
 
 
+async def test_an_object_whose_controllers_break_rests_longer_each_time_whatever_news_there_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    rests: list[float] = []
+    loop = asyncio.get_running_loop()
+    later = loop.call_later
+
+    def call_later(delay: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        if getattr(callback, "__self__", None) is not queue:
+            return later(delay, callback, *args)
+        rests.append(delay)
+        ends.append(lambda: callback(*args))
+        return later(3600.0, lambda: None)
+
+    ends: list[Callable[[], object]] = []
+    monkeypatch.setattr(loop, "call_later", call_later)
+    begun: list[Scripted] = []
+    passes: list[Pass] = [breaks] * 8
+
+    def begin(uid: str) -> Scripted:
+        begun.append(Scripted(*([quiet, breaks] if len(begun) == len(passes) else passes)))
+        return begun[-1]
+
+    queue = WorkQueue("EmulatorPool", begin, lambda: True)
+    queue.start()
+    queue.wake("one")
+    for number in range(1, len(passes) + 1):
+        await until(lambda number=number: len(rests) == number)
+        for _ in range(100):  # as from a thousand Pods that change
+            queue.wake("one")
+            await asyncio.sleep(0)
+        assert len(begun) == number
+        ends[-1]()
+    assert rests == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
+    # A pass that ends well starts the pauses anew.
+    await until(lambda: begun[-1].begun == 1)
+    queue.wake("one")
+    await until(lambda: len(rests) == len(passes) + 1)
+    assert rests[-1] == 10.0
+    told = [record for record in caplog.records if record.exc_info]
+    assert len(told) == len(rests), "one traceback for each"
+    await queue.stop()
+
+
+async def test_a_rest_ends_with_the_leadership_and_nothing_begins_after_it():
+    first, second = Scripted(breaks), Scripted(quiet)
+    async with queue_of(first, second) as queue:
+        queue.wake("one")
+        await until(lambda: first.closed)
+        await asyncio.sleep(0)
+        await queue.stop()
+        assert not second.begun
+        queue.start()
+        queue.wake("one")
+        await until(lambda: second.begun == 1)
+
+
 async def test_an_object_that_is_back_during_the_last_pass_over_it_gets_a_controller():
     back = asyncio.Event()
 
@@ -239,3 +296,26 @@ async def test_what_a_call_raised_after_its_pass_comes_out_of_the_next_one():
     with pytest.raises(ValueError, match="no room"):
         await calls.end_pass()
     await calls.end_pass()
+
+
+async def raised(*errors: Exception) -> BaseException:
+    calls: InFlight[int] = InFlight(lambda: None)
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    for number, error in enumerate(errors):
+        calls.begin(number, fail(error))
+    with pytest.raises((Exception, BaseExceptionGroup)) as found:
+        await calls.end_pass()
+    await calls.end_pass()
+    return found.value
+
+
+async def test_a_bug_is_not_lost_behind_what_is_tried_again():
+    busy, bug, over = ApiError("POST it", 503, "Busy", "later"), KeyError("a bug"), NotLeading()
+    assert await raised(busy) is busy and await raised(bug) is bug
+    group = await raised(busy, bug, over)
+    assert isinstance(group, ExceptionGroup) and set(group.exceptions) == {busy, bug, over}
+    assert await raised(busy, ApiError("POST", 500, "No", "no")) is busy
+    assert await raised(busy, over) is over, "nobody who leads no more tries again"
