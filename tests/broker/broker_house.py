@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import aiohttp
+from aiohttp import web
 from callers import Callers
 from claim_cluster import KEYS, TIMEOUTS, Broker, Cluster, Lab
 
@@ -72,7 +73,9 @@ class House:
         self.material = material = material or await own_material(["localhost", "127.0.0.1", NAME])
         self.trust = ssl.create_default_context(cadata=material.ca.decode())
         self.forward = Forward(leader, "standby", NAME, self.trust, self.passed_on.append) if leader else None
-        self.runner = http.runner(http.application(self.broker.claims, self.auth, KEYS.proved, self.forward))
+        app = http.application(self.broker.claims, self.auth, KEYS.proved, self.forward)
+        self.add_to(app)
+        self.runner = http.runner(app)
         await self.runner.setup()
         self.context = tls.context(material)
         self.connections = Connections(connections)
@@ -81,6 +84,9 @@ class House:
         self.url = f"https://{self.address}"
         self.session = self.caller()
         return material
+
+    def add_to(self, app: web.Application) -> None:
+        """What a test has at the same port."""
 
     def caller(self, address: str = "127.0.0.1") -> aiohttp.ClientSession:
         """Somebody at that address of this machine."""

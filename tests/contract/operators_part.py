@@ -59,9 +59,9 @@ def run_yaml(run: Run) -> str:
     return str(body["data"][rayjob.RUN_KEY])
 
 
-def ray_job(run: Run, attempt: int = 1) -> Json:
+def ray_job(run: Run, attempt: int = 1, broker: rayjob.Broker = BROKER) -> Json:
     """As the API server and KubeRay get it: JSON and nothing else."""
-    return dict(json.loads(json.dumps(rayjob.ray_job(run, attempt, BROKER))))
+    return dict(json.loads(json.dumps(rayjob.ray_job(run, attempt, broker))))
 
 
 def pods_of(job: Json) -> dict[str, Json]:

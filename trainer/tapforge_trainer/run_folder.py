@@ -87,12 +87,17 @@ def read_spec(folder: Path) -> TrainingRun:
     text = path.read_text(encoding="utf-8")
     if not any(old in text for _, old in _RENAMED_FIELDS):
         return load(path)
-    data = yaml.safe_load(text)
+    return load(to_yaml(_renamed(yaml.safe_load(text))))
+
+
+def _renamed(data: dict[str, Any]) -> dict[str, Any]:
+    """A run's file, by the names that its fields have now."""
+    spec = dict(data["spec"])
     for (member, old), new in _RENAMED_FIELDS.items():
-        fields = data["spec"].get(member) or {}
-        if old in fields:
-            fields[new] = fields.pop(old)
-    return load(to_yaml(data))
+        there = spec.get(member) or {}
+        if old in there:
+            spec[member] = {new if name == old else name: value for name, value in there.items()}
+    return {**data, "spec": spec}
 
 
 def write_spec(folder: Path, run: TrainingRun) -> None:
@@ -106,7 +111,7 @@ def check_same(spec: dict[str, Any], run: TrainingRun, place: str) -> None:
     """`spec`: what a checkpoint in `place` keeps of the run's file (`dump_set`); {}: nothing. Raises ConfigurationError
     when that differs in what is learned."""
     if spec:
-        _refuse_other(load(to_yaml(spec)), run, place)
+        _refuse_other(load(to_yaml(_renamed(spec))), run, place)
 
 
 def _refuse_other(there: TrainingRun, run: TrainingRun, place: str) -> None:

@@ -1,0 +1,233 @@
+"""What a run and the operator's broker say to each other: the trainer's client and the operator's server, over TLS, by
+the environment and the certificates that the operator gives a run's Pod; and each of them with one that is a release
+newer (it says a field more) or older (a field less).
+
+Writer and reader of a question: `BrokerCalls` -> `broker.http.parse`; of an answer: `broker.http.answer` ->
+`BrokerCalls`; of claims on Pods: `broker.claim_record.Keys`, of one release and the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from aiohttp import web
+from broker_house import House
+from claim_cluster import KEYS, Lab
+from hypothesis import given
+from hypothesis import strategies as st
+from operators_part import environment, made, pods_of, ray_job, seen
+
+from tapforge_api.base import Spec
+from tapforge_api.claims import Acquire, Given, Held, Release, Renew
+from tapforge_api.learning import Stop
+from tapforge_api.progress import Orders, Progress
+from tapforge_envs.slots.broker_calls import BROKER_CA, BROKER_TOKEN_FILE, BROKER_URL, Access, BrokerCalls
+from tapforge_operator.broker import http
+from tapforge_operator.broker.claim_record import ClaimRecord, Reading
+from tapforge_operator.trainingrun import rayjob
+from tapforge_operator.trainingrun.progress import Reports, add_progress
+from tapforge_trainer.cluster.attempt import Attempt
+from tapforge_trainer.cluster.reporter import Reporter
+from tapforge_trainer.cluster.status_report import Final, report_of
+from tapforge_trainer.progress import Saved
+from tapforge_trainer.shutdown import StopReason, StopSignal
+from tapforge_trainer.telemetry import View
+
+#: as `callers.Callers.add_run` has it
+NAME, NAMESPACE, UID = "train", "lab", "uid-of-train"
+SECONDS = 120.0
+
+
+class Office(House):
+    """A broker that takes reports as well, and says a field more in each answer where it is a release newer."""
+
+    def __init__(self, newer: bool) -> None:
+        super().__init__(Lab(3))
+        self.reports = Reports(lambda uid: None)
+        self.newer = newer
+
+    def add_to(self, app: web.Application) -> None:
+        add_progress(app, self.reports, self.auth)
+        if self.newer:
+            app.middlewares.insert(0, _says_more)
+
+
+@web.middleware
+async def _says_more(request: web.Request, handler: http.Handler) -> web.StreamResponse:
+    answer = await handler(request)
+    assert isinstance(answer, web.Response) and isinstance(answer.body, bytes)
+    body = json.dumps(_more(json.loads(answer.body)))
+    return web.Response(status=answer.status, text=body, content_type="application/json")
+
+
+def _more(value: Any) -> Any:
+    """The same with a field that nobody knows in every object."""
+    if isinstance(value, dict):
+        return {**{name: _more(one) for name, one in value.items()}, "laterField": {"deep": [1]}}
+    return [_more(one) for one in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(params=["of today", "newer"])
+async def office(request: pytest.FixtureRequest) -> AsyncIterator[Office]:
+    office = Office(request.param == "newer")
+    await office.open()
+    yield office
+    await office.close()
+
+
+@pytest.fixture
+def told(office: Office, tmp_path: Path) -> dict[str, str]:
+    """Environment of the head of a run's second attempt, with its files in a folder of this machine."""
+    run = replace(seen(made({"cluster": {"image": "i"}}, NAME), NAMESPACE), uid=UID)
+    broker = rayjob.Broker(office.url, office.material.ca.decode())
+    found = environment(pods_of(ray_job(run, 2, broker))["head"])
+    files = {BROKER_TOKEN_FILE: office.token, BROKER_CA: rayjob.broker_config_map(run, broker)["data"]["ca.crt"]}
+    for variable, text in files.items():
+        file = tmp_path / Path(found[variable]).name
+        file.write_text(text)
+        found[variable] = str(file)
+    assert found[BROKER_URL] == office.url
+    return found
+
+
+async def test_claims_from_their_question_to_their_end(office: Office, told: dict[str, str]) -> None:
+    """`rayjob.ray_job`, `broker_config_map` -> `Access.of`; `BrokerCalls` <-> the broker."""
+    async with BrokerCalls(Access.of(told)) as calls:
+        ask = Acquire(request="request-1", slots=2, session="driver", number=1)
+        claims = (await calls.acquire("phones", ask, SECONDS)).claims
+        assert len(claims) == 2 and (await calls.acquire("phones", ask, SECONDS)).claims == claims
+        held = tuple(Held(id=one.id, secret=one.secret, episodes=3) for one in claims)
+        renewed = await calls.renew(Renew(claims=held, session="driver", settled=1), SECONDS)
+        assert [one.state for one in renewed.claims] == ["held", "held"]
+        given = tuple(Given(id=one.id, secret=one.secret, verdict="dirty") for one in claims)
+        ended = await calls.release(Release(claims=given), SECONDS)
+        assert [one.state for one in ended.claims] == ["lost", "lost"]
+        assert not (await calls.acquire("phones", ask, SECONDS)).claims, "its claims have ended"
+
+
+async def test_a_report_arrives_as_it_was_made_and_its_orders_are_obeyed(office: Office, told: dict[str, str]) -> None:
+    """`status_report.report_of`, `Reporter` -> `Reports`; `Orders` of the run's plan -> `Reporter` -> `StopSignal`."""
+    attempt = Attempt.of(told)
+    assert attempt is not None
+    view = View(NAME, 10, stage="Training", update=4, episodes=64, curve=[0.25])
+    orders = Orders(stop="suspend", grace_seconds=50, limits=Stop(max_updates=7), report_seconds=600)
+    office.reports.settle(UID, attempt.number, orders, -1, None)
+    stop = StopSignal()
+    async with Reporter(Access.of(told), attempt, view, stop) as reporter:
+        assert await reporter.answered(SECONDS)
+        report, _ = office.reports.newest(UID)
+        assert report is not None and report == report_of(attempt, report.sequence, view)
+        assert stop.requested.is_set() and stop.reason is StopReason.SUSPEND
+        assert stop.limits is not None and stop.limits.max_updates == 7
+        office.reports.dismiss(UID)  # nobody writes its end into a status
+        assert await reporter.finish("stopped", "as asked")
+    report, _ = office.reports.newest(UID)
+    assert report is not None and (report.final, report.message) == ("stopped", "as asked")
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+ids = st.text("abz019._-", min_size=8, max_size=20)
+private = st.text(min_size=16, max_size=40)
+times = st.floats(5, 3600)
+questions: st.SearchStrategy[Spec] = st.one_of(
+    st.builds(Acquire, request=ids, slots=st.integers(1, 256), ttl_seconds=times, hold_seconds=times, session=ids),
+    st.builds(Renew, claims=st.lists(st.builds(Held, id=ids, secret=private), min_size=1, max_size=3).map(tuple)),
+    st.builds(Release, claims=st.lists(st.builds(Given, id=ids, secret=private), min_size=1, max_size=3).map(tuple)),
+)
+figures = st.one_of(st.none(), st.floats(), st.floats(0, 1))
+views = st.builds(
+    View,
+    name=st.just(NAME),
+    max_updates=st.integers(0, 2**31 - 1),
+    stage=st.sampled_from(["Loading", "Training"]),
+    update=st.integers(0, 2**40),
+    version=st.integers(0, 2**40),
+    episodes=st.integers(0, 2**53),
+    episodes_per_hour=st.floats(),
+    success=figures,
+    seconds_rl=st.floats(0, 1e12),
+    saved=st.none()
+    | st.builds(Saved, st.integers(0, 2**31 - 1), st.floats(0, 4e9), st.just("/storage/update-00000003")),
+)
+
+
+def _sent(message: Spec) -> bytes:
+    """As `BrokerCalls` does."""
+    return message.model_dump_json(by_alias=True).encode()
+
+
+@given(questions)
+def test_a_question_is_read_as_it_was_asked_by_a_newer_trainer_too(question: Spec) -> None:
+    """`BrokerCalls` -> `broker.http.parse`."""
+    body = _sent(question)
+    assert http.parse(body, type(question)) == question
+    assert http.parse(json.dumps(_more(json.loads(body))).encode(), type(question)) == question
+
+
+@given(views, st.sampled_from(get_args(Final)), st.text(max_size=5000), st.integers(1, 999))
+def test_no_report_is_refused_whatever_a_run_came_to(view: View, final: Final, message: str, number: int) -> None:
+    """`status_report.report_of` -> `broker.http.parse`."""
+    report = report_of(Attempt(NAME, NAMESPACE, UID, number, Path("/nowhere")), 1, view, final, message)
+    body = _sent(report)
+    assert len(body) < http.SMALL
+    assert http.parse(body, Progress) == report
+    assert http.parse(json.dumps(_more(json.loads(body))).encode(), Progress) == report
+
+
+@pytest.mark.parametrize("question", [Acquire(request="request-1"), Progress(attempt=1, sequence=1)])
+def test_a_question_without_what_an_older_trainer_did_not_say_is_read(question: Spec) -> None:
+    """`BrokerCalls` of the release before -> `broker.http.parse`: what this one added has a default."""
+    whole = json.loads(_sent(question))
+    required = {name for name, field in type(question).model_fields.items() if field.is_required()}
+    for name in set(whole) - required:
+        less = {field: value for field, value in whole.items() if field != name}
+        assert http.parse(json.dumps(less).encode(), type(question)) == question
+
+
+def test_every_order_to_stop_is_one_that_the_driver_knows() -> None:
+    """`Orders.stop` -> `StopReason`."""
+    words = get_args(Orders.model_fields["stop"].annotation)
+    assert "" in words and {StopReason(word) for word in words if word} < set(StopReason)
+
+
+# --- claims that are stored -------------------------------------------------------------------------------------------
+
+#: annotations as they lie on Pods, under the key of these tests
+STORED = {
+    "of this release": (
+        '{"fence":117440512,"hold":1200.0,"holder":"run/lab/train/u-1","key":"430789b753e8","number":3,"pod":"lab/'
+        'train-head/p-1","priority":-5,"request":"request-1","run":"train","session":"driver","signature":"cf9cd9b'
+        'b89f87f51fb16d0f19d6130f42d255c93d06281fc8b7af5a8c7f33988","ttl":60.0,"v":1}'
+    ),
+    "of one that says a field more": (
+        '{"fence":117440512,"hold":1200.0,"holder":"run/lab/train/u-1","key":"430789b753e8","laterField":{"deep":['
+        '1]},"number":3,"pod":"lab/train-head/p-1","priority":-5,"request":"request-1","run":"train","session":"dr'
+        'iver","signature":"bc0ebefdadaa18f1ca75071137c6fbf7adb4454428c98c84d5343e200a815630","ttl":60.0,"v":1}'
+    ),
+    "of one that knew no number": (
+        '{"fence":117440512,"hold":1200.0,"holder":"run/lab/train/u-1","key":"430789b753e8","pod":"lab/train-head/'
+        'p-1","priority":-5,"request":"request-1","run":"train","session":"driver","signature":"86848522dff9a95479'
+        'd700a278f3babe407d543b422630dac9176b9944afab40","ttl":60.0,"v":1}'
+    ),
+}
+RECORD = ClaimRecord(
+    "uid-1", 7 << 24, "run/lab/train/u-1", "train", "request-1", -5, 60.0, 1200.0, "lab/train-head/p-1", "driver", 3
+)
+
+
+@pytest.mark.parametrize("release", STORED)
+def test_a_claim_that_another_release_wrote_stands(release: str) -> None:
+    """`claim_record.Keys.write` -> `Keys.read`, over an upgrade and back."""
+    expected = replace(RECORD, number=0) if "no number" in release else RECORD
+    assert KEYS.read(STORED[release], RECORD.uid) == Reading(expected)
+
+
+def test_what_is_written_today_is_what_is_kept_here() -> None:
+    """Whoever changes the form of claims keeps the present one as the one of the release before."""
+    assert KEYS.write(RECORD) == STORED["of this release"]
