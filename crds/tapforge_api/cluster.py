@@ -11,7 +11,7 @@ Promises:
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import ConfigDict, Field
 
@@ -99,6 +99,10 @@ class RayTemplate(Spec):
         description="spec of the Pods: resources, nodeSelector, tolerations, serviceAccountName, imagePullSecrets, "
         "priorityClassName, schedulerName and whatever else a Pod has",
     )
+
+    def written(self) -> dict[str, Any]:
+        """The template as plain JSON data, without defaults."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 #: older ones know no token authentication

@@ -93,4 +93,6 @@ class TrainingRunStatus(Spec):
     resolved: Annotated[str, Field(max_length=MAX_RESOLVED)] = Field(
         "", description="the run as all its attempts see it (YAML), fixed at its start"
     )
-    conditions: Conditions = Field((), description="Ready, Reconciling, Stalled, Suspended, Complete, Failed")
+    conditions: Conditions = Field(
+        (), description="Ready, Reconciling, Stalled, Suspended, Complete, Failed, SpecChanged"
+    )

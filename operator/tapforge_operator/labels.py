@@ -66,6 +66,8 @@ ALLOW_DELETE: Final = "tapforge.dev/allow-delete-claimed"
 
 #: on a run's own pool: hash of what its run says about it
 SPEC: Final = "tapforge.dev/spec"
+#: on a run as it was resolved: digest of the Pod templates that it was started with
+POD_TEMPLATES: Final = "tapforge.dev/pod-templates"
 
 SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 DO_NOT_DISRUPT: Final = "karpenter.sh/do-not-disrupt"

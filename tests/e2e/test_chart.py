@@ -176,14 +176,17 @@ def test_what_is_switched_off_is_not_there(render):
     defaults = set(by_name(render()))
     for values, gone in (
         ({"crds": {"install": False}}, {"emulatorpools.tapforge.dev", "trainingruns.tapforge.dev"}),
-        ({"protection": False}, {"claimed-pools.tapforge.dev"}),
+        (
+            {"protection": False},
+            {f"{what}.tapforge.dev" for what in ("claimed-pools", "started-runs", "pools-of-runs")},
+        ),
         ({"confinement": False}, {"operator-writes-its-own.tapforge.dev"}),
         ({"nodes": False}, {"tapforge-operator-nodes"}),
         ({"networkPolicies": {"operator": False}}, {"NetworkPolicy"}),
     ):
         missing = defaults - set(by_name(render(values)))
         names = {key.rpartition("/")[2] for key in missing} | {key.partition("/")[0] for key in missing}
-        assert gone <= names and len(missing) <= 2, values
+        assert gone <= names and len(missing) <= 2 * len(gone), values
     kinds = [o for o in render({"crds": {"keep": False}}) if o["kind"] == "CustomResourceDefinition"]
     assert len(kinds) == 2 and not any("annotations" in kind["metadata"] for kind in kinds)
 

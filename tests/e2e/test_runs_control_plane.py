@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -255,6 +255,60 @@ def test_a_lost_cluster_is_followed_by_another_attempt(cluster: Cluster, space: 
     run.wait("Failed", lambda: run.says("Failed", "True", "BackoffLimitExceeded"))
     assert "The actor died" in run.status()["message"]
     run.wait("word of both", lambda: told(run, "ClusterLost") == 2 or untold(run, operator))
+
+
+def test_a_started_run_is_built_from_what_it_was_started_with(
+    cluster: Cluster, ground: Ground, space: Space, operator: Operator
+) -> None:
+    """Exchanging one field that the CRD doesn't know for another is refused by the policies; where they were left out,
+    it changes nothing."""
+    swapped = {**SMALL, "backoffLimit": 1, "head": {"template": {"spec": {"hostNetwork": True}}}}
+    spec = {**swapped, "head": {"template": {"spec": {"nodeSelector": {"pool": "a"}}}}}
+    run = LiveRun(cluster, space, cluster=spec, checkpoints=SAFE, **OWN)
+    run.runs()
+    run.wait("the policy", lambda: _refuses(lambda: run.edit(cluster=swapped), "started-runs.*spec.cluster cannot be"))
+    pool = f"/apis/tapforge.dev/v1alpha1/namespaces/{space}/emulatorpools/run"
+    (phones,) = cluster.api("GET", pool)["spec"]["template"]["spec"]["containers"]
+    other = {"spec": {"template": {"spec": {"containers": [{**phones, "image": "other:1"}]}}}}
+    run.wait("the other one", lambda: _refuses(lambda: cluster.api("PATCH", pool, other, MERGE), "pools-of-runs"))
+    cluster.api("PATCH", pool, {"spec": {"replicas": 1}}, MERGE)
+    run.edit(stop={"maxUpdates": 9})
+
+    bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+    cluster.api("DELETE", f"{bindings}/started-runs.tapforge.dev.{ground.own}")
+    run.wait("the end of the policy", lambda: not _refuses(lambda: run.edit(cluster=swapped), "started-runs"))
+    assert run.object()["spec"]["cluster"]["head"]["template"]["spec"] == {"hostNetwork": True}
+    run.wait("word of it", lambda: run.says("SpecChanged", "True", "Ignored"))
+    assert "head.template.spec.nodeSelector" in run.condition("SpecChanged")["message"]
+    operator.restart()
+    run.kuberay_says(1, "RUNNING", "Failed", reason="SubmissionFailed", message="BackoffLimitExceeded")
+    run.runs(2)
+    made = _head(run.wait_job(2))
+    assert made["nodeSelector"] == {"pool": "a"} and "hostNetwork" not in made
+
+    name = run.config()["metadata"]["name"]
+    operator.stop()
+    cluster.api("DELETE", f"/api/v1/namespaces/{space}/configmaps/{name}")
+    operator.start().wait_ready()
+    run.edit(suspend=True)
+    driver = run.driver(operator, 2)
+    run.wait("the order", lambda: driver.report(update=2).stop)
+    driver.report(update=2, final="stopped")
+    run.wait_ready("True", "Suspended")
+    run.edit(suspend=False)
+    run.wait("word of it", lambda: run.says("Stalled", "True", "TemplatesLost"))
+    run.edit(cluster=spec)
+    assert _head(run.wait_job(3))["nodeSelector"] == {"pool": "a"}
+    run.wait("the end of the condition", lambda: run.condition("SpecChanged") == {})
+
+
+def _refuses(edit: Callable[[], object], words: str) -> bool:
+    """It takes a moment until the API server goes by a policy, or no longer does."""
+    try:
+        edit()
+    except Refused as error:
+        return re.search(words, str(error)) is not None
+    return False
 
 
 def test_a_head_that_is_evicted_costs_the_run_nothing(cluster: Cluster, space: Space, operator: Operator) -> None:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tapforge_api import load_pool
+from tapforge_api.training_run import CHANGEABLE
 from tapforge_operator import labels as wellknown
 from tapforge_operator.broker.tls import CONFIG_MAP, SECRET
 from tapforge_operator.emulatorpool.pod import slot_pods
@@ -278,6 +279,7 @@ def test_policies_name_no_account_and_what_the_operator_writes():
     policies = {p["metadata"]["name"]: p["spec"] for p in of_kind("ValidatingAdmissionPolicy")}
     deletion, confinement = policies["claimed-pools.tapforge.dev"], policies["operator-writes-its-own.tapforge.dev"]
     assert repr(wellknown.ALLOW_DELETE) in deletion["validations"][0]["expression"]
+    assert str(list(CHANGEABLE)) in yaml.safe_dump(policies["started-runs.tapforge.dev"], width=1000)
     written = yaml.safe_dump(confinement)
     assert ACCOUNT["name"] not in written and ACCOUNT["namespace"] not in written, "an overlay would not change it here"
     for binding in of_kind("ValidatingAdmissionPolicyBinding"):

@@ -19,6 +19,7 @@ from tapforge_operator.trainingrun.state import (
     RunHistory,
     RunPlan,
 )
+from tapforge_operator.trainingrun.templates import StoredConfig
 
 #: 2026-11-20T12:00:00Z
 NOON = 1795176000.0
@@ -84,7 +85,7 @@ class Story:
 
     def __init__(self, run: Run | None = None, **seen: Any) -> None:
         self.run = made() if run is None else run
-        self.observed = Observed(**{"dry_run": DryRunResult(1), "config": "", "volume": DISK, **seen})
+        self.observed = Observed(**{"dry_run": DryRunResult(1), "config": StoredConfig(), "volume": DISK, **seen})
         self.history = RunHistory()
         self.now = NOON
         self.last: RunPlan | None = None

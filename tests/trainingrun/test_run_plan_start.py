@@ -10,6 +10,7 @@ from runs_made import NO_KUBERAY, NOON, OWN, POOL, SAFE, WORKERS, Story, job, ma
 
 from tapforge_operator.trainingrun.state import DryRunResult, ObservedVolume, Refusal
 from tapforge_operator.trainingrun.status import is_true
+from tapforge_operator.trainingrun.templates import StoredConfig
 
 
 def test_an_attempt_is_put_down_before_its_rayjob_is_made_and_only_once() -> None:
@@ -51,7 +52,7 @@ def test_a_status_that_was_written_over_is_made_again() -> None:
 
 def test_what_the_config_map_holds_is_what_earlier_attempts_saw() -> None:
     story = Story()
-    story.plan(config="as it was\n")
+    story.plan(config=StoredConfig("as it was\n"))
     assert story.run.status.resolved == "as it was\n"
 
 
@@ -195,4 +196,4 @@ def test_the_start_waits_for_a_look_at_the_config_map() -> None:
     story = Story(config=None)
     plan = story.plan()
     assert plan.read_config and plan.requeue_after == 0.0 and not plan.status.attempts
-    assert not story.plan(config="").read_config and story.phase == "Intended"
+    assert not story.plan(config=StoredConfig()).read_config and story.phase == "Intended"

@@ -21,6 +21,7 @@ from tapforge_operator.trainingrun import plan, rayjob
 from tapforge_operator.trainingrun.plan import plan_run
 from tapforge_operator.trainingrun.state import DryRunResult, Observed, RunHistory, RunPlan
 from tapforge_operator.trainingrun.status import ended, events, is_true
+from tapforge_operator.trainingrun.templates import StoredConfig
 
 STATES = st.sampled_from(
     [
@@ -61,7 +62,7 @@ class RunMachine(RuleBasedStateMachine):
         self.jobs: dict[str, RayJob] = {}
         self.head: RayHead | None = None
         self.furthest = self.gains = 0
-        self.config = ""
+        self.config = StoredConfig()
         self.created: Counter[int] = Counter()
         self.in_flight: list[int] = []
         self.sequence = 0
@@ -127,10 +128,11 @@ class RunMachine(RuleBasedStateMachine):
                 self.made = planned.create_job
 
     def ensure_config(self) -> None:
-        text = rayjob.config_map(self.run)["data"][rayjob.RUN_KEY]
-        assert text, "no attempt begins before the run is resolved"
-        assert self.config in ("", text), "attempts see the same run"
-        self.config = text
+        data = rayjob.config_map(self.run)["data"]
+        config = StoredConfig(data[rayjob.RUN_KEY], data[rayjob.TEMPLATES_KEY])
+        assert config.run, "no attempt begins before the run is resolved"
+        assert self.config in (StoredConfig(), config), "attempts see the same run"
+        self.config = config
 
     @rule(times=st.integers(1, 4))
     def passes(self, times: int) -> None:
@@ -215,7 +217,7 @@ class RunMachine(RuleBasedStateMachine):
 
     @rule()
     def the_config_map_is_deleted(self) -> None:
-        self.config = ""
+        self.config = StoredConfig()
 
     @rule(seconds=st.sampled_from([1, 20, 70, 200]))
     def time_passes(self, seconds: int) -> None:

@@ -26,11 +26,12 @@ from tapforge_operator.kube.client import ApiError, Client, Object, path
 from tapforge_operator.kube.events import record
 from tapforge_operator.kube.informers import KUBERAY_MISSING, KUBERAY_TOO_OLD, RAY, ray_jobs_unavailable
 from tapforge_operator.kube.leaderelection import NotLeading
-from tapforge_operator.kube.types import Event, RayJob, RayPod, Reference, belongs, observe_ray_pod
+from tapforge_operator.kube.types import Event, RayJob, RayPod, Reference, RunObject, belongs, observe_ray_pod
 from tapforge_operator.observability.logging import ref
-from tapforge_operator.trainingrun import rayjob
-from tapforge_operator.trainingrun.rayjob import RUN_KEY, Broker
+from tapforge_operator.trainingrun import rayjob, templates
+from tapforge_operator.trainingrun.rayjob import RUN_KEY, TEMPLATES_KEY, Broker
 from tapforge_operator.trainingrun.state import DryRunResult, ObservedVolume, Refusal, Run
+from tapforge_operator.trainingrun.templates import StoredConfig
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,10 @@ class RunWrites:
         """The ConfigMaps that Pods of the run mount: as they were and as they have to be."""
         self.refusal = None
         where = path("configmaps", run.namespace)
+        if templates.lost(run.spec, run.status.resolved, run.templates):
+            text = templates.lost_message(labels.config_name(run.name, run.uid))
+            self._refuse(Refusal("TemplatesLost", text, True))
+            return
         for body in (rayjob.config_map(run), rayjob.broker_config_map(run, broker or await self._broker())):
             name = body["metadata"]["name"]
             there = await self._find(f"{where}/{name}")
@@ -209,11 +214,11 @@ class RunWrites:
         found = await self._find(path("persistentvolumeclaims", run.namespace, storage.volume_claim.claim_name))
         return ObservedVolume(found is not None, tuple((found or {}).get("spec", {}).get("accessModes") or ()))
 
-    async def read_config(self, run: Run) -> str:
-        """The run as it is resolved in its ConfigMap; "" when there is none."""
+    async def read_config(self, run: RunObject) -> StoredConfig:
         found = await self._find(path("configmaps", run.namespace, labels.config_name(run.name, run.uid)))
         mine = found is not None and belongs(found["metadata"], run.uid)
-        return (found.get("data") or {}).get(RUN_KEY, "") if found is not None and mine else ""
+        data = (found.get("data") or {}) if found is not None and mine else {}
+        return StoredConfig(data.get(RUN_KEY, ""), data.get(TEMPLATES_KEY, ""))
 
     async def read_pods(self, run: Run, number: int) -> tuple[RayPod, ...]:
         selector = f"{labels.RUN_UID}={run.uid},{labels.ATTEMPT}={number}"

@@ -56,6 +56,7 @@ from tapforge_operator.trainingrun.state import (
     slots_of,
 )
 from tapforge_operator.trainingrun.status import Situation, conditions, ended, events, has_ended, read_status
+from tapforge_operator.trainingrun.templates import StoredConfig, as_started, digest_of, fits
 
 log = logging.getLogger(__name__)
 
@@ -187,6 +188,8 @@ class RunController:
         #: the last plan, which says what to read
         self._wants: RunPlan | None = None
         self._dry_run: DryRunResult | None = None
+        #: with the Pod templates that the run was started with
+        self._config = StoredConfig()
         self._written_at = -_PROGRESS_SECONDS
         self._checked_at = self._dry_run_at = time.monotonic()
 
@@ -210,11 +213,13 @@ class RunController:
             read_status(run_object.body.get("status"))
         except UnreadableStatus as error:
             return _RESYNC_SECONDS if deleting else await self._report_unreadable_status(run_object, str(error))
-        reading = read_run(run_object.body)
+        config = None if deleting else await self._read_config(run_object)
+        started = as_started(run_object.body, config)
+        reading = read_run(started.body)
         if reading.spec is None:
             return _RESYNC_SECONDS if deleting else await self._update_unreadable(run_object, reading.message)
-        run = Run.of(run_object.body, reading.spec)
-        observed = await self._observe(run)
+        run = Run.of(started.body, reading.spec, started.templates, started.edited)
+        observed = await self._observe(run, config)
         planned = plan_run(run, observed, self._history, time.time())
         self._history, self._wants = planned.history, planned
         self._measure(planned.status, observed.reported)
@@ -230,17 +235,25 @@ class RunController:
             again = 0.0  # the status has to say so
         return min(wait, again, _RESYNC_SECONDS if ended(run.status) else _CONFIG_SECONDS)
 
-    async def _observe(self, run: Run) -> Observed:
+    async def _read_config(self, run_object: RunObject) -> StoredConfig | None:
+        """Where a plan asks for it, and from the start on: every plan is for the templates of the start. What was read
+        of an immutable ConfigMap stays, also when it is deleted."""
+        status, asked = run_object.body.get("status") or {}, self._wants is not None and self._wants.read_config
+        resolved = status.get("resolved") or ""
+        if not asked and (not digest_of(resolved) or status.get("completionTime")):
+            return None
+        if not fits(self._config, resolved):
+            self._config = await self._writes.read_config(run_object)
+        return self._config
+
+    async def _observe(self, run: Run, config: StoredConfig | None) -> Observed:
         wants, report = self._wants, self._reports.newest(run.uid)
         volume: ObservedVolume | None = None
         pods: tuple[RayPod, ...] | None = None
-        config: str | None = None
         if wants is not None and wants.read_volume:
             volume = await self._writes.read_volume(run)
         if wants is not None and wants.read_pods:
             pods = await self._writes.read_pods(run, run.status.attempt.number)
-        if wants is not None and wants.read_config:
-            config = await self._writes.read_config(run)
         if wants is not None and wants.dry_run_job and self._dry_run_due(run):
             self._dry_run, self._dry_run_at = await self._writes.dry_run_job(run), time.monotonic()
         current = self._cache.runs.get(run.uid)

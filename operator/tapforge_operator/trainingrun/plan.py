@@ -7,7 +7,7 @@
     gone.
 4.  An attempt is written to the status before its RayJob is created, with the run as it is resolved for all attempts.
     Only the process that wrote it creates the RayJob; another one takes the next number, because it can't know. So no
-    attempt has two RayJobs, whoever crashes when.
+    attempt has two RayJobs, whoever crashes when. All are built from the Pod templates of the start (`templates.py`).
 5.  A RayJob is created once and never written to again: queues and autoscalers edit it.
 6.  What became of an attempt is decided by `outcome.py`.
 7.  A lost cluster is replaced by the next attempt, at most `backoffLimit` times in which the run does not get any
@@ -162,7 +162,7 @@ def _begin_attempt(plan: PlanBuilder, number: int) -> None:
             plan.set_situation(UNDECIDED)
             return
         # A ConfigMap that is there already is what earlier attempts saw: the status was written over.
-        plan.set(resolved=plan.observed.config or resolve(plan.run))
+        plan.set(resolved=plan.observed.config.run or resolve(plan.run))
     if not status.start_time:
         plan.set(start_time=timestamp(plan.now))
     if not status.active_time or plan.attempt.reason == SUSPENDED:

@@ -11,7 +11,9 @@ from typing import Final
 from tapforge_api.gpus import cluster_gpus_error
 from tapforge_api.ray_authentication import authentication_error
 from tapforge_api.run_status import MAX_RESOLVED
+from tapforge_operator import labels
 from tapforge_operator.kube.objectmeta import seconds
+from tapforge_operator.trainingrun import templates
 from tapforge_operator.trainingrun.kueue import queue_of
 from tapforge_operator.trainingrun.rayjob import pool_spec_hash, ray_pods, resolve
 from tapforge_operator.trainingrun.state import MAX_ATTEMPTS, UNDECIDED, PlanBuilder, pool_of, slots_of
@@ -21,6 +23,8 @@ from tapforge_operator.trainingrun.status import Situation
 _ARRIVAL_GRACE: Final = 60.0
 _REFRESH: Final = 15.0
 KUBERAY_REFRESH: Final = 60.0
+#: bytes of all that a ConfigMap holds
+_MAX_CONFIG_MAP: Final = 1_048_576
 #: between the loss of a cluster and the next attempt: the first wait, and the longest
 _FIRST_BACKOFF: Final = 5.0
 _LONGEST_BACKOFF: Final = 300.0
@@ -51,10 +55,29 @@ def _spec(plan: PlanBuilder) -> Situation | None:
     if (missing := plan.observed.no_ray_jobs) is not None:
         plan.requeue(KUBERAY_REFRESH)
         return Situation("stalled" if missing.stalls else "busy", missing.reason, missing.message)
-    if not run.status.resolved and (size := len(resolve(run))) > MAX_RESOLVED:
+    return _too_large(plan) if not run.status.resolved else templates_lost(plan)
+
+
+def _too_large(plan: PlanBuilder) -> Situation | None:
+    """For the status, and for the ConfigMap that keeps it beside the Pod templates."""
+    resolved = resolve(plan.run)
+    if (size := len(resolved)) > MAX_RESOLVED:
         text = f"the run has {size:,} characters when everything is written out, more than {MAX_RESOLVED:,}"
         return _stalled("SpecTooLarge", f"{text}: name a file of URLs or tasks instead of listing them")
+    ours = len(templates.written(plan.run.spec).encode())
+    if (size := len(resolved.encode()) + ours) > _MAX_CONFIG_MAP:
+        text = f"the run and its Pod templates have {size:,} bytes, and a ConfigMap takes {_MAX_CONFIG_MAP:,}"
+        help_ = "mount ConfigMaps of your own instead of writing files into the templates"
+        return _stalled("SpecTooLarge", f"{text}; the templates alone have {ours:,}: {help_}")
     return None
+
+
+def templates_lost(plan: PlanBuilder) -> Situation | None:
+    run = plan.run
+    if not templates.lost(run.spec, run.status.resolved, run.templates):
+        return None
+    plan.requeue(_REFRESH)
+    return _stalled("TemplatesLost", templates.lost_message(labels.config_name(run.name, run.uid)))
 
 
 def _volume(plan: PlanBuilder) -> Situation | None:
@@ -139,6 +162,8 @@ def own_pool(plan: PlanBuilder) -> Situation | None:
     """Has the run's own pool made, or made again; what keeps it from being there."""
     run, pool = plan.run, plan.observed.pool
     if pool is None:
+        if (lost := templates_lost(plan)) is not None:
+            return lost
         plan.do(create_pool=True)
         refusal = plan.observed.refusal
         if refusal is not None:

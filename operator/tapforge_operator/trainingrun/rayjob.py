@@ -36,11 +36,13 @@ from tapforge_api.training_run import RunMetadata, TrainingRun
 from tapforge_operator import labels as wellknown
 from tapforge_operator.kube.objectmeta import controller_reference
 from tapforge_operator.podsecurity import harden
+from tapforge_operator.trainingrun import templates
 from tapforge_operator.trainingrun.state import Run
 
 Json = dict[str, Any]
 
 RUN_KEY: Final = "run.yaml"
+TEMPLATES_KEY: Final = "templates.json"
 CA_KEY: Final = "ca.crt"
 #: labels of a run that are passed on to its RayJobs: queues and gang schedulers read them there
 PASSED_ON: Final = (
@@ -82,13 +84,17 @@ class Broker:
 
 
 def config_map(run: Run) -> Json:
-    """The run as its status says it was resolved; equal for equal statuses."""
+    """The run as its status says it was resolved, and the Pod templates that it was started with."""
+    resolved = run.status.resolved
+    data = {RUN_KEY: resolved}
+    if templates.digest_of(resolved):
+        data[TEMPLATES_KEY] = run.templates or templates.written(run.spec)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(run, wellknown.config_name(run.name, run.uid)),
         "immutable": True,
-        "data": {RUN_KEY: run.status.resolved},
+        "data": data,
     }
 
 
@@ -182,7 +188,7 @@ def resolve(run: Run) -> str:
     of the spec comes. Everything is in it that the driver reads. What is the operator's alone is not: the Pod templates
     (of the machines only their GPUs are there, counted), `suspend`, and an own pool's slots; the driver sees that pool
     by its name, as any other."""
-    spec = run.spec
+    spec, start = run.spec, {wellknown.POD_TEMPLATES: templates.digest(templates.written(run.spec))}
     if spec.cluster is not None:
         spec = spec.model_copy(update={"cluster": counted(spec.cluster)})
     source = spec.environment.source
@@ -191,7 +197,9 @@ def resolve(run: Run) -> str:
         environment = spec.environment.model_copy(update={"source": EnvironmentSource(pool=reference)})
         spec = spec.model_copy(update={"environment": environment})
     whole = TrainingRun(
-        api_version=API_VERSION, metadata=RunMetadata(name=run.name, namespace=run.namespace), spec=spec
+        api_version=API_VERSION,
+        metadata=RunMetadata(name=run.name, namespace=run.namespace, annotations=start),
+        spec=spec,
     )
     data: dict[str, Any] = dump_set(whole)
     data["spec"].pop("suspend", None)
@@ -291,7 +299,8 @@ def _give_broker(run: Run, pod: Json, broker: Broker) -> None:
         place.BROKER_MOUNT,
         readOnly=True,
     )
-    config = {"name": "tapforge-run", "configMap": {"name": wellknown.config_name(run.name, run.uid)}}
+    own = {"name": wellknown.config_name(run.name, run.uid), "items": [{"key": RUN_KEY, "path": RUN_KEY}]}
+    config = {"name": "tapforge-run", "configMap": own}
     folder = place.RUN_FILE.rpartition("/")[0]
     _mount(pod["spec"], ray, config, folder, readOnly=True)
 

@@ -19,6 +19,7 @@ from tapforge_operator.kube.objectmeta import seconds, timestamp
 from tapforge_operator.kube.types import RayHead, RayJob, RayPod, Unavailable
 from tapforge_operator.trainingrun.kueue import CheckUpdate, Workload
 from tapforge_operator.trainingrun.status import Situation, conditions, read_status
+from tapforge_operator.trainingrun.templates import StoredConfig, edited_message
 
 #: of a pool that is not there, seconds
 BOOT_DEADLINE: Final = float(Boot.model_fields["deadline_seconds"].default)
@@ -39,9 +40,15 @@ class Run:
     labels: Mapping[str, str] = field(default_factory=dict)
     deleting: bool = False
     status: TrainingRunStatus = field(default_factory=TrainingRunStatus)
+    #: the Pod templates that it was started with, as its ConfigMap keeps them; spec has them then
+    templates: str = ""
+    #: what its user changed of them since
+    edited: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, body: Mapping[str, Any], spec: TrainingRunSpec) -> Run:
+    def of(
+        cls, body: Mapping[str, Any], spec: TrainingRunSpec, templates: str = "", edited: tuple[str, ...] = ()
+    ) -> Run:
         """An object of the API server, whose spec was read already."""
         metadata = body["metadata"]
         return cls(
@@ -54,6 +61,8 @@ class Run:
             labels=metadata.get("labels") or {},
             deleting="deletionTimestamp" in metadata,
             status=read_status(body.get("status")),
+            templates=templates,
+            edited=edited,
         )
 
 
@@ -136,8 +145,8 @@ class Observed:
     head: RayHead | None = None
     #: heads were listed: that there is none is known
     heads_known: bool = True
-    #: what the ConfigMap of the run holds; None: not read, "": there is none
-    config: str | None = None
+    #: what the ConfigMap of the run holds; None: not read
+    config: StoredConfig | None = None
     #: the driver's newest report, and when it came
     report: Progress | None = None
     reported: float = 0.0
@@ -356,11 +365,13 @@ class PlanBuilder:
         self._set_observed()
         status = self.run.status.model_copy(update=self._status)
         if self._situation is not None:
+            run = self.run
+            edited = edited_message(run.edited, labels.config_name(run.name, run.uid)) if run.edited else ""
             status = status.model_copy(
                 update={
-                    "observed_generation": self.run.generation,
+                    "observed_generation": run.generation,
                     "message": self._situation.message[:4096],
-                    "conditions": conditions(self._situation, self.run.status, self.run.generation, self.now),
+                    "conditions": conditions(self._situation, run.status, run.generation, self.now, edited),
                 }
             )
         return replace(self._plan, status=status, requeue_after=min(self._requeue_after, default=None))

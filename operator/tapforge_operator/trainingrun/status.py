@@ -10,6 +10,8 @@
 | has come to its end | True: Complete | False | False | Complete |
 | has failed for good | False | False | True | Failed |
 
+SpecChanged is there, and True, while spec differs from what the run was started with.
+
 Ready is always one of True and False, and its reason is the one word that `kubectl get` shows. Reconciling and Stalled
 are never both True: tools read Reconciling first and would wait for ever. Complete and Failed are final. No message
 speaks of the present time.
@@ -50,7 +52,10 @@ def read_status(written: Mapping[str, Any] | None) -> TrainingRunStatus:
     return reading.read_status(TrainingRunStatus, written)
 
 
-def conditions(situation: Situation, before: TrainingRunStatus, generation: int, now: float) -> tuple[Condition, ...]:
+def conditions(
+    situation: Situation, before: TrainingRunStatus, generation: int, now: float, edited: str = ""
+) -> tuple[Condition, ...]:
+    """`edited`: what differs in spec from what the run was started with."""
     condition = ConditionBuilder(before.conditions, generation, now)
     s = situation
     good, busy, stalled = (s.kind == kind for kind in ("good", "busy", "stalled"))
@@ -67,6 +72,7 @@ def conditions(situation: Situation, before: TrainingRunStatus, generation: int,
         if s.complete
         else condition("Complete", False, "Failed" if s.failed else "NotComplete"),
         condition("Failed", True, s.reason, s.message) if s.failed else condition("Failed", False, "NotFailed"),
+        *((condition("SpecChanged", True, "Ignored", edited),) if edited else ()),
     )
 
 
@@ -100,12 +106,15 @@ def events(before: TrainingRunStatus, after: TrainingRunStatus) -> Iterator[Even
             "DriverRestarted",
             f"the driver was started again in place, {after.progress.restarts} times so far",
         )
-    now, was = _ready(after), _ready(before)
+    changed = _condition(after, "SpecChanged")
+    if changed is not None and _condition(before, "SpecChanged") is None:
+        yield Event("Warning", "SpecChanged", changed.message)
+    now, was = _condition(after, "Ready"), _condition(before, "Ready")
     if now is not None and (was is None or was.reason != now.reason):
         # What is neither asked for nor part of the way there keeps the run from going on.
         warns = not is_true(after, "Ready") and now.reason not in _ORDINARY
         yield Event("Warning" if warns else "Normal", now.reason, now.message)
 
 
-def _ready(status: TrainingRunStatus) -> Condition | None:
-    return next((c for c in status.conditions if c.type == "Ready"), None)
+def _condition(status: TrainingRunStatus, kind: str) -> Condition | None:
+    return next((c for c in status.conditions if c.type == kind), None)
