@@ -99,6 +99,8 @@ _DEPLOYMENT: Final = {
         "            {{- if .Values.monitoring.token }}\n            - --metrics-token\n            {{- end }}\n"
         "            {{- range $namespace, $slots := .Values.claimQuotas }}\n"
         '            - {{ printf "--claim-quota=%s=%d" $namespace (int64 $slots) | quote }}\n            {{- end }}\n'
+        "            {{- range $namespace, $hosts := .Values.externalDevices }}{{ range $hosts }}\n"
+        '            - {{ printf "--external-device=%s=%s" $namespace . | quote }}\n            {{- end }}{{ end }}\n'
         "            {{- range .Values.extraArgs }}\n            - {{ . | quote }}\n            {{- end }}\n"
     ),
     "            requests: {cpu: 100m, memory: 128Mi}\n            limits: {memory: 512Mi}\n": (

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from tapforge_operator.broker.devices import EVERYBODY, DeviceRules, Network
 from tapforge_operator.broker.types import ClaimQuotas
 from tapforge_operator.kube.informers import Scope
 from tapforge_operator.kube.leaderelection import Timing
@@ -37,6 +39,8 @@ class Settings:
     advertised: str = ""
     #: slots that the claimants of a namespace may hold at once
     quotas: ClaimQuotas = field(default_factory=ClaimQuotas)
+    #: which namespace's pools may name which external devices
+    devices: DeviceRules = field(default_factory=DeviceRules)
     #: folder with tls.crt, tls.key and ca.crt for the broker, as a Secret is mounted; None: a certificate of its own
     tls_dir: Path | None = None
     #: names and addresses that the broker's certificate is good for, beside those of its Service
@@ -79,6 +83,28 @@ def claim_quotas(given: Iterable[str]) -> ClaimQuotas:
             raise ValueError(f"{namespace} has two quotas, {found[namespace]} and {int(number)}: name one")
     default = found.pop("*", None)
     return ClaimQuotas(found, default)
+
+
+def device_rules(given: Iterable[str]) -> DeviceRules:
+    """Of NAMESPACE=NETWORK and NAMESPACE=HOST; *=... for every namespace. Raises ValueError."""
+    networks: defaultdict[str, list[Network]] = defaultdict(list)
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for text in given:
+        namespace, _, what = text.partition("=")
+        if not (namespace == EVERYBODY or _LABEL.fullmatch(namespace)):
+            raise ValueError(f"{text!r} begins with no namespace: NAMESPACE=NETWORK, NAMESPACE=HOST, or *=... for all")
+        name = what.lower().rstrip(".")
+        try:
+            networks[namespace].append(ipaddress.ip_network(what))
+        except ValueError as error:
+            dotted = name.removeprefix("*.").split(".")
+            if not all(map(_LABEL.fullmatch, dotted)) or dotted[-1].isdecimal():
+                raise ValueError(
+                    f"{text!r} names neither a network (10.1.0.0/16, 10.1.0.5) nor a host (phone.example, *.example), "
+                    f"without port: {error}"
+                ) from error
+            names[namespace].append(name)
+    return DeviceRules({k: v for k, v in networks.items() if v}, dict(names))
 
 
 def certificate_names(given: Iterable[str]) -> tuple[str, ...]:

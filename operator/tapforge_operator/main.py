@@ -23,7 +23,7 @@ import click
 import uvloop
 from aiohttp import web
 
-from tapforge_operator.config import Settings, advertised, certificate_names, claim_quotas
+from tapforge_operator.config import Settings, advertised, certificate_names, claim_quotas, device_rules
 from tapforge_operator.kube.cache import WatchFreshness
 from tapforge_operator.kube.client import Client
 from tapforge_operator.kube.credentials import Credentials, NoCluster
@@ -115,6 +115,14 @@ def _identity() -> str:
     default=0,
     help="of one address to the broker at once; 0: half of --connections",
 )
+@click.option(
+    "--external-device",
+    "external_device",
+    multiple=True,
+    metavar="NAMESPACE=HOSTS",
+    help="external devices that a namespace's pools may name: a network, an address or a host, as *.lab.example; may "
+    "be repeated; *=HOSTS: every namespace; without it all may name any",
+)
 @click.option("--in-flight", type=click.IntRange(1, 1024), default=64, help="calls to the API server at once")
 @click.option("--lease-seconds", type=click.FloatRange(3), default=15.0, help="until another one may lead, seconds")
 @click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING"]), default="INFO")
@@ -133,6 +141,7 @@ def main(
     names: tuple[str, ...],
     tls_dir: Path | None,
     claim_quota: tuple[str, ...],
+    external_device: tuple[str, ...],
     connections: int,
     address_connections: int,
     in_flight: int,
@@ -148,6 +157,10 @@ def main(
         quotas = claim_quotas(claim_quota)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--claim-quota") from error
+    try:
+        devices = device_rules(external_device)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--external-device") from error
     try:
         dns_names = certificate_names(names)
     except ValueError as error:
@@ -165,6 +178,7 @@ def main(
         names=dns_names,
         tls_dir=tls_dir,
         quotas=quotas,
+        devices=devices,
         connections=fitting(connections, files),
         address_connections=address_connections,
         in_flight=in_flight,

@@ -178,6 +178,7 @@ class Leadership:
             observe_pod=self.cache.observe_pod,
             telemetry=self._telemetry,
             quotas=settings.quotas,
+            devices=settings.devices,
         )
         self._telemetry.watch_quotas(claims.quota_use)
         self._telemetry.watch_unproved(claims.unproved)

@@ -14,6 +14,7 @@ from typing import Any
 from tapforge_api.claims import Acquire, Given, Held, Release, Renew
 from tapforge_operator import labels as wellknown
 from tapforge_operator.broker.claim_record import Keys
+from tapforge_operator.broker.devices import DeviceRules
 from tapforge_operator.broker.renewals import RunningClock
 from tapforge_operator.broker.service import Claims
 from tapforge_operator.broker.types import ClaimQuotas, Holder, LedgerTimeouts, ServiceTimeouts
@@ -268,6 +269,7 @@ class Broker:
         quotas: ClaimQuotas | None = None,
         on_quota: Callable[[str], None] = lambda namespace: None,
         keys: Keys = KEYS,
+        devices: DeviceRules | None = None,
     ):
         self.lab = lab
         loop = asyncio.get_running_loop()
@@ -291,6 +293,7 @@ class Broker:
             timeouts=timeouts,
             clock=RunningClock(speed, lambda: loop.time() * speed),
             quotas=quotas,
+            devices=devices,
         )
         objects = list(lab.cluster.objects.items())
         pods = [slot for path, body in objects if "/pods/" in path and (slot := observe(copy.deepcopy(body)))]

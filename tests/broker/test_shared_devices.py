@@ -10,8 +10,9 @@ from claim_cluster import POOL, Broker, Door, Lab, until
 
 from tapforge_api.claims import Acquire, Claim
 from tapforge_operator import labels
-from tapforge_operator.broker.slots import device_of
+from tapforge_operator.broker.devices import DeviceRules, device_of, told
 from tapforge_operator.broker.types import Holder
+from tapforge_operator.config import device_rules
 from tapforge_operator.kube.leaderelection import NotLeading
 
 pytestmark = pytest.mark.usefixtures("own_time")
@@ -19,11 +20,11 @@ pytestmark = pytest.mark.usefixtures("own_time")
 URL = "http://10.1.0.1:7555/a"
 
 
-def add_pool(lab: Lab, namespace: str, name: str, *urls: str) -> str:
+def add_pool(lab: Lab, namespace: str, name: str, *urls: str, **spec: Any) -> str:
     """Returns where it is."""
     body = {"kind": "EmulatorPool", "metadata": {"name": name, "namespace": namespace}}
     path = f"/apis/tapforge.dev/v1alpha1/namespaces/{namespace}/emulatorpools/{name}"
-    lab.cluster.put(path, {**body, "spec": {"external": {"urls": list(urls)}}})
+    lab.cluster.put(path, {**body, "spec": {"external": {"urls": list(urls)}, **spec}})
     return path
 
 
@@ -179,3 +180,99 @@ def test_what_is_one_device() -> None:
     assert len(set(map(device_of, [*same, *others]))) == 1 + len(others)
     assert device_of("http://[::1") == "http://[::1"
     assert device_of("http://a:99999") == "http://a:99999"
+
+
+ADB = ["10.0.0.5:5555", "http://10.0.0.5:5555", "http://10.0.0.5", "https://10.0.0.5/x?y", "10.0.0.5"]
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        [*ADB, "[::ffff:10.0.0.5]", "http://me@10.0.0.5:05555"],
+        ["Phone.example:5555", "phone.example.", "http://PHONE.example:5555/"],
+        ["[fd00::5]:5555", "[fd00:0:0:0:0:0:0:5]", "http://[FD00::5]"],
+    ],
+)
+def test_a_device_of_adb_is_known_by_what_callers_are_told(same: list[str]) -> None:
+    assert len({device_of(url, "adb") for url in same}) == 1, [device_of(url, "adb") for url in same]
+    assert device_of(same[0].replace("5555", "5556"), "adb") != device_of(same[1], "adb")
+    for url in same:  # what is told of one names the same device, whichever pool lists it
+        assert device_of(told(url, "adb"), "adb") == device_of(url, "adb")
+
+
+async def test_an_adb_device_under_several_spellings_has_one_holder() -> None:
+    lab = Lab(urls=tuple(ADB[:3]), protocol="adb")
+    add_pool(lab, "elsewhere", "other", "10.0.0.5", protocol="adb")
+    broker = Broker(lab)
+    [claim] = await broker.acquire("a", slots=3)
+    assert claim.url == "10.0.0.5:5555"
+    assert await broker.acquire("b", wait_seconds=0.05) == []
+    assert await acquire(broker, "elsewhere", "other", "request-1") == []
+    await broker.release(claim)
+    assert len(await acquire(broker, "elsewhere", "other", "request-2")) == 1
+    await broker.end()
+
+
+async def test_leases_of_a_release_that_told_spellings_apart_give_a_device_no_second_holder() -> None:
+    """Each spelling had a Lease and a holder: the latest stays, the others hear that it is lost."""
+    leases, claims = [], []
+    for term, url in enumerate(ADB[:3], 1):
+        lab = Lab(urls=(url,), protocol="adb")
+        alone = Broker(lab, term)
+        claims += await alone.acquire(f"run-{term}")
+        leases += [(path, body) for path, body in lab.cluster.objects.items() if "/leases/" in path]
+        await alone.end()
+    lab = Lab(urls=tuple(ADB[:3]), protocol="adb")
+    lab.cluster.objects |= dict(leases)
+    broker = Broker(lab, 9)
+    assert [said.state for said in await broker.renew(*claims)] == ["lost", "lost", "held"]
+    await broker.end()
+
+
+RULES = device_rules(["lab=10.0.0.0/8", "lab=*.lab.example", "*=192.168.1.7", "other=fd00::/64"])
+
+
+@pytest.mark.parametrize(
+    ("namespace", "url", "fine"),
+    [
+        ("lab", "http://10.1.0.1:7555/a", True),
+        ("lab", "[::ffff:10.1.0.1]:5555", True),
+        ("lab", "Phone.LAB.example:5555", True),
+        ("lab", "http://lab.example", False),
+        ("lab", "http://evil-lab.example", False),
+        ("lab", "http://11.1.0.1", False),
+        ("other", "http://10.1.0.1", False),
+        ("other", "http://[fd00::9]:80", True),
+        ("nobody", "192.168.1.7", True),
+        ("nobody", "http://10.1.0.1@192.168.1.8", False),
+        ("lab", "http://[::1", False),
+    ],
+)
+def test_which_namespace_may_name_a_device(namespace: str, url: str, fine: bool) -> None:
+    for protocol in ("adb", "tapforge"):
+        assert RULES.allow(namespace, url, protocol) is fine
+    assert DeviceRules().allow(namespace, url, "adb")
+
+
+@pytest.mark.parametrize("text", ["lab", "lab=", "Lab=10.0.0.0/8", "lab=10.0.0.1/8", "lab=10.0.0.5:5555", "=10.0.0.5"])
+def test_a_rule_that_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match="NAMESPACE=|names neither a network"):
+        device_rules([text])
+
+
+async def test_a_device_that_a_namespace_may_not_name_goes_to_nobody_and_its_claim_is_asked_back() -> None:
+    lab = Lab(urls=(URL, "http://10.9.0.1:1"))
+    first = Broker(lab, 1)
+    claims = await first.acquire(slots=2)
+    await first.die()
+    second = Broker(lab, 2, devices=device_rules(["lab=10.1.0.0/16"]))
+    states = {said.id: said.state for said in await second.renew(*claims)}
+    assert [states[claim.id] for claim in sorted(claims, key=lambda c: c.url)] == ["held", "recalled"]
+    known = {device.url: (device.state, device.claimed) for device in second.claims.devices(lab.pool_uid)}
+    assert known == {URL: ("ready", True), "http://10.9.0.1:1": ("refused", True)}
+    await second.release(*claims)
+    [claim] = await second.acquire(slots=2)
+    assert claim.url == URL
+    known = {device.url: (device.state, device.claimed) for device in second.claims.devices(lab.pool_uid)}
+    assert known["http://10.9.0.1:1"] == ("refused", False)
+    await second.end()

@@ -18,7 +18,7 @@ import yaml
 from e2e.cluster import PATIENCE, Cluster, Options, Refused, binaries
 
 from tapforge_operator.broker.types import ClaimQuotas
-from tapforge_operator.config import Settings, claim_quotas
+from tapforge_operator.config import Settings, claim_quotas, device_rules
 from tapforge_operator.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -250,6 +250,14 @@ def test_quotas_of_claims_are_those_of_the_values(render):
     said = main.make_context("tapforge-operator", list(container["args"])).params["claim_quota"]
     assert said == ("*=3", "2024=12000000", "team=0"), "sorted: the same values make the same Pods"
     assert claim_quotas(said) == ClaimQuotas({"team": 0, "2024": 12_000_000}, 3)
+
+
+def test_devices_that_namespaces_may_name_are_those_of_the_values(render):
+    devices = {"lab": ["10.1.0.0/16", "*.lab.example"], "*": ["10.2.0.1"]}
+    (container,) = only(render({"externalDevices": devices}), "Deployment")["spec"]["template"]["spec"]["containers"]
+    said = main.make_context("tapforge-operator", list(container["args"])).params["external_device"]
+    assert said == ("*=10.2.0.1", "lab=10.1.0.0/16", "lab=*.lab.example")
+    assert device_rules(said).allow("lab", "http://10.1.2.3:80", "tapforge")
 
 
 def test_monitors_are_found_by_the_labels_of_your_prometheus(render):

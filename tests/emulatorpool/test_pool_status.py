@@ -316,6 +316,9 @@ def test_external_devices_are_counted_and_nothing_is_made_for_them() -> None:
     assert (status.booting, status.unhealthy) == (1, 1)
     assert conditions(made)["Degraded"] == ("True", "DevicesUnavailable")
     assert urls[2] in messages(made)["Degraded"]
+    refused = decide(of, history=made.history, devices=[Device(urls[0], "refused"), *devices[1:]])
+    assert conditions(refused)["Degraded"] == ("True", "DevicesRefused")
+    assert urls[0] in messages(refused)["Degraded"] and "--external-device" in messages(refused)["Degraded"]
     fine = decide(of, history=made.history, devices=[Device(u, "ready") for u in urls])
     assert {kind: word for kind, (word, _) in conditions(fine).items()} == {
         "Ready": "True",

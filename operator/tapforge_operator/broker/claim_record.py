@@ -88,6 +88,8 @@ class SlotView:
     node: str = ""
     #: IP of the Pod, or the whole URL
     address: str = ""
+    #: what several URLs may name (external URLs only): `devices.device_of`
+    device: str = ""
     #: it can serve
     ready: bool = False
     #: why it never serves again; "" while it may

@@ -18,6 +18,7 @@ from typing import Any
 from tapforge_api.base import API_VERSION
 from tapforge_operator import labels as wellknown
 from tapforge_operator.broker.claim_record import ClaimRecord, Clear, Keys, SlotView
+from tapforge_operator.broker.devices import device_of
 from tapforge_operator.kube.client import path
 from tapforge_operator.kube.types import PoolObject, written_number
 
@@ -36,6 +37,8 @@ class Url:
     pool_uid: str
     namespace: str
     url: str
+    #: of its pool; "" where only its Lease is known
+    protocol: str = ""
 
     @property
     def uid(self) -> str:
@@ -53,7 +56,8 @@ class Url:
 
 def urls_of(pool: PoolObject) -> list[Url]:
     listed = (pool.spec.get("external") or {}).get("urls") or ()
-    return [Url(pool.name, pool.uid, pool.namespace, str(url)) for url in listed]
+    protocol = str(pool.spec.get("protocol") or "")
+    return [Url(pool.name, pool.uid, pool.namespace, str(url), protocol) for url in listed]
 
 
 def url_of(lease: Mapping[str, Any]) -> Url | None:
@@ -111,6 +115,7 @@ def view_of(url: Url, lease: Mapping[str, Any] | None, keys: Keys) -> SlotView:
         name=url.lease,
         version="",
         address=url.url,
+        device=device_of(url.url, url.protocol),
         ready=True,
         lasting=True,
     )
@@ -128,6 +133,7 @@ def with_lease(view: SlotView, lease: Mapping[str, Any], keys: Keys) -> SlotView
         name=view.name,
         version=metadata["resourceVersion"],
         address=view.address,
+        device=view.device,
         ready=True,
         lasting=True,
         transitions=int(spec.get("leaseTransitions") or 0),

@@ -8,6 +8,7 @@ from tapforge_api.claims import Acquire, Renewed
 from tapforge_api.claims import Claim as ClaimMessage
 from tapforge_api.claims import Held as HeldMessage
 from tapforge_operator.broker.claim_record import SlotView
+from tapforge_operator.broker.devices import ADB, told
 from tapforge_operator.broker.types import Claim, Counts, Holder, QuotaUse, Want
 from tapforge_operator.kube.types import PoolObject
 
@@ -16,8 +17,6 @@ UNPROVED: Final = (
     "the operator lost the key of this claim: it stays on the slot until its holder is gone, or the key is put back"
 )
 _DEFAULT_PORT: Final = 8000
-#: `adb connect` without a port takes it
-_ADB_PORT: Final = 5555
 
 
 def claim_message(claim: Claim, secret: str, view: SlotView, pool: PoolObject) -> ClaimMessage:
@@ -34,21 +33,12 @@ def claim_message(claim: Claim, secret: str, view: SlotView, pool: PoolObject) -
 
 
 def url_of(view: SlotView, pool: PoolObject) -> str:
-    adb = pool.spec.get("protocol") == "adb"
+    protocol = str(pool.spec.get("protocol") or "")
     if view.lasting:
-        return _authority(view.address) if adb else view.address
+        return told(view.address, protocol)
     host = f"[{view.address}]" if ":" in view.address else view.address
     where = f"{host}:{int(pool.spec.get('port') or _DEFAULT_PORT)}"
-    return where if adb else f"http://{where}"
-
-
-def _authority(address: str) -> str:
-    """HOST:PORT, as adb is told it, also of a device that its pool names by a URL."""
-    _, found, rest = address.partition("://")
-    if not found:
-        return address
-    where = rest.partition("/")[0].partition("?")[0].rpartition("@")[2]
-    return where if where.rpartition("]")[2].rpartition(":")[1] else f"{where}:{_ADB_PORT}"
+    return where if protocol == ADB else f"http://{where}"
 
 
 def said(given: HeldMessage, state: Literal["held", "recalled", "lost"], reason: str = "") -> Renewed:

@@ -21,6 +21,7 @@ from tapforge_api.claims import Acquire, Acquired, Release, Released, Renew, Ren
 from tapforge_operator.broker import claim_record, external
 from tapforge_operator.broker.auth import evidence
 from tapforge_operator.broker.claim_record import Clear, Keys
+from tapforge_operator.broker.devices import DeviceRules
 from tapforge_operator.broker.ledger import Ledger
 from tapforge_operator.broker.messages import claim_message, want_of, why_none
 from tapforge_operator.broker.pools import PoolIndex
@@ -68,9 +69,11 @@ class Claims:
         timeouts: ServiceTimeouts | None = None,
         clock: RunningClock | None = None,
         quotas: ClaimQuotas | None = None,
+        devices: DeviceRules | None = None,
     ):
         """`on_change`: claims or demand of the pool with that UID changed. `on_quota`: the namespace uses more or
         less of its quota, which leaves its pools another room. `observe_pod`: a Pod as an answer showed it.
+        `devices`: which namespace may name which.
         `idle`: the holder of that name is a run that wants no phones any more. `lost`: that node is."""
         self._keys = keys
         self._leads = leads
@@ -80,7 +83,7 @@ class Claims:
         self._timeouts = timeouts or ServiceTimeouts()
         self._quotas = quotas
         self._clock = clock or RunningClock()
-        self._index = PoolIndex()
+        self._index = PoolIndex(devices)
         self._writer = Writer(api, keys, leads, self._index.name, observe_pod)
         self._api = api
         self._idle, self._lost = idle, lost
@@ -250,7 +253,13 @@ class Claims:
         return self._ledger.counts(pool_uid) if self._ledger else Counts()
 
     def devices(self, pool_uid: str) -> Sequence[Device]:
-        return self._ledger.devices(pool_uid) if self._ledger else ()
+        if self._ledger is None:
+            return ()
+        known = {device.url: device for device in self._ledger.devices(pool_uid)}
+        for url in self._index.refused(pool_uid):
+            there = known.get(url.url)
+            known[url.url] = Device(url.url, "refused", there is not None and there.claimed)
+        return list(known.values())
 
     def drain(self, uid: str) -> bool:
         """True: nobody holds the slot and nobody will get it. False: it is claimed, or nobody knows."""

@@ -3,8 +3,8 @@ when is the ledger's business.
 
 1. A slot can be granted when it is free, ready, not at its end, neither draining nor withheld by its pool, and not
    worn out by episodes. A slot that was given back clean and whose claim record is still on it can be granted too.
-2. An external URL can be granted only while nobody has its device through another pool, of its namespace or another
-   one, and until it has rested there (`Devices`).
+2. An external URL can be granted only while nobody has its device through another URL, of its pool or another one, and
+   until it has rested there (`devices.py`).
 3. `balance` applies the fair shares of `scheduling.py`: a claim that yields goes back to whoever waits. One that the
    pool itself revoked (its node is drained, its template is old) serves nobody afterwards, so it counts neither as
    held nor as coming.
@@ -16,60 +16,15 @@ import heapq
 import math
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
-from typing import Final
-from urllib.parse import urlsplit
 
 from tapforge_operator.broker import scheduling
 from tapforge_operator.broker.claim_record import Clear, SlotView
+from tapforge_operator.broker.devices import Devices, device_of
 from tapforge_operator.broker.scheduling import Packing, Queue, Share, Spare, Tally, unlimited
 from tapforge_operator.broker.types import Claim, Claimant, ClaimQuotas, Counts, QuotaUse, State, namespace_of
 from tapforge_operator.emulatorpool.state import Device, Held
-
-_PORTS: Final = {"http": 80, "https": 443}
-
-
-def device_of(url: str) -> str:
-    """Equal for URLs of the same server: capital letters of the host, the scheme's own port and a last slash make no
-    difference."""
-    try:
-        parts = urlsplit(url if "://" in url else f"//{url}")
-        port = parts.port or _PORTS.get(parts.scheme, 0)
-    except ValueError:  # a spec of another release may hold what is no URL: it is only like itself
-        return url
-    query = f"?{parts.query}" if parts.query else ""
-    return f"{parts.scheme}://{parts.hostname or ''}:{port}{parts.path.rstrip('/')}{query}"
-
-
-class Devices:
-    def __init__(self) -> None:
-        #: slots by device, and whether somebody has the device through them
-        self._slots: dict[str, dict[str, bool]] = {}
-
-    def note(self, device: str, uid: str, taken: bool) -> Sequence[str]:
-        """The device is taken through that slot, or not. Returns the other slots that this is news for."""
-        slots = self._slots.setdefault(device, {})
-        if slots.get(uid, False) is taken:
-            slots[uid] = taken
-            return ()
-        slots[uid] = taken
-        return [other for other in slots if other != uid]
-
-    def slots(self, device: str) -> Sequence[str]:
-        return list(self._slots.get(device, ()))
-
-    def taken_elsewhere(self, device: str, uid: str) -> bool:
-        slots = self._slots.get(device, {})
-        return any(taken for other, taken in slots.items() if other != uid)
-
-    def drop(self, device: str, uid: str) -> None:
-        """Only of a slot through which nobody has it."""
-        slots = self._slots[device]
-        del slots[uid]
-        if not slots:
-            del self._slots[device]
-
 
 _BUSY = (State.GRANTING, State.HELD, State.RELEASING)
 #: nobody else may have the device
@@ -99,7 +54,7 @@ class Slot:
         self.state = State.FREE
         self.claim: Claim | None = None
         #: what several pools may name; "" for a Pod
-        self.device = device_of(view.address) if view.lasting else ""
+        self.device = (view.device or device_of(view.address)) if view.lasting else ""
         #: the largest fence that was ever written on it, as far as is known
         self.fence = view.fence
         #: why nobody gets it any more
@@ -439,7 +394,7 @@ class Table:
             why = f"{slot.failures} claims in a row ended badly" if slot.failures else "rests"
             return Device(url, "quarantined", claimed, why)
         if not claimed and self._devices.taken_elsewhere(slot.device, slot.view.uid):
-            return Device(url, "quarantined", claimed, "somebody has it through another pool that names it")
+            return Device(url, "quarantined", claimed, "somebody has it through another pool or spelling that names it")
         return Device(url, "ready", claimed)
 
 

@@ -32,7 +32,8 @@ from tapforge_operator.labels import digest
 
 NodeState = Literal["cordoned", "lost"]
 #: "unknown": nobody asked the device yet; "quarantined": it broke too often and is left alone for a while
-DeviceState = Literal["ready", "unready", "quarantined", "unknown"]
+#: "refused": the namespace may not name it
+DeviceState = Literal["ready", "unready", "quarantined", "refused", "unknown"]
 #: what an API server refuses a Pod for. QuotaExceeded may pass by itself; the others need a person
 RefusalReason = Literal["QuotaExceeded", "PodSecurity", "Invalid", "Forbidden", "NameTaken", "NamespaceTerminating"]
 #: replacements of sick slots: (when, how many), oldest first

@@ -271,6 +271,7 @@ def concerns(draft: Draft, spent: Spent, boots: BootFailures, refused: Refused |
         *_stuck(draft),
         *_pulls(draft),
         *_unschedulable(draft),
+        *_refused_devices(draft.pool, draft.observed.devices),
         *_devices(draft.observed.devices),
         *_disruption_budget(draft.observed.budget),
         *_unknown(draft.pool.unknown),
@@ -339,6 +340,17 @@ def _unschedulable(draft: Draft) -> Iterator[Concern]:
             "Unschedulable",
             f"{_some(long)} without a node for over {UNSCHEDULABLE_GRACE:g} s. `kubectl describe pod` says what is "
             "missing; the Pods are kept for the autoscaler to see",
+        )
+
+
+def _refused_devices(pool: Pool, devices: Sequence[Device]) -> Iterator[Concern]:
+    if refused := [device.url for device in devices if device.state == "refused"]:
+        more = ", ..." if len(refused) > _NAMED else ""
+        yield Concern(
+            "DevicesRefused",
+            f"namespace {pool.namespace} may not name {len(refused)} of {len(devices)} external devices "
+            f"({', '.join(refused[:_NAMED])}{more}): nobody gets them. Take them out of external.urls, or let the "
+            "namespace name them by --external-device of the operator",
         )
 
 

@@ -1,0 +1,127 @@
+"""External devices: what is one and the same, who has it, and which namespace may name it. Pure.
+
+1. A device is known by the address that callers are told (`told`), in its normal form: however a pool spells it, it has
+   one holder. Names are not resolved: a device that one pool names by its name and another one by its address counts as
+   two.
+2. Without rules every namespace may name any device; with them, only what is listed for it or for `*`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+ADB: Final = "adb"
+#: the namespace of rules that hold for all
+EVERYBODY: Final = "*"
+_PORTS: Final = {"http": 80, "https": 443}
+#: `adb connect` without a port takes it
+_ADB_PORT: Final = 5555
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def told(url: str, protocol: str) -> str:
+    """The address of a device for its holder: what its pool lists; with adb HOST:PORT, also where that is a URL."""
+    _, found, rest = url.partition("://")
+    if protocol != ADB:
+        return url
+    where = rest.partition("/")[0].partition("?")[0].rpartition("@")[2] if found else url
+    return where if where.rpartition("]")[2].rpartition(":")[1] else f"{where}:{_ADB_PORT}"
+
+
+def device_of(url: str, protocol: str = "") -> str:
+    """Equal for addresses of the same server: how its host is spelt, the scheme's own port, a last slash and, with adb,
+    the scheme make no difference."""
+    address = told(url, protocol)
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        port = parts.port or _PORTS.get(parts.scheme, 0)
+        host = _normal(parts.hostname or "")
+    except ValueError:  # a spec of another release may hold what is no URL: it is only like itself
+        return url
+    if protocol == ADB:
+        return f"{ADB}://{host}:{port}"
+    query = f"?{parts.query}" if parts.query else ""
+    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}{query}"
+
+
+def _normal(host: str) -> str:
+    address = _address(host)
+    return host.lower().rstrip(".") if address is None else str(address)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """None for a name."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+class Devices:
+    """Slots by device, and whether somebody has the device through them."""
+
+    def __init__(self) -> None:
+        self._slots: dict[str, dict[str, bool]] = {}
+
+    def note(self, device: str, uid: str, taken: bool) -> Sequence[str]:
+        """The device is taken through that slot, or not. Returns the other slots that this is news for."""
+        slots = self._slots.setdefault(device, {})
+        if slots.get(uid, False) is taken:
+            slots[uid] = taken
+            return ()
+        slots[uid] = taken
+        return [other for other in slots if other != uid]
+
+    def slots(self, device: str) -> Sequence[str]:
+        return list(self._slots.get(device, ()))
+
+    def taken_elsewhere(self, device: str, uid: str) -> bool:
+        slots = self._slots.get(device, {})
+        return any(taken for other, taken in slots.items() if other != uid)
+
+    def drop(self, device: str, uid: str) -> None:
+        """Only of a slot through which nobody has it."""
+        slots = self._slots[device]
+        del slots[uid]
+        if not slots:
+            del self._slots[device]
+
+
+# --- which namespace may name which device ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRules:
+    """Networks and names of hosts by namespace, or by `*`. A name may begin with `*.`: every name below it."""
+
+    networks: Mapping[str, Sequence[Network]] = field(default_factory=dict)
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.networks or self.names)
+
+    def allow(self, namespace: str, url: str, protocol: str) -> bool:
+        """A host that is an address is looked for in the networks, one that is a name among the names."""
+        if not self:
+            return True
+        address = told(url, protocol)
+        try:
+            host = urlsplit(address if "://" in address else f"//{address}").hostname or ""
+        except ValueError:
+            return False
+        number = _address(host)
+        if number is not None:
+            return any(number in network for who in (namespace, EVERYBODY) for network in self.networks.get(who, ()))
+        name = _normal(host)
+        return any(_matches(name, pattern) for who in (namespace, EVERYBODY) for pattern in self.names.get(who, ()))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    below = pattern.removeprefix("*")
+    return name == pattern if below == pattern else name.endswith(below) and len(name) > len(below)
