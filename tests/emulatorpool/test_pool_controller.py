@@ -50,6 +50,8 @@ class SmallApiServer:
     budgets: dict[str, Json] = field(default_factory=dict)
     statuses: list[Json] = field(default_factory=list)
     events: list[Json] = field(default_factory=list)
+    #: how logs were asked for
+    logs: list[dict[str, str]] = field(default_factory=list)
     #: no Event can be written
     eventless: bool = False
     pool: Json = field(default_factory=lambda: POOL)
@@ -86,6 +88,9 @@ class SmallApiServer:
             if name in self.pods:
                 return web.json_response({"reason": "AlreadyExists", "message": "it is there"}, status=409)
             return web.json_response(self.put(body))
+        if request.path.endswith("/log"):
+            self.logs.append(dict(request.query))
+            return web.Response(text="the end\n")
         if request.path.startswith(PODS):
             name = request.path.removeprefix(PODS + "/")
             if name not in self.pods:
@@ -339,6 +344,19 @@ async def test_events_that_take_long_hold_up_no_status(monkeypatch: pytest.Monke
         await until(lambda: begun.is_set() and len(api.pods) == 2 and api.statuses)
         cache.observe_pool(api.change(generation=2, spec={**POOL["spec"], "replicas": 3}))
         await until(lambda: api.statuses[-1]["observedGeneration"] == 2)
+
+
+async def test_the_end_of_a_log_is_read_up_to_a_bound() -> None:
+    api = SmallApiServer()
+    state = {"terminated": {"exitCode": 1, "startedAt": "2026-11-20T10:00:00Z"}}
+    broken = slot(0, "Failed")
+    broken["status"]["containerStatuses"] = [{"name": "emulator", "state": state}]
+    api.put(broken)
+    async with keeping(api):
+        await until(lambda: any(f["logTail"] == "the end\n" for s in api.statuses for f in s["lastFailures"]))
+    (asked,) = api.logs
+    # The answer ends at the bound, so as many lines as are asked for fit, of 16 KiB and what is written before each.
+    assert int(asked["limitBytes"]) >= int(asked["tailLines"]) * (16 * 1024 + 64) and int(asked["limitBytes"]) < 1 << 20
 
 
 async def test_a_spec_that_can_not_be_read_is_told_of_once() -> None:

@@ -50,7 +50,7 @@ def test_a_pod_without_any_wish_is_unprivileged() -> None:
                     "httpGet": {"path": "/health", "port": 8000},
                     "periodSeconds": 2,
                     "timeoutSeconds": 3,
-                    "failureThreshold": 330,
+                    "failureThreshold": 15_768_000,
                 },
                 "readinessProbe": {
                     "httpGet": {"path": "/health", "port": 8000},
@@ -191,11 +191,17 @@ def test_many_pods_are_built_without_touching_each_other() -> None:
 
 
 def test_probes_ask_where_the_pool_says() -> None:
-    container = phone(made(readinessPath="/ok", port=9000, boot={"deadlineSeconds": 100}))
+    container = phone(made(readinessPath="/ok", port=9000))
     for probe in ("startupProbe", "readinessProbe"):
         assert container[probe]["httpGet"] == {"path": "/ok", "port": 9000}
-    startup = container["startupProbe"]
-    assert startup["periodSeconds"] * startup["failureThreshold"] > 100, "the pool's own deadline counts"
+
+
+def test_the_boot_deadline_is_the_pools_to_keep_also_of_slots_that_boot_when_it_is_edited() -> None:
+    of, later = (pool(boot={"deadlineSeconds": seconds}) for seconds in (1, 31_536_000))
+    assert of.template == later.template, "nothing is rolled out"
+    assert slot_pods(of)(NewSlot("a", 0)) == slot_pods(later)(NewSlot("a", 0)), "no Pod keeps the deadline of its start"
+    startup = phone(slot_pods(of)(NewSlot("a", 0)))["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 31_536_000
 
 
 def test_adb_is_asked_by_its_port() -> None:

@@ -14,6 +14,7 @@ from exported_metrics import exported
 from tapforge_api.pool import EmulatorPoolStatus
 from tapforge_operator.emulatorpool.state import Reason, RefusalReason
 from tapforge_operator.emulatorpool.status import _WORDS
+from tapforge_operator.kube.objectmeta import UNREADABLE_STATUS
 from tapforge_operator.main import main
 from tapforge_operator.observability.metrics import PHASES, STATES
 
@@ -69,7 +70,7 @@ def test_every_event() -> None:
     text = (ROOT / "operator" / "tapforge_operator" / "emulatorpool" / "status.py").read_text()
     written = set(re.findall(r'Event\("(?:Normal|Warning)", "(\w+)"', text)) | set(_WORDS)
     assert len(written) > len(_WORDS)
-    assert written | {"InvalidSpec"} == listed
+    assert written | {"InvalidSpec", UNREADABLE_STATUS} == listed
 
 
 def test_every_reason_that_needs_a_person():
@@ -78,7 +79,7 @@ def test_every_reason_that_needs_a_person():
     told = set(re.findall(r'Concern\(\s*"(\w+)"', concerns)) | set(get_args(RefusalReason))
     assert len(told) > 10
     sick = {Reason.BOOT_DEADLINE.value, Reason.UNREADY.value}
-    assert told | sick | {"SlotsMissing", "InvalidSpec"} == listed - {"OOMKilled", "Error", "..."}
+    assert told | sick | {"SlotsMissing", "InvalidSpec", UNREADABLE_STATUS} == listed - {"OOMKilled", "Error", "..."}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tapforge_operator.observability.metrics import Telemetry
 from tapforge_operator.trainingrun import apply, controller, plan, prerequisites
 from tapforge_operator.trainingrun.controller import RunQueue
 from tapforge_operator.trainingrun.progress import TryLater
-from tapforge_operator.trainingrun.status import has_ended
+from tapforge_operator.trainingrun.status import has_ended, read_status
 
 GROUP = "/apis/tapforge.dev/v1alpha1/namespaces/lab"
 RUN = f"{GROUP}/trainingruns/run"
@@ -40,6 +40,7 @@ SPEC = {
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(controller, "_CHECKPOINT_SECONDS", 0.01)
     monkeypatch.setattr(work_queue, "_YIELD_SECONDS", 0.0)
     monkeypatch.setattr(prerequisites, "_FIRST_BACKOFF", 0.0)
 
@@ -233,6 +234,70 @@ async def test_a_finished_run_that_nobody_can_read_any_more_stays_what_it_became
         await process.end()
     assert house.says("Complete", "Complete") and generation > before["observedGeneration"]
     assert {**house.status, "observedGeneration": before["observedGeneration"]} == before
+
+
+class Noting(Line):
+    """Keeps what is written into the run's status."""
+
+    statuses: list[Any]
+
+    async def patch(self, path: str, body: Any) -> Any:
+        if path == f"{RUN}/status":
+            self.statuses.append(body["status"])
+        return await super().patch(path, body)
+
+
+async def test_checkpoints_in_a_row_are_written_now_and_then_and_the_one_of_a_stop_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controller, "_CHECKPOINT_SECONDS", 3600.0)
+    house = House()
+    line = Noting(house.api)
+    line.statuses = []
+    house.process = process = Process(house.api, line)
+    await process.begin()
+    try:
+        async with asyncio.timeout(60):
+            await house.until(lambda: len(house.jobs()) == 1)
+            house.kuberay("RUNNING", "Running")
+            await house.report(update=3, checkpoint={"update": 3, "path": "/storage/3"})
+            assert house.status["checkpoint"]["update"] == 3
+            waiting = asyncio.create_task(house.report(update=4, checkpoint={"update": 4, "path": "/storage/4"}))
+            await house.until(lambda: process.runs.reports.newest(house.uid)[0].advance.update == 4)
+            await house.report(update=4)
+            repeated = {"attempt": 1, "sequence": 1000, "checkpoint": {"update": 4, "path": "/storage/4"}}
+            again = asyncio.create_task(process.runs.reports.take(house.uid, Progress.model_validate(repeated)))
+            await house.until(lambda: process.runs.reports.newest(house.uid)[0].sequence == 1000)
+            await asyncio.sleep(0.05)
+            assert house.status["checkpoint"]["update"] == 3 and not waiting.done() and not again.done()
+            house.api.patch(RUN, {"spec": {"suspend": True}})
+            assert (await again).stop == "suspend" and house.status["checkpoint"]["update"] == 4
+            await waiting
+            house.sequence = 1000
+            await house.report(update=5, final="stopped", checkpoint={"update": 5, "path": "/storage/5"})
+            assert house.status["checkpoint"]["update"] == 5
+    finally:
+        await process.end()
+    assert sum("resolved" in status and bool(status["resolved"]) for status in line.statuses) == 1, "it never changes"
+
+
+@pytest.mark.parametrize(
+    ("phase", "final", "checkpoint", "message", "expected"),
+    [
+        ("Active", "", 3, "", 30.0),
+        ("Active", "", 4, "", 0.01),
+        ("Active", "complete", 4, "", 0.0),
+        ("Active", "", 4, "it is something else", 0.0),
+        ("Stopping", "", 4, "", 0.0),
+    ],
+)
+def test_what_a_driver_waits_for_before_it_ends_is_written_at_once(
+    phase: str, final: str, checkpoint: int, message: str, expected: float
+) -> None:
+    there = {"attempts": 1, "attempt": {"number": 1, "phase": phase}, "checkpoint": {"update": 3, "path": "p"}}
+    now = {**there, "progress": {"update": 9}, "checkpoint": {"update": checkpoint, "path": "p"}, "message": message}
+    report = Progress.model_validate({"attempt": 1, "sequence": 1, "final": final})
+    assert controller.pause(read_status(there), read_status(now), report) == expected
 
 
 async def test_a_run_whose_status_can_not_be_read_is_stopped_and_goes_on_when_it_can() -> None:

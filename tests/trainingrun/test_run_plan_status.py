@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from runs_made import HEAD, POOL, SAFE, WORKERS, Story, begin, job, lasting, lose, made, pool
+from runs_made import HEAD, POOL, SAFE, WORKERS, Story, begin, body, job, lasting, lose, made, pool
 
+from tapforge_api.reading import read_run
 from tapforge_operator.kube.types import RayPod, observe_ray_job
 from tapforge_operator.trainingrun import rayjob
+from tapforge_operator.trainingrun.state import Run
 from tapforge_operator.trainingrun.status import events
 
 
@@ -23,7 +25,7 @@ def test_pods_that_no_node_has_room_for_are_named() -> None:
 
 
 def test_pods_that_may_not_be_made_are_explained() -> None:
-    body = {
+    ray_job = {
         **rayjob.ray_job(made(), 1, rayjob.Broker("u", "c")),
         "status": {
             "jobDeploymentStatus": "Initializing",
@@ -39,8 +41,8 @@ def test_pods_that_may_not_be_made_are_explained() -> None:
             },
         },
     }
-    body["metadata"] |= {"uid": "job-1", "resourceVersion": "1"}
-    seen = observe_ray_job(body)
+    ray_job["metadata"] |= {"uid": "job-1", "resourceVersion": "1"}
+    seen = observe_ray_job(ray_job)
     assert seen is not None
     story = lasting().started("/Initializing")
     before = story.run.status
@@ -117,3 +119,25 @@ def test_a_run_at_rest_is_not_written_again() -> None:
         story.plan()
         before = story.run.status
         assert story.plan(20).status == before
+
+
+def test_fields_that_this_release_does_not_know_are_reported_and_change_nothing_else() -> None:
+    data = body()
+    data["spec"]["rollout"] = {"groupSize": 4, "weather": "fine"}
+    reading = read_run(data)
+    assert reading.spec is not None
+    story, plain = Story(Run.of(data, reading.spec, unknown=reading.message)), Story(made(rollout={"groupSize": 4}))
+    before = story.run.status
+    story.plan()
+    plain.plan()
+    assert [(c.type, c.status, c.reason) for c in story.run.status.conditions] == [
+        (c.type, c.status, c.reason) for c in plain.run.status.conditions
+    ]
+    assert "spec.rollout.weather" in story.run.status.message and "weather" not in story.run.status.resolved
+    first = next(events(before, story.run.status, story.run.unknown))
+    assert (first.type, first.reason) == ("Warning", "UnknownFields") and "spec.rollout.weather" in first.message
+    later = story.run.status
+    story.plan()
+    assert "UnknownFields" not in [e.reason for e in events(later, story.run.status, story.run.unknown)], (
+        "once per spec"
+    )

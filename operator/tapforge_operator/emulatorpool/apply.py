@@ -43,6 +43,9 @@ from tapforge_operator.observability.metrics import Telemetry
 log = logging.getLogger(__name__)
 
 _LOG_LINES, _LOG_CHARACTERS, _LOG_SECONDS = 40, 4096, 5.0
+#: of an answer. The API server counts from its beginning and its end is wanted, so it is as much as so many lines can
+#: be: container runtimes write a longer line as several of 16 KiB
+_LOG_BYTES = _LOG_LINES * 17 * 1024
 _SUCCESSOR_SECONDS = 600.0
 #: creates in flight that go on into the next pass: as many as the API server carries out while a pool is planned
 #: and its status is written
@@ -299,9 +302,11 @@ class SlotWrites:
     async def _tail(self, slot: Slot) -> str:
         """The end of the phone's log, or of that of what broke beside it."""
         where = path("pods", slot.namespace, slot.name, "log")
-        options = {"container": slot.broken or labels.CONTAINER, "tailLines": str(_LOG_LINES)}
+        container, lines, most = slot.broken or labels.CONTAINER, str(_LOG_LINES), str(_LOG_BYTES)
         try:
-            said = await self._client.text(where, deadline=_LOG_SECONDS, **options)
+            said = await self._client.text(
+                where, deadline=_LOG_SECONDS, container=container, tailLines=lines, limitBytes=most
+            )
         except ApiError as error:  # no reason to keep a dead phone
             said = f"(its log could not be read: {error.message})"
         return said[-_LOG_CHARACTERS:]

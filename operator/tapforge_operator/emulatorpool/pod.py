@@ -8,15 +8,14 @@ restarted in place), the owner, the pool's labels, and an explicit `safe-to-evic
 * The server's container is the one with `port` among its ports (a bridge beside the emulator), or else the emulator's.
 * It knows the slot that it is, by the UID of its Pod (`TAPFORGE_SLOT`): it serves that slot's claims and no others. A
   variable of that name in the template stands.
-* It is probed on `readinessPath` (adb: on the port), unless it has probes of its own. The startup probe gives up well
-  after the pool's own boot deadline, which is the one that counts and counts from the emulator's start.
+* It is probed on `readinessPath` (adb: on the port), unless it has probes of its own. The startup probe never gives up:
+  the boot deadline is the pool's to keep, for slots that boot already as for later ones when it is edited.
 * The budget selects claimed Pods and asks for 2147483647 of them: with `maxUnavailable` the expected number would come
   from the pool's scale, and evictions would slip through. Pods that are broken anyway may always be evicted.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,8 +34,8 @@ KVM_DEVICE = "/dev/kvm"
 _KVM_VOLUME = "tapforge-kvm"
 #: seconds between two looks of the startup probe: a phone serves that soon after it can
 _STARTUP_PERIOD = 2
-#: the startup probe gives up this much after the boot deadline, seconds
-_STARTUP_MARGIN = 60.0
+#: as long as a boot deadline can be
+_STARTUP_LOOKS = 31_536_000 // _STARTUP_PERIOD
 
 
 def slot_pods(pool: Pool) -> Callable[[NewSlot], Json]:
@@ -148,10 +147,9 @@ def _probe(spec: EmulatorPoolSpec, server: Json) -> None:
         look = {"tcpSocket": {"port": spec.port}}
     server["readinessProbe"] = {**look, "periodSeconds": 5, "timeoutSeconds": 3, "failureThreshold": 3}
     if "startupProbe" not in server:
-        looks = math.ceil((spec.boot.deadline_seconds + _STARTUP_MARGIN) / _STARTUP_PERIOD)
         server["startupProbe"] = {
             **look,
             "periodSeconds": _STARTUP_PERIOD,
             "timeoutSeconds": 3,
-            "failureThreshold": looks,
+            "failureThreshold": _STARTUP_LOOKS,
         }

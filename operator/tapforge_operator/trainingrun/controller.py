@@ -3,7 +3,9 @@
 Promises:
 1. The status is written before anything is done, and only on top of the spec and status that the plan was made for. A
    plan whose status could not be written is dropped.
-2. Progress alone is written at most once in `_PROGRESS_SECONDS`; everything else at once.
+2. Progress alone is written at most once in `_PROGRESS_SECONDS`, a checkpoint of a run that goes on at most once in
+   `_CHECKPOINT_SECONDS`; everything else at once, and what a driver that is about to end reports. Of the status only
+   what has changed is sent.
 3. A spec or a status that can't be read stops nothing but changes: what runs goes on, nothing is created or deleted,
    and the conditions say what is wrong.
 
@@ -67,6 +69,8 @@ _RESYNC_SECONDS: Final = 300.0
 #: between two checks that the ConfigMaps of a run in flight are there
 _CONFIG_SECONDS: Final = 60.0
 _PROGRESS_SECONDS: Final = 30.0
+#: well within the time that a driver waits for its answer, and that it may be silent for
+_CHECKPOINT_SECONDS: Final = 10.0
 _DRY_RUN_SECONDS: Final = 10.0
 
 
@@ -190,7 +194,7 @@ class RunController:
         self._dry_run: DryRunResult | None = None
         #: with the Pod templates that the run was started with
         self._config = StoredConfig()
-        self._written_at = -_PROGRESS_SECONDS
+        self._written_at, self._checkpoint_at = -_PROGRESS_SECONDS, -_CHECKPOINT_SECONDS
         self._checked_at = self._dry_run_at = time.monotonic()
 
     async def reconcile(self) -> Requeue | None:
@@ -218,15 +222,15 @@ class RunController:
         reading = read_run(started.body)
         if reading.spec is None:
             return _RESYNC_SECONDS if deleting else await self._update_unreadable(run_object, reading.message)
-        run = Run.of(started.body, reading.spec, started.templates, started.edited)
+        run = Run.of(started.body, reading.spec, started.templates, started.edited, reading.message)
         observed = await self._observe(run, config)
         planned = plan_run(run, observed, self._history, time.time())
         self._history, self._wants = planned.history, planned
         self._measure(planned.status, observed.reported)
         if deleting:
             return _RESYNC_SECONDS
-        written, wait = await self._update_status(run, run_object, planned.status)
-        self._answer_driver(planned, observed.report if written else None)
+        written, wait = await self._update_status(run, run_object, planned.status, observed.report)
+        self._answer_driver(planned, planned.status if written else run.status, observed.report if written else None)
         if not written and wait == 0.0:
             return wait
         await self._act(run, planned)
@@ -336,23 +340,28 @@ class RunController:
         silence = max(0.0, time.time() - reported_at) if reported_at else None
         self._telemetry.observe(self._uid, self._key, status, silence)
 
-    def _answer_driver(self, planned: RunPlan, written: Progress | None) -> None:
-        status = planned.status
-        checkpoint = -1 if status.checkpoint is None else status.checkpoint.update
-        self._reports.settle(self._uid, status.attempt.number, planned.orders, checkpoint, written)
+    def _answer_driver(self, planned: RunPlan, stored: TrainingRunStatus, written: Progress | None) -> None:
+        checkpoint = -1 if stored.checkpoint is None else stored.checkpoint.update
+        self._reports.settle(self._uid, planned.status.attempt.number, planned.orders, checkpoint, written)
 
-    async def _update_status(self, run: Run, run_object: RunObject, status: TrainingRunStatus) -> tuple[bool, float]:
+    async def _update_status(
+        self, run: Run, run_object: RunObject, status: TrainingRunStatus, report: Progress | None
+    ) -> tuple[bool, float]:
         """Writes the status if it is news. Returns whether it stands there now, and after how long it should be tried
         again: 0 when the run has changed meanwhile."""
         if status == run.status:
             return True, _RESYNC_SECONDS
-        wait = self._written_at + _PROGRESS_SECONDS - time.monotonic()
-        if wait > 0 and _urgent(status) == _urgent(run.status):
+        checkpoint = status.checkpoint != run.status.checkpoint
+        last = self._checkpoint_at if checkpoint else self._written_at
+        wait = last + pause(run.status, status, report) - time.monotonic()
+        if wait > 0:
             return False, wait
         if not await self._patch_status(run_object, status.model_dump(mode="json", by_alias=True)):
             return False, 0.0
+        if checkpoint:
+            self._checkpoint_at = time.monotonic()
         about = Reference("TrainingRun", run.namespace, run.name, run.uid)
-        await self._writes.record_events(about, events(run.status, status))
+        await self._writes.record_events(about, events(run.status, status, run.unknown))
         return True, _RESYNC_SECONDS
 
     async def _patch_status(self, run_object: RunObject, status: Object) -> bool:
@@ -362,7 +371,10 @@ class RunController:
         where = path("trainingruns", run_object.namespace, run_object.name, group=API_VERSION)
         # With UID and version: what was decided is of this spec, this status and this object alone.
         metadata = {"uid": run_object.uid, "resourceVersion": run_object.resource_version}
-        body = {"metadata": metadata, "status": status}
+        there = run_object.body.get("status")
+        stored = there if isinstance(there, dict) else {}
+        news = {name: value for name, value in status.items() if name not in stored or stored[name] != value}
+        body = {"metadata": metadata, "status": news}
         self._written_at = time.monotonic()
         try:
             self._cache.observe_run(await self._client.patch(f"{where}/status", body))
@@ -432,10 +444,19 @@ class RunController:
         return _RESYNC_SECONDS
 
 
+def pause(stored: TrainingRunStatus, status: TrainingRunStatus, report: Progress | None) -> float:
+    """Between the last write, of a checkpoint if this status has another one, and that of this status, seconds."""
+    if report is not None and report.final and report.attempt == status.attempt.number:
+        return 0.0
+    if status.attempt.phase != "Active" or _urgent(status) != _urgent(stored):
+        return 0.0
+    return _PROGRESS_SECONDS if status.checkpoint == stored.checkpoint else _CHECKPOINT_SECONDS
+
+
 def _urgent(status: TrainingRunStatus) -> TrainingRunStatus:
     """Without what may be written later."""
     progress = RunProgress(restarts=status.progress.restarts)
-    return status.model_copy(update={"progress": progress, "leases": Leases(), "furthest": 0})
+    return status.model_copy(update={"progress": progress, "leases": Leases(), "furthest": 0, "checkpoint": None})
 
 
 def observe_pool(pool: PoolObject, run_uid: str) -> ObservedPool:

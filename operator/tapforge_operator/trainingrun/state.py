@@ -18,7 +18,7 @@ from tapforge_operator import labels
 from tapforge_operator.kube.objectmeta import seconds, timestamp
 from tapforge_operator.kube.types import RayHead, RayJob, RayPod, Unavailable
 from tapforge_operator.trainingrun.kueue import CheckUpdate, Workload
-from tapforge_operator.trainingrun.status import Situation, conditions, read_status
+from tapforge_operator.trainingrun.status import Situation, conditions, read_status, with_unknown
 from tapforge_operator.trainingrun.templates import StoredConfig, edited_message
 
 #: of a pool that is not there, seconds
@@ -39,6 +39,8 @@ class Run:
     spec: TrainingRunSpec
     labels: Mapping[str, str] = field(default_factory=dict)
     deleting: bool = False
+    #: fields of the spec that this release doesn't know and leaves out, in words; "" for none
+    unknown: str = ""
     status: TrainingRunStatus = field(default_factory=TrainingRunStatus)
     #: the Pod templates that it was started with, as its ConfigMap keeps them; spec has them then
     templates: str = ""
@@ -47,7 +49,12 @@ class Run:
 
     @classmethod
     def of(
-        cls, body: Mapping[str, Any], spec: TrainingRunSpec, templates: str = "", edited: tuple[str, ...] = ()
+        cls,
+        body: Mapping[str, Any],
+        spec: TrainingRunSpec,
+        templates: str = "",
+        edited: tuple[str, ...] = (),
+        unknown: str = "",
     ) -> Run:
         """An object of the API server, whose spec was read already."""
         metadata = body["metadata"]
@@ -60,6 +67,7 @@ class Run:
             spec=spec,
             labels=metadata.get("labels") or {},
             deleting="deletionTimestamp" in metadata,
+            unknown=unknown,
             status=read_status(body.get("status")),
             templates=templates,
             edited=edited,
@@ -365,13 +373,13 @@ class PlanBuilder:
         self._set_observed()
         status = self.run.status.model_copy(update=self._status)
         if self._situation is not None:
-            run = self.run
+            run, situation = self.run, with_unknown(self._situation, self.run.unknown)
             edited = edited_message(run.edited, labels.config_name(run.name, run.uid)) if run.edited else ""
             status = status.model_copy(
                 update={
                     "observed_generation": run.generation,
-                    "message": self._situation.message[:4096],
-                    "conditions": conditions(self._situation, run.status, run.generation, self.now, edited),
+                    "message": situation.message[:4096],
+                    "conditions": conditions(situation, run.status, run.generation, self.now, edited),
                 }
             )
         return replace(self._plan, status=status, requeue_after=min(self._requeue_after, default=None))

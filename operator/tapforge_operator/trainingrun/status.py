@@ -20,7 +20,7 @@ speaks of the present time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tapforge_api import reading
@@ -50,6 +50,15 @@ class Situation:
 def read_status(written: Mapping[str, Any] | None) -> TrainingRunStatus:
     """A status as the API server gave it. Raises UnreadableStatus."""
     return reading.read_status(TrainingRunStatus, written)
+
+
+def with_unknown(situation: Situation, fields: str) -> Situation:
+    """With the fields of the spec that were left out. The run goes on without them, so its words stay the same."""
+    return replace(situation, message="; ".join(filter(None, (situation.message, _left_out(fields)))))
+
+
+def _left_out(fields: str) -> str:
+    return f"{fields}. Another release of the operator may know more" if fields else ""
 
 
 def conditions(
@@ -90,8 +99,11 @@ def has_ended(stored: Any) -> bool:
     return ended(TrainingRunStatus(conditions=readable_conditions(stored_conditions(stored))))
 
 
-def events(before: TrainingRunStatus, after: TrainingRunStatus) -> Iterator[Event]:
-    """What happened between two statuses that were written one after the other."""
+def events(before: TrainingRunStatus, after: TrainingRunStatus, unknown: str = "") -> Iterator[Event]:
+    """What happened between two statuses that were written one after the other. `unknown`: fields of the spec that
+    were left out; reported when the spec is new."""
+    if unknown and after.observed_generation != before.observed_generation:
+        yield Event("Warning", "UnknownFields", _left_out(unknown))
     if after.ray_job and after.ray_job != before.ray_job and not ended(after):
         yield Event("Normal", "AttemptStarted", f"attempt {after.attempts} begins as RayJob {after.ray_job}")
     if after.lost_clusters > before.lost_clusters:
