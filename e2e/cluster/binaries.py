@@ -285,6 +285,17 @@ def _build(go: str, of: Sources, folder: Path, say: Callable[[str], None]) -> No
     say(f"cluster: built {of.what} in {time.monotonic() - started:.0f} s")
 
 
+def carried(of: Sources, name: str) -> Path:
+    """A folder that is copied beside the programs, as it lies in its module: without building any of them."""
+    go = _go(of)
+    module, source, _ = next(one for one in of.carried if one[2] == name)
+    fetch = [go, "mod", "download", f"-modfile={of.modfile}", module]
+    done = subprocess.run(fetch, cwd=of.module, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
+    if done.returncode != 0:
+        raise CannotBuild(f"`{' '.join(fetch)}` in {of.module} ended with {done.returncode}: {done.stderr.strip()}")
+    return _module_folder(go, of, module) / source
+
+
 def _module_folder(go: str, of: Sources, module: str) -> Path:
     asked = subprocess.run(
         [go, "list", f"-modfile={of.modfile}", "-m", "-f", "{{.Dir}}", module],

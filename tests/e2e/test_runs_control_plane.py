@@ -16,6 +16,7 @@ from e2e.cluster import MERGE, Cluster, Options, Refused, binaries, kuberay
 from live_pool import LivePool, phone, ready, stays, uids
 from live_run import SMALL, LiveRun, pool_source
 from operator_process import Ground, Operator
+from operators_part import RUN_FILES, made, pods_of, ray_job, seen, written
 
 from tapforge_api import load
 from tapforge_operator import labels as wellknown
@@ -541,6 +542,66 @@ def test_the_samples_are_taken(cluster: Cluster, space: Space, file: Path) -> No
     kinds = [document["kind"] for document in yaml.safe_load_all(file.read_text())]
     assert "TrainingRun" in kinds
 
+
+@pytest.mark.parametrize("version", sorted(binaries.KUBERAY), ids=lambda version: version or "usual")
+def test_every_kuberay_knows_every_field_of_a_rayjob(
+    cluster: Cluster, space: Space, ray_kinds: None, version: str
+) -> None:
+    """`trainingrun.rayjob` -> RayJobs' schema, strictly, for every sample and for a run that says all that a run can.
+    KubeRay of the other version is there under another group, so that this file's tests keep theirs."""
+    group = "ray.io"
+    if (sources := binaries.KUBERAY[version]) is not binaries.kuberay():
+        group = f"{version or 'usual'}.example.com"
+        kind = yaml.safe_load((binaries.carried(sources, "crds") / "ray.io_rayjobs.yaml").read_text())
+        kind["metadata"]["name"], kind["spec"]["group"] = f"rayjobs.{group}", group
+        cluster.api("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", kind)
+    place = f"/apis/{group}/v1/namespaces/{space}/rayjobs"
+    cluster.wait_for("RayJobs", lambda: cluster.exists(place))
+    for run in (*map(written, RUN_FILES), made(EVERYTHING)):
+        if run.spec.cluster is None:
+            continue
+        job = {**ray_job(seen(run, space)), "apiVersion": f"{group}/v1"}
+        taken = cluster.api("POST", f"{place}?dryRun=All&fieldValidation=Strict", job)
+        assert taken["spec"]["entrypoint"] == job["spec"]["entrypoint"]
+        for name, template in pods_of(job).items():
+            assert pods_of(taken)[name]["spec"].items() >= template["spec"].items(), "nothing was pruned"
+    wrong = {**job, "spec": {**job["spec"], "noSuchField": 1}}
+    with pytest.raises(Refused, match="noSuchField"):
+        cluster.api("POST", f"{place}?dryRun=All&fieldValidation=Strict", wrong)
+
+
+#: what makes the operator write something into a RayJob
+EVERYTHING = {
+    "checkpoints": {"storage": {"volumeClaim": {"claimName": "lasting", "subPath": "runs"}}},
+    "cluster": {
+        "image": "trainer:1",
+        "suspendGraceSeconds": 90,
+        "driverRestarts": 0,
+        "head": {
+            "rayStartParams": {"num-cpus": "0"},
+            "template": {
+                "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
+                "spec": {
+                    "serviceAccountName": "trainer",
+                    "containers": [
+                        {
+                            "name": "ray",
+                            "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+                            "resources": {"limits": {"nvidia.com/gpu": "1"}, "claims": [{"name": "nic"}]},
+                            "securityContext": {"readOnlyRootFilesystem": True},
+                            "lifecycle": {"postStart": {"exec": {"command": ["a"]}}},
+                        },
+                        {"name": "judge", "image": "judge:1"},
+                    ],
+                    "initContainers": [{"name": "wait", "image": "wait:1"}],
+                    "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "rdma"}],
+                },
+            },
+        },
+        "workers": [{"name": "gpu", "replicas": 2, "template": {"spec": {"tolerations": [{"operator": "Exists"}]}}}],
+        "submitter": {"template": {"spec": {"schedulerName": "gang"}}},
+    },
+}
 
 WORKERS = [{"name": "gpu", "replicas": 2, "rayStartParams": {"num-cpus": "1"}}, {"name": "none", "replicas": 0}]
 
