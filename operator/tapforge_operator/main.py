@@ -51,8 +51,6 @@ LEASE = "tapforge-operator"
 _CLAIMS_IN_FLIGHT = 256
 #: that what was told to end may take to do so, seconds
 _END_SECONDS = 5.0
-#: and what nobody told
-_REST_SECONDS = 0.5
 
 
 #: of Python's collector of cyclic garbage: new objects until the young ones are looked at, such looks until the middle
@@ -194,7 +192,6 @@ def main(
 
 async def run(settings: Settings) -> str:
     """Runs until it is stopped; returns why it ended: "stopped" or what went wrong."""
-    watching = asyncio.Event()
     credentials = await Credentials.load()
     telemetry = Telemetry(settings.identity, freshness=WatchFreshness(gap=settings.timing.renew_seconds))
     async with AsyncExitStack() as stack:
@@ -211,28 +208,19 @@ async def run(settings: Settings) -> str:
         await _serve_health(stack, settings, telemetry, leadership, access)
         lag = asyncio.create_task(telemetry.measure_lag(), name="the loop's lag")
         stack.callback(lag.cancel)
-        watches_end = asyncio.Event()
-        following = leadership.informers.watch(client, credentials, settings.namespace, watching, watches_end)
+        following = leadership.informers.watch(client, settings.namespace)
         watches = asyncio.create_task(following, name="the watches")
         leading = asyncio.create_task(leadership.run(), name="the leadership")
-        stopped = asyncio.create_task(_signalled(watching), name="waiting")
+        stopped = asyncio.create_task(_signalled(), name="waiting")
         done, _ = await asyncio.wait({watches, leading, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        # Watches end last: kopf takes every task that began after it for its own, and ends those it finds.
         await leadership.close()
-        await _end(leading)
-        await _end(stopped)
-        watches_end.set()
-        await asyncio.wait({watches}, timeout=_END_SECONDS)
-        # kopf's generators may be closing in tasks that nobody waits for; the loop would close them a second time.
-        if rest := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(rest, timeout=_REST_SECONDS)
+        for task in (leading, stopped, watches):
+            await _end(task)
         return _why(done - {stopped})
 
 
-async def _signalled(watching: asyncio.Event) -> None:
-    """Returns at the first SIGTERM or SIGINT. Until the watches have begun, kopf answers them: it takes both when
-    it starts, and would end the watches before this process gave up its leadership."""
-    await watching.wait()
+async def _signalled() -> None:
+    """Returns at the first SIGTERM or SIGINT."""
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)

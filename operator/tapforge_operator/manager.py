@@ -4,8 +4,9 @@ Promises:
 1. Nothing is granted and nothing is planned before everything was read once after the term was won.
 2. When a term ends, the broker stops answering for claims at once and no pool is touched any more. Nothing of a term is
    left when the next one begins.
-3. A lost term, a broker that broke, an API server that is away or refuses: none of them ends the process. It stands by,
-   and its next term begins with what is written.
+3. A lost term, a broker that broke, an API server that is away or refuses, a change that somebody in here broke on and
+   missed: none of them ends the process. It stands by, and its next term begins with what is written. Kinds that the
+   API server doesn't know (any more) end no term either.
 4. No term begins before its keys for claims are those that the Secret holds, and the Secret holds them.
 5. The broker answers also while this process does not lead: it passes callers on to the leader, or says 503, and a
    caller knows that it should try again.
@@ -18,9 +19,9 @@ import itertools
 import logging
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, ParamSpec
 
 from tapforge_operator.broker import tls
 from tapforge_operator.broker.auth import Auth
@@ -51,6 +52,9 @@ _WRITTEN_BACK_SECONDS = 10.0
 _CALM_SECONDS = 60.0
 
 
+P = ParamSpec("P")
+
+
 class Leadership:
     def __init__(
         self, settings: Settings, client: Client, claims_client: Client, election: Election, telemetry: Telemetry
@@ -70,12 +74,14 @@ class Leadership:
         #: why it does not lead though it could, for people
         self._why = ""
         self.cache = Cache(telemetry, self._requeue)
-        self.informers = Informers(self.cache, settings.scope, telemetry)
+        #: of the present term: what somebody who has to hear everything has missed
+        self._missed: asyncio.Future[None] | None = None
+        self.informers = Informers(self.cache, settings.scope, telemetry, self._miss)
         self._runs = RunQueue(settings, self.cache, client, telemetry, lambda: election.leads, lambda: self._claims)
-        self.cache.slot_listeners.append(self._slot_changed)
-        self.cache.pool_listeners.append(self._pool_changed)
-        self.cache.lease_listeners.append(self._lease_changed)
-        self.cache.leases_listed.append(self._leases_listed)
+        self.cache.slot_listeners.append(self._reliably(self._slot_changed))
+        self.cache.pool_listeners.append(self._reliably(self._pool_changed))
+        self.cache.lease_listeners.append(self._reliably(self._lease_changed))
+        self.cache.leases_listed.append(self._reliably(self._leases_listed))
 
     def unready(self) -> str:
         """Why nobody should be sent here; "" when they should."""
@@ -89,7 +95,8 @@ class Leadership:
         """What it is ready for."""
         problem = f"; not taken over: {self._served.problem}" if self._served and self._served.problem else ""
         if self._election.leads:
-            return f"leads in term {self._election.term}{problem}"
+            lacks = f"; {self.informers.missing}" if self.informers.missing else ""
+            return f"leads in term {self._election.term}{problem}{lacks}"
         return f"standing by; {self._election.holder or 'nobody'} leads{problem}"
 
     async def run(self) -> None:
@@ -140,14 +147,16 @@ class Leadership:
     async def _act(self, term: int) -> None:
         """Raises when this process can't lead any further."""
         self._why = ""
+        missed = self._missed = asyncio.get_running_loop().create_future()
         jobs = await self._begin(term)
         every, silence = self._settings.resync_seconds, self._settings.silence_seconds / 2
         lists = asyncio.create_task(self.informers.resync(self._client, every, silence), name="lists")
         broker = asyncio.create_task(self._broker_fails(), name="the broker")
         try:
-            done, _ = await asyncio.wait({lists, broker, jobs}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({lists, broker, jobs, missed}, return_when=asyncio.FIRST_COMPLETED)
             raise ExceptionGroup("what a leader needs has ended", [_end_of(task) for task in done])
         finally:
+            missed.cancel()
             for task in (lists, broker):
                 task.cancel()
             await asyncio.wait({lists, broker})
@@ -299,6 +308,22 @@ class Leadership:
 
     # --- what the cache says ------------------------------------------------------------------------------------------
 
+    def _miss(self, error: Exception) -> None:
+        """What happened was not understood by everybody who has to know: claims, say, would go on with a hole. So the
+        term ends, and the next one begins with what is written."""
+        if self._missed is not None and not self._missed.done():
+            self._missed.set_exception(error)
+
+    def _reliably(self, listener: Callable[P, None]) -> Callable[P, None]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                listener(*args, **kwargs)
+            except Exception as error:
+                log.exception("what a watch told was missed")
+                self._miss(error)
+
+        return call
+
     def _requeue(self, uid: str) -> None:
         # Without claims every slot would look free.
         if self._claims is not None and self._claims.leading:
@@ -349,11 +374,12 @@ class Leadership:
             self._claims.forget_pool(before.uid)
 
 
-def _end_of(task: asyncio.Task[Any]) -> Exception:
-    error = None if task.cancelled() else task.exception()
+def _end_of(ended: asyncio.Future[Any]) -> Exception:
+    error = None if ended.cancelled() else ended.exception()
     if isinstance(error, Exception):
         return error
-    return RuntimeError(f"{task.get_name()} ended{'' if error is None else f' with {error!r}'}")
+    name = ended.get_name() if isinstance(ended, asyncio.Task) else "it"
+    return RuntimeError(f"{name} ended{'' if error is None else f' with {error!r}'}")
 
 
 def _reason(error: BaseException | None) -> str:

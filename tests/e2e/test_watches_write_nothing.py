@@ -20,7 +20,7 @@ FINALIZER = "kopf.zalando.org/KopfFinalizerMarker"
 
 
 def pool(name: str) -> dict:
-    """Of a kind that kopf watches."""
+    """Of a kind that the operator watches."""
     metadata = {"name": name, "annotations": FOREIGN, "finalizers": [FINALIZER]}
     template = {"spec": {"containers": [{"name": "emulator", "image": "phone"}]}}
     return {
@@ -36,11 +36,13 @@ class Counting(Telemetry):
 
     def __init__(self, events: int):
         super().__init__()
-        self.left, self.over = events, asyncio.Event()
+        self.left, self.begun, self.over = events, asyncio.Event(), asyncio.Event()
 
     def event(self, kind: str) -> None:
         super().event(kind)
         self.left -= kind == "emulatorpools"
+        if kind == "emulatorpools":
+            self.begun.set()
         if self.left <= 0:
             self.over.set()
 
@@ -52,12 +54,11 @@ async def test_foreign_marks_stay(cluster: Cluster, namespace: str, monkeypatch:
     seen = Counting(2)
     cache = Cache(seen, lambda uid: None)
     informers = Informers(cache, Scope((namespace,), nodes=False), seen)
-    begun, end = asyncio.Event(), asyncio.Event()
     credentials = await Credentials.load()
     async with Client(credentials) as client:
-        watching = asyncio.create_task(informers.watch(client, credentials, namespace, begun, end))
+        watching = asyncio.create_task(informers.watch(client, namespace))
         try:
-            await asyncio.wait_for(begun.wait(), 120)
+            await asyncio.wait_for(seen.begun.wait(), 120)
             other = await asyncio.to_thread(cluster.api, "POST", where, pool("watched"))
             await asyncio.wait_for(seen.over.wait(), 120)
             # What a watch would write it writes right after the event.
@@ -67,8 +68,8 @@ async def test_foreign_marks_stay(cluster: Cluster, namespace: str, monkeypatch:
                 assert now["metadata"] == made["metadata"]
             assert {one.name for one in cache.pools.all()} == {"listed", "watched"}
         finally:
-            end.set()
-            await asyncio.wait_for(watching, 120)
+            watching.cancel()
+            await asyncio.wait({watching}, timeout=120)
             for name in ("listed", "watched"):
                 patch = {"metadata": {"finalizers": None}}
                 await asyncio.to_thread(cluster.api, "PATCH", f"{where}/{name}", patch, MERGE)

@@ -26,12 +26,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from kopf._cogs.clients.auth import APIContext
 
 from tapforge_operator.kube import credentials as module
 from tapforge_operator.kube.client import ApiError, Client, NotSent
 from tapforge_operator.kube.credentials import Access, Credentials, NoCluster, expiry_of, read, renewal_due
-from tapforge_operator.kube.informers import _Login
 
 API = "client.authentication.k8s.io/v1"
 SOMEWHERE = "http://127.0.0.1:1"
@@ -424,12 +422,6 @@ async def test_a_plugins_next_client_certificate_is_shown_to_the_server(kubeconf
             sign_in("second", 7200)
             now += 3601
             assert (await client.get("/a"))["who"] == "second"
-        context_of_kopf = APIContext(await _Login(held).login())
-        try:
-            async with context_of_kopf.session.get(f"{context_of_kopf.server}/a") as response:
-                assert (await response.json())["who"] == "second"
-        finally:
-            await context_of_kopf.close()
 
 
 def test_the_process_that_reads_does_without_kopf() -> None:

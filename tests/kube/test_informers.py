@@ -1,4 +1,4 @@
-"""Lists put right what no watch tells of: what vanished while nobody listened, also when nothing is left."""
+"""Lists put right what no watch tells of: what vanished while nobody listened, also when its kind did."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from tapforge_operator import labels
-from tapforge_operator.kube import informers
+from tapforge_operator.kube import informers, reflector
 from tapforge_operator.kube.cache import Cache
 from tapforge_operator.kube.client import Client
 from tapforge_operator.kube.informers import Informers, Scope
@@ -26,18 +26,32 @@ class Server:
     def __init__(self) -> None:
         self.kinds: dict[str, dict[str, Object]] = {kind: {} for kind in KINDS}
         self.version = 10
-        #: lists that were asked for whole, and questions for one object only
+        #: lists and watches that were asked for
         self.lists: list[str] = []
-        self.questions: list[str] = []
+        self.watched: list[str] = []
+        self.client: Client
+        self._cut = asyncio.Event()
 
     def put(self, kind: str, name: str, namespace: str = "a", **metadata: Any) -> None:
         self.version += 1
         fresh = {"name": name, "namespace": namespace, "uid": f"uid-{name}", "resourceVersion": str(self.version)}
         self.kinds[kind][name] = {"metadata": {**fresh, **metadata}, "spec": {}}
 
-    async def answer(self, request: web.Request) -> web.Response:
+    def cut(self) -> None:
+        """Ends all watches, without a word."""
+        self._cut.set()
+        self._cut = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         kind = request.path.rpartition("/")[2]
-        (self.questions if request.query["limit"] == "1" else self.lists).append(kind)
+        (self.watched if "watch" in request.query else self.lists).append(kind)
+        if kind not in self.kinds:
+            return web.json_response({"kind": "Status", "reason": "NotFound"}, status=404)
+        if "watch" in request.query:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await self._cut.wait()
+            return response
         within = [
             thing
             for thing in self.kinds[kind].values()
@@ -47,10 +61,10 @@ class Server:
 
 
 @asynccontextmanager
-async def resynced(server: Server, *spaces: str) -> AsyncIterator[tuple[Cache, Informers]]:
+async def resynced(server: Server, *spaces: str, every: float = 600.0) -> AsyncIterator[tuple[Cache, Informers]]:
     app = web.Application()
     app.router.add_route("GET", "/{rest:.*}", server.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     telemetry = Telemetry()
@@ -60,8 +74,9 @@ async def resynced(server: Server, *spaces: str) -> AsyncIterator[tuple[Cache, I
     try:
         info = kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")
         async with Client(info, deadline=300.0) as client:
+            server.client = client
             await following.sync(client)
-            task = asyncio.create_task(following.resync(client, 600.0, 600.0))
+            task = asyncio.create_task(following.resync(client, every, 600.0))
             try:
                 yield seen, following
                 assert not task.done()
@@ -78,18 +93,62 @@ async def until(true: Any) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("kind", ["emulatorpools", "trainingruns"])
-async def test_a_kind_of_which_nothing_is_left(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(informers, "_PROBE_SECONDS", 0.05)
+KINDS_OF_OURS = pytest.mark.parametrize("kind", ["emulatorpools", "trainingruns"])
+
+
+@KINDS_OF_OURS
+async def test_a_kind_whose_definition_is_deleted_is_waited_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a moment in which no watch tells of what goes with it. Lists that are made meanwhile end nothing either."""
+    monkeypatch.setattr(reflector, "_MISSING_SECONDS", 0.05)
+    monkeypatch.setattr(informers, "_GONE_SECONDS", 0.05)
+    server = Server()
+    for one in ("emulatorpools", "trainingruns"):
+        server.put(one, f"one-{one}")
+        server.put(one, f"two-{one}", namespace="b")
+    async with resynced(server, "a", "b", every=0.05) as (seen, following):
+        index, other = (seen.pools, seen.runs) if kind == "emulatorpools" else (seen.runs, seen.pools)
+        watching = asyncio.create_task(following.watch(server.client, "own"))
+        await until(lambda: len(server.watched) >= 2 * 2 + 2 * 2)
+        assert len(index) == 2 and len(other) == 2 and not following.missing
+        gone = server.kinds.pop(kind)
+        server.cut()
+        await until(lambda: not len(index))
+        assert f"{kind}.tapforge.dev" in following.missing and len(other) == 2
+        server.kinds[kind] = {}
+        server.put(kind, "again")
+        await until(lambda: len(index) == 1)
+        assert not following.missing and {thing.name for thing in index.all()} == {"again"} and gone
+        assert not watching.done()
+        watching.cancel()
+        await asyncio.wait({watching})
+
+
+@KINDS_OF_OURS
+async def test_an_operator_may_be_there_before_its_kinds(kind: str) -> None:
+    server = Server()
+    there = server.kinds.pop(kind)
+    async with resynced(server) as (seen, following):
+        assert kind in following.missing
+        server.kinds[kind] = there
+        server.put(kind, "one")
+        await following.sync(server.client)
+        assert len(seen.pools if kind == "emulatorpools" else seen.runs) == 1 and not following.missing
+
+
+@KINDS_OF_OURS
+async def test_a_kind_that_is_not_known_for_a_moment_is_not_forgotten(kind: str) -> None:
+    """An API server that has just started may say so."""
     server = Server()
     server.put(kind, "one")
-    server.put(kind, "two", namespace="b")
-    async with resynced(server, "a", "b") as (seen, _):
+    async with resynced(server) as (seen, following):
         index = seen.pools if kind == "emulatorpools" else seen.runs
-        await until(lambda: len(server.questions) > 4)
-        assert set(server.questions) == {kind} and len(server.lists) == 2 * len(KINDS), "something is left of it"
-        del server.kinds[kind]["one"]  # no watch tells of it
-        await until(lambda: {thing.uid for thing in index.all()} == {"uid-two"})
+        for asked in (1, 2):
+            there = server.kinds.pop(kind)
+            await following.sync(server.client)
+            await following.sync(server.client)
+            server.kinds[kind] = there
+            assert len(index) == 1, asked
+            await following.sync(server.client)
 
 
 async def test_leases_are_told_whole_after_each_list() -> None:
@@ -101,6 +160,5 @@ async def test_leases_are_told_whole_after_each_list() -> None:
         seen.leases_listed.append(lambda space, version: told.append((len(list(seen.leases.all())), space, version)))
         server.kinds["leases"].clear()
         server.version += 1
-        following._stale.set()
-        await until(lambda: told)
+        await following.sync(server.client)
         assert told == [(0, "", str(server.version))]

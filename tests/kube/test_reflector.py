@@ -14,6 +14,7 @@ from watch_server import Server, connected
 
 from tapforge_operator.kube import reflector
 from tapforge_operator.kube.client import ApiError, Client
+from tapforge_operator.kube.objectmeta import Unreadable
 from tapforge_operator.kube.reflector import Kind, Reflector
 
 PODS = Kind("Pods", "pods", "pool")
@@ -90,7 +91,7 @@ async def test_an_object_that_makes_no_sense_is_named_and_the_others_are_followe
 
     def saw(thing: Mapping[str, Any], deleted: bool) -> None:
         if thing["metadata"]["uid"] == "bad":
-            raise ValueError("no number: 'x'")
+            raise Unreadable("no number: 'x'")
         story.saw(thing, deleted)
 
     await server.change("ADDED", "bad")
@@ -104,6 +105,55 @@ async def test_an_object_that_makes_no_sense_is_named_and_the_others_are_followe
     said = [record for record in caplog.records if record.levelname == "ERROR"]
     assert len(said) == 2 and all("a/bad of /api/v1/pods can't be understood" in r.getMessage() for r in said)
     assert all(getattr(r, "ref", {})["name"] == "bad" and "no number" in caplog.text for r in said)
+
+
+@pytest.mark.parametrize("of", ["list", "watch", "whole list"])
+async def test_what_somebody_who_is_told_breaks_on_is_reported_and_the_others_are_told(of: str):
+    """A mistake of this program is none of the object."""
+    server, story, broken = Server(), Story(), list[Exception]()
+
+    def saw(thing: Mapping[str, Any], deleted: bool) -> None:
+        if thing["metadata"]["uid"] == "a":
+            raise KeyError("a bug")
+        story.saw(thing, deleted)
+
+    def listed(space: str, uids: set[str], as_of: str) -> None:
+        if of == "whole list":
+            raise KeyError("a bug")
+
+    if of == "list":
+        await server.change("ADDED", "a")
+
+    def make(client: Client) -> Reflector:
+        return Reflector(client, PODS, ("",), saw, listed, broken=broken.append)
+
+    async with followed(make, server):
+        await server.listened_to(1)
+        await server.change("ADDED", "a" if of == "watch" else "b")
+        await server.change("ADDED", "c")
+        await until(lambda: "+c" in story.words)
+    assert [repr(error) for error in broken] == ["KeyError('a bug')"]
+
+
+@pytest.mark.parametrize("of", ["watch", "whole list"])
+async def test_without_anybody_to_report_to_it_ends_the_reflector(of: str):
+    server = Server()
+
+    def breaks(*_: object) -> None:
+        raise KeyError("a bug")
+
+    def fine(*_: object) -> None:
+        pass
+
+    async with connected(server) as client:
+        one = Reflector(client, PODS, ("",), breaks, breaks if of == "whole list" else fine)
+        task = asyncio.create_task(one.run())
+        if of == "watch":
+            await server.listened_to(1)
+            await server.change("ADDED", "a")
+        with pytest.raises(ExceptionGroup) as ended:
+            await asyncio.wait_for(task, 60)
+    assert ended.group_contains(KeyError)
 
 
 async def test_after_410_the_list_says_what_vanished():

@@ -216,3 +216,38 @@ async def test_the_end_of_a_term_names_every_error(monkeypatch: pytest.MonkeyPat
     for words in ("KeyError: 'spec'", "ApiError: LIST it: 500 InternalError: no webhook", "TimeoutError"):
         assert words in ours.unready() + ours._why
     assert "lists ended" in ours._why, "what ends without an error is named too"
+
+
+async def test_claims_that_missed_something_are_not_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told of a slot, or the answer to a write of it, breaks on a mistake in here: whoever told goes on."""
+    election: Any = Kept()
+    client: Any = SimpleNamespace()
+    ours: Any = Leadership(Settings("me"), client, client, election, Telemetry())
+    told: list[str] = []
+
+    async def begin(term: int) -> asyncio.Task[None]:
+        begun.set()
+        return asyncio.create_task(nothing())
+
+    async def nothing(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def at_once() -> None:
+        pass
+
+    def breaks(pool: Any) -> None:
+        told.append(pool.name)
+        raise KeyError("a bug")
+
+    begun = asyncio.Event()
+    monkeypatch.setattr(ours, "_begin", begin)
+    monkeypatch.setattr(ours, "_broker_fails", nothing)
+    monkeypatch.setattr(ours.informers, "resync", nothing)
+    ours._claims = SimpleNamespace(leading=True, end=at_once, observe_pool=breaks)
+    monkeypatch.setattr(ours._pools, "wake", told.append)
+    leading = asyncio.create_task(ours._lead(1))
+    await asyncio.wait_for(begun.wait(), 60)
+    metadata = {"namespace": "a", "name": "phones", "uid": "pool", "resourceVersion": "1"}
+    ours.cache.observe_pool({"metadata": metadata, "spec": {}})
+    await asyncio.wait_for(leading, 60)
+    assert told == ["phones", "pool"] and election.given_up and "KeyError: 'a bug'" in ours._why

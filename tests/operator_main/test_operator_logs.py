@@ -1,23 +1,16 @@
-"""One record, one line of JSON, whatever it holds; kopf's records look like ours, and say little."""
+"""One record, one line of JSON, whatever it holds; libraries say little."""
 
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import logging
 import warnings
-from contextlib import suppress
 from datetime import datetime
 
-import kopf
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
-from kopf._cogs.clients import api, auth, errors
-from kopf._core.actions.loggers import ObjectLogger
 
 from tapforge_operator.observability.logging import configure, ref
 
@@ -93,17 +86,6 @@ def test_no_text_can_break_a_line(message, name):
     assert (line["message"], line["object"]["name"]) == (message, name)
 
 
-def test_records_of_kopf_have_their_object_and_only_warnings_are_told():
-    stream = begun()
-    body = kopf.Body({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "p", "namespace": "n", "uid": "u"}})
-    theirs = ObjectLogger(body=body, settings=kopf.OperatorSettings())
-    theirs.info("Handler 'pods' succeeded.")
-    theirs.warning("Patching failed.")
-    (line,) = lines(stream)
-    assert line["message"] == "Patching failed."
-    assert line["object"] == {"kind": "Pod", "namespace": "n", "name": "p", "uid": "u"}
-
-
 @pytest.mark.parametrize(
     ("level", "told"),
     [
@@ -120,60 +102,6 @@ def test_levels(level, told):
     logging.getLogger("kopf._core").info("kopf info")
     logging.getLogger("kopf._core").error("kopf error")
     assert [line["message"] for line in lines(stream)] == told
-
-
-class Endless:
-    """As in `kube/informers.py`: kopf itself never gives up."""
-
-    def __iter__(self):
-        return itertools.repeat(0.0)
-
-
-@pytest.mark.parametrize(
-    ("failures", "pauses", "told"),
-    [
-        (1, [0.0], ["WARNING"]),
-        (2, [0.0], ["WARNING", "ERROR"]),
-        (8, Endless(), ["WARNING"] * 6 + ["ERROR"] * 2),
-    ],
-    ids=["soon well", "given up", "for long"],
-)
-async def test_a_request_that_kopf_sends_again_is_no_error_at_first(failures, pauses, told):
-    """Against kopf itself, because the level hangs on its words."""
-    asked = 0
-
-    async def answer(request: web.Request) -> web.Response:
-        nonlocal asked
-        asked += 1
-        if asked > failures:
-            return web.json_response({})
-        return web.json_response({"kind": "Status", "code": 429, "message": "initializing"}, status=429)
-
-    app = web.Application()
-    app.router.add_get("/watched", answer)
-    stream = begun()
-    async with TestServer(app) as server:
-        context = auth.APIContext(kopf.ConnectionInfo(server=str(server.make_url(""))))
-        asking = api.request.__wrapped__(
-            "get",
-            "/watched",
-            settings=kopf.OperatorSettings(),
-            backoffs=pauses,
-            context=context,
-            logger=logging.getLogger("kopf.x"),
-        )
-        with suppress(errors.APITooManyRequestsError):
-            await asking
-        await context.close()
-    assert [line["level"] for line in lines(stream)] == told
-
-
-def test_nor_is_it_told_where_only_errors_are():
-    stream = begun("ERROR")
-    logging.getLogger("kopf._cogs.clients.watching").error(
-        "Request attempt #1/9 failed; will retry: GET https://x -> 429"
-    )
-    assert lines(stream) == []
 
 
 def test_plain_lines_for_a_person():

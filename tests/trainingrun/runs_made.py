@@ -8,7 +8,8 @@ from typing import Any
 from tapforge_api.progress import Progress
 from tapforge_api.reading import read_run
 from tapforge_operator import labels as wellknown
-from tapforge_operator.kube.types import RayJob, RayPod, Unavailable
+from tapforge_operator.kube.objectmeta import Unavailable
+from tapforge_operator.kube.types import RayJob, RayPod
 from tapforge_operator.trainingrun.plan import plan_run
 from tapforge_operator.trainingrun.state import (
     DryRunResult,

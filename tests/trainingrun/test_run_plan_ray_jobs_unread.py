@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from runs_made import NO_KUBERAY, OWN, Story, job, lasting, made, pool
 
-from tapforge_operator.kube.types import RayHead, Unavailable
+from tapforge_operator.kube.objectmeta import Unavailable
+from tapforge_operator.kube.types import RayHead
 
 AWAY = Unavailable("RayJobsUnavailable", "conversion webhook failed")
 FORBIDDEN = Unavailable("RayJobsForbidden", "may not", stalls=True)

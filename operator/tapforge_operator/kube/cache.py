@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from tapforge_api.environment import PoolReference
 from tapforge_operator.kube.leaderelection import since_boot
-from tapforge_operator.kube.objectmeta import version
+from tapforge_operator.kube.objectmeta import Unavailable, version
 from tapforge_operator.kube.types import (
     LeaseObject,
     NodeObject,
@@ -33,7 +33,6 @@ from tapforge_operator.kube.types import (
     RayJob,
     RunObject,
     Slot,
-    Unavailable,
     observe,
     observe_lease,
     observe_node,

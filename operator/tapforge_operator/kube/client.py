@@ -20,14 +20,16 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 import aiohttp
-import kopf
 import orjson
 
 from tapforge_operator.kube.credentials import Access, Credentials, NoCluster
+
+if TYPE_CHECKING:
+    import kopf
 
 Object = dict[str, Any]
 

@@ -2,14 +2,11 @@
 
 Promises:
 1. `sync` reads everything once, consistently; before it nobody may decide anything.
-2. kopf watches the two kinds of ours, a `Reflector` each other one. kopf has `on.event` handlers only and keeps nothing
-   on objects: no annotation, no label, no finalizer.
-3. A watch of kopf's that was cut and began again shows itself by events without a type; a list then puts right what
-   vanished meanwhile. Where everything vanished there are no such events: whether anything is left of a kind is asked
-   from time to time.
-4. Slots are by far the most numerous objects and change the most often. On kopf's way an event costs five times as much
-   and every object keeps a task: here a thousand Pods that change at once are digested in a tenth of a second, and
-   claims are answered in between.
+2. A `Reflector` follows each kind. None of them keeps anything on objects: no annotation, no label, no finalizer.
+3. The kinds of ours may be missing: their definitions are installed later, or are deleted and come back. Then
+   `missing` says so, and they are asked for every few seconds. The watch tells of each object that a deleted definition
+   takes with it. Those that it missed are forgotten when the API server has not known the kind for `_GONE_SECONDS`.
+4. What breaks on what a watch tells has missed it. That is reported (`broken`), and the watch goes on.
 
 Times are seconds.
 """
@@ -17,24 +14,18 @@ Times are seconds.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, cast
-
-import aiohttp
-import kopf
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 from tapforge_api.base import API_VERSION
 from tapforge_operator import labels
 from tapforge_operator.kube.cache import Cache, Heads, Index, WatchFreshness
 from tapforge_operator.kube.client import ApiError, Client
-from tapforge_operator.kube.credentials import Access, Credentials, NoCluster
-from tapforge_operator.kube.reflector import Kind, Observe, Reflector, read
-from tapforge_operator.kube.types import Unavailable
+from tapforge_operator.kube.objectmeta import Unavailable
+from tapforge_operator.kube.reflector import Broken, Kind, Observe, Reflector, read
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +50,12 @@ _HEADS: Final = Kind("the Pods of Ray's heads", "pods", f"ray.io/node-type=head,
 
 #: a watch that says nothing for so long, while a leader renews every few seconds, is dead
 _LEADER_SILENCE: Final = 25.0
-#: until kopf may try again with credentials that were refused
-_LOGIN_SECONDS: Final = 5.0
 #: lists that were read while the API server was compacting begin again this often
 _TRIES: Final = 3
+#: for which the API server has to say that it doesn't know a kind of ours: one that has just started may say so too
+_GONE_SECONDS: Final = 10.0
 #: between two lists, however often watches are cut
 _REST_SECONDS: Final = 5.0
-#: between two questions whether anything is left of a kind that kopf watches
-_PROBE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +82,19 @@ class Telemetry(Protocol):
 
 
 class Informers:
-    def __init__(self, cache: Cache, scope: Scope, telemetry: Telemetry):
+    def __init__(self, cache: Cache, scope: Scope, telemetry: Telemetry, broken: Broken | None = None):
+        """`broken` is told of what broke on something that a watch told, which nobody has heard then."""
         self._cache = cache
         self._scope = scope
         self._telemetry = telemetry
-        self._synced = False
-        #: a watch of kopf's was cut
-        self._stale = asyncio.Event()
+        self._broken = broken
+        #: kinds of ours that the API server doesn't know, by namespace ("": all of them): why, for people; since when
+        self._missing: dict[tuple[str, str], tuple[str, float]] = {}
+
+    @property
+    def missing(self) -> str:
+        """Which kinds of ours the API server doesn't know, or doesn't let be read; "" when there are none."""
+        return "; ".join(sorted({text for text, _ in self._missing.values()}))
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
@@ -116,7 +111,6 @@ class Informers:
                     raise
                 # Rights go with their namespace. The other namespaces' pools must not wait for somebody to notice.
                 log.error("namespace %s can't be read, what is in it is left as it is: %s", space, error)
-        self._synced = True
 
     async def _read_space(self, client: Client, space: str) -> None:
         """Pools last: nobody decides about one whose slots may not be seen."""
@@ -125,8 +119,18 @@ class Informers:
         for listener in cache.leases_listed:
             listener(space, as_of)
         await self._read(client, _SLOTS, space, cache.observe_pod, cache.slots)
-        await self._read(client, _RUNS, space, cache.observe_run, cache.runs)
-        await self._read(client, _POOLS, space, cache.observe_pool, cache.pools)
+        await self._read_ours(client, _RUNS, space, cache.observe_run, cache.runs)
+        await self._read_ours(client, _POOLS, space, cache.observe_pool, cache.pools)
+
+    async def _read_ours(self, client: Client, kind: Kind, space: str, observe: Observe, index: Index[Any]) -> None:
+        try:
+            await self._read(client, kind, space, observe, index)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._lacks(kind, index, space, error)
+        else:
+            self._has(kind, space)
 
     async def _read(self, client: Client, kind: Kind, space: str, observe: Observe, index: Index[Any]) -> str:
         """Returns the version of the list."""
@@ -144,208 +148,121 @@ class Informers:
         raise AssertionError("unreachable")
 
     async def resync(self, client: Client, every: float, silence: float) -> None:
-        """Lists again `every` so many seconds, soon after a watch was cut, and after a `silence` of all watches: one of
-        them hears each renewal of the leader's Lease, so nobody is left to tell anything. Until cancelled."""
-        listed = probed = time.monotonic()
+        """Lists again `every` so many seconds, and after a `silence` of all watches: one of them hears each renewal of
+        the leader's Lease, so nobody is left to tell anything. Until cancelled."""
+        listed = time.monotonic()
         while True:
-            due = min(
-                min(listed + every, probed + _PROBE_SECONDS) - time.monotonic(), silence - self._telemetry.event_age()
-            )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, due)):
-                    await self._stale.wait()
-                    await asyncio.sleep(1.0)  # a cut watch begins again with an event for each object
-            now = time.monotonic()
-            if now >= probed + _PROBE_SECONDS and not self._stale.is_set():
-                await self._probe(client)
-                probed = time.monotonic()
-            if not self._stale.is_set() and now < listed + every and self._telemetry.event_age() < silence:
+            age = self._telemetry.event_age()
+            if (left := min(listed + every - time.monotonic(), silence - age)) > 0:
+                await asyncio.sleep(left)
                 continue
-            self._stale.clear()
+            began = time.monotonic()
             try:
                 await self.sync(client)
-                listed = now
+                listed = began
                 self._telemetry.event("list")
                 await asyncio.sleep(_REST_SECONDS)
             except ApiError as error:
                 if not error.passing:
                     raise
                 log.warning("what the cluster holds could not be listed: %s", error)
-                self._stale.set()
                 await asyncio.sleep(1.0)
-
-    async def _probe(self, client: Client) -> None:
-        """A list is due where something is known of a kind that kopf watches, and the server has nothing of it."""
-        kinds: tuple[tuple[Kind, Index[Any]], ...] = ((_RUNS, self._cache.runs), (_POOLS, self._cache.pools))
-        for space in self._scope.each:
-            among = _within(space) or (lambda _: True)
-            for kind, index in kinds:
-                if not any(among(thing) for thing in index.all()):
-                    continue
-                try:
-                    first, _ = await anext(client.pages(kind.path(space), kind.selector, size=1, deadline=10.0))
-                except ApiError as error:
-                    log.info("whether any %s are left could not be asked: %s", kind.name, error)
-                    return
-                if not first:
-                    self._stale.set()
-                    return
 
     # --- watches ------------------------------------------------------------------------------------------------------
 
-    async def watch(
-        self, client: Client, credentials: Credentials, own_namespace: str, begun: asyncio.Event, end: asyncio.Event
-    ) -> None:
-        """Follows everything that a process needs which leads or stands by; sets `begun`, and returns when `end` is
-        set."""
-        cache, event = self._cache, self._telemetry.event
+    async def watch(self, client: Client, own_namespace: str) -> None:
+        """Follows everything that a process needs which leads or stands by. Until cancelled."""
+        cache, event, spaces, broken = self._cache, self._telemetry.event, self._scope.each, self._broken
         reflectors = [
-            slot_reflector(cache, client, self._scope.each, lambda: event("pods")),
-            lease_reflector(cache, client, self._scope.each, lambda: event("leases")),
+            self._follow(_POOLS, cache.observe_pool, cache.pools, client),
+            self._follow(_RUNS, cache.observe_run, cache.runs, client),
+            slot_reflector(cache, client, spaces, lambda: event("pods"), broken),
+            lease_reflector(cache, client, spaces, lambda: event("leases"), broken),
             leader_reflector(client, own_namespace, lambda: event("leader")),
         ]
         if self._scope.nodes:
-            reflectors.append(node_reflector(cache, client, lambda: event("nodes")))
-        # Begun before kopf, which ends every task that it finds afterwards; with the tasks that these begin.
-        tasks = {asyncio.create_task(one.run(), name="a reflector") for one in reflectors}
-        await asyncio.sleep(0)
-        for task in tasks:
-            task.add_done_callback(lambda _: end.set())
-        try:
-            await self._watch_ours(credentials, begun, end)
-        finally:
-            for task in tasks:
-                task.cancel()
-            done, _ = await asyncio.wait(tasks)
-        for task in done:
-            if not task.cancelled():
-                task.result()
+            reflectors.append(node_reflector(cache, client, lambda: event("nodes"), broken))
+        async with asyncio.TaskGroup() as group:
+            for reflector in reflectors:
+                group.create_task(reflector.run(), name="a reflector")
 
-    async def _watch_ours(self, credentials: Credentials, begun: asyncio.Event, end: asyncio.Event) -> None:
-        settings = kopf.OperatorSettings()
-        settings.posting.enabled = False
-        # Nowhere to keep or look for kopf's own marks, and no finalizer: it removes the one of this name from whatever
-        # has it, and its default is that of every other kopf operator.
-        settings.persistence.diffbase_storage = kopf.MultiDiffBaseStorage([])
-        settings.persistence.progress_storage = kopf.MultiProgressStorage([])
-        settings.persistence.finalizer = "tapforge.dev/never-set"
-        # Each object that was seen has a task, which keeps it whole in memory until it has been quiet for so long.
-        settings.queueing.idle_timeout = 0.5
-        settings.scanning.disabled = True  # needs no right to list namespaces and definitions
-        # Below the API server's own limit, so that both sides agree that a watch is over.
-        settings.watching.server_timeout = 270
-        settings.watching.client_timeout = 300
-        settings.watching.connect_timeout = 5
-        settings.watching.chunk_size = 500
-        settings.networking.request_timeout = 30
-        settings.networking.error_backoffs = _Backoff()
-        registry = kopf.OperatorRegistry()
+    def _follow(self, kind: Kind, observe: Observe, index: Index[Any], client: Client) -> Reflector:
+        """A kind of ours."""
 
-        kopf.on.login(registry=registry)(_Login(credentials).login)
-        for kind, observe in ((_POOLS, self._cache.observe_pool), (_RUNS, self._cache.observe_run)):
-            handler = self._handler(kind.plural, observe)
-            kopf.on.event(API_VERSION, kind.plural, registry=registry, id=kind.plural)(handler)
-        await kopf.operator(
-            registry=registry,
-            settings=settings,
-            # Nobody sees it, but without one kopf asks for the name of its user, and a container's may have none.
-            identity=cast(Any, "tapforge-operator"),
-            standalone=True,
-            clusterwide=not self._scope.namespaces,
-            namespaces=self._scope.namespaces,
-            ready_flag=begun,
-            stop_flag=end,
+        def listed(space: str, uids: set[str], as_of: str) -> None:
+            index.replace(uids, as_of, _within(space))
+            self._has(kind, space)
+
+        return Reflector(
+            client,
+            kind,
+            self._scope.each,
+            observe,
+            listed,
+            on_event=lambda: self._telemetry.event(kind.plural),
+            missing=lambda space, error: self._lacks(kind, index, space, error),
+            broken=self._broken,
         )
 
-    def _handler(self, kind: str, observe: Observe) -> Callable[..., Any]:
-        async def on_event(event: Mapping[str, Any], **_: object) -> None:
-            self._telemetry.event(kind)
-            if event["type"] is None and self._synced:
-                self._stale.set()
-            observe(event["object"], event["type"] == "DELETED")
+    def _has(self, kind: Kind, space: str) -> None:
+        if self._missing.pop((kind.plural, space), None):
+            log.info("%s can be read%s", kind.name, _of_namespace(space))
 
-        return on_event
-
-
-class _Login:
-    """Gives kopf the credentials that all clients have. kopf asks when its own have expired, and after a 401."""
-
-    def __init__(self, credentials: Credentials):
-        self._credentials = credentials
-        self._given: Access | None = None
-        self._again = 0
-
-    async def login(self, **_: object) -> kopf.ConnectionInfo | kopf.AiohttpSession:
-        access = await self._current()
-        if access is self._given and await self._credentials.renewed(access):
-            access = await self._current()
-        if access is self._given:
-            # Refused, and there are no others: an API server may be wrong about that for a while. kopf takes none that
-            # equal those that were refused, and would give up.
-            await asyncio.sleep(_LOGIN_SECONDS)
-            self._again += 1
-        self._given = access
-        if access.server_name is not None:
-            return _session_by_name(access, access.server_name)
-        return replace(access.info, priority=self._again)
-
-    async def _current(self) -> Access:
-        while True:
-            try:
-                return await self._credentials.current()
-            except NoCluster as error:
-                log.error("nothing can be watched: %s", error)
-                await asyncio.sleep(_LOGIN_SECONDS)
-
-
-def _session_by_name(access: Access, name: str) -> kopf.AiohttpSession:
-    """kopf has no field for the name that the server's certificate is checked for. It closes the session."""
-
-    async def named(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-        request.server_hostname = name
-        return await send(request)
-
-    session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=access.ssl),
-        headers=access.headers,
-        proxy=access.info.proxy_url,
-        middlewares=(named,),
-    )
-    return kopf.AiohttpSession(server=access.info.server, expiration=access.info.expiration, aiohttp_session=session)
-
-
-class _Backoff:
-    """Pauses between attempts, seconds. They have no end: a namespace that may not be read (any more), or an API server
-    that fails for an hour, is no reason for all other watches to end."""
-
-    def __iter__(self) -> Iterator[float]:
-        return itertools.chain((1, 1, 2, 3, 5, 8), itertools.repeat(15))
+    def _lacks(self, kind: Kind, index: Index[Any], space: str, error: ApiError) -> None:
+        known, since = self._missing.get((kind.plural, space), ("", 0.0))
+        match error.status:
+            case 404:
+                text = f"the API server knows no {kind.plural}.{kind.group.partition('/')[0]}: apply the definitions"
+                if known == text and time.monotonic() - since >= _GONE_SECONDS:
+                    index.forget(_within(space))
+            case 403:
+                text = f"the operator may not read {kind.name}{_of_namespace(space)}: {error.message}"
+            case _:
+                log.warning("%s can't be listed%s: %s", kind.name, _of_namespace(space), error)
+                return
+        if known != text:
+            self._missing[kind.plural, space] = text, time.monotonic()
+            log.error("%s", text)
 
 
 # --- reflectors: `spaces` are namespaces, "" is all of them; `on_event` is called with each page and event ------------
 
 
-def slot_reflector(cache: Cache, client: Client, spaces: tuple[str, ...], on_event: Callable[[], None]) -> Reflector:
+def slot_reflector(
+    cache: Cache,
+    client: Client,
+    spaces: tuple[str, ...],
+    on_event: Callable[[], None],
+    broken: Broken | None = None,
+) -> Reflector:
     def listed(space: str, uids: set[str], as_of: str) -> None:
         cache.slots.replace(uids, as_of, _within(space))
 
-    return Reflector(client, _SLOTS, spaces, cache.observe_pod, listed, on_event=on_event)
+    return Reflector(client, _SLOTS, spaces, cache.observe_pod, listed, on_event=on_event, broken=broken)
 
 
-def lease_reflector(cache: Cache, client: Client, spaces: tuple[str, ...], on_event: Callable[[], None]) -> Reflector:
+def lease_reflector(
+    cache: Cache,
+    client: Client,
+    spaces: tuple[str, ...],
+    on_event: Callable[[], None],
+    broken: Broken | None = None,
+) -> Reflector:
     def listed(space: str, uids: set[str], as_of: str) -> None:
         cache.leases.replace(uids, as_of, _within(space))
         for listener in cache.leases_listed:
             listener(space, as_of)
 
-    return Reflector(client, _LEASES, spaces, cache.observe_lease, listed, on_event=on_event)
+    return Reflector(client, _LEASES, spaces, cache.observe_lease, listed, on_event=on_event, broken=broken)
 
 
-def node_reflector(cache: Cache, client: Client, on_event: Callable[[], None]) -> Reflector:
+def node_reflector(
+    cache: Cache, client: Client, on_event: Callable[[], None], broken: Broken | None = None
+) -> Reflector:
     def listed(_: str, uids: set[str], as_of: str) -> None:
         cache.nodes.replace(uids, as_of)
 
-    return Reflector(client, _NODES, ("",), cache.observe_node, listed, on_event=on_event)
+    return Reflector(client, _NODES, ("",), cache.observe_node, listed, on_event=on_event, broken=broken)
 
 
 def leader_reflector(client: Client, namespace: str, renewed: Callable[[], None]) -> Reflector:

@@ -5,9 +5,11 @@ Times are seconds since the epoch here, RFC 3339 in the cluster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from functools import wraps
+from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 from pydantic import ValidationError
 
@@ -17,6 +19,39 @@ from tapforge_api.reading import read_record
 _MAX_MESSAGE: Final = 4096
 #: reason of the conditions of an object whose stored status can't be read
 UNREADABLE_STATUS: Final = "UnreadableStatus"
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Unreadable(ValueError):
+    """What an object says can't be understood: its writer's fault, and nobody else's."""
+
+
+def reading(read: Callable[P, T]) -> Callable[P, T]:
+    """A function that makes a record of an object. What it breaks on is `Unreadable`, so that a mistake of whoever is
+    told of the record is not taken for one of the object's writer."""
+
+    @wraps(read)
+    def understood(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(*args, **kwargs)
+        except Exception as error:
+            raise Unreadable(f"{type(error).__name__}: {error}") from error
+
+    return understood
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """A kind of others that can't be read: what is known of its objects may be old, and none is not known not to be."""
+
+    #: as one word
+    reason: str
+    message: str
+    #: nobody but a person can help
+    stalls: bool = False
 
 
 def seconds(text: str) -> float:

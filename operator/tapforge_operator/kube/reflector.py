@@ -9,8 +9,10 @@ Promises:
 4. Whatever the API server answers, or doesn't, it goes on. Namespaces don't wait for each other. A kind that one of
    them is found to have at last is asked for in the others at once. Of a kind that may be unavailable (`missing`) each
    list that fails is reported, and nobody waits for it longer than `begin` says.
-5. An object that `observe` breaks on is logged and passed over until it changes: anybody may write nonsense into one,
-   and the others are followed nevertheless.
+5. An object that can't be understood (`Unreadable`) is logged and passed over until it changes: anybody may write
+   nonsense into one, and the others are followed nevertheless. Whatever else breaks on what was told is a mistake of
+   this program, and somebody has missed what happened: it is reported (`broken`) and the watch goes on, or it ends the
+   reflector.
 6. Thousands of objects at once keep nobody up: others get a turn every few of them.
 
 Without `listed` there is no list: each watch begins with what is there, which is enough where nobody asks what
@@ -24,9 +26,10 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, ParamSpec
 
 from tapforge_operator.kube.client import ApiError, Client, path
+from tapforge_operator.kube.objectmeta import Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,11 @@ _ANSWERED: Final = 0.75
 
 #: told of an object, and whether it was deleted
 Observe = Callable[[Mapping[str, Any], bool], object]
+#: told of what broke
+Broken = Callable[[Exception], object]
+
+
+P = ParamSpec("P")
 
 
 def _nobody() -> None:
@@ -81,17 +89,18 @@ class Reflector:
         *,
         on_event: Callable[[], None] = _nobody,
         missing: Callable[[str, ApiError], None] | None = None,
+        broken: Broken | None = None,
         silence: float = 100.0,
     ):
         """`spaces`: namespaces, "" for all of them. `listed` is called with one of them, the UIDs of all its objects
         and the version of the list; `on_event` with every page and event, before what is in it is reported. `missing`
         is for a kind that the cluster may not know, not let be read, or not answer for (its conversion webhook is
         away): it is called with a namespace and what was answered instead of its list, each time. A watch that says
-        nothing for `silence` is dead."""
+        nothing for `silence` is dead. `broken` is told of what breaks `observe` or `listed`; without it `run` ends."""
         self._client = client
         self._kind = kind
-        self._observe = observe
-        self._listed = listed
+        self._observe = observe if broken is None else _reported(observe, broken)
+        self._listed = listed if broken is None or listed is None else _reported(listed, broken)
         self._on_event = on_event
         self._missing = missing
         self._silence = silence
@@ -227,10 +236,23 @@ async def read(
     return uids, as_of
 
 
+def _reported(told: Callable[P, object], broken: Broken) -> Callable[P, None]:
+    def report(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            told(*args, **kwargs)
+        except Unreadable:
+            raise
+        except Exception as error:
+            log.exception("what a watch told was missed")
+            broken(error)
+
+    return report
+
+
 def _report(observe: Observe, where: str, thing: Mapping[str, Any], deleted: bool) -> None:
     try:
         observe(thing, deleted)
-    except Exception:
+    except Unreadable:
         about = {key: thing["metadata"].get(key, "") for key in ("namespace", "name", "uid")}
         what = "%s/%s of %s can't be understood; it is passed over until it changes"
         log.exception(what, about["namespace"], about["name"], where, extra={"ref": about})

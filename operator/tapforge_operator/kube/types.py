@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 from tapforge_api.pool import FENCED_PROTOCOLS, EmulatorPoolSpec
 from tapforge_operator import labels as wellknown
-from tapforge_operator.kube.objectmeta import seconds
+from tapforge_operator.kube.objectmeta import reading, seconds
 
 _PROTOCOL: Final = EmulatorPoolSpec.model_fields["protocol"].default
 
@@ -44,17 +44,6 @@ class Event:
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unavailable:
-    """A kind of others that can't be read: what is known of its objects may be old, and none is not known not to be."""
-
-    #: as one word
-    reason: str
-    message: str
-    #: nobody but a person can help
-    stalls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +117,13 @@ class LeaseObject:
     body: Object
 
 
+@reading
 def observe_lease(lease: Object) -> LeaseObject:
     metadata = lease["metadata"]
     return LeaseObject(metadata["namespace"], metadata["uid"], metadata["resourceVersion"], lease)
 
 
+@reading
 def observe_pool(pool: Object) -> PoolObject:
     metadata = pool["metadata"]
     return PoolObject(
@@ -145,6 +136,7 @@ def observe_pool(pool: Object) -> PoolObject:
     )
 
 
+@reading
 def observe_run(run: Object, default_slots: int) -> RunObject:
     """`default_slots`: phones that a run wants which doesn't say how many."""
     metadata, spec = run["metadata"], run.get("spec") or {}
@@ -180,6 +172,7 @@ def observe_run(run: Object, default_slots: int) -> RunObject:
 _LEAVING = frozenset({"karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"})
 
 
+@reading
 def observe_node(node: Object) -> NodeObject:
     metadata, spec = node["metadata"], node.get("spec") or {}
     ready = next((c for c in (node.get("status") or {}).get("conditions") or () if c["type"] == "Ready"), None)
@@ -252,6 +245,7 @@ class Slot:
         return self.phase in ("Succeeded", "Failed")
 
 
+@reading
 def observe(pod: Mapping[str, Any]) -> Slot | None:
     """The slot that a Pod is, or None for a Pod that is none: without the labels, or without a pool as its controller.
     Labels are anybody's to write, so the controller's UID decides, and has to agree with them."""
@@ -354,6 +348,7 @@ class RayJob:
         return self.suspended or self.deployment in ("Suspending", "Suspended")
 
 
+@reading
 def observe_ray_job(body: Mapping[str, Any]) -> RayJob | None:
     """The record of a RayJob; None when no TrainingRun is its controller."""
     metadata, status = body["metadata"], body.get("status") or {}
@@ -408,6 +403,7 @@ class RayPod:
         return self.deleting or self.phase in ("Succeeded", "Failed")
 
 
+@reading
 def observe_ray_pod(pod: Mapping[str, Any]) -> RayPod:
     status, labels = pod.get("status") or {}, pod["metadata"].get("labels") or {}
     reason = message = ""
@@ -454,6 +450,7 @@ class RayHead:
     gone: bool = False
 
 
+@reading
 def observe_ray_head(pod: Mapping[str, Any]) -> RayHead | None:
     """The record of a head; None for a Pod that says of no attempt of a run that it is one."""
     metadata = pod["metadata"]

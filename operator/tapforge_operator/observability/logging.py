@@ -4,18 +4,13 @@ A line of JSON has `time` (RFC 3339, UTC, milliseconds), `level`, `logger`, `mes
 name and uid where a record speaks of an object; `exception` with the traceback where there is one. Nothing that a
 message holds can break the line.
 
-kopf and the libraries below it are quiet: their INFO tells of every single event. At DEBUG everything is said.
-
-An ERROR is worth an alert. A request that kopf sends again is a WARNING at first, though kopf calls it an error: an API
-server that answers 429 for a second is no broken operator. After six attempts (20 s, see `kube/informers.py`), or when
-kopf gives up, it is an ERROR.
+Libraries are quiet: their INFO tells of every single event. At DEBUG everything is said. An ERROR is worth an alert.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -25,9 +20,6 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 #: libraries whose INFO is of no use to the person who runs the operator
 _CHATTY: Final = ("kopf", "aiohttp", "asyncio", "opentelemetry")
-#: what kopf says of a request that it sends again: kopf/_cogs/clients/api.py, `request`
-_SENT_AGAIN: Final = re.compile(r"Request attempt #(\d+)\S* failed; (?:\w+ closed; )?will (?:retry|re-authenticate): ")
-_ATTEMPTS: Final = 6
 _REFERENCE: Final = ("kind", "namespace", "name", "uid")
 
 
@@ -40,24 +32,12 @@ def configure(level: str = "INFO", plain: bool = False, stream: TextIO | None = 
     """Takes over the process' logging: the only handler, on standard output."""
     handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(_Plain() if plain else _Json())
-    handler.addFilter(_calmed)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(level if level == "DEBUG" else max(root.level, logging.WARNING))
     logging.captureWarnings(True)
-
-
-def _calmed(record: logging.LogRecord) -> bool:
-    """Whether it is told."""
-    if record.levelno == logging.ERROR and record.name.startswith("kopf"):
-        # Not the message with its arguments: what can't be put together is for the handler to say.
-        again = _SENT_AGAIN.match(str(record.msg))
-        if again is not None and int(again[1]) <= _ATTEMPTS:
-            record.levelno, record.levelname = logging.WARNING, "WARNING"
-            return logging.getLogger().isEnabledFor(logging.WARNING)
-    return True
 
 
 class _Json(logging.Formatter):
@@ -89,8 +69,8 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _reference(record: logging.LogRecord) -> dict[str, str]:
-    """Ours as `ref`, kopf's as `k8s_ref`; what is empty is left out."""
-    given = getattr(record, "ref", None) or getattr(record, "k8s_ref", None)
+    """What is empty is left out."""
+    given = getattr(record, "ref", None)
     if not isinstance(given, Mapping):
         return {}
     return {key: str(given[key]) for key in _REFERENCE if given.get(key)}

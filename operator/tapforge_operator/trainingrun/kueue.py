@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tapforge_operator import labels
-from tapforge_operator.kube.objectmeta import seconds
+from tapforge_operator.kube.objectmeta import reading, seconds
 
 CONTROLLER: Final = "tapforge.dev/phones"
 
@@ -66,6 +66,7 @@ class Workload:
     message: str = ""
 
 
+@reading
 def observe_workload(body: Mapping[str, Any]) -> Workload | None:
     """None for one of anything but a RayJob."""
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
@@ -104,6 +105,7 @@ class AdmissionCheck:
     active: bool = False
 
 
+@reading
 def observe_check(body: Mapping[str, Any]) -> AdmissionCheck | None:
     """None for one of another controller's."""
     metadata, spec = body["metadata"], body.get("spec") or {}

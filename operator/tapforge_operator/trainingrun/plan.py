@@ -30,8 +30,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from tapforge_operator.kube.objectmeta import seconds, timestamp
-from tapforge_operator.kube.types import RayJob, Unavailable
+from tapforge_operator.kube.objectmeta import Unavailable, seconds, timestamp
+from tapforge_operator.kube.types import RayJob
 from tapforge_operator.trainingrun import kueue
 from tapforge_operator.trainingrun.outcome import (
     FINAL,

@@ -15,8 +15,8 @@ from tapforge_api.progress import Orders, Progress
 from tapforge_api.run_status import Attempt, AttemptPhase, RunProgress, TrainingRunStatus
 from tapforge_api.training_run import TrainingRunSpec
 from tapforge_operator import labels
-from tapforge_operator.kube.objectmeta import seconds, timestamp
-from tapforge_operator.kube.types import RayHead, RayJob, RayPod, Unavailable
+from tapforge_operator.kube.objectmeta import Unavailable, seconds, timestamp
+from tapforge_operator.kube.types import RayHead, RayJob, RayPod
 from tapforge_operator.trainingrun.kueue import CheckUpdate, Workload
 from tapforge_operator.trainingrun.status import Situation, conditions, read_status, with_unknown
 from tapforge_operator.trainingrun.templates import StoredConfig, edited_message
