@@ -334,8 +334,7 @@ async def wait_for_gpus(needed: int, report: Callable[[str], None], seconds: flo
     reported, end = "", asyncio.get_running_loop().time() + seconds
     while words := missing(needed, await gpus_in_ray()):
         if words != reported:
-            report(words)
-            reported = words
+            report(reported := words)
         if asyncio.get_running_loop().time() >= end:
             raise TimeoutError(f"{words}, after {seconds:g} s: look at the Pods of the run's workers")
         await asyncio.sleep(_GPU_LOOK_SECONDS)
