@@ -92,6 +92,16 @@ _DEPLOYMENT: Final = {
         "            - --advertise-address=$(POD_IP)\n"
         "            {{- range .Values.namespaces }}\n            - --namespace={{ . }}\n            {{- end }}\n"
         '            {{- if not (include "tapforge.nodes" .) }}\n            - --no-nodes\n            {{- end }}\n'
+        "            {{- if not .Values.networkPolicies.runs }}\n"
+        "            - --no-run-network\n            {{- end }}\n"
+        "            {{- with .Values.networkPolicies.kuberayFrom }}\n"
+        '            - {{ printf "--kuberay-namespace=%s" (include "tapforge.labels" .) | quote }}\n'
+        "            {{- end }}\n"
+        "            {{- with .Values.networkPolicies.metricsFrom | default (list dict) }}\n"
+        '            {{- if ne (toJson .) (list (dict "kubernetes.io/metadata.name" "monitoring") | toJson) }}\n'
+        "            {{- range . }}\n"
+        '            - {{ printf "--metrics-namespace=%s" (include "tapforge.labels" .) | quote }}\n'
+        "            {{- end }}\n            {{- end }}\n            {{- end }}\n"
         '            {{- if ne .Values.logLevel "INFO" }}\n            - --log-level={{ .Values.logLevel }}\n'
         "            {{- end }}\n"
         '            {{- if include "tapforge.tlsSecret" . }}\n            - --tls-dir=/etc/tapforge/tls\n'

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from tapforge_operator.broker.devices import EVERYBODY, DeviceRules, Network
 from tapforge_operator.broker.types import ClaimQuotas
+from tapforge_operator.clusternetwork import RunNetwork
 from tapforge_operator.kube.informers import Scope
 from tapforge_operator.kube.leaderelection import Timing
 from tapforge_operator.server import EVERYWHERE
@@ -35,6 +36,8 @@ class Settings:
     metrics_token: bool = False
     #: address of the broker for runs' Pods; "": that of its Service
     broker_url: str = ""
+    #: who reaches runs' Pods
+    run_network: RunNetwork = field(default_factory=RunNetwork)
     #: host:port at which other replicas reach this one's broker; "": they can't pass callers on to it
     advertised: str = ""
     #: slots that the claimants of a namespace may hold at once

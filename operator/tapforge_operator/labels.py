@@ -101,6 +101,11 @@ def broker_config_name(run: str, run_uid: str) -> str:
     return f"{run}-broker-{digest(run_uid, length=5)}"
 
 
+def network_name(run: str, run_uid: str) -> str:
+    """Name of the NetworkPolicy of a run's Pods."""
+    return f"{run}-network-{digest(run_uid, length=5)}"
+
+
 def ray_job_name(run: str, attempt: int) -> str:
     """Name of an attempt's RayJob: at most 47 characters up to attempt 999."""
     return f"{run}-{attempt}"

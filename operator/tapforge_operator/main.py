@@ -23,6 +23,7 @@ import click
 import uvloop
 from aiohttp import web
 
+from tapforge_operator.clusternetwork import MONITORING, RunNetwork, namespace_labels
 from tapforge_operator.config import Settings, advertised, certificate_names, claim_quotas, device_rules
 from tapforge_operator.kube.cache import WatchFreshness
 from tapforge_operator.kube.client import Client
@@ -93,6 +94,23 @@ def _identity() -> str:
     help="address, or address:port, at which other replicas reach this one's broker; without it they pass nobody on",
 )
 @click.option("--broker-url", default="", help="the claims' address for runs' Pods; default: that of the Service")
+@click.option(
+    "--run-network/--no-run-network", default=True, help="make a NetworkPolicy for each run: who reaches its Pods"
+)
+@click.option(
+    "--kuberay-namespace",
+    default="",
+    metavar="LABELS",
+    help="KEY=VALUE,... of KubeRay's namespace, which reaches Ray's dashboards; default: any namespace",
+)
+@click.option(
+    "--metrics-namespace",
+    "metrics_namespaces",
+    multiple=True,
+    default=(",".join(f"{key}={value}" for key, value in MONITORING.items()),),
+    metavar="LABELS",
+    help="KEY=VALUE,... of namespaces that reach the metrics of runs' Ray Pods; may be repeated; empty: any namespace",
+)
 @click.option("--certificate-name", "names", multiple=True, help="name or address the certificate is also good for")
 @click.option(
     "--tls-dir",
@@ -136,6 +154,9 @@ def main(
     metrics_token: bool,
     advertise_address: str,
     broker_url: str,
+    run_network: bool,
+    kuberay_namespace: str,
+    metrics_namespaces: tuple[str, ...],
     names: tuple[str, ...],
     tls_dir: Path | None,
     claim_quota: tuple[str, ...],
@@ -163,6 +184,12 @@ def main(
         dns_names = certificate_names(names)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--certificate-name") from error
+    try:
+        network = RunNetwork(
+            run_network, namespace_labels(kuberay_namespace), tuple(map(namespace_labels, metrics_namespaces))
+        )
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--kuberay-namespace, --metrics-namespace") from error
     settings = Settings(
         identity=identity,
         namespace=own_namespace,
@@ -172,6 +199,7 @@ def main(
         health_port=health_port,
         metrics_token=metrics_token,
         broker_url=broker_url,
+        run_network=network,
         advertised=advertised(advertise_address, broker_port),
         names=dns_names,
         tls_dir=tls_dir,

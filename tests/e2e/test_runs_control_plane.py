@@ -74,7 +74,7 @@ def test_absent_kuberay_and_one_that_is_too_old_are_named_and_waited_for(
     older = copy.deepcopy(kind)
     for version in older["spec"]["versions"]:
         spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
-        del spec["rayClusterSpec"]["properties"]["authOptions"]
+        spec["rayClusterSpec"]["properties"].pop("authOptions", None)
     kinds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     made = cluster.api("POST", kinds, older)
     run.wait("word of it", lambda: run.says("Stalled", "True", "KubeRayTooOld"))

@@ -1,13 +1,13 @@
-"""Who reaches whom by the NetworkPolicies of manifests/components/network, with the labels that Pods really have: those
-that the operator's own functions give them. No network of a test cluster enforces policies, so they are read here as
-the API documents them: who is selected by no policy of a direction is open in that direction, all others reach what
-one of their policies names.
+"""Who reaches whom by the NetworkPolicies of manifests/components/network and those that the operator makes for runs,
+with the labels that Pods really have: those that the operator's own functions give them, and KubeRay. No network of a
+test cluster enforces policies, so they are read here as the API documents them: who is selected by no policy of a
+direction is open in that direction, all others reach what one of their policies names.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,12 @@ from runs_made import made
 
 from tapforge_api import load_pool
 from tapforge_operator import labels as wellknown
+from tapforge_operator.clusternetwork import RunNetwork, namespace_labels
 from tapforge_operator.emulatorpool.pod import slot_pods
 from tapforge_operator.emulatorpool.state import NewSlot
+from tapforge_operator.trainingrun.network import network_policy
 from tapforge_operator.trainingrun.rayjob import Broker, ray_job
+from tapforge_operator.trainingrun.state import Run
 
 Json = dict[str, Any]
 MANIFESTS = Path(__file__).parents[2] / "manifests"
@@ -31,6 +34,9 @@ def read(path: Path) -> list[Json]:
     return list(yaml.safe_load_all(path.read_text()))
 
 
+#: in `lab`, with the policy that the operator makes
+RUN_OBJECT = replace(made(cluster={"image": "i", "workers": [{"name": "gpu", "replicas": 1}]}), namespace="lab")
+USUAL = RunNetwork()
 #: as they are in a cluster with the component in the operator's namespace and the one for phones in `lab`
 POLICIES = [
     *read(NETWORK / "operator.yaml"),
@@ -74,11 +80,11 @@ def names_it(peer: Json, end: End, namespace: str) -> bool:
     return where and selects(peer.get("podSelector", {}), end.labels)
 
 
-def lets(direction: str, one: End, other: End, port: tuple[str, int]) -> bool:
+def lets(direction: str, one: End, other: End, port: tuple[str, int], policies: list[Json]) -> bool:
     """Whether `one` may have the connection with `other` in this direction."""
     selecting = [
         p
-        for p in POLICIES
+        for p in policies
         if p["metadata"]["namespace"] == one.namespace
         and direction in p["spec"]["policyTypes"]
         and selects(p["spec"]["podSelector"], one.labels)
@@ -92,8 +98,10 @@ def lets(direction: str, one: End, other: End, port: tuple[str, int]) -> bool:
     )
 
 
-def reaches(one: End, other: End, port: int, protocol: str = "TCP") -> bool:
-    return lets("Egress", one, other, (protocol, port)) and lets("Ingress", other, one, (protocol, port))
+def reaches(one: End, other: End, port: int, protocol: str = "TCP", network: RunNetwork = USUAL) -> bool:
+    policies = [*POLICIES, network_policy(RUN_OBJECT, network)]
+    at = protocol, port
+    return lets("Egress", one, other, at, policies) and lets("Ingress", other, one, at, policies)
 
 
 def phone(**labels: str) -> End:
@@ -102,8 +110,7 @@ def phone(**labels: str) -> End:
     return End("lab", pod["metadata"]["labels"])
 
 
-def run_pods() -> dict[str, End]:
-    run = made(cluster={"image": "i", "workers": [{"name": "gpu", "replicas": 1}]})
+def run_pods(run: Run) -> dict[str, End]:
     spec = ray_job(run, 1, Broker("https://broker", "ca"))["spec"]
     cluster = spec["rayClusterSpec"]
     templates = {
@@ -111,11 +118,19 @@ def run_pods() -> dict[str, End]:
         "worker": cluster["workerGroupSpecs"][0]["template"],
         "submitter": spec["submitterPodTemplate"],
     }
-    return {name: End("lab", template["metadata"]["labels"]) for name, template in templates.items()}
+    # As KubeRay adds it to what is in a Ray cluster.
+    ray = {"head": {"ray.io/node-type": "head"}, "worker": {"ray.io/node-type": "worker"}}
+    return {
+        name: End("lab", {**template["metadata"]["labels"], **ray.get(name, {})})
+        for name, template in templates.items()
+    }
 
 
 (DEPLOYMENT,) = [d for d in read(MANIFESTS / "base" / "operator.yaml") if d["kind"] == "Deployment"]
-RUN = run_pods()
+RUN = run_pods(RUN_OBJECT)
+OTHER_RUN = run_pods(replace(RUN_OBJECT, name="other", uid="another"))
+#: by its chart, and by its kustomization
+KUBERAY = {"app.kubernetes.io/name": "kuberay-operator", "app.kubernetes.io/component": "kuberay-operator"}
 ENDS = {
     **RUN,
     "operator": End("tapforge-system", DEPLOYMENT["spec"]["template"]["metadata"]["labels"]),
@@ -123,6 +138,9 @@ ENDS = {
     "phone": phone(),
     "phone with internet": phone(**{"phone-egress": "internet"}),
     "run elsewhere": End("other", RUN["head"].labels),
+    "another run": OTHER_RUN["head"],
+    "kuberay": End("default", KUBERAY),
+    "kuberay of a kustomization": End("ray-system", {**KUBERAY, "app.kubernetes.io/name": "kuberay"}),
     "somebody": End("lab", {"app": "x"}),
     "a client": End("other", {"tapforge.dev/broker-client": "true"}),
     "prometheus": End("monitoring", {"app.kubernetes.io/name": "prometheus"}),
@@ -208,6 +226,29 @@ operator              operator              6379  no
 operator_elsewhere    operator              8443  no
 operator              a_cache_of_DNS        53    yes
 operator              another_DNS           5353  yes
+head                  worker                10002 yes
+worker                head                  6379  yes
+worker                worker                29500 yes
+submitter             head                  8265  yes
+submitter             head                  6379  no
+submitter             worker                10002 no
+kuberay               head                  8265  yes
+kuberay_of_a_kustomization head             8265  yes
+kuberay               head                  6379  no
+kuberay               head                  10001 no
+prometheus            head                  8080  yes
+prometheus            worker                8080  yes
+prometheus            head                  8265  no
+somebody              head                  8265  no
+somebody              head                  8080  no
+somebody              head                  10001 no
+somebody              worker                10002 no
+somebody              submitter             80    no
+run_elsewhere         head                  8265  no
+another_run           head                  8265  no
+another_run           head                  6379  no
+operator              head                  8265  no
+a_client              head                  8265  no
 head                  metadata              80    yes
 head                  the_internet          443   yes
 """
@@ -219,6 +260,32 @@ ENDS["phone of a run"] = End("lab", {**phone().labels, wellknown.RUN: "run", wel
 def test_who_reaches_whom(line: str) -> None:
     one, other, port, said = (word.replace("_", " ") for word in line.split())
     assert reaches(ENDS[one], ENDS[other], int(port)) is (said == "yes")
+
+
+def test_kuberay_and_prometheus_are_where_the_operator_was_told() -> None:
+    told = RunNetwork(kuberay=namespace_labels("kubernetes.io/metadata.name=ray-system,team=ml"), metrics=({"a": "b"},))
+    assert not any(reaches(ENDS[name], ENDS["head"], 8265, network=told) for name in ("kuberay", "somebody"))
+    in_system = replace(told, kuberay=namespace_labels("kubernetes.io/metadata.name=ray-system"))
+    assert reaches(ENDS["kuberay of a kustomization"], ENDS["head"], 8265, network=in_system)
+    assert not reaches(ENDS["kuberay"], ENDS["head"], 8265, network=in_system)
+    assert not reaches(ENDS["prometheus"], ENDS["head"], 8080, network=told)
+    anywhere = replace(told, metrics=(namespace_labels(""),))
+    assert reaches(ENDS["somebody"], ENDS["head"], 8080, network=anywhere)
+    assert not reaches(ENDS["somebody"], ENDS["head"], 8265, network=anywhere)
+
+
+@pytest.mark.parametrize("wrong", ["kuberay", "=b", "a=b,c"])
+def test_labels_of_a_namespace_that_are_none_are_named(wrong: str) -> None:
+    with pytest.raises(ValueError, match="no label of a namespace: KEY=VALUE"):
+        namespace_labels(wrong)
+
+
+def test_ports_that_a_template_chooses_are_open_and_the_usual_ones_are_not() -> None:
+    chosen = {"dashboard-port": "9265", "metrics-export-port": "9080"}
+    run = made(cluster={"image": "i", "head": {"rayStartParams": chosen}})
+    _, dashboard, metrics = network_policy(run, RunNetwork())["spec"]["ingress"]
+    assert [rule["port"] for rule in dashboard["ports"]] == [9265]
+    assert [rule["port"] for rule in metrics["ports"]] == [9080]
 
 
 @pytest.mark.parametrize("overlay", ["cluster", "namespaced"])

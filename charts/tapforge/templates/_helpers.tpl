@@ -18,3 +18,12 @@ true
 tapforge-broker-tls
 {{- end -}}
 {{- end -}}
+
+{{- /* Labels as flags take them: a=b,c=d. */ -}}
+{{- define "tapforge.labels" -}}
+{{- $pairs := list }}
+{{- range $key, $value := . }}
+{{- $pairs = append $pairs (printf "%s=%s" $key $value) }}
+{{- end }}
+{{- join "," $pairs }}
+{{- end -}}

@@ -20,6 +20,7 @@ from tapforge_api.base import API_VERSION
 from tapforge_operator import labels
 from tapforge_operator.broker.material import CA
 from tapforge_operator.broker.tls import CONFIG_MAP
+from tapforge_operator.config import Settings
 from tapforge_operator.emulatorpool.backoff import NEEDS_A_PERSON, refusal
 from tapforge_operator.kube.cache import Cache
 from tapforge_operator.kube.client import ApiError, Client, Object, path
@@ -29,6 +30,7 @@ from tapforge_operator.kube.leaderelection import NotLeading
 from tapforge_operator.kube.types import Event, RayJob, RayPod, Reference, RunObject, belongs, observe_ray_pod
 from tapforge_operator.observability.logging import ref
 from tapforge_operator.trainingrun import rayjob, templates
+from tapforge_operator.trainingrun.network import network_policy
 from tapforge_operator.trainingrun.rayjob import RUN_KEY, TEMPLATES_KEY, Broker
 from tapforge_operator.trainingrun.state import DryRunResult, ObservedVolume, Refusal, Run
 from tapforge_operator.trainingrun.templates import StoredConfig
@@ -38,6 +40,7 @@ log = logging.getLogger(__name__)
 _PODS: Final = 500
 #: how the API server names the field that KubeRay's kinds have since 1.5.1
 _KUBERAY_TOO_OLD: Final = '"spec.rayClusterSpec.authOptions"'
+_NETWORKING: Final = "networking.k8s.io/v1"
 #: between two creates of what was refused
 _REFUSED_SECONDS: Final = 15.0
 
@@ -45,12 +48,11 @@ _REFUSED_SECONDS: Final = 15.0
 class RunWrites:
     """The writes of one run, and its reads of what isn't watched."""
 
-    def __init__(self, client: Client, cache: Cache, leads: Callable[[], bool], own_namespace: str, broker_url: str):
+    def __init__(self, client: Client, cache: Cache, leads: Callable[[], bool], settings: Settings):
         self._client = client
         self._cache = cache
         self._leads = leads
-        self._own_namespace = own_namespace
-        self._broker_url = broker_url
+        self._settings = settings
         #: why the last create was refused
         self.refusal: Refusal | None = None
         #: newest attempt whose RayJob was created
@@ -97,32 +99,44 @@ class RunWrites:
             self._cache.observe_pool(made)
 
     async def ensure_config(self, run: Run, broker: Broker | None = None) -> None:
-        """The ConfigMaps that Pods of the run mount: as they were and as they have to be."""
+        """What Pods of the run mount, and who reaches them: as it was and as it has to be."""
         self.refusal = None
-        where = path("configmaps", run.namespace)
         if templates.lost(run.spec, run.status.resolved, run.templates):
             text = templates.lost_message(labels.config_name(run.name, run.uid))
             self._refuse(Refusal("TemplatesLost", text, True))
             return
-        for body in (rayjob.config_map(run), rayjob.broker_config_map(run, broker or await self._broker())):
-            name = body["metadata"]["name"]
-            there = await self._find(f"{where}/{name}")
-            if there is None:
-                there = await self._create(run, where, body)
-                if there is None:
-                    return
-            if not belongs(there["metadata"], run.uid):
-                self._refuse(Refusal("NameTaken", f"ConfigMap {name} exists and is not this run's: delete it", True))
-            elif there.get("data") == body["data"]:
-                continue
-            elif body.get("immutable"):
-                text = f"ConfigMap {name} is not as this run was resolved at its start: delete it, it is made again"
-                self._refuse(Refusal("ConfigChanged", text, True))
-            else:
-                self._check_leading()
-                await self._client.patch(f"{where}/{name}", {"data": body["data"]})
+        bodies = [rayjob.config_map(run), rayjob.broker_config_map(run, broker or await self._broker())]
+        if self._settings.run_network.closed:
+            bodies.append(network_policy(run, self._settings.run_network))
+        for body in bodies:
+            await self._ensure(run, body)
             if self.refusal is not None:
                 return
+
+    async def _ensure(self, run: Run, body: Object) -> None:
+        kind, name = body["kind"], body["metadata"]["name"]
+        where, content = path("configmaps", run.namespace), "data"
+        if kind == "NetworkPolicy":
+            where, content = path("networkpolicies", run.namespace, group=_NETWORKING), "spec"
+        try:
+            there = await self._find(f"{where}/{name}")
+        except ApiError as error:
+            if (refused := _refused(body, error)) is None:
+                raise
+            self._refuse(refused)
+            return
+        if there is None and (there := await self._create(run, where, body)) is None:
+            return
+        if not belongs(there["metadata"], run.uid):
+            self._refuse(Refusal("NameTaken", f"{kind} {name} exists and is not this run's: delete it", True))
+        elif there.get(content) == body[content]:
+            return
+        elif body.get("immutable"):
+            text = f"{kind} {name} is not as this run was resolved at its start: delete it, it is made again"
+            self._refuse(Refusal("ConfigChanged", text, True))
+        else:
+            self._check_leading()
+            await self._client.patch(f"{where}/{name}", {content: body[content]})
 
     def _cooling_down(self) -> bool:
         """The last create was refused a moment ago."""
@@ -132,8 +146,8 @@ class RunWrites:
         self.refusal, self._refused_at = refusal, time.monotonic()
 
     async def _broker(self) -> Broker:
-        found = await self._client.get(path("configmaps", self._own_namespace, CONFIG_MAP))
-        return Broker(self._broker_url, found["data"][CA])
+        found = await self._client.get(path("configmaps", self._settings.namespace, CONFIG_MAP))
+        return Broker(self._settings.broker, found["data"][CA])
 
     async def _create(self, run: Run, where: str, body: Object) -> Object | None:
         """The object, as it was made or as it was there; None when there is none, and `refusal` says why."""
@@ -258,6 +272,8 @@ def _refused(body: Object, error: ApiError) -> Refusal | None:
         return Refusal("KubeRayMissing", KUBERAY_MISSING)
     if error.status == 400 and body["kind"] == "RayJob" and _KUBERAY_TOO_OLD in error.message:
         return Refusal("KubeRayTooOld", KUBERAY_TOO_OLD, stalls=True)
+    if body["kind"] == "NetworkPolicy":
+        what = f"{what}; give the operator the right to make it, or start the operator with --no-run-network"
     known = refusal(error.status, error.reason, error.message)
     return None if known is None else Refusal(known.reason, what, stalls=known.reason in NEEDS_A_PERSON)
 

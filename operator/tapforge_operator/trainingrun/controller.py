@@ -143,7 +143,7 @@ class RunQueue:
         if run is None or self._kueue is None:
             return None
         settings = self._settings
-        writes = RunWrites(self._client, self._cache, self._leads, settings.namespace, settings.broker)
+        writes = RunWrites(self._client, self._cache, self._leads, settings)
         return RunController(
             run,
             self._cache,

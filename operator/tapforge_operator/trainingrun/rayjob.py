@@ -92,7 +92,7 @@ def config_map(run: Run) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(run, wellknown.config_name(run.name, run.uid)),
+        "metadata": run_metadata(run, wellknown.config_name(run.name, run.uid)),
         "immutable": True,
         "data": data,
     }
@@ -102,7 +102,7 @@ def broker_config_map(run: Run, broker: Broker) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(run, wellknown.broker_config_name(run.name, run.uid)),
+        "metadata": run_metadata(run, wellknown.broker_config_name(run.name, run.uid)),
         "data": {CA_KEY: broker.ca},
     }
 
@@ -113,7 +113,7 @@ def pool_spec_hash(run: Run) -> str:
 
 
 def own_pool(run: Run) -> Json:
-    metadata = _metadata(run, run.name)
+    metadata = run_metadata(run, run.name)
     # It ends with its run, whoever still holds its phones.
     metadata["annotations"] = {wellknown.ALLOW_DELETE: "true", wellknown.SPEC: pool_spec_hash(run)}
     return {"apiVersion": API_VERSION, "kind": "EmulatorPool", "metadata": metadata, "spec": _pool_spec(run)}
@@ -132,7 +132,7 @@ def ray_job(run: Run, number: int, broker: Broker) -> Json:
     cluster = run.spec.cluster
     if cluster is None:
         raise ValueError(f"run {run.namespace}/{run.name} has no spec.cluster: there is no RayJob to make")
-    metadata = _metadata(run, wellknown.ray_job_name(run.name, number))
+    metadata = run_metadata(run, wellknown.ray_job_name(run.name, number))
     passed = {k: v for k, v in run.labels.items() if k.startswith(PASSED_ON)}
     metadata["labels"] = {**passed, **metadata["labels"], wellknown.ATTEMPT: str(number)}
     metadata["annotations"] = {_NO_SECOND_HEAD: "true"}
@@ -332,7 +332,7 @@ def _labels(run: Run) -> dict[str, str]:
     return {wellknown.RUN: run.name, wellknown.RUN_UID: run.uid, wellknown.MANAGED_BY: wellknown.OPERATOR}
 
 
-def _metadata(run: Run, name: str) -> Json:
+def run_metadata(run: Run, name: str) -> Json:
     owner = controller_reference("TrainingRun", run.name, run.uid)
     return {"name": name, "namespace": run.namespace, "labels": _labels(run), "ownerReferences": [owner]}
 

@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any, Final
 from ..machine import missing
 from ..object_storage import is_uri
 from ..records import Generator
+from . import ray_environment
 from .checkpoint_storage import CheckpointFolder, Place
 from .checkpoints import Checkpoints, Written, load
 from .export import export, fetch
 from .models import ModelConfig
 from .placement import Placement, placed
-from .ray_token import set_token
 from .settings import EngineSettings, LearnerSettings, PauseMode
 
 if TYPE_CHECKING:
@@ -47,9 +47,6 @@ RAY_ADDRESS = "RAY_ADDRESS"
 _RAY_STARTS: Final = 3
 #: what Ray says then: of its node, and of a port that a part of it has not chosen yet
 _RAY_LATE: Final = ("timed out during startup", "Timed out waiting for file")
-#: Ray's control store may be as late as this, seconds. Ray gives its port 30 s at each start; and whoever has been
-#: without an answer of it for 60 s is ended by Ray on the spot, the driver as well
-_RAY_TIMEOUTS: Final = {"RAY_gcs_server_port_wait_time_s": "60", "RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
 
 log = logging.getLogger(__name__)
 #: between two looks at what the Ray cluster has
@@ -371,9 +368,7 @@ def _own_signals() -> Iterator[None]:
 def _start_ray() -> None:
     address = os.environ.get(RAY_ADDRESS)
     if not address:
-        for name, seconds in _RAY_TIMEOUTS.items():
-            os.environ.setdefault(name, seconds)  # read while Ray is imported
-        set_token()
+        ray_environment.prepare()
     import ray
     from ray._private import ray_constants
 

@@ -1,4 +1,4 @@
-"""The token of a Ray that a run starts on its own machine.
+"""What a Ray that a run starts on its own machine finds in the environment. Whatever somebody has set stands.
 
 A local Ray takes work from holders of its token only. Where it finds none it writes one into the home folder, which may
 be read-only; the one from here is in the environment of the run's processes alone.
@@ -17,10 +17,15 @@ _TOKEN: Final = "RAY_AUTH_TOKEN"
 _TOKEN_FILE: Final = "RAY_AUTH_TOKEN_PATH"
 #: where Ray looks when the environment names none
 _USUAL_FILE: Final = Path("~/.ray/auth_token")
+#: Ray's control store may be as late as this, seconds. Ray gives its port 30 s at each start; and whoever has been
+#: without an answer of it for 60 s is ended by Ray on the spot, the driver as well
+_TIMEOUTS: Final = {"RAY_gcs_server_port_wait_time_s": "60", "RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
 
 
-def set_token(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Unless there is one already, or somebody has chosen another mode. Before Ray starts."""
+def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Before Ray is imported, which is when it reads the times."""
+    for name, seconds in _TIMEOUTS.items():
+        environment.setdefault(name, seconds)
     given = environment.get(_TOKEN) or environment.get(_TOKEN_FILE) or _USUAL_FILE.expanduser().is_file()
     if environment.get(_MODE, "token") == "token" and not given:
         environment[_TOKEN] = secrets.token_hex(32)
