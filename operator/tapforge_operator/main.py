@@ -142,6 +142,7 @@ def _identity() -> str:
 @click.option("--in-flight", type=click.IntRange(1, 1024), default=64, help="calls to the API server at once")
 @click.option("--lease-seconds", type=click.FloatRange(3), default=15.0, help="until another one may lead, seconds")
 @click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING"]), default="INFO")
+@click.option("--audit-log/--no-audit-log", default=True, help="a line for each claim that is granted or ends")
 @click.option("--plain-logs", is_flag=True, help="lines for people instead of JSON")
 def main(
     identity: str,
@@ -166,10 +167,11 @@ def main(
     in_flight: int,
     lease_seconds: float,
     log_level: str,
+    audit_log: bool,
     plain_logs: bool,
 ) -> None:
     """Runs the operator until SIGTERM."""
-    configure_logging(log_level, plain_logs)
+    configure_logging(log_level, plain_logs, audit=audit_log)
     _collect_garbage_less_often()
     files = raise_file_limit()
     try:

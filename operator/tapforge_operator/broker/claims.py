@@ -24,6 +24,7 @@ from tapforge_operator.broker.scheduling import Requests
 from tapforge_operator.broker.slots import Slot, Table
 from tapforge_operator.broker.types import (
     Claim,
+    ClaimEvent,
     ClaimQuotas,
     Counts,
     LedgerTimeouts,
@@ -40,6 +41,7 @@ _REMEMBERED = 20_000
 _TAMPERED = "its claim annotation was changed by somebody else"
 _EXPIRED = "it was not renewed in time"
 _GIVEN_BACK = "it was given back"
+_KNOWN = "its key is known again"
 
 V = TypeVar("V")
 
@@ -53,6 +55,7 @@ class SlotClaims:
         #: (when, uid): ends of rests
         self._cooldowns: list[tuple[float, str]] = []
         self._work: list[Work] = []
+        self._events: list[ClaimEvent] = []
         #: what is no slot any more, and whether it may be one again
         self._gone: OrderedDict[str, bool] = OrderedDict()
         self._why: OrderedDict[str, str] = OrderedDict()
@@ -321,7 +324,7 @@ class SlotClaims:
                 self._end(slot, State.FREE, "another operator gave the slot to somebody else", now)
                 self._adopt(slot, record, now)
             elif not slot.claim.proved and record is not None and record.fence == fence:
-                self._end(slot, State.FREE, "its key is known again", now)
+                self._end(slot, State.FREE, _KNOWN, now)
                 self._adopt(slot, record, now)
             elif not slot.claim.proved and view.unproved is not None and _fence(view, view.unproved) == fence:
                 pass
@@ -425,7 +428,9 @@ class SlotClaims:
         self._work.append(Remove(slot.view, why, slot.fence))
 
     def _end(self, slot: Slot, state: State, why: str, now: float) -> None:
-        claim = self._table.end(slot, state)
+        view, claim = slot.view, self._table.end(slot, state)
+        if self._live.get(claim.id) is claim and why is not _KNOWN:
+            self._events.append(ClaimEvent(claim, view, why))
         self._live.end(claim)
         _keep(self._why, claim.id, why)
         self._requests.ended((slot.view.pool, claim.record.holder, claim.record.request), claim, now)

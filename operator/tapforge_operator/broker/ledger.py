@@ -45,6 +45,7 @@ from tapforge_operator.broker.types import (
     Answer,
     Claim,
     Claimant,
+    ClaimEvent,
     ClaimQuotas,
     Grant,
     LedgerTimeouts,
@@ -72,6 +73,11 @@ class Ledger(SlotClaims):
         """What is to be done outside, each piece once."""
         work, self._work = self._work, []
         return work
+
+    def take_events(self) -> list[ClaimEvent]:
+        """Claims that were granted or ended, each once, in this order."""
+        events, self._events = self._events, []
+        return events
 
     # --- who wants slots ----------------------------------------------------------------------------------------------
 
@@ -171,6 +177,7 @@ class Ledger(SlotClaims):
         slot.fence, slot.clear = fence, None
         self._table.move(slot, State.HELD)
         self._live.begin(claim, now)
+        self._events.append(ClaimEvent(claim, view))
         if view.order >= slot.view.order:
             self._table.see(slot, view)
         self._check(slot, now)

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from tapforge_api.claims import Acquire, Acquired, Release, Released, Renew, RenewedAll
 from tapforge_operator.broker import claim_record, external
+from tapforge_operator.broker.audit import Audit
 from tapforge_operator.broker.auth import evidence
 from tapforge_operator.broker.claim_record import Clear, Keys
 from tapforge_operator.broker.devices import DeviceRules
@@ -88,6 +89,7 @@ class Claims:
         self._api = api
         self._idle, self._lost = idle, lost
         self._ledger: Ledger | None = None
+        self._audit = Audit(0, self._index.key)
         self._tickets = Tickets()
         self._writing = Writing(self._ended)
         self._renewals = Renewals(
@@ -114,6 +116,7 @@ class Claims:
         if self._ledger is not None:
             raise RuntimeError(f"the broker already leads; end that leadership before term {term} begins")
         self._clock.tick()
+        self._audit = Audit(term, self._index.key)
         self._ledger, self._leases = Ledger(term, self._ledger_timeouts, self._quotas), external.Leases(leases)
         for pool in pools:
             self._adopt_pool(self._ledger, pool)
@@ -129,6 +132,8 @@ class Claims:
 
     async def end(self) -> None:
         """The leadership is over. May be called again."""
+        if self._ledger is not None:
+            self._audit.write(self._ledger.take_events())
         self._ledger = None
         self._writing.cancel()
         self._tickets.send_away()
@@ -353,6 +358,7 @@ class Claims:
     def _work(self) -> None:
         if self._ledger is None:
             return
+        self._audit.write(self._ledger.take_events())
         for work in self._ledger.take_work():
             match work:
                 case Answer():

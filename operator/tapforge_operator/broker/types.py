@@ -53,6 +53,15 @@ class Claim:
         return self.renewed_at + max(self.record.ttl, self.record.hold)
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimEvent:
+    """A claim was granted, or (`why`) ended."""
+
+    claim: Claim
+    view: SlotView
+    why: str = ""
+
+
 class State(StrEnum):
     FREE = "free"
     GRANTING = "granting"

@@ -5,6 +5,9 @@ name and uid where a record speaks of an object; `exception` with the traceback 
 message holds can break the line.
 
 Libraries are quiet: their INFO tells of every single event. At DEBUG everything is said. An ERROR is worth an alert.
+
+The audit log (`broker/audit.py`) has lines with fields of its own instead of `message`, at whatever level the others
+begin.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+#: logger of the audit log
+AUDIT: Final = "tapforge_operator.audit"
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 #: libraries whose INFO is of no use to the person who runs the operator
@@ -28,8 +34,8 @@ def ref(kind: str, namespace: str, name: str, uid: str = "") -> dict[str, Mappin
     return {"ref": {"kind": kind, "namespace": namespace, "name": name, "uid": uid}}
 
 
-def configure(level: str = "INFO", plain: bool = False, stream: TextIO | None = None) -> None:
-    """Takes over the process' logging: the only handler, on standard output."""
+def configure(level: str = "INFO", plain: bool = False, stream: TextIO | None = None, audit: bool = True) -> None:
+    """Takes over the process' logging: the only handler, on standard output. `audit`: the audit log is written."""
     handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(_Plain() if plain else _Json())
     root = logging.getLogger()
@@ -37,35 +43,40 @@ def configure(level: str = "INFO", plain: bool = False, stream: TextIO | None = 
     root.setLevel(level)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(level if level == "DEBUG" else max(root.level, logging.WARNING))
+    logging.getLogger(AUDIT).setLevel(logging.INFO if audit else logging.CRITICAL)
     logging.captureWarnings(True)
 
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": _time(record),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
+        line: dict[str, Any] = {"time": _time(record), "level": record.levelname, "logger": record.name}
+        if isinstance(record.msg, dict):
+            return _encode(line | record.msg)
+        line["message"] = record.getMessage()
         if reference := _reference(record):
             line["object"] = reference
         if trouble := _trouble(self, record):
             line["exception"] = trouble
-        return json.dumps(line, separators=(",", ":"))
+        return _encode(line)
 
 
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         about = _reference(record)
         where = f" [{about.get('kind', '')} {about.get('namespace', '')}/{about.get('name', '')}]" if about else ""
-        line = f"{_time(record)} {record.levelname} {record.name}{where}: {record.getMessage()}"
+        said = json.dumps(record.msg) if isinstance(record.msg, dict) else record.getMessage()
+        line = f"{_time(record)} {record.levelname} {record.name}{where}: {said}"
         trouble = _trouble(self, record)
         return f"{line}\n{trouble}" if trouble else line
 
 
 def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return rfc3339(record.created)
+
+
+def rfc3339(seconds: float) -> str:
+    """Seconds since 1970, in UTC with milliseconds."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _reference(record: logging.LogRecord) -> dict[str, str]:
