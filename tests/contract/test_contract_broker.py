@@ -12,25 +12,21 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
-from aiohttp import web
-from broker_house import House
+from brokers_office import NAME, NAMESPACE, UID, Office, more, opened
 from claim_cluster import KEYS, Lab
 from hypothesis import given
 from hypothesis import strategies as st
-from operators_part import environment, made, pods_of, ray_job, seen
 
 from tapforge_api.base import Spec
 from tapforge_api.claims import Acquire, Given, Held, Release, Renew
 from tapforge_api.learning import Stop
 from tapforge_api.progress import Orders, Progress
-from tapforge_envs.slots.broker_calls import BROKER_CA, BROKER_TOKEN_FILE, BROKER_URL, Access, BrokerCalls
+from tapforge_envs.slots.broker_calls import Access, BrokerCalls
 from tapforge_operator.broker import http
 from tapforge_operator.broker.claim_record import ClaimRecord, Reading
-from tapforge_operator.trainingrun import rayjob
-from tapforge_operator.trainingrun.progress import Reports, add_progress
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.reporter import Reporter
 from tapforge_trainer.cluster.status_report import Final, report_of
@@ -38,61 +34,18 @@ from tapforge_trainer.progress import Saved
 from tapforge_trainer.shutdown import StopReason, StopSignal
 from tapforge_trainer.telemetry import View
 
-#: as `callers.Callers.add_run` has it
-NAME, NAMESPACE, UID = "train", "lab", "uid-of-train"
 SECONDS = 120.0
-
-
-class Office(House):
-    """A broker that takes reports as well, and says a field more in each answer where it is a release newer."""
-
-    def __init__(self, newer: bool) -> None:
-        super().__init__(Lab(3))
-        self.reports = Reports(lambda uid: None)
-        self.newer = newer
-
-    def add_to(self, app: web.Application) -> None:
-        add_progress(app, self.reports, self.auth)
-        if self.newer:
-            app.middlewares.insert(0, _says_more)
-
-
-@web.middleware
-async def _says_more(request: web.Request, handler: http.Handler) -> web.StreamResponse:
-    answer = await handler(request)
-    assert isinstance(answer, web.Response) and isinstance(answer.body, bytes)
-    body = json.dumps(_more(json.loads(answer.body)))
-    return web.Response(status=answer.status, text=body, content_type="application/json")
-
-
-def _more(value: Any) -> Any:
-    """The same with a field that nobody knows in every object."""
-    if isinstance(value, dict):
-        return {**{name: _more(one) for name, one in value.items()}, "laterField": {"deep": [1]}}
-    return [_more(one) for one in value] if isinstance(value, list) else value
 
 
 @pytest.fixture(params=["of today", "newer"])
 async def office(request: pytest.FixtureRequest) -> AsyncIterator[Office]:
-    office = Office(request.param == "newer")
-    await office.open()
-    yield office
-    await office.close()
+    async with opened(Lab(3), newer=request.param == "newer") as office:
+        yield office
 
 
 @pytest.fixture
 def told(office: Office, tmp_path: Path) -> dict[str, str]:
-    """Environment of the head of a run's second attempt, with its files in a folder of this machine."""
-    run = replace(seen(made({"cluster": {"image": "i"}}, NAME), NAMESPACE), uid=UID)
-    broker = rayjob.Broker(office.url, office.material.ca.decode())
-    found = environment(pods_of(ray_job(run, 2, broker))["head"])
-    files = {BROKER_TOKEN_FILE: office.token, BROKER_CA: rayjob.broker_config_map(run, broker)["data"]["ca.crt"]}
-    for variable, text in files.items():
-        file = tmp_path / Path(found[variable]).name
-        file.write_text(text)
-        found[variable] = str(file)
-    assert found[BROKER_URL] == office.url
-    return found
+    return office.told(tmp_path)
 
 
 async def test_claims_from_their_question_to_their_end(office: Office, told: dict[str, str]) -> None:
@@ -167,7 +120,7 @@ def test_a_question_is_read_as_it_was_asked_by_a_newer_trainer_too(question: Spe
     """`BrokerCalls` -> `broker.http.parse`."""
     body = _sent(question)
     assert http.parse(body, type(question)) == question
-    assert http.parse(json.dumps(_more(json.loads(body))).encode(), type(question)) == question
+    assert http.parse(json.dumps(more(json.loads(body))).encode(), type(question)) == question
 
 
 @given(views, st.sampled_from(get_args(Final)), st.text(max_size=5000), st.integers(1, 999))
@@ -177,7 +130,7 @@ def test_no_report_is_refused_whatever_a_run_came_to(view: View, final: Final, m
     body = _sent(report)
     assert len(body) < http.SMALL
     assert http.parse(body, Progress) == report
-    assert http.parse(json.dumps(_more(json.loads(body))).encode(), Progress) == report
+    assert http.parse(json.dumps(more(json.loads(body))).encode(), Progress) == report
 
 
 @pytest.mark.parametrize("question", [Acquire(request="request-1"), Progress(attempt=1, sequence=1)])
