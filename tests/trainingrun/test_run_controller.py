@@ -443,6 +443,32 @@ async def test_a_rayjobs_api_that_fails_is_a_condition_of_the_run_and_goes_by(
     assert [path for verb, path in house.api.log if verb == "create" and "/rayjobs/" in path] == [f"{JOBS}/run-1"]
 
 
+async def test_a_run_that_an_earlier_release_started_goes_on() -> None:
+    """Its ConfigMap has no Pod templates, and its status no digest of them."""
+    house = House()
+    process = Process(house.api, Line(house.api))
+    await process.begin()
+    async with asyncio.timeout(60):
+        await house.until(lambda: house.jobs() == [1])
+        house.kuberay("RUNNING", "Running")
+        await house.until(lambda: house.says("Ready", "Running"))
+    await process.end()
+    resolved = "".join(line for line in house.status["resolved"].splitlines(True) if labels.POD_TEMPLATES not in line)
+    assert resolved != house.status["resolved"]
+    house.api.patch(f"{RUN}/status", {"status": {"resolved": resolved}})
+    config = f"/api/v1/namespaces/lab/configmaps/{labels.config_name('run', house.uid)}"
+    house.api.patch(config, {"data": {"run.yaml": resolved, "templates.json": None}})
+    successor = Process(house.api, Line(house.api))
+    await successor.begin()
+    try:
+        async with asyncio.timeout(60):
+            house.kuberay("RUNNING", "Failed", "the head is gone")
+            await house.until(lambda: house.jobs() == [2])
+    finally:
+        await successor.end()
+    assert house.api.get(config)["data"] == {"run.yaml": resolved} and house.status["resolved"] == resolved
+
+
 class Refusing(Line):
     """Refuses the writes to Kueue's checks for a while."""
 
