@@ -22,7 +22,7 @@ HERE   := $(shell pwd | cksum | cut -d' ' -f1)
 LOCKED := .venv/.locked-$(HERE)
 READY  := .venv/.ready-$(HERE)
 
-.PHONY: help demo demo-cluster demo-autoscaling demo-queues tiny bench-operator test test-long test-models test-versions lint format lock setup clean
+.PHONY: help demo demo-cluster demo-autoscaling demo-queues dev tiny bench-operator test test-long test-models test-versions lint format lock setup clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | expand -t 18
@@ -39,6 +39,9 @@ demo-autoscaling: $(READY) ## Karpenter brings and empties nodes for a pool of 2
 
 demo-queues: $(READY) ## runs in a queue of Kueue's, on a control plane of this machine: needs Go
 	@$(BIN)/python -m e2e.queues
+
+dev: $(READY) ## the operator from this checkout on a control plane of this machine, again at every save: needs Go
+	@$(BIN)/python -m e2e.dev
 
 tiny: $(READY) ## rebuild the tiny base model from its seed (about ten minutes)
 	@$(BIN)/tapforge tiny build $(ARGS)

@@ -269,6 +269,9 @@ class Cluster:
     def pid(self, component: str) -> int:
         return self._there_is(self._family).pid(component)
 
+    def running(self, component: str) -> bool:
+        return self._there_is(self._family).running(component)
+
     def may_end(self, component: str) -> None:
         """By itself, from now on until it is started again: waiting goes on then."""
         self._there_is(self._family).may_end(component)
