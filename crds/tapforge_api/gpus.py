@@ -105,9 +105,10 @@ def _unclear(pod: Head | Workers) -> str:
     """What may give the Pod GPUs, but who knows how many; "": there is nothing, or the number is known."""
     if _gpus_of(pod) or pod.ray_start_params.get(_GIVEN, "").isdecimal():
         return ""
-    names = (name for name, amount in _limits(pod) if amount != "0" and not name.endswith("/gpu"))
-    slices = [name for name in names if "gpu" in name or "/mig-" in name]
-    return next(iter([*slices, *(f"resource claim {name}" for name in _claims(pod))]), "")
+    asked = [(name, amount) for name, amount in _limits(pod) if amount != "0" and ("gpu" in name or "/mig-" in name)]
+    # A number of GPUs that is written as 4e0 or 4000m is none of the forms that are counted here.
+    names = [f"{name}: {amount}" if name.endswith("/gpu") else name for name, amount in asked]
+    return next(iter([*names, *(f"resource claim {name}" for name in _claims(pod))]), "")
 
 
 def _limits(pod: Head | Workers) -> list[tuple[str, str]]:

@@ -133,6 +133,8 @@ def test_a_run_on_cpus_has_no_gpus_to_count():
         ({"nvidia.com/mig-1g.10gb": "4"}, {}, None),
         ({"nvidia.com/gpu.shared": "2"}, {}, None),
         ({"gpu.intel.com/i915": "1"}, {"num-cpus": "4"}, None),
+        ({"nvidia.com/gpu": "4000m"}, {}, None),
+        ({"nvidia.com/gpu": 4}, {}, 4),
         ({"nvidia.com/mig-1g.10gb": "4"}, {"num-gpus": "2"}, 2),
         ({"nvidia.com/gpu.shared": "4"}, {"num-gpus": "0"}, 0),
     ],
@@ -146,7 +148,7 @@ def test_what_ray_would_count_otherwise_is_refused_in_words(limits, params, offe
         assert device_of(run, LAPTOP, in_cluster=True) == ("cuda" if offered else "cpu")
         return
     words = str(cluster_gpus_error(run.spec))
-    assert f"spec.cluster.workers[0] asks for {next(iter(limits))}, which" in words
+    assert f"spec.cluster.workers[0] asks for {next(iter(limits))}" in words
     assert "set spec.cluster.workers[0].rayStartParams.num-gpus, or spec.device to cpu" in words
     with pytest.raises(NoDevice) as error:
         device_of(run, LAPTOP, in_cluster=True)

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,6 +20,7 @@ from operator_process import Ground, Operator
 from operators_part import RUN_FILES, made, pods_of, ray_job, seen, written
 
 from tapforge_api import load
+from tapforge_api.gpus import gpus_offered
 from tapforge_operator import labels as wellknown
 from tapforge_operator.trainingrun.rayjob import RUN_KEY
 
@@ -603,7 +605,23 @@ EVERYTHING = {
     },
 }
 
-WORKERS = [{"name": "gpu", "replicas": 2, "rayStartParams": {"num-cpus": "1"}}, {"name": "none", "replicas": 0}]
+GPUS = {"name": "ray", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+JUDGE = {"name": "judge", "image": "judge:1", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+WORKERS = [
+    {
+        "name": "gpu",
+        "replicas": 2,
+        "rayStartParams": {"num-cpus": "1"},
+        "template": {"spec": {"containers": [JUDGE, GPUS]}},
+    },
+    {"name": "none", "replicas": 0},
+]
+
+
+def _gpus_of_ray(pod: dict[str, Any]) -> int:
+    """As KubeRay tells `ray start` in the Pod."""
+    found = re.search(r"--num-gpus=(\d+)", " ".join(pod["spec"]["containers"][0]["args"]))
+    return int(found[1]) if found else 0
 
 
 def test_kuberay_takes_what_is_made(cluster: Cluster, space: Space, operator: Operator) -> None:
@@ -620,6 +638,10 @@ def test_kuberay_takes_what_is_made(cluster: Cluster, space: Space, operator: Op
         assert made["metadata"]["annotations"]["ray.io/disable-provisioned-head-restart"] == "true"
         groups = sorted(pod["metadata"]["labels"]["ray.io/group"] for pod in cluster.api("GET", pods)["items"])
         assert groups == ["gpu", "gpu", "headgroup"]
+        spec = load(run.config()["data"][RUN_KEY]).spec.cluster
+        assert spec is not None and sorted(gpus_offered(spec)) == sorted(
+            map(_gpus_of_ray, cluster.api("GET", pods)["items"])
+        )
         job = run.wait_job()
         assert job["status"]["jobDeploymentStatus"] in ("Initializing", "Running"), job["status"]
         assert run.says("Ready", "False") and run.says("Stalled", "False")
