@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from brokers_office import more
 from operators_part import RUN_FILES, environment, made, pods_of, ray_job, seen, written
 from runs_made import UID, Story, job, lasting
 from runs_made import made as made_run
@@ -99,6 +100,25 @@ def test_a_run_is_suspended_when_its_machines_are_gone_and_not_before() -> None:
     assert (said(story).suspended, said(story).word, said(story).exit_code) == (True, "Suspended", 75)
     story.edit(suspend=False)
     assert not said(story).suspended
+
+
+def _told(status: dict[str, Any]) -> RunStatus:
+    about = {"name": "run", "namespace": "team", "uid": UID, "generation": 1}
+    return status_of({"metadata": about, "spec": {"stop": {"maxUpdates": 9}}, "status": status})
+
+
+def test_a_status_of_another_release_is_shown_as_far_as_it_is_known() -> None:
+    """status of a newer operator, and of an older one that said a field less -> `status_of`."""
+    story = lasting().started()
+    story.reports(advance={"update": 4, "maxUpdates": 10}, phase="Training", leases={"wanted": 4, "held": 3})
+    written = story.run.status.model_dump(mode="json", by_alias=True)
+    assert _told(more(written)) == _told(written)
+    for name in written:
+        found = _told({field: value for field, value in written.items() if field != name})
+        assert (found.name, found.finished) == ("run", False)
+    for name in written["progress"]:
+        less = {field: value for field, value in written["progress"].items() if field != name}
+        assert _told({**written, "progress": less}).phones_held == 3
 
 
 def test_a_run_that_waits_says_for_what() -> None:
