@@ -184,6 +184,7 @@ class Leadership:
             on_quota=self._quota_used,
             idle=self._idle,
             lost=lambda node: self.cache.bad_nodes().get(node) == "lost",
+            elsewhere=None if settings.scope.nodes else self.cache.ready_elsewhere,
             observe_pod=self.cache.observe_pod,
             telemetry=self._telemetry,
             quotas=settings.quotas,

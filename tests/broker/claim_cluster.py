@@ -270,6 +270,7 @@ class Broker:
         on_quota: Callable[[str], None] = lambda namespace: None,
         keys: Keys = KEYS,
         devices: DeviceRules | None = None,
+        elsewhere: Callable[[str], bool] | None = None,
     ):
         self.lab = lab
         loop = asyncio.get_running_loop()
@@ -289,6 +290,7 @@ class Broker:
             on_quota=on_quota,
             idle=lambda holder: holder in self.idle,
             lost=lambda node: node in self.lost_nodes,
+            elsewhere=elsewhere,
             ledger_timeouts=ledger_timeouts,
             timeouts=timeouts,
             clock=RunningClock(speed, lambda: loop.time() * speed),

@@ -11,6 +11,7 @@ import pytest
 from claim_cluster import KEYS, NAMESPACE, Broker, Door, Lab, pod_path, refusal, until
 
 from tapforge_operator import labels
+from tapforge_operator.broker.evidence import CUT_OFF_SECONDS
 from tapforge_operator.broker.types import ServiceTimeouts
 from tapforge_operator.kube.leaderelection import NotLeading
 
@@ -36,8 +37,10 @@ async def start() -> AsyncIterator[Start]:
         await broker.end()
 
 
-def driver(lab: Lab, name: str = "driver", phase: str = "Running", node: str = "far") -> str:
-    """A holder's Pod; its name in claims."""
+def driver(
+    lab: Lab, name: str = "driver", phase: str = "Running", node: str = "far", looks: dict[str, Any] | None = None
+) -> str:
+    """A holder's Pod; its name in claims. `looks`: what more its metadata, spec and status say."""
     containers = [
         {"name": "head", "state": {"terminated": {}} if phase in ("Succeeded", "Failed") else {"running": {}}}
     ]
@@ -47,6 +50,8 @@ def driver(lab: Lab, name: str = "driver", phase: str = "Running", node: str = "
         "spec": {"nodeName": node},
         "status": {"phase": phase, "containerStatuses": containers},
     }
+    for part, more in (looks or {}).items():
+        body[part] |= more  # type: ignore[operator]
     if pod_path(name) in lab.cluster.objects:
         body["metadata"]["uid"] = lab.pod(name)["metadata"]["uid"]
     return f"{NAMESPACE}/{name}/{lab.cluster.put(pod_path(name), body)['metadata']['uid']}"
@@ -140,6 +145,97 @@ async def test_who_has_an_external_device_may_use_it_until_its_hold_is_over(star
     assert broker.claims.counts(lab.pool_uid).held == 1
     driver(lab, phase="Failed")  # the node is back, and says that nothing runs any more
     await until(lambda: broker.claims.counts(lab.pool_uid).free == 1)
+
+
+# --- where nodes aren't watched ---------------------------------------------------------------------------------------
+
+
+def conditions(ready: str, containers: str) -> dict[str, Any]:
+    return {"conditions": [{"type": "Ready", "status": ready}, {"type": "ContainersReady", "status": containers}]}
+
+
+#: as the node controller leaves a Pod whose node is silent, and one that is to be deleted
+MARKED = {"status": conditions("False", "True")}
+ENDING = {"metadata": {"deletionTimestamp": "2026-11-20T12:00:00Z", "deletionGracePeriodSeconds": 60}}
+
+
+@pytest.mark.parametrize(("looks", "wait"), [(MARKED, CUT_OFF_SECONDS), (ENDING, 60.0 + CUT_OFF_SECONDS)])
+async def test_a_holder_on_a_dead_node_is_found_out_by_what_its_pod_looks_like(
+    start: Start, looks: dict[str, Any], wait: float
+) -> None:
+    broker = start(lab := Lab(1), elsewhere=lambda node: True)
+    (claim,) = await broker.acquire(pod=driver(lab, looks=looks), **LONG)
+    await asyncio.sleep(60.0 + wait - 1.0)
+    assert broker.claims.counts(lab.pool_uid).held == 1, "not before it has looked so for long enough"
+    await until(lambda: broker.claims.counts(lab.pool_uid).free == 1, 3 * ServiceTimeouts().holders)
+    assert "cut off" in (await broker.renew(claim))[0].reason
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        {"status": conditions("True", "True")},
+        {"status": conditions("False", "False")},  # its kubelet says so, and speaks
+        {
+            "status": conditions("False", "True"),
+            "spec": {"nodeName": "far", "readinessGates": [{"conditionType": "x"}]},
+        },
+        {"status": conditions("Unknown", "True")},
+        {"status": {"conditions": []}},
+    ],
+)
+async def test_a_holder_whose_node_may_speak_keeps_its_claim(start: Start, looks: dict[str, Any]) -> None:
+    broker = start(lab := Lab(1), elsewhere=lambda node: True)
+    (claim,) = await broker.acquire(pod=driver(lab, looks=looks), **LONG)
+    await asyncio.sleep(600.0)
+    assert (await broker.renew(claim))[0].state == "held"
+
+
+async def test_where_all_nodes_are_silent_nobody_is_cut_off(start: Start) -> None:
+    alive: set[str] = set()
+    broker = start(lab := Lab(1), elsewhere=lambda node: bool(alive - {node}))
+    await broker.acquire(pod=driver(lab, looks=MARKED), **LONG)
+    alive.add("far")
+    await asyncio.sleep(600.0)
+    assert broker.claims.counts(lab.pool_uid).held == 1
+    alive.add("near")
+    await until(lambda: broker.claims.counts(lab.pool_uid).free == 1, LOOKED)
+
+
+async def test_a_hiccup_of_the_network_cuts_nobody_off(start: Start) -> None:
+    """The node comes back again and again, a moment before it would count as lost; and the API server is away."""
+
+    class Flaky(Door):
+        away = False
+
+        async def get(self, path: str) -> dict[str, Any]:
+            if self.away:
+                raise refusal(503, path)
+            return await super().get(path)
+
+    lab = Lab(1)
+    door = Flaky(lab.cluster)
+    broker = start(lab, door=door, elsewhere=lambda node: True)
+    (claim,) = await broker.acquire(pod=driver(lab), **LONG)
+    await asyncio.sleep(60.0)
+    for _ in range(5):
+        driver(lab, looks=MARKED)
+        await asyncio.sleep(CUT_OFF_SECONDS - 1.0)
+        driver(lab)
+        await asyncio.sleep(2 * ServiceTimeouts().holders)
+        driver(lab, looks=MARKED)
+        await asyncio.sleep(CUT_OFF_SECONDS - 1.0)
+        door.away = True
+        await asyncio.sleep(2 * ServiceTimeouts().holders)
+        door.away = False
+    assert (await broker.renew(claim))[0].state == "held"
+
+
+async def test_where_nodes_are_watched_the_pods_looks_count_for_nothing(start: Start) -> None:
+    broker = start(lab := Lab(1))
+    (claim,) = await broker.acquire(pod=driver(lab, looks=MARKED), **LONG)
+    await asyncio.sleep(600.0)
+    assert (await broker.renew(claim))[0].state == "held"
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------

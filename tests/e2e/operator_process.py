@@ -44,8 +44,9 @@ class Operator:
         identity: str = "operator-0",
         kubeconfig: Path | None = None,
         arguments: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "tapforge_operator.main"),
     ) -> None:
-        """`kubeconfig`: another way to the API server than that of its service account."""
+        """`kubeconfig`: another way to the API server than that of its service account. `program`: another release."""
         self.cluster = cluster
         self.own_namespace = own_namespace
         self.identity = identity
@@ -53,6 +54,7 @@ class Operator:
         self._namespaces = tuple(namespaces)
         self._kubeconfig = kubeconfig
         self._more = tuple(arguments)
+        self._program = tuple(program)
         self._ports = dict(zip(("broker", "health"), free_ports(2), strict=True))
         #: where in its log the present process begins
         self._began = 0
@@ -66,7 +68,7 @@ class Operator:
             self._kubeconfig = self.cluster.user_with_token(self.name, token)
         log = self.cluster.log(self.name)
         self._began = log.stat().st_size if log.exists() else 0
-        command = [sys.executable, "-m", "tapforge_operator.main"]
+        command = [sys.executable, *self._program]
         command += [f"--identity={self.identity}", f"--own-namespace={self.own_namespace}", "--host=127.0.0.1"]
         command += [f"--{name}-port={port}" for name, port in self._ports.items()]
         command += ["--advertise-address=127.0.0.1"]

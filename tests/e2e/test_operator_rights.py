@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
-from claiming import caller
+from claiming import Caller, caller, run, run_pod
 from e2e.cluster import Cluster
-from live_pool import LivePool, stays, uids
+from live_pool import LivePool, only_on, own_nodes, stays, uids
 from operator_process import ACCOUNT, MANIFESTS, Ground, Operator, let_in
 
 ROLES = "/apis/rbac.authorization.k8s.io/v1"
@@ -51,6 +51,21 @@ def test_pools_work_without_a_look_at_nodes(cluster: Cluster, space: str, ground
     pool.wait_ready(2)
     who = caller(operator, space)
     who.release(who.acquire_one())
+
+
+@pytest.mark.long
+def test_a_dead_node_of_a_driver_is_found_out_by_its_pod(cluster: Cluster, space: str, operator: Operator) -> None:
+    """By what the node controller itself leaves of the Pod; it takes its own time, and half a minute follows."""
+    (node,) = own_nodes(cluster, "unseen", 1)
+    pool = LivePool(cluster, space, replicas=2)
+    pool.wait_ready(2)
+    token = run_pod(cluster, space, run(cluster, space, "train", slots=2), **only_on("unseen"))
+    driver = Caller(operator, space, token)
+    cluster.wait_for("the driver to run", lambda: pool.pod("driver")["status"]["phase"] == "Running")
+    driver.acquire_all(2, ttlSeconds=5)
+    cluster.nodes.lose(node, at_once=False)
+    pool.wait("its phones to be free", lambda: not pool.marked(), 150.0)
+    assert "deletionTimestamp" not in pool.pod("driver")["metadata"], "its Pod is there"
 
 
 def test_a_right_that_is_taken_away_is_named(cluster: Cluster, space: str, ground: Ground, operator: Operator) -> None:

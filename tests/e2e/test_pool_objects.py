@@ -215,9 +215,14 @@ def test_objects_of_an_older_schema_are_read_as_far_as_they_can_be(
     assert "port" in broken.condition("Stalled")["message"]
     broken.annotate(name(broken.pods()[0]), {"x": "y"})
     stays("a slot was touched", lambda: uids(broken.pods()) == kept)
-    # The status that an older release wrote may hold anything, too.
-    cluster.api("PATCH", f"{bare.path}/status", {"status": {"ready": "yes", "conditions": "none"}}, MERGE)
-    bare.wait_ready(1)
+    # The status that another release wrote may hold anything, too; it is not taken for that of a new pool.
+    (slot,) = uids(bare.pods())
+    cluster.api("PATCH", f"{bare.path}/status", {"status": {"replacedTotal": "some"}}, MERGE)
+    bare.wait("word of it", lambda: bare.says("Stalled", "True", "UnreadableStatus"))
+    bare.edit(replicas=2)
+    stays("a slot was made or went", lambda: uids(bare.pods()) == [slot])
+    cluster.api("PATCH", f"{bare.path}/status", {"status": {"replacedTotal": 3}}, MERGE)
+    assert slot in uids(bare.wait_ready(2)) and bare.says("Stalled", "False")
     broken.edit(port=8000, replicas=3)
     assert set(kept) < set(uids(broken.wait_ready(3)))
     cluster.apply(CRD)

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import next_release
 import pytest
 import yaml
-from claiming import Denied, caller
-from e2e.cluster import MERGE, Cluster, Options, Refused, binaries, kuberay
+from claiming import Caller, Denied, caller
+from e2e.cluster import MERGE, Cluster, Options, Refused, binaries, fake, kuberay
 from live_pool import LivePool, phone, ready, stays, uids
 from live_run import SMALL, LiveRun, pool_source
 from operator_process import Ground, Operator
@@ -359,6 +360,74 @@ def test_a_restarted_operator_takes_up_the_run_where_it_is(cluster: Cluster, spa
     stays("nothing is begun again", lambda: run.attempts() == [1] and run.status()["attempts"] == 1)
     assert run.status()["resolved"] == before["resolved"]
     assert run.jobs()[0]["metadata"]["uid"] == job["metadata"]["uid"]
+
+
+@pytest.fixture
+def newer_kinds(cluster: Cluster) -> Iterator[None]:
+    """The kinds of the next release, which a rollback of the operator leaves in the cluster."""
+    kinds = [yaml.safe_load(file.read_text()) for file in CRDS]
+    for kind in kinds:
+        for version in kind["spec"]["versions"]:
+            next_release.allow(version["schema"]["openAPIV3Schema"]["properties"]["status"])
+    cluster.apply(*kinds)
+    yield
+    cluster.apply(*CRDS)
+
+
+def test_a_rollback_of_the_operator_begins_nothing_again(
+    cluster: Cluster, ground: Ground, space: Space, operator: Operator, newer_kinds: None
+) -> None:
+    """The next release has led, and written a field more into every struct of the statuses, when a replica of this one
+    leads that an upgrade had not yet exchanged or a rollback has brought back."""
+    pool = LivePool(cluster, space, replicas=2)
+    done, active = LiveRun(cluster, space, "done"), LiveRun(cluster, space, "active", checkpoints=SAFE, **pool_source())
+    for thing in (pool, done):
+        thing.wait("the newer kinds", lambda path=thing.path: _takes_newer(cluster, path))
+    operator.stop()
+    program = (str(Path(__file__).with_name("next_release.py")),)
+    later = Operator(cluster, ground.own, ground.spaces, identity="operator-1", program=program).start().wait_ready()
+    try:
+        done.runs()
+        done.driver(later).report(update=9, final="complete")
+        done.kuberay_says(1, "SUCCEEDED", "Complete")
+        active.runs()
+        active.kuberay_says(1, "RUNNING", "Failed", reason="SubmissionFailed", message="BackoffLimitExceeded")
+        active.runs(2)
+        driver = active.driver(later, 2)
+        driver.report(update=3, checkpoint={"update": 3, "path": "/storage/3"})
+        pool.annotate(pool.pods()[0]["metadata"]["name"], {fake.EXIT: "1"})
+        pool.wait("its successor", lambda: pool.status()["replacedTotal"] == 1 and pool.status()["ready"] == 2)
+        done.wait_ready("True", "Complete")
+        cluster.api("DELETE", done.job_path())
+        done.wait("the end of its RayJob", lambda: not done.attempts())
+        operator.start().wait_ready(leads=False)
+    finally:
+        later.stop()
+    operator.wait_ready()
+
+    driver.caller = Caller(operator, space, driver.caller.token)
+    driver.report(update=4, checkpoint={"update": 4, "path": "/storage/4"})
+    status = active.status()
+    assert (status["attempts"], status["attempt"]["number"], status["lostClusters"]) == (2, 2, 1)
+    assert status["checkpoint"]["update"] == 4 and active.attempts() == [2]
+    written = {"since": "then"}
+    assert written == status["later"] == status["attempt"]["later"] == status["checkpoint"]["later"], (
+        "left as they were"
+    )
+    spent = pool.status()["sickReplacements"]
+    assert spent[0]["slots"] == 1 and spent[0]["later"] == written, "no news"
+    pool.edit(replicas=3)
+    pool.wait_ready(3)
+    assert pool.status()["replacedTotal"] == 1 and pool.status()["later"] == written
+    assert [(r["time"], r["slots"]) for r in pool.status()["sickReplacements"]] == [(spent[0]["time"], 1)]
+    stays("a finished run begins again", lambda: not done.attempts() and done.says("Ready", "True", "Complete"))
+    assert done.status()["attempts"] == 1
+
+
+def _takes_newer(cluster: Cluster, path: str) -> bool:
+    """The API server needs a moment to take a schema over."""
+    said = cluster.api("PATCH", f"{path}/status?dryRun=All", {"status": {next_release.FIELD: {"since": "now"}}}, MERGE)
+    return next_release.FIELD in said["status"]
 
 
 def test_a_queue_may_edit_the_rayjob(cluster: Cluster, space: Space, operator: Operator) -> None:

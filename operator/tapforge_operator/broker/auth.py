@@ -9,13 +9,6 @@
 3. Everybody else needs the right to create `emulatorpools/claim` of that pool (RBAC).
 4. Whom nobody can check now is refused for now (503), never let through.
 
-Whether a silent holder is still there is what the API server says of its Pod (`evidence`):
-
-1. Only what the API server says counts, never its silence: a question without an answer is no evidence.
-2. A Pod is gone when there is none of its name with its UID; it has ended by its phase, and stopped when its node said
-   so of every container in it; it is cut off when its node is lost.
-3. A Pod that may not be read (any more) says nothing.
-
 Times are seconds. Every question has the client's deadline.
 """
 
@@ -37,6 +30,7 @@ from typing import Any, Final, Generic, TypeVar
 from tapforge_api.base import GROUP
 from tapforge_api.claims import AUDIENCE
 from tapforge_api.environment import PoolReference
+from tapforge_operator.broker.evidence import pod_name
 from tapforge_operator.broker.types import Holder, PoolNotFound, run_holder
 from tapforge_operator.broker.writer import Api
 from tapforge_operator.kube.client import ApiError, path
@@ -382,47 +376,3 @@ class AnswerCache(Generic[K, V]):
         while len(self._known) > _ENTRIES:
             self._known.popitem(last=False)
         return value
-
-
-# --- whether a silent holder is still there ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """Evidence that a holder is not there any more."""
-
-    why: str
-    #: its node said so: nothing in it acts any more. Otherwise it may only be out of reach
-    stopped: bool
-
-
-def pod_name(namespace: str, name: str, uid: str) -> str:
-    """As it is written in a claim's record."""
-    return f"{namespace}/{name}/{uid}"
-
-
-async def evidence(api: Api, pod: str, lost: Callable[[str], bool]) -> Gone | None:
-    """None: it is there, or nobody can say. `lost` knows nodes by name."""
-    namespace, name, uid = pod.split("/")
-    try:
-        found = await api.get(path("pods", namespace, name))
-    except ApiError as error:
-        if error.status == 404:
-            return Gone(f"its holder's Pod {namespace}/{name} is gone", stopped=False)
-        log.warning("whether Pod %s/%s still holds claims can't be read: %s", namespace, name, error)
-        return None
-    if found["metadata"]["uid"] != uid:
-        return Gone(f"its holder's Pod {namespace}/{name} is another one by now", stopped=False)
-    node = (found.get("spec") or {}).get("nodeName") or ""
-    status = found.get("status") or {}
-    if status.get("phase") in ("Succeeded", "Failed"):
-        return Gone(f"its holder's Pod {namespace}/{name} has ended", stopped=_stopped(status))
-    if node and lost(node):
-        return Gone(f"its holder's Pod {namespace}/{name} is on the lost node {node}", stopped=False)
-    return None
-
-
-def _stopped(status: Mapping[str, Any]) -> bool:
-    """Its node said so: somebody else may have written the phase."""
-    containers = status.get("containerStatuses") or ()
-    return bool(containers) and all("terminated" in (c.get("state") or {}) for c in containers)

@@ -3,7 +3,7 @@
 1. Nothing is answered before it is written. A claim is told after its record is on the slot.
 2. Only a leader grants, renews and deletes; when the leadership ends, whoever waits gets `NotLeading`, and nothing more
    is written. The next leader finds everything on the slots.
-3. A holder that is silent loses its claims when its Pod is found gone, not before (`auth.evidence`).
+3. A holder that is silent loses its claims when its Pod is found gone, not before (`evidence.py`).
 4. Every wait has an end: the caller's for the first slot, `settle` for the writes after it.
 
 Between `begin` and `end` of a leadership the watches feed `observe`, `forget`, ... One event loop. Times are seconds.
@@ -20,9 +20,9 @@ from typing import Any, Final
 from tapforge_api.claims import Acquire, Acquired, Release, Released, Renew, RenewedAll
 from tapforge_operator.broker import claim_record, external
 from tapforge_operator.broker.audit import Audit
-from tapforge_operator.broker.auth import evidence
 from tapforge_operator.broker.claim_record import Clear, Keys
 from tapforge_operator.broker.devices import DeviceRules
+from tapforge_operator.broker.evidence import Evidence
 from tapforge_operator.broker.ledger import Ledger
 from tapforge_operator.broker.messages import claim_message, want_of, why_none
 from tapforge_operator.broker.pools import PoolIndex
@@ -64,6 +64,7 @@ class Claims:
         on_quota: Callable[[str], None] = lambda namespace: None,
         idle: Callable[[str], bool] = lambda holder: False,
         lost: Callable[[str], bool] = lambda node: False,
+        elsewhere: Callable[[str], bool] | None = None,
         observe_pod: Callable[[Object], Slot | None] | None = None,
         telemetry: Telemetry | None = None,
         ledger_timeouts: LedgerTimeouts | None = None,
@@ -74,8 +75,8 @@ class Claims:
     ):
         """`on_change`: claims or demand of the pool with that UID changed. `on_quota`: the namespace uses more or
         less of its quota, which leaves its pools another room. `observe_pod`: a Pod as an answer showed it.
-        `devices`: which namespace may name which.
-        `idle`: the holder of that name is a run that wants no phones any more. `lost`: that node is."""
+        `devices`: which namespace may name which. `lost`, `elsewhere`: as in `Evidence`.
+        `idle`: the holder of that name is a run that wants no phones any more."""
         self._keys = keys
         self._leads = leads
         self._on_change, self._on_quota = on_change, on_quota
@@ -87,7 +88,8 @@ class Claims:
         self._index = PoolIndex(devices)
         self._writer = Writer(api, keys, leads, self._index.name, observe_pod)
         self._api = api
-        self._idle, self._lost = idle, lost
+        self._idle = idle
+        self._evidence = Evidence(api, lost, elsewhere)
         self._ledger: Ledger | None = None
         self._audit = Audit(0, self._index.key)
         self._tickets = Tickets()
@@ -436,8 +438,10 @@ class Claims:
             await asyncio.sleep(self._timeouts.holders)
             if not self._leads():
                 continue
-            for pod in ledger.suspects(self._clock.now(), self._idle):
-                gone = await evidence(self._api, pod, self._lost)
+            suspects = ledger.suspects(self._clock.now(), self._idle)
+            self._evidence.forget_others(suspects)
+            for pod in suspects:
+                gone = await self._evidence.of(pod, self._clock.now)
                 if gone is None or not self.leading:
                     continue
                 log.info("claims of %s end: %s", pod, gone.why)

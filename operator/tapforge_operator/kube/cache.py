@@ -348,6 +348,10 @@ class Cache:
                 bad[node.name] = "cordoned"
         return bad
 
+    def ready_elsewhere(self, node: str) -> bool:
+        """Whether a slot on another node is ready."""
+        return any(slot.ready and slot.node not in ("", node) for slot in self.slots.all())
+
     def next_lost_node(self) -> float | None:
         """Seconds until a node that is silent counts as lost, should it stay so; None when there is none."""
         if self._answered is None:
