@@ -98,7 +98,7 @@ class RunQueue:
         self._kueue: Queues | None = None
         self._watch: asyncio.Task[None] | None = None
         self.reports = Reports(self._queue.wake)
-        cache.run_listeners.append(self._queue.wake)
+        cache.run_listeners.append(self._run_changed)
 
     async def start(self) -> asyncio.Task[None]:
         """After everything was listed once. Returns the watch of RayJobs, heads and queues; it ends only when it
@@ -123,6 +123,11 @@ class RunQueue:
         await asyncio.gather(self._queue.stop(), *watch, return_exceptions=True)
         self.reports.clear()
 
+    def _run_changed(self, uid: str) -> None:
+        if self._cache.runs.get(uid) is None and self.reports.knows(uid):  # it may have no controller that would do it
+            self.reports.end(uid)
+        self._queue.wake(uid)
+
     def _job_changed(self, uid: str) -> None:
         if (job := self._cache.ray_jobs.get(uid)) is not None:
             self._queue.wake(job.run_uid)
@@ -138,8 +143,6 @@ class RunQueue:
 
     def _controller(self, uid: str) -> RunController | None:
         run = self._cache.runs.get(uid)
-        if run is None and self.reports.knows(uid):  # its controller broke before the run was gone
-            self.reports.end(uid)
         if run is None or self._kueue is None:
             return None
         settings = self._settings
