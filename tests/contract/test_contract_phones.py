@@ -96,10 +96,11 @@ async def serving(container: Mapping[str, Any]) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def bridged(port: int) -> AsyncIterator[int]:
-    """A bridge beside the phone, which is the slot's server then."""
+    """A bridge beside the phone, which is the slot's server then; of a release that says a field more each time."""
     clients = PhoneClients()
     behind = PhoneAddress("behind", f"http://127.0.0.1:{port}")
     app, slots = application(Bridge([behind], uid=UID), clients)
+    app.middlewares.insert(0, _says_more)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -110,6 +111,24 @@ async def bridged(port: int) -> AsyncIterator[int]:
             await slot.stop(1)
         await runner.cleanup()
         await clients.close()
+
+
+@web.middleware
+async def _says_more(request: web.Request, handler: Any) -> web.StreamResponse:
+    """An observation begins with a line of JSON, every other answer is JSON."""
+    answer = await handler(request)
+    assert isinstance(answer, web.Response) and isinstance(answer.body, bytes)
+    line, newline, rest = answer.body.partition(b"\n")
+    answer.body = json.dumps(_more(json.loads(line))).encode() + newline + rest
+    return answer
+
+
+def _more(value: Any) -> Any:
+    """What has names of its own instead of fields stays as it is."""
+    if isinstance(value, dict):
+        known = {name: one if name == "params" else _more(one) for name, one in value.items()}
+        return {**known, "laterField": {"deep": [1]}}
+    return [_more(one) for one in value] if isinstance(value, list) else value
 
 
 def pool_of_one(spec: EmulatorPoolSpec, port: int) -> Lab:
@@ -123,7 +142,7 @@ def pool_of_one(spec: EmulatorPoolSpec, port: int) -> Lab:
     return lab
 
 
-@pytest.mark.parametrize("bridge", [False, True], ids=["straight", "through a bridge"])
+@pytest.mark.parametrize("bridge", [False, True], ids=["straight", "through a newer bridge"])
 async def test_an_episode_is_played_on_a_phone_as_the_operator_makes_it(tmp_path: Path, bridge: bool) -> None:
     """`slot_pods` -> the phone's server; the broker's claim -> `BrokerSlots` -> `PhoneClients` -> that server."""
     spec = load_pool(SAMPLES / "pool-phones.yaml").spec
