@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from claim_cluster import NAMESPACE, POOL, Broker, Door, Lab, pod_path, until
+from claim_cluster import NAMESPACE, POOL, TIMEOUTS, Broker, Door, Lab, pod_path, until
 
 from tapforge_api.claims import Acquire
 from tapforge_operator import labels
@@ -69,6 +69,44 @@ async def test_several_slots_at_once_and_one_at_least(start):
     await until(lambda: broker.claims.waiting(lab.pool_uid) == 2)
     await broker.release(claims[0])
     assert len(await waiting) == 1
+
+
+class SlowDoor(Door):
+    """Writes end one after the other, `pause` seconds apart; of `stuck` those after the ninth never do."""
+
+    def __init__(self, lab, pause, stuck=False):
+        super().__init__(lab.cluster)
+        self.pause, self.stuck = pause, stuck
+        self.turn = asyncio.Lock()
+
+    async def patch(self, path, body):
+        async with self.turn:
+            await asyncio.sleep(self.pause)
+        if self.stuck and self.writes >= 9:
+            await asyncio.Event().wait()
+        return await super().patch(path, body)
+
+
+async def test_a_call_is_answered_with_all_its_slots_as_long_as_their_writes_go_on(start):
+    """Together they take longer than the slots wait for any one of them."""
+    lab = Lab(10)
+    pause = 0.9 * TIMEOUTS.siblings
+    broker = start(lab, door=SlowDoor(lab, pause))
+    assert 10 * pause < TIMEOUTS.settle
+    assert len(await broker.acquire(slots=10)) == 10
+    assert broker.door.writes == 10, "nothing was written in vain"
+
+
+async def test_a_write_that_does_not_end_keeps_nobody_waiting_for_the_slots_that_are_there(start):
+    lab = Lab(10)
+    broker = start(lab, door=SlowDoor(lab, 0.0, stuck=True))
+    assert len(await broker.acquire(slots=10)) == 9
+
+
+async def test_slots_are_not_waited_for_without_end(start):
+    lab = Lab(30)
+    broker = start(lab, door=SlowDoor(lab, 0.9 * TIMEOUTS.siblings))
+    assert 1 < len(await broker.acquire(slots=30)) < 30
 
 
 async def test_who_waits_is_told_why_in_the_end(start):

@@ -4,7 +4,7 @@
 2. Only a leader grants, renews and deletes; when the leadership ends, whoever waits gets `NotLeading`, and nothing more
    is written. The next leader finds everything on the slots.
 3. A holder that is silent loses its claims when its Pod is found gone, not before (`evidence.py`).
-4. Every wait has an end: the caller's for the first slot, `settle` for the writes after it.
+4. Every wait has an end: the caller's for the first slot, `Siblings` for the writes after it.
 
 Between `begin` and `end` of a leadership the watches feed `observe`, `forget`, ... One event loop. Times are seconds.
 """
@@ -39,7 +39,7 @@ from tapforge_operator.broker.types import (
     ServiceTimeouts,
     namespace_of,
 )
-from tapforge_operator.broker.writer import Api, Tickets, Writer, Writing
+from tapforge_operator.broker.writer import Api, Siblings, Tickets, Writer, Writing
 from tapforge_operator.emulatorpool.state import Device, Held
 from tapforge_operator.kube.leaderelection import NotLeading
 from tapforge_operator.kube.types import PoolObject, Slot
@@ -93,6 +93,7 @@ class Claims:
         self._ledger: Ledger | None = None
         self._audit = Audit(0, self._index.key)
         self._tickets = Tickets()
+        self._siblings = Siblings(self._timeouts)
         self._writing = Writing(self._ended)
         self._renewals = Renewals(
             keys,
@@ -138,6 +139,7 @@ class Claims:
             self._audit.write(self._ledger.take_events())
         self._ledger = None
         self._writing.cancel()
+        self._siblings.clear()
         self._tickets.send_away()
         self._leases, self._hungry = external.Leases(), set()
         for uid in self._index.uids():
@@ -298,6 +300,7 @@ class Claims:
             answer = await self._wait(ledger, ticket, future, ask.wait_seconds)
         except asyncio.CancelledError:
             if self._tickets.leave(ticket, future) and self._ledger is ledger:
+                self._siblings.drop(ticket)
                 ledger.withdraw(ticket, self._clock.now())
                 self._serve(pool.uid, changed=True)
             raise
@@ -364,6 +367,7 @@ class Claims:
         for work in self._ledger.take_work():
             match work:
                 case Answer():
+                    self._siblings.drop(work.ticket)
                     self._tickets.answer(work)
                 case Grant():
                     ends = (work.replaces.record.id,) if work.replaces is not None else ()
@@ -386,7 +390,7 @@ class Claims:
             if self._telemetry is not None and waited is not None and pool:
                 self._telemetry.claim_granted(pool, waited)
             if ledger.granting(ticket):
-                asyncio.get_running_loop().call_later(self._timeouts.siblings, self._conclude, ledger, ticket)
+                self._siblings.wait(ticket, lambda: self._conclude(ledger, ticket))
         else:
             ledger.refused(uid, fence, outcome.view, now, outcome.pause)
         self._serve(work.view.pool, changed=True)
@@ -406,7 +410,7 @@ class Claims:
         self._on_change(work.view.pool)
 
     def _conclude(self, ledger: Ledger, ticket: int) -> None:
-        """The first slot has waited long enough for the others of its call."""
+        """The slots that are written have waited long enough for the others of their call."""
         if self._ledger is ledger and ledger.granting(ticket):
             ledger.conclude(ticket, self._clock.now())
             self._work()

@@ -237,7 +237,7 @@ class ServiceTimeouts:
     tick: float = 0.25
     #: how long writes that were begun for a caller may go on after its own wait is over
     settle: float = 10.0
-    #: how long the first slot of a call waits for the others that are being written
+    #: how long the slots of a call wait for the others that are being written, since the last one that was
     siblings: float = 1.0
     #: how long a release is waited for; afterwards it goes on behind the answer
     release: float = 5.0

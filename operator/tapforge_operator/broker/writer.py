@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from tapforge_operator.broker import claim_record, external
 from tapforge_operator.broker.claim_record import ClaimRecord, Clear, Keys, SlotView
-from tapforge_operator.broker.types import Answer, Remove
+from tapforge_operator.broker.types import Answer, Remove, ServiceTimeouts
 from tapforge_operator.kube.client import ApiError, path
 from tapforge_operator.kube.leaderelection import NotLeading
 from tapforge_operator.kube.types import Slot
@@ -134,6 +134,41 @@ class Tickets:
         calls, self._calls, self._since = self._calls, {}, {}
         for future in (f for futures in calls.values() for f in futures if not f.done()):
             future.set_exception(NotLeading())
+
+
+class Siblings:
+    """How long the slots of a call that are written wait for its others: as long as these come one after the other,
+    with no more than `siblings` seconds between them, but no longer than `settle` in all. What came too late would have
+    to be given back, and asked for again."""
+
+    def __init__(self, timeouts: ServiceTimeouts):
+        self._timeouts = timeouts
+        #: by ticket: the end of all waiting, and the timer of the present one
+        self._calls: dict[int, tuple[float, asyncio.TimerHandle]] = {}
+
+    def wait(self, ticket: int, conclude: Callable[[], None]) -> None:
+        """A slot of the call was written, and others are not yet. `conclude`: they are waited for no longer."""
+        loop = asyncio.get_running_loop()
+        known = self._calls.get(ticket)
+        end = known[0] if known is not None else loop.time() + self._timeouts.settle
+        if known is not None:
+            known[1].cancel()
+        until = min(end, loop.time() + self._timeouts.siblings)
+        self._calls[ticket] = end, loop.call_at(until, self._ended, ticket, conclude)
+
+    def drop(self, ticket: int) -> None:
+        """The call is answered, or nobody waits for its answer. May be called again."""
+        known = self._calls.pop(ticket, None)
+        if known is not None:
+            known[1].cancel()
+
+    def clear(self) -> None:
+        for ticket in list(self._calls):
+            self.drop(ticket)
+
+    def _ended(self, ticket: int, conclude: Callable[[], None]) -> None:
+        self.drop(ticket)
+        conclude()
 
 
 @dataclass(frozen=True, slots=True)
