@@ -23,7 +23,7 @@ import uvloop
 from .raw import Job, session
 
 _MERGE = "application/merge-patch+json"
-_HEADERS = {"Content-Type": _MERGE}
+HEADERS = {"Content-Type": _MERGE}
 #: as much as a claim writes
 _LABELS = {"example.com/claimed": "true", "example.com/run": "a-run"}
 _NOTES = {
@@ -46,7 +46,7 @@ class Load:
     warm_up: float = 3.0
 
 
-def _patch(there: bool, uid: str) -> bytes:
+def patch(there: bool, uid: str) -> bytes:
     fill = {"labels": _LABELS, "annotations": _NOTES}
     metadata = fill if there else {kind: dict.fromkeys(values) for kind, values in fill.items()}
     return json.dumps({"metadata": {"uid": uid, "managedFields": [{}], **metadata}}).encode()
@@ -58,7 +58,7 @@ async def run(load: Load) -> dict[str, Any]:
     async with session(load.job) as calls:
 
         async def write(path: str, body: bytes) -> None:
-            async with calls.patch(path, data=body, headers=_HEADERS) as answer:
+            async with calls.patch(path, data=body, headers=HEADERS) as answer:
                 await answer.read()
                 answer.raise_for_status()
 
@@ -69,12 +69,12 @@ async def run(load: Load) -> dict[str, Any]:
                 errors[type(error).__name__] = errors.get(type(error).__name__, 0) + 1
 
         async def pair(path: str, uid: str, intended: float, counted: bool) -> None:
-            await tried(path, _patch(True, uid))
+            await tried(path, patch(True, uid))
             if counted:
                 took.append(time.monotonic() - intended)
             if load.hold:
                 await asyncio.sleep(load.hold)
-                await tried(path, _patch(False, uid))
+                await tried(path, patch(False, uid))
 
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:

@@ -28,6 +28,8 @@ TROUBLES: Mapping[str, tuple[str, float]] = {
     "kill": ("leader killed, started again", 5.0),
     "lost": ("leader lost", 20.0),
 }
+#: slots that a call of the scenario `batches` asks for
+SIZES: Sequence[int] = (1, 16, 100)
 _GAPS: Mapping[str, str] = {"renew": "renewals", "grant": "grants"}
 
 TARGETS: Sequence[Target] = (
@@ -41,6 +43,15 @@ TARGETS: Sequence[Target] = (
     Target("claims in a storm of 1,000 Pods, of the raw client's time: p99", "storm_p99_ratio", "<=", 2.0),
     Target("share of acquires that were refused", "claims_refused_share", "<=", 0.0),
     Target("share of acquires that were refused in the storm", "claims_storm_refused_share", "<=", 0.0),
+    *(
+        Target(f"a call for {size} slots, of the raw client's {size} writes: {p}", f"batch_{size}_{p}_ratio", "<=", 1.5)
+        for size in SIZES
+        for p in ("p50", "p99")
+    ),
+    *(
+        Target(f"calls for {size} slots whose answer had not all", f"batch_{size}_incomplete", "<=", 0.0)
+        for size in SIZES
+    ),
     Target("peer's time to 1,000 Pods created, of ours", "peer_times.slots_created_s", ">=", 10.0),
     Target("peer's time to 1,000 Pods ready, of ours", "peer_times.slots_ready_s", ">=", 5.0),
     Target("peer's claims, of ours: p99", "peer_times.claims_p99_ms", ">=", 40.0),
@@ -77,6 +88,10 @@ REPORTED: Sequence[tuple[str, str, str]] = (
     ("raw client's write at 300/s: p99", "raw_patch_p99_ms", "ms"),
     ("raw client's write in a storm: p50", "raw_patch_storm_p50_ms", "ms"),
     ("raw client's write in a storm: p99", "raw_patch_storm_p99_ms", "ms"),
+    ("a call for 100 slots: p50", "batch_100_p50_ms", "ms"),
+    ("a call for 100 slots: p99", "batch_100_p99_ms", "ms"),
+    ("raw client's 100 writes: p50", "batch_100_raw_p50_ms", "ms"),
+    ("raw client's 100 writes: p99", "batch_100_raw_p99_ms", "ms"),
 )
 
 #: what stands at the top of the results, and the scenario it comes from
@@ -112,6 +127,11 @@ HEADLINES: Mapping[str, Sequence[str]] = {
         "raw_patch_p99_ms",
         "raw_patch_storm_p50_ms",
         "raw_patch_storm_p99_ms",
+    ),
+    "batches": tuple(
+        f"batch_{size}_{name}"
+        for size in SIZES
+        for name in ("p50_ratio", "p99_ratio", "incomplete", "p50_ms", "p99_ms", "raw_p50_ms", "raw_p99_ms")
     ),
     "peer": (
         "peer",
