@@ -9,7 +9,8 @@ etcd, operator and load.
 
 The raw client (patch_load.py) sends in the same open loop the two writes that a claim is: how long the first of them
 takes is what the API server alone costs a claim on this machine, quietly and in the storm. The two take turns (claims,
-raw, raw, claims, ...), so that a machine that becomes slower does so for both; ratios are of all their turns.
+raw, relay, ...) with a peer that the same writes go through (relay.py), so that a machine that becomes slower does so
+for all; ratios are of all their turns.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -31,6 +33,7 @@ from . import patch_load, pools
 from .claims_load import Load
 from .figures import ratios, spread
 from .raw import Job, Request, job, send, sending
+from .relay import relaying
 from .testbed import NAMESPACE, Run, Testbed
 
 _STORM_EVERY = 3.0
@@ -38,8 +41,8 @@ _CALLERS = 8
 #: a process of the load starts and prints, beside what it measures
 _OVER_SECONDS = 60.0
 
-Side = Literal["claims", "raw"]
-_TURNS: tuple[Side, ...] = ("claims", "raw", "raw", "claims", "claims", "raw")
+Side = Literal["claims", "raw", "relay"]
+_TURNS: tuple[Side, ...] = ("claims", "raw", "relay", "relay", "raw", "claims", "claims", "raw", "relay")
 
 
 @dataclass(slots=True)
@@ -50,17 +53,19 @@ class Measured:
     released: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
     raw: list[float] = field(default_factory=list)
+    relay: list[float] = field(default_factory=list)
     refused: int = 0
     never: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     raw_errors: Counter[str] = field(default_factory=Counter)
+    relay_errors: Counter[str] = field(default_factory=Counter)
     cpu_seconds: float = 0.0
     seconds: float = 0.0
     #: (claims' median, raw median, ...) of each turn, to see whether the machine changed
     turns: list[dict[str, Any]] = field(default_factory=list)
 
-    def figures(self, claims: str, raw: str) -> dict[str, Any]:
-        """Under names that begin with `claims` and `raw`."""
+    def figures(self, claims: str, raw: str, relay: str) -> dict[str, Any]:
+        """Under names that begin with `claims`, `raw` and `relay`."""
         return {
             **spread(self.acquired, claims),
             **spread(self.released, f"{claims}release_"),
@@ -71,16 +76,17 @@ class Measured:
             f"{claims}operator_cpu_share": round(self.cpu_seconds / self.seconds, 3) if self.seconds else None,
             **spread(self.raw, raw),
             f"{raw}errors": dict(self.raw_errors),
+            **spread(self.relay, relay),
+            f"{relay}errors": dict(self.relay_errors),
             f"{claims}turns": self.turns,
         }
 
 
 def run(options: Run) -> dict[str, Any]:
     slots, rate, seconds = (100, 30.0, 5.0) if options.quick else (1000, 300.0, 10.0)
-    turns: tuple[Side, ...] = (
-        ("claims", "raw") if options.quick else ("claims", "raw", "raw", "claims", "claims", "raw")
-    )
-    with Testbed(options, nodes=-(-slots // pools.PER_NODE), qps=1000) as bed:
+    turns: tuple[Side, ...] = ("claims", "raw", "relay") if options.quick else _TURNS
+    with ExitStack() as stack:
+        bed = stack.enter_context(Testbed(options, nodes=-(-slots // pools.PER_NODE), qps=1000))
         bed.start_operator()
         bed.make_fleet("phones", slots)
         # Eight callers, as eight runs would be: the broker lets one wait in 64 acquires only.
@@ -89,10 +95,13 @@ def run(options: Run) -> dict[str, Any]:
         for component in (SCHEDULER, CONTROLLER_MANAGER, KWOK):
             bed.cluster.stop_component(component)
         patches = raw_load(bed, rate, seconds)
+        peer = stack.enter_context(relaying(patches.job))
+        relayed = replace(patches, relay=peer.url, relay_authority=peer.authority)
+        writes = {"raw": patches, "relay": relayed}
         forget_fields(bed)
         quiet, storm = Measured(), Measured()
         for side in turns:
-            measure(bed, side, load, patches, quiet)
+            measure(bed, side, load, writes, quiet)
         pods = [pod["metadata"]["name"] for pod in bed.pods()]
         work = job(
             bed.cluster,
@@ -101,12 +110,14 @@ def run(options: Run) -> dict[str, Any]:
             every=_STORM_EVERY,
             seconds=seconds + load.warm_up,
         )
-        said = [_in_storm(work, partial(measure, bed, side, load, patches, storm)) for side in turns]
+        said = [_in_storm(work, partial(measure, bed, side, load, writes, storm)) for side in turns]
     return {
-        **quiet.figures("claims_", "raw_patch_"),
-        **storm.figures("claims_storm_", "raw_patch_storm_"),
+        **quiet.figures("claims_", "raw_patch_", "relay_patch_"),
+        **storm.figures("claims_storm_", "raw_patch_storm_", "relay_patch_storm_"),
         **{f"claims_{name}": value for name, value in ratios(quiet.acquired, quiet.raw).items()},
         **{f"storm_{name}": value for name, value in ratios(storm.acquired, storm.raw).items()},
+        **{f"claims_relay_{name}": value for name, value in ratios(quiet.acquired, quiet.relay).items()},
+        **{f"storm_relay_{name}": value for name, value in ratios(storm.acquired, storm.relay).items()},
         "claims_slots": slots,
         "claims_intended_per_s": rate,
         **_storms(said, slots),
@@ -130,13 +141,14 @@ def forget_fields(bed: Testbed) -> None:
     bed.wait_idle()
 
 
-def measure(bed: Testbed, side: Side, load: Load, patches: patch_load.Load, into: Measured) -> None:
+def measure(bed: Testbed, side: Side, load: Load, writes: Mapping[str, patch_load.Load], into: Measured) -> None:
     """One turn of a side."""
-    if side == "raw":
-        said = _process("e2e.bench.patch_load", patch_load.as_json(patches), patches.seconds)
-        into.raw += said["took"]
-        into.raw_errors.update(said["errors"])
-        into.turns.append({"raw": spread(said["took"]), "load": round(os.getloadavg()[0], 2)})
+    if side != "claims":
+        said = _process("e2e.bench.patch_load", patch_load.as_json(writes[side]), writes[side].seconds)
+        took, errors = (into.raw, into.raw_errors) if side == "raw" else (into.relay, into.relay_errors)
+        took += said["took"]
+        errors.update(said["errors"])
+        into.turns.append({side: spread(said["took"]), "load": round(os.getloadavg()[0], 2)})
         return
     cpu, began = bed.cpu_seconds(), time.monotonic()
     said = _process("e2e.bench.claims_load", load.as_json(), load.seconds + load.patience)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -44,6 +45,9 @@ class Load:
     seconds: float
     hold: float = 0.1
     warm_up: float = 3.0
+    #: the peer that the writes go through, and its authority; "": straight to the API server
+    relay: str = ""
+    relay_authority: str = ""
 
 
 def patch(there: bool, uid: str) -> bytes:
@@ -55,7 +59,7 @@ def patch(there: bool, uid: str) -> bytes:
 async def run(load: Load) -> dict[str, Any]:
     took: list[float] = []
     errors: dict[str, int] = {}
-    async with session(load.job) as calls:
+    async with _calls(load) as calls:
 
         async def write(path: str, body: bytes) -> None:
             async with calls.patch(path, data=body, headers=HEADERS) as answer:
@@ -84,6 +88,17 @@ async def run(load: Load) -> dict[str, Any]:
                 path, uid = load.pods[number % len(load.pods)]
                 group.create_task(pair(path, uid, intended, intended - began >= load.warm_up))
     return {"took": took, "errors": errors}
+
+
+def _calls(load: Load) -> aiohttp.ClientSession:
+    if not load.relay:
+        return session(load.job)
+    tls = ssl.create_default_context(cadata=load.relay_authority)
+    return aiohttp.ClientSession(
+        load.relay,
+        connector=aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=60),
+        timeout=aiohttp.ClientTimeout(total=30.0),
+    )
 
 
 def as_json(load: Load) -> str:

@@ -109,7 +109,7 @@ def test_times_are_compared_at_both_percentiles_and_with_nothing_not_at_all():
 
 
 def test_a_side_that_measured_nothing_ends_no_benchmark():
-    found = Measured().figures("claims_", "raw_")
+    found = Measured().figures("claims_", "raw_", "relay_")
     assert found["claims_refused_share"] == 0.0
     assert "claims_p50_ms" not in found
     assert (share(1, [1.0] * 4), share(0, [])) == (0.25, 0.0)

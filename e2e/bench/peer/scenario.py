@@ -62,9 +62,9 @@ def _ours(options: Run, slots: int, seconds: float) -> tuple[dict[str, Any], dic
         tokens, authority = bed.claimers(1), bed.broker_ca()
         load = Load(bed.broker, authority, bed.claims_path.format(_POOL), tokens, _RATE, seconds, 0.0, _WARM_UP)
         measured = claims.Measured()
-        claims.measure(bed, "claims", load, claims.raw_load(bed, _RATE, seconds), measured)
+        claims.measure(bed, "claims", load, {"raw": claims.raw_load(bed, _RATE, seconds)}, measured)
         free = claims.raw_load(bed, _RATE, seconds, hold=0.0, warm_up=_WARM_UP)
-        claims.measure(bed, "raw", load, free, measured)
+        claims.measure(bed, "raw", load, {"raw": free}, measured)
     return {
         **growth.figures(),
         **_claims(measured.acquired),
