@@ -48,8 +48,11 @@ from tapforge_operator.server import (
 log = logging.getLogger("tapforge_operator")
 
 LEASE = "tapforge-operator"
-#: calls to the API server at once for claims: as many as may come in a burst; the server has queues of its own
-_CLAIMS_IN_FLIGHT = 256
+#: calls to the API server at once for claims. With more of them each takes longer and none more are done: those that
+#: would reach their deadline there are asked about and sent again, so that who is behind has more to do
+_CLAIMS_IN_FLIGHT = 128
+#: reviews of callers: they wait behind no claims, whose callers would all wait for them
+_REVIEWS_IN_FLIGHT = 16
 #: that what was told to end may take to do so, seconds
 _END_SECONDS = 5.0
 
@@ -227,13 +230,14 @@ async def run(settings: Settings) -> str:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(credentials.close)
         client = await stack.enter_async_context(Client(credentials, settings.in_flight, watcher=telemetry.api_call))
-        # Claims and reviews of tokens have connections and a queue of their own: nobody waits behind a pool's creates.
+        # Claims and reviews of tokens have connections and queues of their own: nobody waits behind a pool's creates.
         claims = await stack.enter_async_context(Client(credentials, _CLAIMS_IN_FLIGHT, watcher=telemetry.api_call))
+        reviews = await stack.enter_async_context(Client(credentials, _REVIEWS_IN_FLIGHT, watcher=telemetry.api_call))
         # Elections have a pool of their own: a queue of writes must not cost the leadership.
         voter = await stack.enter_async_context(Client(credentials, 16, watcher=telemetry.api_call))
         where = settings.advertised
         election = Election(voter, settings.namespace, LEASE, settings.identity, settings.timing, address=where)
-        leadership = Leadership(settings, client, claims, election, telemetry)
+        leadership = Leadership(settings, client, claims, reviews, election, telemetry)
         access = MetricsAccess(client).refusal if settings.metrics_token else None
         await _serve_health(stack, settings, telemetry, leadership, access)
         lag = asyncio.create_task(telemetry.measure_lag(), name="the loop's lag")

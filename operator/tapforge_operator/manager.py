@@ -57,12 +57,19 @@ P = ParamSpec("P")
 
 class Leadership:
     def __init__(
-        self, settings: Settings, client: Client, claims_client: Client, election: Election, telemetry: Telemetry
+        self,
+        settings: Settings,
+        client: Client,
+        claims_client: Client,
+        reviews_client: Client,
+        election: Election,
+        telemetry: Telemetry,
     ):
-        """`claims_client`: for what somebody who asks for claims waits for."""
+        """`claims_client` writes claims, `reviews_client` asks who wants them."""
         self._settings = settings
         self._client = client
         self._claims_client = claims_client
+        self._reviews_client = reviews_client
         self._election = election
         self._telemetry = telemetry
         self._claims: Claims | None = None
@@ -192,7 +199,7 @@ class Leadership:
         )
         self._telemetry.watch_quotas(claims.quota_use)
         self._telemetry.watch_unproved(claims.unproved)
-        auth = Auth(self._claims_client, claims.find_pool)
+        auth = Auth(self._reviews_client, claims.find_pool)
         trust = ssl.create_default_context(cadata=material.ca.decode())
         forward = Forward(
             lambda: self._election.leader, settings.identity, settings.service, trust, self._telemetry.passed_on

@@ -47,8 +47,9 @@ HEALTH_CONNECTIONS: Final = 128
 RESERVED_FILES: Final = 640
 #: more are of no use to a process with one event loop
 _MOST_FILES: Final = 65_536
-#: new connections that are taken at once before others have their turn
-_AT_ONCE: Final = 32
+#: new connections that are taken before those that are there have their turn. A handshake costs as much as half a
+#: claim, and callers who wait open more of them: a port that took all at once would fall behind further and further
+_AT_ONCE: Final = 4
 _BACKLOG: Final = 1024
 #: what accept says when there are no descriptors, or no memory for one
 _USED_UP: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

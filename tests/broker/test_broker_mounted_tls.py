@@ -267,7 +267,7 @@ async def test_the_operator_waits_for_a_certificate_that_can_be_served_and_says_
     settings = Settings(
         "me", host="127.0.0.1", broker_port=0, broker_url="https://broker.example:443", tls_dir=volume.folder
     )
-    ours: Any = Leadership(settings, door, door, election, Telemetry())
+    ours: Any = Leadership(settings, door, door, door, election, Telemetry())
     volume.issue(names=(NAME,))
     async with AsyncExitStack() as stack:
         listening = asyncio.create_task(ours._listen(stack))

@@ -316,7 +316,7 @@ async def starting(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, leader: st
 
     election: Any = SimpleNamespace(timing=Timing(), find_leader=find_leader)
     door: Any = Door(cluster)
-    return Leadership(Settings("me", namespace="sys"), door, door, election, Telemetry())
+    return Leadership(Settings("me", namespace="sys"), door, door, door, election, Telemetry())
 
 
 async def test_an_operator_that_starts_while_the_secret_is_away_takes_what_the_leader_writes_back(

@@ -44,7 +44,7 @@ def made(monkeypatch: pytest.MonkeyPatch, looks: float) -> tuple[Any, Election, 
     monkeypatch.setattr(manager, "_CHECK_SECONDS", 0.0)
     election: Any = Election(looks)
     nobody: Any = SimpleNamespace()
-    ours: Any = Leadership(Settings("me"), nobody, nobody, election, Telemetry())
+    ours: Any = Leadership(Settings("me"), nobody, nobody, nobody, election, Telemetry())
     ours._claims = Claims(election)
     return ours, election, ours._claims
 
@@ -96,7 +96,7 @@ async def test_who_leaves_in_the_middle_of_writes_gives_the_lease_up(monkeypatch
     """What acts is cancelled one by one, and the Lease is kept until the last of it has ended."""
     election: Any = Kept()
     client: Any = SimpleNamespace()
-    ours: Any = Leadership(Settings("me"), client, client, election, Telemetry())
+    ours: Any = Leadership(Settings("me"), client, client, client, election, Telemetry())
     jobs = asyncio.create_task(asyncio.Event().wait())
 
     async def nothing(*_: object) -> None:
@@ -153,7 +153,7 @@ class Taken(Kept):
 async def test_what_is_won_while_the_process_leaves_is_no_term(monkeypatch: pytest.MonkeyPatch) -> None:
     election: Any = Taken()
     client: Any = SimpleNamespace()
-    ours: Any = Leadership(Settings("me"), client, client, election, Telemetry())
+    ours: Any = Leadership(Settings("me"), client, client, client, election, Telemetry())
     terms: list[int] = []
 
     async def lead(term: int) -> None:
@@ -175,7 +175,7 @@ def test_what_a_namespace_uses_of_its_quota_concerns_its_pools_and_its_runs_that
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nobody: Any = SimpleNamespace()
-    ours: Any = Leadership(Settings("me"), nobody, nobody, Election(float("inf")), Telemetry())
+    ours: Any = Leadership(Settings("me"), nobody, nobody, nobody, Election(float("inf")), Telemetry())
     for namespace, pool, suspend in (("a", "phones", False), ("a", "phones", True), ("b", "others", False)):
         name = f"{namespace}-{suspend}"
         metadata = {"namespace": namespace, "name": pool, "uid": f"pool-{namespace}", "resourceVersion": "1"}
@@ -193,7 +193,7 @@ async def test_the_end_of_a_term_names_every_error(monkeypatch: pytest.MonkeyPat
     """Type and text of each, also of those inside groups and of those that have no text."""
     election: Any = Kept()
     client: Any = SimpleNamespace()
-    ours: Any = Leadership(Settings("me"), client, client, election, Telemetry())
+    ours: Any = Leadership(Settings("me"), client, client, client, election, Telemetry())
 
     async def breaks(*_: object) -> None:
         raise ExceptionGroup("watches", [KeyError("spec"), ApiError("LIST it", 500, "InternalError", "no webhook")])
@@ -222,7 +222,7 @@ async def test_claims_that_missed_something_are_not_gone_on_with(monkeypatch: py
     """What is told of a slot, or the answer to a write of it, breaks on a mistake in here: whoever told goes on."""
     election: Any = Kept()
     client: Any = SimpleNamespace()
-    ours: Any = Leadership(Settings("me"), client, client, election, Telemetry())
+    ours: Any = Leadership(Settings("me"), client, client, client, election, Telemetry())
     told: list[str] = []
 
     async def begin(term: int) -> asyncio.Task[None]:
