@@ -66,7 +66,7 @@ class Settings:
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Names that a certificate which is given to the broker has to be good for."""
+        """Names that callers know the broker by: what its certificate has to be good for, also one that is given."""
         return tuple(dict.fromkeys((self.service, urlsplit(self.broker).hostname or self.service, *self.names)))
 
     @property
@@ -120,6 +120,24 @@ def certificate_names(given: Iterable[str]) -> tuple[str, ...]:
             if not all(_LABEL.fullmatch(label) for label in name.removeprefix("*.").lower().split(".")):
                 raise ValueError(f"{name!r} is no DNS name and no address") from None
     return names
+
+
+def broker_address(given: str) -> str:
+    """An address that drivers of runs take, and a certificate can be good for; "" for none. Raises ValueError."""
+    if not given:
+        return ""
+    wrong = (
+        f"{given!r} is no address that drivers of runs take: https://HOST, https://HOST:PORT, with or without a path"
+    )
+    try:
+        url = urlsplit(given)
+        host = url.hostname if url.port is None or url.port > 0 else None
+    except ValueError as error:
+        raise ValueError(f"{wrong} ({error})") from error
+    if url.scheme != "https" or not host or "@" in url.netloc or url.query or url.fragment or not given.isascii():
+        raise ValueError(wrong)
+    certificate_names([host])
+    return given
 
 
 def advertised(address: str, port: int) -> str:

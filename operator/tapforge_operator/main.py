@@ -24,7 +24,14 @@ import uvloop
 from aiohttp import web
 
 from tapforge_operator.clusternetwork import MONITORING, RunNetwork, namespace_labels
-from tapforge_operator.config import Settings, advertised, certificate_names, claim_quotas, device_rules
+from tapforge_operator.config import (
+    Settings,
+    advertised,
+    broker_address,
+    certificate_names,
+    claim_quotas,
+    device_rules,
+)
 from tapforge_operator.kube.cache import WatchFreshness
 from tapforge_operator.kube.client import Client
 from tapforge_operator.kube.credentials import Credentials, NoCluster
@@ -190,6 +197,10 @@ def main(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--certificate-name") from error
     try:
+        address = broker_address(broker_url)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--broker-url") from error
+    try:
         network = RunNetwork(
             run_network, namespace_labels(kuberay_namespace), tuple(map(namespace_labels, metrics_namespaces))
         )
@@ -203,7 +214,7 @@ def main(
         broker_port=broker_port,
         health_port=health_port,
         metrics_token=metrics_token,
-        broker_url=broker_url,
+        broker_url=address,
         run_network=network,
         advertised=advertised(advertise_address, broker_port),
         names=dns_names,

@@ -177,10 +177,9 @@ class Leadership:
     async def _listen(self, stack: AsyncExitStack) -> None:
         settings = self._settings
         service = settings.service
-        names = (service, f"{service}.cluster.local", "localhost", "127.0.0.1", "::1", *settings.names)
-        folder = settings.tls_dir
-        if folder is not None:
-            names = settings.called
+        folder, names = settings.tls_dir, settings.called
+        if folder is None:
+            names = tuple(dict.fromkeys((service, f"{service}.cluster.local", "localhost", "127.0.0.1", "::1", *names)))
         material = await self._material(names)
         keys = Keys(*material.keys)
         claims = Claims(

@@ -19,6 +19,7 @@ from brokers_office import NAME, NAMESPACE, UID, Office, more, opened
 from claim_cluster import KEYS, Lab
 from hypothesis import given
 from hypothesis import strategies as st
+from operators_part import environment, made, pods_of, ray_job, seen
 
 from tapforge_api.base import Spec
 from tapforge_api.claims import Acquire, Given, Held, Release, Renew
@@ -27,6 +28,8 @@ from tapforge_api.progress import Orders, Progress
 from tapforge_envs.slots.broker_calls import Access, BrokerCalls
 from tapforge_operator.broker import http
 from tapforge_operator.broker.claim_record import ClaimRecord, Reading
+from tapforge_operator.config import Settings, broker_address
+from tapforge_operator.trainingrun import rayjob
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.reporter import Reporter
 from tapforge_trainer.cluster.status_report import Final, report_of
@@ -81,6 +84,30 @@ async def test_a_report_arrives_as_it_was_made_and_its_orders_are_obeyed(office:
         assert await reporter.finish("stopped", "as asked")
     report, _ = office.reports.newest(UID)
     assert report is not None and (report.final, report.message) == ("stopped", "as asked")
+
+
+hosts = st.one_of(
+    st.from_regex(r"[a-z0-9.@_\[\]:-]{0,12}", fullmatch=True), st.sampled_from(["broker.example", "[fd00::9]"])
+)
+addresses = st.builds(
+    lambda scheme, host, rest: f"{scheme}{host}{rest}",
+    st.sampled_from(["https://", "http://", "HTTPS://", "https:", ""]),
+    hosts,
+    st.sampled_from(["", ":443", ":0", ":", ":99999", "/", "/claims/", "?a=b", "#a", "/a b", "\n"]),
+)
+
+
+@given(addresses)
+def test_an_address_that_the_operator_takes_is_one_that_drivers_take(text: str) -> None:
+    """`config.broker_address` -> `rayjob.ray_job` -> `Access.of`, whose certificate has to be good for the host."""
+    try:
+        address = broker_address(text)
+    except ValueError:
+        return
+    settings = Settings("me", broker_url=address)
+    run = seen(made({"cluster": {"image": "i"}}, NAME), NAMESPACE)
+    head = environment(pods_of(ray_job(run, 1, rayjob.Broker(settings.broker, "")))["head"])
+    assert Access.of(head).url.host in settings.called
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
