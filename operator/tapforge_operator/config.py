@@ -20,6 +20,8 @@ from tapforge_operator.server import EVERYWHERE
 
 #: a label of DNS, which a namespace's name is
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+#: of a URL without blanks, query and fragment
+_PLAIN: Final = re.compile(r"[!\"$->@-~]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +128,13 @@ def broker_address(given: str) -> str:
     """An address that drivers of runs take, and a certificate can be good for; "" for none. Raises ValueError."""
     if not given:
         return ""
-    wrong = (
-        f"{given!r} is no address that drivers of runs take: https://HOST, https://HOST:PORT, with or without a path"
-    )
+    wrong = f"{given!r} is no address that drivers of runs take, such as https://broker.example:8443"
     try:
         url = urlsplit(given)
         host = url.hostname if url.port is None or url.port > 0 else None
     except ValueError as error:
         raise ValueError(f"{wrong} ({error})") from error
-    if url.scheme != "https" or not host or "@" in url.netloc or url.query or url.fragment or not given.isascii():
+    if url.scheme != "https" or not host or "@" in url.netloc or not _PLAIN.fullmatch(given):
         raise ValueError(wrong)
     certificate_names([host])
     return given

@@ -33,6 +33,9 @@ NO_ADDRESSES = (
     "https://a?x=1",
     "https://a_b",
     "https://[fd00::9",
+    "https://a\n",
+    "https://a/b c",
+    "https://a#b",
 )
 
 
