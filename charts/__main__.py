@@ -102,6 +102,7 @@ _DEPLOYMENT: Final = {
         "            {{- range . }}\n"
         '            - {{ printf "--metrics-namespace=%s" (include "tapforge.labels" .) | quote }}\n'
         "            {{- end }}\n            {{- end }}\n            {{- end }}\n"
+        "            {{- if .Values.devices }}\n            - --devices\n            {{- end }}\n"
         '            {{- if ne .Values.logLevel "INFO" }}\n            - --log-level={{ .Values.logLevel }}\n'
         "            {{- end }}\n"
         '            {{- if include "tapforge.tlsSecret" . }}\n            - --tls-dir=/etc/tapforge/tls\n'
@@ -179,6 +180,24 @@ TEMPLATES: Final = (
     Template(
         "rbac-namespaces.yaml",
         "manifests/overlays/namespaced/binding.yaml",
+        each=".Values.namespaces",
+        exchange={"  namespace: default\n": "  namespace: {{ . | quote }}\n"},
+    ),
+    Template(
+        "logs.yaml",
+        f"{_COMPONENTS}/logs/binding.yaml",
+        each="(concat .Values.namespaces .Values.logNamespaces | uniq)",
+        exchange={"-logs\nroleRef": "-logs\n  namespace: {{ . | quote }}\nroleRef"},
+    ),
+    Template(
+        "devices-cluster.yaml",
+        f"{_COMPONENTS}/devices/binding.yaml",
+        when="and .Values.devices (not .Values.namespaces)",
+    ),
+    Template(
+        "devices-namespaces.yaml",
+        f"{_COMPONENTS}/devices/namespaced/binding.yaml",
+        when=".Values.devices",
         each=".Values.namespaces",
         exchange={"  namespace: default\n": "  namespace: {{ . | quote }}\n"},
     ),

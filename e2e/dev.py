@@ -24,6 +24,7 @@ import yaml
 
 from .cluster import CannotBuild, Cluster, Options, binaries, kuberay
 from .cluster.processes import free_ports
+from .installed import ENABLED
 
 ROOT: Final = Path(__file__).parents[1]
 OPERATOR: Final = "operator"
@@ -93,6 +94,7 @@ class Dev:
         others = [d for d in documents if d["kind"] not in ("CustomResourceDefinition", "Deployment")]
         self._cluster.apply(kinds.stdout, *others)
         self._cluster.wait_kinds()
+        self._cluster.kubectl("label", "namespace", "default", *(f"{key}={value}" for key, value in ENABLED.items()))
         asked = ("auth", "can-i", "list", "nodes", f"--as=system:serviceaccount:{_OWN}:{_ACCOUNT}")
         self._cluster.wait_for("its rights", lambda: self._cluster.kubectl(*asked, check=False).returncode == 0)
 

@@ -19,6 +19,8 @@ from .cluster.node import host
 
 MANIFESTS: Final = Path(__file__).parents[1] / "manifests"
 OPERATOR_NAMESPACE: Final = "tapforge-system"
+#: labels of a namespace that the operator may create in
+ENABLED: Final = {"tapforge.dev/workloads": "enabled"}
 _OPERATOR = f"/apis/apps/v1/namespaces/{OPERATOR_NAMESPACE}/deployments/tapforge-operator"
 #: of the samples
 _TRAINER = "tapforge/trainer:dev"
@@ -44,6 +46,7 @@ def up(built: Path, say: Callable[[str], None] = lambda line: None) -> Iterator[
             loading.result()
         say("the operator is installed")
         cluster.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / "cluster"))
+        cluster.kubectl("label", "namespace", "default", *(f"{key}={value}" for key, value in ENABLED.items()))
         try:
             cluster.wait_for("the operator's Deployment", lambda: operator_is_ready(cluster), 120)
         except RuntimeError as error:
@@ -62,7 +65,7 @@ def operator_is_ready(cluster: Cluster) -> bool:
 
 def room(cluster: Cluster, name: str) -> str:
     """A namespace in which Pods may be made."""
-    cluster.api("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    cluster.api("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": ENABLED}})
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
     cluster.wait_for("the namespace's service account", lambda: cluster.exists(account))
     return name

@@ -69,6 +69,10 @@ SPEC: Final = "tapforge.dev/spec"
 #: on a run as it was resolved: digest of the Pod templates that it was started with
 POD_TEMPLATES: Final = "tapforge.dev/pod-templates"
 
+#: on a namespace, by the cluster's administrator: "enabled" lets the operator create Pods and all else there,
+#: "privileged" also Pods that own their node (manifests/components/confinement)
+WORKLOADS: Final = "tapforge.dev/workloads"
+
 SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 DO_NOT_DISRUPT: Final = "karpenter.sh/do-not-disrupt"
 

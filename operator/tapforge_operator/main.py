@@ -89,6 +89,11 @@ def _identity() -> str:
 @click.option("--own-namespace", envvar="POD_NAMESPACE", default="tapforge-system", help="for Lease, keys, certificate")
 @click.option("--namespace", "namespaces", multiple=True, help="watch only this namespace; may be repeated")
 @click.option("--nodes/--no-nodes", default=True, help="watch nodes, to notice cordoned and lost ones")
+@click.option(
+    "--devices/--no-devices",
+    default=False,
+    help="claims of external devices, in Leases; needs the rights of the component devices",
+)
 @click.option("--host", default=EVERYWHERE, help="address to listen on; :: is every one, IPv4's too")
 @click.option("--broker-port", type=click.IntRange(0, 65535), default=8443, help="port of the claims, HTTPS; 0: any")
 @click.option("--health-port", type=click.IntRange(0, 65535), default=8080, help="port of health and metrics; 0: any")
@@ -159,6 +164,7 @@ def main(
     own_namespace: str,
     namespaces: tuple[str, ...],
     nodes: bool,
+    devices: bool,
     host: str,
     broker_port: int,
     health_port: int,
@@ -189,7 +195,7 @@ def main(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--claim-quota") from error
     try:
-        devices = device_rules(external_device)
+        rules = device_rules(external_device)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--external-device") from error
     try:
@@ -209,7 +215,7 @@ def main(
     settings = Settings(
         identity=identity,
         namespace=own_namespace,
-        scope=Scope(namespaces, nodes),
+        scope=Scope(namespaces, nodes, devices),
         host=host,
         broker_port=broker_port,
         health_port=health_port,
@@ -220,7 +226,7 @@ def main(
         names=dns_names,
         tls_dir=tls_dir,
         quotas=quotas,
-        devices=devices,
+        devices=rules,
         connections=fitting(connections, files),
         address_connections=address_connections,
         in_flight=in_flight,

@@ -354,6 +354,7 @@ class Leadership:
             self._telemetry,
             lambda: self._election.leads,
             lambda: self._requeue(uid),
+            devices=self._settings.scope.devices,
         )
 
     def _slot_changed(self, before: Slot | None, after: Slot | None) -> None:

@@ -20,7 +20,7 @@ from claiming import may
 from e2e import installed
 from e2e.cluster import CannotBuild, Cluster, Options, binaries
 from e2e.cluster.node import CannotRun
-from operator_process import ACCOUNT, Ground, Operator, install, uninstall
+from operator_process import ACCOUNT, Ground, Operator, enabled, install, uninstall
 
 CRDS = sorted((Path(__file__).parents[2] / "crds").glob("*.yaml"))
 _NUMBERS = itertools.count(1)
@@ -132,7 +132,7 @@ def ground(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Ground]
     tests = [item for item in request.session.items if getattr(item, "module", None) is request.module]
     spaces = [f"{short}-{number}" for number in range(len(tests))]
     for space in spaces:
-        cluster.api("POST", "/api/v1/namespaces", {"metadata": {"name": space}})
+        cluster.api("POST", "/api/v1/namespaces", enabled(space))
     own = f"{short}-operator"
     install(cluster, own, spaces)
     for space in spaces:

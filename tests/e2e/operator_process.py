@@ -24,11 +24,17 @@ from typing import Any
 import yaml
 from e2e.cluster import PATIENCE, Cluster
 from e2e.cluster.processes import free_ports
+from e2e.installed import ENABLED
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 ACCOUNT = "tapforge-operator"
 #: namespace that the manifests are written for
 _THEIRS = "tapforge-system"
+_BINDINGS = (
+    "overlays/namespaced/binding.yaml",
+    "overlays/namespaced/logs.yaml",
+    "components/devices/namespaced/binding.yaml",
+)
 _NUMBERS = itertools.count(1)
 
 
@@ -72,7 +78,7 @@ class Operator:
         command += [f"--identity={self.identity}", f"--own-namespace={self.own_namespace}", "--host=127.0.0.1"]
         command += [f"--{name}-port={port}" for name, port in self._ports.items()]
         command += ["--advertise-address=127.0.0.1"]
-        command += self._more
+        command += ["--devices", *self._more]
         command += [f"--namespace={namespace}" for namespace in self._namespaces]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("KUBERNETES_", "POD_", "TAPFORGE_"))}
         self.cluster.run(self.name, command, environment | {"KUBECONFIG": str(self._kubeconfig)})
@@ -204,17 +210,43 @@ def install(cluster: Cluster, own_namespace: str, namespaces: Sequence[str]) -> 
     cluster.apply(space, *documents, *_bindings(own_namespace, namespaces))
 
 
+def enabled(name: str) -> dict[str, Any]:
+    """A namespace in which the operator may create."""
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": dict(ENABLED)}}
+
+
+def label(cluster: Cluster, own_namespace: str, namespace: str, value: str) -> None:
+    """Sets what the operator of `own_namespace` may create in a namespace, "" for nothing, and waits until the API
+    server goes by it: it reads labels some time after they are there."""
+    word = f"tapforge.dev/workloads={value}" if value else "tapforge.dev/workloads-"
+    cluster.kubectl("label", "--overwrite", "namespace", namespace, word)
+    account = f"--as=system:serviceaccount:{own_namespace}:{ACCOUNT}"
+    probe = ("create", "configmap", "probe", "--dry-run=server", account, "-n", namespace)
+    # Never taken: it has no owner.
+    cluster.wait_for(
+        "the label",
+        lambda: (f"label namespace {namespace} " in cluster.kubectl(*probe, check=False).stderr) != bool(value),
+    )
+
+
 def let_in(cluster: Cluster, own_namespace: str, namespaces: Sequence[str]) -> None:
     """Its rights in more namespaces."""
     cluster.apply(*_bindings(own_namespace, namespaces))
 
 
+def let_in_everywhere(cluster: Cluster, own_namespace: str) -> None:
+    """Its rights as the overlay `cluster` and the component `devices` give them."""
+    for file in ("overlays/cluster/binding.yaml", "components/devices/binding.yaml"):
+        cluster.apply(*_read(MANIFESTS / file, own_namespace))
+
+
 def _bindings(own_namespace: str, namespaces: Sequence[str]) -> list[dict[str, Any]]:
     documents = []
     for namespace in namespaces:
-        for document in _read(MANIFESTS / "overlays" / "namespaced" / "binding.yaml", own_namespace):
-            document["metadata"]["namespace"] = namespace
-            documents.append(document)
+        for file in _BINDINGS:
+            for document in _read(MANIFESTS / file, own_namespace):
+                document["metadata"]["namespace"] = namespace
+                documents.append(document)
     return documents
 
 

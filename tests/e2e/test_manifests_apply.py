@@ -29,6 +29,7 @@ def own(built: None) -> Iterator[Cluster]:
     # This admission plugin is on in some distributions.
     strict = {"kube-apiserver": {"enable-admission-plugins": "NodeRestriction,OwnerReferencesPermissionEnforcement"}}
     with Cluster(Options(nodes=1, flags=strict)) as own:
+        own.kubectl("label", "namespace", HERE, "tapforge.dev/workloads=enabled")
         yield own
 
 
@@ -57,6 +58,8 @@ def _install(own: Cluster, overlay: str) -> None:
     if overlay == "namespaced":  # what the other overlay may have left behind
         wide = ("tapforge-operator-pools", "tapforge-operator-nodes")
         own.kubectl("delete", "clusterrolebinding", *wide, "--ignore-not-found")
+    else:
+        own.kubectl("delete", "rolebinding", "tapforge-operator-logs", "-n", HERE, "--ignore-not-found")
     rights = (("tapforge.dev", "emulatorpools", HERE), ("tapforge.dev", "emulatorpools", ""), ("", "nodes", ""))
     told = [True, overlay == "cluster", overlay == "cluster"]
     own.wait_for("its rights", lambda: [may(own, OPERATOR, "list", *right) for right in rights] == told)
@@ -150,14 +153,16 @@ QUESTIONS = [
     ("deletecollection", "", "pods", HERE, "", set()),
     ("create", "", "pods/exec", HERE, "", set()),
     ("create", "", "pods/eviction", HERE, "", set()),
-    ("get", "", "pods/log", HERE, "", {"cluster", "namespaced"}),
-    ("delete", "coordination.k8s.io", "leases", HERE, "", {"cluster", "namespaced"}),
+    ("get", "", "pods/log", HERE, "", {"namespaced"}),
+    ("get", "", "pods/log", THERE, "", set()),
+    ("delete", "coordination.k8s.io", "leases", HERE, "", set()),
     ("delete", "policy", "poddisruptionbudgets", HERE, "", set()),
     ("create", "policy", "poddisruptionbudgets", HERE, "", {"cluster", "namespaced"}),
-    ("patch", "coordination.k8s.io", "leases", HERE, "", {"cluster", "namespaced"}),
-    ("patch", "coordination.k8s.io", "leases", "kube-system", "", {"cluster"}),
+    ("list", "coordination.k8s.io", "leases", HERE, "", set()),
+    ("patch", "coordination.k8s.io", "leases", HERE, "", set()),
+    ("patch", "coordination.k8s.io", "leases", "kube-system", "", set()),
     ("patch", "coordination.k8s.io", "leases", "tapforge-system", "tapforge-operator", {"cluster", "namespaced"}),
-    ("patch", "coordination.k8s.io", "leases", "tapforge-system", "another", {"cluster"}),
+    ("patch", "coordination.k8s.io", "leases", "tapforge-system", "another", set()),
     ("get", "batch", "jobs", HERE, "", {"cluster", "namespaced"}),
     ("create", "ray.io", "rayjobs", HERE, "", {"cluster", "namespaced"}),
     ("patch", "ray.io", "rayjobs", HERE, "", set()),
@@ -173,7 +178,8 @@ QUESTIONS = [
     ("list", "", "secrets", "tapforge-system", "", set()),
     ("get", "", "secrets", "tapforge-system", "another", set()),
     ("get", "", "secrets", "tapforge-system", "tapforge-broker", {"cluster", "namespaced"}),
-    ("get", "", "configmaps", HERE, "", {"cluster", "namespaced"}),
+    ("get", "", "configmaps", HERE, "", set()),
+    ("patch", "", "configmaps", HERE, "", {"cluster", "namespaced"}),
     ("list", "", "configmaps", HERE, "", set()),
     ("delete", "", "configmaps", HERE, "", set()),
     ("get", "", "configmaps", "tapforge-system", "tapforge-broker-ca", {"cluster", "namespaced"}),
@@ -254,20 +260,15 @@ def test_another_namespace_and_another_name_are_confined_as_well(whole, tmp_path
         "its confinement",
         lambda: "EmulatorPool controls" in whole.kubectl(*alone, HERE, f"--as={other}", check=False).stderr,
     )
-    # One that was bound by hand, and an administrator that is a service account.
-    for account, role in (("mine", "tapforge-operator"), ("robot", "cluster-admin")):
-        whole.kubectl("create", "serviceaccount", account, "-n", HERE)
-        for part in ("pools", "reviews") if account == "mine" else ("",):
-            name, bound = f"{account}{part}", f"{role}-{part}" if part else role
-            whole.kubectl(
-                "create", "clusterrolebinding", name, f"--clusterrole={bound}", f"--serviceaccount={HERE}:{account}"
-            )
-        who = f"system:serviceaccount:{HERE}:{account}"
-        rights = [("create", "", "pods", THERE), ("keep", "tapforge.dev", "confinement", "")]
-        whole.wait_for("its rights", lambda who=who, rights=rights: all(may(whole, who, *right) for right in rights))
-        said = whole.kubectl(*alone, THERE, f"--as={who}", check=False).stderr
-        assert ("EmulatorPool controls" in said) is (account == "mine"), said
-    whole.kubectl("delete", "clusterrolebinding", "minepools", "minereviews", "robot")
+    # Nobody else is: an administrator that is a service account.
+    whole.kubectl("create", "serviceaccount", "robot", "-n", HERE)
+    whole.kubectl(
+        "create", "clusterrolebinding", "robot", "--clusterrole=cluster-admin", f"--serviceaccount={HERE}:robot"
+    )
+    robot = f"system:serviceaccount:{HERE}:robot"
+    whole.wait_for("its rights", lambda: may(whole, robot, "create", "", "pods", THERE))
+    whole.kubectl(*alone, THERE, f"--as={robot}")
+    whole.kubectl("delete", "clusterrolebinding", "robot")
 
 
 def _pool(cluster: Cluster, name: str, namespace: str = HERE) -> str:
@@ -376,6 +377,11 @@ def test_the_operator_lives_with_these_rights(installed, overlay):
         installed.kubectl("delete", kind, "--all", "--wait=false", "-n", HERE)
     # The Deployment's Pod is a fake one, which leads nothing.
     namespaces, more = SCOPE[overlay]
+    devices = MANIFESTS / "components" / "devices" / ("" if overlay == "cluster" else overlay) / "binding.yaml"
+    installed.kubectl("apply", "-f", str(devices))
+    for verb in ("list", "create"):
+        lease = (verb, "coordination.k8s.io", "leases", HERE)
+        installed.wait_for("rights on Leases", lambda lease=lease: may(installed, OPERATOR, *lease))
     it = Operator(installed, "tapforge-system", namespaces, identity=overlay, arguments=more).start().wait_ready()
     for name in ("pool-phones.yaml", "pool-devices.yaml"):
         installed.kubectl("apply", "-f", str(MANIFESTS / "samples" / name), "-n", HERE)
@@ -407,6 +413,7 @@ def test_the_operator_lives_with_these_rights(installed, overlay):
     lines = [json.loads(line) for line in it.log().splitlines()]
     assert not [line for line in lines if ": 403 " in str(line) or "orbidden" in str(line)]
     assert not [line for line in lines if line["level"] == "ERROR"]
+    installed.kubectl("delete", "-f", str(devices))
     installed.kubectl("delete", "emulatorpools", "--all", "--wait=false", "-n", HERE)
 
 

@@ -11,7 +11,7 @@ import yaml
 from claiming import Caller, caller, run, run_pod
 from e2e.cluster import Cluster
 from live_pool import LivePool, only_on, own_nodes, stays, uids
-from operator_process import ACCOUNT, MANIFESTS, Ground, Operator, let_in
+from operator_process import ACCOUNT, MANIFESTS, Ground, Operator, enabled, label, let_in
 
 ROLES = "/apis/rbac.authorization.k8s.io/v1"
 
@@ -20,7 +20,7 @@ ROLES = "/apis/rbac.authorization.k8s.io/v1"
 def leaving(cluster: Cluster, ground: Ground) -> Iterator[str]:
     """One more namespace of the operator's."""
     name = f"{ground.own}-leaving"
-    cluster.api("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    cluster.api("POST", "/api/v1/namespaces", enabled(name))
     let_in(cluster, ground.own, [name])
     yield name
     cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
@@ -98,6 +98,28 @@ def test_a_right_that_is_taken_away_is_named(cluster: Cluster, space: str, groun
     del before["metadata"]["resourceVersion"], before["metadata"]["uid"]
     cluster.api("POST", usual.rpartition("/")[0], before)
     assert set(kept) < set(uids(pool.wait_ready(2)))
+    assert pool.says("Stalled", "False")
+
+
+def test_a_namespace_that_is_not_enabled_keeps_what_it_has_and_gets_nothing_new(
+    cluster: Cluster, space: str, ground: Ground, operator: Operator
+) -> None:
+    """As after an upgrade from a release that knew no label."""
+    pool = LivePool(cluster, space, replicas=2)
+    kept = uids(pool.wait_ready(2))
+    who = caller(operator, space)
+    claim = who.acquire_one(ttlSeconds=600)
+    label(cluster, ground.own, space, "")
+    pool.edit(replicas=3)
+    pool.wait("word of it", lambda: pool.says("Stalled", "True", "NamespaceNotEnabled"))
+    assert f"kubectl label namespace {space} tapforge.dev/workloads=enabled" in pool.condition("Stalled")["message"]
+    devices = LivePool(cluster, space, "devices", external={"urls": ["http://127.0.0.1:9"]})
+    devices.wait("word of it", lambda: devices.says("Stalled", "True", "NamespaceNotEnabled"))
+    assert uids(pool.pods()) == kept and who.state(claim) == "held"
+    who.release(claim)
+    label(cluster, ground.own, space, "enabled")
+    pool.edit(replicas=4)  # tried at once; the label alone is noticed within half a minute
+    assert set(kept) < set(uids(pool.wait_ready(4)))
     assert pool.says("Stalled", "False")
 
 

@@ -17,7 +17,7 @@ from claiming import Caller, Denied, caller
 from e2e.cluster import MERGE, Cluster, Options, Refused, binaries, fake, kuberay
 from live_pool import LivePool, phone, ready, stays, uids
 from live_run import SMALL, LiveRun, pool_source
-from operator_process import Ground, Operator
+from operator_process import Ground, Operator, label
 from operators_part import RUN_FILES, made, pods_of, ray_job, seen, written
 
 from tapforge_api import load
@@ -91,6 +91,24 @@ def test_absent_kuberay_and_one_that_is_too_old_are_named_and_waited_for(
     run.wait("the status to say so", lambda: run.says("Stalled", "False"))
     everywhere = [f"RayJobs can be made (in namespace {each})" for each in ground.spaces]
     run.wait("the other namespaces", lambda: all(words in operator.log() for words in everywhere))
+
+
+def test_a_run_waits_for_the_label_of_its_namespace(
+    cluster: Cluster, ground: Ground, space: Space, operator: Operator
+) -> None:
+    label(cluster, ground.own, space, "")
+    head = {"template": {"spec": {"containers": [{"name": "ray", "securityContext": {"privileged": True}}]}}}
+    runs = LiveRun(cluster, space), LiveRun(cluster, space, "host", cluster={**SMALL, "head": head})
+    for run in runs:
+        run.wait("word of it", lambda run=run: run.says("Stalled", "True", "NamespaceNotEnabled"))
+        assert f"kubectl label namespace {space} tapforge.dev/workloads=enabled" in run.status()["message"]
+    label(cluster, ground.own, space, "enabled")
+    runs[0].wait_job()
+    wanted = f"kubectl label --overwrite namespace {space} tapforge.dev/workloads=privileged"
+    runs[1].wait("word of the host", lambda: wanted in runs[1].status()["message"])
+    assert not runs[1].jobs()
+    label(cluster, ground.own, space, "privileged")
+    runs[1].wait_job()
 
 
 # --- from begin to end ------------------------------------------------------------------------------------------------

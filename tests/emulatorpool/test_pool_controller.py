@@ -21,7 +21,7 @@ from tapforge_operator.broker.claim_record import ClaimRecord, Keys
 from tapforge_operator.broker.service import Claims
 from tapforge_operator.broker.types import ClaimQuotas
 from tapforge_operator.controller import WorkQueue
-from tapforge_operator.emulatorpool import apply, controller
+from tapforge_operator.emulatorpool import apply, controller, devices
 from tapforge_operator.emulatorpool.controller import PoolController
 from tapforge_operator.emulatorpool.state import template_hash
 from tapforge_operator.kube.cache import Cache
@@ -31,6 +31,7 @@ from tapforge_operator.observability.metrics import Telemetry
 Json = dict[str, Any]
 PODS = "/api/v1/namespaces/lab/pods"
 EVENTS = "/api/v1/namespaces/lab/events"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/lab/leases"
 BUDGETS = "/apis/policy/v1/namespaces/lab/poddisruptionbudgets"
 BUDGET = f"{BUDGETS}/phones-claimed"
 IMAGE = {"spec": {"containers": [{"name": "emulator", "image": "phone:1"}]}}
@@ -57,6 +58,8 @@ class SmallApiServer:
     pool: Json = field(default_factory=lambda: POOL)
     #: how many writes of a status fail
     deaf: int = 0
+    #: why no Lease may be made
+    closed: str = ""
     creates: int = 0
     version: int = 10
 
@@ -82,6 +85,10 @@ class SmallApiServer:
             return web.json_response({"message": "no room"}, status=507 if self.eventless else 201)
         if request.path.startswith(BUDGETS):
             return self.budget(request, body)
+        if request.path == LEASES:
+            assert request.query["dryRun"] == "All"
+            text = f"denied request: {self.closed}" if self.closed else ""
+            return web.json_response({"reason": "Forbidden", "message": text}, status=403 if text else 201)
         if request.path == PODS:
             self.creates += 1
             name = body["metadata"]["name"]
@@ -225,6 +232,21 @@ async def test_a_slot_on_another_place_waits_for_the_one_that_makes_room() -> No
         api.hung["pod-5"].set()
         await until(lambda: api.creates)
         assert len(api.pods) == 2
+
+
+async def test_external_devices_that_nobody_could_claim_stall_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "LONGEST_NOT_ENABLED", 0.1)
+    api = SmallApiServer(closed="namespace lab has no label tapforge.dev/workloads=enabled")
+    api.pool = {**POOL, "spec": {"external": {"urls": ["http://127.0.0.1:9"]}}}
+
+    def stalled(status: str) -> bool:
+        found = [c for s in api.statuses[-1:] for c in s["conditions"] if c["type"] == "Stalled"]
+        return [(c["status"], api.closed in c["message"]) for c in found] == [(status, True)]
+
+    async with keeping(api, pool=api.pool):
+        await until(lambda: stalled("True"))
+        api.closed = ""
+        await until(lambda: stalled("False"))
 
 
 async def test_a_disruption_budget_that_somebody_deleted_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

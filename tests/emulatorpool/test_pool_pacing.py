@@ -262,6 +262,12 @@ def test_a_clock_that_is_set_back_holds_no_boot_longer_than_its_back_off() -> No
             "unable to create new content in namespace x because it is being terminated",
             "NamespaceTerminating",
         ),
+        (
+            403,
+            "Forbidden",
+            "ValidatingAdmissionPolicy 'p' denied request: namespace x has no label tapforge.dev/workloads=enabled",
+            "NamespaceNotEnabled",
+        ),
         (403, "Forbidden", 'User "x" cannot create resource "pods"', "Forbidden"),
         (422, "Invalid", 'Pod "a" is invalid: spec.containers[0].image: Required value', "Invalid"),
         (400, "BadRequest", "admission webhook denied the request", "Invalid"),
@@ -296,6 +302,27 @@ def test_a_refusal_holds_all_creates_and_one_is_tried_now_and_then() -> None:
     works = decide(of, [booting(of, probe.ordinal, name=probe.name, started=now)], made.history, now + 1)
     assert len(works.creates) == 9
     assert conditions(works)["Degraded"][0] == "False"
+
+
+def test_a_namespace_that_may_be_labelled_at_any_moment_is_tried_again_soon() -> None:
+    of, closed = pool(replicas=10), Refusal("NamespaceNotEnabled", "namespace x has no label")
+    made, now, waits = decide(of), NOW, []
+    for _ in range(5):
+        made = decide(of, [], made.history, now, refusals=[closed])
+        assert conditions(made)["Stalled"] == ("True", "NamespaceNotEnabled")
+        assert made.requeue_after is not None
+        waits.append(made.requeue_after)
+        now += made.requeue_after
+        made = decide(of, [], made.history, now)
+    assert waits == pytest.approx([5, 10, 20, 30, 30])
+
+
+def test_devices_that_can_not_be_claimed_stall_their_pool_and_no_other() -> None:
+    refused = Refusal("DevicesNotEnabled", "the operator has no rights on Leases")
+    devices = pool(external={"urls": ["http://a"]}, template=None, replicas=None)
+    assert conditions(decide(devices, no_devices=refused))["Stalled"] == ("True", "DevicesNotEnabled")
+    assert conditions(decide(devices))["Stalled"][0] == "False"
+    assert conditions(decide(pool(), no_devices=refused))["Stalled"][0] == "False"
 
 
 def test_a_try_without_an_answer_is_not_repeated_at_once() -> None:

@@ -61,7 +61,9 @@ class Server:
 
 
 @asynccontextmanager
-async def resynced(server: Server, *spaces: str, every: float = 600.0) -> AsyncIterator[tuple[Cache, Informers]]:
+async def resynced(
+    server: Server, *spaces: str, every: float = 600.0, devices: bool = True
+) -> AsyncIterator[tuple[Cache, Informers]]:
     app = web.Application()
     app.router.add_route("GET", "/{rest:.*}", server.answer)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -70,7 +72,7 @@ async def resynced(server: Server, *spaces: str, every: float = 600.0) -> AsyncI
     telemetry = Telemetry()
     telemetry.event("list")
     seen = Cache(telemetry, lambda uid: None)
-    following = Informers(seen, Scope(spaces, nodes=False), telemetry)
+    following = Informers(seen, Scope(spaces, nodes=False, devices=devices), telemetry)
     try:
         info = kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")
         async with Client(info, deadline=300.0) as client:
@@ -149,6 +151,12 @@ async def test_a_kind_that_is_not_known_for_a_moment_is_not_forgotten(kind: str)
             server.kinds[kind] = there
             assert len(index) == 1, asked
             await following.sync(server.client)
+
+
+async def test_without_rights_on_leases_none_is_read() -> None:
+    server = Server()
+    async with resynced(server, devices=False):
+        assert server.lists and "leases" not in server.lists
 
 
 async def test_leases_are_told_whole_after_each_list() -> None:

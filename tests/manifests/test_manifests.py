@@ -20,10 +20,12 @@ from tapforge_api import load_pool
 from tapforge_api.training_run import CHANGEABLE
 from tapforge_operator import labels as wellknown
 from tapforge_operator.broker.tls import CONFIG_MAP, SECRET
+from tapforge_operator.emulatorpool.backoff import refusal
 from tapforge_operator.emulatorpool.pod import slot_pods
 from tapforge_operator.emulatorpool.state import NewSlot, Pool
 from tapforge_operator.main import LEASE, main
 from tapforge_operator.observability.metrics import Telemetry
+from tapforge_operator.trainingrun.apply import FOREIGN
 from tapforge_trainer.cli_env import serve
 
 ROOT = Path(__file__).parents[2]
@@ -34,12 +36,14 @@ ACCOUNT = {"kind": "ServiceAccount", "name": "tapforge-operator", "namespace": "
 KUSTOMIZATIONS = sorted(
     [*MANIFESTS.rglob("kustomization.yaml"), *MANIFESTS.rglob("Kustomization"), ROOT / "crds" / "Kustomization"]
 )
+#: what kustomize is told of references that it doesn't know
+REFERENCES = sorted(MANIFESTS.rglob("references.yaml"))
 #: everything that is installed, in whatever combination
 INSTALLED = sorted(
     path
     for folder in ("base", "overlays", "components")
     for path in (MANIFESTS / folder).rglob("*.yaml")
-    if path not in KUSTOMIZATIONS
+    if path not in (*KUSTOMIZATIONS, *REFERENCES)
 )
 
 
@@ -68,12 +72,12 @@ def test_every_kustomization_names_what_is_there_and_no_file_is_left_over():
     used = set()
     for path in KUSTOMIZATIONS:
         content = yaml.safe_load(path.read_text())
-        for name in [*content.get("resources", ()), *content.get("components", ())]:
+        for name in [name for kind in ("resources", "components", "configurations") for name in content.get(kind, ())]:
             found = (path.parent / name).resolve()
             assert found.exists(), f"{path}: {name}"
             used.add(found)
     samples = set(SAMPLES.glob("pool-*.yaml"))
-    assert {path.resolve() for path in [*INSTALLED, *samples]} <= used
+    assert {path.resolve() for path in [*INSTALLED, *REFERENCES, *samples]} <= used
 
 
 def test_objects_have_a_kind_and_a_name_of_their_own():
@@ -96,21 +100,21 @@ ROLES: dict[str, dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]]] = {
         ("tapforge.dev", "emulatorpools/finalizers", ()): ("update",),
         ("tapforge.dev", "trainingruns/finalizers", ()): ("update",),
         ("", "pods", ()): (*READ, "create", "patch", "delete"),
-        ("", "pods/log", ()): ("get",),
         ("policy", "poddisruptionbudgets", ()): ("get", "create"),
-        ("coordination.k8s.io", "leases", ()): (*READ, "create", "patch", "delete"),
         ("batch", "jobs", ()): ("get",),
         ("ray.io", "rayclusters", ()): ("get",),
         ("ray.io", "rayjobs", ()): (*READ, "create", "delete"),
-        ("", "configmaps", ()): ("get", "create", "patch"),
+        ("", "configmaps", ()): ("create", "patch"),
+        ("networking.k8s.io", "networkpolicies", ()): ("get", "create", "patch"),
         ("", "persistentvolumeclaims", ()): ("get",),
         ("", "events", ()): ("create",),
     },
     "tapforge-operator-reviews": {
         ("authentication.k8s.io", "tokenreviews", ()): ("create",),
         ("authorization.k8s.io", "subjectaccessreviews", ()): ("create",),
-        ("tapforge.dev", "confinement", ()): ("keep",),
     },
+    "tapforge-operator-logs": {("", "pods/log", ()): ("get",)},
+    "tapforge-operator-devices": {("coordination.k8s.io", "leases", ()): (*READ, "create", "patch", "delete")},
     "tapforge-operator-nodes": {("", "nodes", ()): LOOK},
     "tapforge-operator-kueue": {
         ("kueue.x-k8s.io", "admissionchecks", ()): LOOK,
@@ -191,8 +195,10 @@ def test_what_needs_the_whole_cluster_can_be_left_out_but_for_the_reviews():
     """Tokens and permissions have no namespace; everything else is bound by an overlay or a component."""
     base = [t for t in documents(*(MANIFESTS / "base").glob("*.yaml")) if t["kind"] == "ClusterRoleBinding"]
     assert [binding["roleRef"]["name"] for binding in base] == ["tapforge-operator-reviews"]
-    namespaced = [t["kind"] for t in documents(MANIFESTS / "overlays" / "namespaced" / "binding.yaml")]
-    assert namespaced == ["RoleBinding"]
+    namespaced = MANIFESTS / "overlays" / "namespaced"
+    assert [t["kind"] for name in ("binding", "logs") for t in documents(namespaced / f"{name}.yaml")] == 2 * [
+        "RoleBinding"
+    ]
 
 
 def test_the_operators_pod_asks_for_no_privilege():
@@ -275,26 +281,42 @@ def test_the_operator_understands_how_it_is_started():
     assert ports == {"broker": said["broker_port"], "health": said["health_port"]}
 
 
-def test_policies_name_no_account_and_what_the_operator_writes():
+def test_policies_know_the_operator_and_what_it_writes():
     policies = {p["metadata"]["name"]: p["spec"] for p in of_kind("ValidatingAdmissionPolicy")}
     deletion, confinement = policies["claimed-pools.tapforge.dev"], policies["operator-writes-its-own.tapforge.dev"]
     assert repr(wellknown.ALLOW_DELETE) in deletion["validations"][0]["expression"]
     assert str(list(CHANGEABLE)) in yaml.safe_dump(policies["started-runs.tapforge.dev"], width=1000)
-    written = yaml.safe_dump(confinement)
-    assert ACCOUNT["name"] not in written and ACCOUNT["namespace"] not in written, "an overlay would not change it here"
-    for binding in of_kind("ValidatingAdmissionPolicyBinding"):
-        assert binding["spec"]["policyName"] in policies
-        assert binding["spec"]["validationActions"] == ["Deny"]
-    # Whatever kind the operator may write where pools are, the policy knows; an event belongs to nobody.
+    bindings = {b["spec"]["policyName"]: b["spec"] for b in of_kind("ValidatingAdmissionPolicyBinding")}
+    assert set(bindings) == set(policies)
+    assert all(binding["validationActions"] == ["Deny"] for binding in bindings.values())
+    account = {"name": ACCOUNT["name"], "namespace": ACCOUNT["namespace"], "parameterNotFoundAction": "Allow"}
+    assert bindings["operator-writes-its-own.tapforge.dev"]["paramRef"] == account
+    assert ACCOUNT["namespace"] not in yaml.safe_dump(confinement), "an overlay would not change it here"
+    # Whatever kind the operator may write, the policy knows; an event belongs to nobody.
     written = {
         (group, resource)
-        for (group, resource, _), verbs in ROLES["tapforge-operator-pools"].items()
+        for role in ("tapforge-operator-pools", "tapforge-operator-devices", "tapforge-operator")
+        for (group, resource, _), verbs in ROLES[role].items()
         if {"create", "patch", "delete"} & set(verbs) and "/" not in resource and resource != "events"
     }
     rules = confinement["matchConstraints"]["resourceRules"]
     assert {
         (group, resource) for rule in rules for group in rule["apiGroups"] for resource in rule["resources"]
     } == written
+
+
+def test_the_confinement_speaks_as_the_operator_understands():
+    confinement = next(p["spec"] for p in of_kind("ValidatingAdmissionPolicy") if "paramKind" in p["spec"])
+    own = next(v["expression"] for v in confinement["variables"] if v["name"] == "own")
+    assert f"['leases/{LEASE}', 'secrets/{SECRET}', 'configmaps/{CONFIG_MAP}']" in own
+    words = [v.get("message") or v["messageExpression"] for v in confinement["validations"]]
+    assert [word for word in words if word.startswith(FOREIGN)] == [words[2]]
+    found = [refusal(403, "Forbidden", f'pods "a" is forbidden: denied request: {word}') for word in words]
+    reasons = [one.reason for one in found if one is not None]
+    assert reasons == ["NamespaceNotEnabled" if wellknown.WORKLOADS in word else "Forbidden" for word in words], (
+        "what a label would change is known by it"
+    )
+    assert reasons.count("NamespaceNotEnabled") == 3
 
 
 SAMPLES_OF_POOLS = sorted([*SAMPLES.glob("pool-*.yaml"), *SAMPLES.glob("scaling-*.yaml")])

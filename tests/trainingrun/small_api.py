@@ -145,6 +145,8 @@ class Line:
         return await self._write(lambda: self.api.create(path, body))
 
     async def patch(self, path: str, body: Object) -> Object:
+        if not body:  # nothing is written
+            return await self.get(path)
         return await self._write(lambda: self.api.patch(path, body))
 
     async def delete(self, path: str, body: Object) -> Object:

@@ -29,7 +29,8 @@ from typing import Final, Literal, Protocol
 
 from tapforge_operator import labels
 from tapforge_operator.controller import InFlight
-from tapforge_operator.emulatorpool.backoff import PER_PASS, refusal
+from tapforge_operator.emulatorpool.backoff import LONGEST_NOT_ENABLED, PER_PASS, refusal
+from tapforge_operator.emulatorpool.devices import DeviceLeases
 from tapforge_operator.emulatorpool.pod import disruption_budget, retain_patch, slot_pods
 from tapforge_operator.emulatorpool.state import Device, Held, NewSlot, Plan, Pool, Refusal, Removal
 from tapforge_operator.kube.cache import Cache
@@ -56,8 +57,9 @@ _BUDGET_SECONDS: Final = 300.0
 _BUDGET_SOON: Final = 5.0
 
 #: what is in flight: which call, and the UID or the name that it is about
-Call = tuple[Literal["remove", "create", "budget", "events"], str]
+Call = tuple[Literal["remove", "create", "budget", "leases", "events"], str]
 _BUDGET: Final[Call] = ("budget", "")
+_LEASES: Final[Call] = ("leases", "")
 
 
 class Claims(Protocol):
@@ -84,8 +86,10 @@ class SlotWrites:
         telemetry: Telemetry,
         leads: Callable[[], bool],
         requeue: Callable[[], None],
+        devices: bool,
     ):
-        """`requeue` is called when something has ended that a pass left behind."""
+        """`requeue` is called when something has ended that a pass left behind. `devices`: external ones can be
+        claimed."""
         self._client = client
         self._cache = cache
         self._claims = claims
@@ -93,8 +97,9 @@ class SlotWrites:
         self._leads = leads
         self._in_flight: InFlight[Call] = InFlight(requeue)
         self._budget = Budget(client, self._ask_leave)
-        #: what the last plan knew of the budget
-        self._reported = ""
+        self._leases = DeviceLeases(client, devices)
+        #: what the last plan knew of the budget and of the Leases
+        self._reported: tuple[str, Refusal | None] = "", None
         self._refusals: list[Refusal] = []
         self._tails: dict[str, str] = {}
         #: since when an ordinal's slot is known to be sick
@@ -104,19 +109,20 @@ class SlotWrites:
     @property
     def has_news(self) -> bool:
         """There is something that the next plan should know at once."""
-        return bool(self._refusals or self._tails) or self._budget.trouble != self._reported
+        said = self._budget.trouble, self._leases.refusal
+        return bool(self._refusals or self._tails) or said != self._reported
 
-    def take_news(self) -> tuple[Sequence[Refusal], Mapping[str, str], str]:
-        """What was refused, and the ends of logs by Pod; each is handed out once. And what is wrong with the disruption
-        budget, for as long as it is."""
-        news = tuple(self._refusals), dict(self._tails), self._budget.trouble
-        self._refusals, self._tails, self._reported = [], {}, self._budget.trouble
-        return news
+    def take_news(self) -> tuple[Sequence[Refusal], Mapping[str, str], str, Refusal | None]:
+        """What was refused, and the ends of logs by Pod; each is handed out once. And for as long as it is so, what is
+        wrong with the disruption budget, and why external devices can't be claimed."""
+        refusals, tails, self._refusals, self._tails = tuple(self._refusals), self._tails, [], {}
+        self._reported = self._budget.trouble, self._leases.refusal
+        return refusals, tails, *self._reported
 
     @property
     def wait(self) -> float:
         """Seconds until there is something to do without any plan."""
-        return self._budget.wait
+        return self._budget.wait or self._leases.wait
 
     async def end(self) -> None:
         """Nothing is written any more afterwards."""
@@ -128,6 +134,7 @@ class SlotWrites:
             self._claims.revoke(uid, reason)
         self._claims.withhold(pool.uid, planned.withhold)
         self._keep_budget(pool, planned)
+        self._probe_leases(pool)
         self._remove(pool, planned)
         self._make(pool, planned)
         # While there are more to create than one plan has, the next plan begins before the last of this one are there.
@@ -153,6 +160,11 @@ class SlotWrites:
         needed = bool(planned.creates) or slots or bool(self._budget.trouble)
         if needed and not pool.deleting and not self._budget.wait and _BUDGET not in self._in_flight:
             self._in_flight.begin(_BUDGET, self._budget.keep(pool))
+
+    def _probe_leases(self, pool: Pool) -> None:
+        external = pool.spec.template is None and not pool.deleting
+        if external and not self._leases.wait and _LEASES not in self._in_flight:
+            self._in_flight.begin(_LEASES, self._leases.probe(pool))
 
     def _remove(self, pool: Pool, planned: Plan) -> None:
         began = time.monotonic()
@@ -308,7 +320,8 @@ class SlotWrites:
                 where, deadline=_LOG_SECONDS, container=container, tailLines=lines, limitBytes=most
             )
         except ApiError as error:  # no reason to keep a dead phone
-            said = f"(its log could not be read: {error.message})"
+            help_ = f"; bind ClusterRole tapforge-operator-logs in namespace {slot.namespace}" * (error.status == 403)
+            said = f"(its log could not be read: {error.message}{help_})"
         return said[-_LOG_CHARACTERS:]
 
 
@@ -387,8 +400,11 @@ class Budget:
             about = ref("EmulatorPool", pool.namespace, pool.name, pool.uid)
             log.warning("pool %s/%s has no disruption budget yet: %s", pool.namespace, pool.name, error, extra=about)
             if not error.passing and error.status != 409:
-                self._next = time.monotonic() + _BUDGET_SECONDS
-                self.trouble = f"the PodDisruptionBudget {name} can't be made: {error.message.rstrip('.')}"
+                refused = refusal(error.status, error.reason, error.message)
+                waits_for_label = refused is not None and refused.reason == "NamespaceNotEnabled"
+                self._next = time.monotonic() + (LONGEST_NOT_ENABLED if waits_for_label else _BUDGET_SECONDS)
+                why = (refused.message if refused is not None else error.message).rstrip(".")
+                self.trouble = f"the PodDisruptionBudget {name} can't be made: {why}"
             return
         if _is_left_over(there, pool):
             self._next = time.monotonic() + _BUDGET_SOON

@@ -11,7 +11,8 @@ failure was seen belong to the same failure, so a whole batch counts once. The n
 1 s, 2 s, 4 s, ... up to 5 minutes and halves how many slots may boot at a time, down to one.
 
 *Refusals.* A refusal holds all creates of the pool. It is tried again with one slot, after 5 s, then 10, 20, ... up to
-5 minutes; at once when the pool's spec changed. It is over when that one slot exists.
+5 minutes; at once when the pool's spec changed. It is over when that one slot exists. A namespace that isn't enabled is
+tried again at least every 30 s: its label is no change of the pool, and the operator can't watch namespaces.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from tapforge_operator import labels
 from tapforge_operator.emulatorpool.state import BootFailures, History, NewSlot, Observed, Refusal, Refused, Spent
 from tapforge_operator.kube.types import Slot
 
 HOUR = 3600.0
 #: pauses after boots that failed and after creates that were refused, seconds
 FIRST_BOOT, FIRST_REFUSED, LONGEST = 1.0, 5.0, 300.0
+#: between two creates in a namespace that may be given its label at any moment
+LONGEST_NOT_ENABLED = 30.0
 #: creates in one plan: what the API server carries out in about a second
 PER_PASS = 1000
 #: slots that may boot at a time after a boot failed, halved with each one in a row
@@ -38,7 +42,22 @@ WORTH_SAYING = 2
 PORTION = 300.0
 
 #: these pass only when a person changes something
-NEEDS_A_PERSON = frozenset({"PodSecurity", "Invalid", "Forbidden", "NameTaken"})
+NEEDS_A_PERSON = frozenset(
+    {"PodSecurity", "NamespaceNotEnabled", "Invalid", "Forbidden", "NameTaken", "DevicesNotEnabled"}
+)
+#: what the pool says to whoever can help
+REMEDY = {
+    "QuotaExceeded": "Raise the namespace's quota or make the pool smaller",
+    "PodSecurity": "Change the template or kvm.mode, or the namespace's pod-security.kubernetes.io/enforce label",
+    "NamespaceNotEnabled": "Only an administrator of the cluster may label a namespace",
+    "Invalid": "Change spec.template",
+    "Forbidden": "Let the operator create such Pods: its role, an admission policy or a LimitRange says no",
+    "NameTaken": "Delete the Pod of that name, or rename the pool",
+    "NamespaceTerminating": "The namespace is being deleted",
+    "DevicesNotEnabled": "Its administrator may change that",
+}
+#: what the API server puts before the words of an admission policy
+_DENIED = "denied request: "
 
 
 def within_the_hour(spent: Spent, now: float) -> Spent:
@@ -107,6 +126,8 @@ def refusal(status: int, reason: str, message: str) -> Refusal | None:
     """What the answer to a create means, or None when it says nothing about the Pod: busy, failed, gone, a conflict."""
     text = message[:1000]
     if status == 403:
+        if labels.WORKLOADS in message:  # the confinement policy's own words name the label and the command
+            return Refusal("NamespaceNotEnabled", text.rpartition(_DENIED)[2])
         if "exceeded quota" in message:
             return Refusal("QuotaExceeded", text)
         if "violates PodSecurity" in message:
@@ -120,7 +141,8 @@ def refusal(status: int, reason: str, message: str) -> Refusal | None:
 
 
 def refusal_ends_at(refused: Refused) -> float:
-    return refused.at + min(LONGEST, FIRST_REFUSED * 2.0 ** min(refused.times - 1, 16))
+    longest = LONGEST_NOT_ENABLED if refused.refusal.reason == "NamespaceNotEnabled" else LONGEST
+    return refused.at + min(longest, FIRST_REFUSED * 2.0 ** min(refused.times - 1, 16))
 
 
 def remember_refusal(history: History, observed: Observed, generation: int, now: float) -> Refused | None:

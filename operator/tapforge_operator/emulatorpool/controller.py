@@ -55,8 +55,11 @@ class PoolController:
         telemetry: Telemetry,
         leads: Callable[[], bool],
         wake: Callable[[], None],
+        *,
+        devices: bool = True,
     ):
-        """`wake` is called when there is something to do before the next pass was asked for."""
+        """`wake` is called when there is something to do before the next pass was asked for. `devices`: the operator
+        may write Leases."""
         self.namespace, self.name = pool.namespace, pool.name
         self._key = f"{pool.namespace}/{pool.name}"
         self._uid = pool.uid
@@ -66,7 +69,7 @@ class PoolController:
         self._claims = claims
         self._telemetry = telemetry
         self._leads = leads
-        self._writes = SlotWrites(client, cache, claims, telemetry, leads, wake)
+        self._writes = SlotWrites(client, cache, claims, telemetry, leads, wake, devices)
         self._history: History | None = None
         self._reading: tuple[str, Reading[EmulatorPoolSpec]] | None = None
         #: the status that was written last, what the API server made of it, and when it was written
@@ -128,7 +131,7 @@ class PoolController:
         # Runs use the pools of their own namespace: no phone boots that its quota lets nobody claim.
         wanted, room = self._cache.wanted(pool.namespace, pool.name), self._claims.quota_room(pool.uid, pool.namespace)
         self._telemetry.claims(self._key, sum(bool(claim.holder) for claim in held.values()), waiting)
-        refusals, tails, budget = self._writes.take_news()
+        refusals, tails, budget, no_devices = self._writes.take_news()
         return Observed(
             slots=tuple(self._cache.slots.of(pool.uid).values()),
             held=held,
@@ -140,6 +143,7 @@ class PoolController:
             refusals=refusals,
             tails=tails,
             devices=self._claims.devices(pool.uid),
+            no_devices=no_devices,
             budget=budget,
         )
 

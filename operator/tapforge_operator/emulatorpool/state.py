@@ -35,7 +35,16 @@ NodeState = Literal["cordoned", "lost"]
 #: "refused": the namespace may not name it
 DeviceState = Literal["ready", "unready", "quarantined", "refused", "unknown"]
 #: what an API server refuses a Pod for. QuotaExceeded may pass by itself; the others need a person
-RefusalReason = Literal["QuotaExceeded", "PodSecurity", "Invalid", "Forbidden", "NameTaken", "NamespaceTerminating"]
+RefusalReason = Literal[
+    "QuotaExceeded",
+    "PodSecurity",
+    "NamespaceNotEnabled",
+    "Invalid",
+    "Forbidden",
+    "NameTaken",
+    "NamespaceTerminating",
+    "DevicesNotEnabled",
+]
 #: replacements of sick slots: (when, how many), oldest first
 Spent = tuple[tuple[float, int], ...]
 
@@ -175,6 +184,8 @@ class Observed:
     tails: Mapping[str, str] = field(default_factory=dict)
     #: the external devices
     devices: Sequence[Device] = ()
+    #: why no device can be claimed, of a pool of external ones
+    no_devices: Refusal | None = None
     #: what is wrong with the disruption budget of the claimed slots; "" when nothing is
     budget: str = ""
 

@@ -42,6 +42,7 @@ from tapforge_operator.emulatorpool.state import (
     Plan,
     Pool,
     Reason,
+    Refusal,
     Refused,
     Removal,
     Removed,
@@ -253,16 +254,6 @@ def _times(draft: Draft, plan: Plan, boots: BootFailures, spent: Spent) -> Itera
 # --- what keeps the pool from what was asked, in words that say what to do; the worst first ---------------------------
 
 
-_REMEDY = {
-    "QuotaExceeded": "Raise the namespace's quota or make the pool smaller",
-    "PodSecurity": "Change the template or kvm.mode, or the namespace's pod-security.kubernetes.io/enforce label",
-    "Invalid": "Change spec.template",
-    "Forbidden": "Let the operator create such Pods: its role, an admission policy or a LimitRange says no",
-    "NameTaken": "Delete the Pod of that name, or rename the pool",
-    "NamespaceTerminating": "The namespace is being deleted",
-}
-
-
 def concerns(draft: Draft, spent: Spent, boots: BootFailures, refused: Refused | None) -> list[Concern]:
     return [
         *_refused(refused),
@@ -271,6 +262,7 @@ def concerns(draft: Draft, spent: Spent, boots: BootFailures, refused: Refused |
         *_stuck(draft),
         *_pulls(draft),
         *_unschedulable(draft),
+        *(_no_devices(draft.observed.no_devices) if draft.pool.spec.external is not None else ()),
         *_refused_devices(draft.pool, draft.observed.devices),
         *_devices(draft.observed.devices),
         *_disruption_budget(draft.observed.budget),
@@ -281,7 +273,7 @@ def concerns(draft: Draft, spent: Spent, boots: BootFailures, refused: Refused |
 def _refused(refused: Refused | None) -> Iterator[Concern]:
     if refused is not None:
         reason, message = refused.refusal.reason, refused.refusal.message
-        text = f"the API server refuses new slots: {message.rstrip('.')}. {_REMEDY[reason]}; it is tried again"
+        text = f"the API server refuses new slots: {message.rstrip('.')}. {backoff.REMEDY[reason]}; it is tried again"
         yield Concern(reason, text, stalls=reason in backoff.NEEDS_A_PERSON)
 
 
@@ -341,6 +333,12 @@ def _unschedulable(draft: Draft) -> Iterator[Concern]:
             f"{_some(long)} without a node for over {UNSCHEDULABLE_GRACE:g} s. `kubectl describe pod` says what is "
             "missing; the Pods are kept for the autoscaler to see",
         )
+
+
+def _no_devices(refused: Refusal | None) -> Iterator[Concern]:
+    if refused is not None:
+        text = f"no device can be claimed: {refused.message.rstrip('.')}. {backoff.REMEDY[refused.reason]}"
+        yield Concern(refused.reason, text, stalls=refused.reason in backoff.NEEDS_A_PERSON)
 
 
 def _refused_devices(pool: Pool, devices: Sequence[Device]) -> Iterator[Concern]:

@@ -65,6 +65,8 @@ class Scope:
     #: empty: every namespace
     namespaces: tuple[str, ...] = ()
     nodes: bool = True
+    #: Leases of external devices
+    devices: bool = True
 
     @property
     def each(self) -> tuple[str, ...]:
@@ -115,9 +117,10 @@ class Informers:
     async def _read_space(self, client: Client, space: str) -> None:
         """Pools last: nobody decides about one whose slots may not be seen."""
         cache = self._cache
-        as_of = await self._read(client, _LEASES, space, cache.observe_lease, cache.leases)
-        for listener in cache.leases_listed:
-            listener(space, as_of)
+        if self._scope.devices:
+            as_of = await self._read(client, _LEASES, space, cache.observe_lease, cache.leases)
+            for listener in cache.leases_listed:
+                listener(space, as_of)
         await self._read(client, _SLOTS, space, cache.observe_pod, cache.slots)
         await self._read_ours(client, _RUNS, space, cache.observe_run, cache.runs)
         await self._read_ours(client, _POOLS, space, cache.observe_pool, cache.pools)
@@ -177,9 +180,10 @@ class Informers:
             self._follow(_POOLS, cache.observe_pool, cache.pools, client),
             self._follow(_RUNS, cache.observe_run, cache.runs, client),
             slot_reflector(cache, client, spaces, lambda: event("pods"), broken),
-            lease_reflector(cache, client, spaces, lambda: event("leases"), broken),
             leader_reflector(client, own_namespace, lambda: event("leader")),
         ]
+        if self._scope.devices:
+            reflectors.append(lease_reflector(cache, client, spaces, lambda: event("leases"), broken))
         if self._scope.nodes:
             reflectors.append(node_reflector(cache, client, lambda: event("nodes"), broken))
         async with asyncio.TaskGroup() as group:
