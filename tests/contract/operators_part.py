@@ -43,20 +43,29 @@ def made(spec: Mapping[str, Any], name: str = "run") -> TrainingRun:
     return from_object(TrainingRun, {**about, "spec": spec})
 
 
-def seen(run: TrainingRun, namespace: str = "team") -> Run:
-    """The run as the operator has it from the API server."""
+def body_of(run: TrainingRun, namespace: str = "team") -> Json:
+    """As the API server has it."""
     body = dump_set(run)
     body["metadata"] |= {"namespace": namespace, "uid": UID, "generation": 1}
+    return body
+
+
+def seen(run: TrainingRun, namespace: str = "team") -> Run:
+    """The run as the operator has it from the API server."""
+    body = body_of(run, namespace)
     reading = read_run(body)
     assert reading.spec is not None, reading.message
     return Run.of(body, reading.spec)
 
 
+def resolved(run: Run) -> Run:
+    """As it is since its start."""
+    return replace(run, status=run.status.model_copy(update={"resolved": rayjob.resolve(run)}))
+
+
 def run_yaml(run: Run) -> str:
     """As it lies in the driver's Pod."""
-    status = run.status.model_copy(update={"resolved": rayjob.resolve(run)})
-    body = rayjob.config_map(replace(run, status=status))
-    return str(body["data"][rayjob.RUN_KEY])
+    return str(rayjob.config_map(resolved(run))["data"][rayjob.RUN_KEY])
 
 
 def ray_job(run: Run, attempt: int = 1, broker: rayjob.Broker = BROKER) -> Json:

@@ -7,6 +7,7 @@ Writers: `tapforge_operator.trainingrun.rayjob`. Readers: `tapforge_trainer`, as
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from operators_part import (
     RUN_FILES,
+    body_of,
     environment,
     made,
     place_of,
     pods_of,
     ray_job,
+    resolved,
     run_yaml,
     seen,
     written,
@@ -30,7 +33,11 @@ from runs_made import UID
 from tapforge_api import TrainingRun, load, to_yaml
 from tapforge_api import attempt as place
 from tapforge_api.gpus import cluster_gpus_error, gpus_offered
+from tapforge_api.reading import read_pool, read_run
 from tapforge_envs.slots.broker_calls import Access
+from tapforge_operator.trainingrun import rayjob
+from tapforge_operator.trainingrun.state import Run
+from tapforge_operator.trainingrun.templates import StoredConfig, as_started
 from tapforge_trainer.cli import cli
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.prestop import lock_path
@@ -158,6 +165,31 @@ def test_a_folder_of_the_run_as_it_was_resolved_before_takes_it_as_it_is_now(tmp
         assert read_spec(tmp_path).spec == one.spec
 
 
+# --- the next attempt -------------------------------------------------------------------------------------------------
+
+
+def _goes_on_as_it_began(run: TrainingRun) -> None:
+    """What the start left in the status and in the ConfigMap is what every attempt is built from, whatever became of
+    the live templates; and an own pool is the one that the driver asks for."""
+    operators = seen(run)
+    config = rayjob.config_map(resolved(operators))["data"]
+    stored = StoredConfig(config[rayjob.RUN_KEY], config[rayjob.TEMPLATES_KEY])
+    live = body_of(run)
+    live["spec"]["cluster"]["head"]["template"] = {"spec": {"hostNetwork": True}}
+    live["status"] = {"resolved": config[rayjob.RUN_KEY]}
+    started = as_started(live, stored)
+    reading = read_run(dict(started.body))
+    assert reading.spec is not None and started.templates
+    again = replace(Run.of(started.body, reading.spec), status=operators.status)
+    assert ray_job(again, 2) == ray_job(operators, 2)
+    if run.spec.environment.source.own_pool is not None:
+        pool = rayjob.own_pool(again)
+        mine = read_pool(pool)
+        assert mine.spec == run.spec.environment.source.own_pool.spec and not mine.unknown
+        reference = load(config[rayjob.RUN_KEY]).spec.environment.source.pool
+        assert reference is not None and reference.name == pool["metadata"]["name"]
+
+
 # --- environment, files, commands -------------------------------------------------------------------------------------
 
 
@@ -220,6 +252,8 @@ def test_the_driver_of_a_sample_finds_what_it_was_promised(file: Path) -> None:
 @settings(max_examples=200)
 @given(runs(), st.integers(1, 999))
 def test_any_run_is_told_to_its_driver_as_a_sample_is(run: TrainingRun, attempt: int) -> None:
-    """Both of the above: what is drawn is dear, and both start from it."""
+    """All of the above: what is drawn is dear, and all start from it. Besides `rayjob.config_map`, `own_pool` ->
+    `templates.as_started`, `read_run`, `read_pool`."""
     _agrees(run)
     _is_told(run, attempt)
+    _goes_on_as_it_began(run)
