@@ -11,20 +11,23 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import orjson
 import uvloop
 from aiohttp import web
 
 from e2e.cluster.processes import free_ports
-from tapforge_operator.broker import tls
+from tapforge_operator.broker.certificates import new_authority, new_server
 
 from .raw import Job, session
 
@@ -45,22 +48,22 @@ class Relay:
 def relaying(job: Job) -> Iterator[Relay]:
     """The process works inside the block. `job`: whose writes they are; its requests are left out."""
     (port,) = free_ports(1)
-    material = tls.renewed({}, ["127.0.0.1"], datetime.now(UTC))
-    given = {
-        "job": asdict(job),
-        "port": port,
-        "certificate": material.certificate.decode(),
-        "private_key": material.private_key.decode(),
-    }
-    with subprocess.Popen([sys.executable, "-m", "e2e.bench.relay"], stdin=subprocess.PIPE) as process:
-        try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(given).encode())
-            process.stdin.close()
-            _wait(port)
-            yield Relay(f"https://127.0.0.1:{port}", material.ca.decode())
-        finally:
-            process.kill()
+    now = datetime.now(UTC)
+    authority, key = new_authority(now)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("tls.crt", "tls.key")]
+        for file, content in zip(files, new_server(authority, key, ["127.0.0.1"], now), strict=True):
+            file.write_bytes(content)
+        given = {"job": asdict(job), "port": port, "certificate": str(files[0]), "private_key": str(files[1])}
+        with subprocess.Popen([sys.executable, "-m", "e2e.bench.relay"], stdin=subprocess.PIPE) as process:
+            try:
+                assert process.stdin is not None
+                process.stdin.write(json.dumps(given).encode())
+                process.stdin.close()
+                _wait(port)
+                yield Relay(f"https://127.0.0.1:{port}", authority.decode())
+            finally:
+                process.kill()
 
 
 def _wait(port: int) -> None:
@@ -90,8 +93,9 @@ async def _serve(job: Job, port: int, certificate: str, private_key: str) -> Non
         app.router.add_patch("/{path:.*}", relay)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        served = tls.Material(b"", b"", b"", certificate.encode(), private_key.encode())
-        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls.context(served), backlog=1024).start()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, private_key)
+        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=context, backlog=1024).start()
         await asyncio.Event().wait()
 
 
