@@ -77,8 +77,8 @@ class Settings:
         return self.broker_url or f"https://{self.service}:8443"
 
 
-def claim_quotas(given: Iterable[str]) -> ClaimQuotas:
-    """Of NAMESPACE=N, and *=N for every other namespace. Raises ValueError."""
+def claim_quotas(given: Iterable[str], person: int | None = None) -> ClaimQuotas:
+    """Of NAMESPACE=N, and *=N for every other namespace; `person`: of each person. Raises ValueError."""
     found: dict[str, int] = {}
     for text in given:
         namespace, _, number = text.partition("=")
@@ -87,7 +87,7 @@ def claim_quotas(given: Iterable[str]) -> ClaimQuotas:
         if found.setdefault(namespace, int(number)) != int(number):
             raise ValueError(f"{namespace} has two quotas, {found[namespace]} and {int(number)}: name one")
     default = found.pop("*", None)
-    return ClaimQuotas(found, default)
+    return ClaimQuotas(found, default, person)
 
 
 def device_rules(given: Iterable[str]) -> DeviceRules:

@@ -139,6 +139,11 @@ def _identity() -> str:
     metavar="NAMESPACE=N",
     help="slots that a namespace's claimants may hold at once, over all pools; may be repeated; *=N: all other ones",
 )
+@click.option(
+    "--person-claim-quota",
+    type=click.IntRange(0),
+    help="slots that each person who claims by their own name may hold at once, over all pools; default: any number",
+)
 @click.option("--connections", type=click.IntRange(1), default=4096, help="of callers to the broker at once")
 @click.option(
     "--address-connections",
@@ -177,6 +182,7 @@ def main(
     names: tuple[str, ...],
     tls_dir: Path | None,
     claim_quota: tuple[str, ...],
+    person_claim_quota: int | None,
     external_device: tuple[str, ...],
     connections: int,
     address_connections: int,
@@ -191,7 +197,7 @@ def main(
     _collect_garbage_less_often()
     files = raise_file_limit()
     try:
-        quotas = claim_quotas(claim_quota)
+        quotas = claim_quotas(claim_quota, person_claim_quota)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--claim-quota") from error
     try:

@@ -22,8 +22,16 @@ TTL = 30.0
 class Desk:
     """A ledger with a clock, and the writes that it asks for."""
 
-    def __init__(self, slots: int = 0, term: int = 1, nodes: int = 1, lasting: bool = False, **quotas: int):
-        self.ledger = Ledger(term, TIMEOUTS, ClaimQuotas(quotas))
+    def __init__(
+        self,
+        slots: int = 0,
+        term: int = 1,
+        nodes: int = 1,
+        lasting: bool = False,
+        person: int | None = None,
+        **quotas: int,
+    ):
+        self.ledger = Ledger(term, TIMEOUTS, ClaimQuotas(quotas, person=person))
         self.now = 1000.0
         self.version = 0
         self.views: dict[str, SlotView] = {}

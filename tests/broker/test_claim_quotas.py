@@ -7,7 +7,9 @@ from broker_house import CLAIMS, House
 from claim_cluster import Broker, Lab, until
 from ledger_desk import Desk
 
-from tapforge_operator.broker.types import ClaimQuotas, QuotaUse, namespace_of, run_holder
+from tapforge_api.claims import Acquire
+from tapforge_operator.broker.messages import why_none
+from tapforge_operator.broker.types import ClaimQuotas, Counts, Holder, QuotaUse, account_of, namespace_of, run_holder
 from tapforge_operator.config import claim_quotas
 
 A, B = run_holder("small", "a", "1"), run_holder("small", "b", "2")
@@ -24,6 +26,30 @@ def test_the_flag_names_namespaces_and_the_rest() -> None:
     assert claim_quotas(["a=3", "*=1", "b=0"]) == ClaimQuotas({"a": 3, "b": 0}, 1)
     assert [ClaimQuotas({"a": 3}, 1).of(name) for name in ("a", "b", "")] == [3, 1, None]
     assert not claim_quotas([])
+
+
+def test_a_person_has_a_quota_of_their_own() -> None:
+    quotas = claim_quotas(["*=1"], person=2)
+    assert [quotas.of(account_of(holder)) for holder in ("user/kim", A, "unproved/user/kim")] == [2, 1, None]
+    assert claim_quotas([], person=0) and ClaimQuotas({"a": 1}).of("user/kim") is None
+    desk = Desk(5, person=2)
+    assert len(desk.take("user/kim", 3)) == 2
+    assert desk.take("user/kim") == []
+    assert len(desk.take("user/ann", 2)) == 2
+    assert len(desk.take(A)) == 1
+    assert desk.ledger.quota_use("user/kim") == QuotaUse("user/kim", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("account", "said"),
+    [
+        ("user/kim", "QuotaExceeded: kim holds 2 slots over all pools, of a quota of 2 (--person-claim-quota of"),
+        ("lab", "QuotaExceeded: namespace lab holds 2 slots over all pools, of a quota of 2 (--claim-quota of"),
+    ],
+)
+def test_who_has_used_up_a_quota_is_told_which(account: str, said: str) -> None:
+    ask, use = Acquire(request="request-1"), QuotaUse(account, 2, 2)
+    assert why_none(ask, Holder("user/kim"), 0, Counts(), repeated=False, use=use).startswith(said)
 
 
 @pytest.mark.parametrize("given", [["a"], ["a=-1"], ["=3"], ["A=3"], ["a=x"], ["a=1", "a=2"]])

@@ -249,9 +249,9 @@ class SlotClaims:
         known = self._table.find_pool(pool)
         return known is not None and known.queue.wanted > 0
 
-    def quota_use(self, namespace: str) -> QuotaUse | None:
-        """None: the namespace has no quota."""
-        return self._table.quota_use(namespace)
+    def quota_use(self, account: str) -> QuotaUse | None:
+        """None: the namespace, or the person, has no quota."""
+        return self._table.quota_use(account)
 
     def quota_room(self, pool: str, namespace: str) -> int | None:
         """Slots of the pool that claimants of the namespace may have in all; None: any number."""

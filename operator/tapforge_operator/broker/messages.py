@@ -76,9 +76,11 @@ def why_none(
             f"spec.environment.source allows ({holder.slots}): give one back first"
         )
     if use is not None and use.held >= use.quota:
+        who = use.account.removeprefix("user/") if "/" in use.account else f"namespace {use.account}"
+        flag = "--person-claim-quota" if "/" in use.account else "--claim-quota"
         return (
-            f"QuotaExceeded: namespace {use.namespace} holds {use.held} slots over all pools, of a quota of "
-            f"{use.quota} (--claim-quota of the operator): one has to be given back first"
+            f"QuotaExceeded: {who} holds {use.held} slots over all pools, of a quota of {use.quota} ({flag} of the "
+            "operator): one has to be given back first"
         )
     return (
         f"no slot came free within {ask.wait_seconds:g} s: of {counts.slots} slots {counts.held} are claimed, "

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
-from tapforge_operator.broker.types import Claim, Claimant, State, Waiter, namespace_of
+from tapforge_operator.broker.types import Claim, Claimant, State, Waiter, account_of
 
 
 class _PoolOffer:
@@ -346,16 +346,16 @@ class Queue:
         if spare is not unlimited:
             ordered.sort(key=lambda one: (-one[0][1], one[1][0].rank))
         for claimant, waiters in ordered:
-            namespace = namespace_of(claimant[0])
-            room = min(_room(waiters[0], holders), left.setdefault(namespace, spare(claimant[0])))
+            account = account_of(claimant[0])
+            room = min(_room(waiters[0], holders), left.setdefault(account, spare(claimant[0])))
             if wanted := min(sum(w.want.slots for w in waiters if w.since <= since), room):
                 result[claimant] = wanted
-                left[namespace] -= wanted
+                left[account] -= wanted
         return result
 
-    def waits(self, namespace: str) -> bool:
-        """A claimant of the namespace does."""
-        return any(namespace_of(holder) == namespace for holder, _ in self._waiting)
+    def waits(self, account: str) -> bool:
+        """A claimant of the namespace, or that person, does."""
+        return any(account_of(holder) == account for holder, _ in self._waiting)
 
 
 def _room(waiter: Waiter, holders: Mapping[str, int]) -> int:

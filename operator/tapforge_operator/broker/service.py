@@ -37,7 +37,7 @@ from tapforge_operator.broker.types import (
     PoolNotFound,
     Remove,
     ServiceTimeouts,
-    namespace_of,
+    account_of,
 )
 from tapforge_operator.broker.writer import Api, Siblings, Tickets, Writer, Writing
 from tapforge_operator.emulatorpool.state import Device, Held
@@ -322,7 +322,7 @@ class Claims:
         if pool.uid not in self._index:
             raise PoolNotFound(f"EmulatorPool {name} in namespace {namespace} was deleted")
         mine = ledger.held_by(pool.uid, holder.name)
-        use = ledger.quota_use(namespace_of(holder.name))
+        use = ledger.quota_use(account_of(holder.name))
         return Acquired(waiting=why_none(ask, holder, mine, ledger.counts(pool.uid), answer.repeated, use))
 
     async def renew(self, ask: Renew) -> RenewedAll:

@@ -23,7 +23,7 @@ from tapforge_operator.broker import scheduling
 from tapforge_operator.broker.claim_record import Clear, SlotView
 from tapforge_operator.broker.devices import Devices, device_of
 from tapforge_operator.broker.scheduling import Packing, Queue, Share, Spare, Tally, unlimited
-from tapforge_operator.broker.types import Claim, Claimant, ClaimQuotas, Counts, QuotaUse, State, namespace_of
+from tapforge_operator.broker.types import Claim, Claimant, ClaimQuotas, Counts, QuotaUse, State, account_of
 from tapforge_operator.emulatorpool.state import Device, Held
 
 _BUSY = (State.GRANTING, State.HELD, State.RELEASING)
@@ -240,11 +240,11 @@ class Table:
         self._pools[key].tally.add(share, sign)
         if share.claimant is None or not self._quotas:
             return
-        namespace = namespace_of(share.claimant[0])
-        if self._quotas.of(namespace) is not None:
-            self._told.setdefault(namespace, self._used[namespace])
-            self._used[namespace] += sign
-            self._touched.update(other for other, pool in self._pools.items() if pool.queue.waits(namespace))
+        account = account_of(share.claimant[0])
+        if self._quotas.of(account) is not None:
+            self._told.setdefault(account, self._used[account])
+            self._used[account] += sign
+            self._touched.update(other for other, pool in self._pools.items() if pool.queue.waits(account))
 
     def note(self, slot: Slot) -> None:
         """The slot's episodes changed: the pool's planner is told of it."""
@@ -291,22 +291,22 @@ class Table:
 
     @property
     def spare(self) -> Spare:
-        """Slots that a holder may have more by the quota of its namespace."""
+        """Slots that a holder may have more by its quota."""
         return self._spare if self._quotas else unlimited
 
     def _spare(self, holder: str) -> int:
-        use = self.quota_use(namespace_of(holder))
+        use = self.quota_use(account_of(holder))
         return sys.maxsize if use is None else max(0, use.quota - use.held)
 
-    def quota_use(self, namespace: str) -> QuotaUse | None:
+    def quota_use(self, account: str) -> QuotaUse | None:
         """None: it has no quota."""
-        quota = self._quotas.of(namespace)
-        return None if quota is None else QuotaUse(namespace, quota, self._used[namespace])
+        quota = self._quotas.of(account)
+        return None if quota is None else QuotaUse(account, quota, self._used[account])
 
     def take_used(self) -> list[str]:
-        """Namespaces that use more or less of their quota than when this was asked last."""
+        """Namespaces and persons that use more or less of their quota than when this was asked last."""
         told, self._told = self._told, {}
-        return [namespace for namespace, used in told.items() if used != self._used[namespace]]
+        return [account for account, used in told.items() if used != self._used[account]]
 
     def quota_room(self, key: str, namespace: str) -> int | None:
         """Slots of the pool that claimants of the namespace may have in all; None: any number."""
@@ -314,7 +314,7 @@ class Table:
         if use is None:
             return None
         holders = pool.tally.holders if pool else Counter[str]()
-        here = sum(slots for holder, slots in holders.items() if namespace_of(holder) == namespace)
+        here = sum(slots for holder, slots in holders.items() if account_of(holder) == namespace)
         return here + max(0, use.quota - use.held)
 
     def demand(self, key: str) -> int:

@@ -170,29 +170,34 @@ Work = Grant | Clear | Remove | Answer
 
 
 _SERVICE_ACCOUNT: Final = "system:serviceaccount:"
+_PERSON: Final = "user/"
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimQuotas:
-    """Slots that the claimants of a namespace may hold at once, over all pools."""
+    """Slots that may be held at once, over all pools: by the claimants of a namespace together, and by each person."""
 
     by_namespace: Mapping[str, int] = field(default_factory=dict)
     #: of every namespace that has none of its own; None: any number
     default: int | None = None
+    #: of each person who claims by their own name; None: any number
+    person: int | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.by_namespace) or self.default is not None
+        return bool(self.by_namespace) or self.default is not None or self.person is not None
 
-    def of(self, namespace: str) -> int | None:
-        """None: any number, as for a caller that is in no namespace."""
-        return self.by_namespace.get(namespace, self.default) if namespace else None
+    def of(self, account: str) -> int | None:
+        """Of a namespace, or of a holder that is in none (`account_of`). None: any number."""
+        if "/" in account:
+            return self.person if account.startswith(_PERSON) else None
+        return self.by_namespace.get(account, self.default) if account else None
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaUse:
-    """A namespace's quota, and how much of it is used."""
+    """A namespace's quota, or a person's, and how much of it is used."""
 
-    namespace: str
+    account: str
     quota: int
     held: int
 
@@ -203,6 +208,11 @@ def namespace_of(holder: str) -> str:
     if kind == "run":
         return rest.partition("/")[0]
     return rest[len(_SERVICE_ACCOUNT) :].partition(":")[0] if rest.startswith(_SERVICE_ACCOUNT) else ""
+
+
+def account_of(holder: str) -> str:
+    """What the holder's slots count for: its namespace, or the holder itself where it is in none."""
+    return namespace_of(holder) or holder
 
 
 def run_holder(namespace: str, name: str, uid: str) -> str:

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from tapforge_operator.broker.auth import Denied
-from tapforge_operator.broker.types import namespace_of
+from tapforge_operator.broker.types import account_of
 
 #: more than wait when the API server stands still for a second: who is refused waits longer than who queues
 WAITERS: Final = 256
@@ -39,7 +39,7 @@ class WaitingRoom:
     @asynccontextmanager
     async def place(self, holder: str) -> AsyncIterator[None]:
         """Raises Denied, also in the middle of the block, which is cancelled then."""
-        namespace = namespace_of(holder) or holder
+        namespace = account_of(holder)
         self._make_room(namespace, holder)
         try:
             async with asyncio.timeout(None) as place:
