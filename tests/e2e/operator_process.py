@@ -9,13 +9,14 @@ It has the flags that users have: a leadership that is to end takes as long as t
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,32 @@ _BINDINGS = (
     "components/devices/namespaced/binding.yaml",
 )
 _NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A line that the operator logged (`observability/logging.py`)."""
+
+    level: str
+    logger: str
+    message: str
+    #: kind, namespace, name and uid of what it speaks of
+    object: Mapping[str, str]
+    exception: str
+
+    @staticmethod
+    def of(said: Mapping[str, Any]) -> Record:
+        words = {name: str(said.get(name, "")) for name in ("level", "logger", "message", "exception")}
+        return Record(object=said.get("object", {}), **words)
+
+
+def _parsed(line: str) -> Mapping[str, Any]:
+    """A line that is being written has no fields yet."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 class Operator:
@@ -157,10 +184,17 @@ class Operator:
             file.seek(self._began)
             return file.read().decode(errors="replace")
 
-    def trouble(self) -> list[str]:
+    def records(self, logger: str = "") -> list[Record]:
+        """What the present process logged, of one logger below `tapforge_operator` or of all. A time or a port may look
+        like any word that is searched in a line: tests read fields."""
+        lines = [line for line in self.log().splitlines() if line.startswith("{")]
+        found = [Record.of(said) for said in map(_parsed, lines)]
+        return [one for one in found if logger in ("", one.logger.removeprefix("tapforge_operator."))]
+
+    def trouble(self) -> list[Record]:
         """What the present process said of itself as an error; what kopf tries again is none."""
-        lines = [line for line in self.log().splitlines() if '"level":"ERROR"' in line or '"CRITICAL"' in line]
-        return [line for line in lines if '"logger":"tapforge_operator' in line or '"logger":"asyncio' in line]
+        errors = [one for one in self.records() if one.level in ("ERROR", "CRITICAL")]
+        return [one for one in errors if one.logger.startswith(("tapforge_operator", "asyncio"))]
 
     def last_words(self, space: str = "", lines: int = 60) -> str:
         """What it and those before it said last, of a namespace and of trouble elsewhere."""
@@ -174,9 +208,9 @@ class Operator:
             return str(answer.read().decode())
 
     def _listens(self) -> bool:
-        said = self.log()
-        for name, words in (("health", r"health and metrics on port (\d+)"), ("broker", r"claims on port (\d+)")):
-            found = re.search(words, said)
+        said = "\n".join(one.message for one in self.records())
+        for name, words in (("health", r"^health and metrics on port (\d+)$"), ("broker", r"^claims on port (\d+)$")):
+            found = re.search(words, said, re.MULTILINE)
             if found is None:
                 return False
             self._ports[name] = int(found[1])

@@ -412,9 +412,9 @@ def test_the_operator_lives_with_these_rights(installed, overlay):
     installed.wait_for("its metrics", lambda: it.metrics("tapforge_pool_slots", **ready_slots) >= 2)
     assert it.metrics("tapforge_claim_seconds_count", pool="default/phones") == 1
     it.stop()
-    lines = [json.loads(line) for line in it.log().splitlines()]
-    assert not [line for line in lines if ": 403 " in str(line) or "orbidden" in str(line)]
-    assert not [line for line in lines if line["level"] == "ERROR"]
+    said = it.records()
+    assert not [one for one in said if any(word in one.message + one.exception for word in (": 403 ", "orbidden"))]
+    assert not [one for one in said if one.level == "ERROR"]
     installed.kubectl("delete", "-f", str(devices))
     installed.kubectl("delete", "emulatorpools", "--all", "--wait=false", "-n", HERE)
 

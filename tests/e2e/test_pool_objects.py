@@ -243,4 +243,4 @@ def test_a_pool_in_a_namespace_that_ends_is_no_trouble(cluster: Cluster, space: 
     cluster.api("DELETE", f"/api/v1/namespaces/{space}")
     cluster.wait_for("the end of the namespace", lambda: not cluster.exists(f"/api/v1/namespaces/{space}"))
     # A list is due at any time, and names what it may not read any more.
-    assert [line for line in operator.trouble() if f"namespace {space} can't be read" not in line] == []
+    assert [one for one in operator.trouble() if f"namespace {space} can't be read" not in one.message] == []

@@ -89,8 +89,8 @@ def test_absent_kuberay_and_one_that_is_too_old_are_named_and_waited_for(
     request.getfixturevalue("ray_kinds")
     run.wait_job()
     run.wait("the status to say so", lambda: run.says("Stalled", "False"))
-    everywhere = [f"RayJobs can be made (in namespace {each})" for each in ground.spaces]
-    run.wait("the other namespaces", lambda: all(words in operator.log() for words in everywhere))
+    everywhere = [f"runs: RayJobs can be made (in namespace {each})" for each in ground.spaces]
+    run.wait("the other namespaces", lambda: {*everywhere} <= {one.message for one in operator.records()})
 
 
 def test_a_run_waits_for_the_label_of_its_namespace(
@@ -360,7 +360,7 @@ def untold(run: LiveRun, operator: Operator) -> bool:
     """Events about it may be missing: what the API server didn't take in time is not sent again, and the log says so.
     Nor are those of a status whose write was not answered."""
     event, status = "an Event could not be written", f"run {run.namespace}/{run.name}: "
-    mine = [line for line in operator.log().splitlines() if f'"namespace":"{run.namespace}"' in line]
+    mine = [one.message for one in operator.records() if one.object.get("namespace") == run.namespace]
     return any(event in line or (status in line and "it is tried again" in line) for line in mine)
 
 
