@@ -4,9 +4,11 @@
 
 - A job begins when those that it comes after have ended, well or not; a failed job stops no other one.
 - What has to be built is built first: meanwhile lint and the tests that start no Ray, cluster or compiler run, and
-  nothing else. Where little has to be built these tests come when the control plane's have ended, beside one stack.
+  nothing else.
 - Jobs that start Ray, engines and learners come one after the other: each fills the machine. What waits most of its
   time runs beside them.
+- The tests that start nothing run from the first moment on, as two jobs, at a low priority: they take what the others
+  leave of both cores, and slow nothing down that has a deadline.
 - Each job writes a log of its own. A line now and then says how far they are and what is waited for.
 - The last lines name what failed, where the log is, and how to repeat it. The exit code is 1 then.
 - Ctrl-C, SIGTERM and SIGHUP end every job, and so do `LIMIT` seconds: what has not ended by then has failed.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -33,8 +36,6 @@ LOGS: Final = Path("test-logs")
 LIMIT: Final = 4500.0
 _REPORT_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.2
-#: what takes longer than this takes minutes
-_LONG_SECONDS: Final = 60.0
 #: after which a job that was told to end is killed, seconds
 _GRACE: Final = 60.0
 #: lines of a log that a failed job shows
@@ -53,19 +54,23 @@ class Job:
     command: tuple[str, ...]
     #: names of jobs that end before
     after: tuple[str, ...] = ()
-    #: a job that is waited for anyway when it takes long: this one begins beside it then
-    beside: str = ""
+    #: what it gives way to others by, as `nice` counts
+    niceness: int = 0
 
 
-def _pytest(name: str, *words: str, only: str, after: Sequence[str] = (), beside: str = "") -> Job:
+def _pytest(name: str, *words: str, only: str, after: Sequence[str] = (), niceness: int = 0) -> Job:
     cache = f"cache_dir=.pytest_cache/{name.replace(' ', '-')}"
     command = (sys.executable, "-u", "-m", "pytest", "-v", "-o", cache, *words, "-m", only)
-    return Job(name, command, tuple(after), beside)
+    return Job(name, command, tuple(after), niceness)
 
 
 BUILDS: Final = Job("builds", (sys.executable, "-u", "-m", "e2e.builds"))
 LONG_BUILDS: Final = Job("builds", (*BUILDS.command, "long"))
-_PURE: Final = tuple(f"--ignore={folder}" for folder in ("tests/e2e", *STACKS, *DRIVERS))
+#: about half of the tests that start nothing, by the CPU time that they take; the others are wherever else
+_LEARNING: Final = ("tests/agents",)
+_NO_OTHERS: Final = tuple(f"--ignore={folder}" for folder in ("tests/e2e", *STACKS, *DRIVERS, *_LEARNING))
+_PURE: Final = {"learning": _LEARNING, "pure": _NO_OTHERS}
+_NICENESS: Final = 10
 #: parts of the control plane's tests, which wait most of their time: each part has a control plane of its own
 _BROKERS: Final = ("tests/e2e/test_claim*.py", "tests/e2e/test_operator_*.py")
 #: in these the API server is away for minutes
@@ -81,6 +86,10 @@ def _control_plane(only: str, *parts: str) -> list[Job]:
     return [_pytest(name, *_PARTS[name], only=f"not node and {only}", after=["builds"]) for name in parts]
 
 
+def _pure(only: str) -> list[Job]:
+    return [_pytest(name, *words, only=only, niceness=_NICENESS) for name, words in _PURE.items()]
+
+
 TIERS: Final[Mapping[str, tuple[Job, ...]]] = {
     "test": (
         BUILDS,
@@ -88,7 +97,7 @@ TIERS: Final[Mapping[str, tuple[Job, ...]]] = {
         _pytest("stacks", *STACKS, only=SHORT, after=["builds"]),
         _pytest("drivers", *DRIVERS, only=SHORT, after=["builds"]),
         *_control_plane(SHORT, "claims", "control plane"),
-        _pytest("pure", *_PURE, only=SHORT, after=["claims", "control plane"], beside="builds"),
+        *_pure(SHORT),
         _pytest("node", "tests/e2e", only=f"node and {SHORT}", after=["stacks"]),
     ),
     "test-long": (
@@ -96,7 +105,7 @@ TIERS: Final[Mapping[str, tuple[Job, ...]]] = {
         _pytest("stacks", *STACKS, only=LONG, after=["builds"]),
         _pytest("drivers", *DRIVERS, only=LONG, after=["builds"]),
         *_control_plane(LONG, *_PARTS),
-        _pytest("pure", *_PURE, only=LONG),
+        *_pure(LONG),
         _pytest("node", "tests/e2e", only=f"node and {LONG}", after=["stacks"]),
     ),
 }
@@ -159,9 +168,15 @@ class _Running:
     process: subprocess.Popen[bytes]
     began: float = field(default_factory=time.monotonic)
     ended: float | None = None
+    #: what it and those that it waited for took, seconds; once it has ended
+    cpu: float = 0.0
 
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
+    def has_ended(self) -> bool:
+        before = _children_cpu()
+        if self.process.poll() is None:
+            return False
+        self.cpu = _children_cpu() - before
+        return True
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -197,17 +212,23 @@ def _say(line: str) -> None:
     print(f"test: {line}", flush=True)
 
 
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def _begin(job: Job, folder: Path) -> _Running:
     log = folder / f"{job.name.replace(' ', '-')}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            job.command,
+            ("nice", "-n", str(job.niceness), *job.command),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             # A property's random examples are for people who look for them (conftest.py), not for whoever waits.
             env={**os.environ, "TAPFORGE_SAME_EXAMPLES": "1"},
-            start_new_session=True,
+            # A group and no session of its own: Linux weighs priorities inside a session only.
+            process_group=0,
         )
     return _Running(job, log, process)
 
@@ -225,14 +246,10 @@ def _end(running: Sequence[_Running], end: End) -> None:
         one.process.wait(_GRACE)
 
 
-def ready(waiting: Sequence[Job], under_way: Mapping[str, float]) -> list[Job]:
-    """Jobs that may begin. `under_way`: seconds since the others of that name began that have not ended."""
+def ready(waiting: Sequence[Job], under_way: Sequence[str]) -> list[Job]:
+    """Jobs that may begin, of those that wait, while jobs of these names have not ended."""
     not_ended = {job.name for job in waiting} | set(under_way)
-    return [
-        job
-        for job in waiting
-        if not not_ended.intersection(job.after) or under_way.get(job.beside, 0.0) > _LONG_SECONDS
-    ]
+    return [job for job in waiting if not not_ended.intersection(job.after)]
 
 
 def run(jobs: Sequence[Job], folder: Path, end: End) -> Ran:
@@ -242,13 +259,14 @@ def run(jobs: Sequence[Job], folder: Path, end: End) -> Ran:
     cut = ""
     while not cut and (waiting or any(one.ended is None for one in started)):
         for one in [one for one in started if one.ended is None]:
-            if one.process.poll() is not None:
+            if one.has_ended():
                 one.ended = time.monotonic()
                 result = "passed" if one.process.returncode == 0 else f"FAILED, {one.log} says more"
                 closing = _CLOSING.findall(one.text())
                 figures = f": {closing[-1]}" if closing else ""
-                _say(f"{one.ended - began:5.0f} s  {one.job.name} {result}{figures}, {one.ended - one.began:.0f} s")
-        for job in ready(waiting, {one.job.name: one.seconds() for one in started if one.ended is None}):
+                took = f"{one.ended - one.began:.0f} s, {one.cpu:.0f} s of a core"
+                _say(f"{one.ended - began:5.0f} s  {one.job.name} {result}{figures}, {took}")
+        for job in ready(waiting, [one.job.name for one in started if one.ended is None]):
             waiting.remove(job)
             started.append(_begin(job, folder))
             _say(f"{time.monotonic() - began:5.0f} s  {job.name} begins: {started[-1].log}")

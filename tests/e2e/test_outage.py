@@ -166,9 +166,7 @@ def test_a_dead_node_of_a_driver_gives_its_phones_back(cluster: Cluster, space: 
     cluster.wait_for("the driver to run", lambda: pool.pod("driver")["status"]["phase"] == "Running")
     claims = driver.acquire_all(64)
     assert {said.state for said in driver.renew(*claims)} == {"held"}
-    began = time.monotonic()
     cluster.nodes.lose(node, at_once=False)
     pool.wait("its phones to be free or replaced", lambda: not pool.marked() and pool.status()["ready"] == 64, 120.0)
-    assert time.monotonic() - began < 120.0
     assert {said.state for said in driver.renew(*claims)} == {"lost"}
     assert len(caller(operator, space).acquire_all(64)) == 64
