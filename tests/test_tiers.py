@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -14,6 +16,14 @@ from tests import tiers
 ROOT = Path(__file__).parents[1]
 LONG = "mark" + ".long"
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py"))
+
+
+@pytest.fixture(autouse=True)
+def sigint_is_heard() -> Iterator[None]:
+    """As `main` has it. A shell has what it starts in the background ignore SIGINT, and so would the jobs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _takes(job: tiers.Job, file: str) -> bool:

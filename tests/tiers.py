@@ -67,7 +67,10 @@ def _pytest(name: str, *words: str, only: str, after: Sequence[str] = (), nicene
 BUILDS: Final = Job("builds", (sys.executable, "-u", "-m", "e2e.builds"))
 LONG_BUILDS: Final = Job("builds", (*BUILDS.command, "long"))
 #: about half of the tests that start nothing, by the CPU time that they take; the others are wherever else
-_LEARNING: Final = ("tests/agents",)
+_LEARNING: Final = tuple(
+    f"tests/{name}"
+    for name in ("agents", "algorithms", "batch", "loop", "memory", "model_source", "rollout", "storage")
+)
 _NO_OTHERS: Final = tuple(f"--ignore={folder}" for folder in ("tests/e2e", *STACKS, *DRIVERS, *_LEARNING))
 _PURE: Final = {"learning": _LEARNING, "pure": _NO_OTHERS}
 _NICENESS: Final = 10

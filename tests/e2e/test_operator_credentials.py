@@ -56,8 +56,8 @@ class Plugin:
         self.kubeconfig.write_text(yaml.safe_dump(config))
 
     def live(self, seconds: float, told: float | None = None) -> None:
-        """Of tokens from now on; `told`: what the plugin says instead. Where that is less, a request that a busy machine
-        delays for seconds is not refused."""
+        """Of tokens from now on; `told`: what the plugin says instead. Where that is less, a request that takes seconds
+        on a busy machine is not refused."""
         (self._folder / "lives").write_text(f"{seconds} {told or seconds}")
 
     def breaks(self, broken: bool) -> None:
