@@ -255,7 +255,7 @@ class Leadership:
                     leader = f"unknown: {unknown}"
                 create = not leader or time.monotonic() > deadline
                 if create:
-                    log.warning("%s: new keys are made", error)
+                    log.info("%s: new keys are made", error)
                     continue
                 self._why = f"{error}; the leader ({leader}) may write it back"
                 log.warning("%s", self._why)

@@ -4,20 +4,27 @@ made or lost that should not be, and one that is only exchanged for a newer rele
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import signal
+import subprocess
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from claiming import Denied, caller
-from e2e.cluster import API_SERVER, Cluster, Refused, fake
+from e2e.cluster import API_SERVER, PATIENCE, Cluster, Refused, binaries, fake
 from holders import Holder, Judge, slot_of
 from live_pool import LivePool, Object, name, phone, uid, uids
 from operator_process import Ground, Operator
+
+from tapforge_api.claims import Claim
 
 TTL = {"ttlSeconds": 600}
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
@@ -173,6 +180,140 @@ def test_a_stopped_operator_lets_its_callers_go_at_once(cluster: Cluster, space:
     assert lease["spec"].get("holderIdentity", "") == "", "the next one need not wait"
     operator.start().wait_ready()
     assert who.state(claim) == "held"
+
+
+# --- docs/keys.md ---
+
+
+class Page:
+    """The commands of docs/keys.md, as its reader types them. Where they stop and start the Deployment, which has other
+    Pods here, the operator of the tests is stopped and started too."""
+
+    def __init__(self, operator: Operator, folder: Path):
+        self._operator, self._folder = operator, folder
+        page = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
+        found = re.findall(r"^ *```sh\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+        self.backup, self.restore, self.rotate, self.count, self.take_out, self.authority = map(textwrap.dedent, found)
+
+    def run(self, block: str) -> str:
+        said = ""
+        lines = block.replace("tapforge-system", self._operator.own_namespace)
+        for part in filter(str.strip, re.split(r"^(kubectl .* scale .*)\n", lines, flags=re.MULTILINE)):
+            if "--replicas=0" in part:
+                self._operator.stop()
+            said += self._bash(part)
+            if "--replicas=2" in part:
+                self._operator.start().wait_ready()
+        return said
+
+    def keys(self) -> set[str]:
+        """Names of the keys that claims are signed with."""
+        return set(re.findall(r'"key":"(\w+)"', self.run(self.count)))
+
+    def _bash(self, script: str) -> str:
+        path = f"{binaries.ensure()}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=self._folder,
+            env={"PATH": path, "KUBECONFIG": str(self._operator.cluster.kubeconfig), "HOME": str(self._folder)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def deployment(cluster: Cluster, ground: Ground) -> Iterator[None]:
+    """One of the operator's name, with Pods of nothing."""
+    labels = {"app.kubernetes.io/name": "tapforge-operator"}
+    body = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "tapforge-operator", "namespace": ground.own},
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": labels},
+            "template": phone() | {"metadata": {"labels": labels}},
+        },
+    }
+    cluster.apply(body)
+    yield
+    cluster.api("DELETE", f"/apis/apps/v1/namespaces/{ground.own}/deployments/tapforge-operator")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("deployment")
+def test_the_steps_of_the_page_on_keys_lose_no_claim(
+    cluster: Cluster, space: str, operator: Operator, tmp_path: Path
+) -> None:
+    pool, page = LivePool(cluster, space, replicas=3), Page(operator, tmp_path)
+    devices = LivePool(cluster, space, "devices", external={"urls": ["http://10.2.1.1:8000"]})
+    pods = uids(pool.wait_ready(3))
+    who = caller(operator, space)
+    early = [*who.acquire_all(1, **TTL), who.acquire_one("devices", **TTL)]
+    secret = f"/api/v1/namespaces/{operator.own_namespace}/secrets/tapforge-broker"
+    bundle = f"/api/v1/namespaces/{operator.own_namespace}/configmaps/tapforge-broker-ca"
+
+    def data() -> Object:
+        return cluster.api("GET", secret)["data"] if cluster.exists(secret) else {}
+
+    def authorities() -> set[str]:
+        return (
+            set(cluster.api("GET", bundle)["data"]["ca.crt"].split("-----BEGIN")) if cluster.exists(bundle) else set()
+        )
+
+    def states() -> set[str]:
+        return {said.state for said in who.renew(*held)}
+
+    def unproved() -> float:
+        return operator.metrics("tapforge_broker_unproved_claims")
+
+    def of_new_key() -> Claim | None:
+        claim = who.acquire_one(**TTL)
+        if page.keys() > keys:
+            return claim
+        who.release(claim)
+        return None
+
+    # Deleted under a leader: it is as it was.
+    before, held, keys = data(), early, page.keys()
+    cluster.api("DELETE", secret)
+    cluster.api("DELETE", bundle)
+    pool.wait("both to be written back", lambda: data() == before and cluster.exists(bundle))
+
+    page.run(page.rotate)
+    rotated = data()
+    assert rotated["hmac.key.before"] == before["hmac.key"] != rotated["hmac.key"]
+    late = pool.wait("a claim with the new key", of_new_key)
+    held = [*early, late]
+    assert states() == {"held"}
+    who.release(*early)
+    held = [late]
+    page.run(page.take_out)
+    assert "hmac.key.before" not in data() and states() == {"held"} and unproved() == 0
+
+    # Lost, with no operator left that knows it.
+    page.run(page.backup)
+    operator.stop()
+    cluster.api("DELETE", secret)
+    operator.start().wait_ready()
+    who = caller(operator, space)  # whoever trusts the lost authority alone has to read the bundle again
+    assert unproved() == 1 and states() == {"held"}
+    page.run(page.restore)
+    pool.wait("the claim to be proved", lambda: unproved() == 0)
+    assert states() == {"held"}
+    old, who = authorities(), caller(operator, space)
+    page.run(page.authority)
+    pool.wait("the new authority beside the others", lambda: authorities() > old)
+    assert states() == {"held"}, "callers that trust the old ones go on"
+    who = caller(operator, space)
+    assert states() == {"held"}
+    who.release(*held)
+    pool.wait("all to be free", lambda: (pool.status()["claimed"], devices.status()["claimed"]) == (0, 0))
+    assert set(uids(pool.pods())) == set(pods)
 
 
 # --- two of them ---

@@ -174,7 +174,7 @@ class Claims:
         if count := ledger.unproved():
             log.error(
                 "%d claims are signed with a key that the Secret tapforge-broker doesn't hold: their holders keep "
-                "them, but can't give them back; put the lost key into the Secret again (docs/operator.md, Backup)",
+                "them, but can't give them back; put the lost key into the Secret again (docs/keys.md, Restore)",
                 count,
             )
 
