@@ -37,11 +37,18 @@ class Cluster:
         self.bad_boots: set[str] = set()
         self.created = 0
         self._uids = itertools.count()
+        self._stages: dict[str, tuple[object, float]] = {}
 
     # --- what the operator sees ---------------------------------------------------------------------------------------
 
     def slots(self) -> list[Slot]:
-        return [slot for pod in self.pods.values() if (slot := observe(pod)) is not None]
+        """Seen as soon as something is so, as by an operator that is always there."""
+        found = [slot for pod in self.pods.values() if (slot := observe(pod)) is not None]
+        for slot in found:
+            stage, _ = self._stages.get(slot.uid, (None, 0.0))
+            if stage != slot.stage:
+                self._stages[slot.uid] = slot.stage, self.now
+        return [replace(slot, since=self._stages[slot.uid][1]) for slot in found]
 
     def seen(self, refusals: tuple[Refusal, ...] = ()) -> Observed:
         nodes: dict[str, NodeState] = {n: s for n, s in self.nodes.items() if s}  # type: ignore[misc]

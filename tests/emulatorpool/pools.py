@@ -55,23 +55,32 @@ def ready(of: Pool, ordinal: int, **fields: Any) -> Slot:
         turned=at + 60,
         ever_ready=True,
     )
-    return replace(slot, **fields)
+    return changed(slot, **fields)
 
 
-def booting(of: Pool, ordinal: int, **fields: Any) -> Slot:
-    return replace(ready(of, ordinal, **fields), ready=False, ever_ready=False, turned=None)
+def changed(slot: Slot, *, seen: float | None = None, **fields: Any) -> Slot:
+    """`seen`: when the operator saw it so, where that is not when its node's and the scheduler's clocks say."""
+    slot = replace(slot, **fields)
+    served = max(slot.turned or 0.0, slot.started or 0.0)
+    by_others = {"ready": served, "unready": slot.turned, "booting": slot.started, "pulling": slot.scheduled}
+    told = by_others.get(slot.stage[0])
+    return replace(slot, since=seen if seen is not None else slot.created if told is None else told)
+
+
+def booting(of: Pool, ordinal: int, *, seen: float | None = None, **fields: Any) -> Slot:
+    return changed(ready(of, ordinal, **fields), seen=seen, ready=False, ever_ready=False, turned=None)
 
 
 def pulling(of: Pool, ordinal: int, **fields: Any) -> Slot:
-    return replace(booting(of, ordinal, **fields), started=None, phase="Pending")
+    return changed(booting(of, ordinal, **fields), started=None, phase="Pending")
 
 
 def unschedulable(of: Pool, ordinal: int, **fields: Any) -> Slot:
-    return replace(pulling(of, ordinal, **fields), node="", ip="", unschedulable=True)
+    return changed(pulling(of, ordinal, **fields), node="", ip="", unschedulable=True)
 
 
-def unready(of: Pool, ordinal: int, since: float, **fields: Any) -> Slot:
-    return replace(ready(of, ordinal, **fields), ready=False, turned=since)
+def unready(of: Pool, ordinal: int, since: float, *, seen: float | None = None, **fields: Any) -> Slot:
+    return changed(ready(of, ordinal, **fields), seen=seen, ready=False, turned=since)
 
 
 def failed(of: Pool, ordinal: int, end: str = "Error", **fields: Any) -> Slot:

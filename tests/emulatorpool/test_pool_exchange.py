@@ -103,8 +103,12 @@ def test_unclaimed_slots_are_exchanged_first_and_claimed_ones_asked_for() -> Non
     [
         ({"afterEpisodes": 10}, {"episodes": 10}, "Episodes"),
         ({"afterEpisodes": 10}, {"episodes": 9}, None),
-        ({"afterSeconds": 7200}, {"started": NOW - 7200}, "Age"),
-        ({"afterSeconds": 7200}, {"started": NOW - 7199}, None),
+        ({"afterSeconds": 7200}, {"created": NOW - 7201, "started": NOW - 7200}, "Age"),
+        ({"afterSeconds": 7200}, {"created": NOW - 7201, "started": NOW - 7199}, None),
+        # One wrong clock, of a node or of the API server, makes no slot old, and none young for ever.
+        ({"afterSeconds": 7200}, {"created": NOW - 60, "started": NOW - 90 * 86_400}, None),
+        ({"afterSeconds": 7200}, {"created": NOW - 90 * 86_400, "started": NOW - 60, "seen": NOW - 9}, None),
+        ({"afterSeconds": 7200}, {"created": NOW - 7201, "started": NOW + 86_400, "seen": NOW - 7200}, "Age"),
         ({"afterSeconds": 7200}, {"started": NOW + 86_400}, None),
         ({}, {"episodes": 10**6, "started": NOW - 90 * 86_400}, None),
     ],

@@ -220,6 +220,11 @@ def test_a_pod_that_hangs_on_a_lost_node_is_deleted_by_force_now_and_then() -> N
         (lambda of: unready(of, 2, NOW - 61), "Unready"),
         (lambda of: unready(of, 2, NOW - 59), None),
         (lambda of: unready(of, 2, NOW + 3600), None),
+        # A node's clock is behind, or ahead: what counts is when the operator saw it.
+        (lambda of: unready(of, 2, NOW - 3600, seen=NOW - 1), None),
+        (lambda of: unready(of, 2, NOW + 3600, seen=NOW - 61), "Unready"),
+        (lambda of: booting(of, 2, started=NOW - 3600, seen=NOW - 5), None),
+        (lambda of: booting(of, 2, started=NOW + 3600, seen=NOW - 601), "BootDeadline"),
     ],
 )
 def test_what_counts_as_sick(make: object, reason: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tapforge_operator import labels as wellknown
-from tapforge_operator.kube.cache import Cache
+from tapforge_operator.kube.cache import Cache, WatchFreshness
 from tapforge_operator.kube.types import observe
 from tapforge_operator.observability.metrics import Telemetry
 
@@ -69,3 +69,35 @@ def test_what_loses_its_label_and_has_it_again_is_seen_again(kind: str) -> None:
     assert len(index) == 0
     observe(pod(**more, resourceVersion="9"), False)
     assert len(index) == 1
+
+
+def test_a_slot_is_in_its_stage_since_this_process_saw_it_come_to_it() -> None:
+    """Whatever its node's clock says, and however often it is reported meanwhile."""
+    now = 1000.0
+    cache = Cache(Telemetry(freshness=WatchFreshness(wall=lambda: now + 5e8, clock=lambda: now)), lambda uid: None)
+    version = 0
+
+    def seen(seconds: float, **status: Any) -> float:
+        nonlocal now, version
+        now, version = now + seconds, version + 1
+        made = pod(resourceVersion=str(version))
+        containers = [{"name": wellknown.CONTAINER, "state": {"running": {"startedAt": status.get("started")}}}]
+        turned = {"type": "Ready", "status": status.get("ready", "False"), "lastTransitionTime": status.get("turned")}
+        made["status"] = {"phase": "Running", "conditions": [turned] if "turned" in status else []}
+        made["status"]["containerStatuses"] = containers if "started" in status else []
+        made["spec"] = {"nodeName": status.get("node", "")}
+        slot = cache.observe_pod(made)
+        assert slot is not None
+        return slot.since
+
+    assert seen(0) == seen(5) == 1000.0
+    assert seen(5, node="n") == seen(5, node="n") == 1010.0
+    began = {"node": "n", "started": "2020-01-01T00:00:00Z"}
+    assert seen(5, **began) == seen(5, **began) == 1020.0
+    serves = {**began, "ready": "True", "turned": "2020-01-01T00:01:00Z"}
+    assert seen(5, **serves) == seen(5, **serves) == 1030.0
+    fell = {**began, "turned": "2020-01-01T00:02:00Z"}
+    assert seen(5, **fell) == seen(5, **fell) == 1040.0
+    # It was ready again in between, which no event told.
+    assert seen(5, **{**fell, "turned": "2020-01-01T00:03:00Z"}) == 1050.0
+    assert cache.clock_offset == 5e8

@@ -140,6 +140,7 @@ class PoolController:
             nodes=self._cache.bad_nodes(),
             next_lost_node=self._cache.next_lost_node(),
             watching_since=self._cache.watching_since,
+            clock_offset=self._cache.clock_offset,
             refusals=refusals,
             tails=tails,
             devices=self._claims.devices(pool.uid),

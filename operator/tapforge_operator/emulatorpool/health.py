@@ -2,8 +2,11 @@
 
 A slot that was never ready is booting: it has until `boot.deadlineSeconds` after its container's start, and nothing
 else counts against it. A slot that was ready may be unready for `health.unreadyGraceSeconds` from the moment it turned.
-One without a node or without a started container is waited for. Ages are never negative, whatever the clocks say, and
-begin anew after a gap in watching: a phone that is well again could not say so while the API server was away.
+One without a node or without a started container is waited for.
+
+Each of these times counts from the moment in which this operator saw the change: a node's clock may be wrong by more
+than any of them. Ages are never negative and begin anew after a gap in watching, and with another leader: a phone that
+is well again could not say so while the API server was away.
 """
 
 from __future__ import annotations
@@ -42,9 +45,8 @@ def sickness(slot: Slot, deadlines: Deadlines, now: float) -> Reason | None:
     if slot.terminal:
         return Reason.FAILED
     if slot.ever_ready:
-        late = slot.turned is not None and age(now, deadlines.begin(slot.turned)) > deadlines.unready
-        return Reason.UNREADY if late else None
-    late = slot.started is not None and age(now, deadlines.begin(slot.started)) > deadlines.boot
+        return Reason.UNREADY if age(now, deadlines.begin(slot)) > deadlines.unready else None
+    late = slot.started is not None and age(now, deadlines.begin(slot)) > deadlines.boot
     return Reason.BOOT_DEADLINE if late else None
 
 
@@ -57,10 +59,6 @@ def pulling(slot: Slot) -> bool:
     return bool(slot.node) and slot.started is None and not slot.terminal
 
 
-def pull_began(slot: Slot) -> float:
-    return slot.created if slot.scheduled is None else slot.scheduled
-
-
 def stuck(slot: Slot) -> bool:
     """Its container can't start as the template says it."""
     return slot.started is None and slot.waiting in STUCK
@@ -68,10 +66,18 @@ def stuck(slot: Slot) -> bool:
 
 def next_turn(slot: Slot, deadlines: Deadlines) -> float | None:
     """When time alone changes what is said of a slot that is neither ready nor terminal."""
+    begin = deadlines.begin(slot)
     if slot.ever_ready:
-        return None if slot.turned is None else deadlines.begin(slot.turned) + deadlines.unready
+        return begin + deadlines.unready
     if slot.started is not None:
-        return deadlines.begin(slot.started) + deadlines.boot
+        return begin + deadlines.boot
     if slot.unschedulable:
-        return slot.created + UNSCHEDULABLE_GRACE
-    return pull_began(slot) + deadlines.pull if slot.node else None
+        return begin + UNSCHEDULABLE_GRACE
+    return begin + deadlines.pull if slot.node else None
+
+
+def running_since(slot: Slot, deadlines: Deadlines) -> float:
+    """When its container started, for ages of hours that outlast this process: by its node's clock, but not before the
+    API server had the Pod, and not after this operator saw it start. So one clock that is wrong makes no Pod old."""
+    seen = slot.since + deadlines.offset
+    return min(seen, max(slot.created if slot.started is None else slot.started, slot.created))

@@ -17,8 +17,9 @@
     to time while the API server refuses them.
 9.  Otherwise nothing. A pool that is being deleted is left to the garbage collector; its claims are asked back.
 
-A node is lost when it was silent for a while in which this process watched and another node answered, and no age of
-rule 3 is from before a gap in watching: what an outage of the API server hid is no slot's fault.
+A node is lost when it was silent for a while in which this process watched and another node answered. An age of rule 3
+counts from when this process saw the change, and none is from before a gap in watching: neither what an outage of the
+API server hid nor a node's wrong clock is a slot's fault.
 
 The clock (seconds since the epoch, as in the cluster's timestamps) may jump. Ready slots are not removed by time,
 except for their age, which is rolling; what is removed because it took too long is bounded by the budget or, where it
@@ -33,7 +34,7 @@ from dataclasses import replace
 
 from tapforge_api.pool import SickReplacements, SlotFailure
 from tapforge_operator.emulatorpool import backoff
-from tapforge_operator.emulatorpool.health import FORCE_AGAIN, disrupted, sickness
+from tapforge_operator.emulatorpool.health import FORCE_AGAIN, disrupted, running_since, sickness
 from tapforge_operator.emulatorpool.rollout import limits, outdated
 from tapforge_operator.emulatorpool.scaling import name_new, scale_in_order, size, survivor
 from tapforge_operator.emulatorpool.state import (
@@ -132,7 +133,8 @@ def _begin(pool: Pool, observed: Observed, history: History, now: float) -> Draf
     cordoned = {name for name, state in observed.nodes.items() if state == "cordoned"}
     for uid, slot in draft.standing.items():
         played = draft.protected[uid].episodes if uid in draft.protected else 0
-        reason = outdated(slot, pool, played, slot.node in cordoned, now)
+        age = now - running_since(slot, draft.deadlines)
+        reason = outdated(slot, pool, played, slot.node in cordoned, age)
         if reason is not None:
             draft.outdated[uid] = reason
     return draft

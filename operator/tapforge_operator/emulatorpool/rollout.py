@@ -23,8 +23,8 @@ def _slots(value: int | str, desired: int, rounded: Callable[[float], int]) -> i
     return value if isinstance(value, int) else rounded(desired * int(value[:-1]) / 100)
 
 
-def outdated(slot: Slot, pool: Pool, played: int, cordoned: bool, now: float) -> Reason | None:
-    """Why a slot is to be exchanged. `played`: episodes under the claim that it has now. Age counts from the start of
+def outdated(slot: Slot, pool: Pool, played: int, cordoned: bool, age: float) -> Reason | None:
+    """Why a slot is to be exchanged. `played`: episodes under the claim that it has now. `age` counts from the start of
     the container, and only for a slot that was ready once: a boot that takes longer would never end otherwise."""
     if cordoned:
         return Reason.CORDONED
@@ -34,5 +34,5 @@ def outdated(slot: Slot, pool: Pool, played: int, cordoned: bool, now: float) ->
     if recycle.after_episodes is not None and slot.episodes + played >= recycle.after_episodes:
         return Reason.EPISODES
     if recycle.after_seconds is not None and slot.ever_ready and slot.started is not None:
-        return Reason.AGE if now - slot.started >= recycle.after_seconds else None
+        return Reason.AGE if age >= recycle.after_seconds else None
     return None

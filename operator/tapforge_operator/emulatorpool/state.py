@@ -178,6 +178,8 @@ class Observed:
     next_lost_node: float | None = None
     #: since when the cluster was followed without a gap: nothing is any older
     watching_since: float = 0.0
+    #: what makes `since` of a slot a time of the epoch
+    clock_offset: float = 0.0
     #: creates that the API server refused since the last plan
     refusals: Sequence[Refusal] = ()
     #: ends of logs, by Pod name, that were read since the last plan
@@ -397,25 +399,28 @@ class Deadlines:
     unready: float
     #: since when the cluster was followed without a gap
     watching: float = 0.0
+    #: what makes a moment at which something was seen a time of the epoch
+    offset: float = 0.0
 
     @classmethod
-    def of(cls, spec: EmulatorPoolSpec, watching_since: float) -> Deadlines:
+    def of(cls, spec: EmulatorPoolSpec, observed: Observed) -> Deadlines:
         return cls(
             spec.boot.deadline_seconds,
             spec.boot.pull_deadline_seconds,
             spec.health.unready_grace_seconds,
-            watching_since,
+            observed.watching_since,
+            observed.clock_offset,
         )
 
-    def begin(self, since: float) -> float:
-        """When the age of something that is so since then began."""
-        return max(since, self.watching)
+    def begin(self, slot: Slot) -> float:
+        """From when on it counts that the slot is as it is."""
+        return max(slot.since + self.offset, self.watching)
 
 
 class Draft:
     def __init__(self, pool: Pool, observed: Observed, history: History, now: float):
         self.pool, self.observed, self.history, self.now = pool, observed, history, now
-        self.deadlines = Deadlines.of(pool.spec, observed.watching_since)
+        self.deadlines = Deadlines.of(pool.spec, observed)
         slots = [slot for slot in observed.slots if slot.pool_uid == pool.uid]
         self.standing = {slot.uid: slot for slot in slots if not slot.deleting and not slot.retained}
         #: the slots that stood before this plan

@@ -29,8 +29,8 @@ from tapforge_operator.emulatorpool.health import (
     age,
     disrupted,
     next_turn,
-    pull_began,
     pulling,
+    running_since,
     sickness,
     stuck,
 )
@@ -230,7 +230,7 @@ def _times(draft: Draft, plan: Plan, boots: BootFailures, spent: Spent) -> Itera
     for uid, slot in draft.standing.items():
         if slot.ready:
             if after is not None and slot.started is not None and uid not in draft.outdated:
-                yield slot.started + after
+                yield running_since(slot, draft.deadlines) + after
         elif not slot.terminal and (turn := next_turn(slot, draft.deadlines)) is not None and turn >= draft.now:
             # A second more: the cluster's clocks write whole seconds, and "longer than" is meant.
             yield turn + 1.0
@@ -312,7 +312,7 @@ def _stuck(draft: Draft) -> Iterator[Concern]:
 
 def _pulls(draft: Draft) -> Iterator[Concern]:
     limit = draft.deadlines.pull
-    slow = [slot for slot in draft.standing.values() if pulling(slot) and age(draft.now, pull_began(slot)) > limit]
+    slow = [s for s in draft.standing.values() if pulling(s) and age(draft.now, draft.deadlines.begin(s)) > limit]
     if slow:
         yield Concern(
             "ImagePullSlow",
@@ -325,7 +325,7 @@ def _unschedulable(draft: Draft) -> Iterator[Concern]:
     long = [
         slot
         for slot in draft.standing.values()
-        if slot.unschedulable and age(draft.now, slot.created) > UNSCHEDULABLE_GRACE
+        if slot.unschedulable and age(draft.now, draft.deadlines.begin(slot)) > UNSCHEDULABLE_GRACE
     ]
     if long:
         yield Concern(

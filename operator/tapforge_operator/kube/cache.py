@@ -207,6 +207,11 @@ class WatchFreshness:
         """Now, on the clock that can't be set: something was seen for the first time, to be asked for in `watched`."""
         return self._clock()
 
+    @property
+    def offset(self) -> float:
+        """What makes a moment a time of the epoch, as the wall clock has it now."""
+        return self._wall() - self._clock()
+
     def watched(self, moment: float) -> float:
         """For how long something has been followed that was first seen at that moment."""
         return 0.0 if self._lapsed else max(0.0, self._clock() - max(moment, self._began))
@@ -333,6 +338,11 @@ class Cache:
         return sum(run.wanted for run in self.runs.of(f"{namespace}/{name}").values())
 
     @property
+    def clock_offset(self) -> float:
+        """What makes a moment at which something was seen a time of the epoch."""
+        return self._telemetry.freshness.offset
+
+    @property
     def watching_since(self) -> float:
         """Epoch time from which ages count at the earliest: nobody here can tell how something was before."""
         return self._telemetry.freshness.since
@@ -372,11 +382,14 @@ class Cache:
         uid, version = pod["metadata"]["uid"], pod["metadata"].get("resourceVersion", "")
         if deleted:
             return self.slots.drop(uid, version)
-        if known := self.slots.newer(uid, version):
-            return known  # most of what a watch tells of claimed slots was in the answer to the claim
+        if newer := self.slots.newer(uid, version):
+            return newer  # most of what a watch tells of claimed slots was in the answer to the claim
         slot = observe(pod)
+        known = self.slots.get(uid)
         if slot is None:  # somebody took its label or its owner away: it is no slot until they are back
-            return self.slots.drop(uid, version) if self.slots.get(uid) else None
+            return self.slots.drop(uid, version) if known else None
+        same = known is not None and known.stage == slot.stage
+        slot = replace(slot, since=known.since if known and same else self._telemetry.freshness.moment())
         self.slots.put(slot)
         return slot
 

@@ -7,7 +7,8 @@
    (Kubernetes 1.26 and newer) is believed; otherwise the status' reason counts, as kubelets write it. `Evicted` alone
    may also mean that the Pod used more than its own limit of storage: that would happen again.
 
-Times are seconds since the epoch, as the cluster's clocks wrote them (whole seconds).
+Times are seconds since the epoch, as the cluster's clocks wrote them (whole seconds). None of these clocks has to be
+right: a time is good for an order among times of the same clock, and never for an age. For ages a slot has `since`.
 """
 
 from __future__ import annotations
@@ -239,10 +240,23 @@ class Slot:
     retained: bool = False
     #: fence of a claim of an earlier leader that was told of; "" on nearly all
     confirmed: str = ""
+    #: when this process saw it come to its present `stage`, on its own clock (a moment of `WatchFreshness`)
+    since: float = 0.0
 
     @property
     def terminal(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def stage(self) -> tuple[str, float | None]:
+        """What it is waited for in, and what tells this time from an earlier one."""
+        if self.ready:
+            return "ready", None
+        if self.ever_ready:
+            return "unready", self.turned
+        if self.started is not None:
+            return "booting", self.started
+        return ("pulling" if self.node else "unscheduled"), None
 
 
 @reading
