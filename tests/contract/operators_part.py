@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runs_made import UID
 
-from tapforge_api import TrainingRun, dump_set, load_bundle
+from tapforge_api import TrainingRun, dump_set, load, load_bundle
 from tapforge_api.document import parse
 from tapforge_api.loading import from_object
 from tapforge_api.reading import read_run
@@ -58,14 +58,28 @@ def seen(run: TrainingRun, namespace: str = "team") -> Run:
     return Run.of(body, reading.spec)
 
 
-def resolved(run: Run) -> Run:
-    """As it is since its start."""
-    return replace(run, status=run.status.model_copy(update={"resolved": rayjob.resolve(run)}))
+@dataclass(frozen=True)
+class Started:
+    """A run as its user wrote it, and what the operator has made of it by its start."""
 
+    run: TrainingRun
+    seen: Run
+    #: of its ConfigMap, by key
+    config: dict[str, str]
+    #: run.yaml as the driver reads it
+    read: TrainingRun
 
-def run_yaml(run: Run) -> str:
-    """As it lies in the driver's Pod."""
-    return str(rayjob.config_map(resolved(run))["data"][rayjob.RUN_KEY])
+    @staticmethod
+    def of(run: TrainingRun) -> Started:
+        made = seen(run)
+        status = made.status.model_copy(update={"resolved": rayjob.resolve(made)})
+        config = rayjob.config_map(replace(made, status=status))["data"]
+        return Started(run, made, config, load(config[rayjob.RUN_KEY]))
+
+    @property
+    def text(self) -> str:
+        """run.yaml"""
+        return self.config[rayjob.RUN_KEY]
 
 
 def ray_job(run: Run, attempt: int = 1, broker: rayjob.Broker = BROKER) -> Json:

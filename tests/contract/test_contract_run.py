@@ -12,25 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from operators_part import (
     RUN_FILES,
+    Started,
     body_of,
     environment,
     made,
     place_of,
     pods_of,
     ray_job,
-    resolved,
-    run_yaml,
-    seen,
     written,
 )
 from runs_made import UID
 
-from tapforge_api import TrainingRun, load, to_yaml
+from tapforge_api import TrainingRun
 from tapforge_api import attempt as place
 from tapforge_api.gpus import cluster_gpus_error, gpus_offered
 from tapforge_api.reading import read_pool, read_run
@@ -111,11 +108,10 @@ STORAGES: tuple[dict[str, Any], ...] = (
 # --- run.yaml ---------------------------------------------------------------------------------------------------------
 
 
-def _agrees(run: TrainingRun) -> None:
+def _agrees(started: Started) -> None:
     """The driver reads the run that its user wrote, and decides for the device that the Pods ask for."""
-    text = run_yaml(seen(run))
-    read = load(text)
-    assert "hush" not in text, "what is in Pod templates may be secret"
+    run, read = started.run, started.read
+    assert "hush" not in started.text, "what is in Pod templates may be secret"
     mine, theirs = (one.spec.model_dump(exclude={"cluster", "suspend", "environment"}) for one in (read, run))
     assert mine == theirs and read.metadata.name == run.metadata.name
     assert read.spec.environment.source.own_pool is None
@@ -137,7 +133,7 @@ def test_the_driver_of_a_sample_reads_its_run_and_computes_where_its_pods_have_g
     run = written(file)
     assert run.spec.cluster is None or cluster_gpus_error(run.spec) is None
     if run.spec.cluster is not None:
-        _agrees(run)
+        _agrees(Started.of(run))
 
 
 @settings(max_examples=20)
@@ -146,18 +142,17 @@ def test_a_run_whose_file_holds_no_cluster_goes_on(run: TrainingRun) -> None:
     """`rayjob.resolve` of the release before, as it is kept in the status -> `machine.device_of`. The Ray cluster then
     says how many GPUs there are."""
     assume(cluster_gpus_error(run.spec) is None)
-    before = yaml.safe_load(run_yaml(seen(run)))
-    del before["spec"]["cluster"]
+    read = Started.of(run).read
+    before = read.model_copy(update={"spec": read.spec.model_copy(update={"cluster": None})})
     assert run.spec.cluster is not None
     there = sum(gpus_offered(run.spec.cluster))
     device = run.spec.device or ("cuda" if there else "cpu")
-    assert device_of(load(to_yaml(before)), Machine(8, 0), in_cluster=True, in_ray=there) == device
+    assert device_of(before, Machine(8, 0), in_cluster=True, in_ray=there) == device
 
 
 def test_a_folder_of_the_run_as_it_was_resolved_before_takes_it_as_it_is_now(tmp_path: Path) -> None:
     """Recording (spec.yaml) -> resume, over an upgrade of the operator: what is new in run.yaml is nothing learned."""
-    run = made({"cluster": {"image": "i"}})
-    now = load(run_yaml(seen(run)))
+    now = Started.of(made({"cluster": {"image": "i"}})).read
     before = now.model_copy(update={"spec": now.spec.model_copy(update={"cluster": None})})
     (tmp_path / "events.jsonl").write_text('{"event": "checkpoint"}\n')
     for one in (before, now, before):
@@ -168,35 +163,33 @@ def test_a_folder_of_the_run_as_it_was_resolved_before_takes_it_as_it_is_now(tmp
 # --- the next attempt -------------------------------------------------------------------------------------------------
 
 
-def _goes_on_as_it_began(run: TrainingRun) -> None:
+def _goes_on_as_it_began(began: Started) -> None:
     """What the start left in the status and in the ConfigMap is what every attempt is built from, whatever became of
     the live templates; and an own pool is the one that the driver asks for."""
-    operators = seen(run)
-    config = rayjob.config_map(resolved(operators))["data"]
-    stored = StoredConfig(config[rayjob.RUN_KEY], config[rayjob.TEMPLATES_KEY])
+    run, stored = began.run, StoredConfig(began.text, began.config[rayjob.TEMPLATES_KEY])
     live = body_of(run)
     live["spec"]["cluster"]["head"]["template"] = {"spec": {"hostNetwork": True}}
-    live["status"] = {"resolved": config[rayjob.RUN_KEY]}
+    live["status"] = {"resolved": began.text}
     started = as_started(live, stored)
     reading = read_run(dict(started.body))
     assert reading.spec is not None and started.templates
-    again = replace(Run.of(started.body, reading.spec), status=operators.status)
-    assert ray_job(again, 2) == ray_job(operators, 2)
+    again = replace(Run.of(started.body, reading.spec), status=began.seen.status)
+    assert ray_job(again, 2) == ray_job(began.seen, 2)
     if run.spec.environment.source.own_pool is not None:
         pool = rayjob.own_pool(again)
         mine = read_pool(pool)
         assert mine.spec == run.spec.environment.source.own_pool.spec and not mine.unknown
-        reference = load(config[rayjob.RUN_KEY]).spec.environment.source.pool
+        reference = began.read.spec.environment.source.pool
         assert reference is not None and reference.name == pool["metadata"]["name"]
 
 
 # --- environment, files, commands -------------------------------------------------------------------------------------
 
 
-def _is_told(run: TrainingRun, attempt: int) -> None:
-    cluster = run.spec.cluster
+def _is_told(started: Started, attempt: int) -> None:
+    run, cluster = started.run, started.run.spec.cluster
     assert cluster is not None
-    job = ray_job(seen(run), attempt)
+    job = ray_job(started.seen, attempt)
     pods = pods_of(job)
     head = pods["head"]
     told = environment(head)
@@ -246,7 +239,7 @@ def test_the_driver_of_a_sample_finds_what_it_was_promised(file: Path) -> None:
     """`rayjob.ray_job` -> `Attempt.of`, `Access.of`, and the commands `tapforge run` and `tapforge prestop`."""
     run = written(file)
     if run.spec.cluster is not None:
-        _is_told(run, 1)
+        _is_told(Started.of(run), 1)
 
 
 @settings(max_examples=200)
@@ -254,6 +247,7 @@ def test_the_driver_of_a_sample_finds_what_it_was_promised(file: Path) -> None:
 def test_any_run_is_told_to_its_driver_as_a_sample_is(run: TrainingRun, attempt: int) -> None:
     """All of the above: what is drawn is dear, and all start from it. Besides `rayjob.config_map`, `own_pool` ->
     `templates.as_started`, `read_run`, `read_pool`."""
-    _agrees(run)
-    _is_told(run, attempt)
-    _goes_on_as_it_began(run)
+    started = Started.of(run)
+    _agrees(started)
+    _is_told(started, attempt)
+    _goes_on_as_it_began(started)
