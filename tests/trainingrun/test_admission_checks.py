@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tapforge_operator.kube.client import ApiError
 from tapforge_operator.kube.leaderelection import NotLeading
 from tapforge_operator.trainingrun import admissioncheck
 from tapforge_operator.trainingrun.admissioncheck import Queues
-from tapforge_operator.trainingrun.kueue import CheckState, CheckUpdate, Workload
+from tapforge_operator.trainingrun.kueue import CheckState, CheckUpdate, Workload, decide
 
 CHECKS = "/apis/kueue.x-k8s.io/v1beta2/admissionchecks"
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/lab/workloads"
@@ -207,6 +208,32 @@ async def test_nothing_is_written_by_one_who_does_not_lead() -> None:
     with pytest.raises(NotLeading):
         await queues(line, leads=False).write(UPDATE, 0.0)
     assert line.taken == []
+
+
+async def test_the_age_of_a_demand_is_by_the_clock_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kueue's may be wrong by more than any deadline."""
+    now = 1_800_000_000.0
+    monkeypatch.setattr(admissioncheck, "time", SimpleNamespace(time=lambda: now))
+    line = Line(SmallApi())
+    line.api.create(CHECKS, CHECK)
+    owner = {"kind": "RayJob", "name": "run-1", "uid": "job", "controller": True}
+    line.api.create(WORKLOADS, {"metadata": {"name": "w", "namespace": "lab", "ownerReferences": [owner]}})
+    ours = queues(line)
+    await ours.sync()
+    ages: list[float] = []
+    for since, state in (("2020-01-01T00:00:00Z", "True"), ("2020-01-01T00:00:00Z", "True"), ("", "False")):
+        reserved = {"type": "QuotaReserved", "status": state, "lastTransitionTime": since}
+        check = {"name": "phones", "state": "Pending", "lastTransitionTime": since}
+        line.api.patch(f"{WORKLOADS}/w", {"status": {"conditions": [reserved], "admissionChecks": [check]}})
+        now += 100
+        await ours.sync()
+        workload = ours.of("job")
+        assert workload is not None
+        ages.append(now - workload.seen)
+        if state == "True":
+            left = decide(workload, ours.ours, "no phones", 300.0, now)
+            assert left == pytest.approx(300.0 - ages[-1])
+    assert ages == [0.0, 100.0, 0.0]
 
 
 async def test_a_workload_that_gets_its_owner_later_is_seen() -> None:

@@ -511,7 +511,8 @@ class Answered(Line):
         return await super().patch(path, body)
 
 
-async def test_a_run_that_can_not_be_read_gives_its_quota_back() -> None:
+async def test_a_run_that_can_not_be_read_gives_its_quota_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "BOOT_DEADLINE", 0.01)
     house, kueue = House(), "/apis/kueue.x-k8s.io/v1beta2"
     line = Answered(house.api)
     line.answers = []

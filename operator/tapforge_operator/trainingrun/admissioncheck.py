@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from tapforge_operator.kube.cache import Index, K
@@ -23,6 +24,7 @@ from tapforge_operator.trainingrun.kueue import (
     AdmissionCheck,
     CheckUpdate,
     Workload,
+    demand_since,
     observe_check,
     observe_workload,
 )
@@ -105,6 +107,10 @@ class Queues:
 
     def _workload(self, body: Mapping[str, Any], deleted: bool = False) -> None:
         seen = observe_workload(body)
+        if seen is not None:
+            known = self._workloads.get(seen.uid)
+            same = known is not None and demand_since(known, self.ours) == demand_since(seen, self.ours)
+            seen = replace(seen, seen=known.seen if known is not None and same else time.time())
         _keep(self._workloads, seen, body, deleted)
 
     def _check(self, body: Mapping[str, Any], deleted: bool = False) -> None:

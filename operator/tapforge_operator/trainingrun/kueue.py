@@ -9,9 +9,10 @@ phones are there. The rules:
    Workload are Ready, until the quota is taken back. Without our check in the Workload that is its admission.
 3. The check turns Ready when as many phones are ready and free as the run starts with. It stays so: Kueue resets it
    when it evicts the Workload.
-4. Quota is held without phones for at most `boot.deadlineSeconds` of the pool. Then the check says Retry: Kueue takes
-   the quota back and queues the run behind all others of its priority. `requeueAfterSeconds` is the shortest there is:
-   Kueue (0.15) takes the quota back only when that time is over.
+4. Quota is held without phones for at most `boot.deadlineSeconds` of the pool, counted from when this operator saw the
+   demand: Kueue's clock may be wrong. Then the check says Retry: Kueue takes the quota back and queues the run behind
+   all others of its priority. `requeueAfterSeconds` is the shortest there is: Kueue (0.15) takes the quota back only
+   when that time is over.
 5. Where Kueue is not installed, does not answer or may not be read, there is no check.
 
 Times are seconds since the epoch.
@@ -64,6 +65,8 @@ class Workload:
     checks: tuple[CheckState, ...] = ()
     #: why no quota is reserved, in Kueue's words
     message: str = ""
+    #: since when this process has seen the demand for phones that `demand_since` dates by others' clocks; 0: unknown
+    seen: float = 0.0
 
 
 @reading
@@ -158,7 +161,7 @@ def decide(
         return None
     if not short:
         return CheckUpdate(workload, check.name, "Ready", "its phones are ready")
-    left = demand_since(workload, ours) + deadline - now
+    left = (workload.seen or demand_since(workload, ours)) + deadline - now
     if left > 0:
         return left
     text = f"quota was held for the pool's boot deadline of {deadline:g} s: {short}"
