@@ -14,11 +14,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tapforge_operator import labels
+from tapforge_operator.broker.types import Held
 from tapforge_operator.emulatorpool.apply import room_makers
 from tapforge_operator.emulatorpool.plan import plan
 from tapforge_operator.emulatorpool.pod import retain_patch, slot_pods
 from tapforge_operator.emulatorpool.rollout import limits
-from tapforge_operator.emulatorpool.state import Held, History, NodeState, Observed, Plan, Pool, Refusal, Removal
+from tapforge_operator.emulatorpool.state import History, NodeState, Observed, Plan, Pool, Refusal, Removal
 from tapforge_operator.kube.types import Slot, observe
 
 Json = dict[str, Any]

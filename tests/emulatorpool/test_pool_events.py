@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from pools import NEW_IMAGE, NOW, booting, decide, failed, pool, ready, unready, unschedulable
 
-from tapforge_operator.emulatorpool.state import Held, History, Plan, Refusal
+from tapforge_operator.broker.types import Held
+from tapforge_operator.emulatorpool.state import History, Plan, Refusal
 from tapforge_operator.emulatorpool.status import EVENT_SECONDS
 from tapforge_operator.kube.types import Slot
 

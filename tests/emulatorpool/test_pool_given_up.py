@@ -9,8 +9,8 @@ from pools import NEW_IMAGE, NOW, booting, decide, gone, pool, ready
 
 from tapforge_operator.broker.claim_record import Clear, SlotView
 from tapforge_operator.broker.ledger import Ledger
-from tapforge_operator.broker.types import Answer, Claim, Grant, Want
-from tapforge_operator.emulatorpool.state import Held, History, Pool
+from tapforge_operator.broker.types import Answer, Claim, Grant, Held, Want
+from tapforge_operator.emulatorpool.state import History, Pool
 
 CONDEMNED = Held("", draining=True)
 

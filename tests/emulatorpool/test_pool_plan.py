@@ -19,7 +19,8 @@ from pools import (
 )
 
 from tapforge_operator import labels
-from tapforge_operator.emulatorpool.state import Held, Plan, Pool
+from tapforge_operator.broker.types import Held
+from tapforge_operator.emulatorpool.state import Plan, Pool
 from tapforge_operator.kube.types import Slot
 
 HELD = Held("run-1")

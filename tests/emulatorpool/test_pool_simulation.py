@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from model_cluster import Cluster, Operator
 from pools import IMAGE, NEW_IMAGE, NOW, conditions, pool
 
+from tapforge_operator.broker.types import Held
 from tapforge_operator.emulatorpool.plan import plan
-from tapforge_operator.emulatorpool.state import Held, History, Observed, Plan
+from tapforge_operator.emulatorpool.state import History, Observed, Plan
 from tapforge_operator.kube.types import Slot
 
 SIZES = st.one_of(

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pools import NOW, decide, gone, pool, ready
 
 from tapforge_api.pool import EmulatorPoolStatus
+from tapforge_operator.broker.types import Held
 from tapforge_operator.emulatorpool.scaling import size
-from tapforge_operator.emulatorpool.state import Held, History, Observed
+from tapforge_operator.emulatorpool.state import History, Observed
 
 
 def scaled(**scaling: int) -> dict:

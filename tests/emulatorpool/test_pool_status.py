@@ -24,7 +24,8 @@ from pools import (
 
 from tapforge_api.pool import EmulatorPoolStatus, SickReplacements
 from tapforge_api.reading import UnreadableStatus, read_pool
-from tapforge_operator.emulatorpool.state import Device, Held, History, Plan, Pool, read_status
+from tapforge_operator.broker.types import Device, Held
+from tapforge_operator.emulatorpool.state import History, Plan, Pool, read_status
 from tapforge_operator.emulatorpool.status import unreadable
 from tapforge_operator.kube.objectmeta import timestamp
 from tapforge_operator.kube.types import Slot

@@ -12,7 +12,8 @@ from runs_made import NO_KUBERAY, NOON, Story, job, made
 from runs_made import pool as phones
 
 from tapforge_api import crd
-from tapforge_operator.emulatorpool.state import BootFailures, Device, Held, History, Plan, Pool, Refusal
+from tapforge_operator.broker.types import Device, Held
+from tapforge_operator.emulatorpool.state import BootFailures, History, Plan, Pool, Refusal
 from tapforge_operator.emulatorpool.status import unreadable
 from tapforge_operator.trainingrun.status import Situation, conditions
 

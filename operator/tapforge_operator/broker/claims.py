@@ -27,6 +27,8 @@ from tapforge_operator.broker.types import (
     ClaimEvent,
     ClaimQuotas,
     Counts,
+    Device,
+    Held,
     LedgerTimeouts,
     QuotaUse,
     Remove,
@@ -34,7 +36,6 @@ from tapforge_operator.broker.types import (
     Work,
     namespace_of,
 )
-from tapforge_operator.emulatorpool.state import Device, Held
 
 #: ended claims whose end can still be explained, and UIDs that are known to be gone
 _REMEMBERED = 20_000

@@ -31,7 +31,9 @@ from tapforge_operator.broker.types import (
     Answer,
     ClaimQuotas,
     Counts,
+    Device,
     Grant,
+    Held,
     Holder,
     LedgerTimeouts,
     PoolNotFound,
@@ -40,7 +42,6 @@ from tapforge_operator.broker.types import (
     account_of,
 )
 from tapforge_operator.broker.writer import Api, Siblings, Tickets, Writer, Writing
-from tapforge_operator.emulatorpool.state import Device, Held
 from tapforge_operator.kube.leaderelection import NotLeading
 from tapforge_operator.kube.types import PoolObject, Slot
 from tapforge_operator.observability.metrics import Telemetry

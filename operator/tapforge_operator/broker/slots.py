@@ -23,8 +23,17 @@ from tapforge_operator.broker import scheduling
 from tapforge_operator.broker.claim_record import Clear, SlotView
 from tapforge_operator.broker.devices import Devices, device_of
 from tapforge_operator.broker.scheduling import Packing, Queue, Share, Spare, Tally, unlimited
-from tapforge_operator.broker.types import Claim, Claimant, ClaimQuotas, Counts, QuotaUse, State, account_of
-from tapforge_operator.emulatorpool.state import Device, Held
+from tapforge_operator.broker.types import (
+    Claim,
+    Claimant,
+    ClaimQuotas,
+    Counts,
+    Device,
+    Held,
+    QuotaUse,
+    State,
+    account_of,
+)
 
 _BUSY = (State.GRANTING, State.HELD, State.RELEASING)
 #: nobody else may have the device

@@ -9,10 +9,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from tapforge_operator.broker.claim_record import ClaimRecord, Clear, SlotView
 
+#: "unknown": nobody asked the device yet; "quarantined": it broke too often and is left alone for a while
+#: "refused": the namespace may not name it
+DeviceState = Literal["ready", "unready", "quarantined", "refused", "unknown"]
 #: who competes for slots: (holder, priority)
 Claimant = tuple[str, int]
 
@@ -281,3 +284,32 @@ class LedgerTimeouts:
 
     def pause(self, failures: int) -> float:
         return min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 30)) if failures > 0 else 0.0
+
+
+# --- what a pool's controller is told ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A claim of a slot, as the ledger knows it."""
+
+    holder: str
+    #: its time ran out: the slot is nobody's and nobody gets it again
+    expired: bool = False
+    #: nobody holds it and nobody gets it again: the pool gave it up, or had asked it back
+    draining: bool = False
+    #: why it was asked back; "" when it was not
+    revoked: str = ""
+    #: episodes played under this claim so far
+    episodes: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An external URL, as the broker knows it."""
+
+    url: str
+    state: DeviceState = "unknown"
+    claimed: bool = False
+    reason: str = ""

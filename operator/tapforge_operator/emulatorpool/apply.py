@@ -28,11 +28,12 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, Literal, Protocol
 
 from tapforge_operator import labels
+from tapforge_operator.broker.types import Device, Held
 from tapforge_operator.controller import InFlight
 from tapforge_operator.emulatorpool.backoff import LONGEST_NOT_ENABLED, PER_PASS, refusal
 from tapforge_operator.emulatorpool.devices import DeviceLeases
 from tapforge_operator.emulatorpool.pod import disruption_budget, retain_patch, slot_pods
-from tapforge_operator.emulatorpool.state import Device, Held, NewSlot, Plan, Pool, Refusal, Removal
+from tapforge_operator.emulatorpool.state import NewSlot, Plan, Pool, Refusal, Removal
 from tapforge_operator.kube.cache import Cache
 from tapforge_operator.kube.client import ApiError, Client, Object, path
 from tapforge_operator.kube.events import record

@@ -27,13 +27,11 @@ from typing import Any, Literal
 
 from tapforge_api import reading
 from tapforge_api.pool import EmulatorPoolSpec, EmulatorPoolStatus
+from tapforge_operator.broker.types import Device, Held
 from tapforge_operator.kube.types import Event, Slot
 from tapforge_operator.labels import digest
 
 NodeState = Literal["cordoned", "lost"]
-#: "unknown": nobody asked the device yet; "quarantined": it broke too often and is left alone for a while
-#: "refused": the namespace may not name it
-DeviceState = Literal["ready", "unready", "quarantined", "refused", "unknown"]
 #: what an API server refuses a Pod for. QuotaExceeded may pass by itself; the others need a person
 RefusalReason = Literal[
     "QuotaExceeded",
@@ -133,32 +131,6 @@ class Refusal:
 
     reason: RefusalReason
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A claim of a slot, as the ledger knows it."""
-
-    holder: str
-    #: its time ran out: the slot is nobody's and nobody gets it again
-    expired: bool = False
-    #: nobody holds it and nobody gets it again: the pool gave it up, or had asked it back
-    draining: bool = False
-    #: why it was asked back; "" when it was not
-    revoked: str = ""
-    #: episodes played under this claim so far
-    episodes: int = 0
-    priority: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """An external URL, as the broker knows it."""
-
-    url: str
-    state: DeviceState = "unknown"
-    claimed: bool = False
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from itertools import islice
 from typing import Literal
 
 from tapforge_api.pool import EmulatorPoolStatus, SickReplacements, SlotFailure
+from tapforge_operator.broker.types import Device
 from tapforge_operator.emulatorpool import backoff
 from tapforge_operator.emulatorpool.health import (
     FORCE_AGAIN,
@@ -37,7 +38,6 @@ from tapforge_operator.emulatorpool.health import (
 from tapforge_operator.emulatorpool.state import (
     BootFailures,
     Deadlines,
-    Device,
     Draft,
     Plan,
     Pool,
