@@ -60,3 +60,21 @@ def test_a_run_that_is_being_deleted_has_ended() -> None:
     body["metadata"]["deletionTimestamp"] = "2026-11-20T12:00:00Z"
     seen = observe_run(body, 16)
     assert (seen.wanted, seen.ended) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted", "ended"),
+    [
+        ("Complete", 4, False),
+        ({"conditions": "none", "attempt": "the first"}, 4, False),
+        ({"conditions": ["Complete", {"type": "Complete", "status": "True", "later": 1}], "attempt": 3}, 0, True),
+        (
+            {"conditions": [{"type": "Stalled", "status": "True"}], "attempt": {"phase": "Active", "number": "one"}},
+            4,
+            False,
+        ),
+    ],
+)
+def test_a_status_of_another_release_says_what_it_can(status: Any, wanted: int, ended: bool) -> None:
+    seen = observe_run({**run(), "status": status}, 16)
+    assert (seen.wanted, seen.ended) == (wanted, ended)

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 
 from tapforge_api.pool import FENCED_PROTOCOLS, EmulatorPoolSpec
 from tapforge_operator import labels as wellknown
-from tapforge_operator.kube.objectmeta import reading, seconds
+from tapforge_operator.kube.objectmeta import readable_conditions, reading, seconds, stored_conditions
 
 _PROTOCOL: Final = EmulatorPoolSpec.model_fields["protocol"].default
 
@@ -144,16 +144,17 @@ def observe_run(run: Object, default_slots: int) -> RunObject:
     source = (spec.get("environment") or {}).get("source") or {}
     own = source.get("ownPool")
     reference = {**own, "name": metadata["name"]} if own else source.get("pool") or {}
-    status = run.get("status") or {}
-    conditions = status.get("conditions") or ()
-    true = {c.get("type") for c in conditions if c.get("status") == "True"}
+    status = run.get("status")  # maybe one that only another release can read
+    conditions = readable_conditions(stored_conditions(status))
+    attempt = status.get("attempt") if isinstance(status, Mapping) else None
+    true = {c.type for c in conditions if c.status == "True"}
     ended = not true.isdisjoint(("Complete", "Failed")) or "deletionTimestamp" in metadata
     suspended = "Suspended" in true
     # What runs goes on when its spec is broken afterwards.
-    active = (status.get("attempt") or {}).get("phase") in ("Active", "Stopping")
+    active = isinstance(attempt, Mapping) and attempt.get("phase") in ("Active", "Stopping")
     stalled = "Stalled" in true and not active
     # Before a queue has it, a run with a queue wants phones only if its status says that it waits for them.
-    waits = any(c.get("type") == "Ready" and c.get("reason") == "WaitingForPhones" for c in conditions)
+    waits = any(c.type == "Ready" and c.reason == "WaitingForPhones" for c in conditions)
     queued = wellknown.QUEUE in (metadata.get("labels") or {}) and not (active or waits)
     idle = ended or suspended or stalled or queued or bool(spec.get("suspend")) or not reference.get("name")
     return RunObject(

@@ -35,9 +35,14 @@ from tapforge_operator.kube.cache import Cache
 from tapforge_operator.kube.client import ApiError, Client, Object, path
 from tapforge_operator.kube.informers import head_reflector, job_reflector
 from tapforge_operator.kube.leaderelection import NotLeading
-from tapforge_operator.kube.objectmeta import UNREADABLE_STATUS, seconds, stored_conditions, unreadable_status
+from tapforge_operator.kube.objectmeta import (
+    UNREADABLE_STATUS,
+    seconds,
+    stored_conditions,
+    unreadable_status,
+)
 from tapforge_operator.kube.reflector import Reflector
-from tapforge_operator.kube.types import Event, PoolObject, RayHead, RayPod, Reference, RunObject, belongs
+from tapforge_operator.kube.types import Event, PoolObject, RayHead, RayPod, Reference, RunObject
 from tapforge_operator.observability.logging import ref
 from tapforge_operator.observability.metrics import RunTelemetry, Telemetry
 from tapforge_operator.trainingrun.admissioncheck import SYNC_SECONDS, Queues
@@ -55,6 +60,7 @@ from tapforge_operator.trainingrun.state import (
     Run,
     RunHistory,
     RunPlan,
+    observe_pool,
     slots_of,
 )
 from tapforge_operator.trainingrun.status import Situation, conditions, ended, events, has_ended, read_status
@@ -460,29 +466,3 @@ def _urgent(status: TrainingRunStatus) -> TrainingRunStatus:
     """Without what may be written later."""
     progress = RunProgress(restarts=status.progress.restarts)
     return status.model_copy(update={"progress": progress, "leases": Leases(), "furthest": 0, "checkpoint": None})
-
-
-def observe_pool(pool: PoolObject, run_uid: str) -> ObservedPool:
-    metadata, spec, status = pool.body["metadata"], pool.spec, pool.body.get("status") or {}
-    external, scaling = (spec.get("external") or {}).get("urls"), spec.get("scaling")
-    largest = (
-        len(external) if external else (scaling or {}).get("maxReplicas", 0) if scaling else spec.get("replicas", 0)
-    )
-    messages = [
-        c.get("message") or ""
-        for kind in ("Stalled", "Degraded")
-        for c in status.get("conditions") or ()
-        if c.get("type") == kind and c.get("status") == "True"
-    ]
-    return ObservedPool(
-        name=pool.name,
-        uid=pool.uid,
-        owned=belongs(metadata, run_uid),
-        deleting=pool.deleting,
-        ready=int(status.get("ready") or 0),
-        largest=int(largest or 0),
-        protocol=spec.get("protocol") or "tapforge",
-        spec=(metadata.get("annotations") or {}).get("tapforge.dev/spec", ""),
-        message=next(iter(messages), ""),
-        boot_deadline=float((spec.get("boot") or {}).get("deadlineSeconds") or BOOT_DEADLINE),
-    )

@@ -15,8 +15,8 @@ from tapforge_api.progress import Orders, Progress
 from tapforge_api.run_status import Attempt, AttemptPhase, RunProgress, TrainingRunStatus
 from tapforge_api.training_run import TrainingRunSpec
 from tapforge_operator import labels
-from tapforge_operator.kube.objectmeta import Unavailable, seconds, timestamp
-from tapforge_operator.kube.types import RayHead, RayJob, RayPod
+from tapforge_operator.kube.objectmeta import Unavailable, readable_conditions, seconds, stored_conditions, timestamp
+from tapforge_operator.kube.types import PoolObject, RayHead, RayJob, RayPod, belongs
 from tapforge_operator.trainingrun.kueue import CheckUpdate, Workload
 from tapforge_operator.trainingrun.status import Situation, conditions, read_status, with_unknown
 from tapforge_operator.trainingrun.templates import StoredConfig, edited_message
@@ -99,6 +99,33 @@ class ObservedPool:
     message: str = ""
     #: how long one of its phones may take to start
     boot_deadline: float = BOOT_DEADLINE
+
+
+def observe_pool(pool: PoolObject, run_uid: str) -> ObservedPool:
+    metadata, spec, status = pool.body["metadata"], pool.spec, pool.body.get("status")
+    ready = status.get("ready") if isinstance(status, dict) else 0
+    external, scaling = (spec.get("external") or {}).get("urls"), spec.get("scaling")
+    largest = (
+        len(external) if external else (scaling or {}).get("maxReplicas", 0) if scaling else spec.get("replicas", 0)
+    )
+    messages = [
+        c.message
+        for kind in ("Stalled", "Degraded")
+        for c in readable_conditions(stored_conditions(status))
+        if c.type == kind and c.status == "True"
+    ]
+    return ObservedPool(
+        name=pool.name,
+        uid=pool.uid,
+        owned=belongs(metadata, run_uid),
+        deleting=pool.deleting,
+        ready=ready if isinstance(ready, int) else 0,
+        largest=int(largest or 0),
+        protocol=spec.get("protocol") or "tapforge",
+        spec=(metadata.get("annotations") or {}).get("tapforge.dev/spec", ""),
+        message=next(iter(messages), ""),
+        boot_deadline=float((spec.get("boot") or {}).get("deadlineSeconds") or BOOT_DEADLINE),
+    )
 
 
 @dataclass(frozen=True, slots=True)
