@@ -252,6 +252,26 @@ def test_quotas_of_claims_are_those_of_the_values(render):
     assert claim_quotas(said) == ClaimQuotas({"team": 0, "2024": 12_000_000}, 3)
 
 
+@pytest.mark.parametrize(
+    ("values", "kuberay", "metrics"),
+    [
+        ({}, "", ("kubernetes.io/metadata.name=monitoring",)),
+        ({"metricsFrom": []}, "", ("",)),
+        ({"kuberayFrom": {"a": "b", "c": "d"}, "metricsFrom": [{"e": "f"}, {"g": "h"}]}, "a=b,c=d", ("e=f", "g=h")),
+    ],
+)
+def test_namespaces_that_reach_runs_are_those_of_the_values(render, values, kuberay, metrics):
+    for closed in (True, False):
+        more = {"networkPolicies": {**values, "runs": closed}}
+        (container,) = only(render(more), "Deployment")["spec"]["template"]["spec"]["containers"]
+        said = main.make_context("tapforge-operator", list(container["args"])).params
+        assert (said["run_network"], said["kuberay_namespace"], said["metrics_namespaces"]) == (
+            closed,
+            kuberay,
+            metrics,
+        )
+
+
 def test_devices_that_namespaces_may_name_are_those_of_the_values(render):
     devices = {"lab": ["10.1.0.0/16", "*.lab.example"], "*": ["10.2.0.1"]}
     (container,) = only(render({"externalDevices": devices}), "Deployment")["spec"]["template"]["spec"]["containers"]

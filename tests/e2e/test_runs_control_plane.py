@@ -163,6 +163,7 @@ def test_a_run_brings_its_own_pool_and_takes_everything_with_it(
         kinds = [
             f"/api/v1/namespaces/{space}/configmaps",
             f"/apis/ray.io/v1/namespaces/{space}/rayjobs",
+            f"/apis/networking.k8s.io/v1/namespaces/{space}/networkpolicies",
             pools,
         ]
         found = [thing["metadata"]["name"] for kind in kinds for thing in cluster.api("GET", f"{kind}?{mine}")["items"]]
@@ -170,6 +171,25 @@ def test_a_run_brings_its_own_pool_and_takes_everything_with_it(
         return found + [pod["metadata"]["name"] for pod in pods]
 
     cluster.wait_for("nothing to be left", lambda: left() == [])
+
+
+def test_pods_of_a_run_are_let_in_where_none_may_be_root(cluster: Cluster, space: Space, operator: Operator) -> None:
+    enforced = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    cluster.api("PATCH", f"/api/v1/namespaces/{space}", enforced, MERGE)
+    groups = {"image": "trainer:1", "workers": [{"name": "gpu"}]}
+    spec = LiveRun(cluster, space, checkpoints=SAFE, cluster=groups).wait_job()["spec"]
+    ray = spec["rayClusterSpec"]
+    for group, template in {
+        "head": ray["headGroupSpec"]["template"],
+        "worker": ray["workerGroupSpecs"][0]["template"],
+        "submitter": spec["submitterPodTemplate"],
+    }.items():
+        pod = {**template, "metadata": {**template["metadata"], "name": group}}
+        cluster.api("POST", f"/api/v1/namespaces/{space}/pods?dryRun=All", pod)
+    # Who reaches them: as it was written, so that it is not written again at each look.
+    (policy,) = cluster.api("GET", f"/apis/networking.k8s.io/v1/namespaces/{space}/networkpolicies")["items"]
+    peers = [peer for rule in policy["spec"]["ingress"] for peer in rule["from"]]
+    assert policy["metadata"]["generation"] == 1 and len(peers) == 4
 
 
 def test_the_driver_of_a_run_that_is_deleted_waits_for_no_status(

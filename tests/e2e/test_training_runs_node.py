@@ -4,6 +4,7 @@ drivers and Ray clusters die; two that share phones; one that can't work.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from e2e.cluster import Cluster
 from e2e.installed import OPERATOR_NAMESPACE, room
 from live_pool import LivePool, name, note_of, ready, uid, uids
 from live_run import pool_source
+from real_cluster import run_python
 from trained import START, Times, Trained, phones, volume
 
 from tapforge_operator import labels
@@ -75,6 +77,29 @@ def _driver_restarted(run: Trained) -> None:
     run.wait_update(run.update() + 1)
 
 
+#: what a Pod of the namespace asks of Ray's dashboard: its jobs, and to run one; the answers' statuses
+_ASKS = """
+import json, urllib.error, urllib.request
+def asked(data, token=""):
+    headers = {"Content-Type": "application/json"} | ({"Authorization": "Bearer " + token} if token else {})
+    try:
+        return urllib.request.urlopen(urllib.request.Request(%r, data, headers), timeout=30).status
+    except urllib.error.HTTPError as error:
+        return error.code
+job = json.dumps({"entrypoint": "env"}).encode()
+print(json.dumps([asked(None), asked(job), asked(job, "another"), asked(None, %r)]))
+"""
+
+
+def _only_holders_of_the_token_start_jobs(real: Cluster, run: Trained, elsewhere: Object) -> None:
+    head = run.head()
+    cluster = head["metadata"]["labels"]["ray.io/cluster"]
+    secret = real.api("GET", f"/api/v1/namespaces/{run.namespace}/secrets/{cluster}")
+    token = base64.b64decode(secret["data"]["auth_token"]).decode()
+    jobs = f"http://{head['status']['podIP']}:8265/api/jobs/"
+    assert run_python(real, run.namespace, name(elsewhere), _ASKS % (jobs, token)) == [401, 401, 403, 200]
+
+
 def test_a_run_is_complete_though_everything_of_it_died(real: Cluster, times: Times) -> None:
     space = room(real, "real-life")
     pool = LivePool(real, space, **phones(PHONES))
@@ -91,6 +116,7 @@ def test_a_run_is_complete_though_everything_of_it_died(real: Cluster, times: Ti
     times.of("apply to the first update", lambda: run.wait_update(1))
     run.wait_ready("True", "Running")
     run.wait("its phones to be counted", lambda: run.status()["leases"] == {"wanted": PHONES, "held": PHONES})
+    _only_holders_of_the_token_start_jobs(real, run, pool.pods()[0])
 
     # A phone dies in the middle of an episode.
     for _ in range(TRIES):
@@ -162,6 +188,7 @@ def _left(real: Cluster, space: str, owner: str) -> list[str]:
     for group, kind in (
         ("api/v1", "pods"),
         ("api/v1", "configmaps"),
+        ("apis/networking.k8s.io/v1", "networkpolicies"),
         ("apis/batch/v1", "jobs"),
         ("apis/ray.io/v1", "rayjobs"),
         ("apis/ray.io/v1", "rayclusters"),

@@ -105,6 +105,7 @@ ROLES: dict[str, dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]]] = {
         ("ray.io", "rayclusters", ()): ("get",),
         ("ray.io", "rayjobs", ()): (*READ, "create", "delete"),
         ("", "configmaps", ()): ("create", "patch"),
+        ("", "namespaces", ()): ("get",),
         ("networking.k8s.io", "networkpolicies", ()): ("get", "create", "patch"),
         ("", "persistentvolumeclaims", ()): ("get",),
         ("", "events", ()): ("create",),

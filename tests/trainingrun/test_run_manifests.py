@@ -162,6 +162,19 @@ def test_pods_may_do_little_where_nothing_is_said() -> None:
             assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
+def test_pods_are_let_in_where_none_may_be_root() -> None:
+    """Elsewhere an image of Ray's may be root, which can't be told from its user's name."""
+    root = {"template": {"spec": {"containers": [{"name": "ray", "securityContext": {"runAsUser": 0}}]}}}
+    run = made(cluster={**FULL, "workers": [{"name": "gpu"}, {"name": "root", **root}]})
+    for restricted in (False, True):
+        pods = pods_of(rayjob.ray_job(run, 1, BROKER, restricted=restricted))
+        said = {
+            group: pod["spec"]["containers"][0]["securityContext"].get("runAsNonRoot") for group, pod in pods.items()
+        }
+        kept = True if restricted else None
+        assert said == {"head": kept, "submitter": kept, "gpu": kept, "root": None}
+
+
 def test_who_adds_a_capability_still_drops_all_others() -> None:
     ray = {"name": "ray", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
     for group in ("head", "submitter"):

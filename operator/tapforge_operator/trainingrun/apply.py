@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 _PODS: Final = 500
 #: how the API server names the field that KubeRay's kinds have since 1.5.1
 _KUBERAY_TOO_OLD: Final = '"spec.rayClusterSpec.authOptions"'
+_POD_SECURITY: Final = "pod-security.kubernetes.io/enforce"
 _NETWORKING: Final = "networking.k8s.io/v1"
 #: what the confinement policy says of an object that is neither a pool's nor a run's (manifests/components/confinement)
 FOREIGN: Final = "the operator changes and deletes only what an EmulatorPool controls"
@@ -74,7 +75,8 @@ class RunWrites:
         await self.ensure_config(run, broker)
         if self.refusal is None:
             where = path("rayjobs", run.namespace, group=RAY)
-            made = await self._create(run, where, rayjob.ray_job(run, number, broker))
+            body = rayjob.ray_job(run, number, broker, restricted=await self._restricted(run))
+            made = await self._create(run, where, body)
             if made is not None:
                 self.created_job = number
                 self._cache.observe_ray_job(made)
@@ -82,7 +84,8 @@ class RunWrites:
     async def dry_run_job(self, run: Run) -> DryRunResult:
         """Creates the RayJob with `dryRun`."""
         self._check_leading()
-        body = rayjob.ray_job(run, max(1, run.status.attempts + 1), await self._broker())
+        number, restricted = max(1, run.status.attempts + 1), await self._restricted(run)
+        body = rayjob.ray_job(run, number, await self._broker(), restricted=restricted)
         try:
             await self._client.create(path("rayjobs", run.namespace, group=RAY), body, dry_run=True, strict=True)
         except ApiError as error:
@@ -257,6 +260,16 @@ class RunWrites:
             if error.status != 404:
                 raise
             return None
+
+    async def _restricted(self, run: Run) -> bool:
+        """Whether Pod Security's level `restricted` is enforced in its namespace."""
+        try:
+            found = await self._find(path("namespaces", name=run.namespace))
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            return False  # a right that an earlier release's roles don't have: Pods are as that release made them
+        return ((found or {}).get("metadata", {}).get("labels") or {}).get(_POD_SECURITY) == "restricted"
 
     async def _find(self, where: str) -> Object | None:
         try:

@@ -128,7 +128,8 @@ def storage_of(run: Run) -> tuple[str, bool]:
     return f"{place.STORAGE_MOUNT}/{own}", True
 
 
-def ray_job(run: Run, number: int, broker: Broker) -> Json:
+def ray_job(run: Run, number: int, broker: Broker, *, restricted: bool = False) -> Json:
+    """`restricted`: the namespace lets no Pod in that may be root."""
     cluster = run.spec.cluster
     if cluster is None:
         raise ValueError(f"run {run.namespace}/{run.name} has no spec.cluster: there is no RayJob to make")
@@ -137,7 +138,7 @@ def ray_job(run: Run, number: int, broker: Broker) -> Json:
     metadata["labels"] = {**passed, **metadata["labels"], wellknown.ATTEMPT: str(number)}
     metadata["annotations"] = {_NO_SECOND_HEAD: "true"}
     environment = _environment(run, number)
-    head = _ray_pod(run, number, cluster.head.template, environment)
+    head = _ray_pod(run, number, cluster.head.template, environment, restricted)
     _give_broker(run, head, broker)
     return {
         "apiVersion": "ray.io/v1",
@@ -150,7 +151,7 @@ def ray_job(run: Run, number: int, broker: Broker) -> Json:
             "ttlSecondsAfterFinished": 0,
             "backoffLimit": 0,
             "submitterConfig": {"backoffLimit": _SUBMITTER_RETRIES},
-            "submitterPodTemplate": _submitter(run, number, cluster),
+            "submitterPodTemplate": _submitter(run, number, cluster, restricted),
             "rayClusterSpec": {
                 "rayVersion": cluster.ray_version,
                 "authOptions": {"mode": TOKEN_MODE},
@@ -166,7 +167,7 @@ def ray_job(run: Run, number: int, broker: Broker) -> Json:
                         "minReplicas": workers.replicas,
                         "maxReplicas": workers.replicas,
                         "rayStartParams": dict(workers.ray_start_params),
-                        "template": _ray_pod(run, number, workers.template, environment),
+                        "template": _ray_pod(run, number, workers.template, environment, restricted),
                     }
                     for workers in cluster.workers
                 ],
@@ -222,10 +223,10 @@ def _environment(run: Run, number: int) -> dict[str, str]:
     }
 
 
-def _ray_pod(run: Run, number: int, template: RayTemplate, environment: Mapping[str, str]) -> Json:
+def _ray_pod(run: Run, number: int, template: RayTemplate, environment: Mapping[str, str], restricted: bool) -> Json:
     cluster = run.spec.cluster
     assert cluster is not None
-    pod = _pod(run, number, template, RAY)
+    pod = _pod(run, number, template, RAY, restricted)
     ray = pod["spec"]["containers"][0]
     _set_environment(ray, {**_unset(ray, place.CACHES), **environment})
     _let_leave(pod["spec"], ray, cluster.suspend_grace_seconds)
@@ -241,14 +242,14 @@ def _ray_pod(run: Run, number: int, template: RayTemplate, environment: Mapping[
     return pod
 
 
-def _submitter(run: Run, number: int, cluster: ClusterSpec) -> Json:
-    pod = _pod(run, number, cluster.submitter.template, SUBMITTER)
+def _submitter(run: Run, number: int, cluster: ClusterSpec, restricted: bool) -> Json:
+    pod = _pod(run, number, cluster.submitter.template, SUBMITTER, restricted)
     pod["spec"]["containers"][0].setdefault("resources", _SUBMITTER_RESOURCES)
     pod["spec"].setdefault("terminationGracePeriodSeconds", _SUBMITTER_GRACE)
     return pod
 
 
-def _pod(run: Run, number: int, template: RayTemplate, main: str) -> Json:
+def _pod(run: Run, number: int, template: RayTemplate, main: str, restricted: bool) -> Json:
     """With its main container first, as KubeRay wants it."""
     cluster = run.spec.cluster
     assert cluster is not None
@@ -260,8 +261,9 @@ def _pod(run: Run, number: int, template: RayTemplate, main: str) -> Json:
     spec["restartPolicy"] = "Never"
     # KubeRay adds its own where a template is silent; one that it finds there would stand.
     _set_environment(own, {MODE: TOKEN_MODE}, without=(TOKEN,))
-    # Images of Ray name their user, and whether that is root can't be told from a name: their Pods may be.
-    harden(spec, non_root=False)
+    # Images of Ray name their user, and whether that is root can't be told from a name: their Pods may be, where the
+    # namespace lets such Pods in. Where it doesn't, nothing is lost; the trainer's own image has a number.
+    harden(spec, non_root=restricted)
     if own["securityContext"].get("readOnlyRootFilesystem"):
         _mount(spec, own, {"name": "tapforge-tmp", "emptyDir": {}}, "/tmp")
     labels = {**template.metadata.labels, **_labels(run), wellknown.ATTEMPT: str(number)}
