@@ -192,7 +192,7 @@ class Operator:
         return [one for one in found if logger in ("", one.logger.removeprefix("tapforge_operator."))]
 
     def trouble(self) -> list[Record]:
-        """What the present process said of itself as an error; what kopf tries again is none."""
+        """What the present process said of itself as an error."""
         errors = [one for one in self.records() if one.level in ("ERROR", "CRITICAL")]
         return [one for one in errors if one.logger.startswith(("tapforge_operator", "asyncio"))]
 

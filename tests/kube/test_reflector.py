@@ -200,6 +200,18 @@ async def test_a_kind_that_is_missing_is_asked_for_until_it_is_there():
         assert server.asked[3:6] == ["watch 0", "watch 0", "list"]
 
 
+async def test_what_is_refused_and_not_absent_is_asked_for_again_soon(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reflector, "_MISSING_SECONDS", 3600.0)
+    server, story = Server(), Story()
+    server.troubles = [no(403), no(403)]
+
+    def make(client: Client) -> Reflector:
+        return Reflector(client, PODS, ("a",), story.saw, story.listed, missing=story.missing, absent=(404,))
+
+    async with followed(make, server):
+        await story.until("a: 403", "a: 403", "a at 0:")
+
+
 async def test_a_namespace_that_is_missing_holds_no_other_one_up():
     server, story = Server(), Story()
     await server.change("ADDED", "theirs", "b")

@@ -205,6 +205,7 @@ class Informers:
             listed,
             on_event=lambda: self._telemetry.event(kind.plural),
             missing=lambda space, error: self._lacks(kind, index, space, error),
+            absent=(404,),  # an API server that has just started refuses everybody for a moment
             broken=self._broken,
         )
 
@@ -226,7 +227,7 @@ class Informers:
                 return
         if known != text:
             self._missing[kind.plural, space] = text, time.monotonic()
-            log.error("%s", text)
+            log.log(logging.ERROR if error.status == 404 else logging.WARNING, "%s", text)
 
 
 # --- reflectors: `spaces` are namespaces, "" is all of them; `on_event` is called with each page and event ------------

@@ -89,13 +89,15 @@ class Reflector:
         *,
         on_event: Callable[[], None] = _nobody,
         missing: Callable[[str, ApiError], None] | None = None,
+        absent: tuple[int, ...] = (403, 404),
         broken: Broken | None = None,
         silence: float = 100.0,
     ):
         """`spaces`: namespaces, "" for all of them. `listed` is called with one of them, the UIDs of all its objects
         and the version of the list; `on_event` with every page and event, before what is in it is reported. `missing`
         is for a kind that the cluster may not know, not let be read, or not answer for (its conversion webhook is
-        away): it is called with a namespace and what was answered instead of its list, each time. A watch that says
+        away): it is called with a namespace and what was answered instead of its list, each time. After an answer of
+        `absent` it is asked for again every `_MISSING_SECONDS`, after another one as after any. A watch that says
         nothing for `silence` is dead. `broken` is told of what breaks `observe` or `listed`; without it `run` ends."""
         self._client = client
         self._kind = kind
@@ -103,6 +105,7 @@ class Reflector:
         self._listed = listed if broken is None or listed is None else _reported(listed, broken)
         self._on_event = on_event
         self._missing = missing
+        self._absent = absent
         self._silence = silence
         self._start = "" if listed is not None else _NOW
         #: version up to which everything of a namespace was reported; "" before its list
@@ -193,11 +196,11 @@ class Reflector:
         except ApiError as error:
             if self._missing is None or error.status == 410:
                 raise
-            if error.status in (403, 404):
+            if error.status in self._absent:
                 self._since[space] = ""
                 self._without.add(space)
             self._missing(space, error)
-            if error.status not in (403, 404):
+            if error.status not in self._absent:
                 raise
         else:
             self._listed(space, uids, as_of)
