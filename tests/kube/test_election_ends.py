@@ -39,15 +39,22 @@ class LeaseServer:
         self.refusals = 0
         #: seconds that every other one takes, which pass at once
         self.slow = 0.0
+        #: somebody deletes it: it is looked at so often meanwhile
+        self.missed = 0
         #: renewals are carried out and never answered
         self.mute = False
         self.renewals = 0
 
     async def answer(self, request: web.Request) -> web.Response:
         if request.method == "GET":
+            self.missed += not self.lease
             return web.json_response(self.lease, status=200 if self.lease else 404)
         body = await request.json()
+        if request.method == "POST" and self.lease:
+            return web.json_response({"reason": "AlreadyExists", "message": "it is there"}, status=409)
         if request.method == "PATCH":
+            if not self.lease:
+                return web.json_response({"reason": "NotFound", "message": "it is not there"}, status=404)
             if self.refusals:
                 self.refusals -= 1
                 return web.json_response({"message": "busy"}, status=503)
@@ -157,6 +164,38 @@ async def test_another_holder_ends_the_term(server: LeaseServer, election: Elect
     server.lease["spec"] |= {"holderIdentity": "other", "leaseTransitions": 2}
     await asyncio.wait_for(election.keep(), 60)
     assert not election.leads and server.lease["spec"]["holderIdentity"] == "other"
+
+
+async def test_a_lease_that_is_deleted_is_written_back_in_the_same_term(
+    server: LeaseServer, election: Election
+) -> None:
+    keep = asyncio.create_task(election.keep())
+    await until(lambda: server.renewals >= 1)
+    server.lease = {}
+    await until(lambda: bool(server.lease))
+    assert (server.lease["spec"]["holderIdentity"], server.lease["spec"]["leaseTransitions"]) == ("me", 1)
+    renewals = server.renewals
+    await until(lambda: server.renewals >= renewals + 2)
+    assert election.leads and not keep.done()
+    keep.cancel()
+    await asyncio.wait({keep})
+
+
+async def test_who_stands_by_takes_no_lease_that_its_leader_may_write_back(server: LeaseServer, clock: Clock) -> None:
+    server.version = 7
+    server.lease = {
+        "metadata": {"name": "operator", "resourceVersion": "7"},
+        "spec": {"holderIdentity": "other", "leaseTransitions": 41, "leaseDurationSeconds": 15},
+    }
+    async with answering(server) as client:
+        one = Election(client, "system", "operator", "me", TIMING, clock=clock)
+        winning = asyncio.create_task(one.win())
+        await until(lambda: one.holder == "other")
+        server.lease = {}
+        await until(lambda: server.missed >= 5)
+        assert not winning.done() and not server.lease
+        clock.slept += TIMING.lease_seconds + 1
+        assert await asyncio.wait_for(winning, 60) == 42, "beyond every term that was seen"
 
 
 async def test_rights_that_are_missing_for_a_moment_end_no_candidate(server: LeaseServer, clock: Clock) -> None:

@@ -12,6 +12,8 @@ Promises:
 5. Whatever the API server answers, `win` goes on trying: an outage, or rights that are missing for a moment while the
    API server starts, is no reason for a process to end.
 6. A leader writes with its Lease where its broker is reached; who stands by knows that address, and may send callers.
+7. A Lease that somebody deletes ends no term: its leader writes it back, and who knows of that leader leaves it the
+   time to. Terms grow on beyond every one that this process has seen.
 
 Times are seconds.
 """
@@ -90,6 +92,8 @@ class Election:
         self.timing = timing or Timing()
         #: number of the newest term of this process; 0 before the first
         self.term = 0
+        #: the largest term that a Lease named, and whom the newest one named
+        self._highest, self._named = 0, ""
         self._until = 0.0
         self._lease: Object = {}
         #: when the renewals of this term were sent, by the time that they wrote
@@ -175,11 +179,29 @@ class Election:
         try:
             lease = await self._client.patch(self._path, body, deadline=max(0.1, min(5.0, self._until - began)))
         except ApiError as error:
-            if error.status in (404, 409):  # perhaps by a renewal whose answer was lost
+            if error.status == 404:
+                await self._write_back(spec)
+            elif error.status == 409:  # perhaps by a renewal whose answer was lost
                 await self._reread(error)
             else:
                 log.warning("the leader Lease could not be renewed: %s", error)
         else:
+            self._count(lease)
+
+    async def _write_back(self, spec: Object) -> None:
+        """Somebody deleted the Lease."""
+        if not self.leads:
+            return
+        body = {"apiVersion": _GROUP, "kind": "Lease", "metadata": self._metadata(), "spec": spec}
+        try:
+            lease = await self._client.create(self._collection, body, deadline=5.0)
+        except ApiError as error:
+            if error.status == 409:  # by another renewal of ours, or by another process
+                await self._reread(error)
+            else:
+                log.warning("the leader Lease was deleted and could not be written back: %s", error)
+        else:
+            log.warning("the leader Lease was deleted by somebody: it was written back in term %d", self.term)
             self._count(lease)
 
     async def _reread(self, why: ApiError) -> None:
@@ -209,13 +231,17 @@ class Election:
 
     def _free(self, lease: Object, unchanged: float) -> bool:
         spec = lease.get("spec") or {}
-        holder = spec.get("holderIdentity") or ""
+        holder = (spec.get("holderIdentity") or "") if lease else self._named
         # The holder's own promise counts, should it be longer than ours.
         life = max(self.timing.lease_seconds, float(spec.get("leaseDurationSeconds") or 0))
         return holder in ("", self.identity) or unchanged > life
 
     def _observe(self, lease: Object) -> None:
-        holder = (lease.get("spec") or {}).get("holderIdentity") or ""
+        spec = lease.get("spec") or {}
+        holder = spec.get("holderIdentity") or ""
+        if lease:
+            self._named = holder
+        self._highest = max(self._highest, int(spec.get("leaseTransitions") or 0))
         noted = lease.get("metadata", {}).get("annotations") or {}
         self.holder = holder if holder != self.identity else ""
         self.leader = noted.get(labels.BROKER, "") if self.holder else ""
@@ -233,7 +259,7 @@ class Election:
             raise
 
     async def _take(self, lease: Object, began: float) -> bool:
-        term = int((lease.get("spec") or {}).get("leaseTransitions") or 0) + 1
+        term = max(int((lease.get("spec") or {}).get("leaseTransitions") or 0), self._highest, self.term) + 1
         spec = self._spec(term) | {"acquireTime": _now()}
         try:
             if lease:
