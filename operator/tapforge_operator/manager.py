@@ -235,8 +235,7 @@ class Leadership:
         """The certificate and the keys, as soon as the API server gives them: one that is away, or that has just
         started and refuses everybody for a moment, is waited for; so is a mounted certificate that can be served, and a
         leader that has the keys which the Secret has lost."""
-        pauses, create = _pauses(), False
-        deadline = time.monotonic() + self._election.timing.lease_seconds + _WRITTEN_BACK_SECONDS
+        pauses, create, deadline = _pauses(), False, 0.0
         while True:
             try:
                 return await tls.ensure(
@@ -249,6 +248,7 @@ class Leadership:
                 passing = isinstance(error, ApiError) and error.passing
                 log.log(logging.WARNING if passing else logging.ERROR, "%s", self._why)
             except tls.KeysMissing as error:
+                deadline = deadline or time.monotonic() + self._election.timing.lease_seconds + _WRITTEN_BACK_SECONDS
                 try:
                     leader = await self._election.find_leader()
                 except ApiError as unknown:

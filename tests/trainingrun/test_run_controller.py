@@ -576,3 +576,28 @@ async def test_a_controller_that_breaks_leaves_its_driver_an_answer_until_the_ru
                 assert not (await reports.take(house.uid, Progress.model_validate(last))).stop, "it waits for nobody"
     finally:
         await process.end()
+
+
+async def test_an_authority_that_somebody_took_out_of_its_config_map_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = House()
+    where = "/api/v1/namespaces/tapforge-system/configmaps/tapforge-broker-ca"
+    house.api.patch(where, {"data": {"ca.crt": None}})
+    reads, read = Counter[str](), house.api.get
+
+    def get(path: str) -> Any:
+        reads[path] += 1
+        return read(path)
+
+    monkeypatch.setattr(house.api, "get", get)
+    house.process = Process(house.api, Line(house.api))
+    await house.process.begin()
+    try:
+        async with asyncio.timeout(60):
+            await house.until(lambda: reads[where] >= 2)
+            assert not house.jobs()
+            house.api.patch(where, _config("tapforge-broker-ca"))
+            await house.until(lambda: len(house.jobs()) == 1)
+    finally:
+        await house.process.end()

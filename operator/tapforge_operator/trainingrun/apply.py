@@ -152,7 +152,10 @@ class RunWrites:
 
     async def _broker(self) -> Broker:
         found = await self._client.get(path("configmaps", self._settings.namespace, CONFIG_MAP))
-        return Broker(self._settings.broker, found["data"][CA])
+        authority = (found.get("data") or {}).get(CA, "")
+        if not authority:  # the leader writes it back
+            raise ApiError(CONFIG_MAP, 0, "NotPublished", f"the ConfigMap holds no {CA}: it was changed by somebody")
+        return Broker(self._settings.broker, authority)
 
     async def _create(self, run: Run, where: str, body: Object) -> Object | None:
         """The object, as it was made or as it was there; None when there is none, and `refusal` says why."""
