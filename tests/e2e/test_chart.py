@@ -290,6 +290,23 @@ def test_monitors_are_found_by_the_labels_of_your_prometheus(render):
         assert found["spec"][spec][0]["interval"] == "1m"
 
 
+@pytest.mark.parametrize(("kind", "spec"), [("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")])
+def test_metrics_ask_for_the_token_that_prometheus_shows(render, kind, spec):
+    secret = {"name": "scraper", "key": "token"}
+    rendered = render({"monitoring": {"scrape": kind, "token": True, "tokenSecret": secret}})
+    assert only(rendered, kind)["spec"][spec][0]["authorization"] == {"credentials": secret}
+    (container,) = only(rendered, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert main.make_context("tapforge-operator", list(container["args"])).params["metrics_token"]
+
+
+@pytest.mark.parametrize("labels", [[], [{"team": "obs"}, {"kubernetes.io/metadata.name": "prom"}]])
+def test_metrics_are_reached_from_the_namespaces_of_the_values(render, labels):
+    policy = only(render({"networkPolicies": {"metricsFrom": labels}}), "NetworkPolicy")
+    (rule,) = [rule for rule in policy["spec"]["ingress"] if rule["ports"] == [{"protocol": "TCP", "port": 8080}]]
+    peers = [{"namespaceSelector": {"matchLabels": one}} for one in labels]
+    assert (rule["from"] or []) == peers, "no peer: everybody"
+
+
 def test_the_broker_has_a_certificate_of_yours(render):
     assert "--tls-dir" not in yaml.safe_dump(only(render(), "Deployment"))
     issuer = {"kind": "ClusterIssuer", "name": "internal"}
