@@ -114,7 +114,7 @@ _DEPLOYMENT: Final = {
         '            - {{ printf "--external-device=%s=%s" $namespace . | quote }}\n            {{- end }}{{ end }}\n'
         "            {{- range .Values.extraArgs }}\n            - {{ . | quote }}\n            {{- end }}\n"
     ),
-    "            requests: {cpu: 100m, memory: 128Mi}\n            limits: {memory: 512Mi}\n": (
+    "            requests: {cpu: 100m, memory: 192Mi}\n            limits: {memory: 512Mi}\n": (
         "            {{- toYaml .Values.resources | nindent 12 }}\n"
     ),
     "              mountPath: /tmp\n": (

@@ -230,7 +230,7 @@ def test_the_operators_pod_is_as_the_values_say(render):
     (container,) = pod["containers"]
     assert spec["replicas"] == 3
     assert (container["image"], container["imagePullPolicy"]) == (f"mine:5000/operator@{digest}", "Always")
-    assert container["resources"] == {"requests": {"cpu": "1", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+    assert container["resources"] == {"requests": {"cpu": "1", "memory": "192Mi"}, "limits": {"memory": "1Gi"}}
     assert pod["imagePullSecrets"] == [{"name": "mine"}]
     assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "system"}
     assert (pod["tolerations"], pod["affinity"], pod["topologySpreadConstraints"]) == (tolerations, affinity, spread)

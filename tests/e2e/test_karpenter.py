@@ -20,7 +20,7 @@ from e2e.bench.audit import Audit, Write
 from e2e.cluster import Cluster, Options, binaries, fake, karpenter, kuberay
 from live_pool import LivePool, Object, name, phone, uid, uids
 from live_run import LiveRun, pool_source
-from operator_process import Operator
+from operator_process import Ground, Operator, label
 
 from tapforge_api.claims import AUDIENCE, Claim
 
@@ -300,7 +300,7 @@ def _touched(disruptions: Disruptions, pods: list[str]) -> list[Write]:
 
 
 def test_slots_with_kvm_get_nodes_when_an_overlay_says_which_types_have_it(
-    cluster: Cluster, space: str, operator: Operator
+    cluster: Cluster, ground: Ground, space: str, operator: Operator
 ) -> None:
     node_pool(cluster, space, only(TYPE, "metal.32"))
     template = phone(nodeSelector={"group": space})
@@ -312,6 +312,7 @@ def test_slots_with_kvm_get_nodes_when_an_overlay_says_which_types_have_it(
 
     # Without the resource: nothing keeps Karpenter from it.
     open_kvm = {"mode": "HostPath", "privileged": True}
+    label(cluster, ground.own, space, "privileged")
     other = LivePool(cluster, space, "privileged", replicas=2, template=template, kvm=open_kvm)
     other.wait_ready(2)
     assert pool.status()["unschedulable"] == 6
