@@ -2,7 +2,8 @@
 
 Another release may have written it, before an upgrade or a rollback (`reading.read_status`). So of a field that exists
 neither meaning nor type changes in a later release, no bound becomes wider, and a list of words grows only where
-`Otherwise` says how earlier releases read the new ones.
+`Otherwise` says how earlier releases read the new ones. A field that a later release adds has a default, and stays as
+it is while an earlier one leads: it says itself which attempt or update it is about.
 """
 
 from __future__ import annotations
