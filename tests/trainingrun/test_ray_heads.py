@@ -13,8 +13,9 @@ from test_ray_job_watch import Refusing
 from tapforge_operator import labels as wellknown
 from tapforge_operator.kube import reflector
 from tapforge_operator.kube.cache import Heads
+from tapforge_operator.kube.disruption import disruption
 from tapforge_operator.kube.informers import head_reflector
-from tapforge_operator.kube.types import RayHead, disruption
+from tapforge_operator.kube.types import RayHead
 
 PODS = "/api/v1/namespaces/lab/pods"
 EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "evicting"}

@@ -12,7 +12,8 @@ is well again could not say so while the API server was away.
 from __future__ import annotations
 
 from tapforge_operator.emulatorpool.state import Deadlines, Reason
-from tapforge_operator.kube.types import DISRUPTIONS, Slot
+from tapforge_operator.kube.disruption import DISRUPTIONS
+from tapforge_operator.kube.types import Slot
 
 #: why a container waits that no waiting will start
 STUCK = frozenset(

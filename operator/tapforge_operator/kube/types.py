@@ -3,9 +3,6 @@
 1. The objects themselves are not kept (a pool's is: its spec and status are needed whole). A record holds what the API
    server reported last.
 2. What can't be read as ours is None, never a guess.
-3. Whether the cluster took a Pod away is read in the Pod's own words (`disruption`). The condition `DisruptionTarget`
-   (Kubernetes 1.26 and newer) is believed; otherwise the status' reason counts, as kubelets write it. `Evicted` alone
-   may also mean that the Pod used more than its own limit of storage: that would happen again.
 
 Times are seconds since the epoch, as the cluster's clocks wrote them (whole seconds). None of these clocks has to be
 right: a time is good for an order among times of the same clock, and never for an age. For ages a slot has `since`.
@@ -21,6 +18,7 @@ from typing import Any, Final, Literal
 
 from tapforge_api.pool import FENCED_PROTOCOLS, EmulatorPoolSpec
 from tapforge_operator import labels as wellknown
+from tapforge_operator.kube.disruption import disruption
 from tapforge_operator.kube.objectmeta import readable_conditions, reading, seconds, stored_conditions
 
 _PROTOCOL: Final = EmulatorPoolSpec.model_fields["protocol"].default
@@ -486,27 +484,3 @@ def observe_ray_head(pod: Mapping[str, Any]) -> RayHead | None:
         disruption=reason,
         message=message,
     )
-
-
-# --- Pods that the cluster takes away ---------------------------------------------------------------------------------
-
-#: reasons of a Pod's status: its node was shut down, or its room was needed
-DISRUPTIONS: Final = frozenset({"Preempting", "Terminated", "NodeShutdown", "Shutdown", "NodeLost"})
-
-_CONDITION: Final = "DisruptionTarget"
-_EVICTED: Final = "Evicted"
-#: of each message about a Pod's own limit: "exceeds the limit", "exceeded its local ephemeral storage limit"
-_OWN_LIMIT: Final = "exceed"
-_WORD: Final = 128
-_WORDS: Final = 1000
-
-
-def disruption(pod: Mapping[str, Any]) -> tuple[str, str]:
-    """(reason as one word, message for people) of a Pod that was or is being taken away; ("", "") of any other."""
-    status = pod.get("status") or {}
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == _CONDITION and condition.get("status") == "True":
-            return (condition.get("reason") or _CONDITION)[:_WORD], (condition.get("message") or "")[:_WORDS]
-    reason, message = status.get("reason") or "", (status.get("message") or "")[:_WORDS]
-    evicted = reason == _EVICTED and _OWN_LIMIT not in message
-    return (reason, message) if evicted or reason in DISRUPTIONS else ("", "")
