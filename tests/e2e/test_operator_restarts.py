@@ -301,7 +301,8 @@ def test_the_steps_of_the_page_on_keys_lose_no_claim(
     cluster.api("DELETE", secret)
     operator.start().wait_ready()
     who = caller(operator, space)  # whoever trusts the lost authority alone has to read the bundle again
-    assert unproved() == 1 and states() == {"held"}
+    pool.wait("the claim to be shown as unproved", lambda: unproved() == 1)
+    assert states() == {"held"}
     page.run(page.restore)
     pool.wait("the claim to be proved", lambda: unproved() == 0)
     assert states() == {"held"}
@@ -341,7 +342,8 @@ def test_callers_go_through_whichever_replica_answers_also_when_the_leader_leave
     with pytest.raises(Denied) as refusal:
         who.acquire("no-such-pool")
     assert refusal.value.status in (403, 404)
-    assert standby.metrics("tapforge_forwarded_calls_total", answered="true") >= 3
+    passed_on = lambda: standby.metrics("tapforge_forwarded_calls_total", answered="true")  # noqa: E731
+    pool.wait("the calls that were passed on to be shown", lambda: passed_on() >= 3)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(who.acquire, waitSeconds=600)
         pool.wait("somebody to wait", lambda: operator.metrics("tapforge_claims_waiting", pool=f"{space}/phones") == 1)
