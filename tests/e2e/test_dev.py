@@ -39,7 +39,7 @@ def test_the_operator_of_the_checkout_runs_and_starts_again_at_a_save(addons: No
         file = ROOT / "operator" / "tapforge_operator" / "labels.py"
         os.utime(file)
         _until(lines, said, r"^dev: saved: operator/tapforge_operator/labels.py$")
-        _until(lines, said, r"leads as \S+ in term 2$")
+        _until(lines, said, r"leads as \S+ in term \d+$")
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0, "".join(said)
         assert not Path(export[1]).exists(), "nothing is kept"

@@ -403,7 +403,7 @@ class Table:
             why = f"{slot.failures} claims in a row ended badly" if slot.failures else "rests"
             return Device(url, "quarantined", claimed, why)
         if not claimed and self._devices.taken_elsewhere(slot.device, slot.view.uid):
-            return Device(url, "quarantined", claimed, "somebody has it through another pool or spelling that names it")
+            return Device(url, "quarantined", claimed, "held through another pool, or another spelling of its address")
         return Device(url, "ready", claimed)
 
 

@@ -201,7 +201,7 @@ class Election:
             else:
                 log.warning("the leader Lease was deleted and could not be written back: %s", error)
         else:
-            log.warning("the leader Lease was deleted by somebody: it was written back in term %d", self.term)
+            log.warning("the leader Lease was deleted: it was written back in term %d", self.term)
             self._count(lease)
 
     async def _reread(self, why: ApiError) -> None:

@@ -154,7 +154,7 @@ class RunWrites:
         found = await self._client.get(path("configmaps", self._settings.namespace, CONFIG_MAP))
         authority = (found.get("data") or {}).get(CA, "")
         if not authority:  # the leader writes it back
-            raise ApiError(CONFIG_MAP, 0, "NotPublished", f"the ConfigMap holds no {CA}: it was changed by somebody")
+            raise ApiError(CONFIG_MAP, 0, "NotPublished", f"the ConfigMap holds no {CA}; the leader writes it back within seconds")
         return Broker(self._settings.broker, authority)
 
     async def _create(self, run: Run, where: str, body: Object) -> Object | None:
