@@ -347,8 +347,8 @@ def _refused_devices(pool: Pool, devices: Sequence[Device]) -> Iterator[Concern]
         yield Concern(
             "DevicesRefused",
             f"namespace {pool.namespace} may not name {len(refused)} of {len(devices)} external devices "
-            f"({', '.join(refused[:_NAMED])}{more}): they are granted to no run. Take them out of external.urls, or let the "
-            "namespace name them by --external-device of the operator",
+            f"({', '.join(refused[:_NAMED])}{more}): they are granted to no run. Take them out of external.urls, or "
+            "let the namespace name them by --external-device of the operator",
         )
 
 

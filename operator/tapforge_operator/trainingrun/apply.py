@@ -154,7 +154,8 @@ class RunWrites:
         found = await self._client.get(path("configmaps", self._settings.namespace, CONFIG_MAP))
         authority = (found.get("data") or {}).get(CA, "")
         if not authority:  # the leader writes it back
-            raise ApiError(CONFIG_MAP, 0, "NotPublished", f"the ConfigMap holds no {CA}; the leader writes it back within seconds")
+            why = f"the ConfigMap holds no {CA}; the leader writes it back within seconds"
+            raise ApiError(CONFIG_MAP, 0, "NotPublished", why)
         return Broker(self._settings.broker, authority)
 
     async def _create(self, run: Run, where: str, body: Object) -> Object | None:
