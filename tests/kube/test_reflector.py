@@ -336,18 +336,24 @@ async def test_an_answer_of_something_in_between_ends_nothing(text, of):
         await story.until("+a", "all at 1: a", "+b")
 
 
-async def test_watches_that_are_cut_after_a_while_begin_again_soon(monkeypatch):
-    pauses: list[float] = []
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """All that the reflector makes; none of them takes any time."""
+    made: list[float] = []
 
     class Asyncio:
         def __getattr__(self, name: str) -> Any:
             return getattr(asyncio, name)
 
         async def sleep(self, seconds: float) -> None:
-            pauses.append(seconds)
+            made.extend([seconds] if seconds else [])
             await asyncio.sleep(0)
 
     monkeypatch.setattr(reflector, "asyncio", Asyncio())
+    return made
+
+
+async def test_watches_that_are_cut_after_a_while_begin_again_soon(pauses: list[float]):
     server, story = Server(), Story()
     async with followed(lambda client: Reflector(client, PODS, ("",), story.saw, story.listed), server):
         for number in range(6):
@@ -355,4 +361,19 @@ async def test_watches_that_are_cut_after_a_while_begin_again_soon(monkeypatch):
             await server.change("ADDED", str(number))
             await until(lambda word=f"+{number}": word in story.words)
             server.cut()
-    assert {seconds for seconds in pauses if seconds} <= {0.1, 0.01}
+    assert set(pauses) <= {0.1, 0.01}
+
+
+@pytest.mark.parametrize("status", [403, 410])
+async def test_lists_that_are_refused_are_asked_for_less_and_less_often_also_after_a_watch_that_worked(
+    status: int, pauses: list[float]
+):
+    server, story = Server(), Story()
+    async with followed(lambda client: Reflector(client, PODS, ("",), story.saw, story.listed), server):
+        await server.listened_to(1)
+        await server.change("ADDED", "a")
+        await until(lambda: "+a" in story.words)
+        server.troubles = [no(status) for _ in range(6)]
+        await server.change("ERROR", "")
+        await server.listened_to(2)
+    assert pauses[:5] == [0.01, 0.02, 0.04, 0.08, 0.16]

@@ -110,7 +110,7 @@ class Reflector:
         self._start = "" if listed is not None else _NOW
         #: version up to which everything of a namespace was reported; "" before its list
         self._since = dict.fromkeys(spaces, self._start)
-        #: namespaces whose last watch said something
+        #: namespaces whose watch has said something since anything failed there
         self._reported: set[str] = set()
         #: namespaces that were without the kind, by their last list that was answered
         self._without: set[str] = set()
@@ -162,6 +162,7 @@ class Reflector:
                 await asyncio.sleep(_AGAIN)
             except ApiError as error:
                 if space in self._reported:  # it was no refusal: what worked for a while was cut
+                    self._reported.discard(space)
                     pause, at_once = _FIRST_PAUSE, True
                 if error.status != 0:  # what was reported last may be no place to go on from
                     self._since[space] = self._start
@@ -175,7 +176,6 @@ class Reflector:
     async def _watch(self, space: str) -> None:
         where, since = self._kind.path(space), self._since[space]
         events = 0
-        self._reported.discard(space)
         async for event in self._client.watch(where, self._kind.selector, since=since, silence=self._silence):
             thing = event["object"]
             self._on_event()
