@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from claim_cluster import Broker, Lab, until
+import asyncio
+import json
+from typing import Any
 
+import pytest
+from claim_cluster import TIMEOUTS, Broker, Lab, pod_path, until
+
+from tapforge_operator import labels
 from tapforge_operator.broker.claim_record import Keys
 from tapforge_operator.kube.types import Slot, observe
 
@@ -72,3 +77,35 @@ async def test_a_holder_of_a_lost_key_that_is_gone_frees_its_slot() -> None:
     await until(lambda: not any(path.endswith(f"/pods/{name}") for path in lab.cluster.objects))
     assert not second.claims.is_unproved(claim.id)
     await second.end()
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        *[{field: 10**400} for field in ("fence", "priority", "ttl", "hold", "number")],
+        *[{"pod": pod} for pod in ("boom", "//", "lab/driver/", "lab/../x", "lab/a/b/c", "lab/\ud800/x")],
+        {"holder": "\ud800"},
+    ],
+)
+async def test_what_anybody_writes_as_a_record_ends_no_term(forged: dict[str, Any]) -> None:
+    """Also where it is read for the first time, and when its holder is silent and looked after."""
+    record = {
+        "key": "x",
+        "signature": "x",
+        "fence": 1,
+        "holder": "h",
+        "run": "",
+        "request": "",
+        "priority": 0,
+        "ttl": 1,
+    }
+    texts = {labels.CLAIM: json.dumps(record | forged), labels.FENCE: "1"}
+    lab = Lab(2)
+    lab.cluster.touch(pod_path("phone-0"), **texts)
+    broker = Broker(lab, speed=100.0, keys=Keys(NEW))
+    lab.cluster.touch(pod_path("phone-1"), **texts)
+    await asyncio.sleep(5 * TIMEOUTS.holders)
+    assert broker.claims.leading
+    lab.add_slot(2)
+    assert len(await broker.acquire()) == 1
+    await broker.end()

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapforge_operator.broker.claim_record import ClaimRecord, Keys, Reading, claim_parts, proves
@@ -70,6 +70,26 @@ def test_another_key_is_told_apart_from_a_forgery():
 @given(st.one_of(st.text(max_size=200), st.recursive(st.none() | st.integers() | texts, st.lists).map(json.dumps)))
 def test_anything_else_is_no_mark(text):
     assert KEYS.read(text, "uid-1") == Reading()
+
+
+FIELDS = ("v", "fence", "holder", "run", "request", "priority", "ttl", "hold", "pod", "session", "number")
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(st.characters(), max_size=9),
+    st.lists,
+    max_leaves=3,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, values)), st.sampled_from([KEYS, Keys(b"b" * 32)]))
+def test_what_is_read_of_any_record_is_a_claim_that_can_be_kept(fields, keys):
+    fields["key"] = keys._first.name
+    reading = KEYS.read(json.dumps({**fields, "signature": keys._first.sign(fields, "uid-1")}), "uid-1")
+    for said in filter(None, (reading.record, reading.unproved)):
+        assert claim_parts(said.id) == ("uid-1", said.fence)
+        assert said.ttl > 0 and max(said.ttl, said.hold) <= 2**32
+        assert abs(said.priority) <= 2**32 and abs(said.number) <= 2**32
+        "".join((said.holder, said.run, said.request, said.pod, said.session)).encode()
 
 
 @pytest.mark.parametrize(

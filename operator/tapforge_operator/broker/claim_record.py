@@ -28,11 +28,10 @@ import base64
 import hashlib
 import hmac
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from tapforge_api.claims import Acquire
 from tapforge_operator import labels as wellknown
@@ -42,6 +41,8 @@ _VERSION: Final = 1
 #: no record of ours comes near; a longer one is not even parsed
 _MAX_TEXT: Final = 8192
 _MAX_FENCE: Final = 2**63 - 1
+#: of any number in a record; JSON holds larger ones, which are errors to floats
+_MOST: Final = 2**32
 #: annotations that are remembered with what they prove
 _READINGS: Final = 8192
 _HOLD: Final = float(Acquire.model_fields["hold_seconds"].default)
@@ -201,6 +202,7 @@ class Keys:
     def _read(self, text: str, uid: str) -> Reading:
         try:
             fields = json.loads(text)
+            json.dumps(fields, ensure_ascii=False).encode()  # half a character is an error to whoever passes it on
         except (ValueError, RecursionError):
             return _NONE
         if not isinstance(fields, dict) or not isinstance(signature := fields.pop("signature", None), str):
@@ -247,18 +249,14 @@ def _canonical(fields: dict[str, Any]) -> str:
 
 def _record(fields: dict[str, Any], uid: str) -> ClaimRecord | None:
     """None for a record of ours in a form that this version does not know."""
-    fence, priority, ttl = fields.get("fence"), fields.get("priority"), fields.get("ttl")
+    # An operator of before holds knew none of the last ones.
     texts = [fields.get(name) for name in ("holder", "run", "request")]
-    if not (isinstance(fence, int) and isinstance(priority, int) and isinstance(ttl, int | float)):
-        return None
-    if not (0 <= fence <= _MAX_FENCE and math.isfinite(ttl) and ttl > 0 and all(isinstance(t, str) for t in texts)):
-        return None
-    # An operator of before holds knew none of the others.
+    fence, priority, ttl = fields.get("fence"), fields.get("priority"), fields.get("ttl")
     hold, number = fields.get("hold", _HOLD), fields.get("number", 0)
     more = [fields.get(name, "") for name in ("pod", "session")]
-    if not (isinstance(hold, int | float) and math.isfinite(hold) and isinstance(number, int)):
+    if not (_is_fence(fence) and _is_whole(priority) and _is_whole(number) and _is_seconds(ttl) and _is_seconds(hold)):
         return None
-    if not all(isinstance(t, str) for t in more):
+    if ttl == 0 or not all(isinstance(t, str) for t in (*texts, *more)):
         return None
     holder, run, request, pod, session = map(str, (*texts, *more))
     return ClaimRecord(uid, fence, holder, run, request, priority, float(ttl), float(hold), pod, session, number)
@@ -267,8 +265,20 @@ def _record(fields: dict[str, Any], uid: str) -> ClaimRecord | None:
 def _guess(fields: dict[str, Any], uid: str) -> ClaimRecord:
     """Of a record that can't be read: it is somebody's, for as long as a claim can go unrenewed."""
     fence, holder = fields.get("fence"), fields.get("holder")
-    known = fence if isinstance(fence, int) and 0 <= fence <= _MAX_FENCE else 0
+    known = fence if _is_fence(fence) else 0
     return ClaimRecord(uid, known, holder if isinstance(holder, str) else "", "", "", 0, _HOLD, _HOLD)
+
+
+def _is_fence(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= _MAX_FENCE
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return type(value) is int and -_MOST <= value <= _MOST
+
+
+def _is_seconds(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST  # which NaN is not
 
 
 # --- a claim on a Pod -------------------------------------------------------------------------------------------------

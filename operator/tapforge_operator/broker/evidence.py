@@ -3,7 +3,8 @@
 1. Only what the API server says counts, never its silence: a question without an answer is no evidence.
 2. A Pod is gone when there is none of its name with its UID; it has ended by its phase, and stopped when its node said
    so of every container in it; it is cut off when its node is lost.
-3. A Pod that may not be read (any more) says nothing.
+3. A Pod that may not be read (any more) says nothing, and neither does what is no name of a Pod: records that can't be
+   proved are anybody's to write.
 4. Where nodes aren't watched, a lost node is found out by what it leaves of the Pod, twice: the node controller has
    taken its readiness away, which a kubelet does only together with that of its containers (`ContainersReady`); or it
    was to be deleted, and its grace is over. It has to look so for `CUT_OFF_SECONDS` without an answer that it does not
@@ -16,6 +17,7 @@ Times are seconds.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 CUT_OFF_SECONDS: Final = 30.0
 #: of a Pod that is to be deleted and doesn't say so itself; Kubernetes' own
 _GRACE: Final = 30.0
+_NAME: Final = re.compile(r"([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)/([A-Za-z0-9-]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,9 @@ class Evidence:
 
     async def of(self, pod: str, clock: Callable[[], float]) -> Gone | None:
         """None: it is there, or nobody can say."""
-        namespace, name, uid = pod.split("/")
+        if (named := _NAME.fullmatch(pod)) is None:
+            return None
+        namespace, name, uid = named.groups()
         try:
             found = await self._api.get(path("pods", namespace, name))
         except ApiError as error:
