@@ -231,6 +231,23 @@ async def test_a_hiccup_of_the_network_cuts_nobody_off(start: Start) -> None:
     assert (await broker.renew(claim))[0].state == "held"
 
 
+async def test_a_holder_whose_pod_may_not_be_read_hides_no_dead_node(start: Start) -> None:
+    """Its namespace was closed to the operator, or its record is anybody's and names a Pod that isn't its own."""
+
+    class Closed(Door):
+        async def get(self, path: str) -> dict[str, Any]:
+            if path == pod_path("hidden"):
+                raise refusal(403, path)
+            return await super().get(path)
+
+    lab = Lab(2)
+    broker = start(lab, door=Closed(lab.cluster), elsewhere=lambda node: True)
+    (kept,) = await broker.acquire(pod=driver(lab, "hidden", looks=MARKED), **LONG)
+    (cut_off,) = await broker.acquire("b", pod=driver(lab, looks=MARKED), **LONG)
+    await until(lambda: broker.claims.counts(lab.pool_uid).free == 1, LOOKED + CUT_OFF_SECONDS)
+    assert [said.state for said in await broker.renew(kept, cut_off)] == ["held", "lost"]
+
+
 async def test_where_nodes_are_watched_the_pods_looks_count_for_nothing(start: Start) -> None:
     broker = start(lab := Lab(1))
     (claim,) = await broker.acquire(pod=driver(lab, looks=MARKED), **LONG)

@@ -8,8 +8,8 @@
 4. Where nodes aren't watched, a lost node is found out by what it leaves of the Pod, twice: the node controller has
    taken its readiness away, which a kubelet does only together with that of its containers (`ContainersReady`); or it
    was to be deleted, and its grace is over. It has to look so for `CUT_OFF_SECONDS` without an answer that it does not
-   and without a question that failed, and another node has to have a Pod that is ready: where all are silent at once,
-   what died is the way to them.
+   and without a question that failed (a refusal is an answer, and says nothing of other Pods), and another node has to
+   have a Pod that is ready: where all are silent at once, what died is the way to them.
 
 Times are seconds.
 """
@@ -72,7 +72,9 @@ class Evidence:
             if error.status == 404:
                 return Gone(f"its holder's Pod {namespace}/{name} is gone", stopped=False)
             log.warning("whether Pod %s/%s still holds claims can't be read: %s", namespace, name, error)
-            self._since.clear()  # nobody watched
+            if error.passing:  # nobody watched
+                self._since.clear()
+            self._since.pop(pod, None)
             return None
         if found["metadata"]["uid"] != uid:
             return Gone(f"its holder's Pod {namespace}/{name} is another one by now", stopped=False)
