@@ -29,6 +29,7 @@ from tapforge_operator.broker.claim_record import Keys
 from tapforge_operator.broker.http import Forward, application, runner
 from tapforge_operator.broker.material import Material
 from tapforge_operator.broker.service import Claims
+from tapforge_operator.broker.waiting import WaitingRoom, limits_of
 from tapforge_operator.config import Settings
 from tapforge_operator.controller import WorkQueue
 from tapforge_operator.emulatorpool.controller import PoolController
@@ -204,8 +205,11 @@ class Leadership:
             lambda: self._election.leader, settings.identity, settings.service, trust, self._telemetry.passed_on
         )
         stack.push_async_callback(forward.close)
+        room = WaitingRoom(limits_of(settings.connections))
         # What can't be proved because its key was lost is no stranger's.
-        app = application(claims, auth, lambda i, secret: keys.proved(i, secret) or claims.is_unproved(i), forward)
+        app = application(
+            claims, auth, lambda i, secret: keys.proved(i, secret) or claims.is_unproved(i), room, forward
+        )
         add_progress(app, self._runs.reports, auth)
         served = runner(app)
         await served.setup()

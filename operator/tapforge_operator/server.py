@@ -2,11 +2,12 @@
 
 1. A port keeps at most `most` connections, and of one address at most `per_address`. From the moment that it is
    accepted a connection counts, and its TLS handshake has begun with it.
-2. Where all places are taken, the address that has the most of them gives up one for the next connection: one that has
-   sent no headers yet, or, where there is none, one that waits for no answer; the oldest first. An address that has
-   its own limit does the same. Who has few connections loses none to who has many.
+2. Where all places are taken, one is given up for the next connection: by the address that has the most of those that
+   have sent no headers yet or wait for no answer, one without headers first; where nobody has several of them, by the
+   address that has the most that wait for another operator's answer. Of equal ones the oldest goes. An address that
+   has its own limit gives up its own. Who has few connections loses none to who has many.
 3. A caller that waits for what it has proved a right to (`keep`) is never given up. Where nothing else is left, the new
-   connection is closed.
+   connection is closed: how many may wait so is for who keeps them to bound, below `most`.
 4. A connection whose first headers did not arrive within `HEADERS` seconds of its accept ends; so does one that does
    not read what it is sent for `UNREAD` seconds. After `IDLE` seconds without a request it is closed: later than
    callers close their own.
@@ -23,9 +24,11 @@ import logging
 import resource
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from itertools import chain
 from typing import Final, cast
 
 from aiohttp import web
@@ -91,7 +94,13 @@ class Stage(IntEnum):
 
     SILENT = 0
     IDLE = 1
-    KEPT = 2
+    #: waits for the answer of another operator, which alone knows what it has proved
+    PASSED_ON = 2
+    KEPT = 3
+
+
+#: who has the most of the first ones gives up one of them, and of the others only where nobody has any to spare
+_GIVEN_UP: Final = ((Stage.SILENT, Stage.IDLE), (Stage.PASSED_ON,))
 
 
 class Connection(asyncio.Protocol):
@@ -196,15 +205,15 @@ class Connection(asyncio.Protocol):
 
 
 @contextmanager
-def keep(request: web.Request) -> Iterator[None]:
-    """The request's connection is not given up meanwhile."""
+def keep(request: web.Request, stage: Stage = Stage.KEPT) -> Iterator[None]:
+    """The request's connection is in that stage meanwhile: by default it is not given up."""
     transport = request.transport
     found = transport.get_protocol() if transport is not None else None
     if not isinstance(found, Connection):
         yield
         return
     found.kept += 1
-    found.move(Stage.KEPT)
+    found.move(stage)
     try:
         yield
     finally:
@@ -278,13 +287,20 @@ class Connections:
         return self._peers.setdefault(peer, {stage: {} for stage in Stage})
 
     def _largest(self, newcomer: str) -> str:
-        """The address that has the most, with the one that comes."""
-        found = max(self._peers, key=lambda peer: self.of(peer) + (peer == newcomer), default=newcomer)
-        return newcomer if self.of(newcomer) + 1 >= self.of(found) else found
+        """The address that gives up one, if there is any: what it keeps doesn't count, since it can't be given up."""
+        for given_up in _GIVEN_UP:
+            counts = Counter({peer: sum(len(held[s]) for s in given_up) for peer, held in self._peers.items()})
+            own = counts.pop(newcomer, 0)
+            for found, count in counts.most_common(1):
+                if count > own + 1:
+                    return found
+            if own:
+                break
+        return newcomer
 
     def _give_up(self, peer: str) -> bool:
         stages = self._peers.get(peer, {})
-        for stage in (Stage.SILENT, Stage.IDLE):
+        for stage in chain.from_iterable(_GIVEN_UP):
             oldest = next(iter(stages.get(stage, ())), None)
             if oldest is not None:
                 oldest.abort()

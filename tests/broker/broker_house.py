@@ -16,6 +16,7 @@ from tapforge_api.claims import Refusal
 from tapforge_operator.broker import http, tls
 from tapforge_operator.broker.auth import Auth
 from tapforge_operator.broker.http import Forward
+from tapforge_operator.broker.waiting import WaitingRoom, limits_of
 from tapforge_operator.server import Connections, listen
 
 #: a broker behind a socket lives by the machine's time: it never gives up what it has begun
@@ -58,6 +59,7 @@ class House:
         self.token = self.callers.token_of("train-head")
         self.auth = Auth(Api(self.callers, self.broker.door), self.broker.claims.find_pool)
         self.url = self.address = ""
+        self.room = WaitingRoom(limits_of(4096))
         #: whether the leader answered, of what was passed on
         self.passed_on: list[bool] = []
         self.session: aiohttp.ClientSession
@@ -73,7 +75,7 @@ class House:
         self.material = material = material or await own_material(["localhost", "127.0.0.1", NAME])
         self.trust = ssl.create_default_context(cadata=material.ca.decode())
         self.forward = Forward(leader, "standby", NAME, self.trust, self.passed_on.append) if leader else None
-        app = http.application(self.broker.claims, self.auth, KEYS.proved, self.forward)
+        app = http.application(self.broker.claims, self.auth, KEYS.proved, self.room, self.forward)
         self.add_to(app)
         self.runner = http.runner(app)
         await self.runner.setup()

@@ -83,6 +83,25 @@ async def test_a_leader_answers_what_was_passed_on_to_it(pair: Pair) -> None:
     assert status == 200
 
 
+async def test_who_was_passed_on_keeps_its_connection_while_others_are_silent(pair: Pair) -> None:
+    lab, claims, connections = pair.leader.lab, pair.leader.broker.claims, pair.standby.connections
+    await pair.leader.post(CLAIMS, {"request": "request-0", "slots": 2})
+    waits = [{"request": f"request-{k}", "waitSeconds": 600} for k in (1, 2, 3)]
+    calls = [asyncio.create_task(pair.standby.post(CLAIMS, ask)) for ask in waits]
+    await until(lambda: claims.waiting(lab.pool_uid) == 3)
+    connections.most = 5
+    host, port = pair.standby.address.split(":")
+    silent = [await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0)) for _ in range(2)]
+    await until(lambda: connections.of("127.0.0.2") == 2)
+    async with pair.standby.caller("127.0.0.3") as other:
+        await pair.standby.post("/v1/claims/renew", {"claims": []}, session=other)
+    assert (connections.of("127.0.0.1"), connections.of("127.0.0.2"), claims.waiting(lab.pool_uid)) == (3, 1, 3)
+    for _, writer in silent:
+        writer.transport.abort()
+    for call in calls:
+        call.cancel()
+
+
 async def test_who_disconnects_from_the_standby_leaves_nothing_at_the_leader(pair: Pair) -> None:
     lab, claims = pair.leader.lab, pair.leader.broker.claims
     await pair.leader.post(CLAIMS, {"request": "request-1", "slots": 2})

@@ -12,7 +12,6 @@ from claim_cluster import KEYS, Lab, until
 
 from tapforge_api.claims import Acquired, Refusal, Released, RenewedAll
 from tapforge_operator import labels
-from tapforge_operator.broker import waiting
 from tapforge_operator.broker.http import MAX_BODY
 
 
@@ -175,8 +174,8 @@ async def test_a_caller_that_disconnects_leaves_nothing_behind(house):
     assert labels.CLAIM not in str(lab.pod("phone-7"))
 
 
-async def test_one_caller_cannot_take_all_places(house, monkeypatch):
-    monkeypatch.setattr(waiting, "WAITERS", 3)
+async def test_one_caller_cannot_take_all_places(house):
+    house.room.limits = house.room.limits._replace(holder=3)
     await house.post(CLAIMS, {"request": "request-0", "slots": 2})
     calls = [
         asyncio.create_task(house.post(CLAIMS, {"request": f"request-{k}", "waitSeconds": 60})) for k in range(1, 4)
@@ -196,8 +195,8 @@ async def test_one_caller_cannot_take_all_places(house, monkeypatch):
         call.cancel()
 
 
-async def test_who_gives_up_its_place_to_another_namespace_leaves_nothing_behind(house, monkeypatch):
-    monkeypatch.setattr(waiting, "ALL_WAITERS", 2)
+async def test_who_gives_up_its_place_to_another_namespace_leaves_nothing_behind(house):
+    house.room.limits = house.room.limits._replace(all=2)
     await house.post(CLAIMS, {"request": "request-0", "slots": 2})
     calls = [asyncio.create_task(house.post(CLAIMS, {"request": f"request-{k}", "waitSeconds": 60})) for k in (1, 2)]
     await until(lambda: house.broker.claims.waiting(house.lab.pool_uid) == 2)

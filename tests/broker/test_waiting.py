@@ -10,7 +10,7 @@ import pytest
 
 from tapforge_operator.broker import waiting
 from tapforge_operator.broker.auth import Denied
-from tapforge_operator.broker.waiting import WaitingRoom
+from tapforge_operator.broker.waiting import Limits, WaitingRoom, limits_of
 
 ANN, BOB = "user/ann", "user/bob"
 
@@ -27,7 +27,7 @@ class Hall:
     """A waiting room with those in it."""
 
     def __init__(self) -> None:
-        self.room = WaitingRoom()
+        self.room = WaitingRoom(Limits(4, 6, 12))
         self.there: Counter[str] = Counter()
         self.why: list[str] = []
         self._calls: set[asyncio.Task[None]] = set()
@@ -67,10 +67,7 @@ class Hall:
 
 
 @pytest.fixture
-async def hall(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hall]:
-    monkeypatch.setattr(waiting, "WAITERS", 4)
-    monkeypatch.setattr(waiting, "NAMESPACE_WAITERS", 6)
-    monkeypatch.setattr(waiting, "ALL_WAITERS", 12)
+async def hall() -> AsyncIterator[Hall]:
     hall = Hall()
     yield hall
     await hall.leave()
@@ -123,3 +120,11 @@ async def test_what_ends_by_itself_is_no_refusal(hall: Hall) -> None:
     with pytest.raises(TimeoutError):
         async with hall.room.place(ANN), asyncio.timeout(0):
             await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("connections", "limits"),
+    [(16_384, (256, 1024, 6144)), (4096, (256, 1024, 1536)), (128, (8, 32, 48)), (1, (1, 1, 1))],
+)
+def test_who_waits_leaves_connections_to_others(connections: int, limits: tuple[int, ...]) -> None:
+    assert limits_of(connections) == limits

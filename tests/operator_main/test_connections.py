@@ -18,9 +18,9 @@ from aiohttp import web
 from tapforge_operator import server
 from tapforge_operator.broker import tls
 from tapforge_operator.broker.material import NOTHING, completed
-from tapforge_operator.server import Connections, fitting, keep, listen, raise_file_limit
+from tapforge_operator.server import Connections, Stage, fitting, keep, listen, raise_file_limit
 
-BAD, GOOD = "127.0.0.2", "127.0.0.3"
+BAD, GOOD, WORSE, NEW = "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"
 LARGE = 64 << 20
 
 
@@ -34,7 +34,8 @@ class Port:
 
     async def open(self) -> None:
         app = web.Application()
-        app.add_routes([web.get("/", self._here), web.get("/wait", self._wait), web.get("/large", self._large)])
+        app.add_routes([web.get("/", self._here), web.get("/large", self._large)])
+        app.add_routes([web.get("/wait", self._wait), web.get("/passed", self._wait)])
         self.runner = web.AppRunner(app, access_log=None)
         await self.runner.setup()
         await listen(self.runner, "127.0.0.1", 0, self._context, connections=self.connections)
@@ -44,7 +45,7 @@ class Port:
         return web.Response(text="here")
 
     async def _wait(self, request: web.Request) -> web.Response:
-        with keep(request):
+        with keep(request, Stage.PASSED_ON if request.path == "/passed" else Stage.KEPT):
             self.waiting += 1
             await self.go_on.wait()
         return web.Response(text="waited")
@@ -129,6 +130,37 @@ async def test_who_waits_for_what_is_proved_keeps_its_place(ports) -> None:
     port.go_on.set()
     assert await asyncio.gather(*calls) == ["waited"] * 3
     assert await port.get(GOOD) == "here"
+
+
+@pytest.mark.parametrize("path", ["/wait", "/passed"], ids=["kept", "passed on"])
+async def test_silent_connections_of_several_cost_nobody_who_waits_for_something(ports, path: str) -> None:
+    port = await ports(7, 7)
+    calls = [asyncio.create_task(port.get(GOOD, path)) for _ in range(3)]
+    await until(lambda: port.waiting == 3)
+    for address in (BAD, WORSE):
+        for _ in range(2):
+            await port.connect(address)
+    await until(lambda: len(port.connections) == 7)
+    assert await port.get(NEW) == "here"
+    assert [port.connections.of(address) for address in (BAD, WORSE)] == [1, 2]
+    port.go_on.set()
+    assert await asyncio.gather(*calls) == ["waited"] * 3
+
+
+async def test_who_has_most_that_were_passed_on_gives_them_up_last(ports) -> None:
+    port = await ports(4, 4)
+    calls = [asyncio.create_task(port.get(BAD, "/passed")) for _ in range(3)]
+    await until(lambda: port.waiting == 3)
+    silent = await port.connect(BAD)
+    await until(lambda: len(port.connections) == 4)
+    assert [await port.get(NEW) for _ in range(2)] == ["here"] * 2
+    assert await ended(silent)
+    kept = [await port.connect(address) for address in (NEW, GOOD)]
+    done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    assert isinstance(done.pop().exception(), aiohttp.ClientError)
+    assert (len(waiting), len(kept)) == (2, port.connections.of(NEW) + port.connections.of(GOOD))
+    port.go_on.set()
+    assert await asyncio.gather(*waiting) == ["waited"] * 2
 
 
 async def test_a_busy_address_gives_up_what_is_silent_before_what_was_served(ports) -> None:

@@ -25,6 +25,7 @@ from tapforge_operator.broker.http import application, runner
 from tapforge_operator.broker.renewals import RunningClock
 from tapforge_operator.broker.service import Claims
 from tapforge_operator.broker.types import LedgerTimeouts, ServiceTimeouts
+from tapforge_operator.broker.waiting import WaitingRoom, limits_of
 from tapforge_operator.kube.client import ApiError
 from tapforge_operator.kube.types import PoolObject
 
@@ -123,7 +124,7 @@ class Operator:
             self.calls.append(request.path.rpartition("/")[2])
             return await handler(request)
 
-        served = application(claims, Auth(self.api, claims.find_pool), keys.proved)
+        served = application(claims, Auth(self.api, claims.find_pool), keys.proved, WaitingRoom(limits_of(64)))
         served.middlewares.insert(0, counted)
         app_runner = runner(served)
         await app_runner.setup()

@@ -65,7 +65,7 @@ from tapforge_operator.broker.types import PoolNotFound
 from tapforge_operator.broker.waiting import WaitingRoom
 from tapforge_operator.kube.leaderelection import NotLeading
 from tapforge_operator.observability.logging import ref
-from tapforge_operator.server import IDLE, keep
+from tapforge_operator.server import IDLE, Stage, keep
 
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
@@ -300,9 +300,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 S = TypeVar("S", bound=Spec)
 
 
-def application(claims: Claims, auth: Auth, proof: Proof, forward: Forward | None = None) -> web.Application:
+def application(
+    claims: Claims, auth: Auth, proof: Proof, room: WaitingRoom, forward: Forward | None = None
+) -> web.Application:
     """To be run with `handler_cancellation=True`: rule 5 needs it."""
-    broker = _Broker(claims, auth, proof, forward)
+    broker = _Broker(claims, auth, proof, room, forward)
     app = web.Application(middlewares=[_refuse, broker.pass_on])
     app[TURNS] = Turns()
     app.router.add_post(ACQUIRE, broker.acquire)
@@ -316,12 +318,12 @@ def runner(app: web.Application) -> web.AppRunner:
 
 
 class _Broker:
-    def __init__(self, claims: Claims, auth: Auth, proof: Proof, forward: Forward | None):
+    def __init__(self, claims: Claims, auth: Auth, proof: Proof, room: WaitingRoom, forward: Forward | None):
         self._claims = claims
         self._auth = auth
         self._proof = proof
         self._forward = forward
-        self._room = WaitingRoom()
+        self._room = room
 
     async def acquire(self, request: web.Request) -> web.Response:
         namespace, pool = request.match_info["namespace"], request.match_info["pool"]
@@ -357,7 +359,8 @@ class _Broker:
             raise NotLeading
         async with turn(request):
             body = await (self._batch(request) if handler in (self.renew, self.release) else read_body(request))
-        return await self._forward(request, body, wait_of(body) if handler == self.acquire else 0.0)
+        with keep(request, Stage.PASSED_ON):
+            return await self._forward(request, body, wait_of(body) if handler == self.acquire else 0.0)
 
 
 # --- in and out -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """Who may wait for slots: places for acquires, shared fairly among namespaces.
 
-1. A holder waits in at most `WAITERS` acquires at once, the holders of a namespace together in `NAMESPACE_WAITERS`, all
-   together in `ALL_WAITERS`. A person, who is of no namespace, counts as one.
+1. How many acquires may wait at once is limited for one holder, for the holders of a namespace together, and for all
+   (`Limits`). A person, who is of no namespace, counts as one. The connection of one that waits is not given up, so all
+   together have three eighths of the port's: the others are left to who renews and who is new, also where all come from
+   one address, that of another replica, which has half of the port's at most.
 2. Where all places are taken, a newcomer gets that of the namespace that has the most of them, if this is more than
    its own has with the newcomer: within it the holder that has the most, and of its acquires the youngest. So no number
    of namespaces keeps another one from waiting.
@@ -16,7 +18,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 from tapforge_operator.broker.auth import Denied
 from tapforge_operator.broker.types import account_of
@@ -24,12 +26,24 @@ from tapforge_operator.broker.types import account_of
 #: more than wait when the API server stands still for a second: who is refused waits longer than who queues
 WAITERS: Final = 256
 NAMESPACE_WAITERS: Final = 1024
-ALL_WAITERS: Final = 4096
 _ADVICE: Final = "ask for several slots at once, or ask again later"
 
 
+class Limits(NamedTuple):
+    holder: int
+    namespace: int
+    all: int
+
+
+def limits_of(connections: int) -> Limits:
+    """Of a port with so many connections. Pure."""
+    most = max(1, connections * 3 // 8)
+    return Limits(min(WAITERS, max(1, most // 6)), min(NAMESPACE_WAITERS, max(1, most * 2 // 3)), most)
+
+
 class WaitingRoom:
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
         #: by namespace and holder, the oldest first
         self._places: dict[str, dict[str, dict[asyncio.Timeout, None]]] = {}
         #: of each namespace
@@ -54,20 +68,21 @@ class WaitingRoom:
         except TimeoutError as error:
             if not place.expired():
                 raise
-            raise _full(f"all {ALL_WAITERS} places are taken, and {holder} gave up one of its own") from error
+            raise _full(f"all {self.limits.all} places are taken, and {holder} gave up one of its own") from error
 
     def _make_room(self, namespace: str, holder: str) -> None:
+        most = self.limits
         own = self._places.get(namespace, {})
-        if len(own.get(holder, ())) >= WAITERS:
-            raise _full(f"{holder} waits in {WAITERS} acquires, of at most {WAITERS}")
-        if self._counts[namespace] >= NAMESPACE_WAITERS:
+        if len(own.get(holder, ())) >= most.holder:
+            raise _full(f"{holder} waits in {most.holder} acquires, of at most {most.holder}")
+        if self._counts[namespace] >= most.namespace:
             name = f"the holders of namespace {namespace} wait" if namespace != holder else f"{holder} waits"
-            raise _full(f"{name} in {NAMESPACE_WAITERS} acquires, of at most {NAMESPACE_WAITERS}")
-        if self._count < ALL_WAITERS:
+            raise _full(f"{name} in {most.namespace} acquires, of at most {most.namespace}")
+        if self._count < most.all:
             return
         largest = max(self._places, key=lambda one: self._counts[one])
         if self._counts[largest] <= self._counts[namespace] + 1:
-            raise _full(f"all callers wait in {ALL_WAITERS} acquires, of at most {ALL_WAITERS}")
+            raise _full(f"all callers wait in {most.all} acquires, of at most {most.all}")
         loser = max(self._places[largest], key=lambda one: len(self._places[largest][one]))
         place = next(reversed(self._places[largest][loser]))
         place.reschedule(asyncio.get_running_loop().time())
