@@ -176,10 +176,35 @@ async def test_a_device_that_leaves_a_pool_while_it_rests_rests_for_the_others_t
 def test_what_is_one_device() -> None:
     same = ["http://Phone.example", "http://phone.example:80/", "http://phone.example/"]
     assert len(set(map(device_of, same))) == 1
-    others = ["https://phone.example", "http://phone.example/a", "http://phone.example:81", "http://phone.example?a=1"]
+    same += [
+        "http://phone.example//",
+        "http://phone.example/.",
+        "http://phone.example/a/..",
+        "http://phone.example?a=1#b",
+    ]
+    assert len(set(map(device_of, same))) == 1
+    others = ["https://phone.example", "http://phone.example/a", "http://phone.example:81", "http://dead.beef"]
     assert len(set(map(device_of, [*same, *others]))) == 1 + len(others)
     assert device_of("http://[::1") == "http://[::1"
     assert device_of("http://a:99999") == "http://a:99999"
+
+
+@pytest.mark.parametrize("host", ["10.0.5", "167772165", "0xA000005", "012.0.0.5", "10.0.0x0.5", "[::ffff:10.0.0.5]"])
+def test_an_address_is_known_in_each_form_that_a_resolver_takes(host: str) -> None:
+    assert device_of(f"http://{host}:8000") == device_of("http://10.0.0.5:8000")
+    assert device_of(f"{host}:5555", "adb") == device_of("10.0.0.5", "adb")
+    assert not device_rules(["a=10.0.0.5/32"]).allow("b", f"http://{host}:8000", "http")
+    assert device_rules(["a=10.0.0.5/32"]).allow("a", f"http://{host}:8000", "http")
+
+
+def test_phones_behind_one_mobileworld_server_are_told_apart_by_device_alone() -> None:
+    server = "http://10.0.0.5:6800"
+    spelt = [f"{server}?device=A", f"{server}/?device=%41", f"{server}?x=1&device=A", f"{server}?device=A&device=B"]
+    assert len({device_of(url, "mobileworld") for url in spelt}) == 1
+    phones = [*spelt[:1], f"{server}?device=B", f"{server}?device=&device=A"]
+    assert device_of(phones[-1], "mobileworld") == device_of(server, "mobileworld")
+    assert len({device_of(url, "mobileworld") for url in phones}) == 3
+    assert len({device_of(url, "tapforge") for url in phones}) == 1
 
 
 ADB = ["10.0.0.5:5555", "http://10.0.0.5:5555", "http://10.0.0.5", "https://10.0.0.5/x?y", "10.0.0.5"]

@@ -2,24 +2,30 @@
 
 1. A device is known by the address that callers are told (`told`), in its normal form: however a pool spells it, it has
    one holder. Names are not resolved: a device that one pool names by its name and another one by its address counts as
-   two.
+   two. A server is one device, but for the phones that a MobileWorld server tells apart by `?device=`.
 2. Without rules every namespace may name any device; with them, only what is listed for it or for `*`.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import posixpath
+import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 ADB: Final = "adb"
+_MOBILEWORLD: Final = "mobileworld"
 #: the namespace of rules that hold for all
 EVERYBODY: Final = "*"
 _PORTS: Final = {"http": 80, "https": 443}
 #: `adb connect` without a port takes it
 _ADB_PORT: Final = 5555
+#: what may be an IPv4 address as a resolver reads it: 10.0.5, 0x0a000005, 167772165
+_NUMBERS: Final = re.compile(r"[0-9a-fxA-FX.]+")
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -34,8 +40,8 @@ def told(url: str, protocol: str) -> str:
 
 
 def device_of(url: str, protocol: str = "") -> str:
-    """Equal for addresses of the same server: how its host is spelt, the scheme's own port, a last slash and, with adb,
-    the scheme make no difference."""
+    """Equal for addresses of the same server: how its host and its path are spelt, the scheme's own port, a query that
+    names no phone and, with adb, the scheme make no difference."""
     address = told(url, protocol)
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
@@ -45,8 +51,13 @@ def device_of(url: str, protocol: str = "") -> str:
         return url
     if protocol == ADB:
         return f"{ADB}://{host}:{port}"
-    query = f"?{parts.query}" if parts.query else ""
-    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}{query}"
+    path = posixpath.normpath("/" + unquote(parts.path).lstrip("/")).rstrip("/")
+    phone = (
+        dict(reversed(parse_qsl(parts.query, keep_blank_values=True))).get("device", "")
+        if protocol == _MOBILEWORLD
+        else ""
+    )
+    return f"{parts.scheme}://{host}:{port}{path}" + (f"?device={phone}" if phone else "")
 
 
 def _normal(host: str) -> str:
@@ -59,8 +70,16 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return None
+        return _numbers(host)
     return getattr(address, "ipv4_mapped", None) or address
+
+
+def _numbers(host: str) -> ipaddress.IPv4Address | None:
+    """An address in one of the forms that only resolvers know."""
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host)) if _NUMBERS.fullmatch(host) else None
+    except OSError:
+        return None
 
 
 class Devices:
