@@ -20,6 +20,7 @@ from operator_process import ACCOUNT, Ground, enabled, let_in_everywhere
 
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 CORE, TAPFORGE, COORDINATION = "/api/v1", "/apis/tapforge.dev/v1alpha1", "/apis/coordination.k8s.io/v1"
+NETWORKING = "/apis/networking.k8s.io/v1"
 Object = dict[str, Any]
 #: method, path, body, and of a patch its kind
 Attempt = tuple[str, str] | tuple[str, str, Any] | tuple[str, str, Any, str]
@@ -109,6 +110,8 @@ def pools(cluster: Cluster, space: str) -> None:
         config = {"metadata": {"name": name, **metadata}}
         cluster.api("POST", f"{CORE}/namespaces/{space}/configmaps", config)
         cluster.api("POST", f"{COORDINATION}/namespaces/{space}/leases", config)
+        closed = {"metadata": {"name": name, **metadata}, "spec": {"podSelector": {}}}
+        cluster.api("POST", f"{NETWORKING}/namespaces/{space}/networkpolicies", closed)
     cluster.api("POST", f"{CORE}/namespaces/{space}/secrets", {"metadata": {"name": "theirs"}})
 
 
@@ -127,6 +130,7 @@ def owned(kind: str, version: str, name: str = "new", **more: Any) -> Object:
 def made(space: str) -> list[Attempt]:
     """Creates of all kinds, each with an owner."""
     core, lease = f"{CORE}/namespaces/{space}", owned("Lease", "coordination.k8s.io/v1")
+    closed = owned("NetworkPolicy", "networking.k8s.io/v1", spec={"podSelector": {}})
     budget = owned("PodDisruptionBudget", "policy/v1", spec={"selector": {}})
     pool = owned("EmulatorPool", "tapforge.dev/v1alpha1", spec={"external": {"urls": ["http://127.0.0.1:9"]}})
     return [
@@ -135,6 +139,7 @@ def made(space: str) -> list[Attempt]:
         ("POST", f"{COORDINATION}/namespaces/{space}/leases", lease),
         ("POST", f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets", budget),
         ("POST", f"{TAPFORGE}/namespaces/{space}/emulatorpools", pool),
+        ("POST", f"{NETWORKING}/namespaces/{space}/networkpolicies", closed),
     ]
 
 
@@ -170,7 +175,7 @@ ACCESS: Object = {
 Lines = dict[str, Callable[[Thief], list[Attempt]]]
 
 CAN: Lines = {
-    "read every pool, run, Pod, RayJob, RayCluster, Job and volume claim, with Pods' variables": lambda t: [
+    "read pools, runs, Pods with variables, RayJobs, RayClusters, Jobs, volume claims, NetworkPolicies": lambda t: [
         ("GET", f"{CORE}/pods"),
         ("GET", f"{TAPFORGE}/emulatorpools"),
         ("GET", f"{TAPFORGE}/trainingruns"),
@@ -231,12 +236,13 @@ CAN_NOT: Lines = {
         ("DELETE", f"{TAPFORGE}/namespaces/kube-public/emulatorpools/mine"),
     ],
     "create a Pod or RayJob that asks for the host, where the label doesn't say `privileged`": lambda t: host(t.here),
-    "change or delete a Pod, ConfigMap or Lease that no pool or run controls": lambda t: [
+    "change or delete a Pod, ConfigMap, NetworkPolicy or Lease that no pool or run controls": lambda t: [
         attempt
         for where in (
             f"{CORE}/namespaces/{t.here}/pods/theirs",
             f"{CORE}/namespaces/{t.here}/configmaps/theirs",
             f"{COORDINATION}/namespaces/{t.here}/leases/theirs",
+            f"{NETWORKING}/namespaces/{t.here}/networkpolicies/theirs",
         )
         for attempt in (("PATCH", where, LABEL, MERGE), ("PATCH", where, {}, MERGE), ("DELETE", where))
     ],
