@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
+import re
 import ssl
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ from cryptography import x509
 from tapforge_operator import manager
 from tapforge_operator.broker import tls
 from tapforge_operator.broker.certificates import CA_DAYS, SERVER_DAYS
+from tapforge_operator.broker.material import fields
 from tapforge_operator.config import Settings
 from tapforge_operator.kube.client import ApiError
 from tapforge_operator.kube.leaderelection import Timing
@@ -283,6 +286,33 @@ async def test_a_key_that_is_taken_out_while_no_operator_runs_is_out() -> None:
     assert (await ensure(Door(cluster))).keys == (b"n" * 32, material.key)
     write(cluster, **{"hmac__key.before": None})
     assert (await ensure(Door(cluster))).keys == (b"n" * 32,)
+
+
+async def test_the_steps_of_the_page_after_a_theft_leave_nothing_that_was_stolen() -> None:
+    """Each command of docs/security.md, under operators that look at the Secret whenever they run."""
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    [steps] = re.findall(r"After a theft.*?```sh\n(.*?)```", page, re.DOTALL)
+    cluster, stolen = await begun()
+    running = [Replica(cluster, stolen)]
+    for step in steps.splitlines():
+        match step.removeprefix("kubectl -n tapforge-system ").split():
+            case ["scale", "deployment", "tapforge-operator", "--replicas=0"]:
+                running.clear()
+            case ["wait", "--for=delete", "pod", *_]:
+                assert not running
+            case ["delete", "secret", tls.SECRET]:
+                cluster.drop(SECRET)
+            case ["scale", "deployment", "tapforge-operator", "--replicas=2"]:
+                running += [Replica(cluster, await ensure(Door(cluster), datetime.now(UTC))) for _ in range(2)]
+            case other:
+                pytest.fail(f"the test knows nothing of {other}")
+        for one in running:
+            await one.look()
+    assert running
+    for data in (stored(cluster), fields(running[0].served.material, {})):
+        assert not set(data.values()) & set(fields(stolen, {}).values())
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(stolen, published(cluster), NAMES[0])
 
 
 async def test_an_operator_that_starts_makes_no_keys_while_another_may_have_them() -> None:
