@@ -6,7 +6,6 @@ import base64
 import itertools
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,12 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from e2e.cluster import Cluster, Refused
 from live_pool import LivePool, name, uid
 from operator_process import Operator
+from ray_kinds import ray_kinds
 
 from tapforge_api.claims import AUDIENCE
 from tapforge_operator import labels
 
 ISSUER = "https://kubernetes.default.svc.cluster.local"
-DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 POOL = "phones"
 _LIARS = itertools.count(1)
 
@@ -180,49 +179,18 @@ def test_a_pod_that_only_says_so_is_no_runs(cluster: Cluster, space: str, operat
     assert said.status == 403 and "spec.environment.source.pool.name" in said.message
 
 
-@pytest.fixture
-def ray_kinds(cluster: Cluster) -> Iterator[list[str]]:
-    """KubeRay's, without KubeRay, for this test alone."""
-    kinds = ["RayJob", "RayCluster"]
-    paths = [f"{DEFINITIONS}/{kind.lower()}s.ray.io" for kind in kinds]
-    cluster.apply(*map(ray_kind, kinds))
-    yield kinds
-    for path in paths:
-        cluster.api("DELETE", path)
-    # Somebody else may want the real ones, and finds out whether they are there.
-    cluster.wait_for("the end of the kinds", lambda: not any(map(cluster.exists, paths)))
-
-
-def test_over_the_owners_that_kuberay_makes(
-    cluster: Cluster, space: str, operator: Operator, pool: LivePool, ray_kinds: list[str]
-) -> None:
+def test_over_the_owners_that_kuberay_makes(cluster: Cluster, space: str, operator: Operator, pool: LivePool) -> None:
     """Pod, RayCluster, RayJob, TrainingRun."""
     above = run(cluster, space, "learning")
-    for kind in ray_kinds:
-        body: Object = {"apiVersion": "ray.io/v1", "kind": kind, "metadata": {"name": "by-hand"}}
-        body["metadata"]["ownerReferences"] = owned_by(above)
-        where = f"/apis/ray.io/v1/namespaces/{space}/{kind.lower()}s"
-        cluster.wait_for(f"{kind} to be served", lambda where=where: cluster.exists(where))
-        above = cluster.api("POST", where, body)
-    head = Caller(operator, space, run_pod(cluster, space, above, "head"))
-    claim = head.acquire_one()
-    assert pool.pod(claim.slot)["metadata"]["labels"][labels.RUN] == "learning"
-
-
-def ray_kind(kind: str) -> Object:
-    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    plural = f"{kind.lower()}s"
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.ray.io"},
-        "spec": {
-            "group": "ray.io",
-            "scope": "Namespaced",
-            "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
-            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}}],
-        },
-    }
+    with ray_kinds(cluster) as kinds:
+        for kind in kinds:
+            body: Object = {"apiVersion": "ray.io/v1", "kind": kind, "metadata": {"name": "by-hand"}}
+            body["metadata"]["ownerReferences"] = owned_by(above)
+            where = f"/apis/ray.io/v1/namespaces/{space}/{kind.lower()}s"
+            above = cluster.api("POST", where, body)
+        head = Caller(operator, space, run_pod(cluster, space, above, "head"))
+        claim = head.acquire_one()
+        assert pool.pod(claim.slot)["metadata"]["labels"][labels.RUN] == "learning"
 
 
 # --- bad calls --------------------------------------------------------------------------------------------------------

@@ -17,10 +17,11 @@ import pytest
 from claiming import may
 from e2e.cluster import JSON_PATCH, MERGE, Cluster
 from operator_process import ACCOUNT, Ground, enabled, let_in_everywhere
+from ray_kinds import ray_kinds
 
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 CORE, TAPFORGE, COORDINATION = "/api/v1", "/apis/tapforge.dev/v1alpha1", "/apis/coordination.k8s.io/v1"
-NETWORKING = "/apis/networking.k8s.io/v1"
+NETWORKING, RAY = "/apis/networking.k8s.io/v1", "/apis/ray.io/v1"
 Object = dict[str, Any]
 #: method, path, body, and of a patch its kind
 Attempt = tuple[str, str] | tuple[str, str, Any] | tuple[str, str, Any, str]
@@ -81,15 +82,16 @@ def thief(cluster: Cluster, ground: Ground) -> Iterator[Thief]:
     here, closed, other = ground.spaces[0], f"{ground.own}-closed", f"{ground.own}-other"
     cluster.apply(enabled(other), {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": closed}})
     cluster.kubectl("label", "namespace", "kube-public", "tapforge.dev/workloads=privileged")
-    for space in (here, closed, ground.own, "kube-public"):
-        pools(cluster, space)
-    user = f"system:serviceaccount:{ground.own}:{ACCOUNT}"
-    for resource in ("pods", "leases"):
-        group = "coordination.k8s.io" if resource == "leases" else ""
-        cluster.wait_for(
-            "its rights", lambda group=group, name=resource: may(cluster, user, "create", group, name, other)
-        )
-    yield Thief(cluster, ground.own, here, closed, other)
+    with ray_kinds(cluster):
+        for space in (here, closed, ground.own, "kube-public"):
+            pools(cluster, space)
+        user = f"system:serviceaccount:{ground.own}:{ACCOUNT}"
+        for resource in ("pods", "leases"):
+            group = "coordination.k8s.io" if resource == "leases" else ""
+            cluster.wait_for(
+                "its rights", lambda group=group, name=resource: may(cluster, user, "create", group, name, other)
+            )
+        yield Thief(cluster, ground.own, here, closed, other)
     cluster.kubectl("label", "namespace", "kube-public", "tapforge.dev/workloads-")
     cluster.api("DELETE", f"{TAPFORGE}/namespaces/kube-public/emulatorpools/mine")
     cluster.kubectl("delete", "namespace", closed, other, "--wait=false")
@@ -112,6 +114,7 @@ def pools(cluster: Cluster, space: str) -> None:
         cluster.api("POST", f"{COORDINATION}/namespaces/{space}/leases", config)
         closed = {"metadata": {"name": name, **metadata}, "spec": {"podSelector": {}}}
         cluster.api("POST", f"{NETWORKING}/namespaces/{space}/networkpolicies", closed)
+        cluster.api("POST", f"{RAY}/namespaces/{space}/rayjobs", {**ray_job(), "metadata": {"name": name, **metadata}})
     cluster.api("POST", f"{CORE}/namespaces/{space}/secrets", {"metadata": {"name": "theirs"}})
 
 
@@ -127,6 +130,19 @@ def owned(kind: str, version: str, name: str = "new", **more: Any) -> Object:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "ownerReferences": [MINE]}, **more}
 
 
+def ray_job(
+    *, head: Object | None = None, worker: Object | None = None, submitter: Object | None = None, **more: Any
+) -> Object:
+    """Of Pods like these; `more`: of its cluster."""
+    ray = {
+        "headGroupSpec": {"rayStartParams": {}, "template": head or pod()},
+        "workerGroupSpecs": [{"groupName": "workers", "rayStartParams": {}, "template": worker or pod()}],
+        **more,
+    }
+    spec = {"entrypoint": "true", "submitterPodTemplate": submitter or pod(), "rayClusterSpec": ray}
+    return owned("RayJob", "ray.io/v1", spec=spec)
+
+
 def made(space: str) -> list[Attempt]:
     """Creates of all kinds, each with an owner."""
     core, lease = f"{CORE}/namespaces/{space}", owned("Lease", "coordination.k8s.io/v1")
@@ -140,28 +156,46 @@ def made(space: str) -> list[Attempt]:
         ("POST", f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets", budget),
         ("POST", f"{TAPFORGE}/namespaces/{space}/emulatorpools", pool),
         ("POST", f"{NETWORKING}/namespaces/{space}/networkpolicies", closed),
+        ("POST", f"{RAY}/namespaces/{space}/rayjobs", ray_job()),
     ]
 
 
+HOST_SPECS: list[Object] = [
+    {"hostNetwork": True},
+    {"hostPID": True},
+    {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]},
+    {"securityContext": {"seLinuxOptions": {"user": "system_u"}}},
+    {"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "65536"}]}},
+]
+UNCONFINED: Object = {"container.apparmor.security.beta.kubernetes.io/emulator": "unconfined"}
+
+
 def host(space: str) -> list[Attempt]:
-    """Pods that ask for the host."""
+    """Pods that ask for the host, and RayJobs that have such Pods."""
     secure = [
         {"privileged": True},
         {"capabilities": {"add": ["SYS_ADMIN"]}},
         {"seccompProfile": {"type": "Unconfined"}},
+        {"seLinuxOptions": {"type": "spc_t"}},
     ]
+    init = {"name": "i", "image": "i", "securityContext": {"privileged": True}}
     bodies = [
         *(pod(container={"securityContext": context}, ownerReferences=[MINE]) for context in secure),
         pod(container={"ports": [{"containerPort": 1, "hostPort": 1}]}, ownerReferences=[MINE]),
-        pod(spec={"hostNetwork": True}, ownerReferences=[MINE]),
-        pod(spec={"hostPID": True}, ownerReferences=[MINE]),
-        pod(spec={"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, ownerReferences=[MINE]),
-        pod(
-            spec={"initContainers": [{"name": "i", "image": "i", "securityContext": {"privileged": True}}]},
-            ownerReferences=[MINE],
-        ),
+        *(pod(spec=spec, ownerReferences=[MINE]) for spec in HOST_SPECS),
+        pod(spec={"initContainers": [init]}, ownerReferences=[MINE]),
+        pod(annotations=UNCONFINED, ownerReferences=[MINE]),
     ]
-    return [("POST", f"{CORE}/namespaces/{space}/pods", body) for body in bodies]
+    jobs = [
+        *(ray_job(head=pod(container={"securityContext": context})) for context in secure),
+        *(ray_job(worker=pod(spec=spec)) for spec in HOST_SPECS),
+        ray_job(submitter=pod(spec={"initContainers": [init]})),
+        ray_job(head=pod(annotations=UNCONFINED)),
+        ray_job(worker=pod(annotations=UNCONFINED)),
+        ray_job(submitter=pod(annotations=UNCONFINED)),
+    ]
+    rays = [("POST", f"{RAY}/namespaces/{space}/rayjobs", body) for body in jobs]
+    return [*(("POST", f"{CORE}/namespaces/{space}/pods", body) for body in bodies), *rays]
 
 
 LABEL: Object = {"metadata": {"labels": {"a": "b"}}}
@@ -181,7 +215,6 @@ CAN: Lines = {
         ("GET", f"{TAPFORGE}/trainingruns"),
     ],
     "create Pods in an enabled namespace, with any service account and Secret of that namespace in them": lambda t: [
-        *made(t.here),
         (
             "POST",
             f"{CORE}/namespaces/{t.here}/pods",
@@ -191,6 +224,13 @@ CAN: Lines = {
                 ownerReferences=[MINE],
             ),
         ),
+    ],
+    "create RayJobs, pools, ConfigMaps, Leases, NetworkPolicies and PodDisruptionBudgets there": lambda t: made(t.here),
+    "delete RayJobs of runs, and so end attempts": lambda t: [
+        ("DELETE", f"{RAY}/namespaces/{space}/rayjobs/slot") for space in (t.here, t.closed)
+    ],
+    "change NetworkPolicies of runs, and so let others at their Pods": lambda t: [
+        ("PATCH", f"{NETWORKING}/namespaces/{space}/networkpolicies/slot", LABEL, MERGE) for space in (t.here, t.closed)
     ],
     "label, annotate and delete slots, and so end claims": lambda t: [
         attempt
@@ -236,10 +276,18 @@ CAN_NOT: Lines = {
         ("DELETE", f"{TAPFORGE}/namespaces/kube-public/emulatorpools/mine"),
     ],
     "create a Pod or RayJob that asks for the host, where the label doesn't say `privileged`": lambda t: host(t.here),
-    "change or delete a Pod, ConfigMap, NetworkPolicy or Lease that no pool or run controls": lambda t: [
+    "create a RayJob whose Ray cluster has more than a head and workers, as an autoscaler": lambda t: [
+        ("POST", f"{RAY}/namespaces/{t.here}/rayjobs", ray_job(**more))
+        for more in (
+            {"enableInTreeAutoscaling": True},
+            {"autoscalerOptions": {"image": "evil:1", "securityContext": {"privileged": True}}},
+        )
+    ],
+    "change or delete a Pod, RayJob, ConfigMap, NetworkPolicy or Lease that no pool or run controls": lambda t: [
         attempt
         for where in (
             f"{CORE}/namespaces/{t.here}/pods/theirs",
+            f"{RAY}/namespaces/{t.here}/rayjobs/theirs",
             f"{CORE}/namespaces/{t.here}/configmaps/theirs",
             f"{COORDINATION}/namespaces/{t.here}/leases/theirs",
             f"{NETWORKING}/namespaces/{t.here}/networkpolicies/theirs",

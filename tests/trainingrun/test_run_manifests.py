@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +69,13 @@ FULL = {
     "submitter": {"template": {"spec": {"schedulerName": "gang"}}},
     "driverRestarts": 7,
 }
+
+
+def test_its_ray_cluster_has_no_field_that_the_confinement_policy_refuses() -> None:
+    policy = Path(__file__).parents[2] / "manifests" / "components" / "confinement" / "policy.yaml"
+    rules = [rule["expression"] for rule in next(yaml.safe_load_all(policy.read_text()))["spec"]["validations"]]
+    [admitted] = [ast.literal_eval(found) for rule in rules for found in re.findall(r"field in (\[.*?\])", rule)]
+    assert job_of(made(cluster=FULL))["spec"]["rayClusterSpec"].keys() <= set(admitted)
 
 
 def test_the_driver_finds_what_it_was_promised() -> None:
