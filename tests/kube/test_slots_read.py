@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from tapforge_api.base import API_VERSION
 from tapforge_operator import labels as wellknown
 from tapforge_operator.kube.cache import Cache, WatchFreshness
-from tapforge_operator.kube.types import observe
+from tapforge_operator.kube.types import observe, observe_ray_job
 from tapforge_operator.observability.metrics import Telemetry
+
+RUN = {"apiVersion": API_VERSION, "kind": "TrainingRun", "name": "run", "uid": "run-1", "controller": True}
 
 
 def pod(**metadata: Any) -> dict[str, Any]:
@@ -52,6 +55,32 @@ def test_an_answer_without_a_version_tells_of_a_slot_that_is_gone() -> None:
     assert len(cache.slots) == 0, "what was said earlier comes late"
 
 
+def test_a_ray_job_of_another_namespace_is_not_the_runs() -> None:
+    """Who knows a run's UID could set its attempt, and have the RayJob of that deleted."""
+    told: list[str] = []
+    cache = Cache(Telemetry(), lambda uid: None)
+    cache.run_listeners.append(told.append)
+    for namespace, attempt in (("lab", "1"), ("evil", "900")):
+        labels = {wellknown.ATTEMPT: attempt}
+        cache.observe_ray_job(pod(namespace=namespace, uid=namespace, labels=labels, ownerReferences=[RUN]))
+    assert [job.attempt for job in cache.ray_jobs_of("lab", "run-1")] == [1] and told == ["run-1"] * 2
+    stranger = {**RUN, "apiVersion": "example.org/v1"}
+    assert observe_ray_job(pod(labels={wellknown.ATTEMPT: "1"}, ownerReferences=[stranger])) is None
+
+
+@pytest.mark.parametrize("pool_first", [True, False])
+def test_a_pod_of_another_namespace_is_no_slot_of_the_pool(pool_first: bool) -> None:
+    """It would be given to whoever claims a phone there."""
+    cache = Cache(Telemetry(), lambda uid: None)
+    pool = {"metadata": {"namespace": "lab", "name": "phones", "uid": "pool-1", "resourceVersion": "1"}, "spec": {}}
+    if pool_first:
+        cache.observe_pool(pool)
+    cache.observe_pod(pod())
+    cache.observe_pod(pod(namespace="evil", uid="other"))
+    cache.observe_pool(pool)
+    assert [slot.namespace for slot in cache.slots.of("pool-1").values()] == ["lab"]
+
+
 @pytest.mark.parametrize("kind", ["lease", "ray_job"])
 def test_what_loses_its_label_and_has_it_again_is_seen_again(kind: str) -> None:
     """A watch that selects by the label tells of a deletion."""
@@ -60,8 +89,7 @@ def test_what_loses_its_label_and_has_it_again_is_seen_again(kind: str) -> None:
         "lease": (cache.observe_lease, cache.leases),
         "ray_job": (cache.observe_ray_job, cache.ray_jobs),
     }[kind]
-    owner = {"kind": "TrainingRun", "name": "run", "uid": "run-1", "controller": True}
-    more: dict[str, Any] = {"labels": {wellknown.ATTEMPT: "1"}, "ownerReferences": [owner]}
+    more: dict[str, Any] = {"labels": {wellknown.ATTEMPT: "1"}, "ownerReferences": [RUN]}
     observe(pod(**more), False)
     assert len(index) == 1
     observe(pod(**more, resourceVersion="8"), True)

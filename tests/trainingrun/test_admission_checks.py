@@ -75,7 +75,7 @@ class Away(Line):
 async def test_a_kueue_that_does_not_answer_is_one_without_a_check() -> None:
     away = queues(Away(SmallApi()))
     await away.sync()
-    assert away.ours == frozenset() and away.of("job") is None
+    assert away.ours == frozenset() and away.of("lab", "job") is None
     assert not away.knows("lab"), "it may hold quota for a run"
 
 
@@ -130,13 +130,13 @@ async def test_what_cannot_be_read_any_more_counts_no_longer_until_it_is_read_ag
     heard.clear()
     line.answer = answer
     for _ in range(lists):
-        assert ours.ours == {"phones"} and ours.of("job") is not None
+        assert ours.ours == {"phones"} and ours.of("lab", "job") is not None
         await ours.sync()
-    assert ours.ours == frozenset() and ours.of("job") is None
+    assert ours.ours == frozenset() and ours.of("lab", "job") is None
     assert sorted(heard) == ["checks", "job"], "the runs that it concerns are told"
     line.answer = 0
     await ours.sync()
-    assert ours.ours == {"phones"} and ours.of("job") is not None
+    assert ours.ours == {"phones"} and ours.of("lab", "job") is not None
 
 
 class Failing(Away):
@@ -227,7 +227,7 @@ async def test_the_age_of_a_demand_is_by_the_clock_of_this_process(monkeypatch: 
         line.api.patch(f"{WORKLOADS}/w", {"status": {"conditions": [reserved], "admissionChecks": [check]}})
         now += 100
         await ours.sync()
-        workload = ours.of("job")
+        workload = ours.of("lab", "job")
         assert workload is not None
         ages.append(now - workload.seen)
         if state == "True":
@@ -246,9 +246,10 @@ async def test_a_workload_that_gets_its_owner_later_is_seen() -> None:
     owned["metadata"]["ownerReferences"] = [{"kind": "RayJob", "uid": "job", "controller": True}]
     owned["metadata"]["namespace"] = "lab"
     api.patch(f"{WORKLOADS}/w", {"status": {}})
-    await until(lambda: ours.of("job") is not None)
+    await until(lambda: ours.of("lab", "job") is not None)
+    assert ours.of("other", "job") is None, "owner references don't lead out of a namespace"
     api.delete(f"{WORKLOADS}/w")
-    await until(lambda: ours.of("job") is None)
+    await until(lambda: ours.of("lab", "job") is None)
     task.cancel()
 
 

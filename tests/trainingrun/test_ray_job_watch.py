@@ -68,7 +68,7 @@ class Ground:
         self.changes += 1
 
     def deployments(self) -> list[str]:
-        return [job.deployment for job in self.cache.ray_jobs.of(UID).values()]
+        return [job.deployment for job in self.cache.ray_jobs_of("lab", UID)]
 
     def says(self, deployment: str) -> None:
         self.api.patch(f"{JOB}/status", {"status": {"jobDeploymentStatus": deployment}})

@@ -304,7 +304,7 @@ class Cache:
         self.runs: Index[RunObject] = Index(lambda r: f"{r.namespace}/{r.pool}", self._run_changed)
         self.leases: Index[LeaseObject] = Index(lambda lease: lease.namespace)
         self.nodes: Index[NodeObject] = Index(lambda n: n.name, self._node_changed)
-        self.ray_jobs: Index[RayJob] = Index(lambda job: job.run_uid, self._ray_job_changed)
+        self.ray_jobs: Index[RayJob] = Index(lambda job: f"{job.namespace}/{job.run_uid}", self._ray_job_changed)
         self.heads = Heads(
             lambda run_uid: self._notify_runs([run_uid]), lambda run_uid: self.runs.get(run_uid) is not None
         )
@@ -332,6 +332,11 @@ class Cache:
         return max(
             self.pools.of(f"{namespace}/{name}").values(), key=lambda p: version(p.resource_version), default=None
         )
+
+    def ray_jobs_of(self, namespace: str, run_uid: str) -> tuple[RayJob, ...]:
+        """Owner references are anybody's to write, and don't lead out of a namespace: what names the run in another one
+        is not its RayJob."""
+        return tuple(self.ray_jobs.of(f"{namespace}/{run_uid}").values())
 
     def wanted(self, namespace: str, name: str) -> int:
         """Phones that runs want of the pool now, held ones included."""
@@ -386,7 +391,8 @@ class Cache:
             return newer  # most of what a watch tells of claimed slots was in the answer to the claim
         slot = observe(pod)
         known = self.slots.get(uid)
-        if slot is None:  # somebody took its label or its owner away: it is no slot until they are back
+        if slot is None or self._is_foreign(slot, self.pools.get(slot.pool_uid)):
+            # Somebody took its label or its owner away: it is no slot until they are back.
             return self.slots.drop(uid, version) if known else None
         same = known is not None and known.stage == slot.stage
         slot = replace(slot, since=known.since if known and same else self._telemetry.freshness.moment())
@@ -426,6 +432,11 @@ class Cache:
         for listener in self.lease_listeners:
             listener(lease, deleted)
 
+    @staticmethod
+    def _is_foreign(slot: Slot, pool: PoolObject | None) -> bool:
+        """Another namespace's Pod that names the pool its owner."""
+        return pool is not None and slot.namespace != pool.namespace
+
     def _slot_changed(self, pool_uid: str, before: Slot | None, after: Slot | None) -> None:
         if before and after and after.ready and not before.ever_ready and after.turned and after.started:
             self._telemetry.booted(f"{after.namespace}/{after.pool}", after.turned - after.started)
@@ -434,6 +445,9 @@ class Cache:
         self._requeue(pool_uid)
 
     def _pool_changed(self, _: str, before: PoolObject | None, after: PoolObject | None) -> None:
+        if before is None and after is not None:
+            for slot in [slot for slot in self.slots.of(after.uid).values() if self._is_foreign(slot, after)]:
+                self.slots.drop(slot.uid, slot.resource_version)
         for listener in self.pool_listeners:
             listener(before, after)
         for pool in (before, after):
@@ -451,8 +465,8 @@ class Cache:
         if (run := after or before) is not None:
             self._notify_runs([run.uid])
 
-    def _ray_job_changed(self, run_uid: str, _: RayJob | None, __: RayJob | None) -> None:
-        self._notify_runs([run_uid])
+    def _ray_job_changed(self, _: str, before: RayJob | None, after: RayJob | None) -> None:
+        self._notify_runs(job.run_uid for job in (after or before,) if job is not None)
 
     def _notify_runs(self, uids: Iterable[str]) -> None:
         for uid in list(uids):

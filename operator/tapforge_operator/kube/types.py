@@ -16,11 +16,13 @@ from datetime import datetime
 from sys import intern
 from typing import Any, Final, Literal
 
+from tapforge_api.base import API_VERSION
 from tapforge_api.pool import FENCED_PROTOCOLS, EmulatorPoolSpec
 from tapforge_operator import labels as wellknown
 from tapforge_operator.kube.disruption import disruption
 from tapforge_operator.kube.objectmeta import readable_conditions, reading, seconds, stored_conditions
 
+_GROUP: Final = API_VERSION.partition("/")[0]
 _PROTOCOL: Final = EmulatorPoolSpec.model_fields["protocol"].default
 
 Object = Mapping[str, Any]
@@ -330,6 +332,10 @@ def _time(text: str | None) -> float | None:
     return datetime.fromisoformat(text).timestamp() if text else None
 
 
+def _is_of_our_group(owner: Object) -> bool:
+    return str(owner.get("apiVersion")).partition("/")[0] == _GROUP
+
+
 # --- what KubeRay makes -----------------------------------------------------------------------------------------------
 
 
@@ -367,7 +373,8 @@ def observe_ray_job(body: Mapping[str, Any]) -> RayJob | None:
     metadata, status = body["metadata"], body.get("status") or {}
     owner = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), None)
     attempt = (metadata.get("labels") or {}).get(wellknown.ATTEMPT, "")
-    if owner is None or owner.get("kind") != "TrainingRun" or not (attempt.isascii() and attempt.isdigit()):
+    ours = owner is not None and owner.get("kind") == "TrainingRun" and _is_of_our_group(owner)
+    if owner is None or not ours or not (attempt.isascii() and attempt.isdigit()):
         return None
     return RayJob(
         namespace=metadata["namespace"],

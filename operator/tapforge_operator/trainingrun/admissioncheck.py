@@ -61,7 +61,8 @@ class Queues:
         news, `changed` when the cluster has got a check of ours or lost it, and when `knows` changes."""
         self._client = client
         self._leads = leads
-        self._workloads: Index[Workload] = Index(lambda w: w.job_uid, lambda job, _, __: job_changed(job))
+        self._workloads: Index[Workload] = Index(_place, lambda _, old, new: self._workload_changed(old, new))
+        self._job_changed = job_changed
         self._checks: Index[AdmissionCheck] = Index(lambda _: "", lambda _, old, new: self._check_changed(old, new))
         self._changed = changed
         self._inactive = asyncio.Event()
@@ -83,8 +84,9 @@ class Queues:
         """Names of this controller's checks."""
         return frozenset(check.name for check in self._checks.all())
 
-    def of(self, job_uid: str) -> Workload | None:
-        return next(iter(self._workloads.of(job_uid).values()), None)
+    def of(self, namespace: str, job_uid: str) -> Workload | None:
+        """Of a RayJob of that namespace: what names it in another one is not its Workload."""
+        return next(iter(self._workloads.of(f"{namespace}/{job_uid}").values()), None)
 
     def knows(self, namespace: str) -> bool:
         """Whether what Kueue has of that namespace was read in this term, or the API server said that nobody can."""
@@ -116,6 +118,11 @@ class Queues:
     def _check(self, body: Mapping[str, Any], deleted: bool = False) -> None:
         seen = observe_check(body)
         _keep(self._checks, seen, body, deleted)
+
+    def _workload_changed(self, old: Workload | None, new: Workload | None) -> None:
+        for workload in (new or old,):
+            if workload is not None:
+                self._job_changed(workload.job_uid)
 
     def _check_changed(self, old: AdmissionCheck | None, new: AdmissionCheck | None) -> None:
         if new is not None and not new.active:
@@ -215,6 +222,10 @@ class Queues:
             log.info("queues: Workload %s/%s has changed: %s", workload.namespace, workload.name, error)
             return
         self._workload(made)
+
+
+def _place(workload: Workload) -> str:
+    return f"{workload.namespace}/{workload.job_uid}"
 
 
 def _keep(index: Index[K], seen: K | None, body: Mapping[str, Any], deleted: bool) -> None:

@@ -271,7 +271,7 @@ class RunController:
             self._dry_run, self._dry_run_at = await self._writes.dry_run_job(run), time.monotonic()
         current = self._cache.runs.get(run.uid)
         pool = self._cache.pool(run.namespace, current.pool) if current is not None and current.pool else None
-        jobs = tuple(self._cache.ray_jobs.of(run.uid).values())
+        jobs = self._cache.ray_jobs_of(run.namespace, run.uid)
         newest = max(jobs, key=lambda job: job.attempt, default=None)
         return Observed(
             jobs=jobs,
@@ -279,7 +279,7 @@ class RunController:
             pool=None if pool is None else self._observe_pool(pool, run),
             volume=volume,
             pods=pods,
-            workload=None if newest is None else self._kueue.of(newest.uid),
+            workload=None if newest is None else self._kueue.of(newest.namespace, newest.uid),
             phone_checks=self._kueue.ours,
             claim_quota=None if (claims := self._claims()) is None else claims.quota(run.namespace),
             queues_known=self._kueue.knows(run.namespace),
@@ -441,8 +441,9 @@ class RunController:
     async def _give_quota_back(self, message: str) -> float:
         """Nobody knows which phones a run wants that can't be read: Kueue's quota is held for the default deadline of
         a pool. Returns for how long nothing is to do."""
-        newest = max(self._cache.ray_jobs.of(self._uid).values(), key=lambda job: job.attempt, default=None)
-        workload, ours, now = None if newest is None else self._kueue.of(newest.uid), self._kueue.ours, time.time()
+        jobs, ours, now = self._cache.ray_jobs_of(self.namespace, self._uid), self._kueue.ours, time.time()
+        newest = max(jobs, key=lambda job: job.attempt, default=None)
+        workload = None if newest is None else self._kueue.of(newest.namespace, newest.uid)
         if workload is None or not demand_since(workload, ours):
             return _RESYNC_SECONDS
         match decide(workload, ours, f"the run can't be read: {message}", BOOT_DEADLINE, now):
