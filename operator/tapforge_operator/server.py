@@ -11,7 +11,7 @@
 4. A connection whose first headers did not arrive within `HEADERS` seconds of its accept ends; so does one that does
    not read what it is sent for `UNREAD` seconds. After `IDLE` seconds without a request it is closed: later than
    callers close their own.
-5. A process that runs out of descriptors takes fewer connections from then on; so others that it opens don't fail.
+5. A process that runs out of descriptors takes fewer connections for a minute, so others that it opens don't fail.
 
 Everything belongs to the event loop.
 """
@@ -24,8 +24,9 @@ import logging
 import resource
 import socket
 import ssl
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from itertools import chain
@@ -58,8 +59,10 @@ _BACKLOG: Final = 1024
 _USED_UP: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 #: until the next attempt
 _PAUSE: Final = 0.2
-#: places that are given up when descriptors are used up
+#: places that are given up when descriptors are used up, if there are more
 _GIVE_UP: Final = 32
+#: for how long there are fewer then, seconds: it may be the machine that has none left, and not for ever
+SHRUNK: Final = 60.0
 
 
 def raise_file_limit() -> int:
@@ -228,9 +231,11 @@ def keep(request: web.Request, stage: Stage = Stage.KEPT) -> Iterator[None]:
 class Connections:
     """Those that a port has."""
 
-    def __init__(self, most: int, per_address: int = 0):
+    def __init__(self, most: int, per_address: int = 0, clock: Callable[[], float] = time.monotonic):
         """`per_address` 0: one address may have half of all."""
-        self.most = most
+        self.most = self._wanted = most
+        self._clock = clock
+        self._shrunk_at = 0.0
         self.per_address = per_address or max(1, most // 2)
         self._peers: dict[str, dict[Stage, dict[Connection, None]]] = {}
         self._count = 0
@@ -244,6 +249,8 @@ class Connections:
     def add(self, connection: Connection) -> bool:
         """False: there is no place for it, and none that could be given up."""
         peer = connection.peer
+        if self.most < self._wanted and self._clock() - self._shrunk_at > SHRUNK:
+            self.most = self._wanted
         if self.of(peer) >= self.per_address and not self._give_up(peer):
             return False
         if self._count >= self.most and not self._give_up(self._largest(peer)):
@@ -273,8 +280,9 @@ class Connections:
         """There are descriptors for fewer than there are now. A port that has few is not what uses them up."""
         if self._count <= _GIVE_UP:
             return
-        self.most = self._count - _GIVE_UP
-        while self._count > self.most and self._give_up(self._largest("")):
+        self._shrunk_at = self._clock()
+        self.most = min(self.most, max(_GIVE_UP, self._count - _GIVE_UP))
+        while self._count > self.most and any(self._give_up(peer) for peer in self._by_what_can_be_given_up()):
             pass
 
     def close(self) -> None:
@@ -297,6 +305,10 @@ class Connections:
             if own:
                 break
         return newcomer
+
+    def _by_what_can_be_given_up(self) -> list[str]:
+        """Addresses, those first that have the most of it."""
+        return sorted(self._peers, key=lambda peer: -sum(len(self._peers[peer][s]) for s in chain(*_GIVEN_UP)))
 
     def _give_up(self, peer: str) -> bool:
         stages = self._peers.get(peer, {})

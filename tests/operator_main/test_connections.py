@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
+from typing import cast
 
 import aiohttp
 import pytest
@@ -18,7 +19,7 @@ from aiohttp import web
 from tapforge_operator import server
 from tapforge_operator.broker import tls
 from tapforge_operator.broker.material import NOTHING, completed
-from tapforge_operator.server import Connections, Stage, fitting, keep, listen, raise_file_limit
+from tapforge_operator.server import SHRUNK, Connection, Connections, Stage, fitting, keep, listen, raise_file_limit
 
 BAD, GOOD, WORSE, NEW = "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"
 LARGE = 64 << 20
@@ -227,6 +228,31 @@ async def test_silent_connections_do_not_keep_the_port_open(ports) -> None:
 )
 def test_connections_leave_descriptors_for_everything_else(wanted: int, files: int, most: int) -> None:
     assert fitting(wanted, files) == most
+
+
+def test_a_machine_without_descriptors_for_a_while_leaves_a_port_its_places() -> None:
+    now = [0.0]
+    connections = Connections(4096, clock=lambda: now[0])
+
+    class Idle:
+        """Of each address one: none has more than another."""
+
+        def __init__(self, number: int):
+            self.peer, self.stage = f"10.0.0.{number}", Stage.SILENT
+
+        def abort(self) -> None:
+            connections.drop(cast("Connection", self))
+
+    def add(number: int) -> bool:
+        return connections.add(cast("Connection", Idle(number)))
+
+    assert all(add(number) for number in range(100))
+    for _ in range(6):
+        connections.shrink()
+    assert (connections.most, len(connections)) == (32, 32)
+    now[0] += SHRUNK + 1
+    assert all(add(number) for number in range(100, 200))
+    assert (connections.most, len(connections)) == (4096, 132)
 
 
 #: a port in a process of its own, whose descriptors can be used up
