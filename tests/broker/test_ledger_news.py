@@ -190,3 +190,13 @@ def test_a_slot_that_was_out_of_sight_is_granted_again_unless_it_was_given_up():
     desk.ledger.forget("s0", desk.now)
     desk.ledger.observe(desk.views["s0"], desk.now, back=True)
     assert desk.ledger.counts("pool").slots == 0, "it was deleted"
+
+
+def test_nothing_is_remembered_of_a_pool_that_never_was():
+    """Who may create Pods may write any UID as that of a Pod's owner; each would be kept for a term."""
+    desk = Desk()
+    desk.ledger.wear("pool", None)  # it was told of, as every pool is
+    for pool in ("pool", "never"):
+        desk.see(f"of-{pool}", pool=pool, ready=True)
+        desk.ledger.forget(f"of-{pool}", desk.now)
+    assert [pool for pool in ("pool", "never") if desk.ledger._table.find_pool(pool)] == ["pool"]

@@ -96,8 +96,8 @@ class Pool:
         self.changed: set[str] = set()
         #: claims were asked back for those who wait
         self.asked = False
-        #: it was deleted; the record goes with its last slot
-        self.closed = False
+        #: it was deleted, or not heard of: a Pod may name one that never was. The record goes with its last slot
+        self.closed = True
         #: episodes after which a slot is not granted again
         self.worn_after: int | None = None
         #: UIDs of slots that nobody gets for now: they are to be exchanged
@@ -161,7 +161,7 @@ class Table:
         pool.held.pop(slot.view.uid, None)
         pool.returned.pop(slot.view.uid, None)
         pool.changed.discard(slot.view.uid)
-        if pool.closed and not pool.slots:
+        if pool.closed and not pool.slots and not pool.queue:
             del self._pools[slot.view.pool]
 
     def close(self, key: str) -> None:
