@@ -77,15 +77,18 @@ class WorkQueue:
         begin: Callable[[str], Controller | None],
         leads: Callable[[], bool],
         measure: Measure | None = None,
+        forget: Callable[[str], object] | None = None,
     ):
-        """`begin` makes the controller of the object with that UID; None where there is no such object."""
+        """`begin` makes the controller of the object with that UID; None where there is none. `forget` is told
+        of an object, as namespace/name, that went while it rested after a crash: no controller is left to close."""
         self._kind = kind
         self._begin = begin
         self._leads = leads
         self._measure = measure
+        self._forget = forget
         self._loops: dict[str, _Loop] = {}
-        #: controllers that broke in a row, by object
-        self._crashes: dict[str, int] = {}
+        #: controllers that broke in a row, and namespace/name, by object
+        self._crashes: dict[str, tuple[int, str]] = {}
         #: ends of the rests after that
         self._resting: dict[str, asyncio.TimerHandle] = {}
         self._started = False
@@ -111,7 +114,8 @@ class WorkQueue:
             return
         if uid not in self._loops:
             if (controller := self._begin(uid)) is None:
-                self._crashes.pop(uid, None)
+                if (crashed := self._crashes.pop(uid, None)) is not None and self._forget is not None:
+                    self._forget(crashed[1])
                 return
             done = lambda: self._crashes.pop(uid, None)  # noqa: E731
             self._loops[uid] = loop = _Loop(self._kind, uid, controller, self._leads, done, self._measure)
@@ -128,7 +132,8 @@ class WorkQueue:
             self.wake(uid)
 
     def _rest(self, uid: str, loop: _Loop, error: BaseException) -> None:
-        crashes = self._crashes[uid] = self._crashes.get(uid, 0) + 1
+        crashes = self._crashes.get(uid, (0, ""))[0] + 1
+        self._crashes[uid] = crashes, loop.key
         rest = min(_LONGEST_REST, _RESTART_SECONDS * 2.0 ** min(crashes - 1, 10))
         text = "the controller of %s %s broke (%d in a row); another one begins in %g s"
         log.error(text, self._kind, loop.key, crashes, rest, exc_info=error, extra=loop.ref)

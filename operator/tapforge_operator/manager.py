@@ -74,7 +74,9 @@ class Leadership:
         self._election = election
         self._telemetry = telemetry
         self._claims: Claims | None = None
-        self._pools = WorkQueue("EmulatorPool", self._pool_controller, lambda: election.leads, telemetry.reconciled)
+        self._pools = WorkQueue(
+            "EmulatorPool", self._pool_controller, lambda: election.leads, telemetry.reconciled, self._forget_pool
+        )
         #: what was given up now is not to be won again
         self._closing = False
         #: what the broker serves and signs with
@@ -360,6 +362,10 @@ class Leadership:
             lambda: self._requeue(uid),
             devices=self._settings.scope.devices,
         )
+
+    def _forget_pool(self, key: str) -> None:
+        if not self.cache.pools.of(key):  # another one of the name may be there
+            self._telemetry.forget(key)
 
     def _slot_changed(self, before: Slot | None, after: Slot | None) -> None:
         if self._claims is None:

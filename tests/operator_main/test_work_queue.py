@@ -180,6 +180,26 @@ async def test_an_object_whose_controllers_break_rests_longer_each_time_whatever
     await queue.stop()
 
 
+async def test_an_object_that_goes_while_it_rests_is_forgotten_with_its_crash(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(controller, "_RESTART_SECONDS", 0.05)
+    told: list[str | None] = []
+    left = [Scripted(breaks)]
+    queue = WorkQueue(
+        "EmulatorPool",
+        lambda _: left.pop() if left else None,
+        lambda: True,
+        lambda _, __, error: told.append(error),
+        told.append,
+    )
+    queue.start()
+    queue.wake("one")
+    await until(lambda: len(told) == 2)
+    assert told == ["Crash", "lab/phones"]
+    queue.wake("one")
+    assert len(told) == 2, "once"
+    await queue.stop()
+
+
 async def test_a_rest_ends_with_the_leadership_and_nothing_begins_after_it():
     first, second = Scripted(breaks), Scripted(quiet)
     async with queue_of(first, second) as queue:
