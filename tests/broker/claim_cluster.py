@@ -271,7 +271,9 @@ class Broker:
         keys: Keys = KEYS,
         devices: DeviceRules | None = None,
         elsewhere: Callable[[str], bool] | None = None,
+        listed: int = 0,
     ):
+        """`listed`: version of an earlier list of Leases."""
         self.lab = lab
         loop = asyncio.get_running_loop()
         self.door = door or Door(lab.cluster)
@@ -301,6 +303,7 @@ class Broker:
         pods = [slot for path, body in objects if "/pods/" in path and (slot := observe(copy.deepcopy(body)))]
         leases = [copy.deepcopy(body) for path, body in objects if path.startswith(LEASES)]
         pools = [observe_pool(copy.deepcopy(body)) for path, body in objects if "/emulatorpools/" in path]
+        self.claims.keep_leases(leases, "", str(listed))
         self.claims.begin(term, pools, pods, leases)
         lab.cluster.watchers.append(self._event)
 

@@ -7,11 +7,12 @@ import json
 from typing import Any
 
 import pytest
-from claim_cluster import TIMEOUTS, Broker, Lab, pod_path, until
+from claim_cluster import LEASES, NAMESPACE, POOL, TIMEOUTS, Broker, Lab, pod_path, until
 
 from tapforge_operator import labels
-from tapforge_operator.broker.claim_record import Keys
-from tapforge_operator.kube.types import Slot, observe
+from tapforge_operator.broker import external
+from tapforge_operator.broker.claim_record import ClaimRecord, Keys
+from tapforge_operator.kube.types import Slot, observe, observe_pool
 
 pytestmark = pytest.mark.usefixtures("own_time")
 
@@ -77,6 +78,41 @@ async def test_a_holder_of_a_lost_key_that_is_gone_frees_its_slot() -> None:
     await until(lambda: not any(path.endswith(f"/pods/{name}") for path in lab.cluster.objects))
     assert not second.claims.is_unproved(claim.id)
     await second.end()
+
+
+URL = "http://10.1.0.1:7555"
+
+
+async def test_a_device_whose_pool_is_seen_late_stays_the_holders_of_a_lost_key() -> None:
+    """Its Lease, or its namespace, may be seen late too: that it is from before the term is what counts."""
+    lab = Lab(urls=(URL,))
+    first = Broker(lab, 1, keys=Keys(OLD))
+    [claim] = await first.acquire()
+    await first.die()
+    [pool] = [path for path in lab.cluster.objects if "/emulatorpools/" in path]
+    [lease] = [path for path in lab.cluster.objects if path.startswith(LEASES)]
+    late = {path: lab.cluster.objects.pop(path) for path in (lease, pool)}
+    second = Broker(lab, 2, keys=Keys(NEW), listed=int(late[lease]["metadata"]["resourceVersion"]))
+    second.claims.observe_lease(late[lease])
+    second.claims.observe_pool(observe_pool(late[pool]))
+    assert second.claims.is_unproved(claim.id)
+    await second.end()
+
+
+async def test_a_lease_that_somebody_writes_before_its_url_is_in_the_pool_is_no_claim() -> None:
+    lab = Lab(urls=(URL,))
+    broker = Broker(lab, 1)
+    url = external.Url(POOL, lab.pool_uid, NAMESPACE, f"{URL}/more")
+    record = ClaimRecord(url.uid, 7, "user/ann", "", "request-9", 0, 3600.0, 3600.0)
+    view = external.view_of(url, None, Keys(OLD))
+    lab.cluster.put(external.where(view), external.claim_body(view, record, Keys(OLD), POOL))
+    [path] = [path for path in lab.cluster.objects if "/emulatorpools/" in path]
+    pool = lab.cluster.get(path)
+    pool["spec"]["external"]["urls"].append(url.url)
+    lab.cluster.put(path, pool)
+    assert len(broker.claims.devices(lab.pool_uid)) == 2 and broker.claims.unproved() == 0
+    assert len(await broker.acquire(slots=2)) == 2
+    await broker.end()
 
 
 @pytest.mark.parametrize(

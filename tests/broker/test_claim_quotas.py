@@ -30,7 +30,7 @@ def test_the_flag_names_namespaces_and_the_rest() -> None:
 
 def test_a_person_has_a_quota_of_their_own() -> None:
     quotas = claim_quotas(["*=1"], person=2)
-    assert [quotas.of(account_of(holder)) for holder in ("user/kim", A, "unproved/user/kim")] == [2, 1, None]
+    assert [quotas.of(account_of(holder)) for holder in ("user/kim", A, "unproved/small/user/kim")] == [2, 1, 1]
     assert claim_quotas([], person=0) and ClaimQuotas({"a": 1}).of("user/kim") is None
     desk = Desk(5, person=2)
     assert len(desk.take("user/kim", 3)) == 2

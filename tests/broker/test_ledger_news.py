@@ -128,10 +128,11 @@ def test_a_record_that_can_not_be_read_keeps_its_slot_under_the_fence_that_stand
     assert desk.ledger.renew(desk.ledger.claim("s.7"), 0, desk.now) == "held"
 
 
-def test_an_unproved_record_uses_no_other_namespaces_quota_and_lasts_no_longer_than_a_claim_can():
-    desk = Desk(team=1)
+def test_an_unproved_record_uses_the_quota_of_its_slots_namespace_and_lasts_no_longer_than_a_claim_can():
+    desk = Desk(team=1, lab=1)
     desk.see("s", node="n0", ready=True, unproved=replace(unproved("s"), holder="run/team/a/u", ttl=1e12, hold=1e12))
-    assert desk.ledger.quota_use("team").held == 0
+    assert (desk.ledger.quota_use("team").held, desk.ledger.quota_use("lab").held) == (0, 1)
+    desk.wait(9000, desk.ledger.claim("s.7"))  # a Pod is its own namespace's
     desk.wait(3600)
     assert not desk.views
 

@@ -80,3 +80,30 @@ def test_a_url_whose_claim_cannot_be_proved_stays_its_holders_until_it_is_silent
     assert desk.free == 0 and desk.ledger.unproved() == 0, "it rests"
     desk.wait(70)
     assert desk.free == 1
+
+
+def test_a_url_whose_claim_cannot_be_proved_is_nobodys_after_the_longest_claim_however_often_it_is_renewed():
+    desk = Desk()
+    said = ClaimRecord("u", 7, "user/ann", "", "request-9", 0, TTL, hold=900.0)
+    desk.see("u", lasting=True, ready=True, address="http://u", unproved=said)
+    claim = desk.ledger.claim(said.id)
+    for _ in range(3599):
+        desk.now += 1
+        assert desk.ledger.renew(claim, 0, desk.now) == "held"
+    desk.wait(1)
+    assert desk.ledger.claim(said.id) is None and "could not be proved" in desk.ledger.why(said.id)
+    desk.wait(899)
+    assert desk.free == 0, "its holder may not have heard of it"
+    desk.wait(72)
+    assert desk.free == 1
+
+
+@pytest.mark.parametrize("forged", [{"unproved": ClaimRecord("u", 7, "user/ann", "", "r", 0, TTL)}, {"rest": 7200.0}])
+def test_what_a_lease_says_without_proof_is_believed_only_as_it_stood_when_the_term_began(forged):
+    desk = Desk(1, lasting=True)
+    desk.ledger.began(desk.version)
+    desk.see("u", pool="theirs", lasting=True, ready=True, address="http://s0", fence=7, **forged)
+    assert desk.free == 1 and desk.ledger.unproved() == 0
+    record = ClaimRecord("v", 9, "user/ann", "", "request-8", 0, TTL)
+    desk.see("v", pool="theirs", lasting=True, ready=True, address="http://s0", fence=9, record=record)
+    assert desk.free == 0, "what is proved is a claim at any time"

@@ -3,8 +3,12 @@
 
 A claim whose record is signed with a key that is not ours (the operator's Secret was lost) is kept, unproved, when this
 ledger meets its slot for the first time: the slot stays its holder's, who renews it without proof, until the holder is
-gone or silent for too long. It displaces no claim that is proved, uses no quota but its own namespace's, and nobody can
-give it back. It is proved as soon as its key is known again (`reread`).
+gone or silent for too long. It displaces no claim that is proved, uses the quota of its slot's namespace, and nobody
+can give it back. It is proved as soon as its key is known again (`reread`).
+
+Of an external URL, which may be everybody's device, anybody may write such a record before the URL is in a pool. So one
+is believed only as it stood when the term began (`began`): what an earlier leader wrote is older, whenever its pool is
+seen. So is the rest that a Lease tells of. And such a claim is over after `longest_claim`, renewed or not.
 
 Times are seconds and only go forward.
 """
@@ -12,6 +16,7 @@ Times are seconds and only go forward.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,6 +40,7 @@ from tapforge_operator.broker.types import (
     State,
     Work,
     namespace_of,
+    unproved_holder,
 )
 
 #: ended claims whose end can still be explained, and UIDs that are known to be gone
@@ -43,6 +49,7 @@ _TAMPERED = "its claim annotation was changed by somebody else"
 _EXPIRED = "it was not renewed in time"
 _GIVEN_BACK = "it was given back"
 _KNOWN = "its key is known again"
+_UNPROVABLE = "it could not be proved for too long: its record is signed with a key that the operator lost"
 
 V = TypeVar("V")
 
@@ -60,6 +67,11 @@ class SlotClaims:
         #: what is no slot any more, and whether it may be one again
         self._gone: OrderedDict[str, bool] = OrderedDict()
         self._why: OrderedDict[str, str] = OrderedDict()
+        self._began = math.inf
+
+    def began(self, version: int) -> None:
+        """What is written from now on is newer than that version."""
+        self._began = version
 
     # --- what the API server said -------------------------------------------------------------------------------------
 
@@ -195,7 +207,7 @@ class SlotClaims:
     def renew(self, claim: Claim, episodes: int, now: float) -> Literal["held", "recalled", "lost"]:
         """Another life for a claim that `claim` found."""
         if claim.ends <= now:
-            self._end_dirty(claim.record.uid, _EXPIRED, now, pause=self._timeouts.step_deadline, failed=True)
+            self._expire(claim, now)
             return "lost"
         self._live.renew(claim, now)
         if episodes > claim.episodes:
@@ -211,7 +223,7 @@ class SlotClaims:
         uid = claim.record.uid
         claim.episodes = max(claim.episodes, episodes)
         if claim.ends <= now:
-            self._end_dirty(uid, _EXPIRED, now, pause=self._timeouts.step_deadline, failed=True)
+            self._expire(claim, now)
         elif verdict == "clean":
             self._release(uid, _GIVEN_BACK, now, replaceable=True)
         else:
@@ -280,7 +292,7 @@ class SlotClaims:
         changed: set[str] = set()
         for claim in self._live.due(now):
             changed.add(self._table[claim.record.uid].view.pool)
-            self._end_dirty(claim.record.uid, _EXPIRED, now, pause=self._timeouts.step_deadline, failed=True)
+            self._expire(claim, now)
         while self._cooldowns and self._cooldowns[0][0] <= now:
             _, uid = heapq.heappop(self._cooldowns)
             slot = self._table.get(uid)
@@ -308,6 +320,8 @@ class SlotClaims:
             return
         if view.record is not None:
             self._adopt(slot, view.record, now)
+        elif view.lasting and view.order > self._began:
+            return
         elif view.unproved is not None and (view.lasting or view.served):
             self._adopt_unproved(slot, view.unproved, now)
         elif view.rest:
@@ -354,11 +368,12 @@ class SlotClaims:
         """Anybody may have written it: its holder is believed for its own namespace only, and no claim is longer than
         one can be."""
         longest = self._timeouts.longest_claim
-        holder = said.holder if namespace_of(said.holder) == slot.view.namespace else f"unproved/{said.holder}"
+        namespace = slot.view.namespace
+        holder = said.holder if namespace_of(said.holder) == namespace else unproved_holder(namespace, said.holder)
         record = replace(
             said, fence=_fence(slot.view, said), holder=holder, ttl=min(said.ttl, longest), hold=min(said.hold, longest)
         )
-        claim = Claim(record, proved=False)
+        claim = Claim(record, proved=False, until=now + longest if slot.view.lasting else math.inf)
         slot.fence = max(slot.fence, record.fence)
         self._table.take(slot, claim, State.HELD)
         self._live.begin(claim, now)
@@ -393,6 +408,10 @@ class SlotClaims:
             clear = slot.clear = replace(clear, replaceable=False)
         self._work.append(clear)
 
+    def _expire(self, claim: Claim, now: float) -> None:
+        why, uid = _UNPROVABLE if claim.until <= now else _EXPIRED, claim.record.uid
+        self._end_dirty(uid, why, now, pause=self._end_of_use(self._table[uid], now), failed=True)
+
     def _end_dirty(self, uid: str, why: str, now: float, *, pause: float, failed: bool = False) -> None:
         """A claim ends badly. `pause`: seconds that its holder may still be in a call; `failed`: it speaks against the
         slot."""
@@ -409,7 +428,7 @@ class SlotClaims:
     def _end_of_use(self, slot: Slot, now: float) -> float:
         """Seconds until the holder of an external URL has surely stopped: it hears that the claim is lost when it
         renews it, or when it no longer can."""
-        return (max(0.0, slot.claim.ends - now) if slot.claim else 0.0) + self._timeouts.step_deadline
+        return (max(0.0, slot.claim.believed - now) if slot.claim else 0.0) + self._timeouts.step_deadline
 
     def _left_of_use(self, slot: Slot, now: float) -> float:
         """Seconds for which a device that leaves its pool goes to nobody through another one."""

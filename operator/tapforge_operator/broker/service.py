@@ -108,6 +108,8 @@ class Claims:
             changed=lambda pool: self._serve(pool, changed=True),
         )
         self._leases = external.Leases()
+        #: version of the last list of Leases
+        self._listed = 0
         #: pools that somebody waits for
         self._hungry: set[str] = set()
 
@@ -122,6 +124,7 @@ class Claims:
         self._clock.tick()
         self._audit = Audit(term, self._index.key)
         self._ledger, self._leases = Ledger(term, self._ledger_timeouts, self._quotas), external.Leases(leases)
+        self._ledger.began(max([self._listed, *(view.order for view in self._leases.views(self._keys))]))
         for pool in pools:
             self._adopt_pool(self._ledger, pool)
         for view in self._index.unlisted(self._leases.views(self._keys)):
@@ -219,6 +222,7 @@ class Claims:
 
     def keep_leases(self, there: Iterable[Object], namespace: str, version: str) -> None:
         """These Leases are there, and according to a list of that version no others in the namespace ("": anywhere)."""
+        self._listed = int(version)
         if self._ledger is None:
             return
         known = self._leases.keep(there)

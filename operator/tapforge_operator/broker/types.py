@@ -38,6 +38,8 @@ class Claim:
     told: bool = False
     #: its record is signed with one of our keys
     proved: bool = True
+    #: when it is over, however often it is renewed
+    until: float = math.inf
     #: filled in by the shell when it is first needed
     secret: str = ""
     id: str = field(init=False)
@@ -52,8 +54,13 @@ class Claim:
         return self.renewed_at + self.record.ttl
 
     @property
-    def ends(self) -> float:
+    def believed(self) -> float:
+        """Its holder believes that it has it, as long as it hears nothing else."""
         return self.renewed_at + max(self.record.ttl, self.record.hold)
+
+    @property
+    def ends(self) -> float:
+        return min(self.until, self.believed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +180,7 @@ Work = Grant | Clear | Remove | Answer
 
 
 _SERVICE_ACCOUNT: Final = "system:serviceaccount:"
+_UNPROVED: Final = "unproved"
 _PERSON: Final = "user/"
 
 
@@ -215,7 +223,13 @@ def namespace_of(holder: str) -> str:
 
 def account_of(holder: str) -> str:
     """What the holder's slots count for: its namespace, or the holder itself where it is in none."""
-    return namespace_of(holder) or holder
+    kind, _, rest = holder.partition("/")
+    return rest.partition("/")[0] if kind == _UNPROVED else namespace_of(holder) or holder
+
+
+def unproved_holder(namespace: str, said: str) -> str:
+    """Of a claim that can't be proved, on a slot of that namespace: its record says `said`."""
+    return f"{_UNPROVED}/{namespace}/{said}"
 
 
 def run_holder(namespace: str, name: str, uid: str) -> str:
@@ -276,7 +290,7 @@ class LedgerTimeouts:
     remember: float = 120.0
     #: the longest call that a late holder of an external URL may still be in
     step_deadline: float = 60.0
-    #: that a claim which can't be proved may say of itself
+    #: that a claim which can't be proved may say of itself, and that it has an external URL at most
     longest_claim: float = 3600.0
     #: pause of an external URL after its first bad claim, doubled with each one in a row
     first_pause: float = 10.0
