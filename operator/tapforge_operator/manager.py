@@ -244,9 +244,12 @@ class Leadership:
         pauses, create, deadline = _pauses(), False, 0.0
         while True:
             try:
-                return await tls.ensure(
+                material = await tls.ensure(
                     self._client, self._settings.namespace, names, folder=self._settings.tls_dir, create=create
                 )
+                if not create:  # who made the keys that were there has led
+                    self._election.led_before = True
+                return material
             except (ApiError, RuntimeError, tls.Unusable) as error:
                 self._why = f"the broker's certificate can't be had: {error}"
                 if isinstance(error, tls.Unusable):

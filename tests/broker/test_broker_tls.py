@@ -344,7 +344,7 @@ async def starting(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, leader: st
     async def find_leader() -> str:
         return leader
 
-    election: Any = SimpleNamespace(timing=Timing(), find_leader=find_leader)
+    election: Any = SimpleNamespace(timing=Timing(), find_leader=find_leader, led_before=False)
     door: Any = Door(cluster)
     return Leadership(Settings("me", namespace="sys"), door, door, door, election, Telemetry())
 
@@ -360,6 +360,7 @@ async def test_an_operator_that_starts_while_the_secret_is_away_takes_what_the_l
     assert SECRET not in cluster.objects
     await Replica(cluster, material).look()
     assert await waiting == material
+    assert ours._election.led_before, "a Lease that is not there may be one that was deleted"
 
 
 @pytest.mark.parametrize(("leader", "patience"), [("", 1e9), ("one that died", -1e9)])
@@ -368,6 +369,7 @@ async def test_it_makes_keys_where_nobody_can_have_them(monkeypatch, leader: str
     cluster = Cluster()
     ours = await starting(monkeypatch, cluster, leader)
     assert (await ours._material(NAMES)).key == stored(cluster)["hmac.key"]
+    assert not ours._election.led_before, "the first start waits for nobody"
 
 
 async def test_a_term_begins_with_the_keys_that_the_leader_before_wrote(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,36 @@ async def test_who_stands_by_takes_no_lease_that_its_leader_may_write_back(serve
         assert await asyncio.wait_for(winning, 60) == 42, "beyond every term that was seen"
 
 
+async def test_who_begins_while_the_lease_is_away_leaves_its_leader_time_to_write_it_back(
+    server: LeaseServer, election: Election, clock: Clock
+) -> None:
+    """It never saw whom the Lease named: two would lead, and the term would fall back to the first."""
+    server.lease = {}
+    async with answering(server) as client:
+        fresh = Election(client, "system", "operator", "fresh", TIMING, clock=clock)
+        fresh.led_before = True
+        winning = asyncio.create_task(fresh.win())
+        looks = server.missed + 3
+        await until(lambda: server.missed >= looks or winning.done())
+        assert not winning.done() and not server.lease
+        keep = asyncio.create_task(election.keep())
+        await until(lambda: fresh.holder == "me")
+        assert election.leads and not winning.done()
+        for task in (keep, winning):
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def test_a_lease_that_nobody_writes_back_is_taken(server: LeaseServer, clock: Clock) -> None:
+    async with answering(server) as client:
+        fresh = Election(client, "system", "operator", "fresh", TIMING, clock=clock)
+        fresh.led_before = True
+        winning = asyncio.create_task(fresh.win())
+        await until(lambda: server.missed >= 2)
+        clock.slept += TIMING.lease_seconds + 1
+        assert await asyncio.wait_for(winning, 60) == 1
+
+
 async def test_rights_that_are_missing_for_a_moment_end_no_candidate(server: LeaseServer, clock: Clock) -> None:
     """An API server that has just started refuses everybody until it has read its rules."""
     refusals = 2

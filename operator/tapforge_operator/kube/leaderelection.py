@@ -12,8 +12,8 @@ Promises:
 5. Whatever the API server answers, `win` goes on trying: an outage, or rights that are missing for a moment while the
    API server starts, is no reason for a process to end.
 6. A leader writes with its Lease where its broker is reached; who stands by knows that address, and may send callers.
-7. A Lease that somebody deletes ends no term: its leader writes it back, and who knows of that leader leaves it the
-   time to. Terms grow on beyond every one that this process has seen.
+7. A Lease that somebody deletes ends no term: its leader writes it back, and who knows of that leader, or that there
+   was one (`led_before`), leaves it the time to. Terms grow on beyond every one that this process has seen.
 
 Times are seconds.
 """
@@ -92,6 +92,8 @@ class Election:
         self.timing = timing or Timing()
         #: number of the newest term of this process; 0 before the first
         self.term = 0
+        #: somebody has led, as far as is known: where there is no Lease it may have been deleted, and be written back
+        self.led_before = False
         #: the largest term that a Lease named, and whom the newest one named
         self._highest, self._named = 0, ""
         self._until = 0.0
@@ -234,13 +236,14 @@ class Election:
         holder = (spec.get("holderIdentity") or "") if lease else self._named
         # The holder's own promise counts, should it be longer than ours.
         life = max(self.timing.lease_seconds, float(spec.get("leaseDurationSeconds") or 0))
-        return holder in ("", self.identity) or unchanged > life
+        unknown = not lease and not holder and self.led_before
+        return (holder in ("", self.identity) and not unknown) or unchanged > life
 
     def _observe(self, lease: Object) -> None:
         spec = lease.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         if lease:
-            self._named = holder
+            self._named, self.led_before = holder, True
         self._highest = max(self._highest, int(spec.get("leaseTransitions") or 0))
         noted = lease.get("metadata", {}).get("annotations") or {}
         self.holder = holder if holder != self.identity else ""
@@ -275,6 +278,7 @@ class Election:
         self.term, self._until, self._renewed = term, began + self.timing.renew_seconds, began
         self._sent, self._resigned = {}, False
         self.holder = self.leader = ""
+        self.led_before = True
         return True
 
     async def _give_up(self) -> None:
