@@ -17,6 +17,7 @@ from tapforge_operator import labels
 from tapforge_operator.config import Settings
 from tapforge_operator.kube import reflector
 from tapforge_operator.kube.cache import Cache
+from tapforge_operator.kube.client import ApiError
 from tapforge_operator.kube.informers import Scope
 from tapforge_operator.kube.types import belongs
 from tapforge_operator.observability.metrics import Telemetry
@@ -599,5 +600,46 @@ async def test_an_authority_that_somebody_took_out_of_its_config_map_is_waited_f
             assert not house.jobs()
             house.api.patch(where, _config("tapforge-broker-ca"))
             await house.until(lambda: len(house.jobs()) == 1)
+    finally:
+        await house.process.end()
+
+
+class Vetoing(Line):
+    """Somebody's admission refuses updates of ConfigMaps, also those that change nothing."""
+
+    vetoes = True
+
+    async def patch(self, path: str, body: Any) -> Any:
+        if self.vetoes and "/configmaps/" in path:
+            raise ApiError(f"PATCH {path}", 403, "Forbidden", "admission webhook denied the request: no updates")
+        return await super().patch(path, body)
+
+
+async def test_a_run_whose_config_map_can_not_be_read_is_suspended_all_the_same_and_says_why_it_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prerequisites, "_REFRESH", 0.01)
+    house = House()
+    line = Vetoing(house.api)
+    house.process = Process(house.api, line)
+    try:
+        async with asyncio.timeout(60):
+            await house.process.begin()
+            await house.until(lambda: house.says("Stalled", "Forbidden"))
+            line.vetoes = False
+            await house.until(lambda: house.jobs() == [1])
+            house.kuberay("RUNNING", "Running")
+            await house.report(update=1)
+            await house.process.end()
+            house.process = Process(house.api, line := Vetoing(house.api))
+            await house.process.begin()
+            house.api.patch(RUN, {"spec": {"suspend": True}})
+            await house.until(lambda: house.status["attempt"]["phase"] == "Stopping")
+            await house.report(update=2, checkpoint={"update": 2, "path": "/storage/2"}, final="stopped")
+            await house.until(lambda: not house.jobs() and house.says("Suspended", "Suspended"))
+            house.api.patch(RUN, {"spec": {"suspend": False}})
+            await house.until(lambda: house.says("Stalled", "Forbidden"))
+            line.vetoes = False
+            await house.until(lambda: house.jobs() == [2])
     finally:
         await house.process.end()

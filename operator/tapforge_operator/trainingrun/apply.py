@@ -239,10 +239,16 @@ class RunWrites:
         return ObservedVolume(found is not None, tuple((found or {}).get("spec", {}).get("accessModes") or ()))
 
     async def read_config(self, run: RunObject) -> StoredConfig:
+        """Raises ApiError: admission of the cluster has a say in it, as in every write."""
         found = await self._find_config(path("configmaps", run.namespace, labels.config_name(run.name, run.uid)))
         mine = found is not None and belongs(found["metadata"], run.uid)
         data = (found.get("data") or {}) if found is not None and mine else {}
         return StoredConfig(data.get(RUN_KEY, ""), data.get(TEMPLATES_KEY, ""))
+
+    @staticmethod
+    def refused_config(run: RunObject, error: ApiError) -> Refusal | None:
+        """Why it can't be read; None for trouble that passes."""
+        return _refused({"kind": "ConfigMap", "metadata": {"name": labels.config_name(run.name, run.uid)}}, error)
 
     async def read_pods(self, run: Run, number: int) -> tuple[RayPod, ...]:
         selector = f"{labels.RUN_UID}={run.uid},{labels.ATTEMPT}={number}"

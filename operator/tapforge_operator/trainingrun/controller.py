@@ -57,6 +57,7 @@ from tapforge_operator.trainingrun.state import (
     Observed,
     ObservedPool,
     ObservedVolume,
+    Refusal,
     Run,
     RunHistory,
     RunPlan,
@@ -74,6 +75,8 @@ _PAUSE_SECONDS: Final = 0.1
 _RESYNC_SECONDS: Final = 300.0
 #: between two checks that the ConfigMaps of a run in flight are there
 _CONFIG_SECONDS: Final = 60.0
+#: phases in which an attempt's RayJob has been made
+_UNDER_WAY: Final = ("Active", "Stopping", "Removing")
 _PROGRESS_SECONDS: Final = 30.0
 #: well within the time that a driver waits for its answer, and that it may be silent for
 _CHECKPOINT_SECONDS: Final = 10.0
@@ -203,6 +206,8 @@ class RunController:
         self._dry_run: DryRunResult | None = None
         #: with the Pod templates that the run was started with
         self._config = StoredConfig()
+        #: why they could not be read when that was last said
+        self._unread = ""
         self._written_at, self._checkpoint_at = -_PROGRESS_SECONDS, -_CHECKPOINT_SECONDS
         self._checked_at = self._dry_run_at = time.monotonic()
 
@@ -227,7 +232,7 @@ class RunController:
         except UnreadableStatus as error:
             return _RESYNC_SECONDS if deleting else await self._report_unreadable_status(run_object, str(error))
         config = None if deleting else await self._read_config(run_object)
-        started = as_started(run_object.body, config)
+        started = as_started(run_object.body, config if isinstance(config, StoredConfig) else None)
         reading = read_run(started.body)
         if reading.spec is None:
             return _RESYNC_SECONDS if deleting else await self._update_unreadable(run_object, reading.message)
@@ -248,18 +253,31 @@ class RunController:
             again = 0.0  # the status has to say so
         return min(wait, again, _RESYNC_SECONDS if ended(run.status) else _CONFIG_SECONDS)
 
-    async def _read_config(self, run_object: RunObject) -> StoredConfig | None:
+    async def _read_config(self, run_object: RunObject) -> StoredConfig | Refusal | None:
         """Where a plan asks for it, and from the start on: every plan is for the templates of the start. What was read
-        of an immutable ConfigMap stays, also when it is deleted."""
+        of an immutable ConfigMap stays, also when it is deleted. Templates are needed to make something: a run that is
+        under way goes on without them, and can be suspended and ended."""
         status, asked = run_object.body.get("status") or {}, self._wants is not None and self._wants.read_config
         resolved = status.get("resolved") or ""
         if not asked and (not digest_of(resolved) or status.get("completionTime")):
             return None
-        if not fits(self._config, resolved):
+        if fits(self._config, resolved):
+            return self._config
+        try:
             self._config = await self._writes.read_config(run_object)
+        except ApiError as error:
+            if (status.get("attempt") or {}).get("phase") in _UNDER_WAY:
+                if str(error) != self._unread:
+                    text = "run %s goes on, but its ConfigMap can't be read: %s"
+                    log.warning(text, self._key, error, extra=self._ref)
+                self._unread = str(error)
+                return None
+            if (refused := self._writes.refused_config(run_object, error)) is None:
+                raise
+            return refused
         return self._config
 
-    async def _observe(self, run: Run, config: StoredConfig | None) -> Observed:
+    async def _observe(self, run: Run, config: StoredConfig | Refusal | None) -> Observed:
         wants, report = self._wants, self._reports.newest(run.uid)
         volume: ObservedVolume | None = None
         pods: tuple[RayPod, ...] | None = None
@@ -285,7 +303,8 @@ class RunController:
             queues_known=self._kueue.knows(run.namespace),
             head=self._head(run),
             heads_known=self._cache.heads.known(run.namespace),
-            config=config,
+            config=config if isinstance(config, StoredConfig) else None,
+            config_refusal=config if isinstance(config, Refusal) else None,
             report=report[0],
             reported=report[1],
             refusal=self._writes.refusal,
@@ -339,8 +358,8 @@ class RunController:
     async def _check_config(self, run: Run) -> None:
         """Pods that start later, such as a lost worker's successor, mount it too."""
         if time.monotonic() - self._checked_at >= _CONFIG_SECONDS:
-            await self._writes.ensure_config(run)
             self._checked_at = time.monotonic()
+            await self._writes.ensure_config(run)
 
     # --- the status ---------------------------------------------------------------------------------------------------
 

@@ -190,7 +190,7 @@ def _intended(plan: PlanBuilder) -> None:
         plan.busy("Removing", f"RayJob {plan.others[0].name} of an earlier attempt is being deleted")
     else:
         plan.do(create_job=number)
-        refusal = plan.observed.refusal
+        refusal = plan.observed.config_refusal or plan.observed.refusal
         if refusal is None:
             plan.busy("Starting", f"attempt {number} begins")
             return

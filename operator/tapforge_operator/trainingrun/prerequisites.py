@@ -36,7 +36,14 @@ _WRITABLE: Final = ("ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod")
 def unmet_prerequisite(plan: PlanBuilder) -> Situation | None:
     """What keeps the next attempt from beginning."""
     queue_first = bool(plan.observed.phone_checks and queue_of(plan.run.labels))
-    return _spec(plan) or _volume(plan) or _dry_run(plan) or phones(plan, later=queue_first) or _backoff(plan)
+    return (
+        _spec(plan)
+        or _config(plan)
+        or _volume(plan)
+        or _dry_run(plan)
+        or phones(plan, later=queue_first)
+        or _backoff(plan)
+    )
 
 
 def _spec(plan: PlanBuilder) -> Situation | None:
@@ -78,6 +85,13 @@ def templates_lost(plan: PlanBuilder) -> Situation | None:
         return None
     plan.requeue(_REFRESH)
     return _stalled("TemplatesLost", templates.lost_message(labels.config_name(run.name, run.uid)))
+
+
+def _config(plan: PlanBuilder) -> Situation | None:
+    if (refusal := plan.observed.config_refusal) is None:
+        return None
+    plan.requeue(_REFRESH)
+    return Situation("stalled" if refusal.stalls else "busy", refusal.reason, refusal.message)
 
 
 def _volume(plan: PlanBuilder) -> Situation | None:

@@ -182,6 +182,8 @@ class Observed:
     heads_known: bool = True
     #: what the ConfigMap of the run holds; None: not read
     config: StoredConfig | None = None
+    #: why it can't be read
+    config_refusal: Refusal | None = None
     #: the driver's newest report, and when it came
     report: Progress | None = None
     reported: float = 0.0
