@@ -139,6 +139,19 @@ def test_a_run_whose_pods_ask_for_slices_of_gpus_asks_for_no_pods() -> None:
     assert "set spec.cluster.workers[0].rayStartParams.num-gpus" in story.run.status.message
 
 
+def test_a_run_that_an_earlier_release_started_without_counting_its_gpus_goes_on() -> None:
+    claim = {"name": "gpus", "resourceClaimTemplateName": "four"}
+    container = {"name": "ray", "resources": {"claims": [{"name": "gpus"}]}}
+    head = {"template": {"spec": {"resourceClaims": [claim], "containers": [container]}}}
+    story = Story(made(checkpoints=SAFE, cluster={"image": "i", "head": head}))
+    story.plan()
+    assert story.condition("Stalled") == ("True", "GPUsMissing")
+    status = story.run.status.model_copy(update={"start_time": "2026-11-20T12:00:00Z", "attempts": 1})
+    story.run = replace(story.run, status=status)
+    story.plan()
+    assert story.plan().create_job == 2
+
+
 @pytest.mark.parametrize(
     ("modes", "workers", "reason"),
     [

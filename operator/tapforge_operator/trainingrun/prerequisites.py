@@ -52,11 +52,11 @@ def _spec(plan: PlanBuilder) -> Situation | None:
     if run.spec.cluster is None:
         text = "spec.cluster is missing: on a cluster a run has to say which image and machines it runs on"
         return _stalled("ClusterMissing", text)
-    if wrong := cluster_gpus_error(run.spec):
-        return _stalled("GPUsMissing", wrong)
-    # A run that has started is as it is: its Pods have the operator's value instead.
-    if not run.status.start_time and (wrong := authentication_error(run.spec.cluster)):
-        return _stalled("RayAuthentication", wrong)
+    if not run.status.start_time:  # one that has started is as it is: nobody could put its spec right any more
+        if wrong := cluster_gpus_error(run.spec):
+            return _stalled("GPUsMissing", wrong)
+        if wrong := authentication_error(run.spec.cluster):
+            return _stalled("RayAuthentication", wrong)
     if run.status.attempts >= MAX_ATTEMPTS:
         return _stalled("TooManyAttempts", f"{MAX_ATTEMPTS} attempts were made, and a RayJob's name takes no more")
     if (missing := plan.observed.no_ray_jobs) is not None:
