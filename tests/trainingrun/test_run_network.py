@@ -60,6 +60,19 @@ async def test_a_cluster_without_policies_for_runs_needs_no_right_to_make_them()
     assert mine.refusal is None
 
 
+async def test_a_config_map_with_a_key_of_a_later_release_is_the_runs() -> None:
+    api = SmallApi()
+    mine = writes(Line(api))
+    await mine.ensure_config(made(), BROKER)
+    (config,) = (body for body in api.of("configmaps").values() if body.get("immutable"))
+    config["data"]["later"] = "more"
+    await mine.ensure_config(made(), BROKER)
+    assert mine.refusal is None
+    config["data"]["run.yaml"] = "another run"
+    await mine.ensure_config(made(), BROKER)
+    assert mine.refusal is not None and mine.refusal.reason == "ConfigChanged"
+
+
 async def test_a_policy_follows_what_the_operator_is_told() -> None:
     api = SmallApi()
     line = Line(api)

@@ -134,7 +134,7 @@ class RunWrites:
             return
         if not belongs(there["metadata"], run.uid):
             self._refuse(Refusal("NameTaken", f"{kind} {name} exists and is not this run's: delete it", True))
-        elif there.get(content) == body[content]:
+        elif _holds(there.get(content), body):
             return
         elif body.get("immutable"):
             text = f"{kind} {name} is not as this run was resolved at its start: delete it, it is made again"
@@ -318,6 +318,12 @@ def _refused(body: Object, error: ApiError) -> Refusal | None:
     if body["kind"] == "NetworkPolicy" and known.reason == "Forbidden":
         what = f"{what}; give the operator the right to make it, or start the operator with --no-run-network"
     return Refusal(known.reason, what, stalls=known.reason in NEEDS_A_PERSON)
+
+
+def _holds(there: Object | None, body: Object) -> bool:
+    """What is immutable may have more than this release knows: a later one has made it."""
+    wanted: Object = body["spec" if body["kind"] == "NetworkPolicy" else "data"]
+    return there == wanted or (bool(body.get("immutable")) and wanted.items() <= (there or {}).items())
 
 
 def _ref(run: Run) -> Object:
