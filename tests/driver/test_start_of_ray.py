@@ -106,6 +106,35 @@ def test_a_local_ray_has_a_token_of_its_own_where_there_is_none(
     assert {**environment, **before} == environment, "what somebody has set stands"
 
 
+#: as a user that has no name where that can be, so that nobody but HOME says where its home folder is
+HOMELESS = """
+import os, sys
+from tapforge_trainer.policy import ray_environment
+if not os.getuid():
+    os.setgid(54321)
+    os.setuid(54321)
+environment = {}
+ray_environment.prepare(environment)
+print("RAY_AUTH_TOKEN" in environment)
+"""
+
+
+@pytest.mark.parametrize("home", ["closed", *([] if os.getuid() else [None])])
+def test_a_local_ray_has_a_token_where_no_home_folder_can_be_searched(home: str | None, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "HOME" and not name.startswith("RAY_")}
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    ended = subprocess.run(
+        [sys.executable, "-c", HOMELESS],
+        env=environment | ({"HOME": str(closed)} if home else {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.stdout.split() == ["True"], ended.stderr
+
+
 #: stops where Ray is imported, which is when Ray reads its settings
 IMPORTING = """
 import os, sys

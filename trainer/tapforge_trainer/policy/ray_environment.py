@@ -26,6 +26,14 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
     """Before Ray is imported, which is when it reads the times."""
     for name, seconds in _TIMEOUTS.items():
         environment.setdefault(name, seconds)
-    given = environment.get(_TOKEN) or environment.get(_TOKEN_FILE) or _USUAL_FILE.expanduser().is_file()
+    given = environment.get(_TOKEN) or environment.get(_TOKEN_FILE) or _has_usual_file()
     if environment.get(_MODE, "token") == "token" and not given:
         environment[_TOKEN] = secrets.token_hex(32)
+
+
+def _has_usual_file() -> bool:
+    """A home folder that may not be searched, or that there is not, has none: Ray could not read it either."""
+    try:
+        return _USUAL_FILE.expanduser().is_file()
+    except (OSError, RuntimeError):
+        return False
