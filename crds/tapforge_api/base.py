@@ -36,6 +36,8 @@ from pydantic_core import CoreSchema, core_schema
 
 API_VERSION: Final = "tapforge.dev/v1alpha1"
 GROUP, VERSION = API_VERSION.split("/")
+#: on a run as the operator resolved it: digest of the Pod templates that it was started with, which are not in it
+POD_TEMPLATES_ANNOTATION = f"{GROUP}/pod-templates"
 
 INT32 = 2**31 - 1
 

@@ -10,6 +10,8 @@ import hashlib
 from functools import lru_cache
 from typing import Final
 
+from tapforge_api.base import POD_TEMPLATES_ANNOTATION
+
 DOMAIN: Final = "tapforge.dev"
 
 # --- labels of a slot's Pod, of an external URL's Lease and of a pool's other objects ---------------------------------
@@ -67,7 +69,7 @@ ALLOW_DELETE: Final = "tapforge.dev/allow-delete-claimed"
 #: on a run's own pool: hash of what its run says about it
 SPEC: Final = "tapforge.dev/spec"
 #: on a run as it was resolved: digest of the Pod templates that it was started with
-POD_TEMPLATES: Final = "tapforge.dev/pod-templates"
+POD_TEMPLATES: Final = POD_TEMPLATES_ANNOTATION
 
 #: on a namespace, by the cluster's administrator: "enabled" lets the operator create Pods and all else there,
 #: "privileged" also Pods that own their node (manifests/components/confinement)

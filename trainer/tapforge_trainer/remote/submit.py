@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from tapforge_api import GROUP, TrainingRun, load_bundle
+from tapforge_api.base import POD_TEMPLATES_ANNOTATION
 from tapforge_api.gpus import cluster_gpus_error
 
 from .api import APPLY, FIELD_MANAGER, ClusterError, Connection, Json
@@ -44,6 +45,11 @@ def read(
         raise ClusterError(
             f"run {run.metadata.name} has no spec.cluster: on a cluster it has to say at least its image "
             "(--set spec.cluster.image=IMAGE)"
+        )
+    if POD_TEMPLATES_ANNOTATION in run.metadata.annotations:
+        raise ClusterError(
+            f"{file} is the file of a run that was started on a cluster, as the operator wrote it out: it has no Pod "
+            "templates, nor what they ask for; submit the file that you wrote"
         )
     if wrong := cluster_gpus_error(run.spec):
         raise ClusterError(wrong)
