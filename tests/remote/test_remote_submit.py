@@ -26,7 +26,7 @@ def test_the_file_that_a_run_of_a_cluster_left_in_its_folder_is_not_submitted_ag
     run = load(FILE)
     write_spec(tmp_path, run)
     assert read(tmp_path / SPEC, (), None, "lab")[0].metadata.name == "quick"
-    run.metadata.annotations[POD_TEMPLATES_ANNOTATION] = "0"
-    write_spec(tmp_path, run)
+    annotated = f"metadata: {{name: quick, annotations: {{{POD_TEMPLATES_ANNOTATION}: '0'}}}}"
+    write_spec(tmp_path, load(FILE.replace("metadata: {name: quick}", annotated)))
     with pytest.raises(ClusterError, match="submit the file that you wrote"):
         read(tmp_path / SPEC, (), None, "lab")
