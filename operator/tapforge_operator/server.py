@@ -233,9 +233,10 @@ class Connections:
 
     def __init__(self, most: int, per_address: int = 0, clock: Callable[[], float] = time.monotonic):
         """`per_address` 0: one address may have half of all."""
-        self.most = self._wanted = most
+        self.most = most
         self._clock = clock
-        self._shrunk_at = 0.0
+        #: places while descriptors are short, and since when
+        self._short: tuple[int, float] | None = None
         self.per_address = per_address or max(1, most // 2)
         self._peers: dict[str, dict[Stage, dict[Connection, None]]] = {}
         self._count = 0
@@ -249,11 +250,9 @@ class Connections:
     def add(self, connection: Connection) -> bool:
         """False: there is no place for it, and none that could be given up."""
         peer = connection.peer
-        if self.most < self._wanted and self._clock() - self._shrunk_at > SHRUNK:
-            self.most = self._wanted
         if self.of(peer) >= self.per_address and not self._give_up(peer):
             return False
-        if self._count >= self.most and not self._give_up(self._largest(peer)):
+        if self._count >= self.places and not self._give_up(self._largest(peer)):
             return False
         self._of(peer)[connection.stage][connection] = None
         self._count += 1
@@ -276,13 +275,18 @@ class Connections:
         if not any(stages.values()):
             del self._peers[connection.peer]
 
+    @property
+    def places(self) -> int:
+        if self._short is not None and self._clock() - self._short[1] > SHRUNK:
+            self._short = None
+        return self.most if self._short is None else min(self.most, self._short[0])
+
     def shrink(self) -> None:
         """There are descriptors for fewer than there are now. A port that has few is not what uses them up."""
         if self._count <= _GIVE_UP:
             return
-        self._shrunk_at = self._clock()
-        self.most = min(self.most, max(_GIVE_UP, self._count - _GIVE_UP))
-        while self._count > self.most and any(self._give_up(peer) for peer in self._by_what_can_be_given_up()):
+        self._short = max(_GIVE_UP, self._count - _GIVE_UP), self._clock()
+        while self._count > self.places and any(self._give_up(peer) for peer in self._by_what_can_be_given_up()):
             pass
 
     def close(self) -> None:
@@ -362,7 +366,9 @@ class _Listener:
                 if error.errno not in _USED_UP:
                     raise
                 self._connections.shrink()
-                log.error("a connection could not be taken: %s; at most %d are kept now", error, self._connections.most)
+                log.error(
+                    "a connection could not be taken: %s; at most %d are kept now", error, self._connections.places
+                )
                 self._loop.remove_reader(listening)
                 self._loop.call_later(_PAUSE, self._begin, listening)
                 return
@@ -371,7 +377,7 @@ class _Listener:
 
     def _take(self, accepted: socket.socket, peer: str) -> bool:
         """False: all places were taken."""
-        full = len(self._connections) >= self._connections.most
+        full = len(self._connections) >= self._connections.places
         connection = Connection(self._connections, peer, accepted)
         if self._connections.add(connection):
             accepted.setblocking(False)

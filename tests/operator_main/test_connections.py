@@ -249,10 +249,10 @@ def test_a_machine_without_descriptors_for_a_while_leaves_a_port_its_places() ->
     assert all(add(number) for number in range(100))
     for _ in range(6):
         connections.shrink()
-    assert (connections.most, len(connections)) == (32, 32)
+    assert (connections.places, len(connections)) == (32, 32)
     now[0] += SHRUNK + 1
     assert all(add(number) for number in range(100, 200))
-    assert (connections.most, len(connections)) == (4096, 132)
+    assert (connections.places, len(connections)) == (4096, 132)
 
 
 #: a port in a process of its own, whose descriptors can be used up
