@@ -22,6 +22,27 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(writer, name, 0.01)
 
 
+@pytest.mark.parametrize("url", [URLS[0], "http://10.1.0.9:1"], ids=["listed", "not listed"])
+async def test_a_lease_in_another_namespace_is_no_word_of_the_pools_owner(url: str):
+    """Anybody may write one in a namespace of their own that says all that the right one says."""
+    lab = Lab(urls=URLS[:1])
+    broker = Broker(lab)
+    [claim] = await broker.acquire("train")
+    [right] = lab.leases()
+    wrong = copy.deepcopy(right)
+    known = external.Url(POOL, lab.pool_uid, NAMESPACE, url)
+    wrong["metadata"] |= {"namespace": "elsewhere", "name": known.lease, "resourceVersion": "999999"}
+    wrong["metadata"]["annotations"] = {labels.URL: url}
+    devices = broker.claims.devices(lab.pool_uid)
+    for deleted in (False, True):
+        broker.claims.observe_lease(wrong, deleted)
+        assert [said.state for said in await broker.renew(claim)] == ["held"]
+    assert broker.claims.devices(lab.pool_uid) == devices
+    leases = external.Leases([right, wrong])
+    assert leases.get(external.url_of(right)) is right
+    await broker.end()
+
+
 async def test_a_lease_is_made_for_a_claim_and_belongs_to_the_pool():
     lab = Lab(urls=URLS)
     broker = Broker(lab)
@@ -242,9 +263,9 @@ async def test_a_forged_lease_is_none_of_ours():
     [claim] = await broker.acquire()
     [lease] = lab.leases()
     forged = {**lease, "metadata": {**lease["metadata"], "name": "leader"}}
-    assert external.slot_uid(forged) is None
-    assert external.slot_uid({"metadata": {"name": "x", "namespace": "lab"}}) is None
-    assert external.slot_uid(lease) == claim.id.rpartition(".")[0]
+    assert external.slot_key(forged) is None
+    assert external.slot_key({"metadata": {"name": "x", "namespace": "lab"}}) is None
+    assert external.slot_key(lease) == (NAMESPACE, claim.id.rpartition(".")[0])
     lab.cluster.put(f"{LEASES}/namespaces/lab/leases/leader", forged)
     assert (await broker.renew(claim))[0].state == "held"
     await broker.end()

@@ -72,37 +72,38 @@ def url_of(lease: Mapping[str, Any]) -> Url | None:
     return known if known.lease == metadata["name"] else None
 
 
-def slot_uid(lease: Mapping[str, Any]) -> str | None:
-    """The slot that a Lease is of."""
+def slot_key(lease: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Namespace and slot that a Lease is of."""
     url = url_of(lease)
-    return url.uid if url else None
+    return (url.namespace, url.uid) if url else None
 
 
 class Leases:
-    """Leases by their slot, also of URLs that are in no pool's list at present."""
+    """Leases by their namespace and slot, also of URLs that are in no pool's list at present. One in another namespace
+    than its pool's is nobody's: who may write it there may not write to the pool."""
 
     def __init__(self, leases: Iterable[Mapping[str, Any]] = ()):
-        self._known = {uid: lease for lease in leases if (uid := slot_uid(lease))}
+        self._known = {key: lease for lease in leases if (key := slot_key(lease))}
 
-    def get(self, uid: str) -> Mapping[str, Any] | None:
-        return self._known.get(uid)
+    def get(self, url: Url) -> Mapping[str, Any] | None:
+        return self._known.get((url.namespace, url.uid))
 
     def views(self, keys: Keys) -> list[SlotView]:
         return [view_of(url, lease, keys) for lease in self._known.values() if (url := url_of(lease))]
 
     def note(self, lease: Mapping[str, Any], deleted: bool) -> str | None:
         """Returns the slot that it is of."""
-        uid = slot_uid(lease)
-        if uid is not None and deleted:
-            self._known.pop(uid, None)
-        elif uid is not None:
-            self._known[uid] = lease
-        return uid
+        key = slot_key(lease)
+        if key is not None and deleted:
+            self._known.pop(key, None)
+        elif key is not None:
+            self._known[key] = lease
+        return None if key is None else key[1]
 
-    def keep(self, there: Iterable[Mapping[str, Any]]) -> Set[str]:
-        """Forgets all that are not there. Returns the slots of those that are."""
-        slots = {uid for lease in there if (uid := slot_uid(lease))}
-        self._known = {uid: lease for uid, lease in self._known.items() if uid in slots}
+    def keep(self, there: Iterable[Mapping[str, Any]]) -> Set[tuple[str, str]]:
+        """Forgets all that are not there. Returns namespaces and slots of those that are."""
+        slots = {key for lease in there if (key := slot_key(lease))}
+        self._known = {key: lease for key, lease in self._known.items() if key in slots}
         return slots
 
 

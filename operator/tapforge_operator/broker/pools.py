@@ -77,7 +77,13 @@ class PoolIndex:
 
     def unlisted(self, views: Iterable[SlotView]) -> list[SlotView]:
         """Those of URLs that were taken out of their pool, or that it may not name."""
-        found = [view for view in views if view.pool in self._pools and view.uid not in self._urls]
+        found = [
+            view
+            for view in views
+            if (pool := self._pools.get(view.pool)) is not None
+            and view.namespace == pool.namespace
+            and view.uid not in self._urls
+        ]
         return [replace(view, device=device_of(view.address, self._protocol(view.pool))) for view in found]
 
     def refused(self, uid: str) -> list[Url]:

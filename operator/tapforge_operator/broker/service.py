@@ -211,7 +211,7 @@ class Claims:
         """A Lease with the labels of a pool's slot."""
         if self._ledger is None or (uid := self._leases.note(lease, deleted)) is None:
             return
-        if (url := self._index.url(uid)) is None:
+        if (url := self._index.url(uid)) is None or url.namespace != lease["metadata"]["namespace"]:
             return
         view = external.view_of(url, lease, self._keys)
         if deleted:
@@ -227,7 +227,7 @@ class Claims:
             return
         known = self._leases.keep(there)
         for url in self._index.urls():
-            missing = url.uid not in known and namespace in ("", url.namespace)
+            missing = (url.namespace, url.uid) not in known and namespace in ("", url.namespace)
             if missing and self._ledger.missing(url.uid, int(version), self._clock.now()):
                 self._on_change(url.pool_uid)
 
@@ -237,7 +237,7 @@ class Claims:
         urls, removed = self._index.put(pool)
         for url in urls:
             ledger.reinstate(url.uid)
-            ledger.observe(external.view_of(url, self._leases.get(url.uid), self._keys), self._clock.now())
+            ledger.observe(external.view_of(url, self._leases.get(url), self._keys), self._clock.now())
         for url in removed:
             ledger.retire(url.uid, UNLISTED)
 
