@@ -101,6 +101,7 @@ class World(RuleBasedStateMachine):
     def takeover(self) -> None:
         self.term += 1
         self.ledger = Ledger(self.term, TIMEOUTS, QUOTAS)
+        self.ledger.wear(POOL, None)  # the service tells the ledger of each pool before its slots
         self.tickets, self.draining, self.withheld, self.behind = {}, set(), set(), set()
         for uid, view in self.truth.views.items():
             # What a new leader read may be a little behind what its predecessor wrote last. Nothing that was told is:
