@@ -5,8 +5,8 @@
 - A node is a Pod of `spec.cluster`, or the machine itself where there is no cluster.
 - A Pod has the whole GPUs that the limits of Ray's container name (`nvidia.com/gpu`, `amd.com/gpu`), or `num-gpus` of
   its rayStartParams. Those of other containers are not Ray's.
-- Slices and shares of GPUs, and devices by resource claims (DRA), whose number stands in another object, are counted by
-  nobody: a run whose Pods ask for some has to say `num-gpus`.
+- Slices and shares of GPUs, and devices by resource claims (DRA), whose number stands in another object, are not
+  counted: a run whose Pods ask for some has to say `num-gpus`.
 - The operator counts once, for all attempts (`counted`): a driver finds the numbers in its file, and no Pod templates.
 """
 
