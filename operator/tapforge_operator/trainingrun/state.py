@@ -122,7 +122,7 @@ def observe_pool(pool: PoolObject, run_uid: str) -> ObservedPool:
         ready=ready if isinstance(ready, int) else 0,
         largest=int(largest or 0),
         protocol=spec.get("protocol") or "tapforge",
-        spec=(metadata.get("annotations") or {}).get("tapforge.dev/spec", ""),
+        spec=(metadata.get("annotations") or {}).get(labels.SPEC, ""),
         message=next(iter(messages), ""),
         boot_deadline=float((spec.get("boot") or {}).get("deadlineSeconds") or BOOT_DEADLINE),
     )
