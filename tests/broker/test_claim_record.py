@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -131,3 +132,11 @@ def test_ids_of_claims(text, parts):
 def test_a_short_key_is_refused():
     with pytest.raises(ValueError, match="5 bytes"):
         Keys(b"short")
+
+
+def test_a_record_is_forged_however_deep_it_is_nested() -> None:
+    """Key names stand in every record. At each depth something else runs out: reading, writing, or what is signed."""
+    name = json.loads(KEYS.write(MARK))["key"]
+    for depth in range(sys.getrecursionlimit() - 200, sys.getrecursionlimit() + 10):
+        text = f'{{"key":"{name}","signature":"s","x":{"[" * depth}{"]" * depth}}}'
+        assert KEYS.read(text, "uid-1") == Reading(), depth

@@ -201,10 +201,12 @@ class Keys:
 
     def _read(self, text: str, uid: str) -> Reading:
         try:
-            fields = json.loads(text)
-            json.dumps(fields, ensure_ascii=False).encode()  # half a character is an error to whoever passes it on
-        except (ValueError, RecursionError):
+            return self._understood(json.loads(text), uid)
+        except (ValueError, RecursionError):  # of no JSON, of what JSON can't say, of nests too deep
             return _NONE
+
+    def _understood(self, fields: Any, uid: str) -> Reading:
+        json.dumps(fields, ensure_ascii=False).encode()  # half a character is an error to whoever passes it on
         if not isinstance(fields, dict) or not isinstance(signature := fields.pop("signature", None), str):
             return _NONE
         if not isinstance(name := fields.get("key"), str):
