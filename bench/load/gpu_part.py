@@ -32,8 +32,8 @@ class Skipped(Exception):
 
 
 def learner(device: str, model: str, layers: int | None, scale: int) -> dict[str, Any]:
-    """Updates with LoRA of rank 64 on a frozen base (bf16 on a GPU), packed, with activation checkpointing, as one rank does them. MFU
-    is by the model's own operations."""
+    """Updates with LoRA of rank 64 on a frozen base (bf16 on a GPU), packed, with activation checkpointing, as one rank
+    does them. MFU is by the model's own operations."""
     import torch
     from tests.models import real
     from torch.distributed.device_mesh import init_device_mesh

@@ -8,7 +8,8 @@ The plan (JSON) says what happens, in this order:
     cable     interface, host, node, prefix, block, services: the link to the machine and what leads over it
     write     [[path, text]...]         kernel settings; those that this kernel has not are left out
     run       [{name, arguments, log, after}...]    programs; `after`: the socket that must be there first
-It ends with 1, and with it the node, as soon as one of the programs has ended.
+It ends with 1, and with it the node, as soon as one of the programs has ended. One that waited for a socket may end
+with an error in its first minute: it is started again, as an init system does, as whoever listens may not be ready.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Any
 _CLONE_NEWNET = 0x40000000
 _UPLINK = "uplink"
 _SOCKET_SECONDS = 60.0
+#: in which a program that needs another one may end, and the pause until it is started again
+_EARLY_SECONDS, _AGAIN_SECONDS = 60.0, 0.5
 
 
 def main(plan: dict[str, Any]) -> None:
@@ -41,21 +44,30 @@ def main(plan: dict[str, Any]) -> None:
         if os.path.exists(stale):
             os.unlink(stale)
     running = {}
+    began = {}
     for program in plan["run"]:
         if program["after"]:
             _wait(program["after"])
-        with open(program["log"], "ab") as log:
-            process = subprocess.Popen(program["arguments"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
-        running[process.pid] = program
+        running[_start(program)] = program
+        began[program["name"]] = time.monotonic()
     # Also whatever lost its parent.
     while True:
         pid, status = os.wait()
         if pid in running:
-            ended = running[pid]
-            print(f"{ended['name']} ended with {os.waitstatus_to_exitcode(status)}; {ended['log']} ends with:")
+            ended, code = running.pop(pid), os.waitstatus_to_exitcode(status)
+            if ended["after"] and code > 0 and time.monotonic() < began[ended["name"]] + _EARLY_SECONDS:
+                time.sleep(_AGAIN_SECONDS)
+                running[_start(ended)] = ended
+                continue
+            print(f"{ended['name']} ended with {code}; {ended['log']} ends with:")
             with open(ended["log"], errors="replace") as log:
                 print("".join(log.readlines()[-15:]))
             sys.exit(1)
+
+
+def _start(program: dict[str, Any]) -> int:
+    with open(program["log"], "ab") as log:
+        return subprocess.Popen(program["arguments"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/").pid
 
 
 def _plug(cable: dict[str, str]) -> None:
