@@ -54,16 +54,16 @@ from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.agents import make_agent
 from tapforge_trainer.agents.agent import Agent
 from tapforge_trainer.batch import BatchRules, build_batch
-from tapforge_trainer.machine import PHONES_PER_WORKER
-from tapforge_trainer.policy.batches import Vocabulary, token_batch
-from tapforge_trainer.policy.driver import _start_ray
-from tapforge_trainer.policy.recorder_actor import RecorderProcess
-from tapforge_trainer.policy.rollout_actor import RayCarrier, start_rollout_actor
+from tapforge_trainer.learner.batches import Vocabulary, token_batch
+from tapforge_trainer.placement.machine import PHONES_PER_WORKER
+from tapforge_trainer.policy import _start_ray
+from tapforge_trainer.recording.actor import RecorderProcess
+from tapforge_trainer.recording.queue import RecordWriter
+from tapforge_trainer.recording.retention import Retention
 from tapforge_trainer.records import GroupRecord, Sampling
+from tapforge_trainer.rollout.actor import RayCarrier, start_rollout_actor
 from tapforge_trainer.rollout.groups import GroupLimits
-from tapforge_trainer.rollout.recording_queue import RecordWriter
 from tapforge_trainer.rollout.remote_players import RemotePlayers
-from tapforge_trainer.rollout.retention import Retention
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.rollout.stall import StallMonitor
 from tapforge_trainer.tasks.source import TaskSource

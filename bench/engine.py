@@ -22,14 +22,14 @@ from load.machine import machine, show, write
 from load.samples import prompt, screen
 
 from tapforge_trainer.agents.tokens import Tokens
-from tapforge_trainer.policy.engine_client import EngineClient
-from tapforge_trainer.policy.engines import Engines
-from tapforge_trainer.policy.frames import PixelFormat
-from tapforge_trainer.policy.learner import Learner
-from tapforge_trainer.policy.probe import make_probe
-from tapforge_trainer.policy.settings import EngineSettings, LearnerSettings
-from tapforge_trainer.policy.sync import synchronize
+from tapforge_trainer.engine.client import EngineClient
+from tapforge_trainer.engine.pool import Engines
+from tapforge_trainer.learner.client import Learner
+from tapforge_trainer.learner.frame_store import PixelFormat
+from tapforge_trainer.placement.settings import EngineSettings, LearnerSettings
 from tapforge_trainer.records import Prompt, Sampling
+from tapforge_trainer.sync.proof import make_probe
+from tapforge_trainer.sync.sync import synchronize
 from tapforge_trainer.tiny.folder import write_model
 
 

@@ -41,12 +41,12 @@ from load.worker_engine import policies
 from tapforge_api.algorithm import Algorithm
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.batch import BatchRules, build_batch
-from tapforge_trainer.policy.driver import _start_ray
-from tapforge_trainer.policy.recorder_actor import RecorderProcess
-from tapforge_trainer.policy.rollout_actor import RayCarrier, start_rollout_actor
+from tapforge_trainer.policy import _start_ray
+from tapforge_trainer.recording.actor import RecorderProcess
+from tapforge_trainer.recording.retention import Retention
+from tapforge_trainer.rollout.actor import RayCarrier, start_rollout_actor
 from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.remote_players import RemotePlayers
-from tapforge_trainer.rollout.retention import Retention
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.tasks.source import TaskSource
 

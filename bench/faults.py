@@ -42,10 +42,10 @@ from tapforge_envs.protocol import Task
 from tapforge_envs.slots.source import SlotCounts
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.batch import BatchRules, build_batch
+from tapforge_trainer.recording.queue import RecordingQueue
+from tapforge_trainer.recording.reader import Recording
+from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.rollout.groups import GroupLimits
-from tapforge_trainer.rollout.recorder import Recorder
-from tapforge_trainer.rollout.recording import Recording
-from tapforge_trainer.rollout.recording_queue import RecordingQueue
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.rollout.stats import RolloutStats
 from tapforge_trainer.rollout.worker import RolloutWorker

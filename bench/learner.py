@@ -32,10 +32,10 @@ from load.samples import samples
 from tapforge_trainer.agents.tokens import Tokens
 from tapforge_trainer.algorithms.registry import estimate
 from tapforge_trainer.algorithms.steps import Steps
-from tapforge_trainer.frame_handles import BatchFrames
-from tapforge_trainer.frames import FittedFrame
-from tapforge_trainer.policy.learner import Learner
-from tapforge_trainer.policy.settings import LearnerSettings, UpdateSettings
+from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.frames.handles import BatchFrames
+from tapforge_trainer.learner.client import Learner
+from tapforge_trainer.placement.settings import LearnerSettings, UpdateSettings
 from tapforge_trainer.tiny.folder import write_model
 
 ADVANTAGE_STEPS = 100_000

@@ -37,12 +37,12 @@ from tapforge_envs.protocol import Environment, Reason, needs_score
 from tapforge_envs.slots.source import Verdict
 from tapforge_trainer.agents.agent import Agent, ContextLimit, Prepared, Turn
 from tapforge_trainer.agents.parsing import ParseFailure
+from tapforge_trainer.attempt import Attempt, EpisodeLimits, seed_of
+from tapforge_trainer.recording.queue import RecordingQueue
+from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.records import Generator
-from tapforge_trainer.rollout.attempt import Attempt, EpisodeLimits, seed_of
 from tapforge_trainer.rollout.episode import Standing, after_answer
 from tapforge_trainer.rollout.groups import GroupLimits
-from tapforge_trainer.rollout.recorder import Recorder
-from tapforge_trainer.rollout.recording_queue import RecordingQueue
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.tasks.source import TaskSource

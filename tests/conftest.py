@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 os.environ |= {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
-    # As policy/driver.py has it, which comes too late where a test has imported Ray before.
+    # As policy.py has it, which comes too late where a test has imported Ray before.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
     "RAY_USAGE_STATS_ENABLED": "0",
     "TRANSFORMERS_OFFLINE": "1",

@@ -52,7 +52,7 @@ def _commands() -> list[tuple[str, ...]]:
     """Every command and subcommand of `tapforge`, as words."""
     import click
 
-    from tapforge_trainer.cli import cli
+    from tapforge_trainer.cli.main import cli
 
     def below(command: click.Command, words: tuple[str, ...]) -> list[tuple[str, ...]]:
         inner = command.commands if isinstance(command, click.Group) else {}
@@ -65,7 +65,7 @@ def test_every_help_text_comes_without_heavy_packages() -> None:
     asked = _commands()
     script = f"""
 import sys
-from tapforge_trainer.cli import cli
+from tapforge_trainer.cli.main import cli
 for words in {asked!r}:
     try:
         cli.main([*words, "--help"], prog_name="tapforge")
@@ -172,7 +172,7 @@ def _lines(path: Path) -> list[str]:
 
 def test_the_way_to_the_first_gradient_is_as_the_command_names_it() -> None:
     package = ROOT / "trainer" / "tapforge_trainer"
-    named = re.search(r"^ +(cli\.py(?: +-> +[\w/]+\.py)+)$", (package / "cli.py").read_text(), re.MULTILINE)
+    named = re.search(r"^ +(cli/main\.py(?: +-> +[\w/]+\.py)+)$", (package / "cli/main.py").read_text(), re.MULTILINE)
     assert named is not None
     way = re.split(r" +-> +", named[1])
     assert len(way) <= 5

@@ -42,7 +42,7 @@ _GRACE: Final = 60.0
 _SHOWN: Final = 100
 
 #: folders whose tests start Ray, engines and learners
-STACKS: Final = ("tests/run", "tests/policy", "tests/models")
+STACKS: Final = ("tests/run", "tests/policy", "tests/families")
 #: folders whose tests need something that is built, or a Ray alone, and wait most of their time
 DRIVERS: Final = ("tests/driver", "tests/gitops")
 SHORT, LONG = "not long", "long"
@@ -69,7 +69,7 @@ LONG_BUILDS: Final = Job("builds", (*BUILDS.command, "long"))
 #: about half of the tests that start nothing, by the CPU time that they take; the others are wherever else
 _LEARNING: Final = tuple(
     f"tests/{name}"
-    for name in ("agents", "algorithms", "batch", "loop", "memory", "model_source", "rollout", "storage")
+    for name in ("agents", "algorithms", "batch", "loop", "memory", "model_source", "recording", "rollout", "storage")
 )
 _NO_OTHERS: Final = tuple(f"--ignore={folder}" for folder in ("tests/e2e", *STACKS, *DRIVERS, *_LEARNING))
 _PURE: Final = {"learning": _LEARNING, "pure": _NO_OTHERS}

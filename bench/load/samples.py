@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 from tapforge_trainer.agents.tokens import Tokens
-from tapforge_trainer.frames import FittedFrame
-from tapforge_trainer.policy.frames import PixelFormat
+from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.learner.frame_store import PixelFormat
 from tapforge_trainer.records import Prompt, ResponseSpan, Sample
 
 WIDTH, HEIGHT = 96, 160

@@ -1,6 +1,6 @@
 """The policy of a run: where its weights come from, in what number format, with which adapter and images.
 
-A field that is left out and whose default depends on the hardware is None here; `trainer/tapforge_trainer/assembly.py`
+A field that is left out and whose default depends on the hardware is None here; the trainer's `run/assembly.py`
 fills it in.
 """
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from drawn import draw_png
 
-from tapforge_trainer.cli import cli
+from tapforge_trainer.cli.main import cli
 
 
 @pytest.fixture

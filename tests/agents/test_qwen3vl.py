@@ -18,7 +18,7 @@ from tapforge_trainer.agents.chat_agent import ChatAgent
 from tapforge_trainer.agents.coordinates import Grid, Plane
 from tapforge_trainer.agents.mobile_use import MOBILE_USE
 from tapforge_trainer.agents.vision import VisionGrid, fit_frame
-from tapforge_trainer.frames import FittedFrame
+from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.records import Prompt
 
 AgentOf = Callable[..., ChatAgent]

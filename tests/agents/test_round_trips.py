@@ -12,7 +12,7 @@ from tapforge_envs.protocol import ACTION, Action, Swipe, Tap, pixel
 from tapforge_trainer.agents import ParseFailure
 from tapforge_trainer.agents.coordinates import Fraction, Grid, ImagePixels, Plane
 from tapforge_trainer.agents.vision import VisionGrid
-from tapforge_trainer.base_check import _OUT_OF_RANGE
+from tapforge_trainer.run.base_check import _OUT_OF_RANGE
 
 WIDTH, HEIGHT = 1092, 2408
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

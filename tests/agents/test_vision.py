@@ -20,8 +20,8 @@ from PIL import Image
 from tapforge_envs.protocol import EnvironmentFault, Frame, Reason
 from tapforge_trainer.agents.screens import LARGE, resize
 from tapforge_trainer.agents.vision import FrameFitter, VisionGrid, fit_frame, tokens_per_frame
-from tapforge_trainer.frames import FittedFrame, name_of
-from tapforge_trainer.policy.frames import PixelFormat
+from tapforge_trainer.frames.frame import FittedFrame, name_of
+from tapforge_trainer.learner.frame_store import PixelFormat
 
 GRID = VisionGrid(patch=16, merge=2, min_tokens=4, max_tokens=256)
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tapforge_api import TrainingRun, load
 from tapforge_api.environment import CallSeconds
-from tapforge_trainer import assembly
-from tapforge_trainer.local_files import LocalFiles, inspect_files
 from tapforge_trainer.model_source.tiny_base import SHIPPED
-from tapforge_trainer.plan import plan, render
+from tapforge_trainer.run import assembly
+from tapforge_trainer.run.local_files import LocalFiles, inspect_files
+from tapforge_trainer.run.plan import plan, render
 
 HEAD = "apiVersion: tapforge.dev/v1alpha1\nkind: TrainingRun\nmetadata: {name: x}\n"
 

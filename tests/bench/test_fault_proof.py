@@ -9,8 +9,8 @@ from faults import RULES, Campaign, Played, play
 from load.faulty import SPELLS, faults_of, sick_phones, spells
 from load.proof import Proof, Served, prove
 
+from tapforge_trainer.recording.reader import Recording
 from tapforge_trainer.records import EpisodeRecord, GroupRecord
-from tapforge_trainer.rollout.recording import Recording
 
 CAMPAIGN = Campaign(phones=8, sick=(1, 5), updates=2, seed=3, median_seconds=0.05, patience=80.0)
 

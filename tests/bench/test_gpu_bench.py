@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from load import gpu_part
 
-from tapforge_trainer.policy.placement import Place, Placement
-from tapforge_trainer.policy.settings import EngineSettings, LearnerSettings
+from tapforge_trainer.placement.placement import Place, Placement
+from tapforge_trainer.placement.settings import EngineSettings, LearnerSettings
 from tapforge_trainer.tiny.folder import write_model
 
 ROOT = Path(__file__).parents[2]
@@ -73,9 +73,9 @@ async def test_engine_and_learner_get_seats_of_their_own_where_there_are_two_gpu
 
     monkeypatch.setattr("ray.init", lambda **_: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr("tapforge_trainer.policy.placement.placed", placed)
-    monkeypatch.setattr("tapforge_trainer.policy.engines.Engines", engines)
-    monkeypatch.setattr("tapforge_trainer.policy.learner.Learner", learner)
+    monkeypatch.setattr("tapforge_trainer.placement.placement.placed", placed)
+    monkeypatch.setattr("tapforge_trainer.engine.pool.Engines", engines)
+    monkeypatch.setattr("tapforge_trainer.learner.client.Learner", learner)
     with pytest.raises(Seated):
         await gpu_part._engine(tmp_path / "model", "cuda", 1)
     assert seated == {"engines": seats.engines, "ranks": seats.ranks}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from load import real_step
-from tests.models import real
+from tests.families import real
 
-from tapforge_trainer.policy.frames import PixelFormat
+from tapforge_trainer.learner.frame_store import PixelFormat
 
 
 @pytest.mark.parametrize("lengths", real_step.LENGTHS)

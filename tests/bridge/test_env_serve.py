@@ -15,7 +15,7 @@ from tapforge_envs.clients.http import new_session
 from tapforge_envs.clients.tapforge_http import TapforgeClient
 from tapforge_envs.protocol import EnvironmentFault, Home, Task
 
-SERVE = [sys.executable, "-m", "tapforge_trainer.cli", "env", "serve"]
+SERVE = [sys.executable, "-m", "tapforge_trainer.cli.main", "env", "serve"]
 
 
 async def started(*options: str) -> tuple[asyncio.subprocess.Process, dict]:

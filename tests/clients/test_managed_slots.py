@@ -26,8 +26,8 @@ from tapforge_envs.slots.managed import ManagedSlots
 from tapforge_envs.slots.source import SlotError, Verdict
 from tapforge_envs.slots.table import Backoff
 from tapforge_envs.slots.urls import parse_urls
-from tapforge_trainer import assembly
-from tapforge_trainer.plan import plan
+from tapforge_trainer.run import assembly
+from tapforge_trainer.run.plan import plan
 
 TASK = Task(suite="osworld", template=WRITE)
 QUICK = Patience(create=100, ready=100, start=100, terminate=100, apart=0.0, poll=0.01)

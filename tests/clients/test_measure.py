@@ -14,7 +14,7 @@ from phones import PATIENT, phones
 from tapforge_envs.clients.phones import PhoneAddress
 from tapforge_envs.measure import measure, percentile
 from tapforge_envs.protocol import EnvironmentFault
-from tapforge_trainer.cli import cli
+from tapforge_trainer.cli.main import cli
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(1, 100))

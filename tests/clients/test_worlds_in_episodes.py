@@ -16,8 +16,8 @@ from tapforge_envs.slots.managed import ManagedSlots
 from tapforge_envs.slots.source import Verdict
 from tapforge_envs.slots.table import Backoff
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
+from tapforge_trainer.attempt import Attempt, AttemptRequest
 from tapforge_trainer.records import Sampling
-from tapforge_trainer.rollout.attempt import Attempt, AttemptRequest
 from tapforge_trainer.rollout.worker import RolloutWorker
 
 TAPS = Task(suite="androidworld", template="TapSomeTimes", params={"task_idx": "0"}, max_steps=8)

@@ -33,9 +33,9 @@ from tapforge_operator.trainingrun import rayjob
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.reporter import Reporter
 from tapforge_trainer.cluster.status_report import Final, report_of
-from tapforge_trainer.progress import Saved
-from tapforge_trainer.shutdown import StopReason, StopSignal
-from tapforge_trainer.telemetry import View
+from tapforge_trainer.run.shutdown import StopReason, StopSignal
+from tapforge_trainer.telemetry.progress import Saved
+from tapforge_trainer.telemetry.telemetry import View
 
 SECONDS = 120.0
 

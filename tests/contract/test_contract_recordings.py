@@ -18,14 +18,14 @@ import pytest
 
 from tapforge_api import dump_set, load, to_yaml
 from tapforge_envs.protocol import Outcome, Reason, Task
-from tapforge_trainer.policy.checkpoint_storage import FORMAT, CheckpointFolder
-from tapforge_trainer.progress import Progress, newest_checkpoint, progress_of, resumed
+from tapforge_trainer.learner.checkpoint_storage import FORMAT, CheckpointFolder
+from tapforge_trainer.recording.lines import encode_episode, encode_group, encode_step
+from tapforge_trainer.recording.reader import Recording
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
 from tapforge_trainer.remote.target import MARKER, opened
-from tapforge_trainer.report import write_report
-from tapforge_trainer.rollout.lines import encode_episode, encode_group, encode_step
-from tapforge_trainer.rollout.recording import Recording
-from tapforge_trainer.run_folder import CURVE, SPEC, check_same, read_events, read_spec
+from tapforge_trainer.run.folder import CURVE, SPEC, check_same, read_events, read_spec
+from tapforge_trainer.run.report import write_report
+from tapforge_trainer.telemetry.progress import Progress, newest_checkpoint, progress_of, resumed
 
 STEP = StepRecord(
     episode="e-1",

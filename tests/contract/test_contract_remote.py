@@ -25,12 +25,12 @@ from tapforge_api import attempt as place
 from tapforge_operator import labels
 from tapforge_trainer.cluster import storage
 from tapforge_trainer.cluster.attempt import Attempt
-from tapforge_trainer.local_files import folder_of
 from tapforge_trainer.remote.events import START, read_on
 from tapforge_trainer.remote.fetch import chosen, fetch_files, fetched
 from tapforge_trainer.remote.pods import RUN_UID_LABEL, log_pods, reader_job, running_head
 from tapforge_trainer.remote.status import RunStatus, status_of
 from tapforge_trainer.remote.target import opened
+from tapforge_trainer.run.local_files import folder_of
 
 # --- how a run is -----------------------------------------------------------------------------------------------------
 

@@ -35,11 +35,11 @@ from tapforge_envs.slots.broker_calls import Access
 from tapforge_operator.trainingrun import rayjob
 from tapforge_operator.trainingrun.state import Run
 from tapforge_operator.trainingrun.templates import StoredConfig, as_started
-from tapforge_trainer.cli import cli
+from tapforge_trainer.cli.main import cli
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.prestop import lock_path
-from tapforge_trainer.machine import Machine, device_of
-from tapforge_trainer.run_folder import read_spec, write_spec
+from tapforge_trainer.placement.machine import Machine, device_of
+from tapforge_trainer.run.folder import read_spec, write_spec
 
 #: a head without GPUs, whose image can use them; and one with more than any run here needs
 HEADS = (Machine(8, 0), Machine(8, 64))

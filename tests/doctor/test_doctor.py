@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from tapforge_api import load
-from tapforge_trainer.assembly import SetupError
-from tapforge_trainer.cli import cli
+from tapforge_trainer.cli.main import cli
 from tapforge_trainer.doctor import machine
 from tapforge_trainer.doctor.command import _is_cached, preflight
-from tapforge_trainer.telemetry import Telemetry, View
+from tapforge_trainer.run.assembly import SetupError
+from tapforge_trainer.telemetry.telemetry import Telemetry, View
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "quickstart.yaml"
 REPOSITORY = 'spec.model.source={"huggingFace": {"repo": "maker/model"}}'

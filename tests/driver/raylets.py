@@ -20,9 +20,9 @@ from tests.model_source.fake_hub import FakeHub, Repository
 from tests.model_source.small_model import FIRST, REPO, files
 
 from tapforge_trainer.model_source.ref import ModelRef
-from tapforge_trainer.policy import placement
-from tapforge_trainer.policy.placement import Place, PlacementError, bundles_of
-from tapforge_trainer.policy.settings import LearnerSettings, on_this_node
+from tapforge_trainer.placement import placement
+from tapforge_trainer.placement.placement import Place, PlacementError, bundles_of
+from tapforge_trainer.placement.settings import LearnerSettings, on_this_node
 
 #: GPUs of each of the nodes, and cores, which nothing uses
 GPUS, CPUS = 4, 16

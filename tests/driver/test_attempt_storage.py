@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from tapforge_api import attempt as variables
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import Outcome, Reason
-from tapforge_trainer import telemetry
-from tapforge_trainer.assembly import ConfigurationError
 from tapforge_trainer.cluster import storage
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.storage import Holder, StorageError, Superseded, folder_of, newest, take_over
-from tapforge_trainer.policy.checkpoint_storage import CheckpointFolder
+from tapforge_trainer.learner.checkpoint_storage import CheckpointFolder
+from tapforge_trainer.recording.reader import Recording, RecordingError
+from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.records import EpisodeRecord
-from tapforge_trainer.rollout.recorder import Recorder
-from tapforge_trainer.rollout.recording import Recording, RecordingError
+from tapforge_trainer.run.assembly import ConfigurationError
+from tapforge_trainer.telemetry import telemetry
 
 
 def _save(root: Path, update: int) -> None:

@@ -22,15 +22,15 @@ from tapforge_api import attempt as variables
 from tapforge_api.learning import Stop
 from tapforge_api.progress import Orders as Answer
 from tapforge_envs.slots.source import SlotError
-from tapforge_trainer.assembly import ConfigurationError
 from tapforge_trainer.cluster import driver
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.driver import drive, report_killed
 from tapforge_trainer.cluster.storage import Holder, StorageError, folder_of, newest, take_over
-from tapforge_trainer.policy.checkpoint_storage import CheckpointFolder, CheckpointStore
-from tapforge_trainer.progress import Progress
-from tapforge_trainer.report import wanted
-from tapforge_trainer.shutdown import StopSignal
+from tapforge_trainer.learner.checkpoint_storage import CheckpointFolder, CheckpointStore
+from tapforge_trainer.run.assembly import ConfigurationError
+from tapforge_trainer.run.report import wanted
+from tapforge_trainer.run.shutdown import StopSignal
+from tapforge_trainer.telemetry.progress import Progress
 
 SPEC = """
 apiVersion: tapforge.dev/v1alpha1
@@ -344,7 +344,7 @@ async def test_the_command_in_a_pod(
 ) -> None:
     (tmp_path / "run.yaml").write_text(SPEC % nobody)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tapforge_trainer.cli", "run", "-f", "run.yaml", *words),
+        *(sys.executable, "-m", "tapforge_trainer.cli.main", "run", "-f", "run.yaml", *words),
         cwd=tmp_path,
         env={**os.environ, **_pod(operator, authority, tmp_path)},
         stderr=subprocess.PIPE,

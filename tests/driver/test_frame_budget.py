@@ -1,7 +1,13 @@
 """What the frames under way may take is known before anything is started."""
 
 from tapforge_api import load
-from tapforge_trainer.frame_budget import BYTES_PER_PIXEL, budget_error, episode_bytes, frame_budget, largest_frame
+from tapforge_trainer.rollout.frame_budget import (
+    BYTES_PER_PIXEL,
+    budget_error,
+    episode_bytes,
+    frame_budget,
+    largest_frame,
+)
 from tapforge_trainer.tasks.selection import training_tasks
 from tapforge_trainer.tiny.folder import write_processor
 

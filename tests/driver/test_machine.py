@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from tapforge_api import TrainingRun, dump_set, to_yaml
 from tapforge_api.gpus import cluster_gpus_error, gpus_needed, gpus_offered
 from tapforge_api.loading import from_object
-from tapforge_trainer import assembly
-from tapforge_trainer.cli import cli
-from tapforge_trainer.machine import Machine, NoDevice, device_of, missing, visible_gpus
-from tapforge_trainer.policy import driver
+from tapforge_trainer import policy as driver
+from tapforge_trainer.cli.main import cli
+from tapforge_trainer.placement.machine import Machine, NoDevice, device_of, missing, visible_gpus
+from tapforge_trainer.run import assembly
 
 LAPTOP, WORKSTATION, CPU_IMAGE = Machine(8, 0), Machine(16, 2), Machine(16, 0, cuda=False)
 

@@ -100,7 +100,7 @@ def test_a_driver_is_told_and_waited_for_until_its_checkpoint_is_there(tmp_path:
 @pytest.mark.parametrize(("kind", "seconds", "code"), [("good", 60, 0), ("deaf", 0, 1)])
 def test_the_command_of_the_hook(tmp_path: Path, kind: str, seconds: int, code: int) -> None:
     pod = _pod(tmp_path)
-    command = [sys.executable, "-m", "tapforge_trainer.cli", *variables.prestop(seconds)[1:]]
+    command = [sys.executable, "-m", "tapforge_trainer.cli.main", *variables.prestop(seconds)[1:]]
     with _driver(pod, kind) as driver:
         ended = subprocess.run(command, env={**os.environ, **pod}, stderr=subprocess.PIPE, text=True, check=False)
         assert ended.returncode == code, ended.stderr
@@ -184,7 +184,7 @@ async def test_a_run_that_is_left_stops_in_order_and_says_so(
         phones = [f"http://127.0.0.1:{deaf.getsockname()[1]}/{number}" for number in range(40 * PROBES_AT_ONCE)]
         (tmp_path / "run.yaml").write_text(SPEC % '", "'.join(phones))
         run = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tapforge_trainer.cli", "run", "-f", "run.yaml", "--restarts", restarts),
+            *(sys.executable, "-m", "tapforge_trainer.cli.main", "run", "-f", "run.yaml", "--restarts", restarts),
             cwd=tmp_path,
             env={**os.environ, **pod},
         )

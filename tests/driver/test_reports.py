@@ -21,9 +21,9 @@ from tapforge_api.progress import Progress
 from tapforge_trainer.cluster.attempt import Attempt
 from tapforge_trainer.cluster.reporter import Reporter, Timing
 from tapforge_trainer.cluster.status_report import ending, report_of
-from tapforge_trainer.progress import Saved
-from tapforge_trainer.shutdown import StopReason, StopSignal
-from tapforge_trainer.telemetry import View
+from tapforge_trainer.run.shutdown import StopReason, StopSignal
+from tapforge_trainer.telemetry.progress import Saved
+from tapforge_trainer.telemetry.telemetry import View
 
 ATTEMPT = Attempt(RUN, "lab", "uid-1", 2, Path("/nowhere"), restarts=1, cluster="tiny-2-abcde")
 FAST = Timing(interval=0.01, answer=120.0, backoff_cap=0.02, final=240.0, retry=0.01)

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tapforge_api.progress import EXIT_STOPPED
-from tapforge_trainer.shutdown import (
+from tapforge_trainer.run.shutdown import (
     EXIT_INTERRUPTED,
     Interrupted,
     StopReason,
@@ -82,7 +82,7 @@ async def test_what_fails_is_raised_whatever_was_requested() -> None:
 
 @pytest.mark.parametrize("cleaning", ["cleanly", "with an error", "not at all", "in time after all"])
 async def test_work_that_takes_longer_than_the_grace_is_cut_off(cleaning: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tapforge_trainer.shutdown._CLEANUP", 0.05)
+    monkeypatch.setattr("tapforge_trainer.run.shutdown._CLEANUP", 0.05)
     stop, said, end = StopSignal(), [], asyncio.Event()
 
     async def work() -> int:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from tapforge_trainer.policy import driver, ray_environment
+from tapforge_trainer import policy as driver
+from tapforge_trainer.placement import ray_environment
 
 #: SIGTERM comes after Ray has put up its handlers and before ours are back
 STARTING = """
 import asyncio, os, signal
-from tapforge_trainer.shutdown import StopSignal, become_subreaper, handling_signals
+from tapforge_trainer.run.shutdown import StopSignal, become_subreaper, handling_signals
 from tapforge_trainer.policy import driver
 
 async def starting():

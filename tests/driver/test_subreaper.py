@@ -10,7 +10,7 @@ from pathlib import Path
 #: a grandchild whose own parent is gone, in a session of its own, deaf to being asked to end; and a child
 COMMAND = """
 import atexit, subprocess, sys
-from tapforge_trainer.shutdown import become_subreaper
+from tapforge_trainer.run.shutdown import become_subreaper
 
 become_subreaper()
 atexit.register(lambda: print("cleaned up", flush=True))

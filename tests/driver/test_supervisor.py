@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tapforge_trainer.cli import cli
-from tapforge_trainer.supervisor import (
+from tapforge_trainer.cli.main import cli
+from tapforge_trainer.run.supervisor import (
     RESTARTS,
     RESTARTS_LEFT,
     STARTED,
@@ -145,7 +145,7 @@ def _until(holds: Callable[[], bool]) -> None:
 def test_a_signal_reaches_the_driver_once(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """Also when it goes to the whole group of processes."""
     program = (
-        "import asyncio, os, sys; from tapforge_trainer.supervisor import supervise;"
+        "import asyncio, os, sys; from tapforge_trainer.run.supervisor import supervise;"
         "sys.exit(asyncio.run(supervise(sys.argv[1:], 3, os.environ)))"
     )
     command = [sys.executable, "-c", program, sys.executable, "-c", PATIENT, str(tmp_path)]
@@ -178,7 +178,7 @@ def test_the_driver_dies_with_its_supervisor(tmp_path: Path) -> None:
         f"os.rename({str(tmp_path / 'pid.new')!r}, {str(tmp_path / 'pid')!r})\ntime.sleep(3600)\n"
     )
     program = (
-        "import asyncio, os; from tapforge_trainer.supervisor import driver_command, supervise;"
+        "import asyncio, os; from tapforge_trainer.run.supervisor import driver_command, supervise;"
         "command = driver_command([]);"
         "command[-1] = 'sleeper';"
         "asyncio.run(supervise(command, 3, os.environ))"
@@ -210,7 +210,7 @@ def test_a_file_that_is_wrong_is_not_tried_again(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(
         "apiVersion: tapforge.dev/v1alpha1\nkind: TrainingRun\nmetadata: {name: tiny}\nspec: {sede: 3}\n"
     )
-    command = [sys.executable, "-m", "tapforge_trainer.cli", "run", "-f", "run.yaml", "--restarts", "3"]
+    command = [sys.executable, "-m", "tapforge_trainer.cli.main", "run", "-f", "run.yaml", "--restarts", "3"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 2
     assert done.stderr.count("spec.sede") == 1

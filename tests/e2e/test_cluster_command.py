@@ -85,7 +85,7 @@ def _file(tmp_path: Path, **spec: object) -> Path:
 
 
 def tapforge(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tapforge_trainer.cli", "cluster", *map(str, words)]
+    command = [sys.executable, "-m", "tapforge_trainer.cli.main", "cluster", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 

@@ -69,7 +69,7 @@ def training(cluster: Cluster, space: str, operator: Operator, tmp_path: Path) -
     }
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tapforge_trainer.cli", "run", "-f", "run.yaml"],
+            [sys.executable, "-m", "tapforge_trainer.cli.main", "run", "-f", "run.yaml"],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,

@@ -21,8 +21,8 @@ from real_cluster import run_python
 from trained import START, Times, Trained, phones, volume
 
 from tapforge_operator import labels
+from tapforge_trainer.recording.reader import Recording
 from tapforge_trainer.records import EpisodeRecord
-from tapforge_trainer.rollout.recording import Recording
 
 PHONES = 4
 #: more than any test waits for

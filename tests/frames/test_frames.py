@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tapforge_trainer.frames import FittedFrame, FrameError, Pixels, checked, decode, name_of
+from tapforge_trainer.frames.frame import FittedFrame, FrameError, Pixels, checked, decode, name_of
 
 
 def noise(width: int, height: int, seed: int = 0) -> Pixels:

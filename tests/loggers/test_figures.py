@@ -13,14 +13,14 @@ from rich.console import Console
 
 from tapforge_api import load
 from tapforge_api.loggers import Logging
-from tapforge_trainer.assembly import ConfigurationError
 from tapforge_trainer.batch import BatchRules, build_batch
 from tapforge_trainer.loggers.figures import FIGURES, figures_of, meaning, settings_of
 from tapforge_trainer.loggers.registry import chosen, missing
 from tapforge_trainer.loggers.session import check_installed, logged
-from tapforge_trainer.progress import Progress
 from tapforge_trainer.rollout.stats import RolloutStats
-from tapforge_trainer.telemetry import Telemetry, View
+from tapforge_trainer.run.assembly import ConfigurationError
+from tapforge_trainer.telemetry.progress import Progress
+from tapforge_trainer.telemetry.telemetry import Telemetry, View
 
 SPEC = """
 apiVersion: tapforge.dev/v1alpha1

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tapforge_api import load
-from tapforge_trainer.adapters import adapter_errors
-from tapforge_trainer.assembly import ConfigurationError, inspect
+from tapforge_trainer.run.adapters import adapter_errors
+from tapforge_trainer.run.assembly import ConfigurationError, inspect
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "quickstart.yaml"
 PROCESSOR = {"patch_size": 14, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.agents.coordinates import Fraction, Grid, ImagePixels
-from tapforge_trainer.base_check import LEAST, check_base
 from tapforge_trainer.records import EpisodeRecord, FinishReason, Generation, StepRecord
+from tapforge_trainer.run.base_check import LEAST, check_base
 
 
 def _step(

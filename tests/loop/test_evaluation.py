@@ -8,11 +8,11 @@ import pytest
 from tapforge_api import load
 from tapforge_envs.protocol import ACTION, Outcome, Reason, Task
 from tapforge_trainer.agents import make_agent
-from tapforge_trainer.evaluation import measured
-from tapforge_trainer.frames import FittedFrame
+from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.model_source.tiny_base import SHIPPED
 from tapforge_trainer.records import EpisodeRecord, Generation, Prompt, Sampling, StepRecord
 from tapforge_trainer.rollout.baselines import baselines
+from tapforge_trainer.run.evaluation import measured
 from tapforge_trainer.tasks.selection import evaluation_tasks, training_tasks
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "quickstart.yaml"

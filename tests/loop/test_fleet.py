@@ -11,8 +11,8 @@ from rich.console import Console
 
 from tapforge_envs.slots.source import Verdict
 from tapforge_envs.slots.table import SlotTable
-from tapforge_trainer.cli import cli
-from tapforge_trainer.fleet import PHONES, FleetError, as_json, drawn, fleet_of, read_fleet, written
+from tapforge_trainer.cli.main import cli
+from tapforge_trainer.run.fleet import PHONES, FleetError, as_json, drawn, fleet_of, read_fleet, written
 
 
 def a_fleet(well: int = 3) -> SlotTable:

@@ -10,13 +10,13 @@ import pytest
 from tapforge_api import TrainingRun, load
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import Task
-from tapforge_trainer.assembly import ConfigurationError, inspect
-from tapforge_trainer.machine import Machine
-from tapforge_trainer.plan import plan, render
-from tapforge_trainer.progress import Progress
-from tapforge_trainer.report import summarize
+from tapforge_trainer.placement.machine import Machine
+from tapforge_trainer.run.assembly import ConfigurationError, inspect
+from tapforge_trainer.run.plan import plan, render
+from tapforge_trainer.run.report import summarize
 from tapforge_trainer.tasks.contamination import contamination
 from tapforge_trainer.tasks.selection import evaluation_tasks, training_tasks
+from tapforge_trainer.telemetry.progress import Progress
 
 HEAD = "apiVersion: tapforge.dev/v1alpha1\nkind: TrainingRun\nmetadata: {name: x}\n"
 MAIL = Task(suite="s", template="open", params={"app": "mail"}, seed=1, goal="Open the mail app.")

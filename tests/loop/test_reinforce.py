@@ -17,19 +17,19 @@ from scripted import AGENT, TASKS, Demonstrator
 
 from tapforge_api import load
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
-from tapforge_trainer.assembly import arena_of
-from tapforge_trainer.frame_handles import FramesLost
+from tapforge_trainer.frames.handles import FramesLost
+from tapforge_trainer.learner.checkpoints import Written
 from tapforge_trainer.loop import grace_note, reinforce
-from tapforge_trainer.parts import Parts
-from tapforge_trainer.policy.checkpoints import Written
-from tapforge_trainer.policy.driver import PolicySettings
-from tapforge_trainer.progress import Progress
-from tapforge_trainer.rollout.frames import FrameStore
-from tapforge_trainer.rollout.recording import Recording
+from tapforge_trainer.policy import PolicySettings
+from tapforge_trainer.recording.frames import FrameStore
+from tapforge_trainer.recording.reader import Recording
 from tapforge_trainer.rollout.worker import RolloutWorker
-from tapforge_trainer.run_folder import ROLLOUT, read_events
-from tapforge_trainer.shutdown import StopReason, StopSignal
-from tapforge_trainer.telemetry import Telemetry, View
+from tapforge_trainer.run.assembly import arena_of
+from tapforge_trainer.run.context import Parts
+from tapforge_trainer.run.folder import ROLLOUT, read_events
+from tapforge_trainer.run.shutdown import StopReason, StopSignal
+from tapforge_trainer.telemetry.progress import Progress
+from tapforge_trainer.telemetry.telemetry import Telemetry, View
 
 SPEC = """
 apiVersion: tapforge.dev/v1alpha1

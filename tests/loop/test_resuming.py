@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tapforge_api import load
-from tapforge_trainer.local_files import inspect_files
-from tapforge_trainer.policy.checkpoint_storage import CheckpointFolder, read_state
-from tapforge_trainer.progress import Progress
-from tapforge_trainer.resuming import resumed_from
+from tapforge_trainer.learner.checkpoint_storage import CheckpointFolder, read_state
+from tapforge_trainer.run.local_files import inspect_files
+from tapforge_trainer.run.resuming import resumed_from
+from tapforge_trainer.telemetry.progress import Progress
 
 SAMPLE = Path(__file__).parents[2] / "manifests/samples/quickstart.yaml"
 RUN = load(SAMPLE).metadata.name

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tapforge_api import dump_set, load
-from tapforge_trainer.assembly import ConfigurationError
-from tapforge_trainer.report import write_report
-from tapforge_trainer.run_folder import CURVE, SPEC, check_same, read_events, read_spec, write_spec
-from tapforge_trainer.telemetry import EVENTS
+from tapforge_trainer.run.assembly import ConfigurationError
+from tapforge_trainer.run.folder import CURVE, SPEC, check_same, read_events, read_spec, write_spec
+from tapforge_trainer.run.report import write_report
+from tapforge_trainer.telemetry.telemetry import EVENTS
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "quickstart.yaml"
 #: of a version before errorRate and baselines had these names

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tapforge_trainer.run_folder import read_events
-from tapforge_trainer.start_progress import in_words, waiting_shown
-from tapforge_trainer.telemetry import Telemetry, View
+from tapforge_trainer.run.folder import read_events
+from tapforge_trainer.telemetry.start_progress import in_words, waiting_shown
+from tapforge_trainer.telemetry.telemetry import Telemetry, View
 
 
 def test_equal_ones_are_counted() -> None:

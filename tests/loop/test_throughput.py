@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapforge_trainer.throughput import phases_of, shares, throughput_of
+from tapforge_trainer.telemetry.throughput import phases_of, shares, throughput_of
 
 
 def _update(number: int, **learner: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tapforge_operator.emulatorpool.state import NewSlot, Pool
 from tapforge_operator.main import LEASE, main
 from tapforge_operator.observability.metrics import Telemetry
 from tapforge_operator.trainingrun.apply import FOREIGN
-from tapforge_trainer.cli_env import serve
+from tapforge_trainer.cli.env import serve
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests"

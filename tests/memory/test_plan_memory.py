@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tapforge_api import load
 from tapforge_api.gpus import cluster_gpus_error, gpus_needed
-from tapforge_trainer.cli import cli
+from tapforge_trainer.cli.main import cli
+from tapforge_trainer.learner.families import ModelConfig
 from tapforge_trainer.memory.advice import advice
 from tapforge_trainer.memory.command import model_config
 from tapforge_trainer.memory.estimate import card_of, estimate, visual_tokens
@@ -22,7 +23,6 @@ from tapforge_trainer.memory.known import CONFIGS
 from tapforge_trainer.memory.learner import CATEGORIES
 from tapforge_trainer.memory.report import Figures, as_json, render
 from tapforge_trainer.memory.shape import Shape
-from tapforge_trainer.policy.models import ModelConfig
 
 SAMPLES = Path("manifests/samples")
 GPU_SAMPLES = ("run-qwen3-vl-8b.yaml", "run-qwen2.5-vl-7b.yaml", "run-ui-tars-1.5-7b.yaml")

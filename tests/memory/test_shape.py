@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models.real import NAMES, config, flat_config, model_class
+from tests.families.real import NAMES, config, flat_config, model_class
 
+from tapforge_trainer.learner.families import FolderError, ModelConfig
 from tapforge_trainer.memory.known import CONFIGS, config_of, gpu_bytes
 from tapforge_trainer.memory.shape import Shape
-from tapforge_trainer.policy.models import FolderError, ModelConfig
 
 LORA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

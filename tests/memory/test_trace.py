@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.models.real import config
+from tests.families.real import config
 
-from tapforge_trainer.cli import cli
+from tapforge_trainer.cli.main import cli
+from tapforge_trainer.learner.families import FAMILIES, ModelConfig
 from tapforge_trainer.memory.known import CONFIGS
 from tapforge_trainer.memory.learner import BUCKET_BYTES, FEATURES_KEPT, LOGITS_AT_ONCE, LearnerLoad, peak
 from tapforge_trainer.memory.shape import Shape
 from tapforge_trainer.memory.trace import trace
-from tapforge_trainer.policy.models import FAMILIES, ModelConfig
 
 #: of the traced peak
 TOLERANCE = 0.05
@@ -43,7 +43,8 @@ def compared(document: Any, **settings: Any) -> None:
 
 
 def test_constants_are_those_of_the_policy() -> None:
-    from tapforge_trainer.policy import features, gpu_transfer, head
+    from tapforge_trainer.learner import features, head
+    from tapforge_trainer.sync import gpu as gpu_transfer
 
     assert (LOGITS_AT_ONCE, FEATURES_KEPT) == (head.LOGITS_AT_ONCE, features.FEATURES_KEPT)
     assert BUCKET_BYTES == gpu_transfer.BUCKET_BYTES

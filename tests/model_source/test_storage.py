@@ -14,8 +14,8 @@ from tests.s3 import Bucket
 
 from tapforge_api import TrainingRun
 from tapforge_api.loading import from_object
-from tapforge_trainer import assembly
-from tapforge_trainer.model_pin import PINNED, model_of
+from tapforge_trainer.run import assembly
+from tapforge_trainer.run.model_pin import PINNED, model_of
 
 HEAVY = "model-00001-of-00002.safetensors"
 

@@ -248,8 +248,8 @@ async def test_a_taken_port_serves_nothing_at_all():
 
 
 async def test_the_command_serves_until_it_is_stopped():
-    command = ["-m", "tapforge_trainer.cli", "phone", "serve", "--json", "--width", "96", "--height", "160"]
-    script = "import sys; from tapforge_trainer.cli import main; main()"
+    command = ["-m", "tapforge_trainer.cli.main", "phone", "serve", "--json", "--width", "96", "--height", "160"]
+    script = "import sys; from tapforge_trainer.cli.main import main; main()"
     words = [sys.executable, "-c", script, *command[2:]]
 
     async def run(*more: str) -> asyncio.subprocess.Process:

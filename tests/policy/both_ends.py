@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from tiny_samples import Tiny, at_hand, frame, of_generation
 
-from tapforge_trainer.frames import FittedFrame
-from tapforge_trainer.policy.engine_client import EngineClient
-from tapforge_trainer.policy.engines import Engines
-from tapforge_trainer.policy.learner import Learner
+from tapforge_trainer.engine.client import EngineClient
+from tapforge_trainer.engine.pool import Engines
+from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.learner.client import Learner
 from tapforge_trainer.records import Generation, Prompt, Sampling
 
 TOLERANCE = 1e-4

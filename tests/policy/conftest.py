@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from tests.s3 import CREDENTIALS, Proxy, s3_proxy, s3_server
 from tiny_samples import Tiny
 
-from tapforge_trainer.policy.driver import _start_ray
-from tapforge_trainer.policy.engines import Engines
-from tapforge_trainer.policy.learner import Learner
-from tapforge_trainer.policy.probe import Probe, make_probe
+from tapforge_trainer.engine.pool import Engines
+from tapforge_trainer.learner.client import Learner
+from tapforge_trainer.policy import _start_ray
+from tapforge_trainer.sync.proof import Probe, make_probe
 from tapforge_trainer.tiny.folder import write_model
 
 __all__ = ["s3_proxy", "s3_server"]
@@ -87,7 +87,7 @@ def probe(tiny: Tiny) -> Probe:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def first_weights(both: tuple[Engines, Learner], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tapforge_trainer.policy import checkpoints
+    from tapforge_trainer.learner import checkpoints
 
     root = tmp_path_factory.mktemp("first")
     await checkpoints.save(both[1], root, 0, {})
@@ -97,7 +97,7 @@ async def first_weights(both: tuple[Engines, Learner], tmp_path_factory: pytest.
 @pytest_asyncio.fixture(loop_scope="session")
 async def fresh(both: tuple[Engines, Learner], first_weights: Path) -> Learner:
     """The learner of two ranks with its first weights and no optimizer state."""
-    from tapforge_trainer.policy import checkpoints
+    from tapforge_trainer.learner import checkpoints
 
     await checkpoints.load(both[1], first_weights)
     return both[1]

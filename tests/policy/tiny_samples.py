@@ -12,11 +12,18 @@ import torch
 from PIL import Image
 
 from tapforge_trainer.agents.tokens import Tokens
-from tapforge_trainer.frame_handles import BatchFrames
-from tapforge_trainer.frames import FittedFrame
-from tapforge_trainer.policy.batches import MicroBatch, MicroBatchPlan, TokenBatch, Vocabulary, micro_batch, token_batch
-from tapforge_trainer.policy.frames import PixelFormat
-from tapforge_trainer.policy.settings import EngineSettings, LearnerSettings
+from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.frames.handles import BatchFrames
+from tapforge_trainer.learner.batches import (
+    MicroBatch,
+    MicroBatchPlan,
+    TokenBatch,
+    Vocabulary,
+    micro_batch,
+    token_batch,
+)
+from tapforge_trainer.learner.frame_store import PixelFormat
+from tapforge_trainer.placement.settings import EngineSettings, LearnerSettings
 from tapforge_trainer.records import Generation, Prompt, ResponseSpan, Sample
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tests.s3 import Bucket
 
-from tapforge_trainer.object_storage import open_store
-from tapforge_trainer.policy.checkpoint_storage import (
+from tapforge_trainer.learner.checkpoint_storage import (
     CheckpointFolder,
     CheckpointStore,
     Holder,
@@ -19,6 +18,7 @@ from tapforge_trainer.policy.checkpoint_storage import (
 from tapforge_trainer.remote import ClusterError
 from tapforge_trainer.remote.fetch import fetch_checkpoint, fetched
 from tapforge_trainer.remote.target import opened
+from tapforge_trainer.storage.object_storage import open_store
 
 WEIGHTS = b"w" * 100_000
 
@@ -93,7 +93,7 @@ def test_what_has_not_changed_in_the_bucket_is_not_fetched_again(
     _fetch(uri, tmp_path / "quick", publish=False)
     fetched_again: list[str] = []
     monkeypatch.setattr(
-        "tapforge_trainer.object_storage.Store.get", lambda self, path, place: fetched_again.append(path)
+        "tapforge_trainer.storage.object_storage.Store.get", lambda self, path, place: fetched_again.append(path)
     )
     _fetch(uri, tmp_path / "quick")
     _fetch(uri, tmp_path / "quick")

@@ -18,7 +18,7 @@ import yaml
 from click.testing import CliRunner
 
 from tapforge_api import load
-from tapforge_trainer.cli_cluster import cluster as cluster_command
+from tapforge_trainer.cli.cluster import cluster as cluster_command
 from tapforge_trainer.cluster.files import events
 from tapforge_trainer.remote import Cluster, ClusterError, Run
 from tapforge_trainer.remote.api import Connection, NotReached

@@ -10,7 +10,7 @@ from tapforge_api import load
 from tapforge_api.base import POD_TEMPLATES_ANNOTATION
 from tapforge_trainer.remote import ClusterError
 from tapforge_trainer.remote.submit import read
-from tapforge_trainer.run_folder import SPEC, write_spec
+from tapforge_trainer.run.folder import SPEC, write_spec
 
 FILE = """
 apiVersion: tapforge.dev/v1alpha1

@@ -14,7 +14,7 @@ from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import ACTION, Action, Observation, Task, Terminate
 from tapforge_trainer.agents.agent import ContextLimit, Prepared, Turn
 from tapforge_trainer.agents.parsing import ParseFailure
-from tapforge_trainer.frames import FittedFrame, Pixels
+from tapforge_trainer.frames.frame import FittedFrame, Pixels
 from tapforge_trainer.records import FinishReason, Generation, Prompt, Sampling
 
 IMAGE, END = 256, 257

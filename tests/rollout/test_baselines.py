@@ -6,13 +6,13 @@ from phones import PATIENT, phones
 from scripted import AGENT
 
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
-from tapforge_trainer.assembly import Arena
-from tapforge_trainer.evaluation import play
-from tapforge_trainer.rollout.attempt import EpisodeLimits
+from tapforge_trainer.attempt import EpisodeLimits
+from tapforge_trainer.recording.retention import Retention
 from tapforge_trainer.rollout.baselines import baselines
 from tapforge_trainer.rollout.groups import GroupLimits
-from tapforge_trainer.rollout.retention import Retention
 from tapforge_trainer.rollout.worker import RolloutWorker
+from tapforge_trainer.run.assembly import Arena
+from tapforge_trainer.run.evaluation import play
 
 
 @pytest.mark.parametrize("name", ["random", "always_infeasible"])

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import Demonstrator
 
-from tapforge_trainer.rollout.attempt import seed_of
-from tapforge_trainer.rollout.engine_choice import choose_engine, engine_of_new_episode
+from tapforge_trainer.attempt import seed_of
+from tapforge_trainer.engine.choice import choose_engine, engine_of_new_episode
 from tapforge_trainer.rollout.groups import GroupLimits
 
 ENGINES = st.integers(0, 5)

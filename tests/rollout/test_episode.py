@@ -27,9 +27,9 @@ from tapforge_envs.clients.tapforge_http import TapforgeClient
 from tapforge_envs.protocol import Answer, Back, EnvironmentFault, Home, Outcome, Reason, UnsupportedAction, Wait
 from tapforge_envs.ui_tree import ui_key
 from tapforge_trainer.agents.parsing import ParseFailure
+from tapforge_trainer.attempt import Attempt, AttemptRequest, Call, EpisodeLimits
 from tapforge_trainer.batch import BatchRules, build_batch
 from tapforge_trainer.records import GroupRecord, Sampling
-from tapforge_trainer.rollout.attempt import Attempt, AttemptRequest, Call, EpisodeLimits
 from tapforge_trainer.rollout.episode import Episode, Standing, after_answer
 from tapforge_trainer.states.frame import frame_key
 from tapforge_trainer.states.grouping import states_of

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.attempt import Attempt, Call, EpisodeResult
 from tapforge_trainer.records import EpisodeRecord, Generation, StepRecord
-from tapforge_trainer.rollout.attempt import Attempt, Call, EpisodeResult
 from tapforge_trainer.rollout.fault_tracker import FaultTracker, signature
 
 TASK = Task(suite="s", template="t")

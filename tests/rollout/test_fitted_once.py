@@ -10,10 +10,10 @@ from PIL import Image
 from scripted import TASKS
 
 from tapforge_envs.protocol import Back, Frame, Home, Observation, Score, StepResult, Terminate
-from tapforge_trainer import frames
 from tapforge_trainer.agents import make_agent, vision
+from tapforge_trainer.attempt import Attempt, AttemptRequest, EpisodeLimits
+from tapforge_trainer.frames import frame as frames
 from tapforge_trainer.records import Generation, Sampling
-from tapforge_trainer.rollout.attempt import Attempt, AttemptRequest, EpisodeLimits
 from tapforge_trainer.rollout.episode import Episode
 from tapforge_trainer.states import reading
 from tapforge_trainer.states.frame import frame_key

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.attempt import Attempt
 from tapforge_trainer.records import EpisodeRecord
-from tapforge_trainer.rollout.attempt import Attempt
 from tapforge_trainer.rollout.evaluation_queue import EvaluationQueue
 from tapforge_trainer.rollout.groups import Dropped, GroupBuffer, GroupLimits
 from tapforge_trainer.rollout.stats import by_length

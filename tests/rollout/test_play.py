@@ -18,9 +18,9 @@ from phones import PATIENT, TASKS, phones
 
 from tapforge_envs.clients.phones import PhoneAddress
 from tapforge_envs.protocol import Home, Outcome, Reason, Terminate
-from tapforge_trainer.cli import cli
-from tapforge_trainer.play import PlayError, play, random_policy, read_actions
-from tapforge_trainer.rollout.recording import Recording
+from tapforge_trainer.cli.main import cli
+from tapforge_trainer.cli.play import PlayError, play, random_policy, read_actions
+from tapforge_trainer.recording.reader import Recording
 
 TASK = TASKS.sample(0, 0)
 

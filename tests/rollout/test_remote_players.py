@@ -13,13 +13,13 @@ from tapforge_envs.clients.phones import PhoneAddress
 from tapforge_envs.protocol import EnvironmentFault, Outcome, Reason
 from tapforge_envs.slots.lease_life import LeaseLife
 from tapforge_envs.slots.source import Lease, Verdict
+from tapforge_trainer.attempt import Attempt, AttemptRequest
 from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout import remote_players
-from tapforge_trainer.rollout.attempt import Attempt, AttemptRequest
 from tapforge_trainer.rollout.remote_players import RESTART_SECONDS, RESTARTS, RemotePlayers, WorkerError, WorkerLost
 from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.rollout.worker_host import LINK_SECONDS, LeaseTerms, Wanted, WorkerHost, end_on_worker
-from tapforge_trainer.shutdown import failure_of
+from tapforge_trainer.run.shutdown import failure_of
 
 TASK = TASKS.sample(0, 0)
 

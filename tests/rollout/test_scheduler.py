@@ -12,14 +12,14 @@ from scripted import DONE, GIVE_UP, Demonstrator, Held, Script, always, way
 from tapforge_envs.clients.http import Deadlines
 from tapforge_envs.protocol import Home, Outcome
 from tapforge_envs.slots.source import Verdict
+from tapforge_trainer.attempt import EpisodeLimits
+from tapforge_trainer.recording.queue import RecordingQueue
+from tapforge_trainer.recording.reader import Recording
+from tapforge_trainer.recording.recorder import Recorder
+from tapforge_trainer.recording.retention import Retention
 from tapforge_trainer.records import Sampling
-from tapforge_trainer.rollout.attempt import EpisodeLimits
 from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.held_frames import FrameBudget
-from tapforge_trainer.rollout.recorder import Recorder
-from tapforge_trainer.rollout.recording import Recording
-from tapforge_trainer.rollout.recording_queue import RecordingQueue
-from tapforge_trainer.rollout.retention import Retention
 from tapforge_trainer.rollout.stats import by_length, rate_of
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 

@@ -12,10 +12,10 @@ from small_broker import Authority, SmallBroker, loop_time
 from tapforge_envs.protocol import Reason
 from tapforge_envs.slots.broker import BrokerSlots
 from tapforge_envs.slots.claim_manager import Pace
+from tapforge_trainer.recording.queue import RecordingQueue
+from tapforge_trainer.recording.reader import Recording
+from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.records import Sampling
-from tapforge_trainer.rollout.recorder import Recorder
-from tapforge_trainer.rollout.recording import Recording
-from tapforge_trainer.rollout.recording_queue import RecordingQueue
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource

@@ -8,10 +8,10 @@ from phones import until
 from scripted import Demonstrator, Held
 
 from tapforge_envs.protocol import Home, Reason
+from tapforge_trainer.recording.queue import RecordingQueue
+from tapforge_trainer.recording.reader import Recording
+from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.rollout.groups import GroupLimits
-from tapforge_trainer.rollout.recorder import Recorder
-from tapforge_trainer.rollout.recording import Recording
-from tapforge_trainer.rollout.recording_queue import RecordingQueue
 from tapforge_trainer.rollout.scheduler import RolloutError
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource
 

@@ -14,11 +14,11 @@ from tapforge_envs.protocol import Outcome, Reason
 from tapforge_envs.slots.processes import ProcessSlots, ServerCommand
 from tapforge_envs.slots.source import NoSlot, Verdict
 from tapforge_envs.slots.table import Backoff
+from tapforge_trainer.recording.queue import RecordingQueue
+from tapforge_trainer.recording.reader import Recording, RecordingError
+from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout.groups import GroupLimits
-from tapforge_trainer.rollout.recorder import Recorder
-from tapforge_trainer.rollout.recording import Recording, RecordingError
-from tapforge_trainer.rollout.recording_queue import RecordingQueue
 from tapforge_trainer.rollout.scheduler import RolloutError, Scheduler
 from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.tasks.source import FixedTasks, TaskSource

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.attempt import Attempt, EpisodeResult
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
-from tapforge_trainer.rollout.attempt import Attempt, EpisodeResult
 from tapforge_trainer.rollout.stats import RolloutStats, pace_of, rate_of
 
 TASK = Task(suite="s", template="t")

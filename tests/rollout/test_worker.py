@@ -10,8 +10,8 @@ from tapforge_envs.clients.phones import PhoneAddress
 from tapforge_envs.protocol import Outcome, Reason
 from tapforge_envs.slots.lease_life import LeaseLife
 from tapforge_envs.slots.source import Lease, Verdict
+from tapforge_trainer.attempt import Attempt, AttemptRequest
 from tapforge_trainer.records import Sampling
-from tapforge_trainer.rollout.attempt import Attempt, AttemptRequest
 from tapforge_trainer.rollout.worker import RolloutWorker
 
 TASK = TASKS.sample(0, 0)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from whole import PHONES, SICK, SPEC, Command, Finished, Run, restarts
 
-from tapforge_trainer.run_folder import read_events
+from tapforge_trainer.run.folder import read_events
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from whole import SPEC
 
 from tapforge_envs.phone import catalog
-from tapforge_trainer import cli
+from tapforge_trainer.cli import main as cli
 from tapforge_trainer.rollout.scheduler import RolloutError
 from tapforge_trainer.tiny.folder import write_model
 

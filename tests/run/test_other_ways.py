@@ -16,8 +16,8 @@ from whole import Command, Run, tapforge
 
 from tapforge_api.progress import EXIT_STOPPED
 from tapforge_envs.phone import catalog
-from tapforge_trainer.cli import cli
-from tapforge_trainer.rollout.frames import FrameStore
+from tapforge_trainer.cli.main import cli
+from tapforge_trainer.recording.frames import FrameStore
 
 pytestmark = pytest.mark.long
 

@@ -85,7 +85,17 @@ def bridged(trained: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         size = ("--width", "96", "--height", "160")
         phones = ready_line(stack, "tapforge_envs.phone.adbd", "--phones", str(PHONES), "--suite", "quickstart", *size)
         devices = [word for port in phones["ports"] for word in ("--device", f"127.0.0.1:{port}")]
-        serve = ("tapforge_trainer.cli", "env", "serve", "--protocol", "adb", "--adb-port", adb_port, "--port", "0")
+        serve = (
+            "tapforge_trainer.cli.main",
+            "env",
+            "serve",
+            "--protocol",
+            "adb",
+            "--adb-port",
+            adb_port,
+            "--port",
+            "0",
+        )
         bridge = ready_line(stack, *serve, "--settle", "none", *devices)
         urls = [f"http://127.0.0.1:{bridge['port']}/slot/{slot}\n" for slot in range(PHONES)]
         (place / "phones.txt").write_text("".join(urls))

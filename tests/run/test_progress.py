@@ -14,14 +14,14 @@ import pytest
 from tapforge_api.learning import Stop
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import Outcome, Reason
-from tapforge_trainer.frames import FittedFrame
-from tapforge_trainer.progress import Progress, belongs, ended, kept, needed_episodes, resumed
+from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.recording.lines import encode_episode
+from tapforge_trainer.recording.recorder import Recorder
+from tapforge_trainer.recording.retention import Retention
 from tapforge_trainer.records import EpisodeRecord, Generation, StepRecord
 from tapforge_trainer.rollout.groups import Resumed
-from tapforge_trainer.rollout.lines import encode_episode
-from tapforge_trainer.rollout.recorder import Recorder
-from tapforge_trainer.rollout.retention import Retention
-from tapforge_trainer.shutdown import Interrupted, StopReason, StopSignal, unless_stopped
+from tapforge_trainer.run.shutdown import Interrupted, StopReason, StopSignal, unless_stopped
+from tapforge_trainer.telemetry.progress import Progress, belongs, ended, kept, needed_episodes, resumed
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.models import real
+from tests.families import real
 from whole import Run, tapforge
 
 WIDE = """

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from tapforge_trainer.batch import BatchRules, build_batch
-from tapforge_trainer.progress import Progress
-from tapforge_trainer.rollout.recording import RecordingError
+from tapforge_trainer.recording.reader import RecordingError
 from tapforge_trainer.rollout.stats import RolloutStats
-from tapforge_trainer.run_folder import read_events
-from tapforge_trainer.telemetry import EVENTS, Telemetry, View
+from tapforge_trainer.run.folder import read_events
+from tapforge_trainer.telemetry.progress import Progress
+from tapforge_trainer.telemetry.telemetry import EVENTS, Telemetry, View
 
 
 def _telemetry(folder: Path, console: Console | None = None) -> Telemetry:

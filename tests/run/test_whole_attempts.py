@@ -63,7 +63,7 @@ def _driver(command: Command) -> int:
     (pid,) = [
         pid
         for pid, line in command.processes().items()
-        if " tapforge_trainer.cli run " in line and psutil.Process(pid).ppid() == command.process.pid
+        if " tapforge_trainer.cli.main run " in line and psutil.Process(pid).ppid() == command.process.pid
     ]
     return pid
 

@@ -12,10 +12,10 @@ import pytest
 from whole import Run, tapforge
 
 from tapforge_envs.protocol import Outcome
+from tapforge_trainer.learner.frame_store import PixelFormat, decode
 from tapforge_trainer.loggers.figures import figures_of, meaning
-from tapforge_trainer.policy.frames import PixelFormat, decode
 from tapforge_trainer.records import EpisodeRecord
-from tapforge_trainer.throughput import PHASES
+from tapforge_trainer.telemetry.throughput import PHASES
 
 MODES = ("sampled", "greedy")
 UPDATES, GROUPS, MEMBERS, EPISODES = 2, 4, 4, 16

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tapforge_trainer.rollout.recording import Recording
-from tapforge_trainer.run_folder import read_events
+from tapforge_trainer.recording.reader import Recording
+from tapforge_trainer.run.folder import read_events
 
 #: seconds that a whole session may take on a machine that does other things as well; reached only when something hangs
 PATIENCE = 600.0
@@ -56,7 +56,7 @@ class Command:
         self._out, self._err = (place / f"{words[0]}-{self.mark[:8]}.{name}" for name in ("out", "err"))
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tapforge_trainer.cli", *map(str, words)],
+                [sys.executable, "-m", "tapforge_trainer.cli.main", *map(str, words)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

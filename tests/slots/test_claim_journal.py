@@ -20,7 +20,7 @@ from tapforge_api.claims import Acquire, Given
 from tapforge_envs.clients.phones import PhoneClients
 from tapforge_envs.slots.broker_calls import BrokerCalls
 from tapforge_envs.slots.claim_journal import ClaimJournal
-from tapforge_trainer.assembly import slots_of
+from tapforge_trainer.run.assembly import slots_of
 
 #: a number that no process has: the kernel stops far below
 DEAD = 2**30

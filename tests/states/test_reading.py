@@ -10,7 +10,7 @@ import pytest
 
 from tapforge_envs.protocol import Frame, Observation
 from tapforge_envs.ui_tree import ui_key
-from tapforge_trainer.frames import Pixels
+from tapforge_trainer.frames.frame import Pixels
 from tapforge_trainer.states.frame import frame_key
 from tapforge_trainer.states.reading import StateReading, is_free, read_state
 

@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.s3 import Bucket
 
-from tapforge_trainer import object_storage
-from tapforge_trainer.object_storage import StorageError, Store, open_store
-from tapforge_trainer.policy import checkpoint_storage
-from tapforge_trainer.policy.checkpoint_storage import (
+from tapforge_trainer.learner import checkpoint_storage
+from tapforge_trainer.learner.checkpoint_storage import (
     CheckpointError,
     CheckpointStore,
     Holder,
@@ -25,6 +23,8 @@ from tapforge_trainer.policy.checkpoint_storage import (
     place_of,
     read_state,
 )
+from tapforge_trainer.storage import object_storage
+from tapforge_trainer.storage.object_storage import StorageError, Store, open_store
 
 FIRST, SECOND = Holder(1, 1_795_176_000_000), Holder(2, 1_795_176_090_000)
 FILES = {"__0_0.distcp": 7, "__1_0.distcp": 9}

@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from gcsfs import GCSFileSystem
 
-from tapforge_trainer.object_storage import Conflict, StorageError, open_store
-from tapforge_trainer.policy.checkpoint_storage import CheckpointStore, Holder, Superseded
+from tapforge_trainer.learner.checkpoint_storage import CheckpointStore, Holder, Superseded
+from tapforge_trainer.storage.object_storage import Conflict, StorageError, open_store
 
 
 class _Objects:
@@ -109,7 +109,7 @@ def test_conditional_writes_go_by_generations(gcs: _Objects) -> None:
 
 
 def test_an_older_attempt_is_refused(gcs: _Objects, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tapforge_trainer.object_storage import Store
+    from tapforge_trainer.storage.object_storage import Store
 
     monkeypatch.setattr(Store, "delete", lambda store, paths: None)  # its batches are not among what the server does
     first, second = (CheckpointStore("gs://b/runs", Holder(number)) for number in (1, 2))

@@ -11,7 +11,7 @@ import pytest
 from s3fs import S3FileSystem
 from tests.s3 import Bucket
 
-from tapforge_trainer.object_storage import Conflict, StorageError, Store, open_store, uri_error
+from tapforge_trainer.storage.object_storage import Conflict, StorageError, Store, open_store, uri_error
 
 
 @pytest.fixture(params=["s3", "file", "memory"])

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tapforge_trainer.object_storage import Conflict, StorageError, Store, open_store
-from tapforge_trainer.policy.checkpoint_storage import CheckpointStore, Holder, Superseded
-from tapforge_trainer.policy.export import LISTED, get_folder, put_folder
+from tapforge_trainer.learner.checkpoint_storage import CheckpointStore, Holder, Superseded
+from tapforge_trainer.learner.export import LISTED, get_folder, put_folder
+from tapforge_trainer.storage.object_storage import Conflict, StorageError, Store, open_store
 
 FIRST, SECOND = Holder(1, 1_795_176_000_000), Holder(2, 1_795_176_090_000)
 

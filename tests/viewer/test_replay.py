@@ -15,11 +15,11 @@ from PIL import Image
 
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.batch import BatchRules, build_batch
-from tapforge_trainer.frames import FittedFrame, FrameError
+from tapforge_trainer.frames.frame import FittedFrame, FrameError
+from tapforge_trainer.recording.frames import NotRecorded
+from tapforge_trainer.recording.recorder import Recorder
+from tapforge_trainer.recording.retention import Retention
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
-from tapforge_trainer.rollout.frames import NotRecorded
-from tapforge_trainer.rollout.recorder import Recorder
-from tapforge_trainer.rollout.retention import Retention
 from tapforge_trainer.viewer.recorded import replay_of
 from tapforge_trainer.viewer.replay import LARGEST, Replay, replay_html
 

@@ -21,25 +21,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import assembly
 from .batch import BatchRules, build_batch
-from .evaluation import measure
-from .frame_handles import BatchFrames, FramesLost
-from .parts import Parts
-from .policy.checkpoint_storage import Superseded
-from .progress import Counters, Progress, Saved, kept, needed_episodes, resumed
+from .frames.handles import BatchFrames, FramesLost
+from .learner.checkpoint_storage import Superseded
+from .recording.reader import FRAMES
 from .records import GroupRecord, Sampling
-from .rollout.recording import FRAMES
 from .rollout.scheduler import Scheduler
 from .rollout.stall import StallMonitor
-from .run_folder import ROLLOUT, read_events
-from .shutdown import Interrupted, unless_stopped
+from .run import assembly
+from .run.context import Parts
+from .run.evaluation import measure
+from .run.folder import ROLLOUT, read_events
+from .run.shutdown import Interrupted, unless_stopped
 from .tasks.selection import training_tasks
 from .tasks.source import TaskSource
+from .telemetry.progress import Counters, Progress, Saved, kept, needed_episodes, resumed
 
 if TYPE_CHECKING:
-    from .policy.checkpoints import Written
-    from .policy.learner import Learner
+    from .learner.checkpoints import Written
+    from .learner.client import Learner
 
 
 #: of a stop's grace that a checkpoint may take: an update is finished before

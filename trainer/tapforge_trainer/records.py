@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 from tapforge_envs.protocol import Outcome, Reason, Task
 
-from .frames import FittedFrame
+from .frames.frame import FittedFrame
 
 FinishReason = Literal["stop", "length", "abort"]
 

@@ -1,6 +1,6 @@
 """The life of a command: lock the run's folder, start its parts, do the work, close them. One function per command.
 
-- A run's folder belongs to one process at a time; a second one is told which process has it (`run_folder`).
+- A run's folder belongs to one process at a time; a second one is told which process has it (`run/folder.py`).
 - Started again, a run resumes from its last checkpoint, and a complete one only prints its summary.
 - When a stop is requested, a run finishes its update and saves; anything else is cancelled (`Interrupted`).
 - Phones, learner and engines are started side by side, and closed after a failure or in the middle of a start, too.
@@ -25,32 +25,26 @@ from tapforge_api import TrainingRun, dump_set
 from tapforge_api.gpus import gpus_needed
 from tapforge_envs.clients.phones import PhoneAddress
 
-from . import assembly
-from .assembly import ConfigurationError, SetupError
 from .doctor.command import preflight
-from .evaluation import measure, measure_baselines
-from .fleet import written
-from .frame_budget import budget_error, frame_budget
-from .local_files import checkpoint_uri, checkpoints_of, folder_of
+from .learner.checkpoint_storage import Holder, Place, place_of
 from .loggers.session import logged
 from .loop import reinforce, save
-from .machine import Machine, NoDevice, device_of, rollout_workers
-from .model_errors import model_errors
-from .model_pin import model_of
 from .model_source.ref import ModelError, ModelRef, ModelRefused
-from .parts import Parts
-from .policy.checkpoint_storage import Holder, Place, place_of
-from .policy.driver import Policy, PolicySettings, gpus_in_ray, in_cluster, object_store_bytes, wait_for_gpus
-from .policy.recorder_actor import RecorderProcess
-from .policy.rollout_actor import start_rollout_actor
-from .progress import Progress, newest_checkpoint
-from .report import print_summary, summarize, wanted, write_report
-from .resuming import resumed_from, settled
+from .placement.machine import Machine, NoDevice, device_of, rollout_workers
+from .policy import Policy, PolicySettings, gpus_in_ray, in_cluster, object_store_bytes, wait_for_gpus
+from .recording.actor import RecorderProcess
+from .rollout.actor import start_rollout_actor
 from .rollout.baselines import baselines
+from .rollout.frame_budget import budget_error, frame_budget
 from .rollout.remote_players import RemotePlayers
 from .rollout.worker import RolloutWorker
 from .rollout.worker_host import LINK_SECONDS
-from .run_folder import (
+from .run import assembly
+from .run.assembly import ConfigurationError, SetupError
+from .run.context import Parts
+from .run.evaluation import measure, measure_baselines
+from .run.fleet import written
+from .run.folder import (
     CURVE,
     EXPORT,
     REFERENCE,
@@ -63,11 +57,17 @@ from .run_folder import (
     write_atomically,
     write_spec,
 )
-from .shutdown import Interrupted, StopSignal, together, unless_stopped
-from .start_progress import waiting_shown
+from .run.local_files import checkpoint_uri, checkpoints_of, folder_of
+from .run.model_errors import model_errors
+from .run.model_pin import model_of
+from .run.report import print_summary, summarize, wanted, write_report
+from .run.resuming import resumed_from, settled
+from .run.shutdown import Interrupted, StopSignal, together, unless_stopped
+from .run.warm_start import warm_start
 from .tasks.selection import training_tasks
-from .telemetry import Telemetry, View
-from .warm_start import warm_start
+from .telemetry.progress import Progress, newest_checkpoint
+from .telemetry.start_progress import waiting_shown
+from .telemetry.telemetry import Telemetry, View
 
 log = logging.getLogger(__name__)
 
@@ -379,9 +379,9 @@ async def _workers_started(policy: Policy, player: RemotePlayers) -> None:
 
 
 async def _started(policy: Policy, model: ModelRef, telemetry: Telemetry) -> None:
-    from .policy.engine_client import EngineError
-    from .policy.learner import LearnerError
-    from .policy.placement import PlacementError
+    from .engine.client import EngineError
+    from .learner.client import LearnerError
+    from .placement.placement import PlacementError
 
     try:
         await policy.start(partial(telemetry.phase, stage="Loading"))

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from tapforge_envs.protocol import Action, Observation
 
-from ..frames import FittedFrame, Pixels
+from ..frames.frame import FittedFrame, Pixels
 from ..records import FinishReason, Prompt
 from .parsing import ParseFailure
 

@@ -30,7 +30,7 @@ from functools import lru_cache
 
 from tapforge_envs.protocol import Action, EnvironmentFault, Observation
 
-from ..frames import FittedFrame, Pixels
+from ..frames.frame import FittedFrame, Pixels
 from ..records import FinishReason, Prompt
 from .agent import ContextLimit, Prepared, PromptStyle, Turn
 from .chat import IMAGE, Chat, ChatTemplate, Markup, Message, Part

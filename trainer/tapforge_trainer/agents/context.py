@@ -16,7 +16,7 @@ from typing import Protocol
 
 from tapforge_envs.protocol import Frame
 
-from ..frames import FittedFrame
+from ..frames.frame import FittedFrame
 from .agent import Prepared, Turn
 
 ENTRY_POINTS = "tapforge.contexts"

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from tapforge_envs.protocol import Back
 
-from ..frames import FittedFrame
+from ..frames.frame import FittedFrame
 from .agent import Prepared, Turn
 from .chat import IMAGE, Markup, Part, as_json
 from .coordinates import Grid, Plane

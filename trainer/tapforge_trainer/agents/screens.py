@@ -29,7 +29,7 @@ from PIL import Image
 
 from tapforge_envs.protocol import EnvironmentFault, Frame
 
-from ..frames import Pixels, inflate
+from ..frames.frame import Pixels, inflate
 
 #: pixels from which torch decodes and resizes: Pillow takes about 8 ms for so many
 LARGE: Final = 512 * 1024

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tapforge_envs.protocol import ACTION, Action, Observation
 
-from ..frames import FittedFrame
+from ..frames.frame import FittedFrame
 from ..records import Prompt
 from .agent import ContextLimit, Turn
 from .chat_agent import ChatAgent

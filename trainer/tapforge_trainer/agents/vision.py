@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tapforge_envs.protocol import EnvironmentFault, Frame
 
-from ..frames import FittedFrame, Pixels
+from ..frames.frame import FittedFrame, Pixels
 from .image_processor import ImageProcessor
 from .screens import decode_screen, resize
 

@@ -10,8 +10,8 @@ from typing import Final
 from tapforge_api import attempt as variables
 from tapforge_api.base import INT32
 
-from ..assembly import ConfigurationError
-from ..supervisor import RESTARTS, RESTARTS_LEFT, STARTED
+from ..run.assembly import ConfigurationError
+from ..run.supervisor import RESTARTS, RESTARTS_LEFT, STARTED
 from .storage import Holder
 
 #: set by KubeRay

@@ -20,14 +20,14 @@ from tapforge_api.progress import EXIT_FAILED, EXIT_STOPPED, FINAL_SECONDS
 from tapforge_envs.slots.broker_calls import Access
 from tapforge_envs.slots.source import SlotError
 
-from ..assembly import ConfigurationError, inspect
-from ..local_files import checkpoint_uri, checkpoints_of, folder_of
-from ..object_storage import uri_error
-from ..policy.checkpoint_storage import CheckpointError, CheckpointFolder, place_of
-from ..progress import Progress, ended, newest_checkpoint, progress_of
+from ..learner.checkpoint_storage import CheckpointError, CheckpointFolder, place_of
+from ..run.assembly import ConfigurationError, inspect
+from ..run.local_files import checkpoint_uri, checkpoints_of, folder_of
+from ..run.shutdown import Interrupted, StopReason, StopSignal, failure_of, run_until_aborted
 from ..session import run_session
-from ..shutdown import Interrupted, StopReason, StopSignal, failure_of, run_until_aborted
-from ..telemetry import View
+from ..storage.object_storage import uri_error
+from ..telemetry.progress import Progress, ended, newest_checkpoint, progress_of
+from ..telemetry.telemetry import View
 from . import storage
 from .attempt import Attempt
 from .reporter import Reporter

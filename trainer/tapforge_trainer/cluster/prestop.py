@@ -28,11 +28,11 @@ from typing import IO, Final
 
 from tapforge_api import attempt as variables
 
-from ..supervisor import RESTARTS
+from ..run.supervisor import RESTARTS
 
 log = logging.getLogger(__name__)
 
-#: what Ray calls the processes of `policy/`: `learner.py`, `engine.py` and `rollout_actor.py`
+#: what Ray calls the processes of `learner/client.py`, `engine/actor.py` and `rollout/actor.py`
 ACTORS: Final = ("ray::RankActor", "ray::EngineActor", "ray::RolloutActor", "ray::RecorderActor")
 #: between two polls, seconds
 _POLL: Final = 0.2

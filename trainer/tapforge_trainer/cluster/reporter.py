@@ -24,8 +24,8 @@ from tapforge_api.progress import Orders as Answer
 from tapforge_envs.slots.broker_calls import Access, BrokerAway, BrokerCalls
 from tapforge_envs.slots.source import SlotError
 
-from ..shutdown import StopReason, StopSignal
-from ..telemetry import View
+from ..run.shutdown import StopReason, StopSignal
+from ..telemetry.telemetry import View
 from .attempt import Attempt
 from .status_report import Final, report_of
 

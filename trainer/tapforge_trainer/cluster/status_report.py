@@ -20,8 +20,8 @@ from tapforge_api.progress import (
     Progress,
 )
 
-from ..shutdown import EXIT_INTERRUPTED, StopReason, StopSignal
-from ..telemetry import View
+from ..run.shutdown import EXIT_INTERRUPTED, StopReason, StopSignal
+from ..telemetry.telemetry import View
 from .attempt import Attempt
 
 Final = Literal["", "complete", "failed", "configuration", "stopped"]

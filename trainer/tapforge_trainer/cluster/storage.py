@@ -30,11 +30,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ..assembly import SetupError
-from ..policy.checkpoint_storage import Holder, Superseded
-from ..rollout.recording import FRAMES, RECORDS
-from ..rollout.segments import open_for_appending
-from ..telemetry import EVENTS
+from ..learner.checkpoint_storage import Holder, Superseded
+from ..recording.reader import FRAMES, RECORDS
+from ..recording.segments import open_for_appending
+from ..run.assembly import SetupError
+from ..telemetry.telemetry import EVENTS
 
 __all__ = ["Holder", "StorageError", "Superseded", "folder_of", "newest", "take_over"]
 

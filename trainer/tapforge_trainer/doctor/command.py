@@ -9,16 +9,16 @@ from pathlib import Path
 from tapforge_api import TrainingRun
 from tapforge_api.gpus import gpus_needed
 
-from ..assembly import ConfigurationError, SetupError, inspect
-from ..local_files import RUNS, checkpoints_of, folder_of
+from ..learner.families import FolderError, ModelConfig, family_of
 from ..loggers.registry import chosen, missing
 from ..loggers.session import check_installed
-from ..machine import Machine, NoDevice, device_of
 from ..memory.command import MemoryOptions, plan_memory
 from ..model_source.folder import folder_faults
-from ..policy.driver import in_cluster
-from ..policy.models import FolderError, ModelConfig, family_of
-from ..telemetry import Telemetry
+from ..placement.machine import Machine, NoDevice, device_of
+from ..policy import in_cluster
+from ..run.assembly import ConfigurationError, SetupError, inspect
+from ..run.local_files import RUNS, checkpoints_of, folder_of
+from ..telemetry.telemetry import Telemetry
 from .findings import Finding, Needs, as_text, diagnose
 from .machine import observe
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from ..machine import Machine
+from ..placement.machine import Machine
 from .findings import Facts, Hub, Torch
 
 _TORCH_SECONDS: Final = 90.0

@@ -10,9 +10,9 @@ from typing import Any
 
 from tapforge_api import TrainingRun
 
-from ..assembly import ConfigurationError
-from ..shutdown import Interrupted
-from ..telemetry import Telemetry
+from ..run.assembly import ConfigurationError
+from ..run.shutdown import Interrupted
+from ..telemetry.telemetry import Telemetry
 from .channel import FINISH_SECONDS, Channel
 from .figures import figures_of, settings_of
 from .logger import Status

@@ -19,7 +19,7 @@ from tapforge_api.gpus import cluster_gpus_error, gpus_needed, gpus_offered
 from tapforge_api.loading import from_object
 from tapforge_api.overrides import apply_override
 
-from ..policy.models import FolderError
+from ..learner.families import FolderError
 from .estimate import Estimate
 
 #: changes of one combination

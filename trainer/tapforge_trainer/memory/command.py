@@ -10,9 +10,9 @@ from typing import Any, Literal
 from tapforge_api import TrainingRun
 from tapforge_api.gpus import cluster_gpus_error
 
-from ..assembly import ConfigurationError
-from ..frame_budget import episode_bytes
-from ..policy.models import FolderError, ModelConfig
+from ..learner.families import FolderError, ModelConfig
+from ..rollout.frame_budget import episode_bytes
+from ..run.assembly import ConfigurationError
 from ..tasks.selection import training_tasks
 from .advice import advice
 from .estimate import UnknownCard, card_of, estimate

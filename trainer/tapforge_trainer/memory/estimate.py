@@ -15,11 +15,11 @@ from typing import Final, Literal, cast
 from tapforge_api import TrainingRun
 
 from ..agents.vision import tokens_per_frame
-from ..assembly import gpu_share_of, learner_settings
-from ..frame_budget import engine_frames_mib, frame_pixels
-from ..machine import Machine
-from ..policy.models import FAMILIES
-from ..policy.settings import LearnerSettings
+from ..learner.families import FAMILIES
+from ..placement.machine import Machine
+from ..placement.settings import LearnerSettings
+from ..rollout.frame_budget import engine_frames_mib, frame_pixels
+from ..run.assembly import gpu_share_of, learner_settings
 from .engine import EngineLoad, batched_tokens, engine_moment, problem
 from .known import GIB, MIB, gpu_bytes
 from .learner import LearnerLoad, Moment, bucket_bytes, moments, resident

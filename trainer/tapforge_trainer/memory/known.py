@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from tapforge_trainer.policy.models import ModelConfig
+from tapforge_trainer.learner.families import ModelConfig
 
 MIB: Final = 2**20
 GIB: Final = 2**30

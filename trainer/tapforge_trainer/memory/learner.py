@@ -38,7 +38,7 @@ CATEGORIES: Final = (
     "kv_cache",
     "frames",
 )
-#: as in policy/head.py, policy/features.py and policy/gpu_transfer.py: logits that exist at one time, bytes of features
+#: as in learner/head.py, learner/features.py and sync/gpu.py: logits that exist at one time, bytes of features
 #: that are remembered, and of what weights travel in at least
 LOGITS_AT_ONCE: Final = 64 * 1024 * 1024
 FEATURES_KEPT: Final = 256 * 1024 * 1024

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tapforge_trainer.policy.models import FolderError, ModelConfig, family_of
+from tapforge_trainer.learner.families import FolderError, ModelConfig, family_of
 
 #: more than any model has: what is above is a mistake in the file
 _MOST = {"vocab_size": 10_000_000, "num_hidden_layers": 1024, "depth": 1024, "num_experts": 4096}

@@ -31,12 +31,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ..policy.batches import MicroBatch
-from ..policy.frames import Patches, PixelFormat
-from ..policy.models import ModelConfig
-from ..policy.packed import Inputs
-from ..policy.settings import LearnerSettings, LoraSettings
-from ..policy.sharding import build_policy, materialize, shard
+from ..learner.batches import MicroBatch
+from ..learner.families import ModelConfig
+from ..learner.frame_store import Patches, PixelFormat
+from ..learner.packed import Inputs
+from ..learner.sharding import build_policy, materialize, shard
+from ..placement.settings import LearnerSettings, LoraSettings
 from .learner import LearnerLoad, Moment
 
 #: what torch's tracker calls them

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ..object_storage import StorageError, Store, open_store
+from ..storage.object_storage import StorageError, Store, open_store
 from .folder import complete
 from .ref import ModelError, ModelFile, ModelRef, ModelRefused, enough_room, of_disk, one_process, wanted
 

@@ -188,7 +188,7 @@ class Run:
 
     def _bring(self, found: Json, target: Target, wanted: Sequence[str], report: Report) -> set[str]:
         """Returns the paths that are in the partial folder."""
-        from ..object_storage import StorageError
+        from ..storage.object_storage import StorageError
 
         elsewhere = self._spec(found).spec.checkpoints.uri
         paths: set[str] = set()

@@ -25,7 +25,7 @@ from .api import ClusterError, Exec, NotReached
 from .target import Target, checked, hash_of
 
 if TYPE_CHECKING:
-    from ..object_storage import Store
+    from ..storage.object_storage import Store
 
 _PART: Final = 1 << 20
 #: how often in a row nothing may come, and the pause between, seconds
@@ -145,8 +145,8 @@ def _begin(base: Path | None, part: Path) -> Any:
 def fetch_checkpoint(uri: str, target: Target, report: Report) -> set[str]:
     """The newest checkpoint and the model of a run that keeps them in object storage; returns the paths. Raises
     StorageError, CheckpointError."""
-    from ..object_storage import open_store
-    from ..policy.checkpoint_storage import LATEST, CheckpointStore, read_state
+    from ..learner.checkpoint_storage import LATEST, CheckpointStore, read_state
+    from ..storage.object_storage import open_store
 
     newest = CheckpointStore(uri).latest()
     if newest is None:
@@ -182,7 +182,7 @@ def fetch_checkpoint(uri: str, target: Target, report: Report) -> set[str]:
 
 def _get(store: Store, path: str, place: Path) -> None:
     """The store explains errors as its server's, and a full disk is none of them."""
-    from ..object_storage import StorageError
+    from ..storage.object_storage import StorageError
 
     try:
         store.get(path, place)

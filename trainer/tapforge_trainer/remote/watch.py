@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
-from ..telemetry import View, draw, update_line
+from ..telemetry.telemetry import View, draw, update_line
 from .api import ClusterError
 from .events import START, Place
 from .patience import next_status

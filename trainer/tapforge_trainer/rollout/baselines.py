@@ -14,7 +14,7 @@ from random import Random
 from tapforge_envs.protocol import Action, Back, Home, Tap, Terminate
 
 from ..agents.agent import Agent
-from ..frames import FittedFrame
+from ..frames.frame import FittedFrame
 from ..records import Generation, Generator, Prompt, Sampling
 
 #: of an action that the model has a word for

@@ -41,10 +41,10 @@ from tapforge_envs.protocol import (
 
 from ..agents.agent import Agent, ContextLimit, Prepared, Turn
 from ..agents.parsing import ParseFailure
-from ..frames import FittedFrame
+from ..attempt import AttemptRequest, Call, EpisodeResult, seed_of
+from ..frames.frame import FittedFrame
 from ..records import EpisodeRecord, Generation, Generator, Prompt, StepRecord
 from ..states.reading import StateReading, is_free, read_state
-from .attempt import AttemptRequest, Call, EpisodeResult, seed_of
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from tapforge_envs.protocol import Task
 
+from ..attempt import Attempt, seed_of
 from ..records import EpisodeRecord
-from .attempt import Attempt, seed_of
 from .groups import MAX_ISSUES
 
 

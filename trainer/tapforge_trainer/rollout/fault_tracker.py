@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from tapforge_envs.protocol import Reason
 
-from .attempt import Call, EpisodeResult
+from ..attempt import Call, EpisodeResult
 
 _K = TypeVar("_K")
 #: taps that fall into the same cell of this many per side count as the same action

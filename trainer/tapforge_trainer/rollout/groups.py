@@ -25,8 +25,8 @@ from itertools import islice
 
 from tapforge_envs.protocol import Task
 
+from ..attempt import Attempt, issue_of, member_of, seed_of
 from ..records import EpisodeRecord, GroupRecord
-from .attempt import Attempt, issue_of, member_of, seed_of
 from .stats import length_class
 
 #: times a place may be played, cancelled ones included: an engine that aborts everything must not go on for ever

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from ..frame_handles import FrameHandle
+from ..frames.handles import FrameHandle
 
 
 @dataclass(frozen=True, slots=True)

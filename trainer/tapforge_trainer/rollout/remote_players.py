@@ -25,8 +25,8 @@ from tapforge_envs.protocol import EnvironmentFault, Reason
 from tapforge_envs.slots.lease_life import Clock, wakeful
 from tapforge_envs.slots.source import Lease, Verdict
 
+from ..attempt import AttemptRequest, EpisodeResult
 from ..records import EpisodeRecord
-from .attempt import AttemptRequest, EpisodeResult
 from .worker_host import LINK_SECONDS, Health, LeaseTerms, Report, Wanted, end_on_worker
 
 log = logging.getLogger(__name__)

@@ -19,16 +19,16 @@ from dataclasses import dataclass, field, replace
 from tapforge_envs.protocol import Reason, Task
 from tapforge_envs.slots.source import SlotSource, Verdict
 
-from ..frame_handles import FrameHandle
+from ..attempt import Attempt, AttemptRequest, EpisodeLimits, EpisodeResult, Player
+from ..engine.choice import engine_of_new_episode
+from ..frames.handles import FrameHandle
+from ..recording.queue import RecordWriter
 from ..records import EpisodeRecord, GroupRecord, Sampling
 from ..tasks.source import TaskSource
-from .attempt import Attempt, AttemptRequest, EpisodeLimits, EpisodeResult, Player
-from .engine_choice import engine_of_new_episode
 from .evaluation_queue import EvaluationQueue
 from .fault_tracker import FaultTracker
 from .groups import Dropped, GroupBuffer, GroupLimits, Resumed, Settled
 from .held_frames import FrameBudget, HeldFrames
-from .recording_queue import RecordWriter
 from .stats import BusyMeter, RolloutStats, pace_of
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from statistics import median
 
 from tapforge_envs.protocol import Outcome
 
+from ..attempt import EpisodeResult
 from ..records import EpisodeRecord, GroupRecord
-from .attempt import EpisodeResult
 
 #: actions by which a phone's pace is told
 _PACED = 4

@@ -16,8 +16,8 @@ from tapforge_envs.slots.lease_life import LeasedPhone
 from tapforge_envs.slots.source import Lease, Verdict
 
 from ..agents.agent import Agent
+from ..attempt import AttemptRequest, EpisodeResult
 from ..records import Generator
-from .attempt import AttemptRequest, EpisodeResult
 from .episode import Episode
 
 

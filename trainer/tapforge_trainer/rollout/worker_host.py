@@ -25,7 +25,7 @@ from tapforge_envs.protocol import EnvironmentFault, Reason
 from tapforge_envs.slots.lease_life import Clock, LeaseLife, wakeful
 from tapforge_envs.slots.source import Lease
 
-from .attempt import AttemptRequest, EpisodeResult
+from ..attempt import AttemptRequest, EpisodeResult
 from .stall import StallMonitor
 from .worker import RolloutWorker
 

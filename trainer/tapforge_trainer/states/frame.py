@@ -22,7 +22,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..frames import Pixels
+from ..frames.frame import Pixels
 
 #: share of the height
 STATUS_BAR = 0.04

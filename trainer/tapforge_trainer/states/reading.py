@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tapforge_envs.protocol import Observation
 from tapforge_envs.ui_tree import ui_key
 
-from ..frames import Pixels
+from ..frames.frame import Pixels
 from .frame import frame_key
 
 

@@ -20,7 +20,7 @@ from tapforge_envs.protocol import Action, EnvironmentFault, Observation, Task
 from tapforge_envs.web.catalog import TaskSet as PageTasks
 
 from ..agents.agent import Agent, ContextLimit, Turn
-from ..frames import FittedFrame
+from ..frames.frame import FittedFrame
 from ..records import ResponseSpan, Sample
 from .source import TaskError
 

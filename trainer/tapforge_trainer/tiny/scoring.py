@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from ..policy.batches import Vocabulary
-    from ..policy.forward import VLPolicy
+    from ..learner.batches import Vocabulary
+    from ..learner.forward import VLPolicy
 
 WIDTH, HEIGHT = 96, 160
 
@@ -38,9 +38,9 @@ class Scorer:
         import torch
         from transformers import Qwen3VLForConditionalGeneration
 
-        from ..policy.batches import Vocabulary
-        from ..policy.forward import VLPolicy
-        from ..policy.frames import PixelFormat
+        from ..learner.batches import Vocabulary
+        from ..learner.forward import VLPolicy
+        from ..learner.frame_store import PixelFormat
 
         agent = make_agent(
             "qwen3-vl",
@@ -60,8 +60,8 @@ class Scorer:
         """(log-probability of each answer token, example of each token)."""
         import numpy as np
 
-        from ..policy.batches import MicroBatchPlan, micro_batch, token_batch
-        from ..policy.frames import Patches, cut
+        from ..learner.batches import MicroBatchPlan, micro_batch, token_batch
+        from ..learner.frame_store import Patches, cut
 
         form = self.policy.form
         # The prompt's words don't depend on the pixels, so that no example needs to be encoded as PNG.

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..batch import BatchRules, build_batch
-from ..frames import FrameError
+from ..frames.frame import FrameError
+from ..recording.frames import FrameMissing, FrameStore, NotRecorded
+from ..recording.reader import Recording
 from ..records import GroupRecord
-from ..rollout.frames import FrameMissing, FrameStore, NotRecorded
-from ..rollout.recording import Recording
 from .replay import Replay
 from .selection import pick_groups
 

@@ -25,9 +25,9 @@ from PIL import Image, UnidentifiedImageError
 from tapforge_envs.protocol import Outcome
 
 from ..batch import Credit
-from ..frames import FrameError
+from ..frames.frame import FrameError
+from ..recording.frames import NotRecorded
 from ..records import EpisodeRecord, GroupRecord, StepRecord
-from ..rollout.frames import NotRecorded
 from ..states.grouping import UNKNOWN, states_of
 from .gesture import Gesture, gesture_of
 from .selection import KINDS, Kind, kinds, pairs_of, pick_groups, pick_pairs

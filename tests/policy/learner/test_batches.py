@@ -1,0 +1,178 @@
+"""Samples are checked, laid out and planned: pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_samples import Tiny, frame, plain_model
+
+from tapforge_trainer.learner.batches import MicroBatchPlan, SampleError, micro_batch, padding_share, plan_micro_batches
+from tapforge_trainer.learner.client import split_groups
+
+
+@given(
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=60),
+    ranks=st.integers(1, 5),
+    budget=st.integers(50, 1000),
+)
+def test_a_plan_covers_every_sample_once_and_keeps_ranks_in_step(lengths: list[int], ranks: int, budget: int) -> None:
+    plans = plan_micro_batches(lengths, ranks, budget)
+    assert len(plans) == ranks
+    assert len({len(rank) for rank in plans}) == 1
+    counted = [k for rank in plans for plan in rank if not plan.padding for k in plan.samples]
+    assert sorted(counted) == list(range(len(lengths)))
+    for plan in (plan for rank in plans for plan in rank):
+        width = max(lengths[k] for k in plan.samples)
+        assert len(plan.samples) == 1 or len(plan.samples) * width <= budget
+
+
+@given(
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=60),
+    ranks=st.integers(1, 5),
+    budget=st.integers(50, 1000),
+)
+def test_a_packed_plan_covers_every_sample_once_and_keeps_ranks_in_step(
+    lengths: list[int], ranks: int, budget: int
+) -> None:
+    plans = plan_micro_batches(lengths, ranks, budget, packed=True)
+    assert len(plans) == ranks
+    assert len({len(rank) for rank in plans}) == 1
+    counted = [k for rank in plans for plan in rank if not plan.padding for k in plan.samples]
+    assert sorted(counted) == list(range(len(lengths)))
+    for plan in (plan for rank in plans for plan in rank):
+        assert len(plan.samples) == 1 or sum(lengths[k] for k in plan.samples) <= budget
+        assert not plan.padding or len(plan.samples) == 1
+
+
+def test_a_packed_plan_wastes_nothing_and_is_balanced_at_every_moment() -> None:
+    lengths = np.random.default_rng(0).integers(40, 800, 640)
+    plans = plan_micro_batches(lengths, 4, 8192, packed=True)
+    assert padding_share(lengths, [plan for rank in plans for plan in rank], packed=True) == 0.0
+    least = -(-int(lengths.sum()) // 8192)
+    assert len(plans[0]) <= -(-least // 4) + 1
+    for together in zip(*plans, strict=True):
+        loads = [int(lengths[list(plan.samples)].sum()) for plan in together]
+        assert max(loads) / min(loads) < 1.1
+
+
+def test_packed_samples_are_the_padded_ones_end_to_end(tiny: Tiny) -> None:
+    samples, frames = tiny.mixed()
+    data = tiny.token_batch(samples)
+    plan = MicroBatchPlan((3, 0, 2, 1))
+    padded = tiny.micro_batch(data, plan, frames)
+    packed = micro_batch(data, plan, tiny.grids(frames), tiny.vocabulary, packed=True)
+    assert packed.ids.shape == (1, packed.lengths.sum()) == (1, padded.lengths.sum())
+    width = padded.ids.shape[1]
+    inside = (np.arange(width) < padded.lengths[:, None]).reshape(-1)
+    assert np.array_equal(packed.ids[0], padded.ids.reshape(-1)[inside])
+    assert np.array_equal(packed.positions[:, 0], padded.positions.reshape(3, -1)[:, inside])
+    place = np.cumsum(inside) - 1
+    for name in ("visual", "predict"):
+        assert np.array_equal(getattr(packed, name), place[getattr(padded, name)])
+    for name in ("feature", "target", "response"):
+        assert np.array_equal(getattr(packed, name), getattr(padded, name))
+
+
+def test_a_plan_is_balanced_and_wastes_little() -> None:
+    lengths = np.random.default_rng(0).integers(40, 80, 640)
+    plans = plan_micro_batches(lengths, 2, 4096)
+    loads = [sum(int(lengths[list(plan.samples)].sum()) for plan in rank) for rank in plans]
+    assert max(loads) / min(loads) < 1.1
+    assert padding_share(lengths, [plan for rank in plans for plan in rank]) < 0.05
+
+
+def test_padding_counts_as_padding() -> None:
+    lengths = np.asarray([10, 10])
+    assert padding_share(lengths, [MicroBatchPlan((0, 1))]) == 0.0
+    assert padding_share(lengths, [MicroBatchPlan((0, 1)), MicroBatchPlan((0,), padding=True)]) == pytest.approx(1 / 3)
+
+
+def test_no_samples_are_an_error() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        plan_micro_batches([], 2, 100)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4)), max_size=4), st.integers(0, 6))
+def test_positions_are_those_of_transformers(tiny: Tiny, shapes: list[tuple[int, int, int]], tail: int) -> None:
+    """Frames of any shape, also as the first and the last thing of a prompt."""
+    frames = [frame(32 * columns, 32 * rows, seed) for seed, rows, columns in shapes]
+    samples = [tiny.sample(frames, 1, before=tail, after=tail), tiny.sample([], 2), tiny.sample(frames[::-1], 3)]
+    data, named = tiny.token_batch(samples), {f.name: f for f in frames}
+    micro = tiny.micro_batch(data, MicroBatchPlan((0, 1, 2)), named)
+    model = _plain(tiny)
+    for row, sample in enumerate(samples):
+        ids = torch.tensor([tiny.expanded(sample, named)])
+        assert micro.ids[row, : ids.shape[1]].tolist() == ids[0].tolist()
+        grids = [[1, rows * 2, columns * 2] for rows, columns in (tiny.grids(named)[name] for name in sample.frames)]
+        expected, _ = model.model.get_rope_index(
+            ids, (ids == tiny.tokens.image_pad).int(), image_grid_thw=torch.tensor(grids) if grids else None
+        )
+        assert np.array_equal(micro.positions[:, row, : ids.shape[1]], expected[:, 0].numpy())
+
+
+_models: dict[str, object] = {}
+
+
+def _plain(tiny: Tiny):
+    return _models.setdefault(str(tiny.folder), plain_model(tiny))
+
+
+def test_a_placeholder_in_an_answer_is_refused_by_name(tiny: Tiny) -> None:
+    shot = frame(96, 160, 0)
+    good = tiny.sample([shot], 3)
+    ids = list(good.ids)
+    ids[good.spans[0].start + 2] = tiny.tokens.image_pad
+    with pytest.raises(SampleError, match=r"episode-3 step 3.*image placeholder.*may not say"):
+        tiny.token_batch([good, replace(good, ids=tuple(ids))])
+
+
+@pytest.mark.parametrize("special", ["video_pad", "vision_start", "im_start"])
+def test_other_special_tokens_in_an_answer_are_refused(tiny: Tiny, special: str) -> None:
+    good = tiny.sample([], 4)
+    ids = (*good.ids[:-1], getattr(tiny.tokens, special))
+    with pytest.raises(SampleError, match="special token"):
+        tiny.token_batch([replace(good, ids=ids)])
+
+
+def test_frames_and_visual_tokens_have_to_agree(tiny: Tiny) -> None:
+    shot, other = frame(96, 160, 0), frame(64, 64, 1)
+    sample = tiny.sample([shot], 5)
+    with pytest.raises(SampleError, match=r"episode-5 step 5: 1 image placeholders .* but 2 frames"):
+        tiny.token_batch([replace(sample, frames=(shot.name, other.name))])
+    with pytest.raises(SampleError, match="22 tokens after expansion"):
+        tiny.token_batch([replace(sample, length=22)])
+    data = tiny.token_batch([tiny.sample([], 4), replace(sample, frames=(other.name,))])
+    with pytest.raises(SampleError, match=r"episode-5 step 5: 38 tokens when it was sampled, but 27 with .* of 2x2"):
+        tiny.micro_batch(data, MicroBatchPlan((0, 1)), {other.name: other})
+
+
+def test_spans_have_to_fit(tiny: Tiny) -> None:
+    sample = tiny.sample([], 6)
+    span = sample.spans[0]
+    wrong = {
+        "lies outside": replace(span, end=span.end + 1, logprobs=(*span.logprobs, 0.0), versions=(*span.versions, 0)),
+        "one per token": replace(span, logprobs=span.logprobs[1:]),
+        "overlaps": replace(span, start=0, logprobs=(0.0,) * span.end, versions=(0,) * span.end),
+    }
+    for message, bad in wrong.items():
+        with pytest.raises(SampleError, match=message):
+            tiny.token_batch([replace(sample, spans=(bad,))])
+    with pytest.raises(SampleError, match="outside the vocabulary"):
+        tiny.token_batch([replace(sample, ids=(9999, *sample.ids[1:]))])
+
+
+def test_groups_stay_whole_over_mini_batches(tiny: Tiny) -> None:
+    samples = [tiny.sample([], k, group=f"g{k % 5}") for k in range(23)]
+    steps = split_groups(samples, 3, seed=1)
+    assert sorted(k for step in steps for k in step.tolist()) == list(range(23))
+    where = [{samples[k].group for k in step.tolist()} for step in steps]
+    assert all(not a & b for i, a in enumerate(where) for b in where[i + 1 :])
+    assert max(map(len, steps)) - min(map(len, steps)) <= 5
+    again = split_groups(samples, 3, seed=1)
+    assert all(np.array_equal(a, b) for a, b in zip(steps, again, strict=True))
+    assert len(split_groups(samples[:1], 4, seed=0)) == 1

@@ -1,0 +1,172 @@
+"""The learner's forward against transformers' own, sample by sample."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_samples import Tiny, frame, plain_logprobs, plain_model
+
+from tapforge_trainer.frames.frame import FrameError, decode
+from tapforge_trainer.learner import features, head, linear
+from tapforge_trainer.learner.batches import MicroBatchPlan, plan_micro_batches
+from tapforge_trainer.learner.forward import VLPolicy
+from tapforge_trainer.learner.frame_store import FrameStore, cut
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("budget", [100_000, 300, 1])
+def test_micro_batches_equal_single_samples_of_transformers(tiny: Tiny, budget: int, temperature: float) -> None:
+    samples, frames = tiny.mixed()
+    data = tiny.token_batch(samples)
+    model = plain_model(tiny)
+    with torch.no_grad():
+        expected = torch.cat([plain_logprobs(model, tiny, sample, frames, temperature) for sample in samples])
+    policy, store = VLPolicy(model, tiny.form, tiny.vocabulary), FrameStore(tiny.form)
+    got = torch.full_like(expected, float("nan"))
+    for plan in (plan for rank in plan_micro_batches(data.lengths, 1, budget) for plan in rank):
+        micro = tiny.micro_batch(data, plan, frames)
+        with torch.no_grad():
+            got[micro.response], entropy = policy(micro, store.get(micro.frames, frames), temperature)
+        assert bool(torch.isfinite(entropy).all())
+    assert torch.allclose(got, expected, atol=1e-5, rtol=0)
+
+
+def test_gradients_equal_those_of_transformers(tiny: Tiny) -> None:
+    samples, frames = tiny.mixed(5)
+    plain = plain_model(tiny)
+    expected = torch.cat([plain_logprobs(plain, tiny, sample, frames) for sample in samples])
+    factor = torch.linspace(-1, 1, len(expected))
+    (expected * factor).sum().backward()
+    policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary)
+    data = tiny.token_batch(samples)
+    micro = tiny.micro_batch(data, MicroBatchPlan(tuple(range(5))), frames)
+    logp, _ = policy(micro, FrameStore(tiny.form).get(micro.frames, frames))
+    (logp * factor[micro.response]).sum().backward()
+    mine = dict(policy.model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        assert parameter.grad is not None, name
+        gap = (mine[name].grad - parameter.grad).norm() / parameter.grad.norm().clamp_min(1e-6)
+        assert float(gap) < 1e-4, name
+
+
+def test_banned_tokens_have_no_probability_and_no_gradient(tiny: Tiny) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(4, 8, generator=generator, requires_grad=True)
+    weight = torch.randn(tiny.size, 8, generator=generator, requires_grad=True)
+    allowed = torch.from_numpy(tiny.vocabulary.allowed)
+    target = torch.tensor(tiny.tokens.allowed_ids[:4])
+    logp, entropy = head._piece(hidden, target, weight, allowed, 0.7)
+    logp.sum().backward()
+    assert bool(torch.isfinite(hidden.grad).all())
+    assert bool(torch.isfinite(weight.grad).all())
+    assert float(weight.grad[list(tiny.tokens.banned_ids)].abs().max()) == 0.0
+    assert bool((entropy <= np.log(len(tiny.tokens.allowed_ids)) + 1e-5).all())
+
+
+def test_the_head_in_pieces_equals_the_head_at_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, frames = tiny.mixed(6)
+    data = tiny.token_batch(samples)
+    policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary)
+    micro = tiny.micro_batch(data, MicroBatchPlan(tuple(range(6))), frames)
+    patches = FrameStore(tiny.form).get(micro.frames, frames)
+    results = []
+    for limit in (head.LOGITS_AT_ONCE, 3 * tiny.size):
+        monkeypatch.setattr(head, "LOGITS_AT_ONCE", limit)
+        policy.zero_grad()
+        logp, entropy = policy(micro, patches)
+        logp.sum().backward()
+        results.append((logp.detach(), entropy, policy.language.layers[0].mlp.up_proj.weight.grad.clone()))
+    for whole, pieces in zip(*results, strict=True):
+        assert torch.allclose(whole, pieces, atol=1e-5)
+
+
+def test_a_frozen_tower_sees_each_frame_once(tiny: Tiny) -> None:
+    samples, frames = tiny.mixed()
+    data = tiny.token_batch(samples)
+    policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary, freeze_vision=True)
+    free = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary)
+    store = FrameStore(tiny.form)
+    shown: list[int] = []
+    tower = policy._tower
+    policy._tower = lambda patches: shown.append(len(patches)) or tower(patches)  # type: ignore[method-assign]
+    for plan in (MicroBatchPlan((0, 1)), MicroBatchPlan((3, 1, 0)), MicroBatchPlan((2,))):
+        micro = tiny.micro_batch(data, plan, frames)
+        ready = store.get(micro.frames, frames)
+        with torch.no_grad():
+            assert torch.allclose(policy(micro, ready)[0], free(micro, ready)[0], atol=1e-5)
+    assert sum(shown) == len(frames)
+    assert not any(parameter.requires_grad for parameter in policy.visual.parameters())
+
+
+def test_frozen_features_are_bounded(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary, freeze_vision=True)
+    shots = [frame(96, 160, k) for k in range(12)]
+    frames = {f.name: f for f in shots}
+    one = 15 * 128 * 3 * 4
+    monkeypatch.setattr(features, "FEATURES_KEPT", 4 * one)
+    store = FrameStore(tiny.form)
+    for shot in shots:
+        policy.features([shot.name], store.get([shot.name], frames))
+    assert len(policy._features) == 4
+    assert policy._features.nbytes == 4 * one
+
+
+def test_patches_are_the_image_processors(tiny: Tiny) -> None:
+    from transformers import AutoImageProcessor
+
+    for width, height in ((96, 160), (64, 64), (224, 128)):
+        shot = frame(width, height, 1)
+        made = AutoImageProcessor.from_pretrained(tiny.folder)([Image.open(io.BytesIO(shot.data))], return_tensors="pt")
+        mine = torch.from_numpy(cut(decode(shot.data, shot.name), tiny.form)).float()
+        # the processor's patch: channel, time (two copies), row, column
+        theirs = made["pixel_values"].view(len(mine), 3, 2, -1)
+        assert torch.equal(theirs[:, :, 0], theirs[:, :, 1])
+        assert torch.allclose(mine.view(len(mine), 3, -1) / 127.5 - 1, theirs[:, :, 0], atol=1e-5)
+
+
+def test_frames_that_are_wrong_are_named(tiny: Tiny) -> None:
+    shot = frame(96, 160, 0)
+    store = FrameStore(tiny.form)
+    with pytest.raises(FrameError, match=shot.name[:12]):
+        store.get([shot.name], {})
+    broken = type(shot)("ab" * 32, shot.data[:50], 96, 160)
+    with pytest.raises(FrameError, match="abababababab.*decoded"):
+        store.get([broken.name], {broken.name: broken})
+    odd = frame(100, 160, 0)
+    with pytest.raises(FrameError, match="100x160"):
+        store.get([odd.name], {odd.name: odd})
+    lying = type(shot)(shot.name, shot.data, 160, 96)
+    with pytest.raises(FrameError, match="announced was 160x96"):
+        store.get([lying.name], {lying.name: lying})
+
+
+def test_the_frame_store_is_bounded_and_keeps_what_is_used(tiny: Tiny) -> None:
+    shots = [frame(64, 64, k) for k in range(6)]
+    frames = {f.name: f for f in shots}
+    store = FrameStore(tiny.form, max_bytes=3 * 64 * 64 * 3)
+    for shot in shots[:3]:
+        store.get([shot.name], frames)
+    store.get([shots[0].name], frames)
+    store.get([shots[3].name], frames)
+    assert [shot.name in store for shot in shots[:4]] == [True, False, True, True]
+
+
+@pytest.mark.skipif(not linear.available(), reason="PyTorch was built without oneDNN")
+@pytest.mark.parametrize("shape", [(7, 5, 3), (128, 384, 64), (1, 16, 16)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_linear_layers_equal_pytorchs(shape: tuple[int, int, int], biased: bool) -> None:
+    rows, inner, outer = shape
+    generator = torch.Generator().manual_seed(0)
+    make = lambda *size: torch.randn(*size, generator=generator).requires_grad_()  # noqa: E731
+    x, weight, bias = make(rows, 2, inner), make(outer, inner), make(outer) if biased else None
+    inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
+    grad = torch.randn(rows, 2, outer, generator=generator)
+    mine = linear.linear(x, weight, bias)
+    theirs = torch.nn.functional.linear(x, weight, bias)
+    assert torch.allclose(mine, theirs, atol=1e-4)
+    for a, b in zip(torch.autograd.grad(mine, inputs, grad), torch.autograd.grad(theirs, inputs, grad), strict=True):
+        assert torch.allclose(a, b, atol=1e-4 * max(1.0, float(b.detach().abs().max())))

@@ -1,0 +1,222 @@
+"""Adapters: the model as it was at first, nothing else moves, and peft agrees about what they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_samples import PlainFrames, Tiny, plain_logprobs, plain_model
+
+from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.learner import export as exports
+from tapforge_trainer.learner import lora
+from tapforge_trainer.learner.batches import plan_micro_batches
+from tapforge_trainer.learner.families import FAMILIES, FolderError
+from tapforge_trainer.learner.rank import MiniBatch, Rank
+from tapforge_trainer.learner.sharding import whole
+from tapforge_trainer.model_source.ref import ModelError, ModelRef
+from tapforge_trainer.placement.settings import LoraSettings, UpdateSettings
+from tapforge_trainer.records import Sample
+from tapforge_trainer.storage.object_storage import Store
+
+ADAPTERS = LoraSettings(rank=4, alpha=8.0)
+OBJECTIVE = Objective(importance_cap=None)
+
+
+@contextmanager
+def one_rank(tiny: Tiny, **changes: Any) -> Iterator[Rank]:
+    rank = Rank(tiny.learner_settings(**{"lora": ADAPTERS} | changes), 0, torch.distributed.HashStore())
+    try:
+        yield rank
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def batch_of(tiny: Tiny, samples: list[Sample]) -> tuple[Any, MiniBatch]:
+    data = tiny.token_batch(samples)
+    counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
+    return data, MiniBatch(tuple(plan_micro_batches(data.lengths, 1, 8192)[0]), counts)
+
+
+def learn(
+    rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, FittedFrame], steps: int = 2, **settings: Any
+) -> Any:
+    data, batch = batch_of(tiny, samples)
+    options: dict[str, Any] = {"objective": OBJECTIVE, "learning_rate": 1e-2} | settings
+    for step in range(steps):
+        found = rank.update(data, PlainFrames(frames), [batch], UpdateSettings(**options), step)
+    return found
+
+
+def logprobs(rank: Rank, tiny: Tiny, samples: list[Sample], frames: dict[str, FittedFrame]) -> np.ndarray:
+    data, batch = batch_of(tiny, samples)
+    return rank.logprobs(data, PlainFrames(frames), batch.plans, 1.0)
+
+
+def write(rank: Rank, folder: Path, adapter: bool = False) -> Path:
+    """As `export` does, without Ray."""
+    partial = folder.with_name(".partial")
+    exports._prepare(folder, partial)
+    exports._export_rank(rank, str(partial), adapter)
+    exports._publish(None if adapter else Path(rank.settings.model), partial, folder)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_at_first_the_model_is_the_one_of_the_folder(tiny: Tiny, dtype: Any) -> None:
+    samples, frames = tiny.mixed()
+    with one_rank(tiny, dtype=dtype) as adapted:
+        found, weights = logprobs(adapted, tiny, samples, frames), adapted.weights()
+    with one_rank(tiny, dtype=dtype, lora=None) as plain:
+        assert np.abs(found - logprobs(plain, tiny, samples, frames)).max() < (1e-6 if dtype == "float32" else 1e-9)
+        expected = plain.weights()
+    assert list(weights) == list(expected)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+
+
+def test_an_update_moves_the_adapters_and_nothing_else(tiny: Tiny) -> None:
+    samples, frames = tiny.mixed()
+    with one_rank(tiny, dtype="bfloat16") as rank:
+        before = {name: whole(p.detach()).clone() for name, p in rank.policy.model.named_parameters()}
+        learn(rank, tiny, samples, frames)
+        after = {name: whole(p.detach()) for name, p in rank.policy.model.named_parameters()}
+        assert sum(p.numel() for group in rank.optimizer.param_groups for p in group["params"]) < 60_000
+    moved = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert moved == {name for name in after if ".lora_" in name}
+    assert len(moved) == 2 * 7 * 3 and all(name.startswith("model.language_model.layers.") for name in moved)
+    assert {after[name].dtype for name in moved} == {torch.float32}
+    assert {tensor.dtype for name, tensor in after.items() if name not in moved} == {torch.bfloat16}
+
+
+def test_targets_are_layers_of_the_language_model(tiny: Tiny) -> None:
+    with one_rank(tiny, lora=replace(ADAPTERS, targets=("q_proj", "down_proj"))) as rank:
+        names = set(lora.layers(rank.policy.model))
+    layers = range(3)
+    assert names == {
+        f"model.language_model.layers.{k}.{part}" for k in layers for part in ("self_attn.q_proj", "mlp.down_proj")
+    }
+
+
+def test_a_target_that_is_not_there_is_named() -> None:
+    family = FAMILIES["qwen3_vl"]
+    assert family.adapted(()) == family.lora_targets
+    with pytest.raises(FolderError, match=r"q_prj is no linear layer .* qwen3_vl; did you mean q_proj\? It has q_proj"):
+        family.adapted(("k_proj", "q_prj"))
+    with pytest.raises(FolderError, match="gate_proj is no linear layer"):
+        FAMILIES["qwen3_vl_moe"].adapted(("gate_proj",))  # experts are no linear layers
+
+
+def test_peft_gives_the_same_model(tiny: Tiny, tmp_path: Path) -> None:
+    """Adapter on the base, merged by peft, merged for the engine, and the exported folder: one and the same."""
+    from peft import PeftModel
+
+    samples, frames = tiny.mixed()
+    with one_rank(tiny) as rank:
+        learn(rank, tiny, samples, frames)
+        mine = logprobs(rank, tiny, samples, frames)
+        sent = rank.weights()
+        folder = write(rank, tmp_path / "out")
+        data, _ = batch_of(tiny, samples)
+    assert sorted(path.name for path in (folder / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == (tiny.folder.name, None)
+    hub = ModelRef("hub", "owner/name", "c0ffee")
+    assert exports._base(tiny.learner_settings(source=hub)) == ("owner/name", "c0ffee")
+    base = plain_model(tiny)
+    first = torch.stack([plain_logprobs(base, tiny, s, frames).sum() for s in samples])
+    adapted = PeftModel.from_pretrained(base, str(folder / "adapter"))
+    with torch.no_grad():
+        for k, sample in enumerate(samples):
+            expected = plain_logprobs(adapted, tiny, sample, frames)
+            assert torch.allclose(expected, torch.from_numpy(mine[data.sample == k]), atol=1e-5)
+            assert abs(float(expected.sum() - first[k])) > 1e-3, "the adapters change something"
+    merged = dict(adapted.merge_and_unload().named_parameters())
+    assert sent.keys() == merged.keys()
+    for name, tensor in merged.items():
+        assert torch.allclose(sent[name], tensor, atol=1e-7), name
+    exported = replace(tiny, folder=folder)
+    model = plain_model(exported)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, sent[name]), name
+    with torch.no_grad():
+        found = plain_logprobs(model, exported, samples[0], frames)
+    assert torch.allclose(found, torch.from_numpy(mine[data.sample == 0]), atol=1e-5)
+
+
+def test_an_export_may_take_several_files(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports, "_FILE_BYTES", 500_000)
+    with one_rank(tiny, lora=None) as rank:
+        folder = write(rank, tmp_path / "out")
+        expected = rank.weights()
+    assert len(list(folder.glob("model-*.safetensors"))) > 3
+    model = plain_model(replace(tiny, folder=folder))
+    assert all(torch.equal(parameter, expected[name]) for name, parameter in model.named_parameters())
+    with one_rank(replace(tiny, folder=folder)) as again:
+        found = again.weights()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_the_reference_is_the_model_itself_and_nothing_is_loaded_twice(tiny: Tiny) -> None:
+    samples, frames = tiny.mixed()
+    pulled: dict[str, Any] = {"objective": replace(OBJECTIVE, kl_coefficient=1.0), "learning_rate": 0.0}
+    with one_rank(tiny, reference=True) as rank:
+        assert rank.reference is None
+        first = logprobs(rank, tiny, samples, frames)
+        assert learn(rank, tiny, samples, frames, 1, **pulled).sums["kl_loss"] == pytest.approx(0, abs=1e-9)
+        learn(rank, tiny, samples, frames)
+        moved = logprobs(rank, tiny, samples, frames)
+        assert np.abs(moved - first).max() > 0.01
+        assert learn(rank, tiny, samples, frames, 1, **pulled).sums["kl_loss"] > 1e-4
+        assert np.array_equal(logprobs(rank, tiny, samples, frames), moved), "the trained adapters are back"
+        with rank._referred() as policy:
+            data, batch = batch_of(tiny, samples)
+            referred = rank._logprobs(policy, data, PlainFrames(frames), batch.plans, 1.0)
+        assert np.array_equal(referred, first)
+
+
+def test_after_a_warm_start_its_adapters_are_the_reference(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, frames = tiny.mixed()
+    pulled: dict[str, Any] = {"objective": replace(OBJECTIVE, kl_coefficient=1.0), "learning_rate": 0.0}
+    with one_rank(tiny, reference=True) as rank:
+        learn(rank, tiny, samples, frames)
+        warm = logprobs(rank, tiny, samples, frames)
+        folder = write(rank, tmp_path / "reference", adapter=True)
+        assert [path.name for path in folder.iterdir()] == ["adapter"], "of a model that all have only the adapter"
+        exports.refer_to(rank, str(folder), "")
+        assert learn(rank, tiny, samples, frames, 1, **pulled).sums["kl_loss"] == pytest.approx(0, abs=1e-9)
+        learn(rank, tiny, samples, frames)
+        assert learn(rank, tiny, samples, frames, 1, **pulled).sums["kl_loss"] > 1e-4
+    with one_rank(tiny, reference=True) as later:  # a later session
+        exports.put_folder(Store(f"file://{tmp_path}/store"), "reference", folder, lambda: None)
+        cache = tmp_path / "cache"
+        monkeypatch.setenv("TAPFORGE_CACHE", str(cache))
+        asked = list[str]()
+        monkeypatch.setattr(
+            Store, "get", lambda self, path, target, get=Store.get: asked.append(path) or get(self, path, target)
+        )
+        exports.refer_to(later, str(tmp_path / "elsewhere"), f"file://{tmp_path}/store/reference")
+        assert sorted(asked) == ["adapter_config.json", "adapter_model.safetensors"]
+        assert [path.suffix for path in (cache / "references").iterdir()] == [".lock"], "read, it goes"
+        with pytest.raises(ModelError, match="the KL term's reference: .*/nothing holds nothing complete"):
+            exports.refer_to(later, str(tmp_path / "elsewhere"), f"file://{tmp_path}/store/nothing")
+        with later._referred() as policy:
+            data, batch = batch_of(tiny, samples)
+            assert np.array_equal(later._logprobs(policy, data, PlainFrames(frames), batch.plans, 1.0), warm)
+    with one_rank(tiny, reference=True, lora=replace(ADAPTERS, rank=8)) as other:
+        with pytest.raises(FolderError, match=r"another rank.*lora_A.weight is \[4, 128\], not \[8, 128\]"):
+            other.refer_to(str(folder / "adapter"))
+        with pytest.raises(FolderError, match="does not hold the adapters"):
+            other.refer_to(str(tiny.folder))

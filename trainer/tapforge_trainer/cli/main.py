@@ -1,0 +1,359 @@
+"""The `tapforge` command. Each subcommand parses its arguments and calls one function, which imports the rest.
+
+From here to the first gradient of `tapforge run`, in the order of reading:
+
+    cli/main.py  ->  session.py  ->  loop.py  ->  learner/client.py  ->  learner/rank.py
+
+(arguments; start of phones, engines and learner; the algorithm; the plan of an update; forward, backward and optimizer
+on one rank). With spec.warmStart, run/warm_start.py comes in place of loop.py.
+
+Exit codes: 0 done · 1 the work failed (the message names what and the remedy) · 2 the arguments, the file or what it
+names are wrong, and will be the next time · 75 stopped by SIGTERM or by the operator · 130 stopped by Ctrl-C. A run
+that is stopped leaves a checkpoint and resumes when it is started again. Only a programming error shows a traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .agent import agent
+from .cluster import cluster
+from .doctor import doctor
+from .env import env
+from .phone import phone
+
+if TYPE_CHECKING:
+    from tapforge_api import TrainingRun
+
+    from ..cluster.attempt import Attempt
+    from ..run.shutdown import StopSignal
+
+FILE = click.option(
+    "-f",
+    "--file",
+    "file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="TrainingRun as YAML; - reads it from stdin",
+)
+SET = click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="override a field: spec.seed=3")
+RUNS = click.option(
+    "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="folder of all runs"
+)
+
+
+class _Problem(click.ClickException):
+    """The work failed: a message without a traceback."""
+
+    exit_code = 1
+
+
+class _Wrong(_Problem):
+    """The arguments or the file are wrong."""
+
+    exit_code = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tapforge")
+def cli() -> None:
+    """Train GUI agents by online reinforcement learning."""
+
+
+def main() -> None:
+    from ..run.shutdown import become_subreaper
+
+    become_subreaper()
+    cli()
+
+
+def _load(file: Path, overrides: tuple[str, ...]) -> TrainingRun:
+    with _as_message():
+        return _read(file, overrides)
+
+
+def _read(file: Path, overrides: tuple[str, ...]) -> TrainingRun:
+    from tapforge_api import load
+
+    return load(sys.stdin.read() if str(file) == "-" else file, overrides=overrides)
+
+
+def _checked(run: TrainingRun, runs: Path) -> Any:
+    """The plan, with what the files that the run names hold."""
+    from ..run.assembly import inspect
+    from ..run.plan import plan
+
+    with _as_message():
+        return plan(run, inspect(run, runs), runs)
+
+
+@cli.command()
+@FILE
+@SET
+@RUNS
+@click.option(
+    "--memory", is_flag=True, help="say how much memory the run takes on each GPU instead; exit code 2: too much"
+)
+@click.option("--gpu-memory", metavar="SIZE|NAME", help="of a GPU, such as 80GiB or H200; default: by spec.cluster")
+@click.option("--config", type=click.Path(path_type=Path), help="config.json of a model that is not known here")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="with --memory")
+@click.option("--trace", is_flag=True, help="with --memory: also trace the learner's step on fake tensors, a minute")
+@click.option(
+    "--disk-rate", type=click.FloatRange(0, min_open=True), metavar="MB/S", help="of checkpoints, as measured"
+)
+@click.option("--tokens-per-second", type=click.FloatRange(0, min_open=True), help="of the learner, as measured")
+@click.option("--measured", type=click.Path(path_type=Path), help="folder of a run whose speed is said")
+def plan(file: Path, overrides: tuple[str, ...], runs: Path, memory: bool, **options: Any) -> None:
+    """Check a file, resolve its defaults and say what would run, or how much memory that takes."""
+    if memory:
+        from ..memory.command import MemoryOptions, plan_memory
+
+        loaded = _load(file, overrides)
+        with _as_message():
+            text, fits = plan_memory(loaded, MemoryOptions(**options))
+        click.echo(text)
+        sys.exit(0 if fits else _Wrong.exit_code)
+    from tapforge_api.gpus import cluster_gpus_error
+
+    from ..run.plan import render
+
+    loaded = _load(file, overrides)
+    found = _checked(loaded, runs)
+    if wrong := cluster_gpus_error(loaded.spec):  # `run` on this machine pays no attention to the cluster's
+        raise _Wrong(wrong)
+    click.echo(render(found))
+
+
+@cli.command()
+@FILE
+@SET
+@RUNS
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, 1000),
+    default=0,
+    show_default=True,
+    help="restart the run in place, from its last checkpoint, at most so often after a crash",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    envvar="TAPFORGE_GRACE_SECONDS",
+    help="seconds from a SIGTERM to the end, also without a checkpoint",
+)
+def run(file: Path, overrides: tuple[str, ...], runs: Path, restarts: int, grace: float) -> None:
+    """Train: warm start, reinforcement, measurement, replay. Started again, it resumes from the last checkpoint."""
+    if restarts:
+        arguments = ["--file", str(file), "--runs", str(runs), "--grace", str(grace)]
+        sys.exit(_supervised(["run", *arguments, *(a for o in overrides for a in ("--set", o))], restarts, file))
+    from ..cluster.attempt import Attempt
+    from ..run.supervisor import beginning
+
+    with _as_message():
+        attempt = Attempt.of(beginning(os.environ))
+    if attempt is not None:
+        sys.exit(_driven(attempt, lambda: _read(file, overrides), grace))
+    loaded = _load(file, overrides)
+    _checked(loaded, runs)
+    from ..session import run_session
+    from ..telemetry.telemetry import View
+
+    sys.exit(_stoppable(lambda stop: run_session(loaded, runs, stop, View(loaded.metadata.name, 0)), grace))
+
+
+@cli.command(hidden=True)
+@click.option("--seconds", type=click.FloatRange(0), required=True, help="how long to wait at most")
+def prestop(seconds: float) -> None:
+    """The preStop hook of a Ray Pod: have the driver stop after a checkpoint, and wait for it."""
+    from ..cluster.prestop import prestop
+
+    if not prestop(os.environ, seconds):
+        raise _Problem(f"the run has not stopped within {seconds:g} s")
+
+
+@cli.command()
+@FILE
+@SET
+@RUNS
+def sft(file: Path, overrides: tuple[str, ...], runs: Path) -> None:
+    """Only the supervised warm start of a run; writes the model to RUNS/NAME/sft."""
+    loaded = _load(file, overrides)
+    _checked(loaded, runs)
+    from ..session import sft_session
+
+    sys.exit(_stoppable(lambda stop: sft_session(loaded, runs, stop)))
+
+
+@cli.command(name="eval")
+@FILE
+@SET
+@RUNS
+@click.option("--model", type=click.Path(path_type=Path), help="folder of the weights; default: the run's export")
+def evaluate(file: Path, overrides: tuple[str, ...], runs: Path, model: Path | None) -> None:
+    """Measure success on the run's evaluation tasks; prints JSON."""
+    loaded = _load(file, overrides)
+    _checked(loaded, runs)
+    from ..session import eval_session
+
+    sys.exit(_stoppable(lambda stop: eval_session(loaded, runs, model, stop)))
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def view(folder: Path) -> None:
+    """Write curve.png and replay.html of a run FOLDER again, from its recording."""
+    from ..run.report import write_report
+
+    with _as_message():
+        for path in write_report(folder):
+            click.echo(path)
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+def export(folder: Path, target: Path) -> None:
+    """Write the last checkpoint of a run FOLDER as a Hugging Face model to TARGET."""
+    from ..session import export_session
+
+    sys.exit(_stoppable(lambda stop: export_session(folder, target, stop)))
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--once", is_flag=True, help="print one table and end")
+@click.option("--rows", type=click.IntRange(min=1), help="phones that are shown at most; default: what fits")
+def top(folder: Path, once: bool, rows: int | None) -> None:
+    """Show the phones of the run in FOLDER, those with troubles first, as they change."""
+    from ..run.fleet import FleetError, show
+
+    try:
+        show(folder, once=once, rows=rows)
+    except FleetError as error:
+        raise _Wrong(str(error)) from error
+
+
+cli.add_command(agent)
+cli.add_command(cluster)
+cli.add_command(doctor)
+cli.add_command(env)
+cli.add_command(phone)
+
+
+@cli.group()
+def tiny() -> None:
+    """The tiny model."""
+
+
+@tiny.command(name="build")
+@click.option("--output", type=click.Path(path_type=Path), help="folder; default: the user's cache")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--steps", type=click.IntRange(min=1), help="optimizer steps; default: the full 2,500")
+def build_tiny(output: Path | None, seed: int, steps: int | None) -> None:
+    """Train the tiny base from random weights: supervised grounding, about ten minutes."""
+    from ..model_source.tiny_base import cache_folder
+    from ..tiny.build import STEPS, build
+
+    folder = output or cache_folder()
+    if folder.exists() and not folder.is_dir():
+        raise _Wrong(f"{folder} is a file; name a folder")
+
+    def report(step: int, seconds: float, accuracy: dict[int, float]) -> None:
+        shares = "  ".join(f"{icons}: {share:.2f}" for icons, share in accuracy.items())
+        click.echo(f"{seconds:6.0f} s  step {step:5d}  right answers by number of icons  {shares}")
+
+    build(folder, seed=seed, steps=steps or STEPS, report=report)
+    click.echo(f"the tiny base is in {folder}")
+
+
+def _stoppable(work: Callable[[StopSignal], Coroutine[Any, Any, int]], grace: float = 60.0) -> int:
+    """Runs a session, which may be asked to stop. Returns its exit code."""
+    from tapforge_api.progress import EXIT_STOPPED
+
+    from ..run.shutdown import EXIT_INTERRUPTED, StopSignal, force_exit, handling_signals, run_until_aborted
+
+    async def stoppable() -> int:
+        stop = StopSignal(grace)
+        with handling_signals(stop):
+            return await run_until_aborted(stop, work(stop), lambda: force_exit(stop.exit_code))
+
+    _log()
+    try:
+        with _as_message():
+            code = asyncio.run(stoppable())
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    if code in (EXIT_INTERRUPTED, EXIT_STOPPED):
+        click.echo("stopped", err=True)
+    return code
+
+
+def _driven(attempt: Attempt, read: Callable[[], TrainingRun], grace: float) -> int:
+    """Runs the driver of a run on a cluster."""
+    from tapforge_envs.slots.broker_calls import Access
+
+    from ..cluster.driver import NEED, drive
+    from ..cluster.prestop import registered
+    from ..run.shutdown import StopSignal, force_exit, handling_signals
+
+    async def driving() -> int:
+        stop = StopSignal(grace)
+        with handling_signals(stop):
+            access = Access.of(os.environ, NEED)
+            return await drive(attempt, access, read, stop, lambda: force_exit(stop.exit_code))
+
+    _log()
+    with _as_message(), registered(os.environ):
+        return asyncio.run(driving())
+
+
+def _supervised(arguments: list[str], restarts: int, file: Path) -> int:
+    """Runs the driver in a process of its own, again after a crash."""
+    from ..cluster.prestop import registered
+    from ..run.supervisor import driver_command, supervise
+
+    if str(file) == "-":
+        raise _Wrong("--restarts reads the file again after a crash: name a file instead of -")
+
+    async def report_killed(environment: Mapping[str, str], message: str) -> None:
+        from ..cluster.driver import report_killed
+
+        await report_killed(environment, message)
+
+    _log()
+    with registered(os.environ):
+        return asyncio.run(supervise(driver_command(arguments), restarts, os.environ, report_killed=report_killed))
+
+
+def _log() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+
+
+@contextmanager
+def _as_message() -> Iterator[None]:
+    """What can fail though the program is right becomes a message and an exit code."""
+    try:
+        yield
+    except Exception as error:
+        from ..run.shutdown import failure_of
+
+        failure = failure_of(error)
+        if failure is None:
+            raise
+        code, message = failure
+        raise (_Wrong if code == _Wrong.exit_code else _Problem)(message) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The learner's policy around a transformers model, and the parts of the model that are sharded on their own.
+
+Packed sequences for every family, but for one case: a dense Qwen3-VL in fp32 on CPUs, where the padded forward pass is
+faster on small screens. torch is imported where a policy is built.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tapforge_trainer.learner.batches import Vocabulary
+from tapforge_trainer.learner.frame_store import PixelFormat
+from tapforge_trainer.placement.settings import LearnerSettings
+
+from . import family_of
+from .folder import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tapforge_trainer.learner.forward import VLPolicy
+    from tapforge_trainer.learner.packed import PackedPolicy
+
+    Policy = VLPolicy | PackedPolicy
+
+
+def packs(config: ModelConfig, settings: LearnerSettings) -> bool:
+    """Whether the policy takes packed micro-batches."""
+    return (config.model_type, settings.device, settings.dtype) != ("qwen3_vl", "cpu", "float32")
+
+
+def build(
+    config: ModelConfig, settings: LearnerSettings, form: PixelFormat, vocabulary: Vocabulary, *, model: nn.Module
+) -> Policy:
+    """`model`: the family's `ForConditionalGeneration`, on any device, before it is sharded; its forward functions are
+    replaced. Raises FolderError for an architecture that is not known."""
+    family = family_of(config)
+    model.train()
+    if settings.activation_checkpointing:
+        # Per language layer, and per vision block of a tower that learns.
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if packs(config, settings):
+        from tapforge_trainer.learner.linear import accelerate
+        from tapforge_trainer.learner.packed import PackedPolicy
+
+        if settings.device == "cpu":
+            accelerate(model)
+        return PackedPolicy(model, family.vision_arguments, form, vocabulary, freeze_vision=settings.freeze_vision)
+    from tapforge_trainer.learner.forward import VLPolicy
+
+    return VLPolicy(model, form, vocabulary, freeze_vision=settings.freeze_vision)
+
+
+def transformer_layers(model: Any) -> list[nn.Module]:
+    """The language model's, in order."""
+    return list(model.model.language_model.layers)
+
+
+def vision_blocks(model: Any) -> list[nn.Module]:
+    """The tower's, in order."""
+    return list(model.model.visual.blocks)
+
+
+def embedding(model: Any) -> nn.Module:
+    """Of tokens. Its weight may be the head's too (`tied`)."""
+    return model.model.language_model.embed_tokens
+
+
+def head(model: Any) -> nn.Module:
+    """The policies call it as a module, once per pass."""
+    return model.lm_head
+
+
+def tied(model: Any) -> bool:
+    """Whether embedding and head are one parameter: they then belong to one group of shards."""
+    return embedding(model).weight is head(model).weight

@@ -1,0 +1,392 @@
+"""One learner rank: the sharded policy, its optimizer, and what a rank does in an update. torch.distributed, no Ray.
+
+Rules:
+- Every rank runs the same number of forward and backward passes (`plan_micro_batches` sees to that): gathers and
+  reductions are collective, a rank with one pass less would leave the others waiting for ever.
+- The loss is this rank's part of the global one, which is divided by global counts. FSDP averages gradients over
+  ranks, so it is multiplied by their number. Gradients travel after every micro-batch, and each rank keeps its share of
+  their sum; or once per optimizer step, with the last micro-batch, where there is memory for all of them.
+- Master weights and optimizer state are fp32; with dtype bfloat16 only the forward and backward passes are narrower.
+- Before an update all ranks make sure that they can get at their frames; those of the next micro-batches are fetched
+  and decoded in a thread while one is being computed.
+- Nothing here draws random numbers: the same samples give the same bits on CPUs. On GPUs flash attention adds up its
+  gradients in no fixed order.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from tapforge_trainer.algorithms.losses import policy_loss
+from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.frames.handles import FramesLost
+
+from ..placement.settings import LearnerSettings, UpdateSettings
+from . import lora
+from .batches import MicroBatch, MicroBatchPlan, TokenBatch, frames_of, micro_batch
+from .families import ModelConfig
+from .flops import FlopCounter
+from .frame_source import FrameSource
+from .frame_store import FrameStore, Patches, PixelFormat
+from .metrics import UpdateMetrics
+from .phase_clock import PhaseClock
+from .sharding import EngineWeights, load_policy, reshard
+
+if TYPE_CHECKING:
+    from .families.build import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatch:
+    """One optimizer step of one rank. Counts are those of all ranks together."""
+
+    plans: tuple[MicroBatchPlan, ...]
+    counts: Counts
+
+
+#: with the patches of its frames
+_Ready = tuple[MicroBatchPlan, MicroBatch, dict[str, Patches]]
+#: micro-batches that are made ready beyond the one that is being computed
+_AHEAD = 2
+#: (log-probabilities, indices of response tokens, weights) -> this rank's part of the global loss
+Loss = Callable[[Tensor, np.ndarray, Tensor], Tensor]
+
+
+class Rank:
+    """All methods are collective: every rank calls them in the same order."""
+
+    def __init__(self, settings: LearnerSettings, rank: int, store: dist.Store):
+        """`store`: the process group's, one and the same for all ranks."""
+        torch.set_num_threads(settings.threads)
+        torch.manual_seed(settings.seed)
+        self.settings, self.rank, self.world = settings, rank, settings.ranks
+        self.device = torch.device("cpu")
+        if settings.device == "cuda":
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        # Offloaded shards and checkpoints are reduced and gathered in the host's memory.
+        backend = "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=self.world)
+        self.mesh = init_device_mesh(settings.device, (self.world,))
+        self.form = PixelFormat.of_folder(Path(settings.model))
+        self.policy, self.vocabulary = load_policy(settings, self.form, self.mesh)
+        #: whom the KL term pulls towards, once `refer_to` has said who that is; with LoRA other adapters in the same
+        #: policy, at first those that it begins with
+        self.reference: Policy | None = None
+        self.first_adapters: dict[str, Tensor] = {}
+        if settings.reference and settings.lora is not None:
+            self.first_adapters = lora.values(self.policy.model)
+        self.store = FrameStore(self.form)
+        trained = [p for p in self.policy.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            trained, lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+        )
+        self.clock = PhaseClock(self.device)
+        self.flops = FlopCounter(ModelConfig.of_folder(Path(settings.model)), settings, self.clock.device_name)
+        #: the only thread that uses the store
+        self._loader = ThreadPoolExecutor(1, "frames")
+        #: vLLM's trainer side and the engines that it is connected to, once `gpu_transfer` has connected it
+        self.transfer: Any = None
+        self.saving: Any = None  #: `rank_state.Saving`, from the first checkpoint on
+        #: optimizer steps so far: what the warm-up counts
+        self.steps = 0
+
+    def refer_to(self, folder: str) -> None:
+        """From here on the KL term pulls towards the weights in `folder`, with LoRA the adapter in it."""
+        if self.settings.lora is not None:
+            self.first_adapters = lora.read(Path(folder), self.policy.model)
+            return
+        if self.reference is not None:  # its memory is free before the new one needs it: models hold cycles
+            self.reference = None
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        settings = replace(self.settings, model=folder)
+        shared = self.policy if self.policy.freeze_vision else None
+        self.reference, _ = load_policy(settings, self.form, self.mesh, frozen=True, tower_of=shared)
+
+    @contextmanager
+    def _referred(self) -> Iterator[Any]:
+        """What the KL term pulls towards."""
+        if self.reference is not None:
+            yield self.reference
+        elif self.first_adapters:
+            reshard(self.policy)
+            with lora.exchanged(self.policy.model, self.first_adapters):
+                yield self.policy
+        else:
+            raise ValueError("the objective has a KL term, but the learner was started without a reference")
+
+    # --- learning -----------------------------------------------------------------------------------------------------
+
+    def update(
+        self,
+        data: TokenBatch,
+        frames: FrameSource,
+        batches: Sequence[MiniBatch],
+        settings: UpdateSettings,
+        version: int,
+    ) -> UpdateMetrics:
+        """One optimizer step per mini-batch. The old log-probabilities are the engine's own where those are the truth
+        (one step, newest weights). Else they are the learner's before the first step: for the first step those of its
+        own forward pass, detached; for later ones they are computed beforehand."""
+        metrics = UpdateMetrics()
+        self.clock.read()  # what was computed since the last update
+        everything = [plan for batch in batches for plan in batch.plans]
+        with self.clock.host("prepare"):
+            self._agree_on(data, everything, frames)
+        correct = settings.off_policy or len(batches) > 1
+        later = [plan for batch in batches[1:] for plan in batch.plans]
+        old = self.logprobs(data, frames, later, settings.temperature) if later else data.behavior
+        reference = None
+        if settings.objective.kl_coefficient > 0:
+            with self._referred() as policy:
+                reference = self._logprobs(policy, data, frames, everything, settings.temperature)
+        for number, batch in enumerate(batches):
+            before = None if correct and number == 0 else old
+            loss = partial(
+                _policy_loss, data, before, reference, settings.objective, batch.counts, metrics, len(batches), correct
+            )
+            self._step(data, frames, batch, settings, loss, metrics, compare_with=version if number == 0 else None)
+        return self._close(metrics)
+
+    def supervised(
+        self,
+        data: TokenBatch,
+        frames: FrameSource,
+        batches: Sequence[MiniBatch],
+        settings: UpdateSettings,
+    ) -> UpdateMetrics:
+        """Cross-entropy on the response tokens, by weight; the samples' advantages and log-probabilities are unused."""
+        metrics = UpdateMetrics()
+        self.clock.read()
+        for batch in batches:
+
+            def loss(logp: Tensor, chosen: np.ndarray, weight: Tensor, counts: Counts = batch.counts) -> Tensor:
+                value = -(weight * logp).sum() / max(counts.tokens, 1e-12)
+                metrics.add("loss", float(value.detach()) / len(batches))
+                return value
+
+            self._step(data, frames, batch, settings, loss, metrics)
+        return self._close(metrics)
+
+    def _step(
+        self,
+        data: TokenBatch,
+        frames: FrameSource,
+        batch: MiniBatch,
+        settings: UpdateSettings,
+        loss: Loss,
+        metrics: UpdateMetrics,
+        *,
+        compare_with: int | None = None,
+    ) -> None:
+        started = time.perf_counter()
+        self.accumulate(data, frames, batch, settings, loss, metrics, compare_with=compare_with)
+        self._apply(settings, metrics)
+        metrics.add("seconds", (time.perf_counter() - started) / self.world)
+
+    def accumulate(
+        self,
+        data: TokenBatch,
+        frames: FrameSource,
+        batch: MiniBatch,
+        settings: UpdateSettings,
+        loss: Loss,
+        metrics: UpdateMetrics,
+        *,
+        compare_with: int | None = None,
+    ) -> None:
+        """Gradients of the whole batch, reduced over ranks, in `.grad`. `compare_with`: the version whose tokens are
+        compared with the engine's log-probabilities."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.flops.begin()
+        for index, (plan, micro, shown) in enumerate(self._micro_batches(data, batch.plans, frames)):
+            last = index + 1 == len(batch.plans)
+            self.policy.set_requires_gradient_sync(last or self.settings.sharded_gradients)
+            with self.clock.device("forward"):
+                logp, entropy = self.policy(micro, shown, settings.temperature)
+                chosen = micro.response
+                weight = torch.from_numpy(data.weight[chosen] * (0.0 if plan.padding else 1.0)).to(logp.device)
+                value = loss(logp, chosen, weight) * self.world
+            with self.clock.device("backward"):
+                value.backward()
+            metrics.add("positions", micro.tokens)
+            if plan.padding:
+                continue
+            metrics.add("tokens", float(data.lengths[list(plan.samples)].sum()))
+            metrics.add("response_tokens", len(chosen))
+            metrics.add("flops", self.flops.passes(data.lengths[list(plan.samples)].tolist(), len(chosen), shown))
+            metrics.add("entropy", float((entropy * weight).sum()))
+            metrics.add("weight", float(weight.sum()))
+            if compare_with is not None:
+                self._compare(logp.detach().cpu().numpy(), data, chosen, compare_with, metrics)
+
+    def _micro_batches(
+        self, data: TokenBatch, plans: Sequence[MicroBatchPlan], frames: FrameSource
+    ) -> Iterator[_Ready]:
+        """In order. The next ones are fetched, decoded and laid out in a thread while one is being computed."""
+        coming: deque[Future[_Ready]] = deque()
+        try:
+            for index in range(len(plans)):
+                for plan in plans[index + len(coming) : index + 1 + _AHEAD]:
+                    coming.append(self._loader.submit(self._ready, data, plan, frames))
+                with self.clock.host("prepare"):
+                    ready = coming.popleft().result()
+                yield ready
+        finally:
+            for left in coming:
+                left.cancel()
+
+    def _ready(self, data: TokenBatch, plan: MicroBatchPlan, frames: FrameSource) -> _Ready:
+        found: dict[str, FittedFrame] = {}
+        for episode, names in frames_of(data, [plan]).items():
+            if missing := [name for name in names if name not in self.store and name not in found]:
+                found |= frames.read(episode, missing)
+        shown = self.store.get((name for k in plan.samples for name in data.frames[k]), found)
+        grids = {name: (patches.rows, patches.columns) for name, patches in shown.items()}
+        return plan, micro_batch(data, plan, grids, self.vocabulary, packed=self.policy.packed), shown
+
+    def _agree_on(self, data: TokenBatch, plans: Sequence[MicroBatchPlan], frames: FrameSource) -> None:
+        """Raises FramesLost on every rank if one of them can't get at what it needs: together, before anything is
+        computed, so that no rank waits for another and the learner goes on."""
+        lost = frames.lost(frames_of(data, plans))
+        if self.world > 1:
+            of_all: list[list[str]] = [[]] * self.world
+            dist.all_gather_object(of_all, lost)
+            lost = [episode for of_one in of_all for episode in of_one]
+        if lost:
+            raise FramesLost(set(lost))
+
+    def _apply(self, settings: UpdateSettings, metrics: UpdateMetrics) -> None:
+        """Clips, and moves the weights; or, if the gradient is no number, raises and leaves them."""
+        gradients = [p for p in self.policy.parameters() if p.grad is not None]
+        with self.clock.device("optimizer"):
+            norm = torch.nn.utils.clip_grad_norm_(gradients, settings.gradient_clip)
+            norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        metrics.top("gradient_norm", float(norm))
+        if not bool(torch.isfinite(norm)):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise FloatingPointError(
+                f"the gradient's norm is {float(norm)} at optimizer step {self.steps}; nothing was updated. Lower the "
+                "learning rate, or look at the samples of this update"
+            )
+        self.steps += 1
+        rate = settings.learning_rate * min(1.0, self.steps / max(1, settings.warmup_steps))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        with self.clock.device("optimizer"):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        metrics.top("learning_rate", rate)
+
+    def _compare(
+        self, logp: np.ndarray, data: TokenBatch, chosen: np.ndarray, version: int, metrics: UpdateMetrics
+    ) -> None:
+        """Engine against learner, on tokens that the very weights sampled that are about to be updated."""
+        same = (data.version[chosen] == version) & (data.weight[chosen] > 0)
+        gap = (data.behavior[chosen] - logp)[same].astype(np.float64)
+        if len(gap):
+            metrics.add("gap_tokens", len(gap))
+            metrics.add("gap_abs", float(np.abs(gap).sum()))
+            metrics.add("gap_k3", float((np.exp(-np.clip(gap, -20, 20)) - 1 + gap).sum()))
+            metrics.top("gap_max", float(np.abs(gap).max()))
+
+    def _close(self, metrics: UpdateMetrics) -> UpdateMetrics:
+        for phase, seconds in self.clock.read().items():
+            metrics.add(f"seconds_{phase}", seconds / self.world)
+        metrics.top("peak_flops", self.flops.peak)
+        if self.settings.device == "cuda":
+            metrics.top("peak_mib", torch.cuda.max_memory_allocated() / 2**20)
+        else:
+            import resource
+
+            metrics.top("peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return metrics
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def logprobs(
+        self, data: TokenBatch, frames: FrameSource, plans: Sequence[MicroBatchPlan], temperature: float
+    ) -> np.ndarray:
+        """[response tokens] of all samples; those of other ranks' plans stay nan."""
+        return self._logprobs(self.policy, data, frames, plans, temperature)
+
+    def _logprobs(
+        self,
+        policy: Policy,
+        data: TokenBatch,
+        frames: FrameSource,
+        plans: Sequence[MicroBatchPlan],
+        temperature: float,
+    ) -> np.ndarray:
+        result = np.full(len(data.index), np.nan, np.float32)
+        with torch.no_grad():
+            for plan, micro, shown in self._micro_batches(data, plans, frames):
+                with self.clock.device("forward"):
+                    logp, _ = policy(micro, shown, temperature)
+                if not plan.padding or np.isnan(result[micro.response]).any():
+                    result[micro.response] = logp.float().cpu().numpy()
+        reshard(policy)
+        return result
+
+    def weights(self) -> dict[str, Tensor]:
+        """Whole tensors under checkpoint names in the engine's dtype; gathered by all ranks, kept by the first."""
+        found: dict[str, Tensor] = {}
+        for name, tensor in EngineWeights(self.policy.model, getattr(torch, self.settings.dtype)):
+            if self.rank == 0:
+                found[name] = tensor.cpu()
+        return found
+
+
+def _policy_loss(
+    data: TokenBatch,
+    old: np.ndarray | None,
+    reference: np.ndarray | None,
+    objective: Objective,
+    counts: Counts,
+    metrics: UpdateMetrics,
+    steps: int,
+    correct: bool,
+    logp: Tensor,
+    chosen: np.ndarray,
+    weight: Tensor,
+) -> Tensor:
+    """`old` None: the weights are those that old log-probabilities are of. `correct`: the samples' own
+    log-probabilities are another policy's, and enter as importance weights."""
+
+    def here(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values[chosen]).to(logp.device)
+
+    _, sequence = np.unique(data.span[chosen], return_inverse=True)
+    result = policy_loss(
+        logp,
+        logp.detach() if old is None else here(old),
+        here(data.advantage),
+        torch.from_numpy(sequence).to(logp.device),
+        objective=objective,
+        counts=counts,
+        weight=weight,
+        behavior_logp=here(data.behavior) if correct else None,
+        ref_logp=None if reference is None else here(reference),
+    )
+    for name, value in result.sums.items():
+        metrics.add(name, float(value) / steps)
+    for name, value in result.maxima.items():
+        metrics.top(name, float(value))
+    return result.loss

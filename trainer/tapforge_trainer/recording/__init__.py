@@ -1,0 +1,1 @@
+"""What a run writes down of its episodes, and how that is read again: records in segments, screens in packs."""

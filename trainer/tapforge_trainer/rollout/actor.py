@@ -1,0 +1,151 @@
+"""A rollout worker as a Ray actor, and the driver's way to it (`rollout/worker_host.py`, `rollout/remote_players.py`).
+
+- An attempt is one call with two return values: a small result that the driver awaits, and the episode's frames, which
+  the driver holds by reference and never fetches. Return values outlive the worker's process, on its node.
+- A call takes about a millisecond of the driver's loop. When many attempts begin at once, others get a turn after one
+  of each worker.
+- Neither `ray.cancel` nor retries of tasks or actors are used: who stops or starts again is the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..agents.agent import Agent
+from ..attempt import AttemptRequest, EpisodeResult
+from ..placement.actors import reason
+from ..records import Generator
+from .baselines import baselines
+from .remote_players import WorkerLost
+from .worker import RolloutWorker
+from .worker_host import Health, LeaseTerms, Report, Wanted, WorkerHost
+
+if TYPE_CHECKING:
+    from tapforge_envs.clients.phones import PhoneAddress
+
+    from ..engine.client import EngineClient
+    from ..engine.wire import EngineConnection
+
+#: threads that fit frames would each keep a heap of their own, which large screens fill: two are enough
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+#: for an answer of a worker that is up, seconds
+_READY_SECONDS = 30.0
+
+MakePolicies = Callable[[Agent], Mapping[str, Generator]]
+
+
+class RolloutActor:
+    """Methods are called by `RayCarrier` only. One event loop."""
+
+    def __init__(self, make_agent: Callable[[], Agent], make_policies: MakePolicies):
+        self._make_agent, self._make_policies = make_agent, make_policies
+        self._policies: dict[str, Generator] = {}
+        self._client: EngineClient | None = None
+        self._host: WorkerHost | None = None
+
+    async def ready(self) -> None:
+        agent = await asyncio.to_thread(self._make_agent)
+        self._policies.update(self._make_policies(agent))
+        self._host = WorkerHost(RolloutWorker(agent, self._policies), self._use_engines)
+
+    async def play(self, request: AttemptRequest, terms: LeaseTerms) -> tuple[bytes, Any]:
+        """The first value is pickled here: Ray's own pickler takes twice as long for records."""
+        assert self._host is not None
+        result = await self._host.play(request, terms)
+        return pickle.dumps(replace(result, frames={})), result.frames
+
+    async def exchange(self, wanted: Wanted) -> Report:
+        assert self._host is not None
+        return self._host.exchange(wanted)
+
+    async def health(self, phone: PhoneAddress) -> Health:
+        assert self._host is not None
+        return await self._host.health(phone)
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def _use_engines(self, connection: EngineConnection) -> None:
+        from ..engine.client import EngineClient
+
+        if self._client is None:
+            self._client = self._policies[""] = EngineClient(connection)
+        else:
+            self._client.use(connection.replicas)
+
+
+class RayCarrier:
+    """The driver's way to one actor."""
+
+    def __init__(self, actor: Any):
+        self._actor = actor
+        self._turn = asyncio.Lock()
+
+    async def process(self) -> int:
+        """Its number on its machine."""
+        return await self._answer(self._actor.process.remote(), _READY_SECONDS)
+
+    async def exchange(self, wanted: Wanted, seconds: float) -> Report:
+        return await self._answer(self._actor.exchange.remote(wanted), seconds)
+
+    async def play(self, request: AttemptRequest, terms: LeaseTerms) -> EpisodeResult:
+        """Ends with the attempt, whose calls have deadlines, or with the worker."""
+        async with self._turn:
+            packed, frames = self._actor.play.options(num_returns=2).remote(request, terms)
+            await asyncio.sleep(0)
+        result: EpisodeResult = pickle.loads(await self._answer(packed, None))  # noqa: S301 (the worker's)
+        return replace(result, frames=frames)
+
+    async def health(self, phone: PhoneAddress, seconds: float) -> Health:
+        return await self._answer(self._actor.health.remote(phone), seconds)
+
+    async def close(self) -> None:
+        import ray
+
+        ray.kill(self._actor)
+
+    async def _answer(self, reference: Any, seconds: float | None) -> Any:
+        from ray.exceptions import ActorDiedError, NodeDiedError, ObjectLostError, RayActorError, RayTaskError
+
+        try:
+            async with asyncio.timeout(seconds):
+                return await reference
+        except RayTaskError as error:  # first: it has the type of what was raised there, too
+            raise error.cause from error
+        except TimeoutError as error:
+            raise WorkerLost(f"it gave no answer within {seconds} s", dead=False) from error
+        except (ObjectLostError, NodeDiedError) as error:  # an answer that is too large to come inline dies with a node
+            raise WorkerLost(f"its answer is lost: {reason(error)}", dead=False) from error
+        except RayActorError as error:
+            dead = isinstance(error, ActorDiedError)
+            what = "ended" if dead else "is out of reach"
+            raise WorkerLost(f"its process {what}: {reason(error)}", dead=dead) from error
+
+
+async def start_rollout_actor(
+    make_agent: Callable[[], Agent], seconds: float, *, cpus: float, make_policies: MakePolicies = baselines
+) -> RayCarrier:
+    """Returns when it can play. `cpus`: cores that Ray sets aside for it. `make_policies`: who answers beside the
+    engines. Raises WorkerLost."""
+    import ray
+
+    actor = (
+        ray.remote(RolloutActor)
+        .options(
+            num_cpus=cpus,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=1000,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": _ENVIRONMENT},
+        )
+        .remote(make_agent, make_policies)
+    )
+    carrier = RayCarrier(actor)
+    await carrier._answer(actor.ready.remote(), seconds)
+    return carrier

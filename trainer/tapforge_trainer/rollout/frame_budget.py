@@ -1,0 +1,101 @@
+"""How much memory the frames of unused episodes may take, and whether the next update's fit into it. Pure.
+
+A fitted frame takes about `BYTES_PER_PIXEL` of its pixels; an episode has at most one frame more than its task has
+steps. Photographs and games take more: admission goes by what is seen (`rollout/held_frames.py`), this is the estimate
+before anything is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tapforge_api import TrainingRun
+
+from ..agents.vision import VisionGrid, tokens_per_frame
+from ..tasks.source import TaskSet
+from .held_frames import FrameBudget
+
+#: of a screen, packed (`frames/frame.py`)
+BYTES_PER_PIXEL = 0.1
+#: of Ray's object stores; the rest is for batches, weights and what is being fetched
+STORE_SHARE = 0.6
+#: pixels of a visual token, of the models that have the most
+_TOKEN_PIXELS = 32 * 32
+#: width and height of the largest phones, pixels
+_LARGE_SCREEN = 1440, 3200
+#: tasks that are looked at for the longest one
+_LOOKED_AT = 64
+
+
+def frame_pixels(run: TrainingRun) -> int:
+    """Of the largest frame that the model sees."""
+    spec = run.spec
+    model, screen = spec.model, spec.environment.screen
+    bound = (
+        model.max_pixels
+        or model.adapter.max_pixels
+        or _TOKEN_PIXELS
+        * tokens_per_frame(model.context_tokens, spec.rollout.response_tokens, model.adapter.history_images)
+    )
+    # Other phones than those of this machine have the screens that they have.
+    shown = max(screen.width * screen.height, model.min_pixels or 0)
+    return min(bound, shown) if spec.environment.source.processes is not None else bound
+
+
+def largest_frame(run: TrainingRun, folder: Path) -> tuple[int, int]:
+    """Width and height, pixels, that the run's largest screen has for the model in `folder`. Raises ValueError for
+    limits that the model's image processor does not keep."""
+    spec = run.spec
+    model, screen = spec.model, spec.environment.screen
+    grid = VisionGrid.load(folder).bounded(
+        model.min_pixels,
+        model.max_pixels or model.adapter.max_pixels,
+        otherwise=tokens_per_frame(model.context_tokens, spec.rollout.response_tokens, model.adapter.history_images),
+    )
+    own = spec.environment.source.processes is not None
+    return grid.fit(screen.width, screen.height) if own else grid.fit(*_LARGE_SCREEN)
+
+
+def screens_shown(run: TrainingRun) -> str:
+    """How many screens a prompt shows, and how large they are at most, for people."""
+    pixels, images = frame_pixels(run), run.spec.model.adapter.history_images
+    shown = "1 screen" if images == 1 else f"{images} screens"
+    return f"{shown} per prompt, of at most {pixels:,} pixels ({pixels // _TOKEN_PIXELS:,} visual tokens of 32x32)"
+
+
+def episode_bytes(run: TrainingRun, tasks: TaskSet) -> int:
+    """Of the frames of the longest episode."""
+    steps = max(tasks.sample(run.spec.seed, number).max_steps for number in range(_LOOKED_AT))
+    return int((steps + 1) * frame_pixels(run) * BYTES_PER_PIXEL)
+
+
+def frame_budget(run: TrainingRun, tasks: TaskSet, store_bytes: int | None) -> FrameBudget:
+    """`store_bytes`: of Ray's object stores; None: the driver's process plays, which holds no frames that are
+    recorded."""
+    given = run.spec.rollout.frames_gib
+    if given is not None:
+        most: int | None = int(given * 2**30)
+    else:
+        most = None if store_bytes is None else int(store_bytes * STORE_SHARE)
+    return FrameBudget(most, episode_bytes(run, tasks))
+
+
+def budget_error(run: TrainingRun, budget: FrameBudget) -> str | None:
+    """Why the frames of one update's episodes don't fit; None: they do, or nothing bounds them."""
+    rollout = run.spec.rollout
+    needed = rollout.groups_per_update * rollout.group_size * budget.first_guess
+    if budget.max_bytes is None or needed <= budget.max_bytes:
+        return None
+    return (
+        f"rollout.framesGiB: the frames of an update's {rollout.groups_per_update} x {rollout.group_size} episodes may "
+        f"take {needed / 2**30:.1f} GiB, and {budget.max_bytes / 2**30:.1f} GiB may be held: give more, fewer groups "
+        "per update, or smaller frames (model.maxPixels)"
+    )
+
+
+def engine_frames_mib(run: TrainingRun) -> int:
+    """Of an engine's decoded frames: room for what the answers at once can show. No frame has more visual tokens than
+    the context."""
+    spec = run.spec
+    frame = 3 * _TOKEN_PIXELS * spec.model.context_tokens / 2**20
+    return int(min(2048, max(256, frame * spec.engine.max_concurrent_sequences * spec.model.adapter.history_images)))

@@ -1,0 +1,41 @@
+"""What a command works with, as the session has started it: phones, policy, telemetry, and when to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapforge_api import TrainingRun
+
+from ..policy import Policy
+from ..telemetry.progress import Progress, ended
+from ..telemetry.telemetry import Telemetry
+from .assembly import Arena
+from .local_files import checkpoints_of
+from .shutdown import StopSignal
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Started and closed by the session."""
+
+    run: TrainingRun
+    #: the run's
+    folder: Path
+    policy: Policy
+    arena: Arena
+    telemetry: Telemetry
+    stop: StopSignal
+    #: the checkpoint of another run whose weights this one started with, in words; "" for none
+    warm_started_from: str = ""
+
+    @property
+    def checkpoints(self) -> Path:
+        """The run's folder of them; where they are in object storage, of what the driver knows of them."""
+        return checkpoints_of(self.run, self.folder)
+
+    def finished(self, progress: Progress) -> str:
+        """Which limit of `spec.stop`, as it was edited last, is reached, in words; empty: none."""
+        limits, view = self.stop.limits or self.run.spec.stop, self.telemetry.view
+        view.max_updates, view.max_seconds = limits.max_updates, limits.max_seconds
+        return ended(limits, progress)

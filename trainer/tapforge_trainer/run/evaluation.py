@@ -1,0 +1,145 @@
+"""How success is measured: fixed tasks, fixed policy version, intervals, and two baselines beside it.
+
+- The tasks depend on `spec.evaluation.seed` alone, not on the run's seed, so that runs are compared on the same tasks.
+- Every answer of a measurement comes from one policy version; a mixture is an error, not a figure.
+- An invalid episode is in no rate; it is counted, and the rate over attempted episodes is given beside the other.
+- The baselines play the same tasks through the same code (`rollout/baselines.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tapforge_envs.protocol import Outcome, Task
+
+from ..records import EpisodeRecord, Sampling
+from ..rollout.baselines import baselines
+from ..rollout.scheduler import Scheduler
+from ..statistics import success_of
+from ..tasks.selection import evaluation_tasks
+from ..telemetry.progress import Progress
+from .assembly import Arena
+from .base_check import check_base
+from .context import Parts
+from .folder import EVALUATION
+from .shutdown import unless_stopped
+
+
+async def play(
+    arena: Arena,
+    tasks: Sequence[Task],
+    *,
+    policy: str = "",
+    repeats: int,
+    temperature: float,
+    seed: int,
+    folder: Path,
+) -> list[EpisodeRecord]:
+    """Plays every task `repeats` times and records it in `folder`, in place of an earlier measurement. `policy`: one of
+    `baselines`; "": the one that learns."""
+    if folder.exists():
+        await asyncio.to_thread(shutil.rmtree, folder)
+    recorder = await arena.record(folder, replace(arena.retention, max_bytes=None))
+    scheduler = Scheduler(
+        arena.slots,
+        arena.player,
+        Sampling(max_tokens=arena.response_tokens, temperature=temperature),
+        groups=arena.groups,
+        episodes=arena.episodes,
+        recorder=recorder,
+        concurrency=arena.concurrency,
+        acquire_seconds=arena.acquire_seconds,
+        seed=seed,
+        prefix=f"{folder.name}-",
+        engines=arena.engines,
+    )
+    try:
+        return await scheduler.run_fixed(tasks, repeats, policy=policy)
+    finally:
+        await scheduler.close()
+        await recorder.close()
+
+
+async def measure(parts: Parts, name: str, progress: Progress) -> dict[str, dict[str, Any]]:
+    """Success of the present policy on the held-out tasks, sampled and greedy as the spec says. `name` is the folder's
+    prefix."""
+    evaluation = parts.run.spec.evaluation
+    tasks = evaluation_tasks(parts.run).tasks
+    modes = {"sampled": evaluation.sampled_temperature} if evaluation.sampled else {}
+    modes |= {"greedy": 0.0} if evaluation.greedy else {}
+    results = {}
+    played: list[EpisodeRecord] = []
+    for mode, temperature in modes.items():
+        parts.telemetry.phase(f"measuring {name}, {mode}: {len(tasks)} held-out tasks", "Evaluating")
+        playing = play(
+            parts.arena,
+            tasks,
+            repeats=evaluation.repeats if temperature else 1,
+            temperature=temperature,
+            seed=evaluation.seed,
+            folder=parts.folder / EVALUATION / f"{name}-{mode}",
+        )
+        episodes = await unless_stopped(parts.stop, playing)
+        played += episodes
+        results[mode] = measured(episodes, seed=evaluation.seed, version=progress.version)
+        parts.telemetry.event("evaluation", name=name, mode=mode, update=progress.update, **results[mode])
+    if name == "before" and played:
+        _report_base(parts, played)
+    return results
+
+
+def _report_base(parts: Parts, episodes: Sequence[EpisodeRecord]) -> None:
+    """What the answers of the model that reinforcement starts with say about prompt, adapter and limits."""
+    found = check_base(episodes, parts.run.spec.model.adapter.name)
+    parts.telemetry.event("base_model", **found.plain())
+    for finding in found.findings:
+        parts.telemetry.note(f"base model: {finding.text}")
+
+
+async def measure_baselines(parts: Parts) -> dict[str, dict[str, Any]]:
+    """The same tasks, played by policies that have learned nothing."""
+    evaluation = parts.run.spec.evaluation
+    results = {}
+    for name in baselines(parts.arena.agent):
+        folder = parts.folder / EVALUATION / f"baseline-{name}"
+        tasks = evaluation_tasks(parts.run).tasks
+        playing = play(parts.arena, tasks, policy=name, repeats=1, temperature=1.0, seed=evaluation.seed, folder=folder)
+        episodes = await unless_stopped(parts.stop, playing)
+        results[name] = measured(episodes, seed=evaluation.seed)
+        parts.telemetry.event("baseline", policy=name, **results[name])
+    return results
+
+
+def measured(episodes: Sequence[EpisodeRecord], *, seed: int = 0, version: int | None = None) -> dict[str, Any]:
+    """The figures of a measurement, as in summary.json. Rates and intervals are None over nothing. An answer
+    of another policy version than `version` is an error."""
+    versions = {v for e in episodes for s in e.steps for v in s.generation.versions}
+    if len(versions) > 1:
+        raise ValueError(f"one measurement mixed the policy versions {sorted(versions)}; pause training meanwhile")
+    if version is not None and versions - {version}:
+        raise ValueError(
+            f"policy version {version} was to be measured, and version {min(versions)} answered; sync first"
+        )
+    success = success_of([(e.task.template, e.outcome) for e in episodes], seed=seed)
+    templates: dict[str, list[bool]] = defaultdict(list)
+    for e in episodes:
+        if e.valid:
+            templates[e.task.template].append(e.outcome is Outcome.SUCCESS)
+    interval, clustered = success.interval, success.interval_by_template
+    return {
+        "success": success.rate,
+        "interval": [interval.low, interval.high] if interval else None,
+        "interval_by_template": [clustered.low, clustered.high] if clustered else None,
+        "episodes": success.valid,
+        "invalid": success.invalid,
+        "success_attempted": success.rate_attempted,
+        "policy_version": versions.pop() if versions else None,
+        "by_template": {name: round(sum(won) / len(won), 4) for name, won in sorted(templates.items())},
+        "reasons": dict(Counter(e.reason.value for e in episodes)),
+    }

@@ -1,0 +1,79 @@
+"""What a run's initial weights were pinned to, for all of its sessions: `model.json`.
+
+Rules:
+1. It lies in the run's folder and, where checkpoints go to object storage, beside those as well: the folder may be lost
+   with its Pod. The folder's counts, where there is one.
+2. One that can't be read is an error: a model is never pinned anew because of it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from tapforge_api import TrainingRun
+
+from ..model_source.ref import ModelError, ModelRef, ModelRefused
+from ..model_source.resolve import pin
+from ..storage.object_storage import Conflict, StorageError, open_store
+from .assembly import ConfigurationError, SetupError
+from .folder import write_atomically
+from .local_files import checkpoint_uri
+
+PINNED: Final = "model.json"
+
+
+def model_of(run: TrainingRun, folder: Path, *, keep: bool = False) -> ModelRef:
+    """The initial weights, pinned. Later sessions of the run, whose folder it is, begin with the same ones. `keep`:
+    also beside checkpoints in object storage. Blocks. Raises SetupError."""
+    source, kept = run.spec.model.source, folder / PINNED
+    moves = source.hugging_face is not None or source.object_storage is not None
+    uri = checkpoint_uri(run) if moves else None
+    try:
+        text = _text(kept) if moves else None
+        stored = open_store(uri).read(PINNED) if uri is not None else None
+        earlier = None if text is None else _parsed(text, str(kept))
+        if earlier is None and stored is not None:
+            earlier = _parsed(stored[0], f"{uri}/{PINNED}")
+        model = pin(source, earlier)
+        if not (model.commit or model.files):
+            return model
+        now = (json.dumps(model.pinned) + "\n").encode()
+        if now != text:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(kept, now.decode())
+        if keep and uri is not None and (stored is None or stored[0] != now):
+            etag = None if stored is None else stored[1]
+            open_store(uri).put(PINNED, now, if_none_match=etag is None, if_match=etag)
+    except ModelRefused as error:
+        raise ConfigurationError(str(error)) from error
+    except ModelError as error:
+        raise SetupError(str(error)) from error
+    except Conflict as error:
+        kept.unlink(missing_ok=True)  # the other one's counts
+        raise SetupError(f"another session of the run has just pinned its model ({error}): start again") from error
+    except StorageError as error:
+        raise SetupError(f"spec.checkpoints.uri: {error}") from error
+    return model
+
+
+def _text(kept: Path) -> bytes | None:
+    try:
+        return kept.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SetupError(f"{kept}, what the model was pinned to, can't be read ({error.strerror})") from error
+
+
+def _parsed(text: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+        files = [[str(name), int(size), str(etag)] for name, size, etag in found["files"]]
+        return {**{name: str(found[name]) for name in ("kind", "place", "commit")}, "files": files}
+    except (ValueError, TypeError, KeyError) as error:
+        raise SetupError(
+            f"{where}, what the model was pinned to, can't be read ({type(error).__name__}: {error}): restore it, or "
+            "delete it to begin with the model as it is now"
+        ) from error

@@ -1,0 +1,298 @@
+"""What a TrainingRun would do, before it does it: `tapforge plan`.
+
+- `plan(run, files)` is pure: the numbers of a run. `None` means: not known before the run. `files` is what
+  `run/local_files.py` found.
+- `render(plan)` is pure: the same for people.
+
+Sizes are tokens, MiB or counts as their names say; times are seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tapforge_api import TrainingRun
+from tapforge_api.environment import EnvironmentSource
+from tapforge_api.model import ModelSource
+from tapforge_api.training_run import TrainingRunSpec
+
+from ..tasks.contamination import Contamination
+from .local_files import NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The numbers of a run."""
+
+    name: str
+    seed: int
+    policy: str
+    dtype: str
+    #: a frozen copy of the initial policy, for the KL term
+    reference: bool
+    #: whose log-probabilities stand for the policy that acted
+    old_logprobs: Literal["engine", "learner"]
+
+    phones: str
+    slots: int | None
+    #: episodes at once; None: as many as there are slots
+    concurrency: int | None
+    practised: str
+    tasks: int | None
+
+    warm_start_answers: int
+    groups_per_update: int
+    group_size: int
+    episodes_per_update: int
+    #: groups accepted or running at any moment: what the staleness bound allows
+    groups_in_flight: int
+    optimizer_steps_per_update: int
+    max_staleness: int
+    sync_mid_episode: bool
+    updates: int
+    episodes: int
+    optimizer_steps: int
+
+    algorithm: str
+    ranks: int
+    engines: int
+    #: of an engine's device; None: what its share of a GPU leaves
+    kv_cache_mib: int | None
+    sequences_at_once: int
+    context_tokens: int
+    prompt_tokens: int
+    screens: str
+    response_tokens: int
+
+    #: tasks x repeats x modes, of one evaluation
+    evaluation_episodes: int
+    evaluations: int
+    evaluated: str
+    #: what the measured tasks share with those that would be practised
+    held_out: str | None
+    ends: str
+
+    folder: str
+    checkpoints: str
+    #: what is allowed and probably not meant
+    notes: tuple[str, ...]
+
+
+def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> Plan:
+    """Pure. `files` adds what only the named files know."""
+    from ..rollout.frame_budget import screens_shown  # pays for Pillow
+
+    spec = run.spec
+    rollout, learner, engine, evaluation, stop = spec.rollout, spec.learner, spec.engine, spec.evaluation, spec.stop
+    per_update = rollout.groups_per_update * rollout.group_size
+    between = (stop.max_updates - 1) // evaluation.every_updates if evaluation.every_updates else 0
+    on_policy = rollout.max_staleness == 0 and learner.mini_batches == 1
+    slots = known_slots(spec.environment.source, files)
+    shared = files.contamination
+    measured = evaluation.episodes if shared is None else shared.measured
+    return Plan(
+        name=run.metadata.name,
+        seed=spec.seed,
+        policy=_policy(spec.model.source),
+        dtype=spec.model.dtype or "bfloat16 on GPUs, float32 on CPUs",
+        reference=spec.algorithm.kl.coefficient > 0,
+        old_logprobs="engine" if on_policy else "learner",
+        phones=_phones(run),
+        slots=slots,
+        concurrency=rollout.concurrency if slots is None else min(slots, rollout.concurrency or slots),
+        practised=_practised(run),
+        tasks=files.tasks if spec.tasks.file else spec.tasks.max_tasks,
+        warm_start_answers=spec.warm_start.steps * spec.warm_start.batch_size if spec.warm_start else 0,
+        groups_per_update=rollout.groups_per_update,
+        group_size=rollout.group_size,
+        episodes_per_update=per_update,
+        groups_in_flight=(rollout.max_staleness + 1) * rollout.groups_per_update,
+        optimizer_steps_per_update=learner.mini_batches,
+        max_staleness=rollout.max_staleness,
+        sync_mid_episode=spec.sync.mid_episode,
+        updates=stop.max_updates,
+        episodes=stop.max_updates * per_update,
+        optimizer_steps=stop.max_updates * learner.mini_batches,
+        algorithm=_algorithm(run),
+        ranks=learner.ranks,
+        engines=engine.replicas,
+        kv_cache_mib=engine.kv_cache_mib,
+        sequences_at_once=engine.replicas * engine.max_concurrent_sequences,
+        context_tokens=spec.model.context_tokens,
+        prompt_tokens=spec.model.context_tokens - rollout.response_tokens,
+        screens=screens_shown(run),
+        response_tokens=rollout.response_tokens,
+        evaluation_episodes=measured * (evaluation.repeats * evaluation.sampled + evaluation.greedy),
+        evaluations=2 + between,
+        evaluated=_evaluated(run, measured),
+        held_out=str(shared) if shared is not None and shared.clean else None,
+        ends=_ends(run),
+        folder=str(folder_of(run, runs)),
+        checkpoints=checkpoint_uri(run) or str(checkpoints_of(run, folder_of(run, runs))),
+        notes=_notes(run, slots, shared),
+    )
+
+
+def known_slots(source: EnvironmentSource, files: LocalFiles = NO_FILES) -> int | None:
+    """Slots, as far as the file and the files it names tell; a pool's are the operator's to grant."""
+    if source.processes is not None:
+        return source.processes.count
+    if source.urls is not None:
+        return number_of(source.urls.list) if source.urls.list is not None else files.urls
+    return None
+
+
+def _policy(source: ModelSource) -> str:
+    if source.path is not None:
+        return f"the model in {source.path.folder}"
+    if source.hugging_face is not None:
+        return f"{source.hugging_face.repo} at {source.hugging_face.revision}, from Hugging Face"
+    return "the built-in tiny Qwen3-VL"
+
+
+def _phones(run: TrainingRun) -> str:
+    source, screen = run.spec.environment.source, run.spec.environment.screen
+    if source.processes is not None:
+        slow = source.processes.latency
+        late = f", steps of {slow.median_seconds:g} s (log-normal, sigma {slow.sigma:g})" if slow else ""
+        what = "simulated phone" if source.processes.environment == "phone" else "MiniWoB++ page"
+        phones = f"{_count(source.processes.count, what)} in {_count(source.processes.servers, 'server')}"
+        return f"{phones}, {screen.width}x{screen.height} pixels{late}"
+    if source.pool is not None:
+        pool = source.pool
+        urgency = f", priority {pool.priority}" if pool.priority else ""
+        return f"up to {pool.slots:,} of the pool {pool.name}, claimed from the operator{urgency}"
+    if source.own_pool is not None:
+        return f"up to {source.own_pool.slots:,} of a pool of its own, which the operator makes"
+    assert source.urls is not None
+    if run.spec.environment.protocol == "adb":
+        return f"the phones that {source.urls.file or ', '.join(source.urls.list or ())} names to adb"
+    return f"the servers in {source.urls.file}" if source.urls.file else f"{len(source.urls.list or ())} servers by URL"
+
+
+def _practised(run: TrainingRun) -> str:
+    tasks = run.spec.tasks
+    which = f", templates {', '.join(tasks.templates)}" if tasks.templates else ""
+    most = f", at most {tasks.max_tasks} tasks" if tasks.max_tasks else ""
+    return (f"the tasks in {tasks.file}" if tasks.file else f"suite {tasks.suite}, split {tasks.split}") + which + most
+
+
+def _algorithm(run: TrainingRun) -> str:
+    algorithm = run.spec.algorithm
+    parts = {name: getattr(algorithm.advantage.value, name, None) for name in ("normalization", "gamma", "weight")}
+    inside = ", ".join(f"{k} {v}" for k, v in parts.items() if v is not None)
+    kl = f"KL {algorithm.kl.coefficient:g} ({algorithm.kl.estimator})" if algorithm.kl.coefficient else "no KL term"
+    name = algorithm.advantage.kind + (f" ({inside})" if inside else "")
+    return f"{name}, clip {algorithm.loss.clip_low:g}/{algorithm.loss.clip_high:g}, {algorithm.loss.aggregation}, {kl}"
+
+
+def _evaluated(run: TrainingRun, tasks: int) -> str:
+    e = run.spec.evaluation
+    modes = [f"sampled at {e.sampled_temperature:g}"] * e.sampled + ["greedy"] * e.greedy
+    repeats = f" x {e.repeats}" if e.repeats > 1 else ""
+    baselines = "; baselines: a random and an always-infeasible policy" if e.baselines else ""
+    where = f"suite {e.tasks.suite}, split {e.tasks.split}" if e.tasks.suite else f"split {e.tasks.split}"
+    if file := e.tasks.file or (run.spec.tasks.file if e.tasks.suite is None else None):
+        where = f"the tasks in {file}"
+    return f"{where}, {tasks} tasks{repeats}, {' and '.join(modes)}{baselines}"
+
+
+def _ends(run: TrainingRun) -> str:
+    stop = run.spec.stop
+    parts = [f"after {_count(stop.max_updates, 'update')}"]
+    if stop.max_seconds is not None:
+        parts.append(f"after {stop.max_seconds:g} s")
+    if stop.target_success is not None:
+        parts.append(f"when {stop.target_success:.0%} of all attempts of an update succeed")
+    return ", or ".join(parts)
+
+
+def longest_member(spec: TrainingRunSpec) -> float:
+    """Seconds that calls to phones may take for a member of a group, all its re-runs included."""
+    return (1 + spec.rollout.max_reruns) * spec.environment.call_seconds.episode
+
+
+def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) -> tuple[str, ...]:
+    spec, notes = run.spec, []
+    rollout, learner, engine, calls = spec.rollout, spec.learner, spec.engine, spec.environment.call_seconds
+    wanted = rollout.concurrency
+    if slots is not None and wanted is not None and wanted > slots:
+        notes.append(f"rollout.concurrency is {wanted}, but only {slots} slots exist: {slots} episodes run at once")
+    at_once = wanted if slots is None else min(slots, wanted or slots)
+    capacity = engine.replicas * engine.max_concurrent_sequences
+    if at_once is not None and at_once > capacity:
+        notes.append(f"{at_once} episodes at once, but the engines sample {capacity} answers at once: the rest waits")
+    bound = (rollout.max_staleness + 1) * rollout.groups_per_update * rollout.group_size
+    if at_once is not None and at_once > bound:
+        notes.append(f"{at_once} episodes at once, but rollout.maxStaleness admits {bound}: slots will idle")
+    if rollout.groups_per_update % learner.mini_batches:
+        notes.append(f"{rollout.groups_per_update} groups don't divide into {learner.mini_batches} equal minibatches")
+    if learner.tokens_per_micro_batch < spec.model.context_tokens:
+        notes.append(
+            f"a sample may have {spec.model.context_tokens} tokens, more than learner.tokensPerMicroBatch "
+            f"({learner.tokens_per_micro_batch}): it is computed alone and may need more memory"
+        )
+    if calls.step > calls.episode:
+        notes.append("environment.deadlines.stepSeconds is longer than episodeSeconds: the latter decides")
+    group_deadline, needed = rollout.group_deadline_seconds, longest_member(spec)
+    if group_deadline is not None and group_deadline < needed:
+        notes.append(
+            f"rollout.groupDeadlineSeconds ({group_deadline:g}) is shorter than what 1 + rollout.maxReruns episodes of "
+            f"environment.deadlines.episodeSeconds may take ({needed:g}): slow members are left out, which selects "
+            "short episodes"
+        )
+    if shared is not None and not shared.clean:
+        notes.append(f"{shared}: evaluation.tasks should name others")
+    elif shared is None and spec.evaluation.tasks.split == spec.tasks.split and spec.tasks.file is None:
+        notes.append(f"practised and evaluated on the same split ({spec.tasks.split}): nothing is held out")
+    if spec.tasks.file is not None and {"suite", "split"} & spec.tasks.model_fields_set:
+        notes.append("tasks.file is set: tasks.suite and tasks.split choose no tasks for training")
+    if spec.environment.source.pool is not None or spec.environment.source.own_pool is not None:
+        notes.append(
+            "the phones come from a pool: the run needs a cluster with the operator, and ends when no phone is there "
+            f"for environment.deadlines.acquireSeconds ({spec.environment.deadlines.acquire_seconds:g}) seconds; they "
+            "may have to boot"
+        )
+    return tuple(notes)
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def render(p: Plan) -> str:
+    """The plan as text, one line per fact."""
+    slots = "as many as the source has" if p.slots is None else f"{p.slots:,}"
+    at_once = "one per slot" if p.concurrency is None else f"{p.concurrency:,}"
+    reference = "a frozen reference for the KL term" if p.reference else "no reference model"
+    cache = "vLLM's key-value cache" if p.kv_cache_mib is None else f"{p.kv_cache_mib:,} MiB of key-value cache"
+    arrive = "mid-episode" if p.sync_mid_episode else "between episodes"
+    lines = {
+        "run": f"{p.name}, seed {p.seed}",
+        "policy": f"{p.policy}, {p.dtype}",
+        "loaded": f"{_count(p.ranks, 'learner rank')}, {_count(p.engines, 'engine')} with {cache}, {reference}",
+        "phones": p.phones,
+        "slots": f"{slots}; episodes at once: {at_once}; answers sampled at once: {p.sequences_at_once:,}",
+        "tasks": p.practised + (f" ({p.tasks:,} tasks)" if p.tasks is not None else ""),
+        "warm start": f"{p.warm_start_answers:,} demonstrated answers" if p.warm_start_answers else "none",
+        "update": f"{p.groups_per_update:,} groups x {p.group_size:,} = {p.episodes_per_update:,} episodes, one sample "
+        f"per step, {_count(p.optimizer_steps_per_update, 'optimizer step')}",
+        "staleness": f"at most {_count(p.max_staleness, 'version')}: up to {p.groups_in_flight:,} groups in flight; "
+        f"old log-probabilities from the {p.old_logprobs}; new weights arrive {arrive}",
+        "algorithm": p.algorithm,
+        "context": f"{p.context_tokens:,} tokens: prompt up to {p.prompt_tokens:,}, answer up to {p.response_tokens:,}",
+        "screens": p.screens,
+        "evaluation": f"{p.evaluated}; {p.evaluation_episodes:,} episodes, {p.evaluations:,} times",
+        **({"held out": p.held_out} if p.held_out else {}),
+        "ends": f"{p.ends}; {p.episodes:,} episodes and {_count(p.optimizer_steps, 'optimizer step')} at most",
+        "written to": f"{p.folder}; checkpoints in {p.checkpoints}",
+    }
+    width = max(map(len, lines))
+    return "\n".join([*(f"{k:<{width}}  {v}" for k, v in lines.items()), *(f"note: {n}" for n in p.notes)])

@@ -1,0 +1,189 @@
+"""What a run came to: `summary.json`, and two pictures made from what is on disk, `curve.png` and `replay.html`.
+
+- Rates are shares from 0 to 1. Times are seconds and count all sessions of a run that was stopped and resumed.
+- Nothing is kept for the pictures alone: credits are computed anew from the recorded groups by the same pure function
+  that the update used, so they are the ones it used. `tapforge view` draws them again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tapforge_api import SpecError, TrainingRun
+
+from ..batch import BatchRules
+from ..placement.machine import Machine
+from ..statistics import Interval
+from ..tasks.contamination import Contamination
+from ..tasks.selection import contamination_of
+from ..telemetry.progress import Progress, ended
+from ..telemetry.throughput import throughput_of
+from ..viewer.curve import EvaluationPoint, UpdatePoint, draw_curve
+from ..viewer.recorded import replay_of
+from ..viewer.replay import write_replay
+from .folder import CURVE, EVALUATION, REPLAY, ROLLOUT, SUMMARY, read_events, read_spec
+
+
+class ReportError(Exception):
+    """The folder is not a run, or has nothing to show yet."""
+
+
+# --- summary.json -----------------------------------------------------------------------------------------------------
+
+
+def summarize(
+    run: TrainingRun,
+    progress: Progress,
+    *,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    baselines: dict[str, Any],
+    seconds_total: float,
+    machine: Machine,
+    events: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    steps_per_second = progress.env_steps / progress.seconds_rl if progress.seconds_rl else None
+    return {
+        "run": run.metadata.name,
+        "seed": run.spec.seed,
+        "algorithm": run.spec.algorithm.advantage.kind,
+        "success_before": before,
+        "success_after": after,
+        "baselines": baselines,
+        "seconds_total": round(seconds_total, 1),
+        "seconds_start": round(progress.seconds_start, 1),
+        "seconds_sft": round(progress.seconds_sft, 1),
+        "seconds_rl": round(progress.seconds_rl, 1),
+        "updates": progress.update,
+        "ended_after": ended(run.spec.stop, progress),
+        "episodes": progress.episodes,
+        "invalid_episodes": progress.invalid,
+        "members": progress.members,
+        "env_steps": progress.env_steps,
+        "env_steps_per_second": None if steps_per_second is None else round(steps_per_second, 1),
+        "slot_busy_share": round(progress.busy_seconds / progress.slot_seconds, 4) if progress.slot_seconds else None,
+        "throughput": throughput_of(events),
+        "base_model": next((_plain(event) for event in events if event["event"] == "base_model"), None),
+        "held_out": _held_out(run, progress.tasks),
+        "machine": {"cores": machine.cores, "gpus": machine.gpus},
+        **wanted(run),
+    }
+
+
+def wanted(run: TrainingRun) -> dict[str, Any]:
+    """The parts of the spec that say when a run is complete. A summary with the same ones needs no further work."""
+    spec = run.spec.model_dump(mode="json", by_alias=True)
+    return {"stop": spec["stop"], "evaluation": spec["evaluation"]}
+
+
+def _held_out(run: TrainingRun, drawn: int) -> dict[str, Any]:
+    """What the measured tasks share with all that were demonstrated and practised, and what not."""
+    found = contamination_of(run, drawn)
+    figures = {name: getattr(found, name) for name in ("practised", "same_task", "same_goal", "same_parameters")}
+    return {"tasks": found.measured, **figures, **_shared(run, found)}
+
+
+def _shared(run: TrainingRun, found: Contamination) -> dict[str, str]:
+    practised, measured = run.spec.tasks, run.spec.evaluation.tasks
+    if not found.clean:
+        known = max(found.same_task, found.same_goal, found.same_parameters) == found.measured
+        return {"held_out": f"{'nothing' if known else 'not all'}: {found}", "shared": ", ".join(found.examples)}
+    if practised.file or measured.file or measured.suite not in (None, practised.suite):
+        return {"held_out": str(found), "shared": "not known: the tasks are of different sources"}
+    return {
+        "held_out": (
+            f"parameter combinations and layouts of the {measured.split} split: no combination of a template's "
+            "parameters that is measured was practised or demonstrated, and cells are dealt from another part of all "
+            "arrangements"
+        ),
+        "shared": "templates, wording, icons, colours and wallpapers, and each parameter value on its own",
+    }
+
+
+def print_summary(console: Console, summary: dict[str, Any], paths: list[Path]) -> None:
+    """For a person; `paths`: the files that the run wrote."""
+    for mode in summary["success_before"]:
+        before, after = summary["success_before"][mode], summary["success_after"].get(mode, {})
+        console.print(
+            f"held-out success, {mode}: {_rate(before)} before, [bold]{_rate(after)}[/bold] after "
+            f"({after.get('episodes')} episodes)",
+            highlight=False,
+            soft_wrap=True,
+        )
+    for name, baseline in summary["baselines"].items():
+        console.print(f"baseline, {name.replace('_', ' ')}: {_rate(baseline)}", highlight=False, soft_wrap=True)
+    seconds = ", ".join(f"{summary[f'seconds_{part}']:.0f} s {part}" for part in ("start", "sft", "rl"))
+    console.print(f"{summary['seconds_total']:.0f} s in all ({seconds})", highlight=False, soft_wrap=True)
+    if found := summary.get("throughput"):
+        console.print(f"learner: {found['tokens_per_second']:,.0f} tokens/s{_use(found['mfu'])}", highlight=False)
+    for path in paths:
+        console.print(f"  {path}", highlight=False, soft_wrap=True)
+
+
+def _plain(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in event.items() if name not in ("at", "event")}
+
+
+def _use(mfu: float | None) -> str:
+    return "" if mfu is None else f", {100 * mfu:.0f} % of what its GPUs can do"
+
+
+def _rate(result: dict[str, Any]) -> str:
+    rate, interval = result.get("success"), result.get("interval")
+    if rate is None:
+        return "-"
+    return f"{100 * rate:.1f} %" + (f" ({100 * interval[0]:.0f}-{100 * interval[1]:.0f})" if interval else "")
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def write_report(folder: Path) -> list[Path]:
+    """Writes both files and returns their paths."""
+    try:
+        run = read_spec(folder)
+    except (OSError, SpecError) as error:
+        raise ReportError(f"{folder} is not a run's folder: {error}") from error
+    events = list(read_events(folder))
+    # What was done again after a crash counts as it was done last.
+    measurements = {(e["update"], e["mode"]): e for e in events if e["event"] == "evaluation"}.values()
+    updates = {e["update"]: e for e in events if e["event"] == "update"}
+    if not measurements and not updates:
+        raise ReportError(f"{folder} has neither an update nor a measurement yet; there is nothing to show")
+    baselines = {e["policy"]: e["success"] for e in events if e["event"] == "baseline" and e["success"] is not None}
+    draw_curve(
+        folder / CURVE,
+        title=f"{run.metadata.name}: success over updates",
+        updates=[_point(e) for _, e in sorted(updates.items())],
+        evaluations=[_evaluation(e) for e in measurements if e["success"] is not None],
+        baselines=baselines,
+    )
+    _write_replay(folder, run)
+    return [folder / CURVE, folder / REPLAY]
+
+
+def _point(event: dict[str, Any]) -> UpdatePoint:
+    found: dict[str, Any] = {field.name: event.get(field.name) for field in fields(UpdatePoint)}
+    return UpdatePoint(**found)
+
+
+def _evaluation(event: dict[str, Any]) -> EvaluationPoint:
+    interval = Interval(*event["interval"]) if event["interval"] else None
+    return EvaluationPoint(event["update"], event["mode"], event["success"], interval)
+
+
+def _write_replay(folder: Path, run: TrainingRun) -> None:
+    summary = json.loads((folder / SUMMARY).read_text()) if (folder / SUMMARY).is_file() else {}
+    facts = {name: str(summary[name]) for name in ("updates", "episodes", "seconds_total") if name in summary}
+    places = [folder / ROLLOUT, folder / EVALUATION / "before-sampled", folder / EVALUATION / "after-sampled"]
+    training, before, after = (place if place.is_dir() else None for place in places)
+    rules = BatchRules.of(run.spec.algorithm, min_valid=run.spec.rollout.min_valid)
+    title = run.metadata.name
+    replay = replay_of(title=title, rules=rules, training=training, before=before, after=after, facts=facts)
+    write_replay(folder / REPLAY, replay)

@@ -1,0 +1,1 @@
+"""Folders in object storage, and what its errors mean."""

@@ -1,0 +1,221 @@
+"""How far a run is: what a checkpoint keeps of the driver, as plain JSON, and when reinforcement is finished.
+
+Counters continue over sessions. Finished episodes of groups under way are not kept here: they are in the recording. The
+newest checkpoint says how far a run is before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tapforge_api.learning import Stop
+from tapforge_api.reading import read_record
+from tapforge_envs.protocol import Task
+
+from ..recording.reader import Recording
+from ..rollout.groups import Resumed
+from ..rollout.stats import RolloutStats, by_length, rate_of
+from ..storage.object_storage import is_uri
+
+if TYPE_CHECKING:
+    from ..learner.checkpoint_storage import Place
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Progress:
+    """Times are seconds."""
+
+    #: metadata.name of the run whose progress it is; and on a cluster its metadata.uid
+    run: str = ""
+    uid: str = ""
+    #: the own checkpoint that spec.checkpoints.resumeFrom named when this session began, `normalized`; or empty
+    resumed_from: str = ""
+    update: int = 0
+    #: policy version of the learner's weights
+    version: int = 0
+    next_order: int = 0
+    tasks: int = 0
+    #: all time of the sessions before this one
+    seconds_earlier: float = 0.0
+    #: of all sessions until they could work
+    seconds_start: float = 0.0
+    seconds_sft: float = 0.0
+    seconds_rl: float = 0.0
+    #: success rate over all valid attempts of the last update, those in groups that it did not learn from included
+    success: float | None = None
+    episodes: int = 0
+    invalid: int = 0
+    env_steps: int = 0
+    slot_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    warm_started: bool = False
+    #: sessions that played for this run: groups that are played again after a crash get other names
+    starts: int = 0
+    unfinished: list[dict[str, Any]] = field(default_factory=list)
+    quarantined: dict[str, str] = field(default_factory=dict)
+    #: the run's file, as far as it says something
+    spec: dict[str, Any] = field(default_factory=dict)
+    #: what was measured before reinforcement, by mode
+    before: dict[str, Any] = field(default_factory=dict)
+    #: what members of groups came to, by length: `rollout.stats.by_length`
+    members: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], **more: Any) -> Progress:
+        """What a checkpoint keeps, and `more` in its place. Fields of a later release are left out."""
+        known = {member.name for member in fields(cls)}
+        return cls(**{name: value for name, value in {**state, **more}.items() if name in known})
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that is complete. `time` is unix seconds; `path` a folder or a URI."""
+
+    update: int
+    time: float
+    path: str
+
+
+def newest_checkpoint(place: Place) -> Saved | None:
+    """The newest one that is there. Raises CheckpointError for one that can't be read, and StorageError."""
+    from ..learner.checkpoint_storage import read_state
+
+    newest = place.latest()
+    if newest is None:
+        return None
+    document = read_state(newest)
+    return Saved(document["update"], document.get("time") or Path(newest).stat().st_mtime, newest)
+
+
+def progress_of(saved: Saved) -> Progress:
+    """The driver's state in a checkpoint. Raises CheckpointError."""
+    from ..learner.checkpoint_storage import read_state
+
+    return Progress.of(read_state(saved.path)["driver"])
+
+
+def normalized(given: str) -> str:
+    """A folder or URI as it is compared with another one."""
+    return given.rstrip("/") if is_uri(given) else str(Path(given).resolve())
+
+
+def saved_since_resuming(place: Place, given: str) -> bool:
+    """Whether the newest checkpoint was made after the run had resumed from `given`, which names an older one of its
+    own: then the newest one counts. One that can't be read doesn't. Raises StorageError."""
+    from ..learner.checkpoint_storage import CheckpointError
+
+    try:
+        newest = newest_checkpoint(place)
+        return newest is not None and progress_of(newest).resumed_from == normalized(given)
+    except CheckpointError:
+        return False
+
+
+class Counters:
+    """Adds what the rollout of this session did to the run's progress."""
+
+    def __init__(self, progress: Progress):
+        self._progress, self._before = progress, replace(progress)
+        self._attempts: Counter[str] = Counter()
+        self._started = time.monotonic()
+
+    def count(self, stats: RolloutStats) -> None:
+        """`stats`: totals of the session."""
+        progress, before = self._progress, self._before
+        progress.episodes = before.episodes + stats.successes + stats.failures
+        progress.invalid = before.invalid + sum(stats.invalid.values())
+        progress.env_steps = before.env_steps + stats.env_steps
+        progress.slot_seconds = before.slot_seconds + stats.slot_seconds
+        progress.busy_seconds = before.busy_seconds + stats.busy_seconds
+        progress.members = by_length(stats.members, before.members)
+
+    def update(self, stats: RolloutStats) -> Counter[str]:
+        """After an update: also its time and success. Returns its attempts by outcome."""
+        self.count(stats)
+        self._progress.seconds_rl = self._before.seconds_rl + time.monotonic() - self._started
+        attempts, self._attempts = stats.drawn - self._attempts, stats.drawn
+        self._progress.success = rate_of(attempts)
+        return attempts
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """The time until the block ends is not the reinforcement's."""
+        since = time.monotonic()
+        yield
+        self._started += time.monotonic() - since
+
+
+def needed_episodes(checkpoints: Path) -> set[str]:
+    """Of which the recording has to be kept: those of the groups under way at any checkpoint that is still there, or
+    being written."""
+    from ..learner.checkpoint_storage import CheckpointError, read_state
+
+    needed = set[str]()
+    for folder in checkpoints.glob("*update-*"):  # also one that is just being replaced
+        try:
+            unfinished = read_state(folder)["driver"].get("unfinished", ())
+        except (CheckpointError, OSError):  # unfinished, removed meanwhile, or of no use for resuming
+            continue
+        needed.update(name for group in unfinished for name in group["episodes"])
+    return needed
+
+
+def belongs(state: Mapping[str, Any], run: str, uid: str = "") -> bool:
+    """Whether a checkpoint's state is that of the run of this name and UID: then the run is resumed from it, else only
+    warm-started from its weights, and counts from 0."""
+    return bool(run) and (state.get("run"), state.get("uid", "")) == (run, uid)
+
+
+def ended(stop: Stop, progress: Progress) -> str:
+    """Which limit of `spec.stop` is reached, in words; empty: none."""
+    if progress.update >= stop.max_updates:
+        return f"{progress.update} updates"
+    if stop.max_seconds is not None and progress.seconds_rl >= stop.max_seconds:
+        return f"{progress.seconds_rl:.0f} s of reinforcement"
+    if stop.target_success is not None and progress.success is not None and progress.success >= stop.target_success:
+        return f"{progress.success:.0%} success over all attempts of an update"
+    return ""
+
+
+def kept(groups: Sequence[Resumed]) -> list[dict[str, Any]]:
+    """Groups under way as JSON."""
+    return [
+        {
+            "order": group.order,
+            "version": group.version,
+            "task": group.task.model_dump(),
+            "episodes": [episode.id for episode in group.episodes],
+        }
+        for group in groups
+    ]
+
+
+def resumed(progress: Progress, rollout: Path) -> list[Resumed]:
+    """The groups under way at the last checkpoint, with those of their episodes that are in the recording with all
+    their frames, as the model saw them. The others are played again."""
+    if not progress.unfinished:
+        return []
+    wanted = {name for group in progress.unfinished for name in group["episodes"]}
+    # A run that was warm-started from another run's checkpoint has none of that run's episodes.
+    recording = Recording(rollout)
+    found = {name: episode for name, episode in recording.find(wanted).items() if recording.whole(episode)}
+    if lost := len(wanted) - len(found):
+        log.info("%d finished episodes of groups under way were not recorded whole: they are played again", lost)
+    return [
+        Resumed(
+            group["order"],
+            read_record(Task, group["task"]),
+            group["version"],
+            tuple(found[name] for name in group["episodes"] if name in found),
+        )
+        for group in progress.unfinished
+    ]
