@@ -79,7 +79,7 @@ test-versions: $(READY) ## the control plane's tests on the oldest and the newes
 	@$(BIN)/python -m tests.versions $(ARGS)
 
 test-models: $(READY) ## each model family at its real width, alone: an update on screens of 1080x2400; minutes, 12 GiB of memory
-	@$(BIN)/python -m pytest tests/families -m long -v $(ARGS)
+	@$(BIN)/python -m pytest tests/families -m "long or width" -v $(ARGS)
 
 lint: $(READY) ## ruff, mypy, import rules
 	@$(LINT); [ -z "$$failed" ]

@@ -45,7 +45,7 @@ _SHOWN: Final = 100
 STACKS: Final = ("tests/run", "tests/policy", "tests/families")
 #: folders whose tests need something that is built, or a Ray alone, and wait most of their time
 DRIVERS: Final = ("tests/driver", "tests/gitops")
-SHORT, LONG = "not long", "long"
+SHORT, LONG = "not long and not width", "long"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from load import gpu_part
 
-from tapforge_trainer.placement.placement import Place, Placement
+from tapforge_trainer.placement.placement import ActorPlacement, Placement
 from tapforge_trainer.placement.settings import EngineSettings, LearnerSettings
 from tapforge_trainer.tiny.folder import write_model
 
@@ -54,7 +54,7 @@ async def test_engine_and_learner_get_seats_of_their_own_where_there_are_two_gpu
 ) -> None:
     """As far as their actors; which GPUs seats are is in `tests/driver/test_raylets.py`."""
     write_model(tmp_path / "model", 0)
-    seats = Placement([Place({"num_gpus": 1, "engine": 0})], [Place({"num_gpus": 1, "rank": 0})])
+    seats = Placement([ActorPlacement({"num_gpus": 1, "engine": 0})], [ActorPlacement({"num_gpus": 1, "rank": 0})])
     seated: dict[str, Any] = {}
 
     class Seated(Exception):

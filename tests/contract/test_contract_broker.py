@@ -30,12 +30,12 @@ from tapforge_operator.broker import http
 from tapforge_operator.broker.claim_record import ClaimRecord, Reading
 from tapforge_operator.config import Settings, broker_address
 from tapforge_operator.trainingrun import rayjob
-from tapforge_trainer.cluster.attempt import Attempt
+from tapforge_trainer.cluster.attempt import RunAttempt
 from tapforge_trainer.cluster.reporter import Reporter
 from tapforge_trainer.cluster.status_report import Final, report_of
 from tapforge_trainer.run.shutdown import StopReason, StopSignal
 from tapforge_trainer.telemetry.progress import Saved
-from tapforge_trainer.telemetry.telemetry import View
+from tapforge_trainer.telemetry.telemetry import ProgressView
 
 SECONDS = 120.0
 
@@ -68,9 +68,9 @@ async def test_claims_from_their_question_to_their_end(office: Office, told: dic
 
 async def test_a_report_arrives_as_it_was_made_and_its_orders_are_obeyed(office: Office, told: dict[str, str]) -> None:
     """`status_report.report_of`, `Reporter` -> `Reports`; `Orders` of the run's plan -> `Reporter` -> `StopSignal`."""
-    attempt = Attempt.of(told)
+    attempt = RunAttempt.of(told)
     assert attempt is not None
-    view = View(NAME, 10, stage="Training", update=4, episodes=64, curve=[0.25])
+    view = ProgressView(NAME, 10, stage="Training", update=4, episodes=64, curve=[0.25])
     orders = Orders(stop="suspend", grace_seconds=50, limits=Stop(max_updates=7), report_seconds=600)
     office.reports.settle(UID, attempt.number, orders, -1, None)
     stop = StopSignal()
@@ -122,7 +122,7 @@ questions: st.SearchStrategy[Spec] = st.one_of(
 )
 figures = st.one_of(st.none(), st.floats(), st.floats(0, 1))
 views = st.builds(
-    View,
+    ProgressView,
     name=st.just(NAME),
     max_updates=st.integers(0, 2**31 - 1),
     stage=st.sampled_from(["Loading", "Training"]),
@@ -151,9 +151,11 @@ def test_a_question_is_read_as_it_was_asked_by_a_newer_trainer_too(question: Spe
 
 
 @given(views, st.sampled_from(get_args(Final)), st.text(max_size=5000), st.integers(1, 999))
-def test_no_report_is_refused_whatever_a_run_came_to(view: View, final: Final, message: str, number: int) -> None:
+def test_no_report_is_refused_whatever_a_run_came_to(
+    view: ProgressView, final: Final, message: str, number: int
+) -> None:
     """`status_report.report_of` -> `broker.http.parse`."""
-    report = report_of(Attempt(NAME, NAMESPACE, UID, number, Path("/nowhere")), 1, view, final, message)
+    report = report_of(RunAttempt(NAME, NAMESPACE, UID, number, Path("/nowhere")), 1, view, final, message)
     body = _sent(report)
     assert len(body) < http.SMALL
     assert http.parse(body, Progress) == report

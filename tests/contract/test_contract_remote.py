@@ -24,7 +24,7 @@ from tapforge_api import TrainingRun
 from tapforge_api import attempt as place
 from tapforge_operator import labels
 from tapforge_trainer.cluster import storage
-from tapforge_trainer.cluster.attempt import Attempt
+from tapforge_trainer.cluster.attempt import RunAttempt
 from tapforge_trainer.remote.events import START, read_on
 from tapforge_trainer.remote.fetch import chosen, fetch_files, fetched
 from tapforge_trainer.remote.pods import RUN_UID_LABEL, log_pods, reader_job, running_head
@@ -211,7 +211,7 @@ def test_what_a_driver_wrote_is_fetched(tmp_path: Path, reader: bool) -> None:
     run = made({"cluster": CLUSTER, "checkpoints": STORED})
     head = pods_of(ray_job(seen(run), 2))["head"]
     told = _mounted(environment(head), tmp_path)
-    attempt = Attempt.of(told)
+    attempt = RunAttempt.of(told)
     assert attempt is not None
     folder = folder_of(run, storage.take_over(attempt.storage, attempt.holder))
     for path in ("spec.yaml", "summary.json", "checkpoints/latest", "checkpoints/update-00000003/state.json"):

@@ -36,7 +36,7 @@ from tapforge_operator.trainingrun import rayjob
 from tapforge_operator.trainingrun.state import Run
 from tapforge_operator.trainingrun.templates import StoredConfig, as_started
 from tapforge_trainer.cli.main import cli
-from tapforge_trainer.cluster.attempt import Attempt
+from tapforge_trainer.cluster.attempt import RunAttempt
 from tapforge_trainer.cluster.prestop import lock_path
 from tapforge_trainer.placement.machine import Machine, device_of
 from tapforge_trainer.run.folder import read_spec, write_spec
@@ -193,7 +193,7 @@ def _is_told(started: Started, attempt: int) -> None:
     pods = pods_of(job)
     head = pods["head"]
     told = environment(head)
-    found = Attempt.of(told)
+    found = RunAttempt.of(told)
     assert found is not None
     assert (found.run, found.namespace, found.uid, found.number) == (run.metadata.name, "team", UID, attempt)
     assert found.storage.parts[-2:] == ("team", UID)

@@ -18,7 +18,7 @@ from tapforge_trainer.cli.main import cli
 from tapforge_trainer.doctor import machine
 from tapforge_trainer.doctor.command import _is_cached, preflight
 from tapforge_trainer.run.assembly import SetupError
-from tapforge_trainer.telemetry.telemetry import Telemetry, View
+from tapforge_trainer.telemetry.telemetry import ProgressView, Telemetry
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "quickstart.yaml"
 REPOSITORY = 'spec.model.source={"huggingFace": {"repo": "maker/model"}}'
@@ -99,7 +99,7 @@ def test_a_file_that_is_wrong_is_refused(tmp_path: Path) -> None:
 
 
 def _telemetry(folder: Path) -> Telemetry:
-    return Telemetry(folder, View("quickstart", 1), Console(quiet=True))
+    return Telemetry(folder, ProgressView("quickstart", 1), Console(quiet=True))
 
 
 def test_before_a_run_what_is_doubtful_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

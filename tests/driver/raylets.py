@@ -21,7 +21,7 @@ from tests.model_source.small_model import FIRST, REPO, files
 
 from tapforge_trainer.model_source.ref import ModelRef
 from tapforge_trainer.placement import placement
-from tapforge_trainer.placement.placement import Place, PlacementError, bundles_of
+from tapforge_trainer.placement.placement import ActorPlacement, PlacementError, bundles_of
 from tapforge_trainer.placement.settings import LearnerSettings, on_this_node
 
 #: GPUs of each of the nodes, and cores, which nothing uses
@@ -34,7 +34,7 @@ class Who:
         return {"node": ray.get_runtime_context().get_node_id(), "devices": devices.split(",")}
 
 
-def started(place: Place) -> Any:
+def started(place: ActorPlacement) -> Any:
     return ray.remote(Who).options(runtime_env={"env_vars": dict(place.environment)}, **place.options).remote()
 
 

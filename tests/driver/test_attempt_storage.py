@@ -16,8 +16,8 @@ from tapforge_api import attempt as variables
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import Outcome, Reason
 from tapforge_trainer.cluster import storage
-from tapforge_trainer.cluster.attempt import Attempt
-from tapforge_trainer.cluster.storage import Holder, StorageError, Superseded, folder_of, newest, take_over
+from tapforge_trainer.cluster.attempt import RunAttempt
+from tapforge_trainer.cluster.storage import FencedOut, Holder, RunStorageError, folder_of, newest, take_over
 from tapforge_trainer.learner.checkpoint_storage import CheckpointFolder
 from tapforge_trainer.recording.reader import Recording, RecordingError
 from tapforge_trainer.recording.recorder import Recorder
@@ -98,7 +98,7 @@ def test_of_two_starts_of_an_attempt_the_later_one_goes_on(tmp_path: Path) -> No
     assert (second / "latest").read_text() == "update-00000003\n"
     with pytest.raises(FileNotFoundError):
         CheckpointFolder(first).publish(draft, {"format": 3, "update": 4}, {}, keep=2)
-    with pytest.raises(Superseded, match="attempt 2 was started once more, later"):
+    with pytest.raises(FencedOut, match="attempt 2 was started once more, later"):
         take_over(tmp_path, evicted)
     assert _root(take_over(tmp_path, again)) == second, "its own driver may be started again in place"
     _save(second, 4)
@@ -120,7 +120,7 @@ def test_what_an_earlier_release_left_is_gone_on_with(tmp_path: Path, left: str,
 def test_an_older_attempt_that_is_started_again_takes_nothing(tmp_path: Path, later: int) -> None:
     _begin(tmp_path, 1)
     runs = take_over(tmp_path, Holder(later))
-    with pytest.raises(Superseded, match=f"attempt {later} .* from attempt 1"):
+    with pytest.raises(FencedOut, match=f"attempt {later} .* from attempt 1"):
         take_over(tmp_path, Holder(1))
     assert [path.name for path in tmp_path.iterdir()] == [runs.name]
 
@@ -158,7 +158,7 @@ def test_a_crash_while_taking_over_loses_nothing(tmp_path: Path, after: str, mon
         with pytest.raises(KeyboardInterrupt):
             take_over(tmp_path, Holder(2))
     assert newest(tmp_path) == Holder(2)
-    with pytest.raises(Superseded):
+    with pytest.raises(FencedOut):
         take_over(tmp_path, Holder(1))
     again = take_over(tmp_path, Holder(2 if after == "rename" else 3))
     assert (_root(again) / "latest").read_text() == "update-00000004\n"
@@ -176,7 +176,7 @@ def test_whoever_starts_when_there_is_one_folder_and_the_latest_has_it(
     seen: Holder | None = None
     for holder in starts:
         if seen is not None and holder < seen:
-            with pytest.raises(Superseded):
+            with pytest.raises(FencedOut):
                 take_over(place, holder)
         else:
             root = _root(_begin(place, holder))
@@ -202,7 +202,7 @@ def test_what_a_former_attempt_goes_on_writing_is_not_in_the_recording(tmp_path:
     first = _begin(tmp_path, 1) / "tiny"
     old = Recorder(first / "rollout")
     old.episode(episode("before"), {})
-    events = telemetry.Telemetry(first, telemetry.View("tiny", 3))
+    events = telemetry.Telemetry(first, telemetry.ProgressView("tiny", 3))
     events.event("update", update=1)
     (first / ".lock").write_text("17")
 
@@ -264,7 +264,9 @@ def test_a_read_only_volume_is_named_with_the_remedy(volume: Callable[[str], Pat
     _save(root, 1)
     volume("remount,ro")
     for attempt in (1, 2):
-        with pytest.raises(StorageError, match=f"{place} can't be written: Read-only .*its claim must allow writing"):
+        with pytest.raises(
+            RunStorageError, match=f"{place} can't be written: Read-only .*its claim must allow writing"
+        ):
             take_over(place, Holder(attempt))
     latest = CheckpointFolder(root).latest()
     assert latest is not None and Path(latest).name == "update-00000001"
@@ -276,7 +278,7 @@ def test_a_full_volume_is_named_with_the_remedy(volume: Callable[[str], Path]) -
     _save(root, 1)
     with pytest.raises(OSError, match="No space"):
         (place / "ballast").write_bytes(b"\0" * (1 << 20))
-    with pytest.raises(StorageError, match=f"{place} can't be written: No space.*enlarge its claim"):
+    with pytest.raises(RunStorageError, match=f"{place} can't be written: No space.*enlarge its claim"):
         take_over(place, Holder(1))
     latest = CheckpointFolder(root).latest()
     assert latest is not None and Path(latest, "weights.distcp").read_bytes() == b"weights"
@@ -286,7 +288,7 @@ def test_a_full_volume_is_named_with_the_remedy(volume: Callable[[str], Path]) -
 
 def test_a_storage_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="file can't be written"):
+    with pytest.raises(RunStorageError, match="file can't be written"):
         take_over(tmp_path / "file", Holder(1))
 
 
@@ -302,9 +304,9 @@ POD = {
 
 
 def test_an_attempt_is_what_its_pod_says() -> None:
-    assert Attempt.of({}) is None
-    assert Attempt.of(POD) == Attempt("tiny", "lab", "uid-1", 2, Path("/var/lib/storage/lab/uid-1"))
-    more = Attempt.of(POD | {"RAY_CLUSTER_NAME": "tiny-2-abcde", "TAPFORGE_DRIVER_STARTED": "1795176000000"})
+    assert RunAttempt.of({}) is None
+    assert RunAttempt.of(POD) == RunAttempt("tiny", "lab", "uid-1", 2, Path("/var/lib/storage/lab/uid-1"))
+    more = RunAttempt.of(POD | {"RAY_CLUSTER_NAME": "tiny-2-abcde", "TAPFORGE_DRIVER_STARTED": "1795176000000"})
     assert more is not None
     assert (more.cluster, more.holder) == ("tiny-2-abcde", Holder(2, 1_795_176_000_000))
 
@@ -319,4 +321,4 @@ def test_an_attempt_is_what_its_pod_says() -> None:
 )
 def test_a_pod_that_says_something_else(change: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        Attempt.of(POD | change)
+        RunAttempt.of(POD | change)

@@ -23,9 +23,9 @@ from tapforge_api.learning import Stop
 from tapforge_api.progress import Orders as Answer
 from tapforge_envs.slots.source import SlotError
 from tapforge_trainer.cluster import driver
-from tapforge_trainer.cluster.attempt import Attempt
+from tapforge_trainer.cluster.attempt import RunAttempt
 from tapforge_trainer.cluster.driver import drive, report_killed
-from tapforge_trainer.cluster.storage import Holder, StorageError, folder_of, newest, take_over
+from tapforge_trainer.cluster.storage import Holder, RunStorageError, folder_of, newest, take_over
 from tapforge_trainer.learner.checkpoint_storage import CheckpointFolder, CheckpointStore
 from tapforge_trainer.run.assembly import ConfigurationError
 from tapforge_trainer.run.report import wanted
@@ -57,8 +57,8 @@ def run(nobody: str) -> TrainingRun:
     return load(SPEC % nobody)
 
 
-def _attempt(place: Path, number: int = 1, **more: int) -> Attempt:
-    return Attempt(RUN, NAMESPACE, "uid-1", number, place / "storage" / NAMESPACE / "uid-1", **more)
+def _attempt(place: Path, number: int = 1, **more: int) -> RunAttempt:
+    return RunAttempt(RUN, NAMESPACE, "uid-1", number, place / "storage" / NAMESPACE / "uid-1", **more)
 
 
 @pytest.fixture(autouse=True)
@@ -69,12 +69,12 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def _drive(
-    operator: SmallOperator, authority: Authority, attempt: Attempt, read: Callable[[], TrainingRun]
+    operator: SmallOperator, authority: Authority, attempt: RunAttempt, read: Callable[[], TrainingRun]
 ) -> int:
     return await drive(attempt, authority.access(operator.port), read, StopSignal())
 
 
-def _leave_checkpoint(attempt: Attempt, update: int) -> Path:
+def _leave_checkpoint(attempt: RunAttempt, update: int) -> Path:
     """As if the attempt had come so far."""
     folder = take_over(attempt.storage, attempt.holder) / RUN
     root = folder / "checkpoints"
@@ -189,14 +189,14 @@ async def test_what_fails_because_another_one_took_over_is_no_failure(
 async def test_a_storage_that_can_not_be_written(
     operator: SmallOperator, authority: Authority, run: TrainingRun
 ) -> None:
-    attempt = Attempt(RUN, NAMESPACE, "uid-1", 1, Path("/proc/self/storage"))
-    with pytest.raises(StorageError):
+    attempt = RunAttempt(RUN, NAMESPACE, "uid-1", 1, Path("/proc/self/storage"))
+    with pytest.raises(RunStorageError):
         await _drive(operator, authority, attempt, lambda: run)
     (last,) = operator.finals
     assert last.final == "failed" and "/proc/self/storage can't be written" in last.message
 
 
-def _complete(attempt: Attempt, run: TrainingRun) -> None:
+def _complete(attempt: RunAttempt, run: TrainingRun) -> None:
     """Leaves what a run that is complete leaves."""
     folder = folder_of(attempt.storage, attempt.holder) / RUN
     result = {"success": 0.5, "interval": None, "episodes": 4}
@@ -273,7 +273,7 @@ def _in_store(run: TrainingRun, uri: str, **more: str) -> TrainingRun:
     return run.model_copy(update={"spec": run.spec.model_copy(update={"checkpoints": given})})
 
 
-def _leave_in_store(uri: str, attempt: Attempt, update: int) -> str:
+def _leave_in_store(uri: str, attempt: RunAttempt, update: int) -> str:
     place = CheckpointStore(f"{uri}/{NAMESPACE}/uid-1/{RUN}", attempt.holder)
     place.take_over()
     driver = {"run": RUN, "uid": "uid-1", "update": update, "version": update, "episodes": 7, "success": 0.5}
@@ -367,7 +367,7 @@ async def test_a_driver_that_was_killed_is_reported(
     operator: SmallOperator, authority: Authority, tmp_path: Path
 ) -> None:
     pod = _pod(operator, authority, tmp_path)
-    _leave_checkpoint(Attempt(RUN, NAMESPACE, "uid-1", 1, tmp_path / "storage"), 4)
+    _leave_checkpoint(RunAttempt(RUN, NAMESPACE, "uid-1", 1, tmp_path / "storage"), 4)
     await report_killed({**pod, "TAPFORGE_DRIVER_RESTARTS_LEFT": "2"}, "it was killed")
     await report_killed(pod, "it was killed again")
     await report_killed({}, "on a laptop nothing is reported")

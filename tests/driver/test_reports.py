@@ -18,19 +18,19 @@ from small_operator import RUN, SmallOperator
 from tapforge_api.learning import Stop
 from tapforge_api.progress import Orders as Answer
 from tapforge_api.progress import Progress
-from tapforge_trainer.cluster.attempt import Attempt
+from tapforge_trainer.cluster.attempt import RunAttempt
 from tapforge_trainer.cluster.reporter import Reporter, Timing
 from tapforge_trainer.cluster.status_report import ending, report_of
 from tapforge_trainer.run.shutdown import StopReason, StopSignal
 from tapforge_trainer.telemetry.progress import Saved
-from tapforge_trainer.telemetry.telemetry import View
+from tapforge_trainer.telemetry.telemetry import ProgressView
 
-ATTEMPT = Attempt(RUN, "lab", "uid-1", 2, Path("/nowhere"), restarts=1, cluster="tiny-2-abcde")
+ATTEMPT = RunAttempt(RUN, "lab", "uid-1", 2, Path("/nowhere"), restarts=1, cluster="tiny-2-abcde")
 FAST = Timing(interval=0.01, answer=120.0, backoff_cap=0.02, final=240.0, retry=0.01)
 
 
-def _view() -> View:
-    return View(
+def _view() -> ProgressView:
+    return ProgressView(
         RUN,
         10,
         stage="Training",
@@ -46,7 +46,11 @@ def _view() -> View:
 
 
 def _reporter(
-    operator: SmallOperator, authority: Authority, stop: StopSignal, view: View | None = None, times: Timing = FAST
+    operator: SmallOperator,
+    authority: Authority,
+    stop: StopSignal,
+    view: ProgressView | None = None,
+    times: Timing = FAST,
 ) -> Reporter:
     return Reporter(authority.access(operator.port), ATTEMPT, view or _view(), stop, times)
 
@@ -97,7 +101,7 @@ async def test_reports_are_in_order_also_over_restarts_of_the_driver(
 
 @given(
     view=st.builds(
-        View,
+        ProgressView,
         name=st.just(RUN),
         max_updates=st.integers(1, 2**31 - 1),
         max_seconds=st.none() | st.floats(0, 1e12),
@@ -112,7 +116,7 @@ async def test_reports_are_in_order_also_over_restarts_of_the_driver(
     ),
     message=st.text(max_size=9000),
 )
-def test_no_figure_makes_a_report_that_is_refused(view: View, message: str) -> None:
+def test_no_figure_makes_a_report_that_is_refused(view: ProgressView, message: str) -> None:
     report = report_of(ATTEMPT, 1, view, "failed", message)
     again = Progress.model_validate(json.loads(report.model_dump_json(by_alias=True)))
     assert again == report

@@ -19,7 +19,7 @@ END = 300.0
 class Job:
     #: of `EngineSettings`, whose `allowed_ids` are those of the folder's tokenizer
     settings: dict[str, Any]
-    #: of `Request`, without the key, by prompt
+    #: of `GenerateRequest`, without the key, by prompt
     requests: list[dict[str, Any]]
     #: name -> bytes of a fitted frame
     frames: dict[str, bytes]
@@ -58,9 +58,9 @@ def _collected(done: Any, count: int) -> list[Any]:
 def renewed_asleep(sampler: Any, version: int, data: bytes, job: Job) -> list[str]:
     """The engine sleeps in the middle of answers and gets new weights on waking, as where it shares its GPU; one more
     request comes while it sleeps. Returns the keys of all that was asked."""
-    from tapforge_trainer.engine.wire import Request
+    from tapforge_trainer.engine.wire import GenerateRequest
 
-    requests = [Request(f"a/{version}-{k}", **one | {"max_tokens": 40}) for k, one in enumerate(job.requests)]
+    requests = [GenerateRequest(f"a/{version}-{k}", **one | {"max_tokens": 40}) for k, one in enumerate(job.requests)]
     sampler.submit(requests[:-1], job.frames)
 
     def begun() -> bool:
@@ -92,14 +92,14 @@ def main() -> None:
     import queue
 
     from tapforge_trainer.engine.sampler import Sampler
-    from tapforge_trainer.engine.wire import Request, Result
+    from tapforge_trainer.engine.wire import GenerateRequest, GenerateResult
 
-    done: queue.SimpleQueue[list[Result]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[list[GenerateResult]] = queue.SimpleQueue()
     sampler = Sampler(settings, done.put)
     sampler.ready.result(END)
 
-    def asked(round_: int) -> list[Result]:
-        requests = [Request(f"a/{round_}-{k}", **one) for k, one in enumerate(job.requests)]
+    def asked(round_: int) -> list[GenerateResult]:
+        requests = [GenerateRequest(f"a/{round_}-{k}", **one) for k, one in enumerate(job.requests)]
         sampler.submit(requests, job.frames)
         found = {result.key: result for result in _collected(done, len(requests))}
         return [found[request.key] for request in requests]

@@ -18,7 +18,7 @@ from tapforge_trainer.learner import lora
 from tapforge_trainer.learner.batches import MicroBatchPlan
 from tapforge_trainer.learner.metrics import UpdateMetrics
 from tapforge_trainer.learner.rank import MiniBatch, Rank, _policy_loss
-from tapforge_trainer.learner.sharding import EngineWeights, whole
+from tapforge_trainer.learner.sharding import EngineWeights, unsharded
 from tapforge_trainer.placement.settings import LearnerSettings, LoraSettings, UpdateSettings
 
 OBJECTIVE = Objective(importance_cap=None)
@@ -60,7 +60,7 @@ def gradients(index: int, store: Any, folder: Any, settings: LearnerSettings, pl
     found: dict[str, Any] = {}
     for name, parameter in rank.policy.model.named_parameters():
         if parameter.grad is not None:
-            found[name] = whole(parameter.grad).numpy().copy()
+            found[name] = unsharded(parameter.grad).numpy().copy()
     for name, tensor in EngineWeights(rank.policy.model, torch.float32):
         found[f"weight {name}"] = tensor.flatten()[:64].numpy().copy()
     return found

@@ -29,10 +29,8 @@ from tapforge_trainer.placement.settings import LearnerSettings, LoraSettings, U
 #: the first at width 256, with the others' vocabulary
 NAMES = (
     "qwen2.5-vl-7b-tiny",
-    *(
-        pytest.param(name, marks=pytest.mark.long)
-        for name in ("qwen2-vl-7b", "qwen2.5-vl-7b", "qwen3-vl-8b", "qwen3-vl-30b-a3b")
-    ),
+    pytest.param("qwen3-vl-8b", marks=pytest.mark.long),
+    *(pytest.param(name, marks=pytest.mark.width) for name in ("qwen2-vl-7b", "qwen2.5-vl-7b", "qwen3-vl-30b-a3b")),
 )
 
 

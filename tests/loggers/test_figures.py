@@ -20,7 +20,7 @@ from tapforge_trainer.loggers.session import check_installed, logged
 from tapforge_trainer.rollout.stats import RolloutStats
 from tapforge_trainer.run.assembly import ConfigurationError
 from tapforge_trainer.telemetry.progress import Progress
-from tapforge_trainer.telemetry.telemetry import Telemetry, View
+from tapforge_trainer.telemetry.telemetry import ProgressView, Telemetry
 
 SPEC = """
 apiVersion: tapforge.dev/v1alpha1
@@ -120,7 +120,7 @@ async def test_a_session_s_events_reach_the_logger_and_a_failure_becomes_a_note(
     run = _run(
         logging={"plugins": [{"name": "notes", "options": [{"name": "team", "value": "a"}]}, {"name": "failing"}]}
     )
-    with closing(Telemetry(tmp_path, View("desk", 10), Console(quiet=True))) as telemetry:
+    with closing(Telemetry(tmp_path, ProgressView("desk", 10), Console(quiet=True))) as telemetry:
         with pytest.raises(RuntimeError, match="the learner died"):
             async with logged(run, tmp_path, telemetry):
                 rules, stats = BatchRules(), RolloutStats()

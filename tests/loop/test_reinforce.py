@@ -18,18 +18,18 @@ from scripted import AGENT, TASKS, Demonstrator
 from tapforge_api import load
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.frames.handles import FramesLost
-from tapforge_trainer.learner.checkpoints import Written
+from tapforge_trainer.learner.checkpoints import WrittenCheckpoint
 from tapforge_trainer.loop import grace_note, reinforce
 from tapforge_trainer.policy import PolicySettings
 from tapforge_trainer.recording.frames import FrameStore
 from tapforge_trainer.recording.reader import Recording
 from tapforge_trainer.rollout.worker import RolloutWorker
-from tapforge_trainer.run.assembly import arena_of
-from tapforge_trainer.run.context import Parts
+from tapforge_trainer.run.assembly import rollout_setup_of
+from tapforge_trainer.run.context import RunContext
 from tapforge_trainer.run.folder import ROLLOUT, read_events
 from tapforge_trainer.run.shutdown import StopReason, StopSignal
 from tapforge_trainer.telemetry.progress import Progress
-from tapforge_trainer.telemetry.telemetry import Telemetry, View
+from tapforge_trainer.telemetry.telemetry import ProgressView, Telemetry
 
 SPEC = """
 apiVersion: tapforge.dev/v1alpha1
@@ -97,26 +97,26 @@ class Policy:
         self.generator.version = version
         return 0.0
 
-    async def save(self, update: int, state: dict[str, Any], report: Callable[[Written], None]) -> None:
+    async def save(self, update: int, state: dict[str, Any], report: Callable[[WrittenCheckpoint], None]) -> None:
         self.saved.append((update, state))
-        report(Written(update, f"update-{update}", 0.0, 0.0, 0, 0.0))
+        report(WrittenCheckpoint(update, f"update-{update}", 0.0, 0.0, 0, 0.0))
 
     async def settle(self) -> None:
         return
 
 
 @asynccontextmanager
-async def _parts(folder: Path, *overrides: str) -> AsyncIterator[Parts]:
+async def _parts(folder: Path, *overrides: str) -> AsyncIterator[RunContext]:
     run = load(SPEC, overrides)
     policy = Policy()
-    with bounded(), closing(Telemetry(folder, View("counted", 0), Console(file=io.StringIO()))) as telemetry:
+    with bounded(), closing(Telemetry(folder, ProgressView("counted", 0), Console(file=io.StringIO()))) as telemetry:
         async with phones(4) as server:
             slots = UrlSlots(parse_urls(server.urls, "phones"), PATIENT)
             await slots.start()
             worker = RolloutWorker(AGENT, {"": policy.generator})  # type: ignore[arg-type]
             try:
-                arena = arena_of(run, slots, AGENT, worker, tuple)  # type: ignore[arg-type]
-                yield Parts(run, folder, policy, arena, telemetry, StopSignal())  # type: ignore[arg-type]
+                rollout_setup = rollout_setup_of(run, slots, AGENT, worker, tuple)  # type: ignore[arg-type]
+                yield RunContext(run, folder, policy, rollout_setup, telemetry, StopSignal())  # type: ignore[arg-type]
                 assert slots.counts().leased == 0, "every lease was returned"
             finally:
                 await slots.close()
@@ -162,7 +162,7 @@ async def test_an_update_has_its_frames_whatever_is_recorded(tmp_path: Path, rec
         policy: Any = parts.policy
         assert len(policy.learner.updates) == 3
     recorded = Recording(tmp_path / ROLLOUT)
-    assert {recorded.whole(episode) for episode in recorded.episodes() if episode.steps} == whole
+    assert {recorded.is_complete(episode) for episode in recorded.episodes() if episode.steps} == whole
 
 
 async def test_unfinished_groups_that_were_not_recorded_are_rerun(tmp_path: Path) -> None:

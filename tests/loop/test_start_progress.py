@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tapforge_trainer.run.folder import read_events
 from tapforge_trainer.telemetry.start_progress import in_words, waiting_shown
-from tapforge_trainer.telemetry.telemetry import Telemetry, View
+from tapforge_trainer.telemetry.telemetry import ProgressView, Telemetry
 
 
 def test_equal_ones_are_counted() -> None:
@@ -30,7 +30,7 @@ async def test_each_change_is_a_phase_and_a_failure_is_nobody_s_business(tmp_pat
             raise RuntimeError("the engine died")
         return answers.pop(0)
 
-    with closing(Telemetry(tmp_path, View("desk", 1), Console(quiet=True))) as telemetry:
+    with closing(Telemetry(tmp_path, ProgressView("desk", 1), Console(quiet=True))) as telemetry:
         async with waiting_shown(telemetry, waiting, seconds=0.001):
             await asyncio.wait_for(all_asked.wait(), 30)
         assert telemetry.view.stage == "Loading"

@@ -83,7 +83,7 @@ def test_every_step_is_recorded_and_the_screens_of_whole_groups(tmp_path: Path, 
     recording = Recording(tmp_path)
     assert list(recording.episodes()) == episodes
     lossless = retention.encoding == "png"
-    whole = [recording.whole(e) for e in episodes]
+    whole = [recording.is_complete(e) for e in episodes]
     assert whole == [lossless and retention.keeps(e.group) for e in episodes]
     for episode in episodes:
         for step in episode.steps:
@@ -132,7 +132,7 @@ def test_a_recording_stays_within_its_bound_and_keeps_the_newest_screens(tmp_pat
     assert bound * 0.7 < size(tmp_path) and largest <= bound + 1000
     recording = Recording(tmp_path)
     assert list(recording.episodes()) == episodes, "records are small: none had to go"
-    whole = [recording.whole(episode) for episode in episodes]
+    whole = [recording.is_complete(episode) for episode in episodes]
     assert whole == sorted(whole) and not whole[0] and sum(whole) >= 10
 
 
@@ -153,12 +153,12 @@ def test_what_a_checkpoint_needs_is_spared(tmp_path: Path) -> None:
     needed.update(episode.id for episode in episodes[1:])
     episodes += play(recorder, range(3, 80))
     recording = Recording(tmp_path)
-    assert not recording.whole(episodes[0])
-    assert all(recording.whole(episode) for episode in episodes[1:3])
+    assert not recording.is_complete(episodes[0])
+    assert all(recording.is_complete(episode) for episode in episodes[1:3])
     assert recording.find([e.id for e in episodes[1:3]]) == {e.id: e for e in episodes[1:3]}
     needed.clear()  # the checkpoint is gone
     play(recorder, range(80, 160))
-    assert not any(Recording(tmp_path).whole(episode) for episode in episodes[1:3])
+    assert not any(Recording(tmp_path).is_complete(episode) for episode in episodes[1:3])
     recorder.close()
 
 
@@ -199,5 +199,5 @@ def test_a_bound_that_can_not_be_kept_is_said_once(tmp_path: Path, caplog: pytes
         play(recorder, range(1, 4))
         play(recorder, range(4, 6))
     assert caplog.text.count("more than recording.maxGiB allows") == 1
-    assert Recording(tmp_path).whole(episodes[0])
+    assert Recording(tmp_path).is_complete(episodes[0])
     recorder.close()

@@ -22,7 +22,7 @@ from tapforge_trainer.cli.cluster import cluster as cluster_command
 from tapforge_trainer.cluster.files import events
 from tapforge_trainer.remote import Cluster, ClusterError, Run
 from tapforge_trainer.remote.api import Connection, NotReached
-from tapforge_trainer.remote.events import START, Place, read_on
+from tapforge_trainer.remote.events import START, EventOffset, read_on
 
 #: code, and the answer: JSON or the text of a log
 Answer = tuple[int, Any]
@@ -254,7 +254,7 @@ def test_another_attempts_events_are_read_from_their_beginning(tmp_path: Path) -
     now = folders[1]
     found, place = read_on(program, place)
     assert [one["text"] for one in found] == ["a longer first line"] * 2
-    assert place == Place(str(folders[1]), (folders[1] / "events.jsonl").stat().st_size)
+    assert place == EventOffset(str(folders[1]), (folders[1] / "events.jsonl").stat().st_size)
 
 
 def test_lines_that_a_crash_cut_off_are_left_out(tmp_path: Path) -> None:

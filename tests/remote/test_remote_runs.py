@@ -15,7 +15,7 @@ from rich.console import Console
 from tapforge_api import SpecError, load, load_bundle
 from tapforge_trainer.remote import Cluster, ClusterError, RunStatus
 from tapforge_trainer.remote.api import NotReached, nearest
-from tapforge_trainer.remote.events import Place
+from tapforge_trainer.remote.events import EventOffset
 from tapforge_trainer.remote.pods import log_pods, reader_job, running_head, why_waiting
 from tapforge_trainer.remote.status import status_of
 from tapforge_trainer.remote.watch import watch
@@ -169,10 +169,10 @@ class Source:
             raise found
         return found
 
-    def events(self, place: Place) -> tuple[Sequence[Mapping[str, Any]], Place]:
+    def events(self, place: EventOffset) -> tuple[Sequence[Mapping[str, Any]], EventOffset]:
         if isinstance(self.found, ClusterError):
             raise self.found
-        return self.found[place.offset :], Place("", len(self.found))
+        return self.found[place.offset :], EventOffset("", len(self.found))
 
 
 @pytest.fixture(autouse=True)

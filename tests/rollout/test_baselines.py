@@ -11,7 +11,7 @@ from tapforge_trainer.recording.retention import Retention
 from tapforge_trainer.rollout.baselines import baselines
 from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.worker import RolloutWorker
-from tapforge_trainer.run.assembly import Arena
+from tapforge_trainer.run.assembly import RolloutSetup
 from tapforge_trainer.run.evaluation import play
 
 
@@ -22,10 +22,12 @@ def test_the_same_seed_plays_the_same_episodes_whatever_runs_beside_them(tmp_pat
             slots = UrlSlots(parse_urls(server.urls, "phones"), PATIENT)
             await slots.start()
             worker = RolloutWorker(AGENT, baselines(AGENT))
-            arena = Arena(slots, AGENT, worker, EpisodeLimits(), GroupLimits(), 99, concurrency, 100.0, Retention())
+            rollout_setup = RolloutSetup(
+                slots, AGENT, worker, EpisodeLimits(), GroupLimits(), 99, concurrency, 100.0, Retention()
+            )
             try:
                 episodes = await play(
-                    arena,
+                    rollout_setup,
                     FEASIBLE[:4],
                     policy=name,
                     repeats=2,

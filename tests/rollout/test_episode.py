@@ -27,7 +27,7 @@ from tapforge_envs.clients.tapforge_http import TapforgeClient
 from tapforge_envs.protocol import Answer, Back, EnvironmentFault, Home, Outcome, Reason, UnsupportedAction, Wait
 from tapforge_envs.ui_tree import ui_key
 from tapforge_trainer.agents.parsing import ParseFailure
-from tapforge_trainer.attempt import Attempt, AttemptRequest, Call, EpisodeLimits
+from tapforge_trainer.attempt import Attempt, AttemptRequest, EpisodeLimits, PhoneCall
 from tapforge_trainer.batch import BatchRules, build_batch
 from tapforge_trainer.records import GroupRecord, Sampling
 from tapforge_trainer.rollout.episode import Episode, Standing, after_answer
@@ -288,7 +288,7 @@ def test_a_frame_that_the_agent_refuses_is_the_fault_of_the_call_that_brought_it
 
     played, _ = play(always(Home()), agent=Picky())
     assert (played.record.reason, played.record.outcome) == (Reason.ENV_ERROR, Outcome.INVALID)
-    assert played.broke == Call("step", 0, Home().model_dump()) and len(played.record.steps) == 1
+    assert played.broke == PhoneCall("step", 0, Home().model_dump()) and len(played.record.steps) == 1
 
 
 def test_the_time_that_the_model_takes_counts_against_no_deadline():
@@ -320,7 +320,7 @@ def test_calls_that_take_too_long_together_make_an_episode_invalid():
     played = asyncio.run(run())
     assert (played.record.reason, played.record.outcome) == (Reason.DEADLINE, Outcome.INVALID)
     assert "phone-0: step: the calls of this episode took longer than 60 s together" in played.record.message
-    assert played.broke == Call("step", 1, Wait().model_dump())
+    assert played.broke == PhoneCall("step", 1, Wait().model_dump())
     assert len(played.record.steps) == 2, "what was done before is kept"
 
 

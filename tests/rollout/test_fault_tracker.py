@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tapforge_envs.protocol import Outcome, Reason, Task
-from tapforge_trainer.attempt import Attempt, Call, EpisodeResult
+from tapforge_trainer.attempt import Attempt, EpisodeResult, PhoneCall
 from tapforge_trainer.records import EpisodeRecord, Generation, StepRecord
 from tapforge_trainer.rollout.fault_tracker import FaultTracker, signature
 
@@ -28,7 +28,7 @@ def episode(slot, started, ended, broke=None, actions=(TAP,), task=TASK, reason=
 
 
 def crash(slot, started, ended, action=TAP, **kw) -> EpisodeResult:
-    return episode(slot, started, ended, Call("step", 0, action), (action,), **kw)
+    return episode(slot, started, ended, PhoneCall("step", 0, action), (action,), **kw)
 
 
 def faults_after_good_episodes(*slots) -> FaultTracker:
@@ -49,7 +49,7 @@ def test_the_same_action_on_a_second_slot_after_the_first_break_quarantines_the_
 
 def test_a_task_that_its_environment_does_not_have_is_quarantined_at_once_and_no_phone_is_blamed():
     faults = faults_after_good_episodes("a")
-    unknown = replace(episode("a", 0, 1, Call("reset"), ()), unknown_task=True)
+    unknown = replace(episode("a", 0, 1, PhoneCall("reset"), ()), unknown_task=True)
     assert faults.note(unknown) == unknown.record.message == faults.quarantined[TASK.key]
     assert faults.note(unknown) is None, "said once"
     assert not faults.as_dict()["by_action"] and faults.by_reason["env_error"] == 2
@@ -63,7 +63,7 @@ def test_a_task_that_its_environment_does_not_have_is_quarantined_at_once_and_no
         (crash("b", 1, 2, {"type": "tap", "x": 0.9, "y": 0.5}), "another place on the screen"),
         (crash("b", 1, 2, {"type": "home"}), "another action"),
         (crash("b", 1, 2, task=Task(suite="s", template="u")), "another task"),
-        (episode("b", 1, 2, Call("reset"), ()), "another call"),
+        (episode("b", 1, 2, PhoneCall("reset"), ()), "another call"),
         (episode("b", 1, 2), "nothing broke"),
         (crash("b", 1, 2, reason=Reason.LEASE_LOST), "the phone was taken away, whatever was done on it"),
     ],
@@ -83,7 +83,7 @@ def test_phones_that_break_at_everything_accuse_nobody():
     assert faults.note(crash("a", 4, 5)), "b was proven when it broke, and a is now"
 
 
-@pytest.mark.parametrize("call", [Call("reset"), Call("evaluate")])
+@pytest.mark.parametrize("call", [PhoneCall("reset"), PhoneCall("evaluate")])
 def test_a_task_that_breaks_reset_or_judge(call):
     faults = faults_after_good_episodes("a", "b")
     faults.note(episode("a", 0, 1, call, ()))
@@ -94,8 +94,8 @@ def test_counts_by_step_action_and_task():
     faults = FaultTracker()
     home = {"type": "home"}
     faults.note(episode("a", 0, 1, None, (TAP, home)))
-    faults.note(episode("b", 0, 1, Call("step", 1, home), (TAP, home), reason=Reason.DEADLINE))
-    faults.note(episode("c", 0, 1, Call("evaluate"), (home,), reason=Reason.JUDGE_ERROR))
+    faults.note(episode("b", 0, 1, PhoneCall("step", 1, home), (TAP, home), reason=Reason.DEADLINE))
+    faults.note(episode("c", 0, 1, PhoneCall("evaluate"), (home,), reason=Reason.JUDGE_ERROR))
     assert {k: (e.tried, e.broke) for k, e in faults.by_step.items()} == {0: (3, 0), 1: (2, 1)}
     assert {k: (e.tried, e.broke) for k, e in faults.by_action.items()} == {
         "reset": (3, 0),
@@ -109,9 +109,11 @@ def test_counts_by_step_action_and_task():
 
 
 def test_signatures_look_at_the_cell_not_at_the_pixel():
-    assert signature(Call("step", 0, TAP)) == signature(Call("step", 7, {"type": "tap", "x": 0.56, "y": 0.55}))
-    assert signature(Call("step", 0, {"type": "tap", "x": 1.0, "y": 1.0})) == "tap x=15 y=15"
-    assert signature(Call("step", 0, {"type": "type", "text": "a"})) != signature(
-        Call("step", 0, {"type": "type", "text": "b"})
+    assert signature(PhoneCall("step", 0, TAP)) == signature(
+        PhoneCall("step", 7, {"type": "tap", "x": 0.56, "y": 0.55})
     )
-    assert signature(Call("reset")) == "reset"
+    assert signature(PhoneCall("step", 0, {"type": "tap", "x": 1.0, "y": 1.0})) == "tap x=15 y=15"
+    assert signature(PhoneCall("step", 0, {"type": "type", "text": "a"})) != signature(
+        PhoneCall("step", 0, {"type": "type", "text": "b"})
+    )
+    assert signature(PhoneCall("reset")) == "reset"

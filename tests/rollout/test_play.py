@@ -42,7 +42,7 @@ async def test_written_actions_are_played_printed_recorded_and_drawn(tmp_path):
     assert [line.split()[0] for line in said] == ["reset", "step", "step", "step", "verdict"]
     assert "tap x=0.250 y=0.750" in said[2] and TASK.goal in said[0]
     recording = Recording(tmp_path / "played" / "rollout")
-    assert list(recording.episodes()) == [record] and recording.whole(record)
+    assert list(recording.episodes()) == [record] and recording.is_complete(record)
     page = (tmp_path / "played" / "replay.html").read_text()
     assert page.count("data:image/png;base64,") >= 1
     assert re.findall(r"""(?:src|href)\s*=\s*["']?(?!data:|#)[^"'\s>]+""", page) == []

@@ -67,7 +67,7 @@ def test_a_batch_has_its_frames_where_the_recording_has_none(tmp_path):
             frames = house.scheduler.frames(batch)
             for episode in (e for g in batch for e in g.episodes):
                 assert frames[episode.id].keys() == {name for s in episode.steps for name in s.frames}
-        assert not any(Recording(tmp_path).whole(e) for e in Recording(tmp_path).episodes() if e.steps)
+        assert not any(Recording(tmp_path).is_complete(e) for e in Recording(tmp_path).episodes() if e.steps)
 
     run(go())
 

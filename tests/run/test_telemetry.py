@@ -15,11 +15,11 @@ from tapforge_trainer.recording.reader import RecordingError
 from tapforge_trainer.rollout.stats import RolloutStats
 from tapforge_trainer.run.folder import read_events
 from tapforge_trainer.telemetry.progress import Progress
-from tapforge_trainer.telemetry.telemetry import EVENTS, Telemetry, View
+from tapforge_trainer.telemetry.telemetry import EVENTS, ProgressView, Telemetry
 
 
 def _telemetry(folder: Path, console: Console | None = None) -> Telemetry:
-    return Telemetry(folder, View("tiny", 10), console or Console(file=io.StringIO()))
+    return Telemetry(folder, ProgressView("tiny", 10), console or Console(file=io.StringIO()))
 
 
 def test_a_session_goes_on_in_the_same_file(tmp_path: Path) -> None:

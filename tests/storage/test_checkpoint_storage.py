@@ -17,8 +17,8 @@ from tapforge_trainer.learner import checkpoint_storage
 from tapforge_trainer.learner.checkpoint_storage import (
     CheckpointError,
     CheckpointStore,
+    FencedOut,
     Holder,
-    Superseded,
     checkpoint_at,
     place_of,
     read_state,
@@ -78,9 +78,9 @@ def test_an_older_attempt_can_not_move_latest(uri: str) -> None:
     second.take_over()
     assert second.latest() == one, "it resumes where the first one stopped"
     open_store(draft.target).put("__1_0.distcp", b"x" * 9)
-    with pytest.raises(Superseded, match="belong to attempt 00000002-1795176090000"):
+    with pytest.raises(FencedOut, match="belong to attempt 00000002-1795176090000"):
         first.publish(draft, _document(2), FILES, 2)
-    with pytest.raises(Superseded):
+    with pytest.raises(FencedOut):
         first.take_over()
     assert second.latest() == one
     two = _save(second, 2)
@@ -102,7 +102,7 @@ def test_an_older_attempt_that_overtakes_itself_in_the_last_moment(uri: str, mon
         return put(store, path, data, **condition)
 
     monkeypatch.setattr(Store, "put", overtaken)
-    with pytest.raises(Superseded):
+    with pytest.raises(FencedOut):
         _save(first, 1)
     assert second.latest() is None
     two = _save(second, 1)
@@ -270,7 +270,7 @@ def test_of_attempts_that_overtake_each_other_the_latest_one_writes(order: list[
                 place.take_over()
             else:
                 pointed = _save(place, step + 1)
-        except Superseded:
+        except FencedOut:
             assert number < began
         else:
             assert number >= began

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from gcsfs import GCSFileSystem
 
-from tapforge_trainer.learner.checkpoint_storage import CheckpointStore, Holder, Superseded
+from tapforge_trainer.learner.checkpoint_storage import CheckpointStore, FencedOut, Holder
 from tapforge_trainer.storage.object_storage import Conflict, StorageError, open_store
 
 
@@ -115,7 +115,7 @@ def test_an_older_attempt_is_refused(gcs: _Objects, monkeypatch: pytest.MonkeyPa
     first, second = (CheckpointStore("gs://b/runs", Holder(number)) for number in (1, 2))
     first.take_over()
     second.take_over()
-    with pytest.raises(Superseded):
+    with pytest.raises(FencedOut):
         first.take_over()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tapforge_trainer.learner.checkpoint_storage import CheckpointStore, Holder, Superseded
+from tapforge_trainer.learner.checkpoint_storage import CheckpointStore, FencedOut, Holder
 from tapforge_trainer.learner.export import LISTED, get_folder, put_folder
 from tapforge_trainer.storage.object_storage import Conflict, StorageError, Store, open_store
 
@@ -79,7 +79,7 @@ def test_an_export_is_of_one_attempt(
         monkeypatch.setattr(Store, method, call)
 
     slept("put" if name == LISTED else "upload")
-    with pytest.raises(Superseded):
+    with pytest.raises(FencedOut):
         put_folder(open_store(uri), "export", models[0], first.check)
     (tmp_path / "found").mkdir()
     assert get_folder(open_store(uri), "export", tmp_path / "found")

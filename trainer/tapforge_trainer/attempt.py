@@ -72,7 +72,7 @@ class AttemptRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PhoneCall:
     """A call to the phone: reset, step or evaluate; `step` and `action` where there is one."""
 
     name: str
@@ -89,7 +89,7 @@ class EpisodeResult:
     attempt: Attempt
     record: EpisodeRecord
     frames: FrameHandle
-    broke: Call | None
+    broke: PhoneCall | None
     phone_seconds: float = 0.0
     ui_trees: dict[str, str] = field(default_factory=dict)
     #: of the frames' data

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from .batch import BatchRules, build_batch
 from .frames.handles import BatchFrames, FramesLost
-from .learner.checkpoint_storage import Superseded
+from .learner.checkpoint_storage import FencedOut
 from .recording.reader import FRAMES
 from .records import GroupRecord, Sampling
 from .rollout.scheduler import Scheduler
 from .rollout.stall import StallMonitor
 from .run import assembly
-from .run.context import Parts
+from .run.context import RunContext
 from .run.evaluation import measure
 from .run.folder import ROLLOUT, read_events
 from .run.shutdown import Interrupted, unless_stopped
@@ -38,7 +38,7 @@ from .tasks.source import TaskSource
 from .telemetry.progress import Counters, Progress, Saved, kept, needed_episodes, resumed
 
 if TYPE_CHECKING:
-    from .learner.checkpoints import Written
+    from .learner.checkpoints import WrittenCheckpoint
     from .learner.client import Learner
 
 
@@ -48,7 +48,7 @@ _SHARE_OF_GRACE = 0.5
 _PUT_BACKS = 3
 
 
-async def reinforce(parts: Parts, progress: Progress) -> None:
+async def reinforce(parts: RunContext, progress: Progress) -> None:
     """From where `progress` says the run is, until a limit is reached or a stop is requested."""
     spec, telemetry = parts.run.spec, parts.telemetry
     if parts.finished(progress):
@@ -83,8 +83,8 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
             stats = scheduler.stats()
             attempts = rollout.counters.update(stats)
             stalls = asdict(rollout.stalls.stalls())
-            workers = parts.arena.player.metrics()
-            phones = asdict(parts.arena.slots.counts())
+            workers = parts.rollout_setup.player.metrics()
+            phones = asdict(parts.rollout_setup.slots.counts())
             further = {"driver_stall_seconds": stalls, "rollout_workers": workers, "phones": phones}
             telemetry.updated(progress, batch.statistics, stats, attempts, metrics, **further)
             rollout.saving = 0.0
@@ -96,7 +96,7 @@ async def reinforce(parts: Parts, progress: Progress) -> None:
                     await measure(parts, f"update-{progress.update}", progress)
 
 
-async def save(parts: Parts, progress: Progress, *, wait: bool = False) -> None:
+async def save(parts: RunContext, progress: Progress, *, wait: bool = False) -> None:
     """A checkpoint from which the next update can be made. It is written while the run goes on. `wait`: until it is
     complete."""
     session = time.monotonic() - parts.telemetry.started
@@ -109,7 +109,7 @@ async def save(parts: Parts, progress: Progress, *, wait: bool = False) -> None:
     view.stage = stage
 
 
-def _saved(parts: Parts, written: Written) -> None:
+def _saved(parts: RunContext, written: WrittenCheckpoint) -> None:
     """The checkpoint is complete."""
     telemetry, stop = parts.telemetry, parts.stop
     telemetry.view.saved = Saved(written.update, written.saved, written.path)
@@ -139,7 +139,7 @@ def grace_note(seconds: float, grace: float, stopping: bool) -> str:
 class _Rollout:
     """What plays while the loop learns, and what a checkpoint keeps of it."""
 
-    parts: Parts
+    parts: RunContext
     progress: Progress
     scheduler: Scheduler
     tasks: TaskSource
@@ -150,7 +150,7 @@ class _Rollout:
     #: the last update with a checkpoint of this session
     saved: int | None = None
     #: the weights may be those of half an update
-    torn: bool = False
+    mid_update: bool = False
     #: how often the next batch came again because its frames were lost
     put_backs: int = 0
     #: seconds for which a checkpoint held the learner since the last update
@@ -160,14 +160,14 @@ class _Rollout:
     async def learning(self) -> AsyncIterator[Learner]:
         """For one update. When it fails, it leaves weights that are not to be saved; but for lost frames, which are
         known before anything is learned."""
-        self.torn = True
+        self.mid_update = True
         try:
             async with self.parts.policy.learning(self.progress.version + 1) as learner:
                 yield learner
         except FramesLost:
-            self.torn = False
+            self.mid_update = False
             raise
-        self.torn, self.put_backs = False, 0
+        self.mid_update, self.put_backs = False, 0
 
     def put_back(self, groups: Sequence[GroupRecord], lost: FramesLost) -> None:
         """The batch comes again when the episodes whose frames are lost have been played again. Raises `lost` when that
@@ -219,7 +219,7 @@ class _Rollout:
 
 
 @asynccontextmanager
-async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
+async def _rollout(parts: RunContext, progress: Progress) -> AsyncIterator[_Rollout]:
     """A scheduler with its recorder, until the block ends. Then everything since the last checkpoint is saved, also
     when a stop interrupts the block, and when it fails while the learner's weights are whole."""
     spec, folder = parts.run.spec, parts.folder / ROLLOUT
@@ -227,29 +227,29 @@ async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
     gc.collect()
     gc.freeze()  # what is there now stays: full collections, which hold the event loop, need not look through it
     spared = partial(needed_episodes, parts.checkpoints)
-    recorder = await parts.arena.record(folder, parts.arena.retention, spared)
+    recorder = await parts.rollout_setup.record(folder, parts.rollout_setup.retention, spared)
     progress.starts = 1 + max(progress.starts, _sessions(parts))
     parts.telemetry.event("reinforcement", update=progress.update, version=progress.version)
     tasks = TaskSource(training_tasks(parts.run), spec.seed, progress.tasks)
     tasks.quarantined.update(progress.quarantined)
     scheduler = Scheduler(
-        parts.arena.slots,
-        parts.arena.player,
+        parts.rollout_setup.slots,
+        parts.rollout_setup.player,
         Sampling(max_tokens=spec.rollout.response_tokens, temperature=spec.rollout.temperature),
         tasks=tasks,
-        groups=parts.arena.groups,
-        episodes=parts.arena.episodes,
+        groups=parts.rollout_setup.groups,
+        episodes=parts.rollout_setup.episodes,
         recorder=recorder,
         concurrency=spec.rollout.concurrency,
-        acquire_seconds=parts.arena.acquire_seconds,
+        acquire_seconds=parts.rollout_setup.acquire_seconds,
         seed=spec.seed,
         version=progress.version,
         order=progress.next_order,
         prefix=f"g{progress.starts}-",
         resumed=resumed(progress, folder),
-        engines=parts.arena.engines,
-        frames_recorded=parts.arena.retention.rereadable,
-        frame_budget=parts.arena.frame_budget,
+        engines=parts.rollout_setup.engines,
+        frames_recorded=parts.rollout_setup.retention.rereadable,
+        frame_budget=parts.rollout_setup.frame_budget,
     )
     recorded = (folder / FRAMES).absolute()
     rollout = _Rollout(parts, progress, scheduler, tasks, recorded, Counters(progress), StallMonitor())
@@ -260,7 +260,7 @@ async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
             await rollout.save(wait=True)
         await parts.policy.settle()
     except Exception as error:
-        if not rollout.torn and not isinstance(error, Superseded):
+        if not rollout.mid_update and not isinstance(error, FencedOut):
             await rollout.rescue(error)
         raise
     finally:
@@ -269,6 +269,6 @@ async def _rollout(parts: Parts, progress: Progress) -> AsyncIterator[_Rollout]:
         await recorder.close()
 
 
-def _sessions(parts: Parts) -> int:
+def _sessions(parts: RunContext) -> int:
     """How many sessions played for this run, those that died before a checkpoint too."""
     return sum(event["event"] == "reinforcement" for event in read_events(parts.folder))

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .learner.checkpoint_storage import CheckpointFolder, Place
-from .learner.checkpoints import Checkpoints, Written, load
+from .learner.checkpoint_storage import CheckpointBackend, CheckpointFolder
+from .learner.checkpoints import Checkpoints, WrittenCheckpoint, load
 from .learner.export import export, fetch
 from .learner.families import ModelConfig
 from .placement import ray_environment
@@ -63,7 +63,7 @@ class PolicySettings:
     #: new weights arrive while answers are being sampled
     mid_episode: bool = True
     #: where checkpoints are
-    place: Place = CheckpointFolder(Path("checkpoints"))  # noqa: RUF009 - it is frozen
+    place: CheckpointBackend = CheckpointFolder(Path("checkpoints"))  # noqa: RUF009 - it is frozen
     keep: int = 2
     #: of a sync's proof; None: that of the engine's number format
     tolerance: float | None = None
@@ -247,7 +247,7 @@ class Policy:
             deadline=self.settings.sync_seconds,
         )
 
-    async def save(self, update: int, state: Mapping[str, Any], report: Callable[[Written], None]) -> None:
+    async def save(self, update: int, state: Mapping[str, Any], report: Callable[[WrittenCheckpoint], None]) -> None:
         """Begins a checkpoint of weights, optimizer and the driver's `state` (plain JSON), and returns when the learner
         may go on. `report` is called when it is complete. Raises CheckpointError, also for the one before."""
         await self.settle()

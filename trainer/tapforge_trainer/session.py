@@ -26,7 +26,7 @@ from tapforge_api.gpus import gpus_needed
 from tapforge_envs.clients.phones import PhoneAddress
 
 from .doctor.command import preflight
-from .learner.checkpoint_storage import Holder, Place, place_of
+from .learner.checkpoint_storage import CheckpointBackend, Holder, place_of
 from .loggers.session import logged
 from .loop import reinforce, save
 from .model_source.ref import ModelError, ModelRef, ModelRefused
@@ -41,7 +41,7 @@ from .rollout.worker import RolloutWorker
 from .rollout.worker_host import LINK_SECONDS
 from .run import assembly
 from .run.assembly import ConfigurationError, SetupError
-from .run.context import Parts
+from .run.context import RunContext
 from .run.evaluation import measure, measure_baselines
 from .run.fleet import written
 from .run.folder import (
@@ -61,19 +61,19 @@ from .run.local_files import checkpoint_uri, checkpoints_of, folder_of
 from .run.model_errors import model_errors
 from .run.model_pin import model_of
 from .run.report import print_summary, summarize, wanted, write_report
-from .run.resuming import resumed_from, settled
+from .run.resuming import checkpoint_written, resumed_from
 from .run.shutdown import Interrupted, StopSignal, together, unless_stopped
 from .run.warm_start import warm_start
 from .tasks.selection import training_tasks
 from .telemetry.progress import Progress, newest_checkpoint
 from .telemetry.start_progress import waiting_shown
-from .telemetry.telemetry import Telemetry, View
+from .telemetry.telemetry import ProgressView, Telemetry
 
 log = logging.getLogger(__name__)
 
 
 async def run_session(
-    run: TrainingRun, runs: Path, stop: StopSignal, view: View, uid: str = "", holder: Holder | None = None
+    run: TrainingRun, runs: Path, stop: StopSignal, view: ProgressView, uid: str = "", holder: Holder | None = None
 ) -> int:
     """`uid`: of the run, on a cluster; `holder`: as which this process writes checkpoints to a store, None: as the
     latest one. Raises Interrupted when a stop was requested."""
@@ -107,7 +107,10 @@ async def _trained(
     """Everything that is left to do of a run. Returns its summary."""
     place = place_of(checkpoints_of(run, folder), checkpoint_uri(run), holder)
     await asyncio.to_thread(place.take_over)
-    async with running(run, folder, telemetry, stop, uid=uid, place=place) as (parts, resumed), settled(parts.policy):
+    async with (
+        running(run, folder, telemetry, stop, uid=uid, place=place) as (parts, resumed),
+        checkpoint_written(parts.policy),
+    ):
         progress = resumed or Progress()
         progress.run, progress.uid, progress.spec = run.metadata.name, uid, dump_set(run)
         seconds_start = time.monotonic() - telemetry.started
@@ -145,7 +148,7 @@ async def _trained(
     return summary
 
 
-async def _before(parts: Parts, progress: Progress, resumed: bool) -> dict[str, Any]:
+async def _before(parts: RunContext, progress: Progress, resumed: bool) -> dict[str, Any]:
     """Warm start, KL reference and the measurement before reinforcement, as far as no earlier session did them. Returns
     the measurement."""
     spec, events = parts.run.spec, list(read_events(parts.folder))
@@ -180,7 +183,7 @@ async def _before(parts: Parts, progress: Progress, resumed: bool) -> dict[str, 
     return before
 
 
-async def _refer(parts: Parts, *, started: bool) -> None:
+async def _refer(parts: RunContext, *, started: bool) -> None:
     """The KL term pulls towards the policy that reinforcement started with; it is kept for later sessions."""
     folder = parts.folder / REFERENCE
     if not folder.is_dir() and not await parts.policy.fetch(folder):
@@ -217,7 +220,7 @@ async def sft_session(run: TrainingRun, runs: Path, stop: StopSignal) -> int:
             "spec.warmStart is not set: there is nothing to imitate; write `warmStart: {}` for the defaults"
         )
     folder = folder_of(run, runs)
-    with locked(folder), closing(Telemetry(folder, View(run.metadata.name, 0), Console())) as telemetry:
+    with locked(folder), closing(Telemetry(folder, ProgressView(run.metadata.name, 0), Console())) as telemetry:
         async with running(run, folder, telemetry, stop, engines=False, resume=False) as (parts, _):
             telemetry.phase("warm start: imitating a demonstrator")
             await warm_start(parts, Progress())
@@ -232,7 +235,7 @@ async def eval_session(run: TrainingRun, runs: Path, model: Path | None, stop: S
     if not (weights / "config.json").is_file():
         raise SetupError(f"{weights} holds no model; train first (tapforge run), or name a folder with --model")
     place = folder / "evaluations" / time.strftime("%Y%m%d-%H%M%S")
-    with closing(Telemetry(place, View(run.metadata.name, 0), Console(stderr=True))) as telemetry:
+    with closing(Telemetry(place, ProgressView(run.metadata.name, 0), Console(stderr=True))) as telemetry:
         async with running(run, place, telemetry, stop, weights=weights, learner=False) as (parts, _):
             results: dict[str, Any] = await measure(parts, "eval", Progress())
             if run.spec.evaluation.baselines:
@@ -249,7 +252,10 @@ async def export_session(folder: Path, target: Path, stop: StopSignal) -> int:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SetupError(f"{target} is {'not empty' if target.is_dir() else 'a file'}; name a new folder")
     run = read_spec(folder)
-    with locked(folder), closing(Telemetry(folder, View(run.metadata.name, 0), Console(stderr=True))) as telemetry:
+    with (
+        locked(folder),
+        closing(Telemetry(folder, ProgressView(run.metadata.name, 0), Console(stderr=True))) as telemetry,
+    ):
         async with running(run, folder, telemetry, stop, engines=False) as (parts, progress):
             if progress is None:
                 raise SetupError(f"{folder} has no checkpoint yet; there is nothing to export")
@@ -273,8 +279,8 @@ async def running(
     learner: bool = True,
     engines: bool = True,
     resume: bool = True,
-    place: Place | None = None,
-) -> AsyncIterator[tuple[Parts, Progress | None]]:
+    place: CheckpointBackend | None = None,
+) -> AsyncIterator[tuple[RunContext, Progress | None]]:
     """Phones, learner and engines, started side by side; with the run's last checkpoint loaded and its progress, None
     where there is none. Closed in any case. `uid`: of the run, on a cluster; `place`: where checkpoints are written,
     None: they are only read."""
@@ -351,15 +357,15 @@ async def running(
                 await unless_stopped(stop, asyncio.sleep(started + LINK_SECONDS - time.monotonic()))
         elif engines:
             policies[""] = policy.generator
-        arena = assembly.arena_of(run, slots, agent, player, policy.live_engines)
+        rollout_setup = assembly.rollout_setup_of(run, slots, agent, player, policy.live_engines)
         if isinstance(player, RemotePlayers):  # what they play never comes here: it is recorded by reference
             record = await unless_stopped(stop, RecorderProcess.start())
             budget = frame_budget(run, training_tasks(run), object_store_bytes())
             if why := budget_error(run, budget):
                 raise ConfigurationError(why)
-            arena = replace(arena, record=record, frame_budget=budget)
+            rollout_setup = replace(rollout_setup, record=record, frame_budget=budget)
         async with written(slots, folder) if engines else nullcontext():
-            yield Parts(run, folder, policy, arena, telemetry, stop, warm_started_from), progress
+            yield RunContext(run, folder, policy, rollout_setup, telemetry, stop, warm_started_from), progress
     finally:
         for result in await asyncio.gather(slots.close(), _closed(player, policy), return_exceptions=True):
             if isinstance(result, Exception):

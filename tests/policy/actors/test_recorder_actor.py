@@ -20,7 +20,14 @@ from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.attempt import Attempt, EpisodeResult
 from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.recording import actor as recorder_actor
-from tapforge_trainer.recording.actor import RecorderActor, RecorderProcess, RemoteRecording, Written, _born, _packed
+from tapforge_trainer.recording.actor import (
+    RecorderActor,
+    RecorderProcess,
+    RemoteRecording,
+    WrittenEpisode,
+    _born,
+    _packed,
+)
 from tapforge_trainer.recording.reader import Recording, RecordingError
 from tapforge_trainer.recording.retention import Retention
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
@@ -172,10 +179,10 @@ async def test_frames_that_are_lost_cost_no_step(tmp_path: Path, monkeypatch: py
     actor, folder = RecorderActor(os.getpid(), None), tmp_path / "rollout"
     actor.open(folder, Retention(), frozenset)
     result = episode(1, "a reference", names=list(frames_of(1)))
-    assert actor.episode(str(folder), _packed(result), ["a reference"]) == Written(lost=True)
+    assert actor.episode(str(folder), _packed(result), ["a reference"]) == WrittenEpisode(lost=True)
     actor.close(str(folder))
     recording = Recording(folder)
-    assert list(recording.episodes()) == [result.record] and not recording.whole(result.record)
+    assert list(recording.episodes()) == [result.record] and not recording.is_complete(result.record)
 
 
 class SlowActor:
@@ -196,7 +203,7 @@ async def test_frames_that_are_not_recorded_are_not_fetched(tmp_path: Path) -> N
     actor, folder = RecorderActor(os.getpid(), None), tmp_path / "rollout"
     actor.open(folder, Retention("none"), frozenset)
     result = episode(1, object(), names=["a" * 64])
-    assert actor.episode(str(folder), _packed(result), [result.frames]) == Written()
+    assert actor.episode(str(folder), _packed(result), [result.frames]) == WrittenEpisode()
     actor.close(str(folder))
     assert list(Recording(folder).episodes()) == [result.record]
 
@@ -215,7 +222,7 @@ async def test_what_is_in_flight_is_bounded_and_flush_waits_for_all(monkeypatch:
             assert writer.in_flight <= 5 * 2 * 128 * 1024 and len(actor.calls) - done <= 6
             if done < len(actor.calls):
                 name, answer = actor.calls[done]
-                answer.set_result(Written(2, 2 * 128 * 1024) if name == "episode" else None)
+                answer.set_result(WrittenEpisode(2, 2 * 128 * 1024) if name == "episode" else None)
                 done += 1
     assert [name for name, _ in actor.calls] == ["episode"] * 40 + ["sync"]
 
@@ -226,7 +233,7 @@ async def test_the_size_of_frames_is_learned_from_what_was_written() -> None:
     writer.episode(episode(0, frames_of(0)))
     await asyncio.sleep(0)
     assert writer.in_flight == 2 * 128 * 1024
-    actor.calls[0][1].set_result(Written(999, 999 * 10_000))
+    actor.calls[0][1].set_result(WrittenEpisode(999, 999 * 10_000))
     async with asyncio.timeout(60):
         while writer.in_flight:  # noqa: ASYNC110 - looks at every turn
             await asyncio.sleep(0)
@@ -234,7 +241,7 @@ async def test_the_size_of_frames_is_learned_from_what_was_written() -> None:
         while len(actor.calls) < 2:  # noqa: ASYNC110 - looks at every turn
             await asyncio.sleep(0)
     assert 2 * 9_000 < writer.in_flight < 2 * 12_000
-    actor.calls[1][1].set_result(Written())
+    actor.calls[1][1].set_result(WrittenEpisode())
 
 
 async def test_others_get_a_turn_between_two_calls() -> None:
@@ -249,7 +256,7 @@ async def test_others_get_a_turn_between_two_calls() -> None:
             seen.append(len(actor.calls))
     assert all(after - before <= 1 for before, after in pairwise([0, *seen]))
     for _, answer in actor.calls:
-        answer.set_result(Written())
+        answer.set_result(WrittenEpisode())
 
 
 async def test_a_call_that_can_not_be_made_is_a_failure_and_nobody_waits_for_it() -> None:

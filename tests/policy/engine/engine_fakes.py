@@ -10,7 +10,7 @@ import numpy as np
 
 from tapforge_trainer.engine.client import EngineClient
 from tapforge_trainer.engine.mailboxes import Mailboxes
-from tapforge_trainer.engine.wire import CacheCounts, EngineConnection, Replica, Replicas, Result, engine_key
+from tapforge_trainer.engine.wire import CacheCounts, EngineConnection, GenerateResult, Replica, Replicas, engine_key
 from tapforge_trainer.learner.frame_store import PixelFormat
 from tapforge_trainer.placement.settings import EngineSettings
 from tapforge_trainer.records import Generation, Prompt, Sampling
@@ -64,7 +64,7 @@ class Actor:
         ids = np.asarray([1, 2], np.int32).tobytes()
         prompt, said = np.asarray(PROMPT.ids, np.int32).tobytes(), np.zeros(2, np.float32).tobytes()
         keys, self.asked = self.asked, {}
-        self.boxes.deliver([Result(key, prompt, ids, said, ((self.version, 0, 2),), "stop") for key in keys])
+        self.boxes.deliver([GenerateResult(key, prompt, ids, said, ((self.version, 0, 2),), "stop") for key in keys])
 
     async def until_killed(self, method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
         from ray.exceptions import ActorDiedError

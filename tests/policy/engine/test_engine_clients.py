@@ -18,7 +18,7 @@ from tapforge_trainer.engine.client import EngineClient, EngineDied, EngineError
 from tapforge_trainer.engine.mailboxes import Mailboxes
 from tapforge_trainer.engine.pauses import Deadline, PauseMeter, PauseReading
 from tapforge_trainer.engine.pool import RestartBudget
-from tapforge_trainer.engine.wire import DEAD, Replica, Replicas, Result, engine_key
+from tapforge_trainer.engine.wire import DEAD, GenerateResult, Replica, Replicas, engine_key
 from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.records import Prompt, Sampling
 
@@ -68,7 +68,7 @@ async def test_the_engine_tells_its_clients_apart_and_gives_up_those_that_are_go
     boxes = Mailboxes(60, lambda: now)
     assert boxes.expect("a", ["0", "1"]) == {"0", "1"} and boxes.expect("b", ["0"]) == {"0"}
     assert boxes.expect("a", ["1", "2"]) == {"2"}, "asking twice is asking once"
-    boxes.deliver([Result("a/0"), Result("b/0"), Result("a/7"), Result("c/0")])
+    boxes.deliver([GenerateResult("a/0"), GenerateResult("b/0"), GenerateResult("a/7"), GenerateResult("c/0")])
     assert [row[0] for row in (await boxes.collect("a", 0))[0]] == ["0"]  # type: ignore[index]
     assert boxes.withdraw("a", ["1", "0"]) == ["a/1"]
     now = 61
@@ -86,7 +86,7 @@ async def test_of_two_polls_the_newer_one_gets_the_results() -> None:
     boxes.expect("a", ["0"])
     polls = [asyncio.create_task(boxes.collect("a", END)) for _ in range(2)]
     await asyncio.sleep(0)
-    boxes.deliver([Result("a/0")])
+    boxes.deliver([GenerateResult("a/0")])
     found = await asyncio.wait_for(asyncio.gather(*polls), END)
     assert [[row[0] for row in rows] for rows, *_ in found] == [[], ["0"]]  # type: ignore[misc]
 
@@ -141,7 +141,7 @@ async def test_an_engine_whose_sampling_thread_died_is_left_too() -> None:
     actors = Actor(), Actor()
     tasks = asking(EngineClient(connected(*actors)), 2, engine=0)
     await until(lambda: len(actors[0].asked) == 2)
-    actors[0].boxes.deliver([Result(key, error=f"{DEAD}: out of memory") for key in list(actors[0].asked)[:1]])
+    actors[0].boxes.deliver([GenerateResult(key, error=f"{DEAD}: out of memory") for key in list(actors[0].asked)[:1]])
     await until(lambda: len(actors[1].asked) == 2)
     actors[1].answer()
     await asyncio.gather(*tasks)
@@ -180,7 +180,7 @@ async def test_frames_that_are_asked_for_again_come_all_at_once() -> None:
             sent.append(set(frames))
             ids = np.asarray(prompt.ids, np.int32).tobytes()
             for key in self.boxes.expect(client, [request[0] for request in requests]):
-                result = Result(engine_key(client, key), ids, finish_reason="stop", missing=tuple(missing))
+                result = GenerateResult(engine_key(client, key), ids, finish_reason="stop", missing=tuple(missing))
                 self.boxes.deliver([result])
 
     client = EngineClient(connected(Forgetful()))

@@ -20,7 +20,7 @@ from tapforge_trainer.engine.actor import EngineActor
 from tapforge_trainer.engine.client import EngineClient, EngineDied
 from tapforge_trainer.engine.pool import Engines
 from tapforge_trainer.engine.sampler import Sampler, clear_scratch
-from tapforge_trainer.engine.wire import Request, Result
+from tapforge_trainer.engine.wire import GenerateRequest, GenerateResult
 from tapforge_trainer.placement.settings import EngineSettings
 
 # --- the engine's actor -----------------------------------------------------------------------------------------------
@@ -29,14 +29,14 @@ from tapforge_trainer.placement.settings import EngineSettings
 class Silent:
     """A sampler that answers nothing."""
 
-    def __init__(self, settings: EngineSettings, on_done: Callable[[list[Result]], None]):
+    def __init__(self, settings: EngineSettings, on_done: Callable[[list[GenerateResult]], None]):
         self.ready: Future[None] = Future()
         self.ready.set_result(None)
         self.dead: Future[str] = Future()
         self.aborted: list[str] = []
         self.work: Future[None] = Future()
 
-    def submit(self, requests: Sequence[Request], frames: dict[str, bytes]) -> None:
+    def submit(self, requests: Sequence[GenerateRequest], frames: dict[str, bytes]) -> None:
         """They are sampled for ever."""
 
     def abort(self, keys: Sequence[str]) -> None:

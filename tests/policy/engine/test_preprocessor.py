@@ -11,7 +11,7 @@ from tiny_samples import frame
 
 from tapforge_trainer.engine import preprocessor
 from tapforge_trainer.engine.preprocessor import Preprocessor
-from tapforge_trainer.engine.wire import Request
+from tapforge_trainer.engine.wire import GenerateRequest
 from tapforge_trainer.learner.frame_store import PixelFormat
 
 FORM = PixelFormat(16, 2, (0.5,) * 3, (0.5,) * 3)
@@ -25,7 +25,7 @@ END = 30.0
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Preprocessor]:
     """Without vLLM: a prompt is what it shows, and the thread that made it."""
 
-    def prompt(self: Preprocessor, request: Request) -> Any:
+    def prompt(self: Preprocessor, request: GenerateRequest) -> Any:
         shown = self._frames.at_hand(request.frames)
         return [patches.values.nbytes for patches in shown.values()], threading.get_ident()
 
@@ -33,8 +33,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Preprocessor]:
     return lambda bound: Preprocessor(FORM, 99, bound, lambda: False)
 
 
-def request(key: str, *shots: int) -> Request:
-    return Request(key, (1, 2), tuple(SHOTS[k].name for k in shots), 4, 1.0)
+def request(key: str, *shots: int) -> GenerateRequest:
+    return GenerateRequest(key, (1, 2), tuple(SHOTS[k].name for k in shots), 4, 1.0)
 
 
 def test_frames_are_decoded_in_another_thread_and_stay_for_later_requests(make: Callable[[int], Preprocessor]) -> None:

@@ -25,10 +25,10 @@ from tapforge_trainer.learner.checkpoint_storage import (
     CheckpointError,
     CheckpointFolder,
     CheckpointStore,
+    FencedOut,
     Holder,
-    Superseded,
 )
-from tapforge_trainer.learner.checkpoints import Checkpoints, Written
+from tapforge_trainer.learner.checkpoints import Checkpoints, WrittenCheckpoint
 from tapforge_trainer.learner.client import Learner, LearnerError
 from tapforge_trainer.learner.export import export, fetch
 from tapforge_trainer.learner.families import ModelConfig, family_of
@@ -69,7 +69,7 @@ async def test_learning_goes_on_while_a_checkpoint_is_written(
     """Nothing is let through until two updates are made: what arrives is what was, bit for bit, and so is what is
     learned from there; also the driver's state is of the save."""
     _, place = store
-    saving, written, state = Checkpoints(fresh, place), list[Written](), {"n": [1]}
+    saving, written, state = Checkpoints(fresh, place), list[WrittenCheckpoint](), {"n": [1]}
     await _update(tiny, fresh)
     before = await weights(fresh)
     s3_proxy.open.clear()
@@ -183,7 +183,7 @@ async def test_a_disk_that_fills_beside_learning_is_reported_by_the_next_save(
 
 
 async def test_one_is_written_at_a_time(fresh: Learner, tmp_path: Path) -> None:
-    saving, written = Checkpoints(fresh, CheckpointFolder(tmp_path), keep=5), list[Written]()
+    saving, written = Checkpoints(fresh, CheckpointFolder(tmp_path), keep=5), list[WrittenCheckpoint]()
     for update in range(1, 4):
         await saving.save(update, {"n": update}, written.append)
     await saving.settle()
@@ -346,7 +346,7 @@ class _Late:
             Path(target, "__0_0.distcp").write_bytes(b"x")
         return [{"steps": 1, "moments": False, "base": None}]
 
-    async def beside(self, function: str, target: str, seconds: float) -> list[Any]:
+    async def run_concurrently(self, function: str, target: str, seconds: float) -> list[Any]:
         if self.writing:
             raise LearnerError("took longer than 1 s") from TimeoutError()
         return [{"__0_0.distcp": 1}]
@@ -385,12 +385,12 @@ def test_an_older_attempt_does_not_replace_what_a_later_one_exported(
             second.take_over()
 
     monkeypatch.setattr(Store, "upload", overtaken)
-    with pytest.raises(Superseded):
+    with pytest.raises(FencedOut):
         exports._export_to(rank, first, "reference", False)
     assert len(uploads) == 1 and not fetch(f"{uri}/reference", tmp_path / "half")
     exports._export_to(rank, second, "reference", False)
     before = open_store(uri).list("reference")
-    with pytest.raises(Superseded):
+    with pytest.raises(FencedOut):
         exports._export_to(rank, first, "reference", False)
     assert open_store(uri).list("reference") == before and fetch(f"{uri}/reference", tmp_path / "whole")
 

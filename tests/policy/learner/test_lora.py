@@ -21,7 +21,7 @@ from tapforge_trainer.learner import lora
 from tapforge_trainer.learner.batches import plan_micro_batches
 from tapforge_trainer.learner.families import FAMILIES, FolderError
 from tapforge_trainer.learner.rank import MiniBatch, Rank
-from tapforge_trainer.learner.sharding import whole
+from tapforge_trainer.learner.sharding import unsharded
 from tapforge_trainer.model_source.ref import ModelError, ModelRef
 from tapforge_trainer.placement.settings import LoraSettings, UpdateSettings
 from tapforge_trainer.records import Sample
@@ -85,9 +85,9 @@ def test_at_first_the_model_is_the_one_of_the_folder(tiny: Tiny, dtype: Any) -> 
 def test_an_update_moves_the_adapters_and_nothing_else(tiny: Tiny) -> None:
     samples, frames = tiny.mixed()
     with one_rank(tiny, dtype="bfloat16") as rank:
-        before = {name: whole(p.detach()).clone() for name, p in rank.policy.model.named_parameters()}
+        before = {name: unsharded(p.detach()).clone() for name, p in rank.policy.model.named_parameters()}
         learn(rank, tiny, samples, frames)
-        after = {name: whole(p.detach()) for name, p in rank.policy.model.named_parameters()}
+        after = {name: unsharded(p.detach()) for name, p in rank.policy.model.named_parameters()}
         assert sum(p.numel() for group in rank.optimizer.param_groups for p in group["params"]) < 60_000
     moved = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
     assert moved == {name for name in after if ".lora_" in name}

@@ -27,7 +27,14 @@ from tapforge_trainer.learner.batches import MicroBatchPlan, TokenBatch, plan_mi
 from tapforge_trainer.learner.families import FolderError, ModelConfig
 from tapforge_trainer.learner.metrics import UpdateMetrics
 from tapforge_trainer.learner.rank import MiniBatch, Rank, _policy_loss
-from tapforge_trainer.learner.sharding import EngineWeights, build_policy, load_weights, materialize, meta_model, whole
+from tapforge_trainer.learner.sharding import (
+    EngineWeights,
+    build_policy,
+    load_weights,
+    materialize,
+    meta_model,
+    unsharded,
+)
 from tapforge_trainer.placement.settings import LearnerSettings, LoraSettings, UpdateSettings
 
 OBJECTIVE = Objective(clip_low=0.2, clip_high=0.28, importance_cap=None)
@@ -65,7 +72,7 @@ def accumulated(rank: Rank, data: TokenBatch, frames: dict[str, FittedFrame], ba
     loss = partial(_policy_loss, data, data.behavior, None, OBJECTIVE, batch.counts, UpdateMetrics(), 1, False)
     rank.accumulate(data, PlainFrames(frames), batch, UpdateSettings(), loss, UpdateMetrics())
     found = {
-        name: whole(parameter.grad).numpy().copy()
+        name: unsharded(parameter.grad).numpy().copy()
         for name, parameter in rank.policy.model.named_parameters()
         if parameter.grad is not None
     }

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tapforge_trainer.placement.placement import ANYWHERE, Bundle, Seat, Site, bundles_of, placed, seats_of, waits_for
+from tapforge_trainer.placement.placement import (
+    ANYWHERE,
+    Bundle,
+    DeviceAssignment,
+    NodeDevices,
+    assign_devices,
+    bundles_of,
+    placed,
+    waits_for,
+)
 from tapforge_trainer.placement.settings import EngineSettings, LearnerSettings
 
 ENGINE, RANK = Bundle(1, True, 0), Bundle(1, False, 1)
@@ -33,19 +42,32 @@ def test_two_engines_get_no_gpu_in_common() -> None:
 
 def test_processes_are_numbered_by_node_and_gpu() -> None:
     bundles = bundles_of(4, 1, 2, colocated=False)
-    sites = [Site("b", ("3", "2")), Site("b", ("10",)), Site("a", ("1",)), Site("b", ("9",)), Site("a", ("0",))]
-    engines, ranks = seats_of(bundles, sites)
-    assert engines == [Seat(0, ("2", "3"))]
-    assert ranks == [Seat(4, ("0",)), Seat(2, ("1",)), Seat(3, ("9",)), Seat(1, ("10",))]
+    sites = [
+        NodeDevices("b", ("3", "2")),
+        NodeDevices("b", ("10",)),
+        NodeDevices("a", ("1",)),
+        NodeDevices("b", ("9",)),
+        NodeDevices("a", ("0",)),
+    ]
+    engines, ranks = assign_devices(bundles, sites)
+    assert engines == [DeviceAssignment(0, ("2", "3"))]
+    assert ranks == [
+        DeviceAssignment(4, ("0",)),
+        DeviceAssignment(2, ("1",)),
+        DeviceAssignment(3, ("9",)),
+        DeviceAssignment(1, ("10",)),
+    ]
 
 
 def test_colocated_rank_k_has_the_engines_kth_gpu() -> None:
     bundles = bundles_of(4, 2, 2, colocated=True)
-    engines, ranks = seats_of(bundles, [Site("a", ("3", "1")), Site("a", ("0", "2"))])
-    assert engines == [Seat(1, ("0", "2")), Seat(0, ("1", "3"))]
+    engines, ranks = assign_devices(bundles, [NodeDevices("a", ("3", "1")), NodeDevices("a", ("0", "2"))])
+    assert engines == [DeviceAssignment(1, ("0", "2")), DeviceAssignment(0, ("1", "3"))]
     assert [seat.devices for seat in ranks] == [("0",), ("2",), ("1",), ("3",)]
     # GPUs of MIG and of some clusters have names instead of numbers.
-    _, ranks = seats_of(bundles_of(2, 2, 1, colocated=True), [Site("a", ("GPU-f0",)), Site("a", ("GPU-0a",))])
+    _, ranks = assign_devices(
+        bundles_of(2, 2, 1, colocated=True), [NodeDevices("a", ("GPU-f0",)), NodeDevices("a", ("GPU-0a",))]
+    )
     assert [seat.devices for seat in ranks] == [("GPU-0a",), ("GPU-f0",)]
 
 

@@ -203,7 +203,7 @@ async def test_the_engine_gets_what_vllms_own_processor_would_make(tiny: Tiny, b
         from PIL import Image
         from vllm import SamplingParams
 
-        from tapforge_trainer.engine.wire import Request
+        from tapforge_trainer.engine.wire import GenerateRequest
 
         sampler = self._sampler
         images = [Image.open(io.BytesIO(f.data)).convert("RGB") for f in frames]
@@ -211,7 +211,7 @@ async def test_the_engine_gets_what_vllms_own_processor_would_make(tiny: Tiny, b
         data = {"multi_modal_data": {"image": images}, "multi_modal_uuids": {"image": names}} if frames else {}
         for f in frames:
             sampler._inputs._frames.put(f.name, f.data)
-        mine = sampler._inputs.prompt(Request("compare", ids, tuple(names), 1, 1.0))
+        mine = sampler._inputs.prompt(GenerateRequest("compare", ids, tuple(names), 1, 1.0))
         rows = []
         for prompt in (mine, {"prompt_token_ids": list(ids), **data}):
             request = sampler._llm.input_processor.process_inputs(

@@ -38,7 +38,7 @@ from .context import Added, Context, ContextError, added_by
 from .coordinates import Plane
 from .dialect import Dialect
 from .parsing import ParseFailure
-from .prompt_file import PromptFile, Situation
+from .prompt_file import PromptFile, PromptVariables
 from .tokens import Tokens
 from .tools import short_name
 from .vision import FrameFitter
@@ -212,7 +212,7 @@ class ChatAgent:
         every = dialect.history == "all"
         first_turn = min(first_text, first_image) if every else first_image
         tools = () if file is None or dialect.schema is None else (dialect.schema(plane),)
-        about = Situation(goal, history, first_turn, first_text, plane, tools, seen.app, added.text)
+        about = PromptVariables(goal, history, first_turn, first_text, plane, tools, seen.app, added.text)
         system: tuple[Part, ...] = (
             file.system(about) if file is not None and file.has_system else (Markup(self._system(plane)),)
         )

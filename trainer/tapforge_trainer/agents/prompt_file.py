@@ -42,7 +42,7 @@ _BLOCKS: Final = ("system", "user")
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class PromptVariables:
     """What a prompt is about. `first`: the first earlier step that is a turn of its own, from 0."""
 
     goal: str
@@ -116,7 +116,7 @@ class PromptFile:
         seen = Prepared(FittedFrame("probe", b"", 28, 28), 1)
         history = [Turn(seen, "answer", Back())] * steps
         plane = Plane(Grid(999), 28, 28)
-        about = Situation("goal", history, steps, 0, plane, [MOBILE_USE.schema(plane)], "app", "added")
+        about = PromptVariables("goal", history, steps, 0, plane, [MOBILE_USE.schema(plane)], "app", "added")
         found = []
         if "system" in self._template.blocks:
             found.append(self.system(about))
@@ -124,16 +124,16 @@ class PromptFile:
             found.append(self.user(about))
         return tuple(found)
 
-    def system(self, about: Situation) -> tuple[Part, ...]:
+    def system(self, about: PromptVariables) -> tuple[Part, ...]:
         parts = self._rendered("system", about)
         if IMAGE in parts:
             raise PromptFileError(f"the prompt file {self._path} puts the image into the system message")
         return parts
 
-    def user(self, about: Situation) -> tuple[Part, ...]:
+    def user(self, about: PromptVariables) -> tuple[Part, ...]:
         return self._rendered("user" if self._template.blocks else None, about)
 
-    def _rendered(self, block: str | None, about: Situation) -> tuple[Part, ...]:
+    def _rendered(self, block: str | None, about: PromptVariables) -> tuple[Part, ...]:
         import jinja2
 
         context = self._template.new_context(self._values(about))
@@ -144,7 +144,7 @@ class PromptFile:
             raise PromptFileError(f"the prompt file {self._path} can't be rendered: {error}") from error
         return self._parts(text.removesuffix("\n") if block is None else text)
 
-    def _values(self, about: Situation) -> dict[str, Any]:
+    def _values(self, about: PromptVariables) -> dict[str, Any]:
         def told(number: int, turn: Turn) -> dict[str, Any]:
             return {"number": number, "text": turn.text.strip(), "understood": turn.action is not None}
 

@@ -35,7 +35,7 @@ EXAMPLES: tuple[Action, ...] = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PromptPreview:
     """A step, ready to print."""
 
     head: dict[str, str]
@@ -68,7 +68,7 @@ def history_of(agent: ChatAgent, observations: list[Observation], action: Action
     return turns
 
 
-def shown(agent: ChatAgent, goal: str, history: list[Turn], observation: Observation) -> Shown:
+def shown(agent: ChatAgent, goal: str, history: list[Turn], observation: Observation) -> PromptPreview:
     """Raises ValueError for a prompt that doesn't fit the context."""
     seen, _ = agent.prepare(observation)
     prompt = agent.prompt(goal, history, seen)
@@ -88,7 +88,7 @@ def shown(agent: ChatAgent, goal: str, history: list[Turn], observation: Observa
         "history": f"{len(history)} earlier steps, {len(prompt.frames)} images of at most {window.history_images}",
         "answer ends with": agent.chat.show(agent.stop_ids),
     }
-    return Shown(
+    return PromptPreview(
         head, agent.chat.show(prompt.ids), _counts(agent, prompt), answers_of(agent, seen.frame), agent.expand(prompt)
     )
 
@@ -107,7 +107,7 @@ def _counts(agent: ChatAgent, prompt: Prompt) -> dict[str, str]:
     }
 
 
-def render(found: Shown, *, ids: bool = False) -> str:
+def render(found: PromptPreview, *, ids: bool = False) -> str:
     lines = [f"{name:17}{value}" for name, value in found.head.items()]
     lines += ["", "--- prompt (each image once) ---", found.prompt, "--- tokens ---"]
     lines += [f"{name:17}{value}" for name, value in found.tokens.items()]

@@ -34,7 +34,7 @@ from .phone import phone
 if TYPE_CHECKING:
     from tapforge_api import TrainingRun
 
-    from ..cluster.attempt import Attempt
+    from ..cluster.attempt import RunAttempt
     from ..run.shutdown import StopSignal
 
 FILE = click.option(
@@ -157,19 +157,19 @@ def run(file: Path, overrides: tuple[str, ...], runs: Path, restarts: int, grace
     if restarts:
         arguments = ["--file", str(file), "--runs", str(runs), "--grace", str(grace)]
         sys.exit(_supervised(["run", *arguments, *(a for o in overrides for a in ("--set", o))], restarts, file))
-    from ..cluster.attempt import Attempt
+    from ..cluster.attempt import RunAttempt
     from ..run.supervisor import beginning
 
     with _as_message():
-        attempt = Attempt.of(beginning(os.environ))
+        attempt = RunAttempt.of(beginning(os.environ))
     if attempt is not None:
         sys.exit(_driven(attempt, lambda: _read(file, overrides), grace))
     loaded = _load(file, overrides)
     _checked(loaded, runs)
     from ..session import run_session
-    from ..telemetry.telemetry import View
+    from ..telemetry.telemetry import ProgressView
 
-    sys.exit(_stoppable(lambda stop: run_session(loaded, runs, stop, View(loaded.metadata.name, 0)), grace))
+    sys.exit(_stoppable(lambda stop: run_session(loaded, runs, stop, ProgressView(loaded.metadata.name, 0)), grace))
 
 
 @cli.command(hidden=True)
@@ -299,7 +299,7 @@ def _stoppable(work: Callable[[StopSignal], Coroutine[Any, Any, int]], grace: fl
     return code
 
 
-def _driven(attempt: Attempt, read: Callable[[], TrainingRun], grace: float) -> int:
+def _driven(attempt: RunAttempt, read: Callable[[], TrainingRun], grace: float) -> int:
     """Runs the driver of a run on a cluster."""
     from tapforge_envs.slots.broker_calls import Access
 

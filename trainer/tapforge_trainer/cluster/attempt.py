@@ -19,7 +19,7 @@ _CLUSTER: Final = "RAY_CLUSTER_NAME"
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class RunAttempt:
     run: str
     namespace: str
     uid: str
@@ -42,7 +42,7 @@ class Attempt:
         return Holder(self.number, self.started)
 
     @staticmethod
-    def of(environment: Mapping[str, str]) -> Attempt | None:
+    def of(environment: Mapping[str, str]) -> RunAttempt | None:
         """None outside a cluster. Raises ConfigurationError."""
         if not environment.get(variables.RUN):
             return None
@@ -52,7 +52,7 @@ class Attempt:
                 f"{variables.RUN} is set, so this is a run on a cluster, but {', '.join(lacking)} are not: the "
                 f"operator sets all of them; to run without it, unset {variables.RUN}"
             )
-        return Attempt(
+        return RunAttempt(
             environment[variables.RUN],
             environment[variables.NAMESPACE],
             environment[variables.RUN_UID],

@@ -27,9 +27,9 @@ from ..run.shutdown import Interrupted, StopReason, StopSignal, failure_of, run_
 from ..session import run_session
 from ..storage.object_storage import uri_error
 from ..telemetry.progress import Progress, ended, newest_checkpoint, progress_of
-from ..telemetry.telemetry import View
+from ..telemetry.telemetry import ProgressView
 from . import storage
-from .attempt import Attempt
+from .attempt import RunAttempt
 from .reporter import Reporter
 from .status_report import ending
 
@@ -43,20 +43,20 @@ _SHORT: Final = 5.0
 
 
 async def drive(
-    attempt: Attempt,
+    attempt: RunAttempt,
     access: Access,
     read: Callable[[], TrainingRun],
     stop: StopSignal,
     on_abort: Callable[[], None] = lambda: None,
 ) -> int:
     """The exit code. Raises what the run fails with, after it was reported."""
-    view = View(attempt.run, 0)
+    view = ProgressView(attempt.run, 0)
     _show_checkpoint(attempt, view)
     async with Reporter(access, attempt, view, stop) as reporter:
         try:
             work = _train(attempt, read, stop, view, reporter)
             code = await run_until_aborted(stop, work, on_abort)
-        except storage.Superseded as late:
+        except storage.FencedOut as late:
             log.warning("%s; this driver exits", late)
             return EXIT_STOPPED
         except Exception as error:
@@ -80,10 +80,10 @@ async def drive(
 async def report_killed(environment: Mapping[str, str], message: str) -> None:
     """The last report of a driver that was killed. Does nothing on a laptop. A report that fails is only logged."""
     try:
-        attempt = Attempt.of(environment)
+        attempt = RunAttempt.of(environment)
         if attempt is None:
             return
-        view = View(attempt.run, 0, stage="Failed")
+        view = ProgressView(attempt.run, 0, stage="Failed")
         _show_checkpoint(attempt, view)
         async with Reporter(Access.of(environment, NEED), attempt, view, StopSignal()) as reporter:
             final, _ = ending(EXIT_FAILED, StopSignal(), view, attempt.restarts_left)
@@ -93,7 +93,7 @@ async def report_killed(environment: Mapping[str, str], message: str) -> None:
 
 
 async def _train(
-    attempt: Attempt, read: Callable[[], TrainingRun], stop: StopSignal, view: View, reporter: Reporter
+    attempt: RunAttempt, read: Callable[[], TrainingRun], stop: StopSignal, view: ProgressView, reporter: Reporter
 ) -> int:
     run = read()
     if run.metadata.name != attempt.run:
@@ -117,7 +117,7 @@ async def _train(
     return await run_session(run, runs, stop, view, attempt.uid, attempt.holder)
 
 
-def _placed(attempt: Attempt, run: TrainingRun, runs: Path) -> TrainingRun:
+def _placed(attempt: RunAttempt, run: TrainingRun, runs: Path) -> TrainingRun:
     """The run with its checkpoints in its own folder, or in its own part of the store; once there are any, it resumes
     only from them."""
     if run.spec.checkpoints.directory is not None:
@@ -140,7 +140,7 @@ def _checkpoints(folder: Path) -> Path:
     return folder / "checkpoints"
 
 
-def _superseded(attempt: Attempt) -> bool:
+def _superseded(attempt: RunAttempt) -> bool:
     """Whether a later attempt has taken over."""
     try:
         newest = storage.newest(attempt.storage)
@@ -149,7 +149,7 @@ def _superseded(attempt: Attempt) -> bool:
     return newest is not None and newest > attempt.holder
 
 
-def _show_checkpoint(attempt: Attempt, view: View) -> None:
+def _show_checkpoint(attempt: RunAttempt, view: ProgressView) -> None:
     """The newest checkpoint on the storage. A storage that can't be read is an error where it is used."""
     try:
         holder = storage.newest(attempt.storage)

@@ -25,8 +25,8 @@ from tapforge_envs.slots.broker_calls import Access, BrokerAway, BrokerCalls
 from tapforge_envs.slots.source import SlotError
 
 from ..run.shutdown import StopReason, StopSignal
-from ..telemetry.telemetry import View
-from .attempt import Attempt
+from ..telemetry.telemetry import ProgressView
+from .attempt import RunAttempt
 from .status_report import Final, report_of
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,9 @@ class Timing:
 class Reporter:
     """`view` is what is reported; its owner keeps changing it."""
 
-    def __init__(self, access: Access, attempt: Attempt, view: View, stop: StopSignal, times: Timing | None = None):
+    def __init__(
+        self, access: Access, attempt: RunAttempt, view: ProgressView, stop: StopSignal, times: Timing | None = None
+    ):
         self._calls = BrokerCalls(access)
         self._attempt = attempt
         self._view = view

@@ -21,8 +21,8 @@ from tapforge_api.progress import (
 )
 
 from ..run.shutdown import EXIT_INTERRUPTED, StopReason, StopSignal
-from ..telemetry.telemetry import View
-from .attempt import Attempt
+from ..telemetry.telemetry import ProgressView
+from .attempt import RunAttempt
 
 Final = Literal["", "complete", "failed", "configuration", "stopped"]
 
@@ -30,7 +30,7 @@ _MESSAGE = 4096
 _LARGE = 1e9
 
 
-def report_of(attempt: Attempt, sequence: int, view: View, final: Final = "", message: str = "") -> Progress:
+def report_of(attempt: RunAttempt, sequence: int, view: ProgressView, final: Final = "", message: str = "") -> Progress:
     held = view.slots.size if view.slots is not None else 0
     saved = view.saved
     return Progress(
@@ -57,7 +57,7 @@ def report_of(attempt: Attempt, sequence: int, view: View, final: Final = "", me
     )
 
 
-def ending(code: int, stop: StopSignal, view: View, restarts_left: int) -> tuple[Final, str]:
+def ending(code: int, stop: StopSignal, view: ProgressView, restarts_left: int) -> tuple[Final, str]:
     """The last report of a driver that is about to exit with `code`: how it ended, and why if it was stopped."""
     if code == EXIT_COMPLETE:
         return "complete", ""
@@ -68,7 +68,7 @@ def ending(code: int, stop: StopSignal, view: View, restarts_left: int) -> tuple
     return ("" if restarts_left else "failed"), ""
 
 
-def _stopped(stop: StopSignal, view: View) -> str:
+def _stopped(stop: StopSignal, view: ProgressView) -> str:
     why = {
         StopReason.TERMINATE: "its process received SIGTERM",
         StopReason.SUSPEND: "the run is suspended",

@@ -12,7 +12,7 @@ Rules:
 1. A later holder takes over what was there by renaming the folder to its own name. From then on the former has no
    path to it: it can't move `latest`, delete a checkpoint or write one, whenever it wakes up.
 2. Files that the former may hold open, and would keep writing into, are copied before the new one reads them.
-3. Nothing is taken from a later attempt, or from a later start of the same one: `Superseded`.
+3. Nothing is taken from a later attempt, or from a later start of the same one: `FencedOut`.
 4. Renaming is atomic, so a crash at any moment leaves one folder, which the next start finds.
 
 The volume has to rename folders atomically, as local and network file systems do. Clocks of nodes may differ by
@@ -30,13 +30,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ..learner.checkpoint_storage import Holder, Superseded
+from ..learner.checkpoint_storage import FencedOut, Holder
 from ..recording.reader import FRAMES, RECORDS
 from ..recording.segments import open_for_appending
 from ..run.assembly import SetupError
 from ..telemetry.telemetry import EVENTS
 
-__all__ = ["Holder", "StorageError", "Superseded", "folder_of", "newest", "take_over"]
+__all__ = ["FencedOut", "Holder", "RunStorageError", "folder_of", "newest", "take_over"]
 
 #: files that are appended to, wherever they are below an attempt's folder; of those in segments the newest
 _APPENDED: Final = (RECORDS.stem, EVENTS)
@@ -47,7 +47,7 @@ _FOLDER: Final = re.compile(r"(attempt|taking)-(\d{8})(?:-(\d{13,}))?")
 _TRIES: Final = 5
 
 
-class StorageError(SetupError):
+class RunStorageError(SetupError):
     """The storage can't be used. The message names it and the remedy."""
 
 
@@ -70,9 +70,9 @@ def take_over(storage: Path, holder: Holder) -> Path:
             found = _folders(storage)
             before = max(found, default=holder)
             if before.attempt > holder.attempt:
-                raise Superseded(f"attempt {before.attempt} of the run has taken over from attempt {holder.attempt}")
+                raise FencedOut(f"attempt {before.attempt} of the run has taken over from attempt {holder.attempt}")
             if before > holder:
-                raise Superseded(f"attempt {holder.attempt} was started once more, later, and that one has taken over")
+                raise FencedOut(f"attempt {holder.attempt} was started once more, later, and that one has taken over")
             if not found:
                 own.mkdir()
             if before == holder and own.is_dir():
@@ -88,7 +88,7 @@ def take_over(storage: Path, holder: Holder) -> Path:
             for other, folder in found.items():
                 if other < before:  # made by one that was superseded and did not know yet
                     shutil.rmtree(folder, ignore_errors=True)
-    raise StorageError(
+    raise RunStorageError(
         f"{storage} was taken over by other attempts {_TRIES} times in a row; is there only one operator?"
     )
 
@@ -133,7 +133,7 @@ def _explained(storage: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"the run's storage {storage} can't be written: {_why(error)}") from error
+        raise RunStorageError(f"the run's storage {storage} can't be written: {_why(error)}") from error
 
 
 def _why(error: OSError) -> str:

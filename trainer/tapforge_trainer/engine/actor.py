@@ -7,12 +7,12 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..placement.placement import ANYWHERE, Place
+from ..placement.placement import ANYWHERE, ActorPlacement
 from ..placement.settings import EngineSettings, PauseMode, SleepPart, on_this_node
 from .mailboxes import Collected, Mailboxes
 from .sampler import PROBE, Sampler
 from .vllm import environment
-from .wire import CacheCounts, Request, Result, engine_key
+from .wire import CacheCounts, GenerateRequest, GenerateResult, engine_key
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -28,7 +28,7 @@ class EngineActor:
     def __init__(self, settings: EngineSettings):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._boxes = Mailboxes(CLIENT_SECONDS)
-        self._probes: dict[str, asyncio.Future[Result]] = {}
+        self._probes: dict[str, asyncio.Future[GenerateResult]] = {}
         self._settings = settings
         #: from `ready` on
         self._sampler: Any = None
@@ -50,7 +50,7 @@ class EngineActor:
 
     async def submit(self, client: str, requests: Sequence[tuple], frames: dict[str, bytes]) -> None:
         new = self._boxes.expect(client, [request[0] for request in requests])
-        asked = [Request(engine_key(client, key), *rest) for key, *rest in requests if key in new]
+        asked = [GenerateRequest(engine_key(client, key), *rest) for key, *rest in requests if key in new]
         self._sampler.submit(asked, frames)
 
     async def collect(self, client: str, seconds: float) -> Collected | None:
@@ -98,7 +98,7 @@ class EngineActor:
     async def probe(self, requests: Sequence[tuple], frames: dict[str, bytes], seconds: float) -> list[tuple]:
         """Answers of the engine as it is now, also while results are held back."""
         loop = asyncio.get_running_loop()
-        keyed = [Request(PROBE + request[0], *request[1:]) for request in requests]
+        keyed = [GenerateRequest(PROBE + request[0], *request[1:]) for request in requests]
         futures = [self._probes.setdefault(request.key, loop.create_future()) for request in keyed]
         self._sampler.submit(keyed, frames)
         try:
@@ -153,11 +153,11 @@ class EngineActor:
             if keys := self._boxes.expire():
                 self._sampler.abort(keys)
 
-    def _from_engine(self, results: list[Result]) -> None:
+    def _from_engine(self, results: list[GenerateResult]) -> None:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._arrived, results)
 
-    def _arrived(self, results: list[Result]) -> None:
+    def _arrived(self, results: list[GenerateResult]) -> None:
         for result in results:
             if not result.key.startswith(PROBE):
                 self._boxes.deliver([result])
@@ -178,7 +178,7 @@ def kill_engine(actor: ActorHandle) -> None:
     ray.kill(actor)
 
 
-def start_engine(settings: EngineSettings, place: Place = ANYWHERE) -> ActorHandle:
+def start_engine(settings: EngineSettings, place: ActorPlacement = ANYWHERE) -> ActorHandle:
     """Returns at once; `ready` says when it answers."""
     import ray
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from .pauses import PauseMeter
-from .wire import Result, engine_key
+from .wire import GenerateResult, engine_key
 
 #: clients that are remembered as gone
 _REMEMBERED = 4096
@@ -62,7 +62,7 @@ class Mailboxes:
         box.waiting -= known
         return [engine_key(client, key) for key in sorted(known)]
 
-    def deliver(self, results: Sequence[Result]) -> None:
+    def deliver(self, results: Sequence[GenerateResult]) -> None:
         """Results under the engine's keys."""
         for result in results:
             client, key = result.key.split("/", 1)

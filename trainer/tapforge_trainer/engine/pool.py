@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..learner.frame_store import PixelFormat
-from ..placement.placement import ANYWHERE, Place
+from ..placement.placement import ANYWHERE, ActorPlacement
 from ..placement.settings import EngineSettings, PauseMode, SleepPart
 from .actor import kill_engine, start_engine
 from .client import POLL, POLL_GRACE, EngineDied, EngineError, called
@@ -90,7 +90,7 @@ class Engines:
         image_id: int,
         *,
         replicas: int = 1,
-        places: Sequence[Place] = (),
+        places: Sequence[ActorPlacement] = (),
     ):
         """`places`: of the engines, in their order; without any, Ray's choice."""
         self.settings = settings

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 from tapforge_trainer.frames.frame import FrameError
 
 from ..learner.frame_store import FrameStore, PixelFormat
-from .wire import Request, Result
+from .wire import GenerateRequest, GenerateResult
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    request: Request
+class PreparedInput:
+    request: GenerateRequest
     #: as vLLM takes it (`prompts.py`)
     prompt: Any
 
@@ -42,8 +42,8 @@ class Preprocessor:
         return self._thread.submit(function)
 
     def prepare(
-        self, requests: Sequence[Request], frames: dict[str, bytes], *, counted: bool = True
-    ) -> tuple[list[Prepared], list[Result]]:
+        self, requests: Sequence[GenerateRequest], frames: dict[str, bytes], *, counted: bool = True
+    ) -> tuple[list[PreparedInput], list[GenerateResult]]:
         """What is ready, and what failed. Called in the thread."""
         errors: dict[str, str] = {}
         new = {name for name in frames if name not in self._frames}
@@ -55,23 +55,23 @@ class Preprocessor:
         ready, failed = [], []
         for request in requests:
             if wrong := next((errors[name] for name in request.frames if name in errors), ""):
-                failed.append(Result(request.key, error=wrong))
+                failed.append(GenerateResult(request.key, error=wrong))
                 continue
             missing = tuple(name for name in request.frames if name not in self._frames)
             if missing:
-                failed.append(Result(request.key, missing=missing))
+                failed.append(GenerateResult(request.key, missing=missing))
                 continue
             if counted:
                 self.queries += len(request.frames)
                 self.hits += sum(name not in new for name in request.frames)
             try:
-                ready.append(Prepared(request, self.prompt(request)))
+                ready.append(PreparedInput(request, self.prompt(request)))
             except Exception as error:  # noqa: BLE001 - this prompt is refused; others are unharmed
-                failed.append(Result(request.key, error=f"{type(error).__name__}: {error}"))
+                failed.append(GenerateResult(request.key, error=f"{type(error).__name__}: {error}"))
         self._frames.trim()
         return ready, failed
 
-    def prompt(self, request: Request) -> Any:
+    def prompt(self, request: GenerateRequest) -> Any:
         from .prompts import engine_input
 
         shown = self._frames.at_hand(request.frames)

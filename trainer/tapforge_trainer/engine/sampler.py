@@ -32,9 +32,9 @@ import numpy as np
 from ..learner.frame_store import PixelFormat
 from ..placement.settings import EngineSettings, PauseMode, SleepPart
 from ..placement.start_stage import stage_of_thread
-from .preprocessor import Prepared, Preprocessor
+from .preprocessor import PreparedInput, Preprocessor
 from .vllm import build, image_id
-from .wire import DEAD, CacheCounts, Request, Result
+from .wire import DEAD, CacheCounts, GenerateRequest, GenerateResult
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 class Sampler:
     """Start it, wait for `ready`, then `submit`."""
 
-    def __init__(self, settings: EngineSettings, on_done: Callable[[list[Result]], None]):
+    def __init__(self, settings: EngineSettings, on_done: Callable[[list[GenerateResult]], None]):
         self.settings = settings
         self.ready: Future[None] = Future()
         #: why nothing is sampled any more, as soon as that is so
@@ -59,9 +59,9 @@ class Sampler:
         #: why nothing may be sampled: the weights are half loaded
         self._broken = ""
         #: requests that came while draining
-        self._queued: list[Prepared] = []
+        self._queued: list[PreparedInput] = []
         #: results held back while an update is unproven
-        self._held: list[Result] | None = None
+        self._held: list[GenerateResult] | None = None
         self._unfinished: set[str] = set()
         #: tokens of answered prompts, and how many of them were in the prefix cache
         self._prefix_queries = self._prefix_hits = 0
@@ -76,10 +76,10 @@ class Sampler:
 
     # --- from any thread ----------------------------------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[Request], frames: dict[str, bytes]) -> None:
+    def submit(self, requests: Sequence[GenerateRequest], frames: dict[str, bytes]) -> None:
         def refused(error: BaseException | None) -> None:
             if error is not None:  # the engine is dead
-                self._on_done([Result(request.key, error=str(error)) for request in requests])
+                self._on_done([GenerateResult(request.key, error=str(error)) for request in requests])
 
         def prepare() -> None:
             ready, failed = self._inputs.prepare(requests, frames, counted=not requests[0].key.startswith(PROBE))
@@ -162,7 +162,7 @@ class Sampler:
             self._death = error
             held, self._held = self._held or [], None
             waiting = sorted({*self._unfinished, *(prepared.request.key for prepared in self._queued)})
-            self._deliver(held + [Result(key, error=_dead(error)) for key in waiting])
+            self._deliver(held + [GenerateResult(key, error=_dead(error)) for key in waiting])
         self._refuse(self._death)
         self.dead.set_result(_dead(self._death))
 
@@ -204,19 +204,19 @@ class Sampler:
             self._unfinished.difference_update(result.key for result in done)
             self._deliver(done)
 
-    def _deliver(self, done: list[Result]) -> None:
+    def _deliver(self, done: list[GenerateResult]) -> None:
         if self._held is not None:
             self._held.extend(result for result in done if not result.key.startswith(PROBE))
             done = [result for result in done if result.key.startswith(PROBE)]
         if done:
             self._on_done(done)
 
-    def _add(self, prepared: Sequence[Prepared]) -> None:
-        failed: list[Result] = []
+    def _add(self, prepared: Sequence[PreparedInput]) -> None:
+        failed: list[GenerateResult] = []
         for one in prepared:
             request = one.request
             if self._broken:
-                failed.append(Result(request.key, error=self._broken))
+                failed.append(GenerateResult(request.key, error=self._broken))
                 continue
             if self._draining and not request.key.startswith(PROBE):
                 self._queued.append(one)
@@ -225,7 +225,7 @@ class Sampler:
                 self._llm.add_request(request.key, one.prompt, self._sampling(request))
                 self._unfinished.add(request.key)
             except Exception as error:  # noqa: BLE001 - vLLM refuses this prompt; others are unharmed
-                failed.append(Result(request.key, error=f"{type(error).__name__}: {error}"))
+                failed.append(GenerateResult(request.key, error=f"{type(error).__name__}: {error}"))
         if failed:
             self._on_done(failed)
 
@@ -236,7 +236,7 @@ class Sampler:
         self.ready.result()
         return not normalizes_bytes(self._llm)
 
-    def _sampling(self, request: Request) -> Any:
+    def _sampling(self, request: GenerateRequest) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -330,7 +330,7 @@ class Sampler:
         failed = sorted({*self._unfinished, *waiting, *(result.key for result in held)})
         self._abort(list(self._unfinished))
         self._queued, self._draining = [], False
-        self._deliver([Result(key, error=why) for key in failed])
+        self._deliver([GenerateResult(key, error=why) for key in failed])
 
 
 #: keys of requests that prove an update begin with this; their results are never held back
@@ -349,11 +349,11 @@ def _dead(why: BaseException) -> str:
     return f"{DEAD}: {type(why).__name__}: {why}"
 
 
-def _result(output: Any) -> Result:
+def _result(output: Any) -> GenerateResult:
     completion = output.outputs[0]
     ids = list(completion.token_ids)
     logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs, ids, strict=True)]
-    return Result(
+    return GenerateResult(
         key=output.request_id,
         prompt_ids=np.asarray(output.prompt_token_ids, np.int32).tobytes(),
         ids=np.asarray(ids, np.int32).tobytes(),

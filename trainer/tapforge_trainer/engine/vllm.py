@@ -96,7 +96,7 @@ def arguments(settings: EngineSettings, config: ModelConfig) -> dict[str, Any]:
             "enforce_eager": True,
             "async_scheduling": False,
             "skip_mm_profiling": True,
-            "worker_extension_cls": "tapforge_trainer.sync.transfer.Worker",
+            "worker_extension_cls": "tapforge_trainer.sync.transfer.WeightReceiver",
         }
     if settings.max_batched_tokens is not None:
         found["max_num_batched_tokens"] = settings.max_batched_tokens

@@ -22,7 +22,7 @@ DEAD = "the engine is dead"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerateRequest:
     key: str
     #: one image placeholder per frame
     ids: Sequence[int]
@@ -35,7 +35,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class GenerateResult:
     """Arrays are int32 and float32 bytes: they travel cheaper than lists."""
 
     key: str

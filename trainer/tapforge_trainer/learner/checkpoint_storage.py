@@ -12,7 +12,7 @@ Rules:
    the one before untouched, and `latest` never names an incomplete one.
 2. The newest `keep` stay; what `latest` names is never deleted. What a crash left incomplete goes with the next save.
 3. A store belongs to the latest holder that began (`take_over`): `latest` moves by conditional writes, so that an older
-   one can neither move it nor delete what it names, whenever it wakes up (`Superseded`). A folder is fenced by its name
+   one can neither move it nor delete what it names, whenever it wakes up (`FencedOut`). A folder is fenced by its name
    (cluster/storage.py).
 
 Everything here blocks: an event loop calls it in a thread.
@@ -64,7 +64,7 @@ class Holder(NamedTuple):
         return f"{self.attempt:08d}-{self.started:013d}"
 
 
-class Superseded(Exception):
+class FencedOut(Exception):
     """A later holder has resumed the run: this one may not write any more."""
 
 
@@ -82,7 +82,7 @@ class Draft:
     place: str
 
 
-class Place(Protocol):
+class CheckpointBackend(Protocol):
     """The checkpoints of one run. Raises OSError or StorageError, and CheckpointError for what is damaged."""
 
     @property
@@ -109,11 +109,11 @@ class Place(Protocol):
         ...
 
     def take_over(self) -> None:
-        """From here on only this holder writes, where others could. Raises Superseded."""
+        """From here on only this holder writes, where others could. Raises FencedOut."""
         ...
 
 
-def place_of(folder: Path, uri: str | None, holder: Holder | None = None) -> Place:
+def place_of(folder: Path, uri: str | None, holder: Holder | None = None) -> CheckpointBackend:
     """In the store of `uri`, if there is one, else in the folder. `holder`: who writes; None: nobody will."""
     return CheckpointFolder(folder) if uri is None else CheckpointStore(uri, holder, folder)
 
@@ -255,13 +255,13 @@ def flush(path: Path) -> None:
 
 
 class CheckpointStore:
-    """Below a URI. `holder`: who writes; None: this only reads. `beside`: a folder of this machine for the driver's
+    """Below a URI. `holder`: who writes; None: this only reads. `mirror`: a folder of this machine for the driver's
     part of each checkpoint that is kept, by which the recording knows what it has to keep; None: there is none."""
 
-    def __init__(self, uri: str, holder: Holder | None = None, beside: Path | None = None):
+    def __init__(self, uri: str, holder: Holder | None = None, mirror: Path | None = None):
         if why := uri_error(uri, writable=True):
             raise StorageError(why)
-        self._uri, self._holder, self._beside = uri.rstrip("/"), str(holder or ""), beside
+        self._uri, self._holder, self._mirror = uri.rstrip("/"), str(holder or ""), mirror
 
     @property
     def root(self) -> str:
@@ -282,7 +282,7 @@ class CheckpointStore:
         raise StorageError(f"{self._uri} was taken over by others {_TRIES} times in a row; are there two operators?")
 
     def check(self) -> None:
-        """Raises Superseded."""
+        """Raises FencedOut."""
         self._refuse_later(self._pointer(open_store(self._uri))[0])
 
     def draft(self, update: int) -> Draft:
@@ -290,9 +290,9 @@ class CheckpointStore:
         return Draft(update, place, place)
 
     def begin(self, draft: Draft, document: Mapping[str, Any]) -> None:
-        if self._beside is not None:
-            folder = self._beside / _name(draft)
-            self._beside.mkdir(exist_ok=True)
+        if self._mirror is not None:
+            folder = self._mirror / _name(draft)
+            self._mirror.mkdir(exist_ok=True)
             folder.mkdir()
             (folder / STATE).write_text(_text(document))
 
@@ -314,8 +314,8 @@ class CheckpointStore:
         raise StorageError(f"{self._uri}/{LATEST} was written by others {_TRIES} times in a row")
 
     def discard(self, draft: Draft) -> None:
-        if self._beside is not None:
-            shutil.rmtree(self._beside / _name(draft), ignore_errors=True)
+        if self._mirror is not None:
+            shutil.rmtree(self._mirror / _name(draft), ignore_errors=True)
         try:
             open_store(self._uri).delete_folder(_name(draft))
         except StorageError:
@@ -350,7 +350,7 @@ class CheckpointStore:
     def _refuse_later(self, document: Mapping[str, Any]) -> None:
         later = str(document.get("holder", ""))
         if later > self._holder:
-            raise Superseded(
+            raise FencedOut(
                 f"the run's checkpoints in {self._uri} belong to attempt {later} now, which began later than this one "
                 f"({self._holder})"
             )
@@ -372,9 +372,9 @@ class CheckpointStore:
                 continue
             store.delete([f"{name}/{STATE}"])  # first: half of a checkpoint is none
             store.delete_folder(name)
-        if self._beside is not None:
+        if self._mirror is not None:
             kept = {newest, *complete} - set(old)
-            for folder in self._beside.glob(f"{_PREFIX}*"):
+            for folder in self._mirror.glob(f"{_PREFIX}*"):
                 if folder.name not in kept and self._may_delete(folder.name):
                     shutil.rmtree(folder)
 

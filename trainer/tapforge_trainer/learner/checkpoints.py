@@ -26,10 +26,10 @@ from typing import Any, Final
 from ..storage.object_storage import StorageError, is_uri
 from .checkpoint_storage import (
     FORMAT,
+    CheckpointBackend,
     CheckpointError,
     CheckpointFolder,
     Draft,
-    Place,
     checkpoint_at,
     missing_files,
     read_state,
@@ -39,7 +39,7 @@ from .rank_state import StillWriting
 
 log = logging.getLogger(__name__)
 
-__all__ = ["CheckpointError", "Checkpoints", "Written", "latest", "load", "read_state", "save"]
+__all__ = ["CheckpointError", "Checkpoints", "WrittenCheckpoint", "latest", "load", "read_state", "save"]
 
 #: bytes free at which a failed write is put down to the disk
 _NEARLY_FULL: Final = 1024 * 1024
@@ -49,7 +49,7 @@ _STAGE, _WRITTEN, _LOAD, _CHECK_IDLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenCheckpoint:
     """A checkpoint that is complete. Seconds: that the learner stood still for it, and from the save until it was
     complete. `saved`: unix seconds of the save."""
 
@@ -64,14 +64,14 @@ class Written:
 class Checkpoints:
     """Of one learner at one place. Belongs to one event loop."""
 
-    def __init__(self, learner: Learner, place: Place, keep: int = 2):
+    def __init__(self, learner: Learner, place: CheckpointBackend, keep: int = 2):
         self._learner, self._place, self._keep = learner, place, keep
-        self._writing: asyncio.Task[Written] | None = None
+        self._writing: asyncio.Task[WrittenCheckpoint] | None = None
         #: the ranks may still be writing one that was given up
         self._late = False
 
     async def save(
-        self, update: int, state: Mapping[str, Any], report: Callable[[Written], None] = lambda _: None
+        self, update: int, state: Mapping[str, Any], report: Callable[[WrittenCheckpoint], None] = lambda _: None
     ) -> None:
         """Begins the checkpoint of `update` (an older one of the same number is replaced), and returns when the learner
         may go on. `state` is the driver's own: anything that JSON holds. `report` is called when it is complete. Raises
@@ -109,11 +109,16 @@ class Checkpoints:
             self._writing.cancel()
 
     async def _write(
-        self, draft: Draft, document: dict[str, Any], started: float, stalled: float, report: Callable[[Written], None]
-    ) -> Written:
+        self,
+        draft: Draft,
+        document: dict[str, Any],
+        started: float,
+        stalled: float,
+        report: Callable[[WrittenCheckpoint], None],
+    ) -> WrittenCheckpoint:
         try:
             seconds = self._learner.settings.update_seconds
-            files: dict[str, int] = (await self._learner.beside(_WRITTEN, draft.target, seconds))[0]
+            files: dict[str, int] = (await self._learner.run_concurrently(_WRITTEN, draft.target, seconds))[0]
             document["files"] = files
             await asyncio.to_thread(self._place.publish, draft, document, files, self._keep)
         except (OSError, StorageError, LearnerError) as error:
@@ -121,7 +126,7 @@ class Checkpoints:
             log.warning("%s", failed)
             raise failed from error
         took = time.monotonic() - started
-        written = Written(draft.update, draft.place, stalled, took, sum(files.values()), document["time"])
+        written = WrittenCheckpoint(draft.update, draft.place, stalled, took, sum(files.values()), document["time"])
         report(written)
         return written
 
@@ -140,10 +145,10 @@ class Checkpoints:
 
 
 async def save(
-    learner: Learner, place: Place | Path, update: int, state: Mapping[str, Any], *, keep: int = 2
-) -> Written:
+    learner: Learner, place: CheckpointBackend | Path, update: int, state: Mapping[str, Any], *, keep: int = 2
+) -> WrittenCheckpoint:
     """Writes a checkpoint, and returns when it is complete."""
-    found: list[Written] = []
+    found: list[WrittenCheckpoint] = []
     checkpoints = Checkpoints(learner, CheckpointFolder(place) if isinstance(place, Path) else place, keep)
     await checkpoints.save(update, state, found.append)
     await checkpoints.settle()
@@ -151,7 +156,7 @@ async def save(
 
 
 async def load(
-    learner: Learner, place: Place | Path, where: str | Path | None = None, *, moments: bool = True
+    learner: Learner, place: CheckpointBackend | Path, where: str | Path | None = None, *, moments: bool = True
 ) -> dict[str, Any] | None:
     """Brings the learner to the state of the checkpoint `where`, a folder or URI, or of the newest one at `place`;
     returns the driver's state, or None if there is nothing to resume from. `moments`: the optimizer's as well, else it
@@ -172,7 +177,7 @@ async def load(
     return document["driver"]
 
 
-def latest(place: Place | Path) -> str | None:
+def latest(place: CheckpointBackend | Path) -> str | None:
     """The newest complete checkpoint."""
     return CheckpointFolder(place).latest() if isinstance(place, Path) else place.latest()
 

@@ -26,7 +26,7 @@ from tapforge_trainer.recording.frames import FrameStore
 from tapforge_trainer.records import Sample
 
 from ..placement.actors import reason
-from ..placement.placement import ANYWHERE, Place
+from ..placement.placement import ANYWHERE, ActorPlacement
 from ..placement.settings import GAP_ALARM, LearnerSettings, UpdateSettings, on_this_node
 from .batches import MicroBatchPlan, TokenBatch, Vocabulary, padding_share, plan_micro_batches, token_batch
 from .families import ModelConfig
@@ -120,7 +120,7 @@ class RankActor:
             function = pkgutil.resolve_name(function)
         return function(self._rank, *arguments)
 
-    def beside(self, function: Any, *arguments: Any) -> Any:
+    def run_concurrently(self, function: Any, *arguments: Any) -> Any:
         """Likewise, in a thread of its own, while the rank does something else."""
         return self.run(function, *arguments)
 
@@ -153,7 +153,7 @@ def _mini_batch(step: _Step, index: int) -> MiniBatch:
 class Learner:
     """Belongs to one event loop; calls come one after another."""
 
-    def __init__(self, settings: LearnerSettings, places: Sequence[Place] = ()):
+    def __init__(self, settings: LearnerSettings, places: Sequence[ActorPlacement] = ()):
         """`places`: of the ranks, in their order; without any, Ray's choice."""
         import ray
 
@@ -273,10 +273,11 @@ class Learner:
         import its module. `deadline`: seconds; None: an update's."""
         return await self._all("run", function, *arguments, deadline=deadline)
 
-    async def beside(self, function: str, *arguments: Any) -> list[Any]:
+    async def run_concurrently(self, function: str, *arguments: Any) -> list[Any]:
         """Likewise, while other calls are carried out."""
         references = [
-            rank.beside.options(concurrency_group=_BESIDE).remote(function, *arguments) for rank in self._ranks
+            rank.run_concurrently.options(concurrency_group=_BESIDE).remote(function, *arguments)
+            for rank in self._ranks
         ]
         return await self._call(references, function, self._deadline)
 

@@ -23,7 +23,7 @@ from ..model_source.ref import ModelError, ModelFile, ModelRef
 from ..model_source.storage import fetched as fetched_files
 from ..model_source.tiny_base import cache_root
 from ..storage.object_storage import Conflict, StorageError, Store, open_store
-from .checkpoint_storage import CheckpointStore, Place
+from .checkpoint_storage import CheckpointBackend, CheckpointStore
 from .client import Learner
 
 if TYPE_CHECKING:
@@ -41,10 +41,12 @@ _OWN = (".safetensors", ".bin", ".pt", ".index.json")
 _FRESH = {"config.json"}
 
 
-async def export(learner: Learner, folder: Path, place: Place | None = None, *, adapter: bool = False) -> Path:
+async def export(
+    learner: Learner, folder: Path, place: CheckpointBackend | None = None, *, adapter: bool = False
+) -> Path:
     """Writes the folder; one that is there already is replaced. `place`: of the run's checkpoints; where that is a
     store, the folder is kept beside them as well: the first rank writes it there, wherever that runs, and the folder is
-    fetched from there. `adapter`: with LoRA only `adapter/`. Raises Superseded."""
+    fetched from there. `adapter`: with LoRA only `adapter/`. Raises FencedOut."""
     adapter = adapter and learner.settings.lora is not None
     partial = folder.with_name(f".partial-{folder.name}")
     await asyncio.to_thread(_prepare, folder, partial)
@@ -72,7 +74,7 @@ def _export_rank(rank: Rank, folder: str, adapter: bool = False) -> None:
 
     from . import lora
     from .families import ModelConfig, family_of
-    from .sharding import EngineWeights, whole
+    from .sharding import EngineWeights, unsharded
 
     settings, model, path = rank.settings, rank.policy.model, Path(folder)
     weights = EngineWeights(model, getattr(torch, settings.dtype))
@@ -96,7 +98,7 @@ def _export_rank(rank: Rank, folder: str, adapter: bool = False) -> None:
             except Exception as error:  # noqa: BLE001 - safetensors has no other kind for a full disk; raised below
                 failure = error
             held = {}
-    matrices = {name: whole(matrix.detach()).cpu() for name, matrix in lora.matrices(model).items()}
+    matrices = {name: unsharded(matrix.detach()).cpu() for name, matrix in lora.matrices(model).items()}
     if failure is not None:
         raise failure
     if rank.rank > 0:

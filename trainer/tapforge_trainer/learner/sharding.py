@@ -100,14 +100,14 @@ def shard(policy: Policy, mesh: DeviceMesh, settings: LearnerSettings) -> None:
     inner = options | {"reshard_after_forward": settings.reshard_after_forward}
     for layer in transformer_layers(policy.model):
         fully_shard(layer, **inner)
-    whole = set(policy.visual.parameters()) if policy.freeze_vision else None
-    if whole is None:
+    unsharded = set(policy.visual.parameters()) if policy.freeze_vision else None
+    if unsharded is None:
         for block in vision_blocks(policy.model):
             fully_shard(block, **inner)
     if not tied(policy.model):
         fully_shard(embedding(policy.model), **inner)
         fully_shard(head(policy.model), **inner)
-    fully_shard(policy, ignored_params=whole, **options)
+    fully_shard(policy, ignored_params=unsharded, **options)
 
 
 def materialize(policy: nn.Module, model: Any, device: torch.device, *, offload: bool = False) -> None:
@@ -194,14 +194,14 @@ class EngineWeights:
             shards = shards.to(self.dtype)
             if self._device is not None:
                 shards = shards.to(self._device)
-            yield name, self._family.for_engine(name, whole(shards)).contiguous()
+            yield name, self._family.for_engine(name, unsharded(shards)).contiguous()
 
     def _parameters(self) -> list[tuple[str, nn.Parameter]]:
         adapters = lora.matrices(self._model)
         return [(name, p) for name, p in self._model.named_parameters() if name not in adapters]
 
 
-def whole(tensor: Tensor) -> Tensor:
+def unsharded(tensor: Tensor) -> Tensor:
     """The tensor of all ranks; collective where it is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

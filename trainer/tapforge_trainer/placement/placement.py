@@ -48,7 +48,7 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class NodeDevices:
     """What a bundle turned out to be."""
 
     node: str
@@ -57,7 +57,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class DeviceAssignment:
     """A bundle by its index, and the devices in it that a process sees."""
 
     bundle: int
@@ -65,7 +65,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ActorPlacement:
     """Where an actor starts: Ray's options for it, and what it finds in its environment."""
 
     options: Mapping[str, Any] = field(default_factory=lambda: {"num_cpus": 0})
@@ -73,7 +73,7 @@ class Place:
 
 
 #: without GPUs
-ANYWHERE: Final = Place()
+ANYWHERE: Final = ActorPlacement()
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------
@@ -88,15 +88,17 @@ def bundles_of(ranks: int, engines: int, parallel: int, *, colocated: bool) -> t
     return (Bundle(parallel, True, 0),) * engines + (Bundle(1, False, 1),) * ranks
 
 
-def seats_of(bundles: Sequence[Bundle], sites: Sequence[Site]) -> tuple[list[Seat], list[Seat]]:
+def assign_devices(
+    bundles: Sequence[Bundle], sites: Sequence[NodeDevices]
+) -> tuple[list[DeviceAssignment], list[DeviceAssignment]]:
     """Of the engines and of the ranks, in the order of their numbers."""
     order = sorted(range(len(bundles)), key=lambda k: (sites[k].node, [_number(d) for d in sites[k].devices]))
     engines, ranks = [], []
     for k in order:
         devices = tuple(sorted(sites[k].devices, key=_number))
         if bundles[k].engine:
-            engines.append(Seat(k, devices))
-        ranks += [Seat(k, (device,)) for device in devices[: bundles[k].ranks]]
+            engines.append(DeviceAssignment(k, devices))
+        ranks += [DeviceAssignment(k, (device,)) for device in devices[: bundles[k].ranks]]
     return engines, ranks
 
 
@@ -129,8 +131,8 @@ def waits_for(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]], f
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    engines: Sequence[Place] = ()
-    ranks: Sequence[Place] = ()
+    engines: Sequence[ActorPlacement] = ()
+    ranks: Sequence[ActorPlacement] = ()
     group: Any = None
 
     def close(self) -> None:
@@ -170,7 +172,7 @@ async def place(bundles: Sequence[Bundle], seconds: float, report: Callable[[str
     except BaseException:
         remove_placement_group(group)
         raise
-    engines, ranks = seats_of(bundles, sites)
+    engines, ranks = assign_devices(bundles, sites)
     shared = any(bundle.engine and bundle.ranks for bundle in bundles)
     return Placement(
         [_place(group, seat, shared) for seat in engines], [_place(group, seat, shared) for seat in ranks], group
@@ -191,7 +193,7 @@ async def _there(group: Any, bundles: Sequence[Bundle], seconds: float, report: 
             raise PlacementError(f"{words}, after {seconds:g} s: look at the Pods of the run's workers")
 
 
-async def _sites(group: Any, bundles: Sequence[Bundle]) -> list[Site]:
+async def _sites(group: Any, bundles: Sequence[Bundle]) -> list[NodeDevices]:
     import ray
 
     probe = ray.remote(_site)
@@ -201,7 +203,7 @@ async def _sites(group: Any, bundles: Sequence[Bundle]) -> list[Site]:
     ]
     try:
         async with asyncio.timeout(_PROBE):
-            return [Site(node, devices) for node, devices in await asyncio.gather(*asked)]
+            return [NodeDevices(node, devices) for node, devices in await asyncio.gather(*asked)]
     except TimeoutError as error:
         raise PlacementError(f"the nodes did not say within {_PROBE:g} s which GPUs they have set aside") from error
 
@@ -219,9 +221,9 @@ def _in(group: Any, bundle: int) -> Any:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
 
 
-def _place(group: Any, seat: Seat, shared: bool) -> Place:
+def _place(group: Any, seat: DeviceAssignment, shared: bool) -> ActorPlacement:
     options = {"num_cpus": 1, "num_gpus": len(seat.devices), "scheduling_strategy": _in(group, seat.bundle)}
     if not shared:
-        return Place(options)
+        return ActorPlacement(options)
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(seat.devices), "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-    return Place(options | {"num_gpus": 0}, environment)
+    return ActorPlacement(options | {"num_gpus": 0}, environment)

@@ -53,7 +53,7 @@ _FRAME_BYTES: Final = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenEpisode:
     """What became of an episode."""
 
     #: of its frames, as they came
@@ -77,14 +77,14 @@ class RecorderActor:
     def open(self, folder: Path, retention: Retention, spared: Callable[[], Collection[str]]) -> None:
         self._recorders[str(folder)] = Recorder(folder, retention, spared=spared)
 
-    def episode(self, folder: str, packed: bytes, handle: list[FrameHandle]) -> Written:
+    def episode(self, folder: str, packed: bytes, handle: list[FrameHandle]) -> WrittenEpisode:
         with self._recorder(folder) as recorder:
             record, ui_trees = _unpack(packed)
             frames = self._fetched(record.id, handle[0]) if recorder.keeps(record.group) else {}
             recorder.episode(record, frames or {}, ui_trees)
         if frames is None:
-            return Written(lost=True)
-        return Written(len(frames), sum(len(frame.data) for frame in frames.values()))
+            return WrittenEpisode(lost=True)
+        return WrittenEpisode(len(frames), sum(len(frame.data) for frame in frames.values()))
 
     def group(self, folder: str, record: GroupRecord, dropped: str | None) -> None:
         with self._recorder(folder) as recorder:
@@ -231,7 +231,7 @@ class RemoteRecording:
                 call = self._flying[0]
                 answer = await _answer(call.answer, CALL_SECONDS)
                 self._flying.popleft()
-                if isinstance(answer, Written):
+                if isinstance(answer, WrittenEpisode):
                     self._note(call, answer)
                 if call.done is not None and not call.done.done():
                     call.done.set_result(None)
@@ -251,7 +251,7 @@ class RemoteRecording:
             call.args = ()  # the driver's hold on the frames is the scheduler's alone
             await asyncio.sleep(0)
 
-    def _note(self, call: _Call, written: Written) -> None:
+    def _note(self, call: _Call, written: WrittenEpisode) -> None:
         self._frames += written.frames
         self._bytes += written.bytes
         if written.lost:

@@ -32,7 +32,7 @@ PACK_BYTES: Final = 128 << 20
 _BLOCK: Final = tarfile.BLOCKSIZE
 
 
-class Place(NamedTuple):
+class PackLocation(NamedTuple):
     """Where an image is."""
 
     pack: int
@@ -117,17 +117,17 @@ class PackReader:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._names: dict[int, dict[str, Place]] = {}
+        self._names: dict[int, dict[str, PackLocation]] = {}
         self._sizes: dict[int, int] = {}
 
-    def find(self, name: str) -> Place | None:
+    def find(self, name: str) -> PackLocation | None:
         """Of an image that is there several times, the newest."""
         place = self._look(name)
         if place is None and self._refresh():
             place = self._look(name)
         return place
 
-    def read(self, name: str) -> tuple[bytes, Place] | None:
+    def read(self, name: str) -> tuple[bytes, PackLocation] | None:
         """An image, and where it was."""
         for _ in range(2):
             if (place := self.find(name)) is None:
@@ -140,7 +140,7 @@ class PackReader:
                 self._refresh()
         return None
 
-    def _look(self, name: str) -> Place | None:
+    def _look(self, name: str) -> PackLocation | None:
         return next((names[name] for names in self._names.values() if name in names), None)
 
     def _refresh(self) -> bool:
@@ -161,13 +161,13 @@ class PackReader:
         self._names, self._sizes = names, sizes
         return True
 
-    def _places(self, number: int) -> dict[str, Place]:
+    def _places(self, number: int) -> dict[str, PackLocation]:
         try:
             entries = PACKS.entries(self._folder, number)
         except FileNotFoundError:
             return {}
         return {
-            e.name: Place(number, e.offset + _BLOCK, e.facts["size"], e.facts["ending"])
+            e.name: PackLocation(number, e.offset + _BLOCK, e.facts["size"], e.facts["ending"])
             for e in entries
             if e.kind == "image"
         }

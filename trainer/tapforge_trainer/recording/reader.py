@@ -109,7 +109,7 @@ class Recording:
             left -= own.keys()
         return found
 
-    def whole(self, episode: EpisodeRecord) -> bool:
+    def is_complete(self, episode: EpisodeRecord) -> bool:
         """Whether all frames that its steps name are there as the model saw them: whether it can be learned from."""
         return all(self.frames.has(name) for step in episode.steps for name in step.frames)
 

@@ -14,7 +14,7 @@ from tapforge_api.cluster import RAY
 from tapforge_api.training_run import RunMetadata
 
 from .api import FIELD_MANAGER, MERGE, SECONDS, ClusterError, Connection, Exec, Json, NotReached, nearest
-from .events import START, Place, read_on
+from .events import START, EventOffset, read_on
 from .fetch import Fetched, Report, chosen, fetch_checkpoint, fetch_files, fetched
 from .logs import read_logs
 from .patience import next_status
@@ -137,7 +137,7 @@ class Run:
         rows = {event["update"]: figures_of(event) for event in events if event["event"] == "update"}
         return [{"update": update, **figures} for update, figures in sorted(rows.items())]
 
-    def events(self, place: Place = START) -> tuple[list[Mapping[str, Any]], Place]:
+    def events(self, place: EventOffset = START) -> tuple[list[Mapping[str, Any]], EventOffset]:
         """Lines of events.jsonl from a place on, and where they end: while a driver's Pod runs."""
         head = running_head(self._pods())
         if head is None:

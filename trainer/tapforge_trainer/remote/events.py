@@ -18,18 +18,18 @@ Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EventOffset:
     #: of the run, in the Pod; "": an image whose program doesn't name it
     folder: str = ""
     offset: int = 0
 
 
-START: Final = Place()
+START: Final = EventOffset()
 
 
 def read_on(
-    program: Callable[[Sequence[str]], AbstractContextManager[Exec]], place: Place
-) -> tuple[list[Event], Place]:
+    program: Callable[[Sequence[str]], AbstractContextManager[Exec]], place: EventOffset
+) -> tuple[list[Event], EventOffset]:
     """From a place on. `program`: runs cluster/files.py with such words in the Pod."""
     head, data = _part(program, place.offset)
     folder = head.get("folder", "")
@@ -37,7 +37,7 @@ def read_on(
         head, data = _part(program, 0)
         folder = head.get("folder", "")
     found = [event for line in data.split(b"\n") if (event := _event(line)) is not None]
-    return found, Place(folder, head["offset"] + head["size"])
+    return found, EventOffset(folder, head["offset"] + head["size"])
 
 
 def _part(

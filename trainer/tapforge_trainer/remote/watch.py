@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
-from ..telemetry.telemetry import View, draw, update_line
+from ..telemetry.telemetry import ProgressView, draw, update_line
 from .api import ClusterError
-from .events import START, Place
+from .events import START, EventOffset
 from .patience import next_status
 from .status import RunStatus
 
@@ -32,7 +32,7 @@ _FORBIDDEN: Final = 403
 class Source(Protocol):
     def status(self) -> RunStatus: ...
 
-    def events(self, place: Place) -> tuple[Sequence[Mapping[str, Any]], Place]:
+    def events(self, place: EventOffset) -> tuple[Sequence[Mapping[str, Any]], EventOffset]:
         """Those that were written from a place on, and where they end."""
         ...
 
@@ -40,7 +40,7 @@ class Source(Protocol):
 def watch(source: Source, console: Console) -> RunStatus:
     """Returns the status that the run ended with. Raises ClusterError: it is gone, or can't be watched any more."""
     status = source.status()
-    screen = _Screen(console, View(status.name, status.max_updates))
+    screen = _Screen(console, ProgressView(status.name, status.max_updates))
     detailed, place, asked = True, START, 0.0
 
     def away(error: ClusterError) -> None:
@@ -70,7 +70,7 @@ def watch(source: Source, console: Console) -> RunStatus:
 class _Screen:
     """On a terminal the view, redrawn in place; elsewhere a line for each turn and update."""
 
-    def __init__(self, console: Console, view: View):
+    def __init__(self, console: Console, view: ProgressView):
         self._console = console
         self._view = view
         self._began = time.monotonic()
@@ -138,7 +138,7 @@ class _Screen:
         return time.monotonic() - self._began
 
 
-def show_status(view: View, status: RunStatus) -> None:
+def show_status(view: ProgressView, status: RunStatus) -> None:
     """What the status alone knows."""
     view.max_updates = status.max_updates
     view.version = max(view.version, status.policy_version)

@@ -23,7 +23,7 @@ from ..records import Generator
 from .baselines import baselines
 from .remote_players import WorkerLost
 from .worker import RolloutWorker
-from .worker_host import Health, LeaseTerms, Report, Wanted, WorkerHost
+from .worker_host import Health, LeaseTerms, Wanted, WorkerHost, WorkerReport
 
 if TYPE_CHECKING:
     from tapforge_envs.clients.phones import PhoneAddress
@@ -59,7 +59,7 @@ class RolloutActor:
         result = await self._host.play(request, terms)
         return pickle.dumps(replace(result, frames={})), result.frames
 
-    async def exchange(self, wanted: Wanted) -> Report:
+    async def exchange(self, wanted: Wanted) -> WorkerReport:
         assert self._host is not None
         return self._host.exchange(wanted)
 
@@ -90,7 +90,7 @@ class RayCarrier:
         """Its number on its machine."""
         return await self._answer(self._actor.process.remote(), _READY_SECONDS)
 
-    async def exchange(self, wanted: Wanted, seconds: float) -> Report:
+    async def exchange(self, wanted: Wanted, seconds: float) -> WorkerReport:
         return await self._answer(self._actor.exchange.remote(wanted), seconds)
 
     async def play(self, request: AttemptRequest, terms: LeaseTerms) -> EpisodeResult:

@@ -41,7 +41,7 @@ from tapforge_envs.protocol import (
 
 from ..agents.agent import Agent, ContextLimit, Prepared, Turn
 from ..agents.parsing import ParseFailure
-from ..attempt import AttemptRequest, Call, EpisodeResult, seed_of
+from ..attempt import AttemptRequest, EpisodeResult, PhoneCall, seed_of
 from ..frames.frame import FittedFrame
 from ..records import EpisodeRecord, Generation, Generator, Prompt, StepRecord
 from ..states.reading import StateReading, is_free, read_state
@@ -103,7 +103,7 @@ class Episode:
         self._steps: list[StepRecord] = []
         self._frames: dict[str, FittedFrame] = {}
         self._ui_trees: dict[str, str] = {}
-        self._call: Call | None = None
+        self._call: PhoneCall | None = None
         self._slot = ""
         #: that calls to the phone took up to now
         self._phone_seconds = 0.0
@@ -126,7 +126,7 @@ class Episode:
     async def play(self, environment: Environment, slot: str) -> EpisodeResult:
         started, self._slot = self._clock(), slot
         score: float | None = None
-        broke: Call | None = None
+        broke: PhoneCall | None = None
         unknown = False
         self._runner = asyncio.current_task()
         try:
@@ -168,7 +168,7 @@ class Episode:
 
     async def _until_the_end(self, environment: Environment) -> tuple[Reason, float | None, str]:
         limits = self._limits
-        first = await self._on_phone(Call("reset"), environment.reset(self._task))
+        first = await self._on_phone(PhoneCall("reset"), environment.reset(self._task))
         task = self._task = as_stated(self._task, first)
         if not task.goal.strip():
             what = f"neither the task {task.key} nor its environment says a goal: write one into the task file"
@@ -189,7 +189,7 @@ class Episode:
             if not isinstance(answer, ParseFailure):
                 wire = answer.model_dump()
                 try:
-                    call = Call("step", standing.answers, wire)
+                    call = PhoneCall("step", standing.answers, wire)
                     result = await self._on_phone(call, environment.step(answer, standing.executed))
                 except UnsupportedAction as refused:
                     self._call, answer = None, ParseFailure("unsupported_action", str(refused))
@@ -217,7 +217,7 @@ class Episode:
 
     async def _judge(self, environment: Environment) -> tuple[float, str]:
         try:
-            score = await self._on_phone(Call("evaluate"), environment.evaluate())
+            score = await self._on_phone(PhoneCall("evaluate"), environment.evaluate())
         except EnvironmentFault as fault:
             if fault.reason is Reason.ENV_ERROR:
                 raise EnvironmentFault(str(fault), Reason.JUDGE_ERROR) from fault
@@ -226,7 +226,7 @@ class Episode:
         effects = f"; side effects: {', '.join(score.side_effects)}" if score.side_effects else ""
         return score.value, score.reason + effects
 
-    async def _on_phone(self, call: Call, answer: Coroutine[Any, Any, T]) -> T:
+    async def _on_phone(self, call: PhoneCall, answer: Coroutine[Any, Any, T]) -> T:
         """What the phone answers, while the calls of the episode together keep within their deadlines: that of an
         episode, past which the phone is to blame, and that of the group, past which we stop it ourselves."""
         self._call = call

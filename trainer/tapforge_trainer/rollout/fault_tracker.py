@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 
 from tapforge_envs.protocol import Reason
 
-from ..attempt import Call, EpisodeResult
+from ..attempt import EpisodeResult, PhoneCall
 
 _K = TypeVar("_K")
 #: taps that fall into the same cell of this many per side count as the same action
 GRID = 16
 
 
-def signature(call: Call) -> str:
+def signature(call: PhoneCall) -> str:
     """Equal for calls that count as the same action."""
     if call.action is None:
         return call.name
@@ -100,7 +100,7 @@ class FaultTracker:
         self.by_reason[record.reason] += 1
         return self._suspect(key, call, record.slot, record.started, record.ended) if was_proven else None
 
-    def _suspect(self, key: str, call: Call, slot: str, started: float, ended: float) -> str | None:
+    def _suspect(self, key: str, call: PhoneCall, slot: str, started: float, ended: float) -> str | None:
         earlier = self._breaks.setdefault((key, signature(call)), [])
         proof = next((b for b in earlier if b.slot != slot and b.at <= started), None)
         earlier.append(_Break(slot, ended))

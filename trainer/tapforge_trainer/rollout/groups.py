@@ -70,7 +70,7 @@ class Dropped(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class CompletedGroup:
     """A group whose fate is decided. `stop`: attempts that still run and are of no use any more."""
 
     group: GroupRecord
@@ -90,7 +90,7 @@ class _Place:
     avoid: frozenset[str] = frozenset()
 
     @property
-    def settled(self) -> bool:
+    def completed(self) -> bool:
         return self.record is not None or self.lost
 
 
@@ -165,7 +165,7 @@ class GroupBuffer:
     @property
     def unfinished_episodes(self) -> int:
         """Episodes that these groups still wait for."""
-        return sum(not place.settled for group in self._groups.values() for place in group.places)
+        return sum(not place.completed for group in self._groups.values() for place in group.places)
 
     @property
     def room(self) -> bool:
@@ -181,7 +181,7 @@ class GroupBuffer:
             heapq.heappush(self._pending, (group.order, member, group.id))
         return group.id
 
-    def resume(self, groups: list[Resumed]) -> list[Settled]:
+    def resume(self, groups: list[Resumed]) -> list[CompletedGroup]:
         """Takes up groups of an earlier run, before any is admitted. Their places keep their seeds."""
         settled = []
         for old in sorted(groups, key=lambda g: g.order):
@@ -217,7 +217,7 @@ class GroupBuffer:
         while self._pending:
             _, member, group_id = heapq.heappop(self._pending)
             group = self._groups.get(group_id)
-            if group is None or group.accepted or group.places[member].settled:
+            if group is None or group.accepted or group.places[member].completed:
                 continue
             place = group.places[member]
             attempt = Attempt(
@@ -239,7 +239,7 @@ class GroupBuffer:
             return attempt
         return None
 
-    def ended(self, attempt: Attempt, record: EpisodeRecord, phone_seconds: float = 0.0) -> Settled | None:
+    def ended(self, attempt: Attempt, record: EpisodeRecord, phone_seconds: float = 0.0) -> CompletedGroup | None:
         """Takes in the end of an attempt. Not None when it settles the group; late ones are ignored."""
         group = self._groups.get(attempt.group)
         if group is None or group.accepted:
@@ -267,7 +267,7 @@ class GroupBuffer:
         place.issue -= 1
         heapq.heappush(self._pending, (group.order, attempt.member, group.id))
 
-    def drop_task(self, key: str) -> list[Settled]:
+    def drop_task(self, key: str) -> list[CompletedGroup]:
         """A quarantined task: its groups under way are of no use. Accepted ones stay."""
         hit = [g for g in self._groups.values() if not g.accepted and g.task.key == key]
         return [self._drop(g, Dropped.QUARANTINED) for g in hit]
@@ -304,7 +304,7 @@ class GroupBuffer:
                 if again and episode is not None:
                     place.reruns, place.issue = episode.attempt, issue_of(episode.id) + 1
                     heapq.heappush(self._pending, (group.order, member, group.id))
-            group.accepted = all(place.settled for place in group.places)
+            group.accepted = all(place.completed for place in group.places)
             self.counts.accepted -= not group.accepted
             back[group.id] = group
         self._groups = back | self._groups
@@ -355,10 +355,10 @@ class GroupBuffer:
         self.counts.admitted += 1
         return group
 
-    def _settle_if_complete(self, group: _Group) -> Settled | None:
-        return self._settle(group) if all(p.settled for p in group.places) else None
+    def _settle_if_complete(self, group: _Group) -> CompletedGroup | None:
+        return self._settle(group) if all(p.completed for p in group.places) else None
 
-    def _settle(self, group: _Group) -> Settled:
+    def _settle(self, group: _Group) -> CompletedGroup:
         valid = group.valid()
         if len(valid) < self.limits.min_valid:
             return self._drop(group, Dropped.TOO_FEW_VALID)
@@ -369,12 +369,12 @@ class GroupBuffer:
             return self._drop(group, Dropped.UNIFORM)
         group.accepted = True
         self.counts.accepted += 1
-        return Settled(group.as_record(), None, _running(group))
+        return CompletedGroup(group.as_record(), None, _running(group))
 
-    def _drop(self, group: _Group, why: Dropped) -> Settled:
+    def _drop(self, group: _Group, why: Dropped) -> CompletedGroup:
         del self._groups[group.id]
         self.counts.dropped[why] += 1
-        return Settled(group.as_record(), why, _running(group))
+        return CompletedGroup(group.as_record(), why, _running(group))
 
 
 def _running(group: _Group) -> tuple[Attempt, ...]:

@@ -27,7 +27,7 @@ from tapforge_envs.slots.source import Lease, Verdict
 
 from ..attempt import AttemptRequest, EpisodeResult
 from ..records import EpisodeRecord
-from .worker_host import LINK_SECONDS, Health, LeaseTerms, Report, Wanted, end_on_worker
+from .worker_host import LINK_SECONDS, Health, LeaseTerms, Wanted, WorkerReport, end_on_worker
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class WorkerError(RuntimeError):
 class Carrier(Protocol):
     """The way to one worker. Its calls raise WorkerLost when the worker is gone or can't be reached."""
 
-    async def exchange(self, wanted: Wanted, seconds: float) -> Report: ...
+    async def exchange(self, wanted: Wanted, seconds: float) -> WorkerReport: ...
 
     async def play(self, request: AttemptRequest, terms: LeaseTerms) -> EpisodeResult: ...
 

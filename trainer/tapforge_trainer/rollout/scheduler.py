@@ -27,7 +27,7 @@ from ..records import EpisodeRecord, GroupRecord, Sampling
 from ..tasks.source import TaskSource
 from .evaluation_queue import EvaluationQueue
 from .fault_tracker import FaultTracker
-from .groups import Dropped, GroupBuffer, GroupLimits, Resumed, Settled
+from .groups import CompletedGroup, Dropped, GroupBuffer, GroupLimits, Resumed
 from .held_frames import FrameBudget, HeldFrames
 from .stats import BusyMeter, RolloutStats, pace_of
 
@@ -339,7 +339,7 @@ class Scheduler:
         for settled in self._buffer.drop_task(key):
             self._settle(settled)
 
-    def _settle(self, settled: Settled) -> None:
+    def _settle(self, settled: CompletedGroup) -> None:
         if settled.dropped:
             self._frames.drop(settled.group.id)
         if self._recording:

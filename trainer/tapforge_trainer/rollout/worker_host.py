@@ -1,8 +1,8 @@
 """A rollout worker in another process than the driver: the messages between the two, and the worker's end of them.
 
 The driver says once a second, and at once on changes, what it wants (`Wanted`), and is answered with what there is
-(`Report`). Both are whole states, but for the engines, which are said until a message with them is answered: one that
-is lost, late or repeated does no harm.
+(`WorkerReport`). Both are whole states, but for the engines, which are said until a message with them is answered: one
+that is lost, late or repeated does no harm.
 
 Rules of leases:
 1. A lease ends on the worker's clock. The driver computes its end from the worker's last answer: the worker's reading
@@ -64,7 +64,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WorkerReport:
     #: the message that it answers
     number: int
     #: the worker's clock
@@ -112,7 +112,7 @@ class WorkerHost:
         finally:
             del self._lives[terms.key]
 
-    def exchange(self, wanted: Wanted) -> Report:
+    def exchange(self, wanted: Wanted) -> WorkerReport:
         """May be called again with the same message."""
         self._heard = self._clock()
         if self._watch is None or self._stalls is None:
@@ -130,7 +130,7 @@ class WorkerHost:
                     life.lose(why)
             for episode, reason in wanted.stop.items():
                 self._worker.stop(episode, reason)
-        return Report(wanted.number, self._clock(), self._worker.steps, self._stalls.stalls().longest)
+        return WorkerReport(wanted.number, self._clock(), self._worker.steps, self._stalls.stalls().longest)
 
     async def health(self, phone: PhoneAddress) -> Health:
         try:

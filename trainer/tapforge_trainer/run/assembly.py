@@ -197,7 +197,7 @@ def group_limits(run: TrainingRun) -> GroupLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
+class RolloutSetup:
     """Where and by whom episodes are played."""
 
     slots: SlotSource
@@ -216,10 +216,10 @@ class Arena:
     frame_budget: FrameBudget | None = None
 
 
-def arena_of(
+def rollout_setup_of(
     run: TrainingRun, slots: SlotSource, agent: Agent, player: Player, engines: Callable[[], Sequence[int]]
-) -> Arena:
-    return Arena(
+) -> RolloutSetup:
+    return RolloutSetup(
         slots,
         agent,
         player,

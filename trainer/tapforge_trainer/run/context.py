@@ -10,20 +10,20 @@ from tapforge_api import TrainingRun
 from ..policy import Policy
 from ..telemetry.progress import Progress, ended
 from ..telemetry.telemetry import Telemetry
-from .assembly import Arena
+from .assembly import RolloutSetup
 from .local_files import checkpoints_of
 from .shutdown import StopSignal
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RunContext:
     """Started and closed by the session."""
 
     run: TrainingRun
     #: the run's
     folder: Path
     policy: Policy
-    arena: Arena
+    rollout_setup: RolloutSetup
     telemetry: Telemetry
     stop: StopSignal
     #: the checkpoint of another run whose weights this one started with, in words; "" for none

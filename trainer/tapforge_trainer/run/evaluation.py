@@ -24,15 +24,15 @@ from ..rollout.scheduler import Scheduler
 from ..statistics import success_of
 from ..tasks.selection import evaluation_tasks
 from ..telemetry.progress import Progress
-from .assembly import Arena
+from .assembly import RolloutSetup
 from .base_check import check_base
-from .context import Parts
+from .context import RunContext
 from .folder import EVALUATION
 from .shutdown import unless_stopped
 
 
 async def play(
-    arena: Arena,
+    rollout_setup: RolloutSetup,
     tasks: Sequence[Task],
     *,
     policy: str = "",
@@ -45,19 +45,19 @@ async def play(
     `baselines`; "": the one that learns."""
     if folder.exists():
         await asyncio.to_thread(shutil.rmtree, folder)
-    recorder = await arena.record(folder, replace(arena.retention, max_bytes=None))
+    recorder = await rollout_setup.record(folder, replace(rollout_setup.retention, max_bytes=None))
     scheduler = Scheduler(
-        arena.slots,
-        arena.player,
-        Sampling(max_tokens=arena.response_tokens, temperature=temperature),
-        groups=arena.groups,
-        episodes=arena.episodes,
+        rollout_setup.slots,
+        rollout_setup.player,
+        Sampling(max_tokens=rollout_setup.response_tokens, temperature=temperature),
+        groups=rollout_setup.groups,
+        episodes=rollout_setup.episodes,
         recorder=recorder,
-        concurrency=arena.concurrency,
-        acquire_seconds=arena.acquire_seconds,
+        concurrency=rollout_setup.concurrency,
+        acquire_seconds=rollout_setup.acquire_seconds,
         seed=seed,
         prefix=f"{folder.name}-",
-        engines=arena.engines,
+        engines=rollout_setup.engines,
     )
     try:
         return await scheduler.run_fixed(tasks, repeats, policy=policy)
@@ -66,7 +66,7 @@ async def play(
         await recorder.close()
 
 
-async def measure(parts: Parts, name: str, progress: Progress) -> dict[str, dict[str, Any]]:
+async def measure(parts: RunContext, name: str, progress: Progress) -> dict[str, dict[str, Any]]:
     """Success of the present policy on the held-out tasks, sampled and greedy as the spec says. `name` is the folder's
     prefix."""
     evaluation = parts.run.spec.evaluation
@@ -78,7 +78,7 @@ async def measure(parts: Parts, name: str, progress: Progress) -> dict[str, dict
     for mode, temperature in modes.items():
         parts.telemetry.phase(f"measuring {name}, {mode}: {len(tasks)} held-out tasks", "Evaluating")
         playing = play(
-            parts.arena,
+            parts.rollout_setup,
             tasks,
             repeats=evaluation.repeats if temperature else 1,
             temperature=temperature,
@@ -94,7 +94,7 @@ async def measure(parts: Parts, name: str, progress: Progress) -> dict[str, dict
     return results
 
 
-def _report_base(parts: Parts, episodes: Sequence[EpisodeRecord]) -> None:
+def _report_base(parts: RunContext, episodes: Sequence[EpisodeRecord]) -> None:
     """What the answers of the model that reinforcement starts with say about prompt, adapter and limits."""
     found = check_base(episodes, parts.run.spec.model.adapter.name)
     parts.telemetry.event("base_model", **found.plain())
@@ -102,14 +102,16 @@ def _report_base(parts: Parts, episodes: Sequence[EpisodeRecord]) -> None:
         parts.telemetry.note(f"base model: {finding.text}")
 
 
-async def measure_baselines(parts: Parts) -> dict[str, dict[str, Any]]:
+async def measure_baselines(parts: RunContext) -> dict[str, dict[str, Any]]:
     """The same tasks, played by policies that have learned nothing."""
     evaluation = parts.run.spec.evaluation
     results = {}
-    for name in baselines(parts.arena.agent):
+    for name in baselines(parts.rollout_setup.agent):
         folder = parts.folder / EVALUATION / f"baseline-{name}"
         tasks = evaluation_tasks(parts.run).tasks
-        playing = play(parts.arena, tasks, policy=name, repeats=1, temperature=1.0, seed=evaluation.seed, folder=folder)
+        playing = play(
+            parts.rollout_setup, tasks, policy=name, repeats=1, temperature=1.0, seed=evaluation.seed, folder=folder
+        )
         episodes = await unless_stopped(parts.stop, playing)
         results[name] = measured(episodes, seed=evaluation.seed)
         parts.telemetry.event("baseline", policy=name, **results[name])

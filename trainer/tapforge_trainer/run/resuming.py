@@ -47,7 +47,7 @@ def _inside(given: str, root: str) -> bool:
 
 
 @asynccontextmanager
-async def settled(policy: Policy) -> AsyncIterator[None]:
+async def checkpoint_written(policy: Policy) -> AsyncIterator[None]:
     """A checkpoint that is being written when the block ends is waited for; not when the work is aborted."""
     try:
         yield

@@ -184,9 +184,9 @@ def failure_of(error: BaseException) -> tuple[int, str] | None:
     """Exit code and message of a failure; None for a programming error. Imports heavy packages."""
     from tapforge_api.progress import EXIT_CONFIGURATION, EXIT_FAILED, EXIT_STOPPED
 
-    from ..learner.checkpoint_storage import Superseded
+    from ..learner.checkpoint_storage import FencedOut
 
-    if isinstance(error, Superseded):  # started again it would only take the run from the other one
+    if isinstance(error, FencedOut):  # started again it would only take the run from the other one
         return EXIT_STOPPED, message_of(error)
     if isinstance(error, _configuration_errors()):
         return EXIT_CONFIGURATION, message_of(error)

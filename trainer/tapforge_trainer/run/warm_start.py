@@ -16,11 +16,11 @@ from ..policy import Policy
 from ..tasks.demonstrations import Demonstrations, demonstrate
 from ..tasks.selection import demonstrated_tasks
 from ..telemetry.progress import Progress
-from .context import Parts
+from .context import RunContext
 from .shutdown import unless_stopped
 
 
-async def warm_start(parts: Parts, progress: Progress) -> None:
+async def warm_start(parts: RunContext, progress: Progress) -> None:
     """Imitates a demonstrator on the run's tasks; does nothing when an earlier session has done it."""
     spec = parts.run.spec
     settings = spec.warm_start
@@ -30,7 +30,7 @@ async def warm_start(parts: Parts, progress: Progress) -> None:
     screen = spec.environment.screen
     demonstrations = await asyncio.to_thread(
         demonstrate,
-        parts.arena.agent,
+        parts.rollout_setup.agent,
         demonstrated_tasks(parts.run),
         episodes=settings.demonstrations,
         error_rate=settings.error_rate,

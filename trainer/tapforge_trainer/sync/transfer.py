@@ -11,7 +11,8 @@ loading into the parameters is not enough. What happens between start and finish
 
 With tensor parallelism every worker gets the whole tensors and loads its share of each.
 
-Importing this module in a vLLM worker registers the transfer; `Worker` is named as `worker_extension_cls` for that.
+Importing this module in a vLLM worker registers the transfer; `WeightReceiver` is named as `worker_extension_cls` for
+that.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class CPUWeightTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         """No connection is kept."""
 
 
-class Worker:
+class WeightReceiver:
     """vLLM imports this class into its worker before it makes the transfer engine. It adds nothing."""
 
 

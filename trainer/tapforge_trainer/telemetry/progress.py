@@ -25,7 +25,7 @@ from ..rollout.stats import RolloutStats, by_length, rate_of
 from ..storage.object_storage import is_uri
 
 if TYPE_CHECKING:
-    from ..learner.checkpoint_storage import Place
+    from ..learner.checkpoint_storage import CheckpointBackend
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Saved:
     path: str
 
 
-def newest_checkpoint(place: Place) -> Saved | None:
+def newest_checkpoint(place: CheckpointBackend) -> Saved | None:
     """The newest one that is there. Raises CheckpointError for one that can't be read, and StorageError."""
     from ..learner.checkpoint_storage import read_state
 
@@ -108,7 +108,7 @@ def normalized(given: str) -> str:
     return given.rstrip("/") if is_uri(given) else str(Path(given).resolve())
 
 
-def saved_since_resuming(place: Place, given: str) -> bool:
+def saved_since_resuming(place: CheckpointBackend, given: str) -> bool:
     """Whether the newest checkpoint was made after the run had resumed from `given`, which names an older one of its
     own: then the newest one counts. One that can't be read doesn't. Raises StorageError."""
     from ..learner.checkpoint_storage import CheckpointError
@@ -207,7 +207,7 @@ def resumed(progress: Progress, rollout: Path) -> list[Resumed]:
     wanted = {name for group in progress.unfinished for name in group["episodes"]}
     # A run that was warm-started from another run's checkpoint has none of that run's episodes.
     recording = Recording(rollout)
-    found = {name: episode for name, episode in recording.find(wanted).items() if recording.whole(episode)}
+    found = {name: episode for name, episode in recording.find(wanted).items() if recording.is_complete(episode)}
     if lost := len(wanted) - len(found):
         log.info("%d finished episodes of groups under way were not recorded whole: they are played again", lost)
     return [

@@ -39,7 +39,7 @@ _SPARKS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(slots=True)
-class View:
+class ProgressView:
     """What the live view shows and the status report says. Rates are shares from 0 to 1; None is not known
     yet."""
 
@@ -122,7 +122,7 @@ class View:
 
 
 class Telemetry:
-    def __init__(self, folder: Path, view: View, console: Console | None = None):
+    def __init__(self, folder: Path, view: ProgressView, console: Console | None = None):
         self.view = view
         self.console = console or Console()
         self.started = time.monotonic()
@@ -246,7 +246,7 @@ class Telemetry:
         return draw(self.view, time.monotonic() - self.started)
 
 
-def update_line(v: View) -> str:
+def update_line(v: ProgressView) -> str:
     """An update that is finished, where there is no terminal."""
     return (
         f"update {v.update}/{v.max_updates}  success {_percent(v.success)}  "
@@ -258,7 +258,7 @@ def update_line(v: View) -> str:
     )
 
 
-def draw(v: View, seconds: float) -> Group:
+def draw(v: ProgressView, seconds: float) -> Group:
     """The live view, after so many seconds."""
     bar = Progress(TextColumn("{task.description}"), BarColumn(40), TextColumn("{task.completed}/{task.total}"))
     bar.add_task("updates", total=v.max_updates, completed=v.update)

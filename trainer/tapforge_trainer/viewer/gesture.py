@@ -16,7 +16,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class GestureShape:
     """A stroke or a filled polygon or circle, to be drawn with a contrasting outline."""
 
     kind: Literal["dot", "ring", "dashed", "line", "head"]
@@ -33,7 +33,7 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Gesture:
     words: str
-    shapes: tuple[Shape, ...] = ()
+    shapes: tuple[GestureShape, ...] = ()
     #: what was typed, said or pressed: shown on the screen as a label
     label: str = ""
 
@@ -53,18 +53,23 @@ def gesture_of(action: dict[str, Any], width: int, height: int) -> Gesture:
         case "tap" | "right_click" | "middle_click" | "triple_click" | "move":
             at = point()
             name = "move to" if kind == "move" else kind.replace("_", " ")
-            return Gesture(f"{name} {place(at)}", (Shape("ring", (at,), 7 * unit), Shape("dot", (at,), 2.6 * unit)))
+            return Gesture(
+                f"{name} {place(at)}", (GestureShape("ring", (at,), 7 * unit), GestureShape("dot", (at,), 2.6 * unit))
+            )
         case "double_tap":
             at = point()
-            rings = tuple(Shape("ring", (at,), r * unit) for r in (10, 6))
-            return Gesture(f"double tap {place(at)}", (*rings, Shape("dot", (at,), 2.4 * unit)))
+            rings = tuple(GestureShape("ring", (at,), r * unit) for r in (10, 6))
+            return Gesture(f"double tap {place(at)}", (*rings, GestureShape("dot", (at,), 2.4 * unit)))
         case "long_press":
             at = point()
-            held = (Shape("dashed", (at,), 10 * unit), Shape("dot", (at,), 4 * unit))
+            held = (GestureShape("dashed", (at,), 10 * unit), GestureShape("dot", (at,), 4 * unit))
             return Gesture(f"long press {place(at)}, {float(action.get('seconds', 1)):g} s", held)
         case "swipe" | "drag":
             start, end = point(), point("x2", "y2")
-            shapes = (Shape("dot" if kind == "swipe" else "ring", (start,), 3.4 * unit), *_arrow(start, end, unit))
+            shapes = (
+                GestureShape("dot" if kind == "swipe" else "ring", (start,), 3.4 * unit),
+                *_arrow(start, end, unit),
+            )
             return Gesture(f"{kind} {place(start)} to {place(end)}", shapes)
         case "scroll":
             at, way = point(), str(action.get("direction"))
@@ -97,13 +102,13 @@ def gesture_of(action: dict[str, Any], width: int, height: int) -> Gesture:
     return Gesture(kind, label=kind)
 
 
-def _arrow(start: Point, end: Point, unit: float) -> tuple[Shape, ...]:
+def _arrow(start: Point, end: Point, unit: float) -> tuple[GestureShape, ...]:
     length = math.dist(start, end)
     if length < unit:
-        return (Shape("dot", (end,), 2.6 * unit),)
+        return (GestureShape("dot", (end,), 2.6 * unit),)
     dx, dy = (end[0] - start[0]) / length, (end[1] - start[1]) / length
     size = min(9 * unit, length)
     neck = (end[0] - dx * size, end[1] - dy * size)
     side = 0.55 * size
     head = (end, (neck[0] - dy * side, neck[1] + dx * side), (neck[0] + dy * side, neck[1] - dx * side))
-    return Shape("line", (start, neck)), Shape("head", head)
+    return GestureShape("line", (start, neck)), GestureShape("head", head)
