@@ -1,7 +1,7 @@
 """What the driver asks for and what comes back: one attempt at a task, as plain records.
 
-The driver decides (`groups.py`, `evaluation_queue.py`, `scheduler.py`) and a `Player` plays (`worker.py`,
-`episode.py`); these records are all that passes between them.
+The driver decides (`groups.py`, `evaluation_queue.py` and `scheduler.py` of `rollout/`) and a `Player` plays
+(`worker.py`, `episode.py`); these records are all that passes between them.
 """
 
 from __future__ import annotations

@@ -1,2 +1,10 @@
-"""vLLM engines and who asks them: an engine as a Ray actor, all engines of a run, the client with its wire, and what
-is put into vLLM (frames, tokens that may be sampled, prompts)."""
+"""vLLM engines and who asks them.
+
+    pool.py, client.py, wire.py    the driver's hold on all engines, whoever asks them, and what they say to each other
+    actor.py, mailboxes.py         one engine as a Ray actor, and its answers until they are collected
+    sampler.py, vllm.py            vLLM in that process, driven step by step, and what it is told when it starts
+    preprocessor.py, prompts.py    requests made ready: frames cut into patches, prompts as vLLM takes them
+    mask.py, pauses.py, choice.py  what may be sampled, deadlines that stand still, which engine an episode asks
+
+No other room but `sync` imports vLLM.
+"""

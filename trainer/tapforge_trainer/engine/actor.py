@@ -62,7 +62,7 @@ class EngineActor:
     # --- new weights --------------------------------------------------------------------------------------------------
 
     async def renew(self, payload: Any, version: int, mode: PauseMode) -> int:
-        """New weights from `weight_transfer.pack` bytes; results are held back until `release`. Returns the number of
+        """New weights, packed by `learner/sharding.py`; results are held back until `release`. Returns the number of
         bytes."""
 
         def load(llm: Any) -> None:
@@ -92,7 +92,7 @@ class EngineActor:
         await asyncio.wrap_future(self._sampler.proceed(version))
 
     async def worker(self, method: str, arguments: dict[str, Any]) -> None:
-        """One of the weight-transfer methods of vLLM's workers: `gpu_transfer` drives them."""
+        """One of the weight-transfer methods of vLLM's workers: `sync/gpu.py` drives them."""
         await asyncio.wrap_future(self._sampler.collective(method, **arguments))
 
     async def probe(self, requests: Sequence[tuple], frames: dict[str, bytes], seconds: float) -> list[tuple]:

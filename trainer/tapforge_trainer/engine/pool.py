@@ -11,7 +11,7 @@
   the others are to sleep is waited for.
 - A round of weights is: `renew`, or `pause`, `wake` and `proceed`; then `probe`; then `release` or `discard`. It is
   about the engines that were up when it began; those that die on the way are left out, but for the last one, and but
-  for a death while ranks and engines hand over weights between GPUs, which is the end of the run (`sync.py`).
+  for a death while ranks and engines hand over weights between GPUs, which is the end of the run (`sync/sync.py`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 vLLM's processor for Qwen3-VL would decode, (not) resize, cut and count each frame again, in a millisecond of Python per
 request: as long as all sampling steps of a short answer. The learner's own code has done it already, byte for byte
-(`frames/frame.py`), so both sides see the same patches and the same number of tokens by construction.
+(`learner/frame_store.py`), so both sides see the same patches and the same number of tokens by construction.
 """
 
 from __future__ import annotations

@@ -1,2 +1,5 @@
-"""Who computes gradients: a rank, FSDP2, packed batches, heads, LoRA, checkpoints, export. `client.py` is what the
-run has of it; `families/` is what differs between models."""
+"""Who computes gradients: FSDP2 ranks, packed batches, the head, LoRA, checkpoints, export.
+
+`client.py` is the driver's hold on the ranks, `rank.py` one of them; `families/` is what differs between models. What
+engines share with ranks is here as well: patches (`frame_store.py`) and model folders (`families/folder.py`).
+"""

@@ -200,7 +200,7 @@ class CheckpointFolder:
             else:
                 left.rename(whole)
         partial.mkdir()
-        # From now on the recording keeps what this checkpoint needs (`progress.needed_episodes`).
+        # From now on the recording keeps what this checkpoint needs (`telemetry/progress.py`).
         (partial / STATE).write_text(_text(document))
 
     def publish(self, draft: Draft, document: Mapping[str, Any], files: Files, keep: int) -> None:

@@ -9,7 +9,7 @@ What it promises, beyond what `forward.py` does:
   micro-batch, without a frame on a stand-in of one visual token, because its parameters are gathered by all ranks
   together. What a frozen one made of frames is remembered (`features.py`).
 - Numbers have the format of the weights, but for attention on GPUs, which has no kernel for fp32 (`attention.py`) and
-  runs do not ask for it there (`machine.device_of`); the softmax of the head is fp32.
+  runs do not ask for it there (`placement/machine.py`); the softmax of the head is fp32.
 """
 
 from __future__ import annotations

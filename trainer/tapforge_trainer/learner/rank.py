@@ -100,7 +100,7 @@ class Rank:
         self.flops = FlopCounter(ModelConfig.of_folder(Path(settings.model)), settings, self.clock.device_name)
         #: the only thread that uses the store
         self._loader = ThreadPoolExecutor(1, "frames")
-        #: vLLM's trainer side and the engines that it is connected to, once `gpu_transfer` has connected it
+        #: vLLM's trainer side and the engines that it is connected to, once `sync/gpu.py` has connected it
         self.transfer: Any = None
         self.saving: Any = None  #: `rank_state.Saving`, from the first checkpoint on
         #: optimizer steps so far: what the warm-up counts

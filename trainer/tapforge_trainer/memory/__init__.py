@@ -6,7 +6,7 @@
     engine.py    one engine GPU: weights, key-value cache, passes
     estimate.py  a TrainingRun -> all GPUs, the host, checkpoints; does it fit
     advice.py    which change of a setting makes it fit
-    run/report.py    the same as JSON and for people
+    report.py    the same as JSON and for people
     trace.py     the learner's step on fake tensors: what learner.py is checked against. The only module with torch
 
 All is pure but for reading a model folder and `trace.py`. Sizes are bytes unless a name says otherwise.

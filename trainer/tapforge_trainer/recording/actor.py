@@ -1,8 +1,8 @@
 """The recorder in a process of its own, on the driver's node, and the driver's way to it.
 
 - It is the only writer of the run's folder: workers and ranks on other nodes need no disk of the run.
-- Frames in another process come as a reference (`frame_handles`), which the driver passes on inside a list, so that Ray
-  fetches nothing before the call: the recorder fetches them itself, and no pixel passes through the driver.
+- Frames in another process come as a reference (`frames/handles.py`), which the driver passes on inside a list, so that
+  Ray fetches nothing before the call: the recorder fetches them itself, and no pixel passes through the driver.
 - Calls are done in the order in which they were made, a bounded number of bytes at a time. The rest waits in the
   driver, as references: `flush` waits for all of it, a batch for `flush`, and the rollout admits no more than its
   batches hold.

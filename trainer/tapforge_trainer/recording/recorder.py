@@ -1,7 +1,7 @@
 """Everything a rollout produced, on disk: segments of records, and the frames that they name.
 
     FOLDER/rollout-000001.jsonl, ...     append-only, a new one from 64 MiB on; beside each its index (`segments.py`)
-    FOLDER/frames/                       `frames/frame.py`
+    FOLDER/frames/                       `frames.py`
 
 Promises:
 1. An episode is written as one block (its frames first, then the UI trees that its segment doesn't have yet, its steps,

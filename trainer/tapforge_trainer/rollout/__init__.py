@@ -1,2 +1,1 @@
-"""Who plays: which attempts, on which phones, in which order, and what becomes of groups. All but `actor.py` decides
-without Ray."""
+"""Who plays: which attempts, on which phones, in which order, and what becomes of groups. Only `actor.py` knows Ray."""

@@ -1,1 +1,1 @@
-"""Folders in object storage, and what its errors mean."""
+"""Objects in a store that is named by a URI, and what the errors of its libraries mean."""

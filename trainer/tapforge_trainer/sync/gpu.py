@@ -2,7 +2,7 @@
 
 Runs on the learner's ranks, all of them together: each joins in gathering a parameter. Over NCCL the first one sends;
 by IPC each shows its own GPU's copy to the engine's worker there, which finds it by the GPU's UUID. Workers get whole
-tensors and load their share. The engines are paused meanwhile (`sync._transfer`). Sending itself needs GPUs, and no
+tensors and load their share. The engines are paused meanwhile (`sync.py`). Sending itself needs GPUs, and no
 test of this repository reaches it.
 """
 

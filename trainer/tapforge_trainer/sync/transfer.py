@@ -38,7 +38,7 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    #: safetensors bytes of the whole model, as `rank.pack` makes them
+    #: safetensors bytes of the whole model, as `learner/sharding.py` packs them
     payload: bytes
 
 

@@ -1,1 +1,2 @@
-"""What a run says of itself while it goes on: figures for each update, progress at the start and later."""
+"""What a run says of itself: events on disk and a live view, how far it is (`progress.py`, part of each checkpoint),
+what it waits for at its start, and where its time goes."""

@@ -1,5 +1,6 @@
 """Whether what describes a model fits together, before anything is started: architecture, tokenizer, image processor.
-What the weights' files hold is checked where they are found (`model_source`) and read (`sharding`). No torch."""
+What the weights' files hold is checked where they are found (`model_source`) and read (`learner/sharding.py`). No
+torch."""
 
 from __future__ import annotations
 
