@@ -183,20 +183,21 @@ def test_the_way_to_the_first_gradient_is_as_the_command_names_it() -> None:
     assert ".backward()" in (package / way[-1]).read_text()
 
 
-def test_what_the_design_page_of_the_operator_names_exists() -> None:
-    """Files below the operator's folder or the checkout, and names in them: `broker/ledger.py:Ledger.assign`."""
-    page = (ROOT / "docs" / "design" / "operator.md").read_text()
+@pytest.mark.parametrize("part", ["operator", "trainer"])
+def test_what_a_design_page_names_exists(part: str) -> None:
+    """Files below the part's package or the checkout, and names in them: `broker/ledger.py:Ledger.assign`."""
+    page = (ROOT / "docs" / "design" / f"{part}.md").read_text()
     named = set(re.findall(r"`([\w/]+\.py)(?::([\w.]+))?`", page))
     assert len(named) > 100
     unknown = []
     for file, name in sorted(named):
-        found = [path for path in (ROOT / "operator" / "tapforge_operator" / file, ROOT / file) if path.is_file()]
+        found = [path for path in (ROOT / part / f"tapforge_{part}" / file, ROOT / file) if path.is_file()]
         # `plan.py` alone is a file of a folder that was named before
-        if not found and ("/" in file or name or not list((ROOT / "operator").rglob(file))):
+        if not found and ("/" in file or name or not list((ROOT / part).rglob(file))):
             unknown.append(file)
         elif name and not _defines(ast.parse(found[0].read_text()), name.split(".")):
             unknown.append(f"{file}:{name}")
-    assert not unknown, "docs/design/operator.md names what is not there"
+    assert not unknown, f"docs/design/{part}.md names what is not there"
 
 
 def _defines(inside: ast.AST, names: list[str]) -> bool:
@@ -215,6 +216,40 @@ def _defines(inside: ast.AST, names: list[str]) -> bool:
                 if [name] == names:
                     return True
     return False
+
+
+def test_the_design_page_of_the_trainer_has_its_rooms_in_the_order_in_which_they_import_each_other() -> None:
+    package = ROOT / "trainer" / "tapforge_trainer"
+    page = (ROOT / "docs" / "design" / "trainer.md").read_text()
+    levels = {room: int(level) for level, room in re.findall(r"^\| (\d+) \| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE)}
+    files = [path.relative_to(package) for path in package.rglob("*.py") if path != package / "__init__.py"]
+    assert levels.keys() == {Path(file.parts[0]).stem for file in files}
+    wrong = {
+        f"{file} imports {room}"
+        for file in files
+        for room in _imported_rooms(package / file, file.with_suffix("").parts)
+        if room != (own := Path(file.parts[0]).stem) and levels[room] >= levels[own]
+    }
+    assert not wrong, "docs/design/trainer.md has these rooms on levels that don't fit"
+
+
+def _imported_rooms(path: Path, module: tuple[str, ...]) -> set[str]:
+    """What a file of the trainer imports of it, also inside functions: the first part of each module's name."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.ImportFrom(module=None | str() as name, names=names, level=level):
+                start = ("tapforge_trainer", *module)[:-level] if level else ()
+                found = [(*start, *(name or "").split("."), one.name) for one in names]
+            case ast.Import(names=names):
+                found = [tuple(one.name.split(".")) for one in names]
+            case _:
+                continue
+        for imported in found:
+            parts = [part for part in imported if part]
+            if parts[0] == "tapforge_trainer" and len(parts) > 1:
+                rooms.add(parts[1])
+    return rooms
 
 
 def test_every_documented_make_target_exists() -> None:
