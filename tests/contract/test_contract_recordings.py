@@ -1,7 +1,7 @@
 """What a run leaves behind for the next session, the next attempt and people's machines: written by this release, by
 one that says a field more in every object, and by one that says a field less.
 
-Writers and readers: the recording's lines (`rollout.lines`) -> `Recording`; a checkpoint's state.json ->
+Writers and readers: the recording's lines (`recording.lines`) -> `Recording`; a checkpoint's state.json ->
 `progress_of`, `check_same`; spec.yaml and events.jsonl -> `read_spec`, `read_events`, `write_report`; `.fetched.json`
 -> the next fetch.
 """
@@ -86,7 +86,7 @@ def record(folder: Path, written: Written) -> None:
 
 @RELEASES
 def test_episodes_of_another_release_are_read_and_gone_on_with(tmp_path: Path, written: Written) -> None:
-    """`rollout.lines` -> `Recording`, `progress.resumed`."""
+    """`recording.lines` -> `Recording`, `progress.resumed`."""
     record(tmp_path / "rollout", written)
     recording = Recording(tmp_path / "rollout")
     (episode,), (group,) = recording.episodes(), recording.groups()

@@ -4,8 +4,8 @@ From here to the first gradient of `tapforge run`, in the order of reading:
 
     cli/main.py  ->  session.py  ->  loop.py  ->  learner/client.py  ->  learner/rank.py
 
-(arguments; start of phones, engines and learner; the algorithm; the plan of an update; forward, backward and optimizer
-on one rank). With spec.warmStart, run/warm_start.py comes in place of loop.py; on a cluster, cluster/driver.py comes
+(arguments; the life of a command; one update after another; the plan of an update; forward, backward and optimizer on
+one rank). With spec.warmStart, run/warm_start.py comes in place of loop.py; on a cluster, cluster/driver.py comes
 between the first two.
 
 Exit codes: 0 done · 1 the work failed (the message names what and the remedy) · 2 the arguments, the file or what it
