@@ -206,7 +206,7 @@ class Answer:
 
 @pytest.mark.parametrize("reader", [False, True], ids=["in the head", "in a reader"])
 def test_what_a_driver_wrote_is_fetched(tmp_path: Path, reader: bool) -> None:
-    """`rayjob.ray_job` -> `Attempt.of`, `storage.take_over` -> `cluster.files` (the program) -> `remote.fetch`,
+    """`rayjob.ray_job` -> `RunAttempt.of`, `storage.take_over` -> `cluster.files` (the program) -> `remote.fetch`,
     `remote.events`."""
     run = made({"cluster": CLUSTER, "checkpoints": STORED})
     head = pods_of(ray_job(seen(run), 2))["head"]
