@@ -27,7 +27,7 @@ from tapforge_api.progress import EXIT_STOPPED
 from tapforge_envs.slots.urls import PROBES_AT_ONCE
 from tapforge_trainer.cluster.prestop import ACTORS, lock_path, prestop
 
-POLICY = Path(__file__).parents[2] / "trainer" / "tapforge_trainer" / "policy"
+TRAINER = Path(__file__).parents[2] / "trainer" / "tapforge_trainer"
 
 #: a driver that makes a checkpoint when it is told to stop, or that is deaf; it says when it has begun
 DRIVER = """
@@ -158,7 +158,7 @@ def test_a_pod_of_ranks_or_engines_waits_for_them(tmp_path: Path, actor: str, pa
 
 def test_actors_are_called_so() -> None:
     """Actors are classes; a function that Ray calls once is none."""
-    code = "".join(file.read_text() for file in POLICY.rglob("*.py"))
+    code = "".join(file.read_text() for file in TRAINER.rglob("*.py"))
     assert {f"ray::{name}" for name in re.findall(r"ray\.remote(?:\(\w+=[^)]*\))?\(([A-Z]\w+)\)", code)} == set(ACTORS)
 
 

@@ -17,7 +17,7 @@ from tapforge_trainer.placement import ray_environment
 STARTING = """
 import asyncio, os, signal
 from tapforge_trainer.run.shutdown import StopSignal, become_subreaper, handling_signals
-from tapforge_trainer.policy import driver
+from tapforge_trainer import policy as driver
 
 async def starting():
     stop = StopSignal()
@@ -146,7 +146,7 @@ class Finder:
             raise SystemExit("waits " + os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s", "as Ray does"))
 
 sys.meta_path.insert(0, Finder())
-from tapforge_trainer.policy import driver
+from tapforge_trainer import policy as driver
 driver._start_ray()
 """
 

@@ -37,7 +37,7 @@ def test_processes_whose_parents_are_gone_end_with_the_command_after_its_own_cle
 #: cannot look at its processes, and waits for a volume that is gone
 STUCK = """
 import sys, time
-from tapforge_trainer import shutdown
+from tapforge_trainer.run import shutdown
 
 sys.modules["psutil"] = None
 shutdown._FORCED_EXIT = 0.0

@@ -132,16 +132,16 @@ def _updates(folder: Path) -> list[int]:
 
 
 async def test_each_update_is_learned_synced_reported_and_saved_when_due(tmp_path: Path) -> None:
-    async with _parts(tmp_path) as parts:
+    async with _parts(tmp_path) as context:
         progress = Progress()
-        await reinforce(parts, progress)
-        policy: Any = parts.policy
+        await reinforce(context, progress)
+        policy: Any = context.policy
         assert [version for _, version, _ in policy.learner.updates] == [0, 1, 2]
         assert len({seed for _, _, seed in policy.learner.updates}) == 3
         assert policy.synced == [1, 2, 3] and progress.version == 3
         assert [update for update, _ in policy.saved] == [2, 3], "when it is due, and at the end"
-        assert parts.telemetry.view.update == 3 and len(parts.telemetry.view.curve) == 3
-        await reinforce(parts, progress)
+        assert context.telemetry.view.update == 3 and len(context.telemetry.view.curve) == 3
+        await reinforce(context, progress)
         assert len(policy.learner.updates) == 3, "a finished run learns nothing more"
     assert _updates(tmp_path) == [1, 2, 3]
     learner = [event["learner"] for event in read_events(tmp_path) if event["event"] == "update"]
@@ -157,37 +157,37 @@ async def test_each_update_is_learned_synced_reported_and_saved_when_due(tmp_pat
 )
 async def test_an_update_has_its_frames_whatever_is_recorded(tmp_path: Path, recording: str, whole: set[bool]) -> None:
     """The learner looks whether every sample's frames are there."""
-    async with _parts(tmp_path, f"recording.{recording}") as parts:
-        await reinforce(parts, Progress())
-        policy: Any = parts.policy
+    async with _parts(tmp_path, f"recording.{recording}") as context:
+        await reinforce(context, Progress())
+        policy: Any = context.policy
         assert len(policy.learner.updates) == 3
     recorded = Recording(tmp_path / ROLLOUT)
     assert {recorded.is_complete(episode) for episode in recorded.episodes() if episode.steps} == whole
 
 
 async def test_unfinished_groups_that_were_not_recorded_are_rerun(tmp_path: Path) -> None:
-    async with _parts(tmp_path, "recording.frames=none", "rollout.maxStaleness=3") as parts:
-        await reinforce(parts, Progress())
-        first: Any = parts.policy
+    async with _parts(tmp_path, "recording.frames=none", "rollout.maxStaleness=3") as context:
+        await reinforce(context, Progress())
+        first: Any = context.policy
     _, state = first.saved[-1]
     assert any(group["episodes"] for group in state["unfinished"])
-    async with _parts(tmp_path, "recording.frames=none", "stop.maxUpdates=5") as parts:
-        await reinforce(parts, Progress(**state))
-        second: Any = parts.policy
+    async with _parts(tmp_path, "recording.frames=none", "stop.maxUpdates=5") as context:
+        await reinforce(context, Progress(**state))
+        second: Any = context.policy
         assert len(second.learner.updates) == 2
     groups = list(Recording(tmp_path / ROLLOUT).groups())
     assert len({group.order for group in groups}) >= 5 * 4
 
 
 async def test_counters_and_the_order_of_tasks_continue_over_sessions(tmp_path: Path) -> None:
-    async with _parts(tmp_path) as parts:
-        await reinforce(parts, Progress())
-        first: Any = parts.policy
-    async with _parts(tmp_path, "stop.maxUpdates=4") as parts:
+    async with _parts(tmp_path) as context:
+        await reinforce(context, Progress())
+        first: Any = context.policy
+    async with _parts(tmp_path, "stop.maxUpdates=4") as context:
         _, state = first.saved[-1]
         progress = Progress(**state)
-        await reinforce(parts, progress)
-        second: Any = parts.policy
+        await reinforce(context, progress)
+        second: Any = context.policy
         _, later = second.saved[-1]
     assert (state["update"], later["update"], later["starts"]) == (3, 4, 2)
     assert later["episodes"] >= state["episodes"] >= 3 * 4 * 4, "a batch may have been played ahead"
@@ -213,28 +213,28 @@ def test_a_grace_that_is_too_short_for_a_checkpoint_is_reported(
 
 
 async def test_a_checkpoint_counts_when_it_is_complete(tmp_path: Path) -> None:
-    async with _parts(tmp_path, "stop.maxUpdates=2") as parts:
-        await reinforce(parts, Progress())
+    async with _parts(tmp_path, "stop.maxUpdates=2") as context:
+        await reinforce(context, Progress())
         (event,) = [one for one in read_events(tmp_path) if one["event"] == "checkpoint"]
         assert {"update", "path", "seconds", "seconds_stalled", "bytes"} <= set(event)
-        assert parts.telemetry.view.saved is not None and parts.telemetry.view.saved.path == "update-2"
+        assert context.telemetry.view.saved is not None and context.telemetry.view.saved.path == "update-2"
 
 
 @pytest.mark.parametrize("mid_episode", ["true", "false"])
 async def test_a_stop_finishes_the_update_and_saves_it(tmp_path: Path, mid_episode: str) -> None:
     async with _parts(
         tmp_path, "stop.maxUpdates=50", "rollout.maxStaleness=3", f"sync.midEpisode={mid_episode}"
-    ) as parts:
-        policy: Any = parts.policy
+    ) as context:
+        policy: Any = context.policy
 
         async def stop() -> None:
             policy.generator.seconds = 3600.0
             await until(lambda: policy.generator.inside)  # an episode is under way, and would take long to end
-            parts.stop.request(StopReason.SUSPEND)
+            context.stop.request(StopReason.SUSPEND)
 
         policy.learner.during = stop
         progress = Progress()
-        await reinforce(parts, progress)
+        await reinforce(context, progress)
         assert (progress.update, progress.version) == (1, 1)
         assert [update for update, _ in policy.saved] == [1]
         assert policy.synced == ([1] if mid_episode == "true" else []), "nobody waits for episodes only to sync"
@@ -242,11 +242,11 @@ async def test_a_stop_finishes_the_update_and_saves_it(tmp_path: Path, mid_episo
 
 
 async def test_a_stop_while_a_batch_is_played_saves_what_was_finished(tmp_path: Path) -> None:
-    async with _parts(tmp_path) as parts:
-        asyncio.get_running_loop().call_later(0.05, parts.stop.request, StopReason.INTERRUPT)
-        policy: Any = parts.policy
+    async with _parts(tmp_path) as context:
+        asyncio.get_running_loop().call_later(0.05, context.stop.request, StopReason.INTERRUPT)
+        policy: Any = context.policy
         policy.generator.seconds = 3600.0
-        await reinforce(parts, Progress())
+        await reinforce(context, Progress())
         assert policy.learner.updates == [] and [update for update, _ in policy.saved] == [0]
 
 
@@ -254,20 +254,20 @@ async def test_an_update_that_fails_is_not_saved(tmp_path: Path) -> None:
     async def fail() -> None:
         raise RuntimeError("rank 1 died")
 
-    async with _parts(tmp_path) as parts:
-        policy: Any = parts.policy
+    async with _parts(tmp_path) as context:
+        policy: Any = context.policy
         policy.learner.during = fail
         with pytest.raises(RuntimeError, match="rank 1 died") as caught:
-            await reinforce(parts, Progress())
+            await reinforce(context, Progress())
         assert policy.saved == [] and not hasattr(caught.value, "__notes__")
 
 
 async def test_a_batch_whose_frames_are_lost_comes_again_with_other_episodes(tmp_path: Path) -> None:
-    async with _parts(tmp_path, "rollout.maxStaleness=0") as parts:
-        policy: Any = parts.policy
+    async with _parts(tmp_path, "rollout.maxStaleness=0") as context:
+        policy: Any = context.policy
         policy.learner.loses = 1
         progress = Progress()
-        await reinforce(parts, progress)
+        await reinforce(context, progress)
         assert (progress.update, progress.version) == (3, 3)
         assert [version for _, version, _ in policy.learner.updates] == [0, 1, 2]
         first, again, *_ = ({sample.episode for sample in samples} for samples in policy.learner.samples)
@@ -279,11 +279,11 @@ async def test_a_batch_whose_frames_are_lost_comes_again_with_other_episodes(tmp
 
 
 async def test_frames_that_are_lost_again_and_again_end_the_run_and_leave_whole_weights(tmp_path: Path) -> None:
-    async with _parts(tmp_path, "rollout.maxStaleness=0") as parts:
-        policy: Any = parts.policy
+    async with _parts(tmp_path, "rollout.maxStaleness=0") as context:
+        policy: Any = context.policy
         policy.learner.loses = 100
         with pytest.raises(FramesLost):
-            await reinforce(parts, Progress())
+            await reinforce(context, Progress())
         assert len(policy.learner.samples) == 4, "it comes again three times"
         ((update, state),) = policy.saved
         assert (update, state["version"]) == (0, 0)
@@ -295,20 +295,20 @@ async def test_an_update_is_saved_when_what_comes_after_it_fails(tmp_path: Path)
     def fail() -> None:
         raise RuntimeError("an engine died")
 
-    async with _parts(tmp_path) as parts:
-        policy: Any = parts.policy
+    async with _parts(tmp_path) as context:
+        policy: Any = context.policy
         policy.on_sync = fail
         with pytest.raises(RuntimeError, match="an engine died") as caught:
-            await reinforce(parts, Progress())
+            await reinforce(context, Progress())
         ((update, state),) = policy.saved
         assert (update, state["version"]) == (1, 1)
         assert any("update 1 is saved" in note for note in caught.value.__notes__)
 
 
 async def test_a_measurement_in_between_is_of_one_version_and_training_continues(tmp_path: Path) -> None:
-    async with _parts(tmp_path, "evaluation.everyUpdates=2", "stop.maxUpdates=5") as parts:
-        await reinforce(parts, Progress())
-        policy: Any = parts.policy
+    async with _parts(tmp_path, "evaluation.everyUpdates=2", "stop.maxUpdates=5") as context:
+        await reinforce(context, Progress())
+        policy: Any = context.policy
         assert len(policy.learner.updates) == 5
     measured = [event for event in read_events(tmp_path) if event["event"] == "evaluation"]
     assert [(e["update"], e["policy_version"], e["mode"]) for e in measured] == [(2, 2, "greedy"), (4, 4, "greedy")]

@@ -48,25 +48,25 @@ _SHARE_OF_GRACE = 0.5
 _PUT_BACKS = 3
 
 
-async def reinforce(parts: RunContext, progress: Progress) -> None:
+async def reinforce(context: RunContext, progress: Progress) -> None:
     """From where `progress` says the run is, until a limit is reached or a stop is requested."""
-    spec, telemetry = parts.run.spec, parts.telemetry
-    if parts.finished(progress):
+    spec, telemetry = context.run.spec, context.telemetry
+    if context.finished(progress):
         return
     rules = BatchRules.of(spec.algorithm, min_valid=spec.rollout.min_valid)
-    async with _rollout(parts, progress) as rollout:
+    async with _rollout(context, progress) as rollout:
         scheduler = rollout.scheduler
-        while not (parts.stop.requested.is_set() or parts.finished(progress)):
+        while not (context.stop.requested.is_set() or context.finished(progress)):
             telemetry.view.phase, telemetry.view.stage = "reinforcement", "Training"
             waiting = time.monotonic()
-            groups = await unless_stopped(parts.stop, scheduler.next_batch())
+            groups = await unless_stopped(context.stop, scheduler.next_batch())
             started = time.monotonic()
             metrics: dict[str, Any] = {"seconds_rollout_wait": started - waiting, "seconds_checkpoint": rollout.saving}
             batch = await asyncio.to_thread(build_batch, groups, rules)
             building = time.monotonic() - started
             progress.update += 1
             if batch.samples:
-                settings = assembly.update_settings(parts.run, progress.update - 1)
+                settings = assembly.update_settings(context.run, progress.update - 1)
                 frames = BatchFrames(scheduler.frames(groups), rollout.recorded)
                 try:
                     async with rollout.learning() as learner:
@@ -83,35 +83,35 @@ async def reinforce(parts: RunContext, progress: Progress) -> None:
             stats = scheduler.stats()
             attempts = rollout.counters.update(stats)
             stalls = asdict(rollout.stalls.stalls())
-            workers = parts.rollout_setup.player.metrics()
-            phones = asdict(parts.rollout_setup.slots.counts())
+            workers = context.rollout_setup.player.metrics()
+            phones = asdict(context.rollout_setup.slots.counts())
             further = {"driver_stall_seconds": stalls, "rollout_workers": workers, "phones": phones}
             telemetry.updated(progress, batch.statistics, stats, attempts, metrics, **further)
             rollout.saving = 0.0
             if progress.update % spec.checkpoints.every_updates == 0:
                 await rollout.save()
             every = spec.evaluation.every_updates
-            if every and progress.update % every == 0 and not parts.finished(progress):
+            if every and progress.update % every == 0 and not context.finished(progress):
                 async with rollout.paused():
-                    await measure(parts, f"update-{progress.update}", progress)
+                    await measure(context, f"update-{progress.update}", progress)
 
 
-async def save(parts: RunContext, progress: Progress, *, wait: bool = False) -> None:
+async def save(context: RunContext, progress: Progress, *, wait: bool = False) -> None:
     """A checkpoint from which the next update can be made. It is written while the run goes on. `wait`: until it is
     complete."""
-    session = time.monotonic() - parts.telemetry.started
+    session = time.monotonic() - context.telemetry.started
     state = asdict(replace(progress, seconds_earlier=progress.seconds_earlier + session))
-    view = parts.telemetry.view
+    view = context.telemetry.view
     stage, view.stage = view.stage, "Checkpointing"
-    await parts.policy.save(progress.update, state, partial(_saved, parts))
+    await context.policy.save(progress.update, state, partial(_saved, context))
     if wait:
-        await parts.policy.settle()
+        await context.policy.settle()
     view.stage = stage
 
 
-def _saved(parts: RunContext, written: WrittenCheckpoint) -> None:
+def _saved(context: RunContext, written: WrittenCheckpoint) -> None:
     """The checkpoint is complete."""
-    telemetry, stop = parts.telemetry, parts.stop
+    telemetry, stop = context.telemetry, context.stop
     telemetry.view.saved = Saved(written.update, written.saved, written.path)
     figures = {name: getattr(written, name) for name in ("seconds", "seconds_stalled", "bytes")}
     telemetry.event("checkpoint", update=written.update, path=written.path, **figures)
@@ -139,7 +139,7 @@ def grace_note(seconds: float, grace: float, stopping: bool) -> str:
 class _Rollout:
     """What plays while the loop learns, and what a checkpoint keeps of it."""
 
-    parts: RunContext
+    context: RunContext
     progress: Progress
     scheduler: Scheduler
     tasks: TaskSource
@@ -162,7 +162,7 @@ class _Rollout:
         known before anything is learned."""
         self.mid_update = True
         try:
-            async with self.parts.policy.learning(self.progress.version + 1) as learner:
+            async with self.context.policy.learning(self.progress.version + 1) as learner:
                 yield learner
         except FramesLost:
             self.mid_update = False
@@ -177,25 +177,25 @@ class _Rollout:
         self.scheduler.put_back(groups, lost.episodes)
         if self.put_backs > _PUT_BACKS:
             raise lost
-        self.parts.telemetry.note(f"update {self.progress.update + 1} waits: {lost}")
+        self.context.telemetry.note(f"update {self.progress.update + 1} waits: {lost}")
 
     async def sync(self) -> dict[str, Any]:
         """Gives the engines the learner's weights. Not when a stop is requested while the rollout pauses for it: no
         episode is played with them before the next start."""
         started = time.monotonic()
         try:
-            if not self.parts.run.spec.sync.mid_episode:
-                await unless_stopped(self.parts.stop, self.scheduler.pause())
+            if not self.context.run.spec.sync.mid_episode:
+                await unless_stopped(self.context.stop, self.scheduler.pause())
         except Interrupted:
             return {}
-        gap = await self.parts.policy.sync(self.progress.version)
-        return {"gap": gap, "seconds_sync": time.monotonic() - started, **self.parts.policy.engine_metrics}
+        gap = await self.context.policy.sync(self.progress.version)
+        return {"gap": gap, "seconds_sync": time.monotonic() - started, **self.context.policy.engine_metrics}
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
         """No episode is played until the block ends, and the time is not the reinforcement's."""
         with self.counters.suspended():
-            await unless_stopped(self.parts.stop, self.scheduler.pause())
+            await unless_stopped(self.context.stop, self.scheduler.pause())
             yield
             self.scheduler.resume()
 
@@ -205,7 +205,7 @@ class _Rollout:
         progress.unfinished, progress.next_order = kept(buffer.unfinished()), buffer.next_order
         progress.tasks, progress.quarantined = self.tasks.state, dict(self.tasks.quarantined)
         started = time.monotonic()
-        await save(self.parts, progress, wait=wait)
+        await save(self.context, progress, wait=wait)
         self.saved, self.saving = progress.update, time.monotonic() - started
 
     async def rescue(self, error: Exception) -> None:
@@ -219,46 +219,46 @@ class _Rollout:
 
 
 @asynccontextmanager
-async def _rollout(parts: RunContext, progress: Progress) -> AsyncIterator[_Rollout]:
+async def _rollout(context: RunContext, progress: Progress) -> AsyncIterator[_Rollout]:
     """A scheduler with its recorder, until the block ends. Then everything since the last checkpoint is saved, also
     when a stop interrupts the block, and when it fails while the learner's weights are whole."""
-    spec, folder = parts.run.spec, parts.folder / ROLLOUT
-    parts.telemetry.phase("reinforcement", "Training")
+    spec, folder = context.run.spec, context.folder / ROLLOUT
+    context.telemetry.phase("reinforcement", "Training")
     gc.collect()
     gc.freeze()  # what is there now stays: full collections, which hold the event loop, need not look through it
-    spared = partial(needed_episodes, parts.checkpoints)
-    recorder = await parts.rollout_setup.record(folder, parts.rollout_setup.retention, spared)
-    progress.starts = 1 + max(progress.starts, _sessions(parts))
-    parts.telemetry.event("reinforcement", update=progress.update, version=progress.version)
-    tasks = TaskSource(training_tasks(parts.run), spec.seed, progress.tasks)
+    spared = partial(needed_episodes, context.checkpoints)
+    recorder = await context.rollout_setup.record(folder, context.rollout_setup.retention, spared)
+    progress.starts = 1 + max(progress.starts, _sessions(context))
+    context.telemetry.event("reinforcement", update=progress.update, version=progress.version)
+    tasks = TaskSource(training_tasks(context.run), spec.seed, progress.tasks)
     tasks.quarantined.update(progress.quarantined)
     scheduler = Scheduler(
-        parts.rollout_setup.slots,
-        parts.rollout_setup.player,
+        context.rollout_setup.slots,
+        context.rollout_setup.player,
         Sampling(max_tokens=spec.rollout.response_tokens, temperature=spec.rollout.temperature),
         tasks=tasks,
-        groups=parts.rollout_setup.groups,
-        episodes=parts.rollout_setup.episodes,
+        groups=context.rollout_setup.groups,
+        episodes=context.rollout_setup.episodes,
         recorder=recorder,
         concurrency=spec.rollout.concurrency,
-        acquire_seconds=parts.rollout_setup.acquire_seconds,
+        acquire_seconds=context.rollout_setup.acquire_seconds,
         seed=spec.seed,
         version=progress.version,
         order=progress.next_order,
         prefix=f"g{progress.starts}-",
         resumed=resumed(progress, folder),
-        engines=parts.rollout_setup.engines,
-        frames_recorded=parts.rollout_setup.retention.rereadable,
-        frame_budget=parts.rollout_setup.frame_budget,
+        engines=context.rollout_setup.engines,
+        frames_recorded=context.rollout_setup.retention.rereadable,
+        frame_budget=context.rollout_setup.frame_budget,
     )
     recorded = (folder / FRAMES).absolute()
-    rollout = _Rollout(parts, progress, scheduler, tasks, recorded, Counters(progress), StallMonitor())
+    rollout = _Rollout(context, progress, scheduler, tasks, recorded, Counters(progress), StallMonitor())
     try:
         with suppress(Interrupted):
             yield rollout
-        if rollout.saved != progress.update or parts.stop.requested.is_set():  # episodes ended since the checkpoint
+        if rollout.saved != progress.update or context.stop.requested.is_set():  # episodes ended since the checkpoint
             await rollout.save(wait=True)
-        await parts.policy.settle()
+        await context.policy.settle()
     except Exception as error:
         if not rollout.mid_update and not isinstance(error, FencedOut):
             await rollout.rescue(error)
@@ -269,6 +269,6 @@ async def _rollout(parts: RunContext, progress: Progress) -> AsyncIterator[_Roll
         await recorder.close()
 
 
-def _sessions(parts: RunContext) -> int:
+def _sessions(context: RunContext) -> int:
     """How many sessions played for this run, those that died before a checkpoint too."""
-    return sum(event["event"] == "reinforcement" for event in read_events(parts.folder))
+    return sum(event["event"] == "reinforcement" for event in read_events(context.folder))

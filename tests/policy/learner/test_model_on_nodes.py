@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import RayTaskError
 
-from tapforge_trainer import session
 from tapforge_trainer.learner.client import LearnerError, RankActor
 from tapforge_trainer.model_source.ref import ModelError, ModelRef, ModelRefused
 from tapforge_trainer.model_source.tiny_base import SHIPPED
 from tapforge_trainer.placement.placement import PlacementError
 from tapforge_trainer.placement.settings import EngineSettings, LearnerSettings, on_this_node
 from tapforge_trainer.run.assembly import ConfigurationError, SetupError
+from tapforge_trainer.run.start import policy_started
 
 
 def test_the_drivers_folder_is_nobody_elses(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ async def test_why_a_node_has_no_model_is_said_as_it_is(cause: ModelError, kind:
         raise LearnerError("fetch failed on a rank") from remote
 
     with pytest.raises(kind) as error:
-        await session._started(SimpleNamespace(start=start), ModelRef("tiny"), _Telemetry())
+        await policy_started(SimpleNamespace(start=start), ModelRef("tiny"), _Telemetry())
     assert type(error.value) is kind and str(error.value) == str(cause)
 
 
@@ -51,7 +51,7 @@ async def test_what_a_run_waits_for_is_its_phase_and_its_end() -> None:
 
     telemetry = _Telemetry()
     with pytest.raises(SetupError, match="after 3 s"):
-        await session._started(SimpleNamespace(start=start), ModelRef("tiny"), telemetry)
+        await policy_started(SimpleNamespace(start=start), ModelRef("tiny"), telemetry)
     assert telemetry.told == [("waiting for GPUs: 1 of 2 are in the Ray cluster", "Loading")]
 
 

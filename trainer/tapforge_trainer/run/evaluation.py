@@ -66,55 +66,55 @@ async def play(
         await recorder.close()
 
 
-async def measure(parts: RunContext, name: str, progress: Progress) -> dict[str, dict[str, Any]]:
+async def measure(context: RunContext, name: str, progress: Progress) -> dict[str, dict[str, Any]]:
     """Success of the present policy on the held-out tasks, sampled and greedy as the spec says. `name` is the folder's
     prefix."""
-    evaluation = parts.run.spec.evaluation
-    tasks = evaluation_tasks(parts.run).tasks
+    evaluation = context.run.spec.evaluation
+    tasks = evaluation_tasks(context.run).tasks
     modes = {"sampled": evaluation.sampled_temperature} if evaluation.sampled else {}
     modes |= {"greedy": 0.0} if evaluation.greedy else {}
     results = {}
     played: list[EpisodeRecord] = []
     for mode, temperature in modes.items():
-        parts.telemetry.phase(f"measuring {name}, {mode}: {len(tasks)} held-out tasks", "Evaluating")
+        context.telemetry.phase(f"measuring {name}, {mode}: {len(tasks)} held-out tasks", "Evaluating")
         playing = play(
-            parts.rollout_setup,
+            context.rollout_setup,
             tasks,
             repeats=evaluation.repeats if temperature else 1,
             temperature=temperature,
             seed=evaluation.seed,
-            folder=parts.folder / EVALUATION / f"{name}-{mode}",
+            folder=context.folder / EVALUATION / f"{name}-{mode}",
         )
-        episodes = await unless_stopped(parts.stop, playing)
+        episodes = await unless_stopped(context.stop, playing)
         played += episodes
         results[mode] = measured(episodes, seed=evaluation.seed, version=progress.version)
-        parts.telemetry.event("evaluation", name=name, mode=mode, update=progress.update, **results[mode])
+        context.telemetry.event("evaluation", name=name, mode=mode, update=progress.update, **results[mode])
     if name == "before" and played:
-        _report_base(parts, played)
+        _report_base(context, played)
     return results
 
 
-def _report_base(parts: RunContext, episodes: Sequence[EpisodeRecord]) -> None:
+def _report_base(context: RunContext, episodes: Sequence[EpisodeRecord]) -> None:
     """What the answers of the model that reinforcement starts with say about prompt, adapter and limits."""
-    found = check_base(episodes, parts.run.spec.model.adapter.name)
-    parts.telemetry.event("base_model", **found.plain())
+    found = check_base(episodes, context.run.spec.model.adapter.name)
+    context.telemetry.event("base_model", **found.plain())
     for finding in found.findings:
-        parts.telemetry.note(f"base model: {finding.text}")
+        context.telemetry.note(f"base model: {finding.text}")
 
 
-async def measure_baselines(parts: RunContext) -> dict[str, dict[str, Any]]:
+async def measure_baselines(context: RunContext) -> dict[str, dict[str, Any]]:
     """The same tasks, played by policies that have learned nothing."""
-    evaluation = parts.run.spec.evaluation
+    evaluation = context.run.spec.evaluation
     results = {}
-    for name in baselines(parts.rollout_setup.agent):
-        folder = parts.folder / EVALUATION / f"baseline-{name}"
-        tasks = evaluation_tasks(parts.run).tasks
+    for name in baselines(context.rollout_setup.agent):
+        folder = context.folder / EVALUATION / f"baseline-{name}"
+        tasks = evaluation_tasks(context.run).tasks
         playing = play(
-            parts.rollout_setup, tasks, policy=name, repeats=1, temperature=1.0, seed=evaluation.seed, folder=folder
+            context.rollout_setup, tasks, policy=name, repeats=1, temperature=1.0, seed=evaluation.seed, folder=folder
         )
-        episodes = await unless_stopped(parts.stop, playing)
+        episodes = await unless_stopped(context.stop, playing)
         results[name] = measured(episodes, seed=evaluation.seed)
-        parts.telemetry.event("baseline", policy=name, **results[name])
+        context.telemetry.event("baseline", policy=name, **results[name])
     return results
 
 

@@ -20,9 +20,9 @@ from .context import RunContext
 from .shutdown import unless_stopped
 
 
-async def warm_start(parts: RunContext, progress: Progress) -> None:
+async def warm_start(context: RunContext, progress: Progress) -> None:
     """Imitates a demonstrator on the run's tasks; does nothing when an earlier session has done it."""
-    spec = parts.run.spec
+    spec = context.run.spec
     settings = spec.warm_start
     if settings is None or progress.warm_started:
         return
@@ -30,25 +30,25 @@ async def warm_start(parts: RunContext, progress: Progress) -> None:
     screen = spec.environment.screen
     demonstrations = await asyncio.to_thread(
         demonstrate,
-        parts.rollout_setup.agent,
-        demonstrated_tasks(parts.run),
+        context.rollout_setup.agent,
+        demonstrated_tasks(context.run),
         episodes=settings.demonstrations,
         error_rate=settings.error_rate,
         seed=spec.seed,
         width=screen.width,
         height=screen.height,
     )
-    parts.telemetry.event(
+    context.telemetry.event(
         "demonstrations",
         episodes=demonstrations.episodes,
         samples=len(demonstrations.samples),
         success=demonstrations.success,
     )
-    metrics = await unless_stopped(parts.stop, _imitate(parts.policy, demonstrations, settings, spec.seed))
+    metrics = await unless_stopped(context.stop, _imitate(context.policy, demonstrations, settings, spec.seed))
     progress.warm_started = True
     progress.version += 1
     progress.seconds_sft = time.monotonic() - started
-    parts.telemetry.event("warm_start", seconds=progress.seconds_sft, learner=metrics)
+    context.telemetry.event("warm_start", seconds=progress.seconds_sft, learner=metrics)
 
 
 async def _imitate(policy: Policy, shown: Demonstrations, settings: WarmStart, seed: int) -> dict[str, float]:

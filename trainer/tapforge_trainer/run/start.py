@@ -1,0 +1,254 @@
+"""Starts what a command works with, and closes it: device, model, phones, who plays on them, learner and engines.
+
+- What can be known without starting anything is known first: GPUs that are missing, a model that does not fit the file.
+- Phones that run already answer before anything heavy is started; whatever is left starts side by side.
+- All is closed after a failure, too, and when it comes in the middle of the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tapforge_api import TrainingRun
+from tapforge_api.gpus import gpus_needed
+from tapforge_envs.clients.phones import PhoneAddress
+from tapforge_envs.slots.source import SlotSource
+
+from ..agents import Agent
+from ..learner.checkpoint_storage import CheckpointBackend, place_of
+from ..model_source.ref import ModelError, ModelRef, ModelRefused
+from ..placement.machine import Device, Machine, NoDevice, device_of, rollout_workers
+from ..policy import Policy, PolicySettings, gpus_in_ray, in_cluster, object_store_bytes, wait_for_gpus
+from ..recording.actor import RecorderProcess
+from ..rollout.actor import start_rollout_actor
+from ..rollout.baselines import baselines
+from ..rollout.frame_budget import budget_error, frame_budget
+from ..rollout.remote_players import RemotePlayers
+from ..rollout.worker import RolloutWorker
+from ..rollout.worker_host import LINK_SECONDS
+from ..tasks.selection import training_tasks
+from ..telemetry.progress import Progress, newest_checkpoint
+from ..telemetry.start_progress import waiting_shown
+from ..telemetry.telemetry import Telemetry
+from . import assembly
+from .assembly import ConfigurationError, RolloutSetup, SetupError
+from .context import RunContext
+from .fleet import written
+from .local_files import checkpoint_uri, checkpoints_of
+from .model_errors import model_errors
+from .model_pin import model_of
+from .resuming import resumed_from
+from .shutdown import StopSignal, together, unless_stopped
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rollouts:
+    """Phones and who plays on them. `policies`: by name, of the player in this process; "" is the policy that learns,
+    once there is one."""
+
+    agent: Agent
+    slots: SlotSource
+    player: RolloutWorker | RemotePlayers
+    policies: dict[str, Any]
+
+
+@asynccontextmanager
+async def running(
+    run: TrainingRun,
+    folder: Path,
+    telemetry: Telemetry,
+    stop: StopSignal,
+    *,
+    uid: str = "",
+    weights: Path | None = None,
+    learner: bool = True,
+    engines: bool = True,
+    resume: bool = True,
+    place: CheckpointBackend | None = None,
+) -> AsyncIterator[tuple[RunContext, Progress | None]]:
+    """Phones, learner and engines, started side by side; with the run's last checkpoint loaded and its progress, None
+    where there is none. Closed in any case. `uid`: of the run, on a cluster; `place`: where checkpoints are written,
+    None: they are only read."""
+    started = time.monotonic()
+    # Only here: a folder that is taken away while a run is under way must not come back (cluster/storage.py).
+    checkpoints_of(run, folder).parent.mkdir(parents=True, exist_ok=True)
+    machine, device = await _device(run, telemetry, stop)
+    source, model = await _model(run, folder, telemetry, weights, keep=place is not None)
+    rollouts = _rollouts(run, source, model, device, engines=engines)
+    size = sum(file.size for file in source.files) / 2**30
+    fetch = f"; a node that lacks {source.place} fetches {size:,.1f} GiB" if size else ""
+    telemetry.phase(f"starting {'phones, engine and learner' if engines else 'the learner'}{fetch}", "Loading")
+    policy = Policy(
+        PolicySettings(
+            engine=assembly.engine_settings(run, model, rollouts.agent, machine, device, source) if engines else None,
+            learner=assembly.learner_settings(run, model, rollouts.agent, machine, device, source) if learner else None,
+            replicas=run.spec.engine.replicas,
+            mid_episode=run.spec.sync.mid_episode,
+            place=place or place_of(checkpoints_of(run, folder), checkpoint_uri(run)),
+            keep=run.spec.checkpoints.keep,
+            tolerance=run.spec.sync.tolerance,
+            sync_seconds=run.spec.deadlines.sync_seconds,
+        )
+    )
+    try:
+        await _start(run, policy, rollouts, source, telemetry, stop, engines=engines)
+        progress, warm_started_from = await resumed_from(run, policy, uid) if learner and resume else (None, "")
+        if progress is not None:
+            telemetry.view.resume(progress, await asyncio.to_thread(newest_checkpoint, policy.settings.place))
+        setup = await _connect(run, policy, rollouts, stop, started, engines=engines)
+        async with written(rollouts.slots, folder) if engines else nullcontext():
+            yield RunContext(run, folder, policy, setup, telemetry, stop, warm_started_from), progress
+    finally:
+        closing = rollouts.slots.close(), _closed(rollouts.player, policy)
+        for result in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.warning("closing failed: %s", result)
+
+
+# --- before anything starts -------------------------------------------------------------------------------------------
+
+
+async def _device(run: TrainingRun, telemetry: Telemetry, stop: StopSignal) -> tuple[Machine, Device]:
+    """What the run computes on; in a cluster as soon as its GPUs are there."""
+    machine = Machine.local()
+    try:
+        in_ray = await gpus_in_ray() if in_cluster() and run.spec.cluster is None else None
+        device = device_of(run, machine, in_cluster=in_cluster(), in_ray=in_ray)
+    except NoDevice as error:
+        raise ConfigurationError(str(error)) from error
+    if device == "cuda" and in_cluster():
+        report = partial(telemetry.phase, stage="Loading")
+        try:
+            await unless_stopped(stop, wait_for_gpus(gpus_needed(run.spec), report, run.spec.deadlines.start_seconds))
+        except TimeoutError as late:
+            raise SetupError(str(late)) from late
+    return machine, device
+
+
+async def _model(
+    run: TrainingRun, folder: Path, telemetry: Telemetry, weights: Path | None, *, keep: bool
+) -> tuple[ModelRef, Path]:
+    """Where each node has the model from, and a folder with its description. `weights`: of this folder instead;
+    `keep`: the run goes on with this one from now on."""
+    telemetry.phase("looking for the model", "Loading")
+    pinned = partial(ModelRef.of_folder, weights) if weights else partial(model_of, run, folder, keep=keep)
+    source = await asyncio.to_thread(pinned)
+    model = await asyncio.to_thread(assembly.described, source)
+    if wrong := model_errors(run, model):
+        raise ConfigurationError("\n".join(wrong))
+    return source, model
+
+
+def _rollouts(run: TrainingRun, source: ModelRef, model: Path, device: Device, *, engines: bool) -> _Rollouts:
+    """Nothing of it runs yet. Without `engines` nothing will be played."""
+    agent = assembly.agent_of(run, model)
+    policies: dict[str, Any] = baselines(agent)
+    player: RolloutWorker | RemotePlayers = RolloutWorker(agent, policies)
+
+    async def health(phone: PhoneAddress) -> str:
+        return await player.health(phone)
+
+    slots = assembly.slots_of(run, health)
+    workers = 0
+    if engines:
+        workers = rollout_workers(run, assembly.slots_wanted(run) or slots.size, in_cluster=in_cluster())
+    if workers:
+        make_agent, seconds = partial(assembly.agent_on_node, run, source), run.spec.deadlines.start_seconds
+        cpus = 0 if device == "cpu" else 1
+        player = RemotePlayers(lambda _: start_rollout_actor(make_agent, seconds, cpus=cpus), workers)
+    return _Rollouts(agent, slots, player, policies)
+
+
+# --- the start --------------------------------------------------------------------------------------------------------
+
+
+async def _start(
+    run: TrainingRun,
+    policy: Policy,
+    rollouts: _Rollouts,
+    source: ModelRef,
+    telemetry: Telemetry,
+    stop: StopSignal,
+    *,
+    engines: bool,
+) -> None:
+    """Rollout workers, phones, learner and engines."""
+    slots = rollouts.slots
+    # Phones that are already running answer at once or not at all: that is known before anything heavy is started.
+    if isinstance(rollouts.player, RemotePlayers):
+        await unless_stopped(stop, _workers_started(policy, rollouts.player))
+    served = run.spec.environment.source.processes is None
+    if engines and served:
+        await unless_stopped(stop, slots.start())
+    phones = [slots.start()] if engines and not served else []
+    async with waiting_shown(telemetry, policy.waiting):
+        await unless_stopped(stop, together(policy_started(policy, source, telemetry), *phones))
+    if engines:
+        telemetry.view.slots, telemetry.view.slots_wanted = slots, assembly.slots_wanted(run)
+
+
+async def _workers_started(policy: Policy, player: RemotePlayers) -> None:
+    await policy.start_ray()
+    await player.start()
+
+
+async def policy_started(policy: Policy, model: ModelRef, telemetry: Telemetry) -> None:
+    """Raises SetupError or ConfigurationError in the words of what a node lacks."""
+    from ..engine.client import EngineError
+    from ..learner.client import LearnerError
+    from ..placement.placement import PlacementError
+
+    try:
+        await policy.start(partial(telemetry.phase, stage="Loading"))
+    except PlacementError as late:
+        raise SetupError(str(late)) from late
+    except (EngineError, LearnerError) as error:
+        causes = getattr(error.__cause__, "cause", None), error.__cause__
+        if refused := next((cause for cause in causes if isinstance(cause, ModelError)), None):
+            kind = ConfigurationError if isinstance(refused, ModelRefused) else SetupError
+            raise kind(str(refused)) from error
+        error.add_note(f"the model is {model.shown}")
+        raise
+
+
+async def _connect(
+    run: TrainingRun, policy: Policy, rollouts: _Rollouts, stop: StopSignal, started: float, *, engines: bool
+) -> RolloutSetup:
+    """Who plays gets the engines, and what is played is recorded. `started`: when this driver began, monotonic."""
+    player = rollouts.player
+    setup = assembly.rollout_setup_of(run, rollouts.slots, rollouts.agent, player, policy.live_engines)
+    if not isinstance(player, RemotePlayers):
+        if engines:
+            rollouts.policies[""] = policy.generator
+        return setup
+    player.use_engines(policy.engine_connection)
+    policy.follow_engines(lambda _: player.use_engines(policy.engine_connection))
+    if run.spec.environment.source.urls is not None:
+        # Workers of an earlier driver use these phones no longer than this, and no broker fences them.
+        await unless_stopped(stop, asyncio.sleep(started + LINK_SECONDS - time.monotonic()))
+    # What they play never comes here: it is recorded by reference.
+    record = await unless_stopped(stop, RecorderProcess.start())
+    budget = frame_budget(run, training_tasks(run), object_store_bytes())
+    if why := budget_error(run, budget):
+        raise ConfigurationError(why)
+    return replace(setup, record=record, frame_budget=budget)
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+async def _closed(player: RolloutWorker | RemotePlayers, policy: Policy) -> None:
+    try:
+        await player.close()
+    finally:
+        await policy.close()  # and Ray with it
