@@ -5,8 +5,8 @@
 - A job begins when those that it comes after have ended, well or not; a failed job stops no other one.
 - What has to be built is built first: meanwhile lint and the tests that start no Ray, cluster or compiler run, and
   nothing else.
-- What starts Ray, engines and learners is one job: each of them fills the machine. What waits most of its time, the
-  real node's tests among it, runs beside them.
+- Jobs that start Ray, engines and learners come one after the other: each fills the machine. What waits most of its
+  time runs beside them. (The real node beside the stacks saves four minutes, and a run of its own comes too late then.)
 - The tests that start nothing run from the first moment on, as two jobs, at a low priority: they take what the others
   leave of both cores, and slow nothing down that has a deadline.
 - Each job writes a log of its own. A line now and then says how far they are and what is waited for.
@@ -101,7 +101,7 @@ TIERS: Final[Mapping[str, tuple[Job, ...]]] = {
         _pytest("drivers", *DRIVERS, only=SHORT, after=["builds"]),
         *_control_plane(SHORT, "claims", "control plane"),
         *_pure(SHORT),
-        _pytest("node", "tests/e2e", only=f"node and {SHORT}", after=["drivers"]),
+        _pytest("node", "tests/e2e", only=f"node and {SHORT}", after=["stacks"]),
     ),
     "test-long": (
         LONG_BUILDS,
@@ -109,7 +109,7 @@ TIERS: Final[Mapping[str, tuple[Job, ...]]] = {
         _pytest("drivers", *DRIVERS, only=LONG, after=["builds"]),
         *_control_plane(LONG, *_PARTS),
         *_pure(LONG),
-        _pytest("node", "tests/e2e", only=f"node and {LONG}", after=["drivers"]),
+        _pytest("node", "tests/e2e", only=f"node and {LONG}", after=["stacks"]),
     ),
 }
 

@@ -110,7 +110,7 @@ def test_a_local_ray_has_a_token_of_its_own_where_there_is_none(
 #: as a user that has no name where that can be, so that nobody but HOME says where its home folder is
 HOMELESS = """
 import os, sys
-from tapforge_trainer.policy import ray_environment
+from tapforge_trainer.placement import ray_environment
 if not os.getuid():
     os.setgid(54321)
     os.setuid(54321)

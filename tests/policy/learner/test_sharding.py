@@ -396,7 +396,7 @@ def test_shards_are_on_the_gpu_before_they_are_gathered_for_engines(
             gathered.append(tensor.device.type)
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
-        monkeypatch.setattr(sharding, "whole", recorded)
+        monkeypatch.setattr(sharding, "unsharded", recorded)
         found = dict(EngineWeights(rank.policy.model, torch.bfloat16, torch.device("meta")))
         assert set(gathered) == {"meta"} == {tensor.device.type for tensor in found.values()}
         assert {name: tuple(tensor.shape) for name, tensor in found.items()} == dict(
