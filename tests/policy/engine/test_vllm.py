@@ -38,6 +38,13 @@ def test_on_gpus_vllm_chooses_what_the_run_leaves_open(config: ModelConfig) -> N
     assert not found["enable_sleep_mode"] and found["tensor_parallel_size"] == 1
 
 
+@pytest.mark.parametrize("dtype, overridden", [("float32", False), ("bfloat16", True), ("float16", True)])
+def test_logits_are_fp32_in_every_number_format(config: ModelConfig, dtype: str, overridden: bool) -> None:
+    found = arguments(replace(CPU, dtype=dtype), config)
+    assert ("hf_overrides" in found) == overridden
+    assert not overridden or found["hf_overrides"]["head_dtype"] == "float32"
+
+
 def test_on_gpus_vllm_gets_what_the_run_says(config: ModelConfig) -> None:
     given = replace(
         GPU,

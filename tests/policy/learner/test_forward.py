@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from tiny_samples import Tiny, frame, plain_logprobs, plain_model
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tapforge_trainer.frames.frame import FrameError, decode
 from tapforge_trainer.learner import features, head, linear
@@ -65,6 +68,48 @@ def test_banned_tokens_have_no_probability_and_no_gradient(tiny: Tiny) -> None:
     assert bool(torch.isfinite(weight.grad).all())
     assert float(weight.grad[list(tiny.tokens.banned_ids)].abs().max()) == 0.0
     assert bool((entropy <= np.log(len(tiny.tokens.allowed_ids)) + 1e-5).all())
+
+
+@pytest.mark.parametrize("trained", [True, False], ids=["trained", "frozen"])
+def test_logits_of_bf16_factors_are_not_rounded(monkeypatch: pytest.MonkeyPatch, trained: bool) -> None:
+    """Against fp32 all along, with the weight cast in one piece and in several; gradients within bf16's half a step."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = (3 * torch.randn(5, 64, generator=generator)).bfloat16().requires_grad_()
+    weight = torch.randn(40, 64, generator=generator).bfloat16().requires_grad_(trained)
+    grad = torch.randn(5, 40, generator=generator)
+    wide = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
+    expected = wide[0] @ wide[1].t()
+    expected.backward(grad)
+    for at_once in (head._CAST_AT_ONCE, 7 * 64):
+        monkeypatch.setattr(head, "_CAST_AT_ONCE", at_once)
+        hidden.grad = weight.grad = None
+        logits = head._logits(hidden, weight)
+        assert logits.dtype == torch.float32
+        assert torch.allclose(logits, expected, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(logits, logits.detach().bfloat16().float(), rtol=1e-5, atol=1e-5)
+        logits.backward(grad)
+        for mine, theirs in ((hidden, wide[0]), (weight, wide[1]))[: 1 + trained]:
+            assert mine.grad is not None and mine.grad.dtype == torch.bfloat16
+            assert float((mine.grad - theirs.grad).norm() / theirs.grad.norm()) < 2**-7
+        assert trained or weight.grad is None
+
+
+def test_on_a_gpu_the_weight_of_the_head_is_never_cast() -> None:
+    """The kernel itself is there on GPUs alone: here it is asked for, on tensors that hold nothing."""
+    calls: list[str] = []
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode():
+        hidden = torch.empty(4, 8, device="cuda:0", dtype=torch.bfloat16)
+        weight = torch.empty(16, 8, device="cuda:0", dtype=torch.bfloat16)
+        with Calls():
+            logits = head._logits(hidden, weight)
+    assert logits.dtype == torch.float32 and logits.device.type == "cuda"
+    assert "aten.mm.dtype" in calls and not {"aten._to_copy.default", "aten.mm.default"} & set(calls)
 
 
 def test_the_head_in_pieces_equals_the_head_at_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,8 @@ def made(given: dict[str, Any], platform: Any) -> dict[str, Any]:
         UsageContext.LLM_CLASS
     )
     scheduler, mm = config.scheduler_config, config.model_config.multimodal_config
+    text = config.model_config.hf_config.text_config
+    part = config.with_hf_config(text, architectures=["Qwen2ForCausalLM"])
     found = {
         "executor": Executor.get_class(config).__name__,
         "world": config.parallel_config.world_size,
@@ -100,6 +102,8 @@ def made(given: dict[str, Any], platform: Any) -> dict[str, Any]:
         "transfer": config.weight_transfer_config.backend,
         "logprobs": config.model_config.logprobs_mode,
         "bytes": mm.mm_device_do_normalize,
+        # of the whole and of a language model that is a part of it, which sees its own configuration alone
+        "logits": [str(one.model_config.head_dtype) for one in (config, part)],
     }
     if measured:
         budget = MultiModalBudget(config, MULTIMODAL_REGISTRY)

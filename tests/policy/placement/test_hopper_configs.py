@@ -65,8 +65,14 @@ def test_an_engine_with_a_gpu_of_its_own(configs: dict[str, dict[str, Any]]) -> 
         "transfer": "nccl",
         "logprobs": "processed_logprobs",
         "bytes": True,
+        "logits": ["torch.float32"] * 2,
     }
     assert configs["apart"] == expected
+
+
+@pytest.mark.long
+def test_logits_are_fp32_also_where_the_language_model_is_built_as_a_part(configs: dict[str, dict[str, Any]]) -> None:
+    assert configs["older"]["logits"] == configs["apart"]["logits"]
 
 
 @pytest.mark.long

@@ -8,6 +8,8 @@
   less than a frame of 1080x2400. The vision tower's largest pass and the cache of its results, which holds as many
   visual tokens as a pass has tokens, are measured before the key-value cache takes the rest: with the largest frame
   that the run can show.
+- Logits are fp32 in every number format, as the learner's are (`learner/head.py`): two heads that round theirs to bf16
+  differ more by that than by everything before them.
 - Every row of the output layer that is no allowed token is banned, those beyond the tokenizer's vocabulary as well.
 """
 
@@ -26,6 +28,9 @@ from ..placement.settings import EngineSettings
 BANNED = "tapforge_banned_ids"
 #: where what is compiled is kept between starts; else below the user's home on each node
 _CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+#: what makes vLLM compute logits in fp32. Where a model is made of a tower and a language model, the latter sees its
+#: own part of the configuration alone
+_FULL_LOGITS = {"head_dtype": "float32", "text_config": {"head_dtype": "float32"}}
 #: key-value cache on CPUs where none is given, MiB
 _CPU_CACHE_MIB = 128
 
@@ -82,6 +87,8 @@ def arguments(settings: EngineSettings, config: ModelConfig) -> dict[str, Any]:
         "weight_transfer_config": {"backend": settings.transfer},
         "tensor_parallel_size": settings.tensor_parallel,
     }
+    if settings.dtype != "float32":
+        found["hf_overrides"] = _FULL_LOGITS
     if settings.tensor_parallel > 1:
         found["distributed_executor_backend"] = "mp"  # inside a Ray actor vLLM would start actors of its own
     cpu = settings.device == "cpu"

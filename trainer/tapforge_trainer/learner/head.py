@@ -1,6 +1,9 @@
 """Hidden states in, log-probability and entropy of chosen tokens out: the language model's head.
 
 - Tokens that the policy may not say are masked out, logits are divided by the temperature, the rest is renormalised.
+- Logits are fp32 whatever the number format of hidden states and weight: rounded to bf16, those of 16 to 32 move by up
+  to 0.0625, which is most of the difference between a learner and an engine. The engine's head does the same
+  (`engine/vllm.py`).
 - Logits exist for a bounded number of positions at a time, in the backward pass too; the softmax is fp32.
 - `install` makes it the forward pass of the head's own module, so that whoever shards that module gathers its weight
   once for all pieces.
@@ -24,6 +27,8 @@ from .linear import linear
 
 #: logits (positions x vocabulary) that exist at one time; 64 Mi are 256 MiB in fp32
 LOGITS_AT_ONCE = 64 * 1024 * 1024
+#: numbers of the weight that are cast to fp32 at one time where no kernel has fp32 results of narrower factors
+_CAST_AT_ONCE = 4 * 1024 * 1024
 
 
 def install(head: nn.Module) -> None:
@@ -51,7 +56,7 @@ def token_logprobs(
 def _piece(
     hidden: Tensor, target: Tensor, weight: Tensor, allowed: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    logits = linear(hidden, weight).float()
+    logits = _logits(hidden, weight)
     if temperature != 1.0:
         logits = logits / temperature
     # `where` and not addition: a banned token gets no gradient, and never -inf * 0.
@@ -61,3 +66,38 @@ def _piece(
     with torch.no_grad():
         entropy = -(everything.exp() * torch.where(allowed, everything, 0.0)).sum(-1)
     return logp, entropy
+
+
+def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    """hidden @ weight.T in fp32, [tokens, vocabulary]."""
+    if hidden.dtype == torch.float32:
+        return linear(hidden, weight)
+    logits: Tensor = _FullLogits.apply(hidden, weight)
+    return logits
+
+
+class _FullLogits(torch.autograd.Function):
+    """fp32 products of bf16 factors. `torch.mm(out_dtype=...)` accumulates into its fp32 result without casting the
+    weight, has a kernel on GPUs alone and no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        if hidden.device.type == "cuda":
+            return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+        whole = hidden.float()
+        logits = whole.new_empty(len(hidden), len(weight))
+        rows = max(1, _CAST_AT_ONCE // weight.shape[1])
+        for i in range(0, len(weight), rows):
+            logits[:, i : i + rows] = whole @ weight[i : i + rows].float().t()
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """In the factors' format, as `torch.nn.functional.linear` has it: gradients of logits are below 1, and sums
+        over them are fp32 inside the product."""
+        hidden, weight = ctx.saved_tensors
+        grad = grad.to(hidden.dtype)
+        for_hidden = grad @ weight if ctx.needs_input_grad[0] else None
+        for_weight = grad.t() @ hidden if ctx.needs_input_grad[1] else None
+        return for_hidden, for_weight

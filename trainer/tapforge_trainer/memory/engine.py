@@ -64,7 +64,7 @@ def engine_moment(load: EngineLoad, budget: int) -> Moment:
     patches = encoded * vision.merge**2
     attention, mlp = (5 * width + 8) * vision.width, 2 * width * (vision.width + vision.intermediate)
     tower = max(attention, mlp) * patches // parallel
-    logits = min(load.sequences, load.batched) * shape.vocabulary * (width + 3 * 4)
+    logits = min(load.sequences, load.batched) * shape.vocabulary * 3 * 4  # fp32 from the head on
     rest = Moment("", {}).plus(
         "sampling",
         weights=width * shape.parameters / parallel,
