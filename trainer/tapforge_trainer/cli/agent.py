@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from tapforge_api import TrainingRun
     from tapforge_envs.protocol import Observation
 
-#: model_type of config.json -> the adapter of its own makers
-_ADAPTERS = {"qwen3_vl": "qwen3-vl", "qwen3_vl_moe": "qwen3-vl", "qwen2_5_vl": "qwen2.5-vl"}
-
 
 @click.group()
 def agent() -> None:
@@ -108,12 +105,14 @@ def _folder(run: TrainingRun, file: Path | None) -> Path:
 
 def _adapter(folder: Path) -> str:
     from ..agents.registry import agent_names, model_type
+    from ..learner.families import FAMILIES
 
     if not folder.is_dir():
         raise ValueError(f"the model folder {folder} does not exist")
     found = model_type(folder)
-    if found in _ADAPTERS:
-        return _ADAPTERS[found]
+    family = FAMILIES.get(found)
+    if family is not None and family.adapter is not None:
+        return family.adapter
     raise ValueError(
         f"--adapter is needed: config.json of {folder} says {found or 'nothing'!r}, for which several adapters may be "
         f"right; known are {', '.join(agent_names())}"

@@ -36,6 +36,8 @@ class Family:
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     #: parameters whose last two sides are swapped in files and for the engine
     transposed: re.Pattern[str] | None = None
+    #: the agent adapter of the model's makers; none where several may be right
+    adapter: str | None = None
 
     def parameter_of(self, name: str) -> str:
         """The parameter's name of a tensor in published files: the older families were published before language model

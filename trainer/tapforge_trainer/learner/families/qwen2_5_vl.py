@@ -28,4 +28,5 @@ FAMILY = Family(
     "Qwen2_5_VLForConditionalGeneration",
     "qwen2_5_vl",
     _arguments,
+    adapter="qwen2.5-vl",
 )

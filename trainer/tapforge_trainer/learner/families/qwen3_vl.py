@@ -22,4 +22,4 @@ def arguments(vision: Any, grids: Any) -> dict[str, Any]:
     return vision_arguments(vision, grids) | {"interp_indices": index, "interp_weights": weight}
 
 
-FAMILY = Family("qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl", arguments)
+FAMILY = Family("qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl", arguments, adapter="qwen3-vl")

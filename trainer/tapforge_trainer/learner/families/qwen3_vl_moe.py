@@ -15,4 +15,5 @@ FAMILY = Family(
     arguments,
     lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
     transposed=re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)$"),
+    adapter="qwen3-vl",
 )
