@@ -191,7 +191,8 @@ class Sync(Spec):
     tolerance: Annotated[float, Field(gt=0, le=100)] | None = Field(
         None,
         description="largest difference of a token's log-probability between engine and learner right after new "
-        "weights, more than which ends the run; without it 1e-4 in float32 and 0.25 in bfloat16",
+        "weights, more than which ends the run; without it 1e-4 in float32, and in bfloat16 only the median over a "
+        "prompt's tokens is bounded, by 0.1",
     )
     gap_alarm: Annotated[float, Field(gt=0, le=100)] | None = Field(
         None,

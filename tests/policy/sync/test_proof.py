@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapforge_trainer.learner.frame_store import PixelFormat, decode
-from tapforge_trainer.sync.proof import PROBE_TOKENS, Probe, least_context, make_probe, shrunk
+from tapforge_trainer.sync.proof import PROBE_TOKENS, Probe, disagreement, least_context, make_probe, shrunk
 
 HALF = (0.5, 0.5, 0.5)
 TINY = PixelFormat(16, 2, HALF, HALF, least_tokens=1)
@@ -90,3 +90,32 @@ def test_a_phones_screen_in_a_usual_context() -> None:
     assert lengths(probe)[:2] == lengths(probe_of(TINY, 8192))[:2], "small where a large one shows nothing more"
     assert lengths(probe)[2] == 34 * 75 + 2 + 158
     assert sum(lengths(probe)) < 2900
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gaps", "tolerance", "why"),
+    [
+        ("float32", [0.0, 9e-5], None, ""),
+        ("float32", [0.0, 2e-4], None, "tolerance 0.0001"),
+        ("float32", [0.0, 2e-4], 1e-3, ""),
+        ("bfloat16", [0.02, 0.03, 0.9], None, ""),
+        ("bfloat16", [0.02, 0.03, 0.9], 0.5, "tolerance 0.5"),
+        ("bfloat16", [0.2, 0.2, 0.01], None, "the median of its prompt is 0.2, which may be 0.1 in bfloat16"),
+        ("float16", [0.03, 0.03, 0.01], None, "the median of its prompt is 0.03, which may be 0.02 in float16"),
+        ("bfloat16", [0.0, 0.0, np.nan], 100.0, "not a number"),
+    ],
+)
+def test_what_two_correct_sides_may_differ_by(dtype: str, gaps: list[float], tolerance: float | None, why: str) -> None:
+    assert disagreement(np.asarray(gaps), dtype, tolerance) == why
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 0.8, 1.3])
+def test_correct_syncs_in_bf16_pass_however_their_noise_is_spread(spread: float) -> None:
+    """Root mean square as measured between a trainer and vLLM (0.0227); the scale of a token's noise is log-normal. A
+    run of 200 syncs to four engines is 2,400 prompts: fewer than one such run in a thousand may end."""
+    numbers = np.random.default_rng(1)
+    scale = 0.0227 * np.exp(spread * numbers.standard_normal((400_000, PROBE_TOKENS)) - spread**2)
+    gaps = np.abs(scale * numbers.standard_normal(scale.shape))
+    assert np.sqrt((gaps**2).mean()) == pytest.approx(0.0227, rel=0.1)
+    assert np.median(gaps, axis=1).max() < 0.05, "half of what is allowed"
+    assert disagreement(gaps[0], "bfloat16") == ""

@@ -3,7 +3,7 @@
 `synchronize` does, in this order: gather the learner's weights; in each engine, between two steps, load them, name
 the version and drop the prefix, multimodal and encoder caches; then ask the engine for tokens and compare their
 log-probabilities with the learner's. Until the comparison holds, nothing that an engine samples leaves it; if it does
-not hold, every request in flight fails and `SyncMismatch` names the worst token.
+not hold, every request in flight fails and `SyncMismatch` names the worst token. What may differ is in `proof.py`.
 
 Between GPUs the ranks send while the engines receive. Engines that sleep (`Engines.sleep`) wake on the way: ranks give
 back what memory they keep for later, engines take that of their weights, weights come, engines take that of their
@@ -34,10 +34,8 @@ from ..engine.client import EngineError
 from ..engine.pool import Engines
 from ..learner.client import Learner
 from ..placement.settings import PauseMode
-from .proof import PROBE_TOKENS, Probe
+from .proof import PROBE_TOKENS, Probe, disagreement
 
-#: largest difference of a token's log-probability that a correct sync may show, by the engine's dtype
-TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.05}
 #: by name: the module imports torch and vLLM, which the driver's event loop would wait for
 _SENDER = "tapforge_trainer.sync.gpu"
 
@@ -56,13 +54,13 @@ async def synchronize(
     tolerance: float | None = None,
     deadline: float = 1200.0,
 ) -> float:
-    """Returns the largest difference of a log-probability that the probe saw, which is at most `tolerance` (None: that
-    of the engine's number format). `deadline`, seconds, is each step's. Raises `SyncMismatch`."""
-    allowed = TOLERANCE[engines.settings.dtype] if tolerance is None else tolerance
+    """Returns the largest difference of a log-probability that the probe saw. `tolerance`: what it may be at most;
+    None: what the engine's number format allows (`proof.py:disagreement`). `deadline`, seconds, is each step's. Raises
+    `SyncMismatch`."""
     try:
         figures = await _transfer(learner, engines, version, mode, deadline)
         started = time.monotonic()
-        worst = await verify(learner, engines, probe, version, allowed, deadline)
+        worst = await verify(learner, engines, probe, version, tolerance, deadline)
     except (SyncMismatch, EngineError) as error:
         await engines.discard(str(error), deadline)
         raise
@@ -98,8 +96,9 @@ async def _transfer(
 
 
 async def verify(
-    learner: Learner, engines: Engines, probe: Probe, version: int, tolerance: float, deadline: float
+    learner: Learner, engines: Engines, probe: Probe, version: int, tolerance: float | None, deadline: float
 ) -> float:
+    """The part of `synchronize` that compares. Raises `SyncMismatch`."""
     requests = [
         (f"{version}-{index}", ids, names, PROBE_TOKENS, 1.0, None, True)
         for index, (ids, names) in enumerate(probe.prompts)
@@ -112,12 +111,12 @@ async def verify(
     for sample, logprobs in zip(samples, mine, strict=True):
         gaps = np.abs(np.asarray(sample.spans[0].logprobs) - np.asarray(logprobs))
         at = int(np.argmax(gaps)) if np.all(np.isfinite(gaps)) else int(np.flatnonzero(~np.isfinite(gaps))[0])
-        if not gaps[at] <= tolerance:
+        if why := disagreement(gaps, engines.settings.dtype, tolerance):
             token = sample.ids[sample.spans[0].start + at]
             raise SyncMismatch(
-                f"after the sync to version {version} engine and learner differ by {gaps[at]:.3g} (tolerance "
-                f"{tolerance:g}) at token {at} (id {token}) of {sample.episode}: {sample.spans[0].logprobs[at]:.5f} "
-                f"against {logprobs[at]:.5f}; the engine does not answer with the new weights"
+                f"after the sync to version {version} engine and learner differ by {gaps[at]:.3g} ({why}) at token "
+                f"{at} (id {token}) of {sample.episode}: {sample.spans[0].logprobs[at]:.5f} against "
+                f"{logprobs[at]:.5f}; the engine does not answer with the new weights"
             )
         worst = max(worst, float(gaps[at]))
     return worst
