@@ -222,9 +222,9 @@ async def test_a_checkpoint_counts_when_it_is_complete(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mid_episode", ["true", "false"])
 async def test_a_stop_finishes_the_update_and_saves_it(tmp_path: Path, mid_episode: str) -> None:
-    async with _parts(
-        tmp_path, "stop.maxUpdates=50", "rollout.maxStaleness=3", f"sync.midEpisode={mid_episode}"
-    ) as context:
+    # Phones have more to play than they can before the update, however late that comes on a busy machine.
+    staleness = "rollout.maxStaleness=64"
+    async with _parts(tmp_path, "stop.maxUpdates=50", staleness, f"sync.midEpisode={mid_episode}") as context:
         policy: Any = context.policy
 
         async def stop() -> None:
