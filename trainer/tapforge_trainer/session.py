@@ -1,6 +1,6 @@
 """The life of a command: lock the run's folder, start its context, do the work, close them. One function per command.
 
-- A run's folder belongs to one process at a time; a second one is told which process has it (`run/folder.py`).
+- A run's folder belongs to one process at a time; a second one ends with an error that names it (`run/folder.py`).
 - Started again, a run resumes from its last checkpoint, and a complete one only prints its summary.
 - When a stop is requested, a run finishes its update and saves; anything else is cancelled (`Interrupted`).
 - Phones, learner and engines are started side by side, and closed after a failure or in the middle of a start, too.

@@ -100,6 +100,7 @@ def test_a_phones_screen_in_a_usual_context() -> None:
         ("float32", [0.0, 2e-4], 1e-3, ""),
         ("bfloat16", [0.02, 0.03, 0.9], None, ""),
         ("bfloat16", [0.02, 0.03, 0.9], 0.5, "tolerance 0.5"),
+        ("bfloat16", [0.2, 0.2, 0.3], 0.5, ""),
         ("bfloat16", [0.2, 0.2, 0.01], None, "the median of its prompt is 0.2, which may be 0.1 in bfloat16"),
         ("float16", [0.03, 0.03, 0.01], None, "the median of its prompt is 0.03, which may be 0.02 in float16"),
         ("bfloat16", [0.0, 0.0, np.nan], 100.0, "not a number"),

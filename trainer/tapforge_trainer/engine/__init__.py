@@ -2,7 +2,7 @@
 
     pool.py, client.py, wire.py    the driver's hold on all engines, whoever asks them, and what they say to each other
     actor.py, mailboxes.py         one engine as a Ray actor, and its answers until they are collected
-    sampler.py, vllm.py            vLLM in that process, driven step by step, and what it is told when it starts
+    sampler.py, vllm.py            vLLM in that process, driven step by step, and its arguments
     preprocessor.py, prompts.py    requests made ready: frames cut into patches, prompts as vLLM takes them
     mask.py, pauses.py, choice.py  what may be sampled, deadlines that stand still, which engine an episode asks
 

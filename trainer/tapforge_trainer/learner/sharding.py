@@ -100,14 +100,14 @@ def shard(policy: Policy, mesh: DeviceMesh, settings: LearnerSettings) -> None:
     inner = options | {"reshard_after_forward": settings.reshard_after_forward}
     for layer in transformer_layers(policy.model):
         fully_shard(layer, **inner)
-    unsharded = set(policy.visual.parameters()) if policy.freeze_vision else None
-    if unsharded is None:
+    ignored = set(policy.visual.parameters()) if policy.freeze_vision else None
+    if ignored is None:
         for block in vision_blocks(policy.model):
             fully_shard(block, **inner)
     if not tied(policy.model):
         fully_shard(embedding(policy.model), **inner)
         fully_shard(head(policy.model), **inner)
-    fully_shard(policy, ignored_params=unsharded, **options)
+    fully_shard(policy, ignored_params=ignored, **options)
 
 
 def materialize(policy: nn.Module, model: Any, device: torch.device, *, offload: bool = False) -> None:

@@ -9,7 +9,7 @@ an answer: `least_context`.
 What two correct sides may differ by depends on the number format. In fp32 every token has to be within 1e-4. In bf16
 and fp16 single tokens may be far off (their noise has heavy tails: a maximum over the probe's tokens refuses correct
 syncs), so the median of each prompt's tokens is judged: noise leaves it small, and weights, caches or places that are
-wrong move most tokens of a prompt. `sync.tolerance` bounds every token in any format.
+wrong move most tokens of a prompt. `sync.tolerance` is a bound for every token instead, in any format.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Probe:
 
 def disagreement(gaps: np.ndarray, dtype: str, tolerance: float | None = None) -> str:
     """Why two sides that differ like this can't have the same weights; "" where they can. `gaps`: of the
-    log-probabilities of one prompt's tokens, [tokens], nats, absolute; `tolerance`: of any token, None: as the format
-    has it."""
-    most, median = _MOST.get(dtype) if tolerance is None else tolerance, _MEDIAN.get(dtype)
+    log-probabilities of one prompt's tokens, [tokens], nats, absolute; `tolerance`: of any token, in place of what the
+    format allows."""
+    most, median = (_MOST.get(dtype), _MEDIAN.get(dtype)) if tolerance is None else (tolerance, None)
     if not np.all(np.isfinite(gaps)):
         return "not a number"
     if most is not None and gaps.max() > most:
