@@ -106,8 +106,8 @@ TIERS: Final[Mapping[str, tuple[Job, ...]]] = {
     "test-long": (
         LONG_BUILDS,
         _pytest("stacks", *STACKS, only=LONG, after=["builds"]),
-        _pytest("drivers", *DRIVERS, only=LONG, after=["builds"]),
         *_control_plane(LONG, *_PARTS),
+        _pytest("drivers", *DRIVERS, only=LONG, after=["claims"]),
         *_pure(LONG),
         _pytest("node", "tests/e2e", only=f"node and {LONG}", after=["stacks"]),
     ),

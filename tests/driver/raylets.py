@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 os.environ |= {"RAY_prestart_worker_first_driver": "0"}  # else each raylet begins with a process for each core
@@ -112,7 +113,7 @@ class Rank:
         return on_this_node(settings).model, os.environ["HF_HUB_OFFLINE"]
 
 
-def models(nodes: dict[str, Any]) -> dict[str, Any]:
+async def models(nodes: dict[str, Any]) -> dict[str, Any]:
     """Three processes on each node want the same model of a hub."""
     hub = FakeHub({REPO: Repository(files(), {"main": FIRST})})
     endpoint = hub.start()
@@ -154,20 +155,25 @@ def begun() -> Cluster:
 
 
 async def main() -> None:
+    start = time.monotonic()
     cluster = begun()
     try:
         nodes = {node.node_id: node for node in (add(cluster, f"{sys.argv[1]}/{name}") for name in "ab")}
         ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-        found = {
-            "apart": await case(4, 2, 2, colocated=False),
-            "spread": await case(6, 1, 2, colocated=False),
-            "colocated": await case(4, 4, 1, colocated=True),
-            "colocated in twos": await case(8, 4, 2, colocated=True),
-            "learner alone": await case(3, 0, 1, colocated=True),
-            "too few": await too_few(),
-            "models": models(nodes),
-            "lost": await lost(cluster, nodes),
+        parts: dict[str, Callable[[], Awaitable[dict[str, Any]]]] = {
+            "apart": lambda: case(4, 2, 2, colocated=False),
+            "spread": lambda: case(6, 1, 2, colocated=False),
+            "colocated": lambda: case(4, 4, 1, colocated=True),
+            "colocated in twos": lambda: case(8, 4, 2, colocated=True),
+            "learner alone": lambda: case(3, 0, 1, colocated=True),
+            "too few": too_few,
+            "models": lambda: models(nodes),
+            "lost": lambda: lost(cluster, nodes),
         }
+        found = {}
+        for name, part in parts.items():
+            print_error(f"{name}, after {time.monotonic() - start:.0f} s")
+            found[name] = await part()
         print(json.dumps(found))
     finally:
         ray.shutdown()

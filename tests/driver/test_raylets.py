@@ -21,7 +21,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [sys.executable, str(Path(__file__).with_name("raylets.py")), str(tmp_path_factory.mktemp("nodes"))]
     online = {name: value for name, value in os.environ.items() if not name.endswith("_OFFLINE")}
     environment = online | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"the raylets' program has not ended; it said: {str(error.stderr)[-4000:]}")
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
