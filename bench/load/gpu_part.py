@@ -40,7 +40,7 @@ def learner(device: str, model: str, layers: int | None, scale: int) -> dict[str
 
     from tapforge_trainer.learner import lora
     from tapforge_trainer.learner.batches import micro_batch, plan_micro_batches, token_batch
-    from tapforge_trainer.learner.families import ModelConfig
+    from tapforge_trainer.learner.families import ModelConfig, shape_of
     from tapforge_trainer.learner.flops import FlopCounter
     from tapforge_trainer.learner.frame_store import FrameStore, PixelFormat
     from tapforge_trainer.learner.phase_clock import PhaseClock
@@ -84,7 +84,7 @@ def learner(device: str, model: str, layers: int | None, scale: int) -> dict[str
     trained = [p for p in policy.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
     clock, advantage = PhaseClock(place), torch.from_numpy(data.advantage).to(place)
-    counter = FlopCounter(config, settings, clock.device_name)
+    counter = FlopCounter(shape_of(config), settings, clock.device_name)
 
     def step() -> float:
         policy.forget_features()

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tapforge_trainer.algorithms import registry
+from tapforge_trainer import plugins
 from tapforge_trainer.algorithms.registry import UnknownName, estimate, estimator, names
 from tapforge_trainer.algorithms.steps import Steps
 
@@ -38,7 +38,7 @@ def test_names_are_strict():
 
 def test_packages_are_searched_once(monkeypatch):
     estimate("rloo", PAIR)
-    monkeypatch.delattr(registry, "entry_points")
+    monkeypatch.delattr(plugins, "entry_points")
     estimate("rloo", PAIR)
 
 

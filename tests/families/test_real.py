@@ -13,7 +13,7 @@ from tests.families import real
 from transformers import AutoModelForImageTextToText
 
 from tapforge_trainer.agents.tokens import Tokens
-from tapforge_trainer.learner.families import FAMILIES, ModelConfig, family_of
+from tapforge_trainer.learner.families import ModelConfig, families, family_of
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_the_engine_takes_experts_as_they_were_published() -> None:
     assert "is_fused_checkpoint_transposed=True" in source
     tensor = torch.empty(8, 192, 256)
     name = "model.language_model.layers.1.mlp.experts.gate_up_proj"
-    assert FAMILIES["qwen3_vl_moe"].for_engine(name, tensor).shape == (8, 256, 192)
-    assert FAMILIES["qwen3_vl"].for_engine(name, tensor) is tensor
+    assert families()["qwen3_vl_moe"].for_engine(name, tensor).shape == (8, 256, 192)
+    assert families()["qwen3_vl"].for_engine(name, tensor) is tensor
 
 
 def _vllm() -> str:
@@ -131,7 +131,7 @@ def _vllm() -> str:
 
 @pytest.mark.parametrize("name", real.TINY)
 def test_lora_adapts_the_language_model_only(name: str) -> None:
-    family = FAMILIES[real.family(name)]
+    family = families()[real.family(name)]
     with torch.device("meta"):
         model = real.model_class(name)(real.config(name, 2, 2))
     pattern = re.compile(family.lora_pattern())

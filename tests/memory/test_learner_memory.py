@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapforge_trainer.memory.known import CONFIGS, config_of
+from tapforge_trainer.learner.families import Shape, shape_of
+from tapforge_trainer.memory.known import config_of, published
 from tapforge_trainer.memory.learner import CATEGORIES, LearnerLoad, moments, peak, resident
-from tapforge_trainer.memory.shape import Shape
 
 LORA = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -18,10 +18,10 @@ LORA = ("q_proj", "k_proj", "v_proj", "o_proj")
 def shape(name: str) -> Shape:
     found = config_of(f"Qwen/{name}-Instruct")
     assert found is not None
-    return Shape.of(found)
+    return shape_of(found)
 
 
-SHAPES = {name: shape(name) for name in CONFIGS}
+SHAPES = {name: shape(name) for name in published()}
 
 
 @st.composite

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from tapforge_api import load
 from tapforge_api.gpus import cluster_gpus_error, gpus_needed
 from tapforge_trainer.cli.main import cli
-from tapforge_trainer.learner.families import ModelConfig
+from tapforge_trainer.learner.families import ModelConfig, shape_of
 from tapforge_trainer.memory.advice import advice
 from tapforge_trainer.memory.command import model_config
 from tapforge_trainer.memory.estimate import card_of, estimate, visual_tokens
-from tapforge_trainer.memory.known import CONFIGS
+from tapforge_trainer.memory.known import published
 from tapforge_trainer.memory.learner import CATEGORIES
 from tapforge_trainer.memory.report import Figures, as_json, render
-from tapforge_trainer.memory.shape import Shape
 
 SAMPLES = Path("manifests/samples")
 GPU_SAMPLES = ("run-qwen3-vl-8b.yaml", "run-qwen2.5-vl-7b.yaml", "run-ui-tars-1.5-7b.yaml")
@@ -110,7 +109,7 @@ def test_what_is_advised_has_its_gpus_or_says_so_and_shows_its_screens(
     name: str, card: str, changed: tuple[str, ...]
 ) -> None:
     run = load(SAMPLES / name, overrides=[*changed])
-    shape = Shape.of(model_config(run, None))
+    shape = shape_of(model_config(run, None))
     size = card_of(run, card)
     lines = advice(run, estimate(run, shape, size), lambda other: estimate(other, shape, size))
     line = "".join(lines)
@@ -211,7 +210,7 @@ def test_what_is_not_known_is_said(words: tuple[str, ...], said: str) -> None:
 
 def test_a_configuration_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "any.json"
-    path.write_text(json.dumps(CONFIGS["Qwen3-VL-2B"]))
+    path.write_text(json.dumps(published()["Qwen3-VL-2B"]))
     _, plan = document("run-qwen3-vl-8b.yaml", "--config", str(path))
     assert plan["parameters"] == 2_127_532_032
 
@@ -255,7 +254,7 @@ def test_any_run_that_the_api_takes_ends_in_an_estimate(data: st.DataObject) -> 
     if draw(st.booleans()):
         ranks = int(overrides["learner.ranks"])
         words += ["spec.placement.mode=colocated", f"spec.engine.replicas={ranks}", "spec.engine.tensorParallel=1"]
-    shape = Shape.of(ModelConfig.of_document(Path("model"), CONFIGS[draw(st.sampled_from(sorted(CONFIGS)))]))
+    shape = shape_of(ModelConfig.of_document(Path("model"), published()[draw(st.sampled_from(sorted(published())))]))
     run = load(SAMPLES / GPU_SAMPLES[0], overrides=words)
     found = estimate(run, shape, card_of(run, draw(st.sampled_from([None, "1GiB", "B200"]))))
     for role in found.roles:

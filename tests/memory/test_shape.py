@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.families.real import NAMES, config, flat_config, model_class
 
-from tapforge_trainer.learner.families import FolderError, ModelConfig
-from tapforge_trainer.memory.known import CONFIGS, config_of, gpu_bytes
-from tapforge_trainer.memory.shape import Shape
+from tapforge_trainer.learner.families import FolderError, ModelConfig, Shape, shape_of
+from tapforge_trainer.memory.known import config_of, gpu_bytes, published
 
 LORA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def shape_of(document: Mapping[str, Any]) -> Shape:
-    return Shape.of(ModelConfig.of_document(Path("model"), document))
+def of_document(document: Mapping[str, Any]) -> Shape:
+    return shape_of(ModelConfig.of_document(Path("model"), document))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "qwen3-vl-8b-tiny", "qwen2.5-vl-7b-tiny", "qwen3-vl-30b-a3b-tiny"])
@@ -29,7 +28,7 @@ def test_counts_are_those_of_the_hugging_face_model(name: str) -> None:
     made = config(name)
     with torch.device("meta"):
         model = model_class(name)(made)
-    shape = shape_of(made.to_dict())
+    shape = of_document(made.to_dict())
     vision = model.model.visual
     layers = model.model.language_model.layers
 
@@ -51,13 +50,13 @@ def test_counts_are_those_of_the_hugging_face_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen2-vl-7b", "qwen2.5-vl-3b", "qwen2.5-vl-7b"])
 def test_the_flat_layout_says_the_same(name: str) -> None:
-    assert shape_of(flat_config(name)) == shape_of(config(name).to_dict())
+    assert of_document(flat_config(name)) == of_document(config(name).to_dict())
 
 
 def test_the_table_has_the_sizes_of_the_published_configurations() -> None:
-    named = {name.lower(): name for name in CONFIGS}
+    named = {name.lower(): name for name in published()}
     for name in NAMES:
-        assert shape_of(CONFIGS[named[name]]) == shape_of(config(name).to_dict()), name
+        assert of_document(published()[named[name]]) == of_document(config(name).to_dict()), name
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_the_table_has_the_sizes_of_the_published_configurations() -> None:
 def test_a_repository_is_known_by_its_name(repo: str, billions: float) -> None:
     found = config_of(repo)
     assert found is not None
-    assert round(Shape.of(found).parameters / 1e9, 3) == billions
+    assert round(shape_of(found).parameters / 1e9, 3) == billions
     assert config_of(repo + "-GGUF") is None
 
 
@@ -99,18 +98,18 @@ def test_a_gpu_is_known_by_its_product(product: str, mib: int | None) -> None:
 
 
 def test_what_is_missing_or_absurd_is_named() -> None:
-    good = json.loads(json.dumps(CONFIGS["Qwen3-VL-8B"]))
+    good = json.loads(json.dumps(published()["Qwen3-VL-8B"]))
     for field, value in (("num_hidden_layers", -1), ("hidden_size", "4096"), ("num_key_value_heads", 5)):
         bad = good | {"text_config": good["text_config"] | {field: value}}
         with pytest.raises(FolderError, match=f"text_config.{field} is"):
-            shape_of(bad)
+            of_document(bad)
     del good["text_config"]["intermediate_size"]
     with pytest.raises(FolderError, match=r"no text_config.intermediate_size"):
-        shape_of(good)
+        of_document(good)
     with pytest.raises(FolderError, match="llama"):
-        shape_of(good | {"model_type": "llama"})
+        of_document(good | {"model_type": "llama"})
     with pytest.raises(FolderError, match="o_prj is no linear layer"):
-        shape_of(CONFIGS["Qwen3-VL-8B"]).adapters(8, ("o_prj",))
+        of_document(published()["Qwen3-VL-8B"]).adapters(8, ("o_prj",))
 
 
 _JSON = st.recursive(
@@ -120,10 +119,10 @@ _JSON = st.recursive(
 )
 
 
-@given(name=st.sampled_from(sorted(CONFIGS)), data=st.data())
+@given(name=st.sampled_from(sorted(published())), data=st.data())
 @settings(max_examples=500, deadline=None)
 def test_any_file_ends_in_sizes_or_in_an_error_that_names_something(name: str, data: st.DataObject) -> None:
-    document: dict[str, Any] = json.loads(json.dumps(CONFIGS[name]))
+    document: dict[str, Any] = json.loads(json.dumps(published()[name]))
     for _ in range(data.draw(st.integers(1, 3))):
         places = [document, *(part for part in document.values() if isinstance(part, dict))]
         place = data.draw(st.sampled_from(places))
@@ -133,7 +132,7 @@ def test_any_file_ends_in_sizes_or_in_an_error_that_names_something(name: str, d
         else:
             place[field] = data.draw(_JSON)
     try:
-        shape = shape_of(document)
+        shape = of_document(document)
     except FolderError as error:
         assert "config.json" in str(error) or "holds a" in str(error)
     else:

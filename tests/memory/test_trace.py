@@ -12,10 +12,9 @@ from click.testing import CliRunner
 from tests.families.real import config
 
 from tapforge_trainer.cli.main import cli
-from tapforge_trainer.learner.families import FAMILIES, ModelConfig
-from tapforge_trainer.memory.known import CONFIGS
+from tapforge_trainer.learner.families import ModelConfig, families, shape_of
+from tapforge_trainer.memory.known import published
 from tapforge_trainer.memory.learner import BUCKET_BYTES, FEATURES_KEPT, LOGITS_AT_ONCE, LearnerLoad, peak
-from tapforge_trainer.memory.shape import Shape
 from tapforge_trainer.memory.trace import trace
 
 #: of the traced peak
@@ -25,9 +24,9 @@ GIB = 2**30
 
 def compared(document: Any, **settings: Any) -> None:
     made = ModelConfig.of_document(Path("model"), document)
-    shape = Shape.of(made)
+    shape = shape_of(made)
     if settings.get("lora"):
-        settings["targets"] = FAMILIES[shape.model_type].lora_targets
+        settings["targets"] = families()[shape.model_type].lora_targets
     given = {"ranks": 8, "tokens": 8192, "patches": 7728, "responses": 1024, "accumulates": False, **settings}
     load = LearnerLoad(shape, **given)
     # What of the features is remembered after so few micro-batches; a run's fill what there is room for.
@@ -99,9 +98,9 @@ def test_a_whole_model_takes_what_the_closed_form_says(name: str, settings: dict
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", sorted(published()))
 def test_every_known_configuration_can_be_traced(name: str) -> None:
-    document = dict(CONFIGS[name])
+    document = dict(published()[name])
     text = document.get("text_config", document)
     fewer = {"num_hidden_layers": 3}
     if "text_config" in document:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tapforge_trainer.learner.families import ModelConfig
+from tapforge_trainer.learner.families import ModelConfig, shape_of
 from tapforge_trainer.learner.flops import Costs, FlopCounter, peak_flops
 from tapforge_trainer.learner.frame_store import Patches
 from tapforge_trainer.placement.settings import LearnerSettings, LoraSettings
@@ -70,7 +70,7 @@ def _counted(run: Any) -> float:
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "Qwen3VLMoe"])
 def test_the_language_model_costs_what_torch_counts(name: str, tmp_path: Path) -> None:
     model, config = _model(name, tmp_path)
-    costs, length = Costs.of(config), 40
+    costs, length = Costs.of(shape_of(config)), 40
     ids = torch.arange(length)[None]
     counted = _counted(lambda: model.model.language_model(input_ids=ids, use_cache=False))
     # torch counts the whole square of attention, of which a causal model needs half
@@ -84,19 +84,19 @@ def test_the_tower_costs_what_torch_counts(name: str, tmp_path: Path) -> None:
     patches = GRID[0] * GRID[1]
     pixels = torch.zeros(patches, 3 * 2 * config.vision["patch_size"] ** 2)
     counted = _counted(lambda: model.model.visual(pixels, grid_thw=torch.tensor([[1, *GRID]])))
-    assert counted == pytest.approx(Costs.of(config).vision([patches]), rel=0.01)
+    assert counted == pytest.approx(Costs.of(shape_of(config)).vision([patches]), rel=0.01)
 
 
 def test_of_experts_those_count_that_a_token_goes_through(tmp_path: Path) -> None:
     _, config = _model("Qwen3VLMoe", tmp_path)
     attention = 2 * 64 * 64 + 2 * 64 * 32
     expected = 3 * attention + 3 * 64 * 160 + 2 * (8 * 64 + 2 * 3 * 64 * 48)
-    assert Costs.of(config).token == 2 * expected
+    assert Costs.of(shape_of(config)).token == 2 * expected
 
 
 def test_a_backward_pass_costs_twice_where_all_is_trained_and_less_with_adapters(tmp_path: Path) -> None:
     _, config = _model("Qwen3VL", tmp_path)
-    costs = Costs.of(config)
+    costs = Costs.of(shape_of(config))
     forward, tower = costs.text([30, 20], 7), costs.vision([256])
     assert costs.backward([30, 20], 7, [256], weights=True, tower=True) == pytest.approx(2 * (forward + tower))
     adapters = costs.backward([30, 20], 7, [256], weights=False, tower=False)
@@ -107,9 +107,9 @@ def test_a_frozen_tower_computes_a_frame_once_in_a_step(tmp_path: Path) -> None:
     _, config = _model("Qwen3VL", tmp_path)
     frames = {"a": Patches(torch.zeros(0).numpy(), 8, 8)}
     settings = LearnerSettings("", (), lora=LoraSettings(8, 16.0))
-    counter = FlopCounter(config, settings)
+    counter = FlopCounter(shape_of(config), settings)
     first, again = (counter.passes([50], 3, frames) for _ in range(2))
-    assert first - again == Costs.of(config).vision([256])
+    assert first - again == Costs.of(shape_of(config)).vision([256])
     counter.begin()
     assert counter.passes([50], 3, frames) == first
     assert counter.peak == 0.0

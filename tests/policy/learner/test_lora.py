@@ -19,7 +19,7 @@ from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.learner import export as exports
 from tapforge_trainer.learner import lora
 from tapforge_trainer.learner.batches import plan_micro_batches
-from tapforge_trainer.learner.families import FAMILIES, FolderError
+from tapforge_trainer.learner.families import FolderError, families
 from tapforge_trainer.learner.rank import MiniBatch, Rank
 from tapforge_trainer.learner.sharding import unsharded
 from tapforge_trainer.model_source.ref import ModelError, ModelRef
@@ -106,12 +106,12 @@ def test_targets_are_layers_of_the_language_model(tiny: Tiny) -> None:
 
 
 def test_a_target_that_is_not_there_is_named() -> None:
-    family = FAMILIES["qwen3_vl"]
+    family = families()["qwen3_vl"]
     assert family.adapted(()) == family.lora_targets
     with pytest.raises(FolderError, match=r"q_prj is no linear layer .* qwen3_vl; did you mean q_proj\? It has q_proj"):
         family.adapted(("k_proj", "q_prj"))
     with pytest.raises(FolderError, match="gate_proj is no linear layer"):
-        FAMILIES["qwen3_vl_moe"].adapted(("gate_proj",))  # experts are no linear layers
+        families()["qwen3_vl_moe"].adapted(("gate_proj",))  # experts are no linear layers
 
 
 def test_peft_gives_the_same_model(tiny: Tiny, tmp_path: Path) -> None:

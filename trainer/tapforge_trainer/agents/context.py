@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import entry_points
 from typing import Protocol
 
 from tapforge_envs.protocol import Frame
 
+from .. import plugins
 from ..frames.frame import FittedFrame
 from .agent import Prepared, Turn
 
@@ -43,21 +43,24 @@ class ContextError(ValueError):
 
 
 def context_names() -> tuple[str, ...]:
-    return tuple(sorted(point.name for point in entry_points(group=ENTRY_POINTS)))
+    return tuple(plugins.names(ENTRY_POINTS))
 
 
 def context_of(name: str) -> Context:
-    """Raises ContextError for an unknown name, with the nearest one, and for an entry point that can't be imported or
-    is no function."""
-    for point in entry_points(group=ENTRY_POINTS):
-        if point.name == name:
-            try:
-                found = point.load()
-            except Exception as error:  # whatever other people's modules raise when they are imported
-                raise ContextError(f"the context {name!r} ({point.value}) can't be loaded: {error}") from error
-            if not callable(found):
-                raise ContextError(f"the context {name!r} ({point.value}) is no function")
-            return found
+    """Raises ContextError for an unknown name, with the nearest one, for one that is offered twice, and for an entry
+    point that can't be imported or is no function."""
+    try:
+        point = plugins.find(ENTRY_POINTS, name)
+    except ValueError as error:
+        raise ContextError(str(error)) from error
+    if point is not None:
+        try:
+            found = point.load()
+        except Exception as error:  # whatever other people's modules raise when they are imported
+            raise ContextError(f"the context {name!r} ({point.value}) can't be loaded: {error}") from error
+        if not callable(found):
+            raise ContextError(f"the context {name!r} ({point.value}) is no function")
+        return found
     known = context_names()
     near = get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -9,10 +9,10 @@ import json
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import plugins
 from .agent import Agent, PromptStyle
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def make_agent(
 
 
 def agent_names() -> tuple[str, ...]:
-    return tuple(sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))}))
+    return tuple(sorted({*_BUILT_IN, *plugins.names(ENTRY_POINTS)}))
 
 
 def dialect_of(name: str, model_folder: Path | None) -> Dialect | None:
@@ -72,12 +72,12 @@ def dialect_of(name: str, model_folder: Path | None) -> Dialect | None:
 
 
 def _factory(name: str) -> Callable[..., Agent]:
+    point = plugins.find(ENTRY_POINTS, name, _BUILT_IN)
     if name in _BUILT_IN:
         dialect = _BUILT_IN[name]
         return lambda folder, **options: _chat_agent(dialect, folder, **options)
-    for point in entry_points(group=ENTRY_POINTS):
-        if point.name == name:
-            return point.load()
+    if point is not None:
+        return point.load()
     known = agent_names()
     near = get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""

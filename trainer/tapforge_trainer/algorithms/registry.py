@@ -7,21 +7,17 @@ in the group `tapforge.algorithms`:
     my_estimator = "my_package.module:function"
 
 Names are strict: an unknown one is an error that names the nearest, as is an option that an estimator does not have. A
-name that is offered twice is an error: nobody's estimator replaces another silently.
-
-Each folder of `sys.path` is searched for packages once in a process: that takes tens of milliseconds.
+name that is offered twice is an error, too (`plugins.py`).
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
-import sys
 from collections.abc import Callable, Iterable
-from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from .. import plugins
 from .gae import gae
 from .gigpo import gigpo
 from .grpo import grpo
@@ -41,27 +37,18 @@ class UnknownName(ValueError):
 
 def names() -> list[str]:
     """All estimators that can be asked for, sorted. Loads no entry point."""
-    return sorted({*_BUILT_IN, *(point.name for point in _offered(tuple(sys.path)))})
-
-
-@lru_cache(maxsize=1)
-def _offered(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """What packages in these folders offer."""
-    return tuple(entry_points(group=ENTRY_POINTS))
+    return sorted({*_BUILT_IN, *plugins.names(ENTRY_POINTS)})
 
 
 def estimator(name: str) -> Estimator:
-    offered = [point for point in _offered(tuple(sys.path)) if point.name == name]
-    if len(offered) + (name in _BUILT_IN) > 1:
-        who = [point.value for point in offered] + ["tapforge's own"] * (name in _BUILT_IN)
-        raise ValueError(f"the estimator {name!r} is offered more than once: {', '.join(who)}; uninstall or rename one")
+    point = plugins.find(ENTRY_POINTS, name, _BUILT_IN)
     if name in _BUILT_IN:
         return _BUILT_IN[name]
-    if not offered:
+    if point is None:
         raise UnknownName(_unknown("estimator", name, names()))
-    found = offered[0].load()
+    found = point.load()
     if not callable(found):
-        raise TypeError(f"the entry point {offered[0].value!r} of the estimator {name!r} is no function: {found!r}")
+        raise TypeError(f"the entry point {point.value!r} of the estimator {name!r} is no function: {found!r}")
     return found
 
 

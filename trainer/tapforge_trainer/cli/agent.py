@@ -105,12 +105,12 @@ def _folder(run: TrainingRun, file: Path | None) -> Path:
 
 def _adapter(folder: Path) -> str:
     from ..agents.registry import agent_names, model_type
-    from ..learner.families import FAMILIES
+    from ..learner.families import families
 
     if not folder.is_dir():
         raise ValueError(f"the model folder {folder} does not exist")
     found = model_type(folder)
-    family = FAMILIES.get(found)
+    family = families().get(found)
     if family is not None and family.adapter is not None:
         return family.adapter
     raise ValueError(

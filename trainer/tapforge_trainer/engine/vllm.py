@@ -132,7 +132,7 @@ def build(settings: EngineSettings) -> Any:
         from vllm.model_executor.models import ModelRegistry
 
         family = family_of(config)
-        module = import_module(f"vllm.model_executor.models.{family.vllm_module}")
+        module = import_module(family.engine_module)
         ModelRegistry.register_model(family.architecture, getattr(module, family.architecture))
     _keep_pixels()
     args = EngineArgs(**arguments(settings, config))

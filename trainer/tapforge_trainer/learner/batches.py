@@ -23,6 +23,8 @@ import numpy as np
 
 from tapforge_trainer.records import ResponseSpan, Sample
 
+from .positions import Positions, grid_positions
+
 
 class SampleError(ValueError):
     """A sample that must not be learned from."""
@@ -293,8 +295,10 @@ def micro_batch(
     pad_id: int = 0,
     *,
     packed: bool = False,
+    place: Positions = grid_positions,
 ) -> MicroBatch:
-    """Expands the planned samples. `grids` are (rows, columns) of visual tokens of, at least, their frames. Raises
+    """Expands the planned samples. `grids` are (rows, columns) of visual tokens of, at least, their frames; `place`:
+    the model family's positions. Raises
     SampleError for a sample whose frames are not of the sizes that it was sampled with."""
     rows = np.asarray(plan.samples, np.int64)
     shown = [name for k in plan.samples for name in data.frames[k]]
@@ -329,7 +333,7 @@ def micro_batch(
     visual = np.flatnonzero(tokens == vocabulary.image)
     within = np.arange(len(visual)) - np.repeat(np.cumsum(counts) - counts, counts)
     positions = np.zeros((3, height * width), np.int64)
-    positions[:, flat] = _positions(row, column, visual, within, sizes, counts, len(rows))
+    positions[:, flat] = place(row, column, visual, within, sizes, counts, len(rows))
     feature = np.repeat(np.asarray([begin[name] for name in shown], np.int64), counts) + within
 
     order = np.argsort(rows)  # response tokens come in the order of samples
@@ -349,31 +353,3 @@ def micro_batch(
         response=response,
         padding=plan.padding,
     )
-
-
-def _positions(
-    row: np.ndarray,
-    column: np.ndarray,
-    visual: np.ndarray,
-    within: np.ndarray,
-    grids: np.ndarray,
-    counts: np.ndarray,
-    rows: int,
-) -> np.ndarray:
-    """[3, tokens]: temporal, row and column position of every token. `visual` and `within` number the visual
-    tokens among all tokens and inside their frame; `grids` and `counts` belong to the shown frames in order."""
-    begin = visual[np.cumsum(counts) - counts]
-    # A frame of n tokens takes max(rows, columns) positions: what follows in its row moves by the difference.
-    shift = grids.max(1, initial=0) - counts
-    ends = np.zeros(len(row) + 1, np.int64)
-    np.add.at(ends, begin + counts, shift)
-    of_rows = np.bincount(row[begin], weights=shift, minlength=rows).astype(np.int64)
-    moved = np.cumsum(ends[:-1]) - (np.cumsum(of_rows) - of_rows)[row]
-    text = column + moved
-    places = np.stack([text, text, text])
-    frame_of = np.repeat(np.arange(len(counts)), counts)
-    base = text[begin][frame_of]
-    places[0, visual] = base
-    places[1, visual] = base + within // grids[frame_of, 1]
-    places[2, visual] = base + within % grids[frame_of, 1]
-    return places

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..placement.settings import LearnerSettings
-from .families import ModelConfig
+from .families import Shape
 from .frame_store import Patches
 
 #: dense bfloat16 operations per second that makers state, by a part of the device's name; longer names first
@@ -76,35 +76,23 @@ class Costs:
     patch_square: float
 
     @staticmethod
-    def of(config: ModelConfig) -> Costs:
-        text, vision = config.text, config.vision
-        h, layers = text["hidden_size"], text["num_hidden_layers"]
-        head = text.get("head_dim") or h // text["num_attention_heads"]
-        wide, narrow = text["num_attention_heads"] * head, text["num_key_value_heads"] * head
-        attention = 2 * h * wide + 2 * h * narrow
-        dense = 3 * h * text["intermediate_size"]
-        experts = (
-            text.get("num_experts") or text.get("num_local_experts") or 0
-        )  # as published, as transformers 5 writes
-        sparse = h * experts + 3 * h * text.get("moe_intermediate_size", 0) * text.get("num_experts_per_tok", 0)
-        plain = layers if not experts else len(text.get("mlp_only_layers") or ())
-        matrices = layers * attention + plain * dense + (layers - plain) * sparse
-        full, windowed, window = _attention_blocks(config)
-        v = _vision_width(config)
-        merge = vision["spatial_merge_size"] ** 2
-        inner = vision.get("intermediate_size") or int(v * vision["mlp_ratio"])
-        gated = config.model_type == "qwen2_5_vl"
-        block = 4 * v * v + (3 if gated else 2) * v * inner
-        pixels = vision.get("in_channels", 3) * vision.get("temporal_patch_size", 2) * vision["patch_size"] ** 2
-        mergers = 1 + len(vision.get("deepstack_visual_indexes") or ())
-        merger = merge * v * merge * v + merge * v * h  # of a visual token, that is of `merge` patches
+    def of(shape: Shape) -> Costs:
+        hidden, vision = shape.hidden, shape.vision
+        attention = 2 * hidden * shape.query + 2 * hidden * shape.key_value
+        # of a layer with experts its router, and the experts that a token goes through
+        mlp = sum(3 * hidden * layer.intermediate + hidden * layer.experts for layer in shape.layers)
+        matrices = len(shape.layers) * attention + mlp
+        width, merge = vision.width, vision.merge**2
+        block = 4 * width * width + vision.matrices * width * vision.intermediate
+        pixels = 3 * vision.temporal * vision.patch**2
+        merger = merge * width * merge * width + merge * width * hidden  # of a visual token, that is of `merge` patches
         return Costs(
             token=2.0 * matrices,
-            square=2.0 * layers * wide,
-            predicted=2.0 * h * config.vocabulary,
-            patch=2.0 * (pixels * v + (full + windowed) * block + mergers * merger / merge)
-            + 4.0 * windowed * window * v,
-            patch_square=4.0 * full * v,
+            square=2.0 * len(shape.layers) * shape.query,
+            predicted=2.0 * hidden * shape.vocabulary,
+            patch=2.0 * (pixels * width + vision.depth * block + (1 + vision.deepstack) * merger / merge)
+            + 4.0 * vision.windowed * vision.window * width,
+            patch_square=4.0 * (vision.depth - vision.windowed) * width,
         )
 
     def text(self, lengths: Iterable[int], predicted: int) -> float:
@@ -130,10 +118,10 @@ class FlopCounter:
     """Of a rank's optimizer steps, as the model needs them: a frozen tower counts a frame once in a step, however many
     samples show it, also where it computes it again because its features were not kept."""
 
-    def __init__(self, config: ModelConfig, settings: LearnerSettings, device: str = ""):
+    def __init__(self, shape: Shape, settings: LearnerSettings, device: str = ""):
         """`device`: the GPU's name."""
-        self._costs, self._settings = Costs.of(config), settings
-        self._merge = config.vision["spatial_merge_size"] ** 2
+        self._costs, self._settings = Costs.of(shape), settings
+        self._merge = shape.vision.merge**2
         self._computed: set[str] = set()
         #: operations per second of the device; 0 where they are not known
         self.peak = (peak_flops(device) or 0.0) if settings.dtype == "bfloat16" else 0.0
@@ -152,19 +140,3 @@ class FlopCounter:
         forward = costs.text(lengths, predicted) + costs.vision(counted)
         weights = self._settings.lora is None
         return forward + costs.backward(lengths, predicted, counted, weights=weights, tower=trained)
-
-
-def _vision_width(config: ModelConfig) -> int:
-    """Qwen2-VL calls it embed_dim, and the language model's width hidden_size."""
-    return config.vision["embed_dim"] if config.model_type == "qwen2_vl" else config.vision["hidden_size"]
-
-
-def _attention_blocks(config: ModelConfig) -> tuple[int, int, int]:
-    """(blocks that attend to the whole frame, blocks that attend to windows, patches of a window)"""
-    vision = config.vision
-    depth = vision["depth"]
-    whole = vision.get("fullatt_block_indexes")
-    if config.model_type != "qwen2_5_vl" or whole is None:
-        return depth, 0, 0
-    full = sum(index < depth for index in whole)
-    return full, depth - full, (vision["window_size"] // vision["patch_size"]) ** 2

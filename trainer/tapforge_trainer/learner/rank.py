@@ -40,7 +40,7 @@ from tapforge_trainer.frames.handles import FramesLost
 from ..placement.settings import LearnerSettings, UpdateSettings
 from . import lora
 from .batches import MicroBatch, MicroBatchPlan, TokenBatch, frames_of, micro_batch
-from .families import ModelConfig
+from .families import ModelConfig, family_of
 from .flops import FlopCounter
 from .frame_source import FrameSource
 from .frame_store import FrameStore, Patches, PixelFormat
@@ -97,7 +97,9 @@ class Rank:
             trained, lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
         )
         self.clock = PhaseClock(self.device)
-        self.flops = FlopCounter(ModelConfig.of_folder(Path(settings.model)), settings, self.clock.device_name)
+        config = ModelConfig.of_folder(Path(settings.model))
+        self.family = family_of(config)
+        self.flops = FlopCounter(self.family.shape(config), settings, self.clock.device_name)
         #: the only thread that uses the store
         self._loader = ThreadPoolExecutor(1, "frames")
         #: vLLM's trainer side and the engines that it is connected to, once `sync/gpu.py` has connected it
@@ -260,7 +262,8 @@ class Rank:
                 found |= frames.read(episode, missing)
         shown = self.store.get((name for k in plan.samples for name in data.frames[k]), found)
         grids = {name: (patches.rows, patches.columns) for name, patches in shown.items()}
-        return plan, micro_batch(data, plan, grids, self.vocabulary, packed=self.policy.packed), shown
+        place = self.family.positions
+        return plan, micro_batch(data, plan, grids, self.vocabulary, packed=self.policy.packed, place=place), shown
 
     def _agree_on(self, data: TokenBatch, plans: Sequence[MicroBatchPlan], frames: FrameSource) -> None:
         """Raises FramesLost on every rank if one of them can't get at what it needs: together, before anything is

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from ..placement.settings import LearnerSettings
 from . import lora
 from .batches import Vocabulary
-from .families import FAMILIES, FolderError, ModelConfig, family_of
+from .families import FolderError, ModelConfig, family_named, family_of
 from .families.build import build, embedding, head, tied, transformer_layers, vision_blocks
 from .frame_store import PixelFormat
 
@@ -137,7 +137,7 @@ def load_weights(model: Any, folder: Path, *, skip: str | None = None) -> None:
         files = reader.read_metadata().state_dict_metadata
     except Exception as error:  # safetensors has no other kind for a file that is no safetensors file or is cut short
         raise FolderError(f"a safetensors file of {folder} can't be read ({error}); fetch the model again") from error
-    family = FAMILIES[model.config.model_type]
+    family = family_named(model.config.model_type)
     published = {family.parameter_of(name): name for name in files}
     wanted, missing, other = {}, [], []
     adapters = lora.matrices(model)
@@ -180,7 +180,7 @@ class EngineWeights:
 
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device | None = None):
         self._model, self.dtype, self._device = model, dtype, device
-        self._family = FAMILIES[model.config.model_type]
+        self._family = family_named(model.config.model_type)
 
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """In the order of iteration."""

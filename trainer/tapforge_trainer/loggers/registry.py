@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, Final
 
 from tapforge_api.loggers import Logging
 
+from .. import plugins
 from .logger import Logger
 from .mlflow import MLflowLogger
 from .swanlab import SwanLabLogger
@@ -53,21 +53,33 @@ def chosen(logging: Logging) -> list[Chosen]:
 def missing(loggers: list[Chosen]) -> list[str]:
     """What is not installed, with the remedy; imports none of it."""
     wrong = []
-    offered = {point.name for point in entry_points(group=ENTRY_POINTS)}
+    offered = plugins.names(ENTRY_POINTS)
     for one in loggers:
         field = f"spec.logging.{'plugins' if one.plugin else one.name}"
         if one.plugin and one.name not in offered:
             near = difflib.get_close_matches(one.name, offered, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            known = ", ".join(sorted(offered)) or "none"
+            known = ", ".join(offered) or "none"
             wrong.append(f"{field}: no installed package offers the logger {one.name}{hint} (offered: {known})")
-        elif not one.plugin and find_spec(one.name) is None:
+        elif one.plugin:
+            wrong += _twice(field, one.name)
+        elif find_spec(one.name) is None:
             wrong.append(f"{field}: {one.name} is not installed here: pip install 'tapforge[{one.name}]'")
     return wrong
+
+
+def _twice(field: str, name: str) -> list[str]:
+    try:
+        plugins.find(ENTRY_POINTS, name)
+    except ValueError as error:
+        return [f"{field}: {error}"]
+    return []
 
 
 def make(one: Chosen) -> Logger:
     if not one.plugin:
         return _BUILT_IN[one.name](**one.options)
-    (point,) = [point for point in entry_points(group=ENTRY_POINTS) if point.name == one.name][:1]
+    point = plugins.find(ENTRY_POINTS, one.name)
+    if point is None:
+        raise LookupError(f"no installed package offers the logger {one.name}; it did when the run began")
     return point.load()(one.options)

@@ -10,16 +10,15 @@ from typing import Any, Literal
 from tapforge_api import TrainingRun
 from tapforge_api.gpus import cluster_gpus_error
 
-from ..learner.families import FolderError, ModelConfig
+from ..learner.families import FolderError, ModelConfig, shape_of
 from ..rollout.frame_budget import episode_bytes
 from ..run.assembly import ConfigurationError
 from ..tasks.selection import training_tasks
 from .advice import advice
 from .estimate import UnknownCard, card_of, estimate
-from .known import CONFIGS, config_of
+from .known import config_of, published
 from .learner import LearnerLoad, Moment
 from .report import Figures, as_json, measured, render
-from .shape import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ def plan_memory(run: TrainingRun, options: MemoryOptions) -> tuple[str, bool]:
     """(what is printed, whether the run fits: its GPUs are there, and large enough). Raises ConfigurationError."""
     try:
         config = model_config(run, options.config)
-        shape = Shape.of(config)
+        shape = shape_of(config)
         card = card_of(run, options.gpu_memory)
         held = held_frames(run)
         found = estimate(run, shape, card, held_frames=held)
@@ -77,7 +76,7 @@ def model_config(run: TrainingRun, given: Path | None) -> ModelConfig:
         if found is None:
             raise FolderError(
                 f"spec.model.source.huggingFace: the sizes of {repo} are not known here, and it is not in this "
-                f"machine's cache: name its config.json or folder with --config. Known are {', '.join(CONFIGS)}"
+                f"machine's cache: name its config.json or folder with --config. Known are {', '.join(published())}"
             )
         return found
     if source.object_storage is not None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..learner.families import Shape
 from .learner import Moment
-from .shape import Shape
 
 #: tokens of a pass where the run says nothing, as vLLM chooses for library use: of GPUs with 70 GiB and more (no A100),
 #: and of others

@@ -15,7 +15,7 @@ from typing import Final, Literal, cast
 from tapforge_api import TrainingRun
 
 from ..agents.vision import tokens_per_frame
-from ..learner.families import FAMILIES
+from ..learner.families import Shape, family_named
 from ..placement.machine import Machine
 from ..placement.settings import LearnerSettings
 from ..rollout.frame_budget import engine_frames_mib, frame_pixels
@@ -23,7 +23,6 @@ from ..run.assembly import gpu_share_of, learner_settings
 from .engine import EngineLoad, batched_tokens, engine_moment, problem
 from .known import GIB, MIB, gpu_bytes
 from .learner import LearnerLoad, Moment, bucket_bytes, moments, resident
-from .shape import Shape
 
 #: of a card: for the CUDA context, NCCL, CUDA graphs and fragmentation. Not measured
 RESERVE: Final = 0.1
@@ -184,7 +183,7 @@ def _learner_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, fra
     lora = settings.lora
     targets: tuple[str, ...] = ()
     if lora is not None:
-        targets = FAMILIES[shape.model_type].adapted(lora.targets)
+        targets = family_named(shape.model_type).adapted(lora.targets)
     return LearnerLoad(
         shape,
         ranks=settings.ranks,

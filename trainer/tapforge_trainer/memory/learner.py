@@ -20,11 +20,11 @@ Not counted: the CUDA context, NCCL's buffers, fragmentation. `estimate.RESERVE`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from .shape import LayerShape, Shape
+from ..learner.families import LayerShape, Shape
 
 CATEGORIES: Final = (
     "weights",
@@ -48,6 +48,8 @@ BUCKET_BYTES: Final = 256 * 1024 * 1024
 _LOGIT_BYTES: Final = 20
 _LOGIT_BYTES_BACKWARD: Final = 12
 _MASTER: Final = 4
+#: tensors of its inner width that a vision block's MLP keeps for its backward pass; quick GELU is a product of two
+_KEPT: Final[Mapping[str, int]] = {"swiglu": 4, "quick_gelu": 3, "gelu": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +321,7 @@ def _block_bytes(load: LearnerLoad) -> float:
     else:
         norms = 2 * (2 * width * vision.width + 2 * width) - width * vision.width
     attention = 6 * width * vision.width + 4 * vision.heads
-    kept = 4 if vision.gated else 3 if load.shape.model_type == "qwen2_vl" else 2  # its GELU is a product of two
-    mlp = kept * width * vision.intermediate
+    mlp = _KEPT[vision.activation] * width * vision.intermediate
     return norms + attention + mlp
 
 

@@ -1,7 +1,7 @@
 """The learner's policy around a transformers model, and the parts of the model that are sharded on their own.
 
-Packed sequences for every family, but for one case: a dense Qwen3-VL in fp32 on CPUs, where the padded forward pass is
-faster on small screens. torch is imported where a policy is built.
+Packed sequences for every family, but for one case: in fp32 on CPUs, where the padded forward pass knows the family and
+is faster on small screens. torch is imported where a policy is built.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 
 def packs(config: ModelConfig, settings: LearnerSettings) -> bool:
-    """Whether the policy takes packed micro-batches."""
-    return (config.model_type, settings.device, settings.dtype) != ("qwen3_vl", "cpu", "float32")
+    """Whether the policy takes packed micro-batches. Raises FolderError for an architecture that is not known."""
+    padded = settings.device == "cpu" and settings.dtype == "float32" and family_of(config).padded_on_cpus
+    return not padded
 
 
 def build(

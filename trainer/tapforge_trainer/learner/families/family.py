@@ -1,4 +1,10 @@
-"""What differs between model families, as far as the rest of the trainer has to know it. No torch at module level.
+"""What differs between model families: all that the rest of the trainer has to know of one. No torch at module level.
+
+A family is one file that makes a `Family`. Another package offers its own by an entry point in the group
+`tapforge.families`:
+
+    [project.entry-points."tapforge.families"]
+    its_model_type = "my_package.module:FAMILY"
 
 In all of them `model.visual` is the vision tower with its `blocks` and `merger`, `model.language_model` the language
 model with `embed_tokens`, `layers` and `norm`, and `lm_head` the head. Names of tensors are of three kinds: a
@@ -8,12 +14,15 @@ parameter's, the published files' (`parameter_of`) and the engine's, which takes
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from .folder import FolderError
+from tapforge_trainer.learner.positions import Positions, grid_positions
+
+from .folder import FolderError, ModelConfig
+from .shape import Shape
 
 #: (vision configuration, patches (time, rows, columns) [frames, 3]) -> arguments of the tower's forward pass
 VisionArguments = Callable[[Any, Any], dict[str, Any]]
@@ -28,16 +37,26 @@ class Family:
     #: of config.json
     model_type: str
     architecture: str
-    #: module of vllm.model_executor.models
-    vllm_module: str
+    #: the module that has vLLM's class of that name
+    engine_module: str
     #: what the tower would else compute from numbers that it reads from the device
     vision_arguments: VisionArguments
+    #: sizes by config.json, which memory and operations are planned by. Raises FolderError
+    shape: Callable[[ModelConfig], Shape]
+    #: of the tokens of a sequence
+    positions: Positions = grid_positions
     #: linear layers of the language model that LoRA adapts where nobody says which
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     #: parameters whose last two sides are swapped in files and for the engine
     transposed: re.Pattern[str] | None = None
     #: the agent adapter of the model's makers; none where several may be right
     adapter: str | None = None
+    #: the padded forward pass knows this model: on CPUs in fp32 it is faster on small screens
+    padded_on_cpus: bool = False
+    #: published models: name -> what config.json says, as far as sizes go
+    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: repositories, without their owner and in lower case, whose model is one of these in size
+    repositories: Mapping[str, str] = field(default_factory=dict)
 
     def parameter_of(self, name: str) -> str:
         """The parameter's name of a tensor in published files: the older families were published before language model

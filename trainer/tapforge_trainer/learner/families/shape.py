@@ -3,19 +3,25 @@
 - Counts are those of the Hugging Face classes, to the parameter: tests compare them on the meta device.
 - A field that is missing gets the default of the class where it has one; a field that is absurd is a FolderError that
   names it.
+- Each family says in its own file what its parts are made of; what they share is here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from tapforge_trainer.learner.families import FolderError, ModelConfig, family_of
+from .folder import FolderError, ModelConfig
 
 #: more than any model has: what is above is a mistake in the file
 _MOST = {"vocab_size": 10_000_000, "num_hidden_layers": 1024, "depth": 1024, "num_experts": 4096}
 _WIDEST = 1_000_000
+
+
+#: of a vision block's MLP
+Activation = Literal["swiglu", "gelu", "quick_gelu"]
+_MATRICES: Mapping[Activation, int] = {"swiglu": 3, "gelu": 2, "quick_gelu": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,12 @@ class LayerShape:
     linears: Mapping[str, tuple[int, int]]
     #: width of the MLP that a token goes through, all its experts together
     intermediate: int
-    sparse: bool
+    #: among which a router chooses; 0: one MLP for all tokens
+    experts: int = 0
+
+    @property
+    def sparse(self) -> bool:
+        return self.experts > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +50,25 @@ class VisionShape:
     patch: int
     merge: int
     temporal: int
-    #: SwiGLU instead of two matrices
-    gated: bool
+    #: SwiGLU has three matrices, the others two
+    activation: Activation
     #: RMSNorm instead of LayerNorm
     rms: bool
     #: blocks whose output goes to the language model too
     deepstack: int
+    #: parameters of a block
     block: int
     #: patch embedding, positions and mergers
     rest: int
+    #: blocks that attend within windows and not over the whole frame
+    windowed: int = 0
+    #: patches of a window
+    window: int = 0
+
+    @property
+    def matrices(self) -> int:
+        """Of a block's MLP."""
+        return _MATRICES[self.activation]
 
     @property
     def parameters(self) -> int:
@@ -116,93 +137,147 @@ class Shape:
             for layer in self.layers
         )
 
+
+# --- what families share ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Of every layer of a language model."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def query(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def key_value(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        inner, outer = (self.hidden, self.key_value), (self.hidden, self.query)
+        return {"q_proj": outer, "k_proj": inner, "v_proj": inner, "o_proj": (self.query, self.hidden)}
+
     @staticmethod
-    def of(config: ModelConfig) -> Shape:
-        """Raises FolderError for a config.json that is none of a known family's."""
-        family_of(config)
-        text = _Section(config, config.text, "text_config")
-        kind = config.model_type
+    def of(text: Section) -> AttentionShape:
         hidden, heads = text.number("hidden_size"), text.number("num_attention_heads")
         kv_heads = text.number("num_key_value_heads", default=heads)
         if heads % kv_heads:
             raise text.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-        head_dim = text.number("head_dim", default=max(1, hidden // heads))
-        third = kind.startswith("qwen3")
-        layers = tuple(
-            _layer(text, number, hidden, heads * head_dim, kv_heads * head_dim, head_dim, third)
-            for number in range(text.number("num_hidden_layers"))
-        )
-        sparse = kind == "qwen3_vl_moe"
-        return Shape(
-            kind,
-            hidden,
-            heads,
-            kv_heads,
-            head_dim,
-            third,
-            text.number("vocab_size"),
-            config.tied,
-            layers,
-            _vision(_Section(config, config.vision, "vision_config"), kind, hidden),
-            text.number("num_experts_per_tok", default=8) if sparse else 0,
-        )
+        return AttentionShape(hidden, heads, kv_heads, text.number("head_dim", default=max(1, hidden // heads)))
 
 
-def _layer(text: _Section, number: int, hidden: int, q: int, kv: int, head_dim: int, third: bool) -> LayerShape:
-    linears = {"q_proj": (hidden, q), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (q, hidden)}
-    # Qwen2 has biases on queries, keys and values; Qwen3 norms instead, and biases where its config says so
-    biases = q + 2 * kv if not third else 2 * head_dim + (q + 2 * kv + hidden) * text.flag("attention_bias")
-    experts = 0
-    if text.config.model_type == "qwen3_vl_moe":  # published as num_experts; transformers 5 writes the other name
-        experts = text.number("num_experts", default=text.number("num_local_experts", default=128))
-    dense = number in text.numbers("mlp_only_layers") or (number + 1) % text.number("decoder_sparse_step", default=1)
-    if experts and not dense:
-        width = text.number("moe_intermediate_size", default=1408)
-        mlp = experts * (3 * hidden * width + hidden)
-        used = width * text.number("num_experts_per_tok", default=8)
-    else:
-        width = used = text.number("intermediate_size")
-        mlp = 3 * hidden * width
-        linears |= {"gate_proj": (hidden, width), "up_proj": (hidden, width), "down_proj": (width, hidden)}
-    attention = hidden * (2 * q + 2 * kv) + biases
-    return LayerShape(attention + mlp + 2 * hidden, linears, used, bool(experts and not dense))
+def dense_layer(text: Section, attention: AttentionShape, biases: int) -> LayerShape:
+    """A layer with one MLP. `biases`: parameters of its attention beside the matrices, norms on heads among them."""
+    hidden, width = attention.hidden, text.number("intermediate_size")
+    mlp = {"gate_proj": (hidden, width), "up_proj": (hidden, width), "down_proj": (width, hidden)}
+    return _layer(attention, biases, 3 * hidden * width, mlp, width)
 
 
-def _vision(vision: _Section, kind: str, hidden: int) -> VisionShape:
-    second, gated = kind == "qwen2_vl", kind == "qwen2_5_vl"
-    third = not (second or gated)
-    width = vision.number("embed_dim" if second else "hidden_size", default=1280 if second else None)
-    depth = vision.number("depth", default=27 if third else 32)
-    patch = vision.number("patch_size", default=16 if third else 14)
+def sparse_layer(
+    attention: AttentionShape, biases: int, *, experts: int, experts_per_token: int, width: int
+) -> LayerShape:
+    """A layer with a router and experts of this width."""
+    parameters = experts * (3 * attention.hidden * width + attention.hidden)
+    return _layer(attention, biases, parameters, {}, width * experts_per_token, experts)
+
+
+def _layer(
+    attention: AttentionShape,
+    biases: int,
+    mlp: int,
+    linears: Mapping[str, tuple[int, int]],
+    intermediate: int,
+    experts: int = 0,
+) -> LayerShape:
+    matrices = attention.hidden * (2 * attention.query + 2 * attention.key_value)
+    parameters = matrices + biases + mlp + 2 * attention.hidden
+    return LayerShape(parameters, {**attention.linears, **linears}, intermediate, experts)
+
+
+def language_model(
+    config: ModelConfig,
+    text: Section,
+    attention: AttentionShape,
+    layer: Callable[[int], LayerShape],
+    vision: VisionShape,
+    *,
+    qk_norm: bool,
+    experts_per_token: int = 0,
+) -> Shape:
+    """The whole model. `layer`: its layers by number."""
+    return Shape(
+        config.model_type,
+        attention.hidden,
+        attention.heads,
+        attention.kv_heads,
+        attention.head_dim,
+        qk_norm,
+        text.number("vocab_size"),
+        config.tied,
+        tuple(layer(number) for number in range(text.number("num_hidden_layers"))),
+        vision,
+        experts_per_token,
+    )
+
+
+def tower(
+    vision: Section,
+    *,
+    width: int,
+    intermediate: int,
+    out: int,
+    activation: Activation,
+    depth: int,
+    patch: int,
+    rms: bool = False,
+    windowed: int = 0,
+    window: int = 0,
+) -> VisionShape:
+    """A vision tower whose patches are embedded without a bias and merged once. `depth` and `patch` are the class's
+    defaults; `out`: the language model's width."""
+    depth, patch = vision.number("depth", default=depth), vision.number("patch_size", default=patch)
     merge = vision.number("spatial_merge_size", default=2)
     temporal = vision.number("temporal_patch_size", default=2)
-    out = vision.number("hidden_size" if second else "out_hidden_size", default=hidden)
-    if second:
-        intermediate = width * vision.number("mlp_ratio", default=4)
-    else:
-        intermediate = vision.number("intermediate_size", default=3420 if gated else 4304)
-    norm = width if gated else 2 * width
-    matrices = 3 if gated else 2
-    mlp = matrices * width * intermediate + (2 * intermediate if gated else intermediate) + width
+    norm = width if rms else 2 * width
+    matrices = _MATRICES[activation]
+    mlp = matrices * width * intermediate + (matrices - 1) * intermediate + width
     block = 2 * norm + 4 * width * width + 4 * width + mlp
-    merged = width * merge * merge
-    merger = merged * merged + merged + merged * out + out
-    levels = len(vision.numbers("deepstack_visual_indexes", default=(8, 16, 24))) if third else 0
-    rest = 3 * temporal * patch * patch * width + norm + merger
-    if third:
-        positions = vision.number("num_position_embeddings", default=2304)
-        rest += width + positions * width + levels * (2 * merged + merger)
+    rest = 3 * temporal * patch * patch * width + norm + merger(width, merge, out)
     heads = vision.number("num_heads", default=16)
-    return VisionShape(depth, width, heads, intermediate, patch, merge, temporal, gated, gated, levels, block, rest)
+    return VisionShape(
+        depth, width, heads, intermediate, patch, merge, temporal, activation, rms, 0, block, rest, windowed, window
+    )
+
+
+def merger(width: int, merge: int, out: int) -> int:
+    """Parameters that make a visual token of merge x merge patches, without the norm before them."""
+    merged = width * merge * merge
+    return merged * merged + merged + merged * out + out
 
 
 @dataclass(frozen=True, slots=True)
-class _Section:
-    """Fields of one part of config.json."""
+class Section:
+    """Fields of one part of config.json, checked as they are asked for."""
 
     config: ModelConfig
     fields: Mapping[str, Any]
     name: str
+
+    @staticmethod
+    def text(config: ModelConfig) -> Section:
+        """The language model's."""
+        return Section(config, config.text, "text_config")
+
+    @staticmethod
+    def vision(config: ModelConfig) -> Section:
+        """The vision tower's."""
+        return Section(config, config.vision, "vision_config")
 
     def wrong(self, field: str, value: object, wanted: str) -> FolderError:
         return FolderError(f"{self.config.folder}/config.json: {self.name}.{field} is {value!r:.80}, not {wanted}")
