@@ -165,3 +165,25 @@ def test_a_model_is_cached_with_all_its_shards_only(tmp_path: Path, monkeypatch:
     shards = {"a": "model-1.safetensors", "b": "model.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     assert not _is_cached("maker/model", "main")
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("flags\t\t: fpu sse2 avx2 fma", False),
+        ("processor\t: 0\nflags\t\t: avx2 avx512f avx512dq avx512bw avx512vl", True),
+        ("Features\t: fp asimd bf16 i8mm", True),
+        ("Features\t: fp asimd", False),
+        ("isa\t\t: rv64imafdc", None),
+    ],
+)
+def test_a_cpu_says_whether_it_has_bfloat16(tmp_path: Path, lines: str, found: bool | None) -> None:
+    (tmp_path / "cpuinfo").write_text(lines)
+    assert machine.cpu_bf16(tmp_path / "cpuinfo") is found
+    assert machine.cpu_bf16(tmp_path / "none") is None
+
+
+def test_this_cpu_says_what_torch_says() -> None:
+    import torch
+
+    assert machine.cpu_bf16(Path("/proc/cpuinfo")) == torch.ops.mkldnn._is_mkldnn_bf16_supported()

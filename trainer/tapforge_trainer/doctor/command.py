@@ -80,6 +80,7 @@ def _needs(run: TrainingRun, wrong: tuple[str, ...]) -> Needs:
     return Needs(
         cuda=cuda,
         gpus=gpus_needed(run.spec) if cuda else 0,
+        bf16=run.spec.model.dtype == "bfloat16",
         host_bytes=sum(host.values()) if isinstance(host, dict) else host,
         checkpoint_bytes=checkpoint,
         checkpoints_kept=run.spec.checkpoints.keep,

@@ -69,6 +69,8 @@ class Facts:
     ray: str = ""
     #: why this machine's own name has no address; "" is well
     name: str = ""
+    #: whether the CPU multiplies matrices of bfloat16; None: it does not say
+    cpu_bf16: bool | None = None
     #: GPUs in /dev, whoever may use them
     cards: int = 0
     now: float = 0.0
@@ -82,6 +84,8 @@ class Needs:
 
     cuda: bool | None = None
     gpus: int = 0
+    #: it computes in bfloat16
+    bf16: bool = False
     #: of the driver's and its processes' memory, and of a checkpoint
     host_bytes: int | None = None
     checkpoint_bytes: int | None = None
@@ -110,7 +114,10 @@ def diagnose(facts: Facts, needs: Needs) -> list[Finding]:
 def _gpus(facts: Facts, needs: Needs) -> list[Finding]:
     wanted = needs.cuda if needs.cuda is not None else facts.gpus > 0
     if not wanted:
-        return [Finding("gpus", "ok", "none are needed: the run computes on CPUs" if needs.cuda is False else "none")]
+        return [
+            Finding("gpus", "ok", "none are needed: the run computes on CPUs" if needs.cuda is False else "none"),
+            *_cpu(facts, needs),
+        ]
     found = []
     if facts.gpus < max(1, needs.gpus):
         hidden = ""
@@ -129,6 +136,13 @@ def _gpus(facts: Facts, needs: Needs) -> list[Finding]:
         text = f"torch is built for CUDA {_dotted(built)}, the driver knows {_dotted(driver)} at most"
         found.append(Finding("driver", "fail", text, "install a newer driver, or an image for the older CUDA"))
     return found
+
+
+def _cpu(facts: Facts, needs: Needs) -> list[Finding]:
+    if not needs.bf16 or facts.cpu_bf16 is not False:
+        return []
+    text = "the run computes in bfloat16, for which this CPU has no instructions: backward passes take up to 500 times"
+    return [Finding("cpu", "warn", f"{text} as long as in float32", "leave spec.model.dtype out, or set it to float32")]
 
 
 def _torch(facts: Facts, needs: Needs) -> list[Finding]:

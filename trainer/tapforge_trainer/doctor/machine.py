@@ -44,6 +44,7 @@ def observe(places: Mapping[str, Path], *, repository: str = "", revision: str =
         environment=environment,
         ray=_ray_trouble(os.environ.get("RAY_ADDRESS", "")),
         name=_name_trouble(),
+        cpu_bf16=cpu_bf16(Path("/proc/cpuinfo")),
         now=time.time(),
         torch=_ask_torch() if whole else None,
         hub=_ask_hub(repository, revision) if whole and repository else None,
@@ -106,6 +107,26 @@ def _memory_limit() -> int:
         if text.isdigit():
             have = min(have, int(text))
     return have
+
+
+#: by the name of the line that has them: what oneDNN's kernels for bfloat16 need
+_BF16_FLAGS: Final[Mapping[str, frozenset[str]]] = {
+    "flags": frozenset(("avx512bw", "avx512dq", "avx512vl")),
+    "Features": frozenset(("bf16",)),
+}
+
+
+def cpu_bf16(cpuinfo: Path) -> bool | None:
+    """Whether the CPU multiplies matrices of bfloat16. None: the file does not say."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, flags = line.partition(":")
+        if (needed := _BF16_FLAGS.get(name.strip())) is not None:
+            return needed <= set(flags.split())
+    return None
 
 
 def _open_files() -> int:

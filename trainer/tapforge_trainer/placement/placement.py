@@ -89,13 +89,15 @@ def bundles_of(ranks: int, engines: int, parallel: int, *, colocated: bool) -> t
 
 
 def assign_devices(
-    bundles: Sequence[Bundle], sites: Sequence[NodeDevices]
+    bundles: Sequence[Bundle], bundle_devices: Sequence[NodeDevices]
 ) -> tuple[list[DeviceAssignment], list[DeviceAssignment]]:
     """Of the engines and of the ranks, in the order of their numbers."""
-    order = sorted(range(len(bundles)), key=lambda k: (sites[k].node, [_number(d) for d in sites[k].devices]))
+    order = sorted(
+        range(len(bundles)), key=lambda k: (bundle_devices[k].node, [_number(d) for d in bundle_devices[k].devices])
+    )
     engines, ranks = [], []
     for k in order:
-        devices = tuple(sorted(sites[k].devices, key=_number))
+        devices = tuple(sorted(bundle_devices[k].devices, key=_number))
         if bundles[k].engine:
             engines.append(DeviceAssignment(k, devices))
         ranks += [DeviceAssignment(k, (device,)) for device in devices[: bundles[k].ranks]]
@@ -168,14 +170,16 @@ async def place(bundles: Sequence[Bundle], seconds: float, report: Callable[[str
     group = await asyncio.to_thread(placement_group, wanted, strategy="PACK")
     try:
         await _there(group, bundles, seconds, report)
-        sites = await _sites(group, bundles)
+        bundle_devices = await _bundle_devices(group, bundles)
     except BaseException:
         remove_placement_group(group)
         raise
-    engines, ranks = assign_devices(bundles, sites)
+    engines, ranks = assign_devices(bundles, bundle_devices)
     shared = any(bundle.engine and bundle.ranks for bundle in bundles)
     return Placement(
-        [_place(group, seat, shared) for seat in engines], [_place(group, seat, shared) for seat in ranks], group
+        [_place(group, assigned, shared) for assigned in engines],
+        [_place(group, assigned, shared) for assigned in ranks],
+        group,
     )
 
 
@@ -193,10 +197,10 @@ async def _there(group: Any, bundles: Sequence[Bundle], seconds: float, report: 
             raise PlacementError(f"{words}, after {seconds:g} s: look at the Pods of the run's workers")
 
 
-async def _sites(group: Any, bundles: Sequence[Bundle]) -> list[NodeDevices]:
+async def _bundle_devices(group: Any, bundles: Sequence[Bundle]) -> list[NodeDevices]:
     import ray
 
-    probe = ray.remote(_site)
+    probe = ray.remote(_own_devices)
     asked = [
         probe.options(num_cpus=0, num_gpus=bundle.gpus, scheduling_strategy=_in(group, k)).remote()
         for k, bundle in enumerate(bundles)
@@ -208,7 +212,7 @@ async def _sites(group: Any, bundles: Sequence[Bundle]) -> list[NodeDevices]:
         raise PlacementError(f"the nodes did not say within {_PROBE:g} s which GPUs they have set aside") from error
 
 
-def _site() -> tuple[str, tuple[str, ...]]:
+def _own_devices() -> tuple[str, tuple[str, ...]]:
     import ray
 
     context = ray.get_runtime_context()
@@ -221,9 +225,12 @@ def _in(group: Any, bundle: int) -> Any:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
 
 
-def _place(group: Any, seat: DeviceAssignment, shared: bool) -> ActorPlacement:
-    options = {"num_cpus": 1, "num_gpus": len(seat.devices), "scheduling_strategy": _in(group, seat.bundle)}
+def _place(group: Any, assigned: DeviceAssignment, shared: bool) -> ActorPlacement:
+    options = {"num_cpus": 1, "num_gpus": len(assigned.devices), "scheduling_strategy": _in(group, assigned.bundle)}
     if not shared:
         return ActorPlacement(options)
-    environment = {"CUDA_VISIBLE_DEVICES": ",".join(seat.devices), "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+    environment = {
+        "CUDA_VISIBLE_DEVICES": ",".join(assigned.devices),
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+    }
     return ActorPlacement(options | {"num_gpus": 0}, environment)
