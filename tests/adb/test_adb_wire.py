@@ -7,6 +7,7 @@ import socket
 import pytest
 from lying_adb import counted, ended, hostile, packet, refused, said
 
+from tapforge_envs.clients.adb.device import is_address
 from tapforge_envs.clients.adb.wire import (
     AdbError,
     AdbServer,
@@ -65,6 +66,17 @@ def test_devices_by_serial_and_state():
         Attached("X1", "unauthorized"),
         Attached("Y2", "no permissions"),
     ]
+
+
+@pytest.mark.parametrize("number", ["", " (2)", " (13)"])
+@pytest.mark.parametrize("blanks", [" ", "      "])
+@pytest.mark.parametrize("state", ["device", "offline", "no permissions"])
+def test_a_serial_that_mdns_numbered_is_one_serial(number: str, blanks: str, state: str):
+    serial = f"adb-4f00aa11-Zk3lPq{number}._adb-tls-connect._tcp"
+    assert read_devices(f"{serial}{blanks}{state} product:p transport_id:4\n") == [Attached(serial, state)]
+    assert is_address(serial)
+    for wrong in ("a b", "a (2) b", "a ()", "a (2);x"):
+        assert not is_address(wrong)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from .wire import AdbError, AdbServer, ShellResult, Trouble, short
 
 #: HOST:PORT as `adb connect` takes it; a serial has no colon
 _ENDPOINT: Final = re.compile(r"(?:[A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", re.ASCII)
-_SERIAL: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*", re.ASCII)
+#: one that mDNS found a second time is `adb-SERIAL-XXXXXX (2)._adb-tls-connect._tcp`
+_SERIAL: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*(?: \([0-9]{1,4}\)[-A-Za-z0-9._]*)?", re.ASCII)
 #: every device that is attached
 AUTO: Final = "auto"
 

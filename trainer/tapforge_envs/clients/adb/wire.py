@@ -17,6 +17,7 @@ Promises:
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ MAX_REQUEST = 0xFFFF
 #: output of a command that is read, bytes
 MAX_OUTPUT = 8 * 1024 * 1024
 _DEFAULT_PORT = 5037
+#: a line of `host:devices-l`: the serial, and the state
+_ATTACHED = re.compile(r"(\S+(?: \([0-9]+\)\S*)?)\s+(no permissions|\S+)")
 _STDOUT, _STDERR, _EXIT = 1, 2, 3
 
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -212,15 +215,15 @@ class AdbServer:
 
 
 def read_devices(text: str) -> list[Attached]:
-    """Of `host:devices-l`. A serial has no spaces, but for one of a phone whose USB device can't be opened: that line
-    begins with blanks or question marks and is left out, as nothing can be asked of it."""
+    """Of `host:devices-l`. A serial that mDNS found twice has a blank before its number in parentheses. A phone whose
+    USB device can't be opened may have none: that line begins with blanks or question marks and is left out, as nothing
+    can be asked of it."""
     found = []
     for line in text.splitlines():
-        words = line.split()
-        if len(words) < 2 or line[:1].isspace() or set(words[0]) == {"?"}:
+        match = _ATTACHED.match(line)
+        if match is None or set(match[1]) == {"?"}:
             continue
-        state = "no permissions" if words[1:3] == ["no", "permissions"] else words[1]
-        found.append(Attached(words[0], state))
+        found.append(Attached(match[1], match[2]))
     return found
 
 
