@@ -6,12 +6,13 @@ import random
 import shlex
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 
 from tapforge_envs import protocol as p
 from tapforge_envs.clients.adb.actions import (
+    MAX_ENTERS,
     MAX_LINE,
     command_of,
     input_text,
@@ -262,24 +263,37 @@ def typed(lines):
                 text += words.replace("%s", " ")
             case ["input", "keyevent", key]:
                 text += {"KEYCODE_ENTER": "\n", "KEYCODE_TAB": "\t"}[key]
+            case ["am", "broadcast", "-a", "ADB_INPUT_B64", "--es", "msg", words]:
+                text += base64.b64decode(words).decode()
+                assert "\n" not in base64.b64decode(words).decode()
             case other:
                 raise AssertionError(other)
     return text
 
 
 @given(
-    st.lists(st.sampled_from([chr(c) for c in range(32, 127)] + ["\n", "\t", "%s", "%%s"]), max_size=1200).map("".join)
+    st.lists(st.sampled_from([chr(c) for c in range(32, 127)] + ["\n", "\t", "%s", "%%s"]), max_size=600).map("".join)
 )
 def test_ascii_arrives_as_it_was_written(text):
     assert not needs_keyboard(text)
+    assume(text.count("\n") <= MAX_ENTERS)
     assert typed(input_text(text)) == text
 
 
 @given(st.text(max_size=1500))
 def test_any_script_arrives_through_the_keyboard(text):
-    lines = keyboard_text(text)
-    assert all(len(line) <= MAX_LINE for line in lines)
-    assert "".join(base64.b64decode(line.rpartition(" ")[2]).decode() for line in lines) == text.replace("\r\n", "\n")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    assume(text.count("\n") <= MAX_ENTERS)
+    assert typed(keyboard_text(text)) == text
+
+
+@pytest.mark.parametrize("lines", [input_text, keyboard_text])
+def test_a_line_end_is_enter_with_either_keyboard(lines):
+    for end in ("\n", "\r\n", "\r"):
+        assert lines(f"rain{end}")[1:] == ["input keyevent KEYCODE_ENTER"]
+        assert typed(lines(f"a{end}{end}b")) == "a\n\nb"
+    with pytest.raises(UnsupportedAction, match="line ends"):
+        lines("a\n" * (MAX_ENTERS + 1))
 
 
 @pytest.mark.parametrize("text", ["ä", "日本", "🙂", "a\x00", "\x7f", "\u00a0"])

@@ -18,7 +18,7 @@ from tapforge_api.environment import Settle
 from tapforge_envs import protocol as p
 from tapforge_envs.clients.http import new_session
 from tapforge_envs.clients.mobileworld import MobileWorldClient
-from tapforge_envs.clients.mobileworld_actions import device_action
+from tapforge_envs.clients.mobileworld_actions import MAX_ENTERS, device_action, device_actions
 from tapforge_envs.clients.mobileworld_memory import MobileWorldPhones
 from tapforge_envs.clients.phones import PhoneAddress, PhoneClients, PhoneOptions
 from tapforge_envs.phone import catalog
@@ -655,3 +655,12 @@ async def test_runs_open_it_by_its_name_and_settle_as_they_say():
             assert house.sent("/task/tear_down") == 1
         finally:
             await clients.close()
+
+
+def test_line_ends_are_enter_between_pieces_of_a_text():
+    enter = {"action_type": "keyboard_enter"}
+    a, b = ({"action_type": "input_text", "text": text} for text in ("größe", "b"))
+    assert device_actions(p.Type(text="größe\n"), 100, 200) == [a, enter]
+    assert device_actions(p.Type(text="größe\r\n\nb"), 100, 200) == [a, enter, enter, b]
+    with pytest.raises(UnsupportedAction, match="line ends"):
+        device_actions(p.Type(text="\n" * (MAX_ENTERS + 1)), 100, 200)

@@ -69,13 +69,25 @@ def test_any_text_is_typed_by_a_program_that_holds_it_as_a_literal(text):
         return
     assert program.isascii() and "\n" not in program
     tree = ast.parse(f"import pyautogui; import time; pyautogui.FAILSAFE = False; {program}")
-    assert text in [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    literals = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    whole = text.replace("\r\n", "\n").replace("\r", "\n")
+    assert whole in literals or all(s.text in literals for s in p.keystrokes(text) if isinstance(s, p.Type))
+
+
+def test_a_line_end_is_enter_whether_its_line_is_typed_or_pasted():
+    assert program_of(p.Type(text="rain\n"), *SIZE) == "pyautogui.write('rain\\n', interval=0.02)"
+    for text in ("天气\n", "天气\r\n", "天气\r"):
+        assert program_of(p.Type(text=text), *SIZE).endswith("paste('\\u5929\\u6c14'); pyautogui.press('enter')")
+    mixed = program_of(p.Type(text="a\n\nö\n"), *SIZE).partition("; pyautogui.write(")[2]
+    assert mixed == "'a', interval=0.02); pyautogui.press('enter', presses=2); paste('\\xf6'); pyautogui.press('enter')"
+    with pytest.raises(UnsupportedAction, match="101 lines to paste"):
+        program_of(p.Type(text="ö\n" * 101), *SIZE)
 
 
 def test_what_a_keyboard_cannot_type_goes_through_the_clipboard(tmp_path):
-    for text in ("größe", "a < b", "漢字\n", "x" * 1001):
+    for text in ("größe", "a < b", "漢字", "x" * 1001):
         program = program_of(p.Type(text=text), *SIZE)
-        assert "pyautogui.write" not in program and program.endswith("pyautogui.hotkey('ctrl', 'v')")
+        assert "pyautogui.write" not in program and program.endswith(f"; paste({text!a})")
     # the program as a machine executes it, with its xclip and PyAutoGUI replaced
     (tmp_path / "xclip").write_text(f"#!/bin/sh\nexec cat > {tmp_path}/clipboard\n")
     (tmp_path / "xclip").chmod(0o755)

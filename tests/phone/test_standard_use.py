@@ -283,3 +283,24 @@ def test_what_only_a_desktop_has_leaves_a_phone_as_it_is(phone, kind):
     assert phone.act(ACTION.validate_python({"type": kind, "x": 0.5, "y": 0.5})) == f"{kind} had no effect"
     assert phone.act(Hotkey(keys=("ctrl", "c"))) == "hotkey had no effect"
     assert phone.screen() == before
+
+
+def test_a_line_end_in_a_text_is_enter_and_what_an_input_method_writes_is_none() -> None:
+    def searched(*actions: Type | Enter, written: str = "") -> str:
+        phone = Phone(IMAGE, 360, 800)
+        phone.begin(5, RULES)
+        phone.act(OpenApp(name="browser"))
+        field = next(w for w in phone.screen().widgets if w.id.startswith("field:"))
+        x, y = center(field.box)
+        phone.act(Tap(x=x, y=y))
+        for action in actions:
+            phone.act(action)
+        if written:
+            phone.insert(written)
+        return str(phone.screen().identity())
+
+    submitted = searched(Type(text="fern.news"), Enter())
+    for end in ("\n", "\r\n", "\r"):
+        assert searched(Type(text=f"fern.news{end}")) == submitted
+    assert searched(Type(text="fern.news")) != submitted
+    assert searched(written="fern.news\n") != submitted

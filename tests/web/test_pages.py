@@ -11,6 +11,7 @@ from tapforge_envs import protocol as p
 from tapforge_envs.ui_tree import ui_key
 from tapforge_envs.web import catalog
 from tapforge_envs.web.environment import PageOptions, WebEnvironment, score_of
+from tapforge_envs.web.keys import CTRL, ENTER, MAX_ENTERS, SHIFT, combination, named, writing
 from tapforge_envs.web.pages import Pages
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -177,13 +178,14 @@ async def test_keys_and_double_clicks_edit_a_field(page: WebEnvironment) -> None
 @pytest.mark.parametrize(
     "action",
     [p.Home(), p.Back(), p.AppSwitch(), p.OpenApp(name="Clock"), p.AskUser(text="?"), p.Key(name="VOLUME_UP"),
-     p.Key(name="f5"), p.Hotkey(keys=("ctrl", "hyper")), p.Hotkey(keys=("alt", "f4")), p.Hotkey(keys=("ctrl", "t"))],
+     p.Key(name="f5"), p.Hotkey(keys=("ctrl", "hyper")), p.Hotkey(keys=("alt", "f4")), p.Hotkey(keys=("ctrl", "t")),
+     p.Type(text="\n" * (MAX_ENTERS + 1))],
 )  # fmt: skip
 async def test_an_action_that_a_page_does_not_have_is_refused_and_does_nothing(
     page: WebEnvironment, action: p.Action
 ) -> None:
     seen = await page.reset(task("click-test", 1))
-    with pytest.raises(p.UnsupportedAction, match="has no (action|key)"):
+    with pytest.raises(p.UnsupportedAction, match="has no (action|key)|line ends"):
         await page.step(action, 0)
     _, score = await play(page, seen, tap(seen, id="subbtn"))
     assert score.value == 1
@@ -289,3 +291,24 @@ async def test_a_reward_that_no_page_gives_is_no_verdict(raw: object) -> None:
 @pytest.mark.parametrize("raw,value", [(-1, 0), (-0.5, 0), (0, 0), (0.25, 0.25), (1, 1), (1.0000000002, 1)])
 async def test_the_score_is_the_raw_reward_above_nothing(raw: float, value: float) -> None:
     assert score_of({"done": True, "raw": raw, "reason": ""}).value == value
+
+
+async def test_modifiers_are_known_by_every_name_in_use() -> None:
+    for name in ("ctrl", "ctrlleft", "Control_L", "ctrlright", "CTRL_RIGHT", "ControlLeft"):
+        found = combination([name, "a"])
+        assert found is not None and found[2] == CTRL, name
+    for name in ("shift", "shiftleft", "Shift_R", "shiftright"):
+        found = combination([name, "ArrowDown"])
+        assert found is not None and found[2] == SHIFT, name
+    assert combination(["altleft", "f4"]) is None and combination(["cmd", "a"]) is None
+    for name, key in (("page_down", "PageDown"), ("arrow_left", "ArrowLeft"), ("kp_enter", "Enter"), ("ins", "Insert")):
+        assert (press := named(name)) is not None and press.key == key
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+async def test_a_line_end_is_enter_also_where_a_long_text_is_inserted(end: str) -> None:
+    assert writing(f"a{end}天{end}") == [*writing("a"), (ENTER, 0), "天", (ENTER, 0)]
+    long = "b" * 2000
+    written = writing(f"{long}{end}{long}{end}")
+    assert written[-3:] == [(ENTER, 0), long, (ENTER, 0)]
+    assert len(writing("b" * 400)) == 400

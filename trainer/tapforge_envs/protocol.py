@@ -167,6 +167,10 @@ class Scroll(_Action):
 
 
 class Type(_Action):
+    """Enters text where the focus is. A line end in it (`\\n`, `\\r\\n` or `\\r`) is the Enter key, pressed at that
+    place: at the end of a text it submits a search field, in a field of several lines it begins the next one.
+    `keystrokes` splits a text accordingly."""
+
     type: Literal["type"] = "type"
     text: str = Field(max_length=10_000)
 
@@ -285,6 +289,18 @@ Action = (
     | TripleClick
     | Hotkey
 )
+
+
+def keystrokes(text: str) -> list[Type | Enter]:
+    """What a `Type` of this text means, in order: pieces of text without line ends, and an Enter for each line end."""
+    found: list[Type | Enter] = []
+    for number, line in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n")):
+        if number:
+            found.append(Enter())
+        if line:
+            found.append(Type(text=line))
+    return found
+
 
 #: reads and writes an action at a border: `.validate_python(dict)`, `.dump_python(action)`
 ACTION: TypeAdapter[Action] = TypeAdapter(Annotated[Action, Field(discriminator="type")])

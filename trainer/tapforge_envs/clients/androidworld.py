@@ -13,7 +13,8 @@ Promises:
 4. Screens are JSON numbers (33 MB for 1080 x 2400), read in a thread; what isn't a screen is a fault.
 
 What the server does otherwise than the action says is in the step's note: it presses Enter after typed text; it strokes
-across the middle of the screen whatever the points of a swipe. It types ASCII only: other text would lose characters.
+across the middle of the screen whatever the points of a swipe. It types ASCII only: other text would lose characters;
+and what the phone's shell would change is refused.
 
 The server answers one request at a time, `/health` too: while it works, it looks sick. Its errors are a bare 500.
 """
@@ -21,6 +22,8 @@ The server answers one request at a time, `/health` too: while it works, it look
 from __future__ import annotations
 
 import asyncio
+import re
+from fnmatch import fnmatchcase
 from typing import Any
 
 import aiohttp
@@ -42,6 +45,17 @@ SERVER_COMBINATIONS = 2
 MAX_TASKS = 10_000
 #: a vertical swipe that begins this near to its edge pulls down the notifications or goes home
 _EDGE = 0.03
+
+#: what the shell reads as a home folder, and as several words
+_TILDE = re.compile(r"~|[A-Za-z_]\w*=(?:.*:)?~")
+_BRACES = re.compile(r"\{.*(?:,|\.\.).*\}")
+#: the folder in which the phone's shell runs is /; what Android may have there
+_ROOT = (
+    "acct", "apex", "bin", "bugreports", "cache", "charger", "config", "d", "data", "data_mirror", "debug_ramdisk",
+    "default.prop", "dev", "etc", "first_stage_ramdisk", "init", "linkerconfig", "lost+found", "metadata", "mnt",
+    "odm", "odm_dlkm", "oem", "postinstall", "proc", "product", "root", "sbin", "sdcard", "second_stage_resources",
+    "storage", "sys", "system", "system_dlkm", "system_ext", "tmp", "vendor", "vendor_dlkm",
+)  # fmt: skip
 
 _KEYS = {"ENTER": "keyboard_enter", "BACK": "navigate_back", "HOME": "navigate_home"}
 _STATUS = {"success": "complete", "failure": "infeasible", "infeasible": "infeasible"}
@@ -195,7 +209,7 @@ def request_of(action: p.Action, width: int, height: int) -> tuple[dict[str, Any
             note = "" if (action.x, action.y) == (0.5, 0.5) else "the server scrolls in the middle of the screen"
             return {"action_type": "scroll", "direction": action.direction}, note
         case p.Type():
-            return {"action_type": "input_text", "text": _typable(action.text)}, "the server presses Enter after text"
+            return _typed(action.text)
         case p.Key() if action.name.upper() in _KEYS:
             return {"action_type": _KEYS[action.name.upper()]}, ""
         case p.Enter():
@@ -233,15 +247,36 @@ def _stroke(action: p.Swipe) -> tuple[dict[str, Any], str]:
     return {"action_type": "scroll", "direction": "down" if down < 0 else "up"}, note
 
 
+def _typed(text: str) -> tuple[dict[str, Any], str]:
+    """The server presses Enter for each line end and once more at the end: a last line end is left to it."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if text == "\n":
+        return {"action_type": "keyboard_enter"}, ""
+    note = "" if text.endswith("\n") else "the server presses Enter after text"
+    return {"action_type": "input_text", "text": _typable(text.removesuffix("\n"))}, note
+
+
 def _typable(text: str) -> str:
     if not text:
         raise UnsupportedAction("AndroidWorld's server drops an empty text")
+    if changed := next((word for word in text.split() if _changed_by_the_shell(word)), None):
+        raise UnsupportedAction(f"AndroidWorld's server hands {changed!r:.60} to the phone's shell, which changes it")
     lost = list(dict.fromkeys(c for c in text if not (" " <= c <= "~" or c == "\n")))
     if "%s" in text:
         raise UnsupportedAction("AndroidWorld's server types '%s' as a space")
     if lost:
         raise UnsupportedAction(f"AndroidWorld's server types ASCII only; it would drop {''.join(lost[:10])!r}")
     return text
+
+
+def _changed_by_the_shell(word: str) -> bool:
+    """Whether the phone's shell makes another word of it: the server quotes no `~ * ? [ ] { }`. A pattern that no name
+    in the phone's root folder fits stays as it is ("what?", "5*3")."""
+    if _TILDE.match(word) or _BRACES.search(word):
+        return True
+    if not any(c in word for c in "*?["):
+        return False
+    return "/" in word or any(fnmatchcase(name, word) for name in _ROOT)
 
 
 def _task_index(task: Task, server: HttpServer) -> int:

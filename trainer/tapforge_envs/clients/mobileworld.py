@@ -38,7 +38,7 @@ from tapforge_api.environment import Settle
 from .. import protocol as p
 from ..protocol import EnvironmentFault, Frame, Observation, Reason, Score, StepResult, Task, UnknownTask
 from .http import Deadlines, HttpServer, short
-from .mobileworld_actions import device_action
+from .mobileworld_actions import device_actions
 from .mobileworld_memory import MobileWorldPhones
 from .pictures import MAX_SIDE, frame_of
 from .settling import settle
@@ -147,8 +147,27 @@ class MobileWorldClient:
         before = self._frame
         if before is None:
             raise self._fault(call, "there was no reset")
-        sent = device_action(action, before.width, before.height)
+        parts = device_actions(action, before.width, before.height)
         time = _Time(self._deadlines.step)
+        silent = ""
+        for sent in parts:
+            result = await self._result(call, action, sent, time)
+            if isinstance(action, p.FINAL_ACTIONS):  # they don't touch the screen
+                return StepResult(Observation(before), done=True)
+            if isinstance(action, p.AskUser):
+                return StepResult(Observation(before), note=result[:_WORDS])
+            if _ADB_FAILED.search(result[:_WORDS]):
+                raise self._fault(call, f"adb failed: {result[:_WORDS]}")
+            if result == "" and sent["action_type"] in ("open_app", "input_text"):
+                silent = f"{sent['action_type']} had no effect, as far as adb says"
+        waits = isinstance(action, p.Wait)
+        capture = lambda: self._screenshot(time)  # noqa: E731
+        settled = await settle(capture, self._settings, before=before, expects_change=not waits)
+        self._frame = settled.frame
+        return StepResult(Observation(settled.frame), note=silent)
+
+    async def _result(self, call: str, action: p.Action, sent: dict[str, Any], time: _Time) -> str:
+        """What the server says to one request of a step."""
         body = {"device": self._device, "action": sent}
         try:
             answer = self._object_of(call, await self._act(call, "POST", "/step", body, time.left()))
@@ -158,21 +177,7 @@ class MobileWorldClient:
             raise
         if "result" not in answer:
             raise self._fault(call, f"answered {_brief(answer)}, expected 'result'")
-        result = answer["result"] if isinstance(answer["result"], str) else _brief(answer["result"])
-        if isinstance(action, p.FINAL_ACTIONS):  # they don't touch the screen
-            return StepResult(Observation(before), done=True)
-        if isinstance(action, p.AskUser):
-            return StepResult(Observation(before), note=result[:_WORDS])
-        if _ADB_FAILED.search(result[:_WORDS]):
-            raise self._fault(call, f"adb failed: {result[:_WORDS]}")
-        waits = isinstance(action, p.Wait)
-        capture = lambda: self._screenshot(time)  # noqa: E731
-        settled = await settle(capture, self._settings, before=before, expects_change=not waits)
-        self._frame = settled.frame
-        note = ""
-        if result == "" and isinstance(action, p.OpenApp | p.Type):
-            note = f"{sent['action_type']} had no effect, as far as adb says"
-        return StepResult(Observation(settled.frame), note=note)
+        return answer["result"] if isinstance(answer["result"], str) else _brief(answer["result"])
 
     async def evaluate(self) -> Score:
         time = _Time(self._deadlines.evaluate)

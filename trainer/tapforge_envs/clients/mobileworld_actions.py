@@ -1,7 +1,8 @@
 """What is sent to a MobileWorld server for an action: pixels, and only what it takes.
 
 Strokes are sent as `drag`, which every variant carries out as it is: `swipe` and `scroll` have lengths and directions
-that differ from server to server.
+that differ from server to server. The server types by ADBKeyboard, for which a line end is a character: a text is sent
+in pieces, with `keyboard_enter` for its line ends.
 """
 
 from __future__ import annotations
@@ -14,8 +15,20 @@ from ..protocol import UnsupportedAction
 _KEYS: Final = {"ENTER": "keyboard_enter", "BACK": "navigate_back", "HOME": "navigate_home"}
 
 
+#: line ends in one text: each piece between them is a request of its own, and a step has a deadline
+MAX_ENTERS: Final = 24
+
+
+def device_actions(action: p.Action, width: int, height: int) -> list[dict[str, Any]]:
+    """What is sent, one after another, for a screen of that size in pixels. Raises UnsupportedAction."""
+    parts = p.keystrokes(action.text) if isinstance(action, p.Type) and action.text else [action]
+    if (enters := sum(isinstance(part, p.Enter) for part in parts)) > MAX_ENTERS:
+        raise UnsupportedAction(f"type: {enters} line ends; at most {MAX_ENTERS} are pressed in one step on a phone")
+    return [device_action(part, width, height) for part in parts]
+
+
 def device_action(action: p.Action, width: int, height: int) -> dict[str, Any]:
-    """For a screen of that size in pixels. Raises UnsupportedAction for what the server lacks or refuses."""
+    """One request, of an action without line ends. Raises UnsupportedAction for what the server lacks or refuses."""
 
     def at(x: float, y: float, names: tuple[str, str] = ("x", "y")) -> dict[str, int]:
         return {names[0]: p.pixel(x, width), names[1]: p.pixel(y, height)}

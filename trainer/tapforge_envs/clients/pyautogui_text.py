@@ -5,10 +5,7 @@
 - `actions_of` reads a model's text as syntax and executes nothing: calls of a closed list with literal arguments become
   actions; everything else is a ValueError that names it. What is read back from a program is the action it came from.
 - Pixels mean the middle of the pixel, so that every pixel of a screen survives both ways.
-
-`pyautogui.write` types what an American keyboard has, and on X11 types `>` for `<`: such text, longer text, and any
-other script goes through the clipboard by xclip, which OSWorld's virtual machines have, and Ctrl+V. That pastes in
-applications, and not in a terminal.
+- How a text is typed stands in `pyautogui_typing.py`.
 """
 
 from __future__ import annotations
@@ -22,11 +19,10 @@ from typing import Any, Final
 from .. import protocol as p
 from ..protocol import UnsupportedAction, pixel
 from .model_code import statements
+from .pyautogui_typing import typing_program
 
 #: notches of the wheel when an action doesn't say
 NOTCHES: Final = 5
-#: characters that are typed one by one; longer text is pasted
-_TYPED = 1000
 #: a model's program, in characters
 MAX_TEXT: Final = 20_000
 
@@ -46,8 +42,22 @@ _ALIASES: Final = {
     "meta": "win", "windows": "win", "option": "alt", "del": "delete", "ins": "insert", "page_up": "pageup",
     "pgup": "pageup", "page_down": "pagedown", "pgdn": "pagedown", "arrowup": "up", "arrowdown": "down",
     "arrowleft": "left", "arrowright": "right", "caps_lock": "capslock", "prtsc": "printscreen",
-    "print_screen": "printscreen", "control_l": "ctrlleft", "shift_l": "shiftleft", "alt_l": "altleft",
-    "spacebar": "space", "kp_enter": "enter", "\n": "enter", "\t": "tab", " ": "space",
+    "print_screen": "printscreen", "arrow_up": "up", "arrow_down": "down", "arrow_left": "left", "arrow_right": "right",
+    "prior": "pageup", "next": "pagedown", "back_space": "backspace", "opt": "alt", "scroll_lock": "scrolllock",
+    "num_lock": "numlock", "spacebar": "space", "kp_enter": "enter", "\n": "enter", "\r": "enter", "\t": "tab",
+    " ": "space",
+    **{
+        f"{word}{side}": f"{key}{where}"
+        for key, words in (
+            ("ctrl", ("ctrl", "control")), ("shift", ("shift",)), ("alt", ("alt", "option")),
+            ("win", ("win", "meta", "super", "cmd", "command")),
+        )
+        for word in words
+        for side, where in (
+            ("_l", "left"), ("_r", "right"), ("_left", "left"), ("_right", "right"), ("left", "left"),
+            ("right", "right"),
+        )
+    },
 }  # fmt: skip
 
 
@@ -88,7 +98,7 @@ def program_of(action: p.Action, width: int, height: int) -> str:
         case p.Scroll():
             return _wheel(action, at(action.x, action.y))
         case p.Type():
-            return _typing(action.text)
+            return typing_program(action.text)
         case p.Enter():
             return "pyautogui.press('enter')"
         case p.Key():
@@ -116,21 +126,6 @@ def _key(name: str) -> str:
     if known == "<":
         raise UnsupportedAction("the key '<' types '>' on X11; use the hotkey shift + ,")
     return repr(known)
-
-
-def _typing(text: str) -> str:
-    if not text:
-        raise UnsupportedAction("there is nothing to type")
-    if "\0" in text:
-        raise UnsupportedAction("the text holds a NUL, which nothing can type")
-    if len(text) <= _TYPED and all((" " <= c <= "~" and c != "<") or c in "\n\t" for c in text):
-        return f"pyautogui.write({text!a}, interval=0.02)"
-    # xclip stays to serve the clipboard: with our pipes it would hold up whoever waits for their end.
-    return (
-        "import subprocess; subprocess.run(['xclip', '-selection', 'clipboard'], "
-        f"input={text!a}.encode(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=10, check=True); "
-        "pyautogui.hotkey('ctrl', 'v')"
-    )
 
 
 # --- programs to actions ----------------------------------------------------------------------------------------------

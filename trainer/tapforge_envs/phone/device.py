@@ -232,6 +232,15 @@ class Phone:
             self.image.shell.tick(self.state)
         return "" if self._act(action) else f"{action.type} had no effect"
 
+    def insert(self, text: str) -> str:
+        """What an input method writes into the field that has the focus: here a line end is a character and presses
+        nothing, unlike in the action `Type`. Returns a note as `act` does."""
+        if self.state["ended"] is not None:
+            return "the episode has ended"
+        if self.image.shell is not None:
+            self.image.shell.tick(self.state)
+        return "" if self._send(Event("type", text=text)) else "type had no effect"
+
     def evaluate(self) -> p.Score:
         if self.rules is None:
             raise p.EnvironmentFault("evaluate was called before a task was set by reset")
@@ -258,7 +267,7 @@ class Phone:
             case p.Scroll():
                 return self._gesture("scroll", action.x, action.y, action.direction)
             case p.Type():
-                return self._send(Event("type", text=action.text))
+                return self._type(action.text)
             case p.Enter():
                 return self._send(Event("enter"))
             case p.Key():
@@ -281,6 +290,11 @@ class Phone:
                 return True
             case _:
                 return False
+
+    def _type(self, text: str) -> bool:
+        events = [Event("type", text=s.text) if isinstance(s, p.Type) else Event("enter") for s in p.keystrokes(text)]
+        changed = [self._send(event) for event in events]
+        return any(changed)
 
     def _launch(self, name: str) -> bool:
         """Opens an app by its name as users write it; the launcher and what has no icon can't be opened by name."""

@@ -41,8 +41,6 @@ WIDTH, HEIGHT = 160, 210
 _POINTS = 8
 #: CSS pixels of a wheel's notch, and notches of a scroll that names none
 _NOTCH, _NOTCHES = 40, 2
-#: characters that are typed key by key; the rest of a longer text comes in one piece
-_KEYED = 500
 #: a raw reward, with room for the rounding of sums
 _MOST = 1 + 1e-6
 _BUTTONS = {"left": 1, "right": 2, "middle": 4}
@@ -268,6 +266,8 @@ class WebEnvironment:
                 raise p.UnsupportedAction(f"a browser has no key {action.name!r}")
             case p.Hotkey() if keys.combination(action.keys) is None:
                 raise p.UnsupportedAction(f"a page has no keys {'+'.join(action.keys)} to press together")
+            case p.Type() if (ends := p.keystrokes(action.text).count(p.Enter())) > keys.MAX_ENTERS:
+                raise p.UnsupportedAction(f"type: {ends} line ends; a page takes {keys.MAX_ENTERS} in one step at most")
             case _:
                 pass
 
@@ -350,14 +350,11 @@ class WebEnvironment:
             await self._call("Input.dispatchKeyEvent", event)
 
     async def _type(self, text: str) -> None:
-        for one in text[:_KEYED]:
-            found = keys.character(one)
-            if found is None:
-                await self._call("Input.insertText", {"text": one})
+        for piece in keys.writing(text):
+            if isinstance(piece, str):
+                await self._call("Input.insertText", {"text": piece})
             else:
-                await self._press(*found)
-        if len(text) > _KEYED:
-            await self._call("Input.insertText", {"text": text[_KEYED:]})
+                await self._press(*piece)
 
     async def _hotkey(self, names: Sequence[str]) -> None:
         found = keys.combination(names)

@@ -10,6 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import protocol as p
+
+#: line ends in one text: each is a key, and a step has a deadline
+MAX_ENTERS = 500
+#: characters that are typed key by key; what follows in a longer text is inserted line by line
+_KEYED = 500
+
 ALT, CTRL, META, SHIFT = 1, 2, 4, 8
 
 
@@ -40,17 +47,30 @@ class Press:
         return down, {"type": "keyUp", **common}
 
 
-MODIFIERS: dict[str, tuple[int, Press]] = {
-    "ctrl": (CTRL, Press("Control", "ControlLeft", 17)),
-    "control": (CTRL, Press("Control", "ControlLeft", 17)),
-    "alt": (ALT, Press("Alt", "AltLeft", 18)),
-    "shift": (SHIFT, Press("Shift", "ShiftLeft", 16)),
-    "meta": (META, Press("Meta", "MetaLeft", 91)),
-    "winleft": (META, Press("Meta", "MetaLeft", 91)),
-    "win": (META, Press("Meta", "MetaLeft", 91)),
-    "cmd": (META, Press("Meta", "MetaLeft", 91)),
-    "command": (META, Press("Meta", "MetaLeft", 91)),
+#: key of the event -> (bit, number, the words for it besides those with a side)
+_HELD: dict[str, tuple[int, int, tuple[str, ...]]] = {
+    "Control": (CTRL, 17, ("ctrl", "control")),
+    "Alt": (ALT, 18, ("alt", "option", "opt")),
+    "Shift": (SHIFT, 16, ("shift",)),
+    "Meta": (META, 91, ("meta", "win", "windows", "cmd", "command", "super")),
 }
+
+
+def _modifiers() -> dict[str, tuple[int, Press]]:
+    """By every name in use: ctrl, ctrlleft and ctrlright (PyAutoGUI), control_l and control_r (X11), controlleft (the
+    browser's own), ctrl_left (Android)."""
+    found = {}
+    for key, (bit, number, words) in _HELD.items():
+        for word in words:
+            found[word] = (bit, Press(key, f"{key}Left", number))
+            for side, short in (("Left", "_l"), ("Right", "_r")):
+                press = Press(key, f"{key}{side}", 92 if (key, side) == ("Meta", "Right") else number)
+                for name in (f"{word}{side.lower()}", f"{word}_{side.lower()}", f"{word}{short}"):
+                    found[name] = (bit, press)
+    return found
+
+
+MODIFIERS: dict[str, tuple[int, Press]] = _modifiers()
 
 ENTER = Press("Enter", "Enter", 13, "\r")
 TAB = Press("Tab", "Tab", 9)
@@ -82,18 +102,19 @@ _DESKTOP: dict[str, Press] = {
     **dict.fromkeys(("enter", "return"), ENTER),
     **dict.fromkeys(("esc", "escape"), _ESCAPE),
     **dict.fromkeys(("del", "delete"), _DELETE),
-    **dict.fromkeys(("pageup", "pgup"), _PAGE_UP),
-    **dict.fromkeys(("pagedown", "pgdn"), _PAGE_DOWN),
-    "backspace": _BACKSPACE,
+    **dict.fromkeys(("pageup", "pgup", "page_up", "prior"), _PAGE_UP),
+    **dict.fromkeys(("pagedown", "pgdn", "page_down", "next"), _PAGE_DOWN),
+    **dict.fromkeys(("backspace", "back_space"), _BACKSPACE),
     "tab": TAB,
-    "space": _SPACE,
-    "left": _LEFT,
-    "up": _UP,
-    "right": _RIGHT,
-    "down": _DOWN,
+    **dict.fromkeys(("space", "spacebar"), _SPACE),
+    **dict.fromkeys(("left", "arrowleft", "arrow_left"), _LEFT),
+    **dict.fromkeys(("up", "arrowup", "arrow_up"), _UP),
+    **dict.fromkeys(("right", "arrowright", "arrow_right"), _RIGHT),
+    **dict.fromkeys(("down", "arrowdown", "arrow_down"), _DOWN),
     "home": _HOME,
     "end": _END,
-    "insert": Press("Insert", "Insert", 45),
+    **dict.fromkeys(("insert", "ins"), Press("Insert", "Insert", 45)),
+    **dict.fromkeys(("kp_enter", "numpadenter"), Press("Enter", "NumpadEnter", 13, "\r")),
 }
 
 #: keys that do something to a text or a page together with control
@@ -136,6 +157,22 @@ def character(text: str) -> tuple[Press, int] | None:
     return Press(text, code, number, text), SHIFT if text in '~!@#$%^&*()_+{}|:"<>?' else 0
 
 
+def writing(text: str) -> list[tuple[Press, int] | str]:
+    """What writes a text, in order: keys with the modifiers for them, and pieces without a line end that are inserted
+    as they are. A line end is always the Enter key."""
+    found: list[tuple[Press, int] | str] = []
+    keyed = _KEYED
+    for stroke in p.keystrokes(text):
+        if isinstance(stroke, p.Enter):
+            found.append((ENTER, 0))
+            continue
+        found += [character(one) or one for one in stroke.text[:keyed]]
+        if rest := stroke.text[keyed:]:
+            found.append(rest)
+        keyed = max(0, keyed - len(stroke.text))
+    return found
+
+
 def combination(names: Sequence[str]) -> tuple[list[Press], list[Press], int] | None:
     """(keys that are held, keys that are pressed meanwhile, modifiers) of keys pressed together; None for what is the
     browser's own (a new tab, the end of a window) and for names of no key. Control goes with what edits text."""
@@ -156,4 +193,7 @@ def named(name: str) -> Press | None:
     if len(name) == 1:
         found = character(name)
         return found[0] if found else None
-    return _ANDROID[name] if name in _ANDROID else _DESKTOP.get(name.strip().lower())
+    if name in _ANDROID:
+        return _ANDROID[name]
+    word = name.strip().lower()
+    return MODIFIERS[word][1] if word in MODIFIERS else _DESKTOP.get(word)

@@ -6,14 +6,15 @@
    `MAX_LINE`, which old versions of adbd can take.
 
 `input text` reads `%s` as a blank and can type what the phone's virtual keyboard has keys for: printable ASCII. Any
-other text goes through ADBKeyboard (`keyboard.py`).
+other text goes through ADBKeyboard (`keyboard.py`), which writes a line end into the field and presses nothing: line
+ends are Enter by `input` with either.
 """
 
 from __future__ import annotations
 
 import base64
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from string import ascii_uppercase, digits
 from typing import Final
 
@@ -21,6 +22,8 @@ from ... import protocol as p
 
 #: bytes; adbd took messages of 4096 bytes before Android 7
 MAX_LINE: Final = 4000
+#: Enter keys in one text: each piece between them is a call of its own, and a step has a deadline
+MAX_ENTERS: Final = 24
 #: characters of a text that are sent at once: 4 bytes each at most, and 4/3 of that in base64
 _CHUNK: Final = 500
 
@@ -118,24 +121,44 @@ def _stroke(
 
 def needs_keyboard(text: str) -> bool:
     """Whether `input text` can't type it."""
-    return any(not (" " <= c <= "~" or c in "\n\t") for c in text.replace("\r\n", "\n"))
+    return any(not (" " <= c <= "~" or c in "\r\n\t") for c in text)
 
 
 def input_text(text: str) -> list[str]:
-    """The lines that type a text of printable ASCII, newlines and tabs."""
-    keys = {"\n": "input keyevent KEYCODE_ENTER", "\t": "input keyevent KEYCODE_TAB"}
-    return [keys.get(part) or f"input text {_quoted(part)}" for part in _parts(text.replace("\r\n", "\n"))]
+    """The lines that type a text of printable ASCII, line ends and tabs. Raises UnsupportedAction."""
+    return _lines(text, _by_keys)
+
+
+def keyboard_text(text: str) -> list[str]:
+    """The lines by which ADBKeyboard types a text of any script. Raises UnsupportedAction."""
+    return _lines(text, _broadcasts)
+
+
+def _lines(text: str, typed: Callable[[str], Iterator[str]]) -> list[str]:
+    strokes = p.keystrokes(text)
+    if (enters := sum(isinstance(stroke, p.Enter) for stroke in strokes)) > MAX_ENTERS:
+        raise p.UnsupportedAction(f"type: {enters} line ends; at most {MAX_ENTERS} are pressed in one step on a phone")
+    return [
+        line
+        for stroke in strokes
+        for line in (typed(stroke.text) if isinstance(stroke, p.Type) else ("input keyevent KEYCODE_ENTER",))
+    ]
+
+
+def _by_keys(text: str) -> Iterator[str]:
+    for part in _parts(text):
+        yield "input keyevent KEYCODE_TAB" if part == "\t" else f"input text {_quoted(part)}"
 
 
 def _parts(text: str) -> Iterator[str]:
-    """What is typed at once: keys by themselves, and `%` apart from an `s` after it: together they are a blank."""
+    """What is typed at once: tabs by themselves, and `%` apart from an `s` after it: together they are a blank."""
     part = ""
     for c in text:
-        if c in "\n\t" or (part.endswith("%") and c == "s") or len(part) >= _CHUNK:
+        if c == "\t" or (part.endswith("%") and c == "s") or len(part) >= _CHUNK:
             if part:
                 yield part
             part = ""
-        if c in "\n\t":
+        if c == "\t":
             yield c
         else:
             part += c
@@ -148,9 +171,7 @@ def _quoted(part: str) -> str:
     return shlex.quote(part.replace(" ", "%s"))
 
 
-def keyboard_text(text: str) -> list[str]:
-    """The broadcasts by which ADBKeyboard types a text of any script."""
-    text = text.replace("\r\n", "\n")
-    chunks = [text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK)]
-    encoded = [base64.b64encode(c.encode("utf-8", "replace")).decode() for c in chunks]
-    return [f"am broadcast -a ADB_INPUT_B64 --es msg {chunk}" for chunk in encoded]
+def _broadcasts(text: str) -> Iterator[str]:
+    for at in range(0, len(text), _CHUNK):
+        chunk = base64.b64encode(text[at : at + _CHUNK].encode("utf-8", "replace")).decode()
+        yield f"am broadcast -a ADB_INPUT_B64 --es msg {chunk}"

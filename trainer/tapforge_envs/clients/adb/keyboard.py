@@ -63,9 +63,9 @@ class Keyboard:
                 )
             lines = input_text(text)
         else:
+            lines = keyboard_text(text)
             if text and (await self._device.run(_WHICH)).strip() != ADB_KEYBOARD:
                 await self._choose(ADB_KEYBOARD)
-            lines = keyboard_text(text)
         for line in lines:
             await self._device.run(line)
 

@@ -135,6 +135,10 @@ class Android:
         """What reaches the apps; "" when it had an effect, else a note."""
         return self.phone.act(action) if self.usable else "the phone is asleep, locked or in a call"
 
+    def insert(self, text: str) -> str:
+        """What the input method writes; a note as from `act`."""
+        return self.phone.insert(text) if self.usable else "the phone is asleep, locked or in a call"
+
     def component(self) -> str:
         """The activity in front, PACKAGE/CLASS as Android writes it."""
         if self.call:

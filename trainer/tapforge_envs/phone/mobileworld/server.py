@@ -220,9 +220,10 @@ class MobileWorld:
         action = device_action(asked, self.width, self.height)
         if action is None:
             return ""
-        note = device.phone.act(action)
-        if isinstance(action, p.Type):
+        if isinstance(action, p.Type):  # by ADBKeyboard, for which a line end is a character
+            device.phone.insert(action.text)
             return "Broadcasting: Intent { act=ADB_INPUT_B64 flg=0x400000 (has extras) }\nBroadcast completed: result=0"
+        note = device.phone.act(action)
         if isinstance(action, p.OpenApp):
             if note:
                 raise Failed(500, _UNKNOWN_APP)

@@ -188,7 +188,7 @@ def _typed(android: Android, wanted: Intent) -> None:
 
 def _write(android: Android, text: str) -> None:
     if text:
-        android.act(p.Type(text=text[:_MAX_TEXT]))
+        android.insert(text[:_MAX_TEXT])
 
 
 def _own(android: Android, wanted: Intent, head: str) -> Result:
