@@ -146,6 +146,27 @@ async def test_a_phone_that_is_turned_is_used_as_it_lies(desk: Desk, monkeypatch
     assert (done[0].x, done[0].y) == pytest.approx((720.5 / 800, 36.5 / 360))
 
 
+async def test_touches_reach_what_is_seen_where_another_size_was_set(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    daemon = await desk.phone()
+    phone = desk.client(daemon)
+    seen = await phone.reset(TASK.model_copy(update={"params": {"setup": "wm size 720x1600"}}))
+    assert (seen.frame.width, seen.frame.height) == (360, 800)
+    done: list[p.Action] = []
+    monkeypatch.setattr(Android, "act", lambda self, action: done.append(action) or "")
+    await phone.step(p.Tap(x=0.9, y=0.1), 0)
+    daemon.android.rotation = 1
+    await phone.step(p.Wait(seconds=0), 1)
+    await phone.step(p.Tap(x=0.9, y=0.1), 2)
+    for tap in done:
+        assert (tap.x, tap.y) == pytest.approx((0.9, 0.1), abs=0.005)
+    assert len(done) == 2
+    daemon.android.override = (720, 720)
+    with pytest.raises(EnvironmentFault, match="desk/1: reset: its size is set to 720x720 .* wm size reset"):
+        await phone.reset(TASK)
+    daemon.android.override = None
+    await phone.reset(TASK)
+
+
 # --- sick services, through the real adb server -----------------------------------------------------------------------
 
 

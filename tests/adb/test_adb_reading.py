@@ -21,6 +21,7 @@ from tapforge_envs.clients.adb.actions import (
 )
 from tapforge_envs.clients.adb.apps import component_in, package_of, packages_in, split_component
 from tapforge_envs.clients.adb.screen import frame_in, is_black, may_be_black
+from tapforge_envs.clients.adb.touch import override_size, touched_size
 from tapforge_envs.clients.adb.windows import Windows, call_states, read_windows
 from tapforge_envs.protocol import UnsupportedAction
 
@@ -251,6 +252,41 @@ def test_actions_as_shell_lines(action, line):
 def test_what_a_phone_has_not_or_must_not_do_is_refused(action):
     with pytest.raises(UnsupportedAction):
         command_of(action, 1080, 2400)
+
+
+@pytest.mark.parametrize(
+    ("said", "size"),
+    [
+        ("Physical size: 1080x2400\n", None),
+        ("Physical size: 1080x2400\r\nOverride size: 720x1600\r\n", (720, 1600)),
+        ("Physical size: 1080x2400\nOverride size: 0x0\n", None),
+        ("/system/bin/sh: wm: not found\n", None),
+    ],
+)
+def test_the_size_that_was_set(said, size):
+    assert override_size(said) == size
+
+
+@pytest.mark.parametrize(
+    ("frame", "override", "size"),
+    [
+        ((1080, 2400), None, (1080, 2400)),
+        ((1080, 2400), (1080, 2400), (1080, 2400)),
+        ((2400, 1080), (1080, 2400), (2400, 1080)),
+        ((1080, 2400), (720, 1600), (720, 1600)),
+        ((2400, 1080), (720, 1600), (1600, 720)),
+        ((1440, 3120), (1080, 2340), (1080, 2340)),
+        ((1080, 2408), (720, 1605), (720, 1605)),
+        ((1080, 2400), (1080, 1920), None),
+    ],
+)
+def test_touches_count_in_the_size_that_was_set(frame, override, size):
+    shown = p.Frame(b"", "", frame[0], frame[1])
+    if size is not None:
+        assert touched_size(shown, override) == size
+        return
+    with pytest.raises(ValueError, match="is set to 1080x1920 and its pictures have 1080x2400 pixels.*wm size reset"):
+        touched_size(shown, override)
 
 
 def typed(lines):

@@ -8,7 +8,8 @@ Promises:
    can't tell whether a line that ran out of time was carried out.
 2. An observation is a whole PNG of this phone, taken after the action. A phone that is gone, unauthorized, offline,
    locked, asleep, called, or that shows what may not be photographed, is a fault that says so.
-3. Taps go by the size of the frame that was seen last: a phone that is turned is used as it lies.
+3. Taps go by the size of the frame that was seen last: a phone that is turned is used as it lies. Where `wm size` was
+   set to another one, by that (`touch.py`).
 4. `evaluate` runs the task's own check, and has no default verdict: a task without one, or a check that breaks, is a
    fault with reason judge_error.
 5. One episode per phone: an older one in this process, under whatever address, finds its lease lost.
@@ -37,6 +38,7 @@ from .device import Device, DeviceError
 from .judge import judged
 from .keyboard import Keyboard, put_back
 from .reset import prepare, start
+from .touch import override_size, touched_size
 from .wire import AdbError, AdbServer, server_address, short
 
 #: of a step's deadline that a wait may take: an agent must not be able to make its own episode invalid
@@ -102,6 +104,8 @@ class AdbClient:
         self._task: Task | None = None
         self._answer = ""
         self._seen: Observation | None = None
+        #: what `wm size` was set to, pixels
+        self._override: tuple[int, int] | None = None
         #: packages that are installed, once somebody asked
         self._installed: frozenset[str] | None = None
 
@@ -116,6 +120,8 @@ class AdbClient:
             self._identity = await self._device.reach()
             self._phones.holders[self._identity] = self
             await prepare(self._device, self._options, task, self._keyboard)
+            # What knows no `wm size` can't have been set by it.
+            self._override = override_size((await self._device.shell("wm size")).text)
             seen, _ = await self._observe(None, expects_change=True)
         self._task = task
         return seen
@@ -162,7 +168,7 @@ class AdbClient:
             case p.LongPress(x=x, y=y, seconds=seconds) if seconds > _LONGEST_PRESS:
                 return await self._act(p.LongPress(x=x, y=y, seconds=_LONGEST_PRESS), before)
             case _:
-                await self._device.run(command_of(action, before.frame.width, before.frame.height))
+                await self._device.run(command_of(action, *touched_size(before.frame, self._override)))
         return ""
 
     async def _open(self, name: str) -> str:
@@ -188,6 +194,10 @@ class AdbClient:
         if not self._identity.endswith(f"/{boot}"):
             raise DeviceError("it was booted again in the middle of the episode: what the task had set up is lost")
         await self._device.refuse_unusable(frame, windows)
+        try:
+            touched_size(frame, self._override)
+        except ValueError as error:
+            raise DeviceError(str(error)) from error
         tree, note = await self._device.ui_tree() if self._options.ui_tree else (None, "")
         if earlier is not None and (earlier.width > earlier.height) != (frame.width > frame.height):
             turned = f"the screen was turned: it is {frame.width}x{frame.height} pixels now"

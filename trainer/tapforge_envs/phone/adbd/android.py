@@ -80,6 +80,8 @@ class Android:
     pin: str = ""
     #: quarter turns, as Android counts them: 1 is landscape with the top to the left
     rotation: int = 0
+    #: the size that `wm size` was set to: `input` counts in its pixels, and pictures keep the display's own
+    override: tuple[int, int] | None = None
     #: the app in front forbids screenshots (FLAG_SECURE)
     secure: bool = False
     #: somebody calls; the call's screen lies over the apps until the call is ended
@@ -114,6 +116,13 @@ class Android:
         """Width and height of what the screen shows, pixels."""
         phone = self.phone
         return phone.width, phone.height
+
+    def shown_at(self, x: float, y: float) -> tuple[float, float]:
+        """Pixels of what the screen shows, for those in which `input` counts."""
+        if self.override is None:
+            return x, y
+        wide, high = self.override if self.rotation % 2 == 0 else self.override[::-1]
+        return x * self.size[0] / wide, y * self.size[1] / high
 
     @property
     def apps(self) -> list[str]:

@@ -6,6 +6,7 @@ Coordinates are pixels of the screen as it is turned now. A touch outside of it 
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Sequence
 from io import BytesIO
@@ -24,6 +25,7 @@ _DRAG_MS: Final = 1000
 _SLOP: Final = 0.01
 _MAX_TEXT: Final = 10_000
 _DENSITY: Final = 420
+_SIZE: Final = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", re.ASCII)
 #: numbers of Android's KeyEvent
 _KEYS: Final = {
     "HOME": 3, "BACK": 4, "CALL": 5, "ENDCALL": 6, "STAR": 17, "POUND": 18, "DPAD_UP": 19, "DPAD_DOWN": 20,
@@ -76,6 +78,7 @@ def input_(android: Android, words: Sequence[str], stdin: bytes) -> Result:
 
 def touch(android: Android, x: float, y: float, x2: float, y2: float, ms: float, *, drag: bool = False) -> None:
     """One finger, from down to up."""
+    (x, y), (x2, y2) = android.shown_at(x, y), android.shown_at(x2, y2)
     width, height = android.size
     if not (0 <= x < width and 0 <= y < height) or not android.awake:
         return
@@ -207,10 +210,17 @@ def uiautomator(android: Android, words: Sequence[str], stdin: bytes) -> Result:
 def wm(android: Android, words: Sequence[str], stdin: bytes) -> Result:
     match list(words):
         case ["size"]:
-            return said(f"Physical size: {android.slot.width}x{android.slot.height}")
+            own = f"Physical size: {android.slot.width}x{android.slot.height}"
+            return said(f"{own}\nOverride size: {'{}x{}'.format(*android.override)}" if android.override else own)
+        case ["size", "reset"]:
+            android.override = None
+            return Result()
+        case ["size", wanted] if (size := _SIZE.fullmatch(wanted)) is not None:
+            android.override = (int(size[1]), int(size[2]))
+            return Result()
         case ["density"]:
             return said(f"Physical density: {_DENSITY}")
-        case ["size" | "density", "reset"]:
+        case ["density", "reset"]:
             return Result()
         case ["dismiss-keyguard"]:
             android.dismiss_keyguard()
