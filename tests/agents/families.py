@@ -65,6 +65,7 @@ CASES = [
     Case(guiowl.of_model("gui-owl", "qwen3_vl"), TOOL_PHONE),
     Case(guiowl.of_model("gui-owl", "qwen2_5_vl"), TOOL_PHONE),
     Case(guiowl.of_model("gui-owl-computer", "qwen3_vl"), TOOL_COMPUTER),
+    Case(guiowl.of_model("gui-owl-computer", "qwen2_5_vl"), TOOL_COMPUTER),
     Case(uitars.of_model("ui-tars", "qwen2_vl"), TARS_PHONE),
     Case(uitars.of_model("ui-tars", "qwen2_5_vl"), TARS_PHONE),
     Case(uitars.of_model("ui-tars-computer", "qwen2_5_vl"), TARS_COMPUTER | {Terminate}),

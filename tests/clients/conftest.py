@@ -1,6 +1,6 @@
-"""The phones and clocks of the tests of slots and the agents of those of rollouts serve here too."""
+"""What the tests of slots, rollouts and agents share serves here too: phones and clocks, scripts, families."""
 
 import sys
 from pathlib import Path
 
-sys.path += [str(Path(__file__).parent.parent / folder) for folder in ("slots", "rollout")]
+sys.path += [str(Path(__file__).parent.parent / folder) for folder in ("slots", "rollout", "agents")]

@@ -59,6 +59,10 @@ async def test_an_episode_from_start_to_score():
 @pytest.mark.parametrize(
     ("task", "steps", "last", "score"),
     [
+        # an answer is not sent: OSWorld judges the machine
+        (TASK, (HELLO, p.Answer(text="It is written.")), "DONE", 1),
+        (TASK, (p.Answer(text=""),), "DONE", 0),
+        (FLY, (p.Answer(text="I can't."),), "DONE", 0),
         (TASK, (HELLO, p.Terminate(status="failure")), "FAIL", 0),
         (TASK, (HELLO, p.Terminate(status="infeasible")), "FAIL", 0),
         (FLY, (p.Terminate(status="infeasible"),), "FAIL", 1),
@@ -146,7 +150,7 @@ async def test_a_task_that_is_none_is_refused_before_a_machine_is_reset(task, wo
 
 @pytest.mark.parametrize(
     "action",
-    [p.Swipe(x=0, y=0, x2=1, y2=1), p.Answer(text="42"), p.OpenApp(name="Files"), p.Key(name="VOLUME"), p.Home()],
+    [p.Swipe(x=0, y=0, x2=1, y2=1), p.AskUser(text="Who?"), p.OpenApp(name="Files"), p.Key(name="VOLUME"), p.Home()],
     ids=lambda action: action.type,
 )
 async def test_what_a_desktop_does_not_have_is_refused_before_it_is_asked(action):

@@ -91,6 +91,7 @@ async def test_a_score_of_androidworld_that_is_none_is_no_sample():
     ("template", "policy", "reason", "outcome", "last"),
     [
         (WRITE, always(HELLO, DONE), Reason.DONE, Outcome.SUCCESS, "DONE"),
+        (WRITE, always(HELLO, p.Answer(text="It is written.")), Reason.DONE, Outcome.SUCCESS, "DONE"),
         (WRITE, always(DONE), Reason.DONE, Outcome.FAILURE, "DONE"),
         (WRITE, always(HELLO, p.Terminate(status="failure")), Reason.DONE, Outcome.FAILURE, "FAIL"),
         (WRITE, always(INFEASIBLE), Reason.DECLARED_INFEASIBLE, Outcome.FAILURE, "FAIL"),

@@ -5,10 +5,11 @@
 - Actions become PyAutoGUI programs of a closed form (`pyautogui_text.py`), in pixels of the frame that the agent saw.
 - terminate(success) is DONE; failure and infeasible are FAIL, after which OSWorld gives 1 for a task that can't be done
   and 0 for every other. An episode that the agent didn't end gets DONE before it is judged.
+- An answer is DONE, too: it ends the episode, and OSWorld judges the machine and never sees the text.
 - A task is infeasible when its evaluator's function says so, whatever the task file says.
 
-OSWorld has no answers, apps by name, or phone gestures: they are refused. It doesn't say when a program fails inside
-the machine; the frame does.
+OSWorld has no apps by name and no phone gestures: they are refused. It doesn't say when a program fails inside the
+machine; the frame does.
 """
 
 from __future__ import annotations

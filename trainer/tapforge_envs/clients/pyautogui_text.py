@@ -21,8 +21,9 @@ from ..protocol import UnsupportedAction, pixel
 from .model_code import statements
 from .pyautogui_typing import typing_program
 
-#: notches of the wheel when an action doesn't say
+#: notches of the wheel when an action doesn't say, and for a page
 NOTCHES: Final = 5
+_PAGE: Final = 10
 #: a model's program, in characters
 MAX_TEXT: Final = 20_000
 
@@ -107,8 +108,10 @@ def program_of(action: p.Action, width: int, height: int) -> str:
             return f"pyautogui.hotkey({', '.join(map(_key, action.keys))})"
         case p.Wait():
             return WAIT
+        case p.Answer() | p.Terminate(status="success"):  # OSWorld has no answers: it judges what is on the machine
+            return DONE
         case p.Terminate():
-            return DONE if action.status == "success" else FAIL
+            return FAIL
     raise UnsupportedAction(f"a desktop behind PyAutoGUI has no {action.type}")
 
 
@@ -161,10 +164,10 @@ _SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "doubleClick": (*_AT, "interval", "button", "duration"),
     "tripleClick": (*_AT, "interval", "button", "duration"),
     "moveTo": (*_AT, "duration", "tween"),
-    "dragTo": (*_AT, "duration", "tween", "button"),
-    "scroll": ("clicks", *_AT),
-    "vscroll": ("clicks", *_AT),
-    "hscroll": ("clicks", *_AT),
+    "dragTo": (*_AT, "duration", "tween", "button", "from_coord", "to_coord"),
+    "scroll": ("clicks", *_AT, "page"),
+    "vscroll": ("clicks", *_AT, "page"),
+    "hscroll": ("clicks", *_AT, "page"),
     "write": ("message", "interval"),
     "typewrite": ("message", "interval"),
     "press": ("keys", "presses", "interval"),
@@ -259,7 +262,7 @@ class _Reader:
         elif name == "moveTo":
             self._move(self._place(given))
         elif name == "dragTo":
-            self._drag(self._place(given), given)
+            self._drag(given)
         else:
             self._click(name, given)
 
@@ -283,10 +286,12 @@ class _Reader:
         self._pointer = place
         self._add(kind(x=place[0], y=place[1]))
 
-    def _drag(self, end: tuple[float, float] | None, given: Mapping[str, Any]) -> None:
-        start = self._pointer
+    def _drag(self, given: Mapping[str, Any]) -> None:
+        start, end = self._pointer, self._place(given)
+        if "from_coord" in given or "to_coord" in given:
+            start, end = self._place({"x": given.get("from_coord")}), self._place({"x": given.get("to_coord")})
         if start is None or end is None or _text(given, "button", "left") not in ("left", "primary"):
-            raise ValueError("dragTo needs x and y, the left button, and a moveTo before it")
+            raise ValueError("dragTo needs the left button, a place and moveTo before it, or from_coord and to_coord")
         self._forget_move()
         self._pointer = end
         self._add(p.Drag(x=start[0], y=start[1], x2=end[0], y2=end[1]))
@@ -297,10 +302,14 @@ class _Reader:
             self._actions.pop()
 
     def _scroll(self, name: str, given: Mapping[str, Any]) -> None:
-        clicks = _number(given, "clicks")
-        notches = min(100, round(abs(clicks)))
-        if not notches:
+        """By notches, or by a part of a page: `page`, and what is less than one notch."""
+        if "clicks" in given and "page" in given:
+            raise ValueError(f"{name} takes clicks or page, not both")
+        clicks = _number(given, "page" if "page" in given else "clicks")
+        if not clicks:
             raise ValueError(f"{name}({clicks:g}) turns the wheel by nothing")
+        turned = abs(clicks) * (_PAGE if "page" in given or abs(clicks) < 1 else 1)
+        notches = min(100, max(1, round(turned)))
         place = self._place(given) or self._pointer or (0.5, 0.5)
         if name == "hscroll":
             self._add(p.Scroll(direction="left" if clicks < 0 else "right", x=place[0], y=place[1], notches=notches))

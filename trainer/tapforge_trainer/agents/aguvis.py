@@ -6,6 +6,8 @@
   gets the plain chat format, and answers end as usual.
 - The code is what follows the last border to `os`; without one, what stands from the first line that is code. It is
   read as syntax, from a closed list of calls with literal arguments; one action per answer.
+- `scroll` and `hscroll` with a `page` turn the wheel by a part of the screen, ten notches for a whole one: up and right
+  where it is positive, as in its data and as the notches of PyAutoGUI.
 - Aguvis sees one screen, and of its earlier steps their "Action:" lines.
 """
 
@@ -73,8 +75,10 @@ FUNCTIONS: Final[dict[str, tuple[str, ...]]] = {
     "mobile.long_press": ("x", "y"),
     "mobile.open_app": ("app_name",),
     "terminate": ("status",),
-    "answer": ("text",),
+    "answer": ("answer",),
 }
+#: other names of parameters that are read
+_PARAMETERS: Final = {("answer", "text"): "answer"}
 _ALIASES: Final = {
     "mobile.terminate": "terminate",
     "computer.terminate": "terminate",
@@ -133,9 +137,10 @@ def _function(code: str, plane: Plane) -> list[Action] | None:
         raise ValueError(f"{name} has {len(parameters)} parameters")
     given = dict(zip(parameters, tree.args, strict=False))
     for keyword in tree.keywords:
-        if keyword.arg not in parameters or keyword.arg in given:
+        word = _PARAMETERS.get((name, keyword.arg or ""), keyword.arg)
+        if word not in parameters or word in given:
             raise ValueError(f"{name} has no parameter {short(keyword.arg)}, or it comes twice")
-        given[keyword.arg] = keyword.value
+        given[word] = keyword.value
     missing = [p for p in parameters if p not in given]
     if missing:
         raise ValueError(f"{name} lacks {', '.join(missing)}")
@@ -187,7 +192,7 @@ def _build(name: str, given: Mapping[str, Any], plane: Plane) -> Action:
                 raise ValueError(f"unknown status {short(status)}; known are {', '.join(get_args(_Status))}")
             return Terminate(status=status)
         case "answer":
-            return Answer(text=_text("text", given["text"]))
+            return Answer(text=_text("answer", given["answer"]))
     raise AssertionError(f"{name} is in FUNCTIONS and not read here")
 
 
@@ -243,7 +248,7 @@ def write(action: Action, plane: Plane) -> str:
         case Terminate():
             code = f"terminate(status={_quoted(action.status)})"
         case Answer():
-            code = f"answer(text={_quoted(action.text)})"
+            code = f"answer(answer={_quoted(action.text)})"
     if not code:
         raise ValueError(f"Aguvis has no word for the action {action.type!r}: it writes calls of pyautogui and mobile")
     return f"os\n{code}"

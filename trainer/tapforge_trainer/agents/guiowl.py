@@ -1,9 +1,14 @@
 """GUI-Owl: phones and desktops, with Qwen's tools and a line "Action: ..." before the call.
 
 - GUI-Owl 1.5, built on Qwen3-VL, writes coordinates 0..1000 on each side. GUI-Owl of before, built on Qwen2.5-VL,
-  writes pixels of the picture as it sees it. Which one a folder holds is read from its config.json.
-- An earlier answer whose screen is shown is a turn of its own; of the others the line "Action: ..." stays.
-- Its own tools lack `infeasible`; on phones `tap` is read as click, and `interact` asks the user.
+  writes pixels of the picture as it sees it, thinks between <thinking> and </thinking>, and may end with a
+  <conclusion>. Which one a folder holds is read from its config.json.
+- An earlier answer whose screen is shown is a turn of its own; of the others the conclusion or the line "Action: ..."
+  stays.
+- Its own tools lack `infeasible`. Names of its published tools and agents are read (`_PHONE_NAMES`,
+  `_COMPUTER_NAMES`); `interact` asks the user.
+- On desktops its `type` has `enter` and `clear`: `enter` is a line end after the text. `clear` would be an action of
+  its own before it, and one answer is one action: 0 is read and 1 is a failure.
 """
 
 from __future__ import annotations
@@ -13,13 +18,16 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from tapforge_envs.protocol import Action, AskUser, Enter, Type
+
+from . import computer_use
 from .agent import Turn
 from .computer_use import COMPUTER_USE
 from .coordinates import Coordinates, Grid, ImagePixels, Plane
 from .dialect import Dialect, convention_of, spoken, step_line
 from .mobile_use import MOBILE_USE
-from .parsing import parse_call
-from .tools import Tool
+from .parsing import conclusion_of, parse_framed_call
+from .tools import Arguments, Form, Tool
 
 GRID: Final = Grid(1000)
 #: model_type of config.json -> the convention
@@ -30,7 +38,50 @@ CONVENTIONS: Final[dict[str, Coordinates]] = {
     "qwen2_vl": ImagePixels(),
 }
 _ACTION: Final = re.compile(r"Action:[ \t]*([^\n]*)")
-_PHONE: Final = replace(MOBILE_USE, aliases={"tap": "click", "interact": "ask_user"})
+_ASKS: Final = dict.fromkeys(("interact", "call_user", "calluser"), "ask_user")
+_PHONE_NAMES: Final = {"tap": "click", "scroll": "swipe", "open_app": "open", **_ASKS}
+_COMPUTER_NAMES: Final = {
+    "click": "left_click",
+    "right click": "right_click",
+    "computer_double_click": "double_click",
+    "drag": "left_click_drag",
+    "hotkey": "key",
+    **_ASKS,
+}
+
+
+def _build(name: str, given: Arguments) -> Action:
+    match name:
+        case "type":
+            return _typed(given)
+        case "ask_user":
+            return AskUser(text=given.text())
+    return computer_use.build(name, given)
+
+
+def _typed(given: Arguments) -> Action:
+    text = given.text()
+    if given.flag("clear"):
+        raise ValueError("clear 1 is an action of its own: select the old text in a step before this one")
+    if not given.flag("enter"):
+        return Type(text=text)
+    if not text:
+        return Enter()
+    return Type(text=text if text.endswith("\n") else text + "\n")
+
+
+_PHONE: Final = replace(MOBILE_USE, aliases=_PHONE_NAMES)
+_COMPUTER: Final = replace(
+    COMPUTER_USE,
+    forms={
+        **COMPUTER_USE.forms,
+        "type": replace(COMPUTER_USE.forms["type"], unshown=("clear", "enter")),
+        "ask_user": Form(("text",), "ask the user for something that only the user knows"),
+    },
+    build=_build,
+    aliases=_COMPUTER_NAMES,
+    unshown=frozenset(("ask_user",)),
+)
 
 
 def dialect(name: str, tool: Tool, device: str, coordinates: Coordinates) -> Dialect:
@@ -48,7 +99,7 @@ def dialect(name: str, tool: Tool, device: str, coordinates: Coordinates) -> Dia
         name,
         coordinates,
         system,
-        parse=lambda text, plane: parse_call(text, tool, plane),
+        parse=lambda text, plane: parse_framed_call(text, tool, plane, conclusion=isinstance(coordinates, ImagePixels)),
         write=tool.format,
         schema=tool.schema,
         tool=tool.schema(Plane(coordinates, 1, 1)) if isinstance(coordinates, Grid) else None,
@@ -58,6 +109,8 @@ def dialect(name: str, tool: Tool, device: str, coordinates: Coordinates) -> Dia
 
 def _line(number: int, turn: Turn) -> str:
     said = spoken(turn.text)
+    if (conclusion := conclusion_of(said)) is not None:
+        return step_line(number, turn, conclusion)
     found = _ACTION.search(said)
     return step_line(number, turn, found[1] if found is not None else said)
 
@@ -66,5 +119,5 @@ def of_model(name: str, model_type: str) -> Dialect:
     """Raises ValueError for a model of a family that GUI-Owl is not built on."""
     coordinates = convention_of(name, model_type, CONVENTIONS)
     if name.endswith("-computer"):
-        return dialect(name, COMPUTER_USE, "computer", coordinates)
+        return dialect(name, _COMPUTER, "computer", coordinates)
     return dialect(name, _PHONE, "phone", coordinates)

@@ -37,7 +37,7 @@ from tapforge_envs.protocol import (
 from .coordinates import Plane
 from .dialect import Dialect
 from .mobile_use import place_words, screen_words
-from .parsing import ParseFailure, parse_call
+from .parsing import ParseFailure, parse_framed_call
 from .qwen3vl import GRID
 from .tools import Arguments, Form, Tool
 
@@ -190,10 +190,7 @@ def _system(plane: Plane, written: bool) -> str:
 
 def parse(text: str, plane: Plane) -> Action | ParseFailure:
     """Reasoning ends with </thinking> or </think>; the call stands after it."""
-    said = text.rpartition("</thinking>")[2]
-    if "<thinking>" in said:
-        return ParseFailure("reasoning", "<thinking> is never closed")
-    return parse_call(said, TOOL, plane)
+    return parse_framed_call(text, TOOL, plane, conclusion=False)
 
 
 DIALECT: Final = Dialect(

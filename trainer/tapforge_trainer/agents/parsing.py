@@ -4,6 +4,8 @@ failures (`uitars.py`, `aguvis.py`).
 Promises:
 - The action comes from exactly one <tool_call>...</tool_call> block that stands after the reasoning: after the last
   </think>. Words outside the block never become an action, and a block inside unfinished reasoning doesn't count.
+- Of families that write <thinking> before the call and <conclusion> after it (`parse_framed_call`), the call stands
+  after the last </thinking>, and a call in the conclusion is one too many.
 - Everything else is a `ParseFailure` that names what is wrong: never an exception, never another action.
 - The block holds one JSON object and nothing else. Duplicate keys, NaN, Infinity, unknown names, missing or extra
   fields are failures; so is text after the block, and so are bytes that were no UTF-8 (they decode to U+FFFD).
@@ -37,6 +39,8 @@ FailureKind = Literal[
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+_THINKING_OPEN, _THINKING_CLOSE = "<thinking>", "</thinking>"
+_CONCLUSION_OPEN, _CONCLUSION_CLOSE = "<conclusion>", "</conclusion>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,42 @@ def parse_call(text: str, tool: Tool, plane: Plane) -> Action | ParseFailure:
     if "\ufffd" in block:
         return ParseFailure("broken_block", "the tool call holds bytes that are no UTF-8")
     return _parse_block(block, tool, plane)
+
+
+def parse_framed_call(text: str, tool: Tool, plane: Plane, *, conclusion: bool) -> Action | ParseFailure:
+    """The same of a family that thinks between <thinking> and </thinking>; `conclusion`: it may say after the call,
+    between <conclusion> and </conclusion>, what it did."""
+    said = without_thinking(text)
+    if said is None:
+        return ParseFailure("reasoning", f"{_THINKING_OPEN} is never closed")
+    if conclusion and (cut := _before_conclusion(said)) is not None:
+        said = said[:cut]
+    return parse_call(said, tool, plane)
+
+
+def without_thinking(text: str) -> str | None:
+    """What was said after the last </thinking>; None when thinking was begun and never ended."""
+    said = text.rpartition(_THINKING_CLOSE)[2]
+    return None if _THINKING_OPEN in said else said
+
+
+def conclusion_of(text: str) -> str | None:
+    """What a framed answer says of itself after its call."""
+    said = without_thinking(text)
+    cut = None if said is None else _before_conclusion(said)
+    if said is None or cut is None:
+        return None
+    return said[cut:].strip().removeprefix(_CONCLUSION_OPEN).removesuffix(_CONCLUSION_CLOSE).strip()
+
+
+def _before_conclusion(said: str) -> int | None:
+    """Where the conclusion begins, if the answer ends with one that stands after the call and holds none."""
+    if not said.rstrip().endswith(_CONCLUSION_CLOSE):
+        return None
+    begins = said.rfind(_CONCLUSION_OPEN)
+    if begins < 0 or begins < said.rfind(_CLOSE) or begins < said.rfind(_OPEN):
+        return None
+    return begins
 
 
 def without_reasoning(text: str) -> str | None:

@@ -7,16 +7,20 @@ of up to 998 pixels the centre of every pixel survives the round trip.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Final
 
 from tapforge_envs.protocol import Action
 
+from .agent import Turn
 from .computer_use import COMPUTER_USE
 from .coordinates import Coordinates, Grid, Plane
-from .dialect import Dialect
+from .dialect import Dialect, step_line
 from .mobile_use import MOBILE_USE
 from .parsing import ParseFailure, parse_call
 from .tools import Tool
+
+_Parse = Callable[[str, Tool, Plane], Action | ParseFailure]
 
 GRID: Final = Grid(999)
 #: coordinates that don't depend on the image
@@ -34,7 +38,14 @@ _ANSWER: Final = (
 )
 
 
-def tool_dialect(name: str, tool: Tool, coordinates: Coordinates, device: str) -> Dialect:
+def tool_dialect(
+    name: str,
+    tool: Tool,
+    coordinates: Coordinates,
+    device: str,
+    parse: _Parse = parse_call,
+    line: Callable[[int, Turn], str] = step_line,
+) -> Dialect:
     """An adapter of Qwen's: reasoning, then one call. The schema goes to the chat template where it is always the
     same, and into the system prompt where it depends on the image or the template leaves tools out."""
 
@@ -46,10 +57,11 @@ def tool_dialect(name: str, tool: Tool, coordinates: Coordinates, device: str) -
         name,
         coordinates,
         system,
-        parse=lambda text, plane: parse_call(text, tool, plane),
+        parse=lambda text, plane: parse(text, tool, plane),
         write=tool.format,
         schema=tool.schema,
         tool=tool.schema(_PLANE) if isinstance(coordinates, Grid) else None,
+        line=line,
     )
 
 

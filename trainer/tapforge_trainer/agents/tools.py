@@ -2,6 +2,8 @@
 
 Rules:
 - `forms` says which fields each action has, and which of them may be left out. Others are not allowed.
+- What other published prompts of a family ask for is read and neither shown nor written: `aliases`, `unshown` actions
+  and a form's `unshown` fields.
 - The schema that the model is shown is derived from the table, in the shape of Qwen's chat format.
 - `read` raises ValueError with a message that names the field and the value; nothing is guessed or clamped.
 - `format` is the canonical answer. Text that holds a marker of the answer format is written with \\u escapes, so that a
@@ -38,6 +40,8 @@ class Form:
     description: str
     #: fields that may be missing
     optional: tuple[str, ...] = ()
+    #: further fields that may be there, of which the model isn't told
+    unshown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,13 @@ class Arguments:
         if is_number(value) and low <= value <= high:
             return float(value)
         raise ValueError(f"{field} {short(value)} is no number from {low:g} to {high:g}")
+
+    def flag(self, field: str) -> bool:
+        """1 or 0; a field that is missing is 0."""
+        value = self.values.get(field, 0)
+        if isinstance(value, int | float) and value in (0, 1):
+            return bool(value)
+        raise ValueError(f"{field} {short(value)} is neither 0 nor 1")
 
     def text(self, field: str = "text") -> str:
         value = self.values[field]
@@ -85,16 +96,24 @@ class Tool:
     fields: Callable[[Plane], Mapping[str, dict]]
     #: other names that the family's models have for an action; they are read and never written
     aliases: Mapping[str, str] = attribute(default_factory=dict)
+    #: actions of which the model isn't told
+    unshown: frozenset[str] = frozenset()
+
+    @property
+    def shown(self) -> dict[str, Form]:
+        """The actions that the model is told of."""
+        return {name: form for name, form in self.forms.items() if name not in self.unshown}
 
     def schema(self, plane: Plane) -> dict:
         """The tool as a function signature."""
         needed_by: dict[str, list[str]] = {}
         allowed_by: dict[str, list[str]] = {}
-        for name, form in self.forms.items():
+        shown = self.shown
+        for name, form in shown.items():
             for field in (*form.fields, *form.optional):
                 (needed_by if field in form.fields else allowed_by).setdefault(field, []).append(name)
-        listed = "\n".join(f"* {name}: {form.description}" for name, form in self.forms.items())
-        properties: dict[str, dict] = {"action": {"type": "string", "enum": list(self.forms), "description": listed}}
+        listed = "\n".join(f"* {name}: {form.description}" for name, form in shown.items())
+        properties: dict[str, dict] = {"action": {"type": "string", "enum": list(shown), "description": listed}}
         schemas = self.fields(plane)
         for field in dict.fromkeys((*needed_by, *allowed_by)):
             schema = schemas[field]
@@ -121,7 +140,8 @@ class Tool:
         missing = [field for field in form.fields if field not in arguments]
         if missing:
             raise ValueError(f"action {name} lacks {', '.join(missing)}")
-        extra = [f for f in arguments if f != "action" and f not in form.fields and f not in form.optional]
+        allowed = ("action", *form.fields, *form.optional, *form.unshown)
+        extra = [field for field in arguments if field not in allowed]
         if extra:
             raise ValueError(f"action {name} has no field {', '.join(short(field) for field in extra)}")
         try:
@@ -136,7 +156,7 @@ class Tool:
         found = self.arguments(action, plane)
         if found is None:
             raise ValueError(
-                f"{self.name} has no word for the action {action.type!r}; use one of {', '.join(self.forms)}"
+                f"{self.name} has no word for the action {action.type!r}; use one of {', '.join(self.shown)}"
             )
         return found
 

@@ -9,8 +9,11 @@
   so that a quote that nobody escaped does no harm, unless another call or parameter follows it: that is a failure.
 - Reading takes time in proportion to the answer's length.
 - Every earlier answer is a turn of its own, thought included; the oldest screens go.
-- `wait` is 5 s. `finished` without content is success, with content it is the answer. `call_user` says that the task
-  can't be done. A line's end in `type` stays in the text: it is how UI-TARS submits.
+- `wait` is 5 s. `finished` without content is success, with content it is the answer, which ends the episode as well.
+  `call_user`, and `error_env` of its agents, say that the task can't be done. A line's end in `type` stays in the text:
+  it is how UI-TARS submits.
+- On phones, UI-TARS of before strokes with `scroll(start_box, end_box)`: a swipe, as the finger goes. The `time` of its
+  `long_press` is seconds. A parameter that may be missing may be empty, too.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from tapforge_envs.protocol import (
     OpenApp,
     RightClick,
     Scroll,
+    Swipe,
     Tap,
     Terminate,
     Type,
@@ -47,6 +51,7 @@ from .computer_use import keys_action
 from .coordinates import Coordinates, Grid, ImagePixels, Plane, short
 from .dialect import Dialect, convention_of
 from .parsing import ParseFailure, without_reasoning
+from .tools import MAX_SECONDS
 
 BOX: Final = ("<|box_start|>", "<|box_end|>")
 #: model_type of config.json -> the convention
@@ -74,9 +79,14 @@ _PLACE: Final = re.compile(
 _ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "'": "'", '"': '"', "\\": "\\"}
 #: names that versions of the family have for the same parameter
-_PARAMETERS: Final = {"point": "start_box", "start_point": "start_box", "end_point": "end_box", "hotkey": "key"}
-
-_NAMES: Final = {*_PARAMETERS, *_PARAMETERS.values(), "content", "app_name", "direction"}
+_PARAMETERS: Final = {
+    "point": "start_box",
+    "start_point": "start_box",
+    "end_point": "end_box",
+    "hotkey": "key",
+    "press": "key",
+}
+_NAMES: Final = {*_PARAMETERS, *_PARAMETERS.values(), "content", "app_name", "direction", "time"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +111,16 @@ class _Given:
         return x, y
 
     def way(self) -> str:
-        way = self.values["direction"].strip()
+        way = self.values["direction"].strip().lower()
         if way not in ("up", "down", "left", "right"):
             raise ValueError(f"unknown direction {short(way)}; known are up, down, left, right")
         return way
+
+    def seconds(self) -> float:
+        text = self.values["time"].strip()
+        if re.fullmatch(_NUMBER, text) and 0 < float(text) <= MAX_SECONDS:
+            return float(text)
+        raise ValueError(f"time {short(text)} is no number of seconds over 0 and up to {MAX_SECONDS}")
 
     def keys(self) -> Action:
         """ "ctrl c", and "ctrl+c" as some write."""
@@ -137,6 +153,22 @@ def _scroll(given: _Given) -> Action:
     return Scroll.model_validate({"direction": way, "x": x, "y": y})
 
 
+def _stroke(given: _Given) -> Action:
+    """Of phones: by its direction, or by the two places of the finger."""
+    missing = "end_box" in given.values and "start_box" not in given.values
+    if missing or ("direction" in given.values) == ("end_box" in given.values):
+        raise ValueError("takes a direction, or start_box and end_box")
+    if "direction" in given.values:
+        return _scroll(given)
+    (x, y), (x2, y2) = given.place("start_box"), given.place("end_box")
+    return Swipe(x=x, y=y, x2=x2, y2=y2)
+
+
+def _long_press(given: _Given) -> Action:
+    x, y = given.place("start_box")
+    return LongPress(x=x, y=y, seconds=given.seconds() if "time" in given.values else 1.0)
+
+
 def _finished(given: _Given) -> Action:
     said = given.values.get("content", "")
     return Answer(text=said) if said.strip() else Terminate(status="success")
@@ -167,10 +199,12 @@ _COMMON: Final[dict[str, _Call]] = {
     "wait": _Call((), lambda g: Wait(seconds=_WAIT), shown="wait()"),
     "finished": _Call((), _finished, ("content",), shown="finished(content='')"),
     "call_user": _Call((), lambda g: Terminate(status="infeasible"), ("content",), shown="call_user()"),
+    "error_env": _Call((), lambda g: Terminate(status="infeasible"), ("content",)),
 }
 MOBILE: Final[dict[str, _Call]] = {
     **_COMMON,
-    "long_press": _Call(("start_box",), _at(LongPress), shown=f"long_press({_PLACE_SHOWN})"),
+    "scroll": _Call((), _stroke, ("start_box", "direction", "end_box"), shown=_COMMON["scroll"].shown),
+    "long_press": _Call(("start_box",), _long_press, ("time",), shown=f"long_press({_PLACE_SHOWN})"),
     "open_app": _Call(("app_name",), lambda g: OpenApp(name=g.values["app_name"]), shown="open_app(app_name='')"),
     "press_home": _Call((), lambda g: Home(), shown="press_home()"),
     "press_back": _Call((), lambda g: Back(), shown="press_back()"),
@@ -252,6 +286,7 @@ def _parameters(inside: str) -> dict[str, str]:
 
 
 def _built(name: str, call: _Call, given: Mapping[str, str], plane: Plane) -> Action:
+    given = {p: value for p, value in given.items() if value.strip() or p not in call.allows}
     missing = [p for p in call.needs if p not in given]
     if missing:
         raise ValueError(f"lacks {', '.join(missing)}")
