@@ -51,6 +51,30 @@ def test_its_plan_solves_it_in_every_split_within_its_steps(template):
     assert seen >= 2
 
 
+@pytest.mark.parametrize("suite", catalog.SUITES)
+def test_what_is_done_is_done_whether_the_agent_ends_with_success_or_with_a_text(suite):
+    """Families such as UI-TARS end every task with a text."""
+    changes = 0
+    for template in catalog.SUITES[suite].templates[::4]:
+        params = template.combinations[0]
+        task = make_task(suite, template, params, 0)
+        said = []
+        for end in (Terminate(status="success"), Answer(text="It is done."), Terminate(status="failure")):
+            phone = catalog.phone_for(suite, 128, 224)
+            phone.begin(task.seed, template.rules(task.params))
+            steps = demonstration(phone, template, task.params)
+            while not isinstance(action := next(steps), FINAL_ACTIONS):
+                phone.act(action)
+            phone.act(end)
+            said.append(phone.evaluate().value)
+        if action == Terminate(status="success"):
+            changes += 1
+            assert said == [1, 1, 0], task.key
+        else:  # a question, or what can't be done
+            assert said == [0, 0, 0], task.key
+    assert changes
+
+
 @ALL
 def test_doing_nothing_solves_nothing(template):
     for task in tasks_of(template, 2):

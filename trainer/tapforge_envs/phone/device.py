@@ -88,7 +88,13 @@ class Trial:
     before: State
     after: State
     answer: str | None
+    #: "answer" or that of terminate; None: the agent didn't end the episode
     status: str | None
+
+    @property
+    def declared_done(self) -> bool:
+        """An answer says so as well: families such as UI-TARS end every task with a text."""
+        return self.status in ("success", "answer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def judged(state: State) -> Apps:
 
 def judge_change(trial: Trial, wish: Wish) -> Score:
     """For tasks that end with a done thing."""
-    if trial.status != "success":
+    if not trial.declared_done:
         return Score(0.0, f"ended with {trial.status!r} instead of success")
     missing, effects = compare(trial, wish)
     if missing:

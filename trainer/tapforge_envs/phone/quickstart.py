@@ -202,7 +202,7 @@ def _expected(params: Params, before: State) -> dict[str, State]:
 
 def _judge(params: Params, trial: Trial) -> Score:
     """Right content everywhere, and, where the task is about opening, the right apps in the right order."""
-    if trial.status != "success":
+    if not trial.declared_done:
         return Score(0.0, f"ended with {trial.status!r} instead of success")
     missing, side_effects = list[str](), list[str]()
     targets = {params["app"], params.get("other")}
