@@ -13,7 +13,7 @@ from ..learner.families import FolderError, ModelConfig, family_of
 from ..loggers.registry import chosen, missing
 from ..loggers.session import check_installed
 from ..memory.command import MemoryOptions, plan_memory
-from ..model_source.folder import folder_faults
+from ..model_source.folder import incomplete
 from ..placement.machine import Machine, NoDevice, device_of
 from ..policy import in_cluster
 from ..run.assembly import ConfigurationError, SetupError, inspect
@@ -97,7 +97,7 @@ def _is_cached(repository: str, revision: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(repository, "config.json", revision=revision)
-    return isinstance(path, str) and not folder_faults(Path(path).parent)
+    return isinstance(path, str) and not incomplete(Path(path).parent)
 
 
 def _caches() -> dict[str, Path]:

@@ -139,6 +139,7 @@ def load_weights(model: Any, folder: Path, *, skip: str | None = None) -> None:
         raise FolderError(f"a safetensors file of {folder} can't be read ({error}); fetch the model again") from error
     family = family_named(model.config.model_type)
     published = {family.parameter_of(name): name for name in files}
+    _check_plain(folder, files)
     wanted, missing, other = {}, [], []
     adapters = lora.matrices(model)
     for name, parameter in model.named_parameters():
@@ -158,6 +159,17 @@ def load_weights(model: Any, folder: Path, *, skip: str | None = None) -> None:
     if missing or other:
         raise FolderError(_contradiction(folder, missing, other))
     dcp.load(wanted, storage_reader=reader)
+
+
+def _check_plain(folder: Path, files: Mapping[str, Any]) -> None:
+    """Quantized weights have names and shapes that fit, and are another model without their scales."""
+    for name, found in files.items():
+        kind = found.properties.dtype
+        if name.endswith("weight") and not (kind.is_floating_point and kind.itemsize >= 2):
+            raise FolderError(
+                f"{folder} holds quantized weights ({name} is {kind}), which can't be trained: name the model that it "
+                "was quantized from"
+            )
 
 
 def _contradiction(folder: Path, missing: list[str], other: list[str]) -> str:

@@ -7,9 +7,11 @@ Rules:
    itself (`resolve`). One process of a node fetches, the others wait for it; where the cache is a volume that nodes
    share, one process of all of them.
 3. Who only describes the model (driver, rollout workers) fetches no weights.
-4. A folder is returned when it is complete: no shard is missing or cut short, and its weights fit its config.json.
+4. A folder is returned when it is complete: no shard is missing or cut short, and its weights fit its config.json. One
+   whose weights are quantized is refused by name, by its texts before any weights are fetched.
 5. What is there already costs no call over the network.
 
-`ref.py`: the record and its errors; `folder.py`: what is wrong with a folder; `hub.py`, `storage.py`: where models come
-from; `resolve.py`: pin and resolve. No torch, no Ray. Sizes are bytes, times seconds.
+`ref.py`: the record and its errors; `folder.py`: what is wrong with a folder; `quantization.py`: whether its weights
+are quantized; `hub.py`, `storage.py`: where models come from; `resolve.py`: pin and resolve. No torch, no Ray. Sizes
+are bytes, times seconds.
 """

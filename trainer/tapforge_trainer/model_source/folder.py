@@ -4,37 +4,81 @@ headers of its safetensors files, in milliseconds."""
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from .quantization import DOCUMENTS, quantization_of
 from .ref import WEIGHTS, ModelRef, ModelRefused
+
+_INDEX: Final = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """As the header of a safetensors file has it."""
+
+    #: number format, such as BF16
+    kind: str
+    shape: list[int]
 
 
 def folder_faults(folder: Path) -> list[str]:
-    """Why a folder is no whole model in Hugging Face's layout, as predicates ("lacks ..."); empty: it is one."""
+    """Why a folder is no whole model in Hugging Face's layout whose weights are plain numbers, as predicates
+    ("lacks ..."); empty: it is one."""
+    fault = quantization_fault(folder)
+    return [fault] if fault is not None else incomplete(folder)
+
+
+def quantization_fault(folder: Path, *, weights: bool = True) -> str | None:
+    """Why the weights can't be trained though all of them may be there, as a predicate. Without `weights` by what the
+    folder's JSON files say alone. Files that can't be read say nothing: `incomplete` names them."""
+    documents: dict[str, Any] = {}
+    for name in DOCUMENTS:
+        try:
+            documents[name] = json.loads((folder / name).read_text())
+        except (OSError, ValueError):
+            continue
+    if not weights:
+        return quantization_of(documents)
+    names = names_of(folder)
+    packed = sorted(name for name in names if name.endswith(".gguf"))
+    if packed and not any(fnmatch(name, WEIGHTS) for name in names):
+        return quantization_of({packed[0]: {"quant_method": "GGUF"}})
+    headers = [_header(path) for path in _shards(folder) or sorted(folder.glob(WEIGHTS)) if path.is_file()]
+    kinds = {name: one.kind for header in headers if not isinstance(header, str) for name, one in header.items()}
+    return quantization_of(documents, kinds or None)
+
+
+def incomplete(folder: Path) -> list[str]:
+    """Why a folder does not hold all of a model that fits its config.json, as predicates: to be fetched again."""
     if lacking := lacking_of(names_of(folder)):
         return [f"lacks {', '.join(lacking)}"]
-    found, faults = sorted(folder.glob(WEIGHTS)), []
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            shards = sorted({Path(str(name)).name for name in json.loads(index.read_text())["weight_map"].values()})
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return [f"has a broken {index.name}: fetch it again"]
-        if missing := [name for name in shards if not (folder / name).is_file()]:
-            return [
-                f"lacks {len(missing)} of the {len(shards)} shards that {index.name} names: {', '.join(missing[:4])}"
-            ]
-        found = [folder / name for name in shards]
+    shards, faults = _shards(folder), []
+    if shards is None:
+        return [f"has a broken {_INDEX}: fetch it again"]
+    if missing := [path.name for path in shards if not path.is_file()]:
+        return [f"lacks {len(missing)} of the {len(shards)} shards that {_INDEX} names: {', '.join(missing[:4])}"]
     shapes: dict[str, list[int]] = {}
-    for path in found:
+    for path in shards or sorted(folder.glob(WEIGHTS)):
         header = _header(path)
         if isinstance(header, str):
             faults.append(f"has {path.name}, which {header}")
         else:
-            shapes |= header
+            shapes |= {name: one.shape for name, one in header.items()}
     return faults or _against_config(folder, shapes)
+
+
+def _shards(folder: Path) -> list[Path] | None:
+    """The files that the index names; empty without an index, None for one that can't be read."""
+    index = folder / _INDEX
+    if not index.is_file():
+        return []
+    try:
+        return sorted({folder / Path(str(name)).name for name in json.loads(index.read_text())["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def names_of(folder: Path) -> set[str]:
@@ -49,8 +93,8 @@ def lacking_of(names: set[str], *, weights: bool = True) -> list[str]:
     return [what for what, patterns in needed.items() if not any(fnmatch(name, p) for name in names for p in patterns)]
 
 
-def _header(path: Path) -> dict[str, list[int]] | str:
-    """Shapes by name of a safetensors file; else what is wrong with it."""
+def _header(path: Path) -> dict[str, _Tensor] | str:
+    """Tensors by name of a safetensors file; else what is wrong with it."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -60,10 +104,13 @@ def _header(path: Path) -> dict[str, list[int]] | str:
             header: dict[str, Any] = json.loads(file.read(length))
             tensors = {name: value for name, value in header.items() if name != "__metadata__"}
             end = 8 + length + max((value["data_offsets"][1] for value in tensors.values()), default=0)
-            shapes = {name: [int(side) for side in value["shape"]] for name, value in tensors.items()}
+            found = {
+                name: _Tensor(str(value["dtype"]), [int(side) for side in value["shape"]])
+                for name, value in tensors.items()
+            }
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             return "is no safetensors file: fetch it again"
-    return shapes if size == end else f"has {size:,} bytes instead of {end:,}: fetch it again"
+    return found if size == end else f"has {size:,} bytes instead of {end:,}: fetch it again"
 
 
 def _against_config(folder: Path, shapes: dict[str, list[int]]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from tapforge_api.model import HuggingFaceModel
 
-from .folder import complete, folder_faults, lacking_of, names_of
+from .folder import complete, incomplete, lacking_of, names_of
 from .ref import (
     TEXTS,
     WEIGHTS,
@@ -84,7 +84,7 @@ def fetched(ref: ModelRef, weights: bool, seconds: float) -> Path:
             folder = Path(fetch(local_files_only=True))
         except LocalEntryNotFoundError:
             return None
-        faults = folder_faults(folder) if weights else lacking_of(names_of(folder), weights=False)
+        faults = incomplete(folder) if weights else lacking_of(names_of(folder), weights=False)
         return None if faults else folder
 
     if (folder := here()) is not None:

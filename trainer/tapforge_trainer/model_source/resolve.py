@@ -11,7 +11,7 @@ from typing import Any
 from tapforge_api.model import ModelSource
 
 from . import hub, storage
-from .folder import folder_faults
+from .folder import folder_faults, quantization_fault
 from .ref import ModelError, ModelRef, ModelRefused
 from .tiny_base import base_folder, cache_root
 
@@ -48,7 +48,9 @@ def resolve(ref: ModelRef, *, weights: bool = True, seconds: float = 3600.0) -> 
             folder = hub.fetched(ref, weights, seconds)
         case "storage":
             folder = storage.fetched(ref, cache_root() / "models", weights, seconds)
-    if weights and (faults := folder_faults(folder)):
+    described = quantization_fault(folder, weights=False)
+    faults = folder_faults(folder) if weights else [described] if described is not None else []
+    if faults:
         raise ModelRefused(f"{ref.shown}: {folder} on {socket.gethostname()} {'; '.join(faults)}")
     return folder
 

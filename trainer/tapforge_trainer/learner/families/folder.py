@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tapforge_trainer.model_source.quantization import quantization_of
+
+#: model types whose language model's own `tie_word_embeddings` counts, too
+_TIED_INSIDE = ("qwen2_vl", "qwen2_5_vl")
+
 
 class FolderError(ValueError):
     """A model folder that can't be used; the message names the file, what is wrong and the remedy."""
@@ -48,6 +53,8 @@ class ModelConfig:
         path = folder / "config.json"
         if not isinstance(config, Mapping):
             raise FolderError(f"{path} is {type(config).__name__}, not an object")
+        if fault := quantization_of({"config.json": config}):
+            raise FolderError(f"{path}: the model {fault}")
         text = config.get("text_config") or config
         vision = config.get("vision_config")
         for name, part in (("text_config", text), ("vision_config", vision)):
@@ -66,10 +73,17 @@ class ModelConfig:
                 config["vision_end_token_id"],
                 text,
                 config["vision_config"],
-                # older folders have it among the language model's fields alone
-                bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings")),
+                _tied(config, text),
             )
         except KeyError as error:
             raise FolderError(
                 f"{path} has no {error.args[0]}: use a vision-language model of a known family"
             ) from error
+
+
+def _tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    """As transformers reads it: the field at the top counts. Qwen2-VL and Qwen2.5-VL were also saved with one among the
+    language model's fields alone, and there true counts wherever it stands. In the other families that one is a
+    default of another class (transformers 5 saves Qwen3-VL-MoE with true there) and counts for nothing."""
+    outside = bool(config.get("tie_word_embeddings"))
+    return outside or (config["model_type"] in _TIED_INSIDE and bool(text.get("tie_word_embeddings")))
