@@ -53,6 +53,21 @@ def test_the_flat_layout_says_the_same(name: str) -> None:
     assert of_document(flat_config(name)) == of_document(config(name).to_dict())
 
 
+@pytest.mark.parametrize("outside", [None, True, False])
+@pytest.mark.parametrize("inside", [None, True, False])
+@pytest.mark.parametrize("name", ["qwen2-vl-7b", "qwen2.5-vl-7b", "qwen3-vl-8b", "qwen3-vl-30b-a3b"])
+def test_of_two_fields_that_tie_the_head_the_one_counts_that_transformers_takes(
+    name: str, inside: bool | None, outside: bool | None, tmp_path: Path
+) -> None:
+    made = config(name, 1, 1)
+    document = made.to_dict()
+    for part, value in ((document, outside), (document["text_config"], inside)):
+        part.pop("tie_word_embeddings", None)
+        part |= {} if value is None else {"tie_word_embeddings": value}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    assert of_document(document).tied == type(made).from_pretrained(tmp_path).tie_word_embeddings
+
+
 def test_the_table_has_the_sizes_of_the_published_configurations() -> None:
     named = {name.lower(): name for name in published()}
     for name in NAMES:

@@ -121,6 +121,32 @@ def test_files_beside_the_configuration_tell_it_too(tmp_path: Path, name: str, d
     assert f"{name}: " in fault and words in fault
 
 
+def test_a_cache_alone_that_is_quantized_is_no_fault(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", {})
+    document = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(document))
+    assert folder_faults(folder) == []
+
+
+def test_a_repository_in_the_cache_is_refused_by_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a network, and without its weights."""
+    from huggingface_hub import constants
+
+    from tapforge_api import load
+    from tapforge_trainer.run.local_files import inspect_files
+
+    snapshot = tmp_path / "hub" / "models--a--b" / "snapshots" / ("c" * 40)
+    snapshot.parent.mkdir(parents=True)
+    folder_of(snapshot, PUBLISHED["AWQ"][0])
+    refs = tmp_path / "hub" / "models--a--b" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("c" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    head = "apiVersion: tapforge.dev/v1alpha1\nkind: TrainingRun\nmetadata: {name: x}\n"
+    (error,) = inspect_files(load(head, ("model.source.huggingFace.repo=a/b",)), tmp_path).errors
+    assert "spec.model.source.huggingFace: a/b holds quantized weights" in error and "awq 4 bit" in error
+
+
 def test_gguf_is_named(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", {})
     for path in folder.glob("*.safetensors"):

@@ -56,7 +56,8 @@ def quantization_of(documents: Mapping[str, Any], tensors: Mapping[str, str] | N
             "left the field behind, and an engine would quantize them again; delete it"
         )
     how = "; ".join(part for part in (told, seen) if part is not None)
-    return f"holds quantized weights ({how}), which can't be trained: {_REMEDY}"
+    left = "" if seen is not None else "; where the weights are plain after all, delete what says otherwise"
+    return f"holds quantized weights ({how}), which can't be trained: {_REMEDY}{left}"
 
 
 def _told(documents: Mapping[str, Any]) -> str | None:
@@ -65,7 +66,9 @@ def _told(documents: Mapping[str, Any]) -> str | None:
         if not isinstance(document, Mapping):
             continue
         if name != "config.json":
-            return f"{name}: {_method(document) or 'quantized'}"
+            if not (method := _method(document)):
+                continue  # ModelOpt writes its file also where the cache alone is quantized
+            return f"{name}: {method}"
         for field, found in _fields(document):
             return f"config.json: {field} {_method(found) or 'is set'}"
     return None

@@ -17,7 +17,7 @@ from tapforge_api.pool import Protocol
 
 from ..learner.families import FolderError
 from ..learner.families.check import check_folder
-from ..model_source.folder import folder_faults
+from ..model_source.folder import folder_faults, quantization_fault
 from ..storage.object_storage import is_uri, uri_error
 from ..tasks.contamination import Contamination
 from ..tasks.files import read_tasks
@@ -66,6 +66,8 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
     protocol = spec.environment.protocol
     if (folder := spec.model.source.path) is not None:
         errors += model_folder_errors(Path(folder.folder))
+    if (repository := spec.model.source.hugging_face) is not None:
+        errors += _cached_model_errors(repository.repo, repository.revision)
     urls = tasks = None
     if (source := spec.environment.source.urls) is not None and source.file is not None:
         listed = Path(source.file)
@@ -110,6 +112,15 @@ def model_folder_errors(folder: Path) -> list[str]:
     except FolderError as error:
         return [f"{here}: {error}"]
     return []
+
+
+def _cached_model_errors(repo: str, revision: str) -> list[str]:
+    """Why a repository's model can't be trained, as far as this machine's cache holds its texts. Asks no network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(repo, "config.json", revision=revision)
+    fault = quantization_fault(Path(path).parent, weights=False) if isinstance(path, str) else None
+    return [] if fault is None else [f"spec.model.source.huggingFace: {repo} {fault}"]
 
 
 def _count_urls(path: Path, protocol: Protocol) -> int | None:
