@@ -13,10 +13,8 @@ from hypothesis import HealthCheck, settings
 os.environ |= {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
-    # As policy.py has them, which comes too late where a test has imported Ray before, and not at all where it starts
-    # Ray itself: workers that run behind everything else get next to nothing of a machine that runs other tests.
+    # As policy.py has it, which comes too late where a test has imported Ray before.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
-    "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",

@@ -11,7 +11,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-os.environ |= {"RAY_prestart_worker_first_driver": "0"}  # else each raylet begins with a process for each core
+os.environ |= {
+    "RAY_prestart_worker_first_driver": "0",  # else each raylet begins with a process for each core
+    "RAY_worker_niceness": "0",  # as policy.py has it: behind everything else workers get next to nothing
+}
 
 import ray
 from ray.cluster_utils import Cluster
