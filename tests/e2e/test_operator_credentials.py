@@ -14,7 +14,7 @@ from e2e.cluster import Cluster
 from live_pool import LivePool
 from operator_process import ACCOUNT, Ground, Operator
 
-#: seconds for which a token is good that says 12: reading the next one starts two processes, which takes ten seconds and
+#: seconds for which a token is good that says 12: reading the next one starts two processes, which takes ten seconds or
 #: more where twenty others want the machine
 LIFE = 36.0
 #: signs as the API server does, which gives no token for less than ten minutes, and is lenient for one: a token is good
