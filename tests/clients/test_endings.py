@@ -70,7 +70,7 @@ def _simulated(action: Action) -> tuple[str, str | None]:
     return phone.state["ended"], phone.state["answer"]
 
 
-#: what each environment is told, and what it is told for success, failure, infeasible and the answer 42
+#: what each environment gets, and what it gets for success, failure, infeasible and the answer 42
 ENVIRONMENTS: dict[str, tuple[Callable[[Action], Any], tuple[Any, Any, Any, Any]]] = {
     "simulated phone": (_simulated, (("success", None), ("failure", None), ("infeasible", None), ("answer", "42"))),
     "MobileWorld": (

@@ -5,7 +5,7 @@
 - `actions_of` reads a model's text as syntax and executes nothing: calls of a closed list with literal arguments become
   actions; everything else is a ValueError that names it. What is read back from a program is the action it came from.
 - Pixels mean the middle of the pixel, so that every pixel of a screen survives both ways.
-- How a text is typed stands in `pyautogui_typing.py`.
+- `pyautogui_typing.py` has how a text is typed.
 """
 
 from __future__ import annotations

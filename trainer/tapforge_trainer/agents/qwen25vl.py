@@ -1,7 +1,7 @@
 """Qwen2.5-VL with its tools: mobile_use for phones, computer_use for desktops.
 
 - Coordinates are pixels of the picture as the model sees it, after it was fitted to its patches; the tool's description
-  names that size. Its chat template leaves tools out: the schema stands in the system prompt.
+  names that size. Its chat template leaves tools out: the schema is part of the system prompt.
 - An answer may stand between <thinking> and <conclusion>, as the prompts of agents that are built on it ask for. An
   earlier answer whose screen is gone is its conclusion, where it has one.
 """

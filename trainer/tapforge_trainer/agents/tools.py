@@ -40,7 +40,7 @@ class Form:
     description: str
     #: fields that may be missing
     optional: tuple[str, ...] = ()
-    #: further fields that may be there, of which the model isn't told
+    #: further fields that are read and that the prompt does not list
     unshown: tuple[str, ...] = ()
 
 
@@ -96,12 +96,12 @@ class Tool:
     fields: Callable[[Plane], Mapping[str, dict]]
     #: other names that the family's models have for an action; they are read and never written
     aliases: Mapping[str, str] = attribute(default_factory=dict)
-    #: actions of which the model isn't told
+    #: actions that are read and that the prompt does not list
     unshown: frozenset[str] = frozenset()
 
     @property
     def shown(self) -> dict[str, Form]:
-        """The actions that the model is told of."""
+        """The actions that the prompt lists."""
         return {name: form for name, form in self.forms.items() if name not in self.unshown}
 
     def schema(self, plane: Plane) -> dict:

@@ -120,7 +120,7 @@ class _Given:
         text = self.values["time"].strip()
         if re.fullmatch(_NUMBER, text) and 0 < float(text) <= MAX_SECONDS:
             return float(text)
-        raise ValueError(f"time {short(text)} is no number of seconds over 0 and up to {MAX_SECONDS}")
+        raise ValueError(f"time {short(text)} is not a number of seconds over 0, at most {MAX_SECONDS}")
 
     def keys(self) -> Action:
         """ "ctrl c", and "ctrl+c" as some write."""

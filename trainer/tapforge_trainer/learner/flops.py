@@ -78,7 +78,7 @@ class Costs:
     @staticmethod
     def of(shape: Shape) -> Costs:
         hidden, vision = shape.hidden, shape.vision
-        attention = 2 * hidden * shape.query + 2 * hidden * shape.key_value
+        attention = 2 * hidden * shape.attention.query + 2 * hidden * shape.attention.key_value
         # of a layer with experts its router, and the experts that a token goes through
         mlp = sum(3 * hidden * layer.intermediate + hidden * layer.experts for layer in shape.layers)
         matrices = len(shape.layers) * attention + mlp
@@ -88,7 +88,7 @@ class Costs:
         merger = merge * width * merge * width + merge * width * hidden  # of a visual token, that is of `merge` patches
         return Costs(
             token=2.0 * matrices,
-            square=2.0 * len(shape.layers) * shape.query,
+            square=2.0 * len(shape.layers) * shape.attention.query,
             predicted=2.0 * hidden * shape.vocabulary,
             patch=2.0 * (pixels * width + vision.depth * block + (1 + vision.deepstack) * merger / merge)
             + 4.0 * vision.windowed * vision.window * width,

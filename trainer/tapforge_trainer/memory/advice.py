@@ -81,7 +81,7 @@ def changes(run: TrainingRun, now: Estimate) -> Iterator[Change]:
             yield Change((("placement.mode=apart", f"learner.ranks={half}", f"engine.replicas={half // parallel}"),))
         yield _one("placement.mode=apart")
     else:
-        splits = [n for n in (2, 4, 8) if n > parallel and now.shape.heads % n == 0]
+        splits = [n for n in (2, 4, 8) if n > parallel and now.shape.attention.heads % n == 0]
         same = [n for n in splits if sampling % n == 0]
         yield Change(tuple((f"engine.tensorParallel={n}", f"engine.replicas={sampling // n}") for n in same))
         yield _levels("engine.tensorParallel", splits)

@@ -39,8 +39,8 @@ class EngineLoad:
     @property
     def kv_bytes_per_token(self) -> int:
         """On one GPU; heads that can't be split further are there several times."""
-        heads = max(1, -(-self.shape.kv_heads // self.tensor_parallel))
-        return 2 * len(self.shape.layers) * heads * self.shape.head_dim * self.width
+        heads = max(1, -(-self.shape.attention.kv_heads // self.tensor_parallel))
+        return 2 * len(self.shape.layers) * heads * self.shape.attention.head_dim * self.width
 
     @property
     def kv_wanted(self) -> int:
@@ -60,7 +60,11 @@ def engine_moment(load: EngineLoad, budget: int) -> Moment:
     vision = shape.vision
     encoded = max(load.batched, load.frame_tokens)  # vLLM's encoder budget, in visual tokens
     widest = max(layer.intermediate for layer in shape.layers)
-    tokens = width * load.batched * (6 * shape.hidden + (3 * widest + shape.query + 2 * shape.key_value) // parallel)
+    tokens = (
+        width
+        * load.batched
+        * (6 * shape.hidden + (3 * widest + shape.attention.query + 2 * shape.attention.key_value) // parallel)
+    )
     patches = encoded * vision.merge**2
     attention, mlp = (5 * width + 8) * vision.width, 2 * width * (vision.width + vision.intermediate)
     tower = max(attention, mlp) * patches // parallel
@@ -78,12 +82,11 @@ def engine_moment(load: EngineLoad, budget: int) -> Moment:
 def problem(load: EngineLoad, moment: Moment) -> str | None:
     """Why the engine can't start or can't answer; None: it can, as far as memory and heads go."""
     shape, parallel = load.shape, load.tensor_parallel
-    if shape.heads % parallel:
-        return f"engine.tensorParallel {parallel} does not divide the model's {shape.heads} attention heads"
-    if shape.kv_heads % parallel and parallel % shape.kv_heads:
-        return (
-            f"engine.tensorParallel {parallel} and the model's {shape.kv_heads} key-value heads don't divide each other"
-        )
+    if shape.attention.heads % parallel:
+        return f"engine.tensorParallel {parallel} does not divide the model's {shape.attention.heads} attention heads"
+    if shape.attention.kv_heads % parallel and parallel % shape.attention.kv_heads:
+        heads = shape.attention.kv_heads
+        return f"engine.tensorParallel {parallel} and the model's {heads} key-value heads don't divide each other"
     one = load.context * load.kv_bytes_per_token
     if moment.bytes["kv_cache"] < one:
         return (

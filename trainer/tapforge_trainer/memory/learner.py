@@ -175,7 +175,7 @@ def _passes(load: LearnerLoad, static: Moment) -> Iterator[Moment]:
     if load.freeze_vision:
         yield passing.plus("frozen vision tower", temporary=_tower_forward(load) + 8 * pixels)
     saved = width * shape.hidden * ((1 + vision.deepstack) * _visual_tokens(load) + load.responses)
-    saved += 2 * width * shape.head_dim * load.tokens + (0 if load.freeze_vision else _mergers(load))
+    saved += 2 * width * shape.attention.head_dim * load.tokens + (0 if load.freeze_vision else _mergers(load))
     walked = [*embedding, *blocks, *layers]
     keeps = [group.kept if load.activation_checkpointing else max(group.kept, group.needed) for group in walked]
     whole = 0 if reshards else width * sum(group.size for group in walked)
@@ -300,12 +300,12 @@ def _layer_bytes(load: LearnerLoad, layer: LayerShape) -> float:
     among it. A norm keeps its input in fp32, the inverse deviation, the output, and for its weight's gradient the
     normalized input."""
     shape, width = load.shape, load.width
-    q, kv = shape.query, shape.key_value
+    q, kv = shape.attention.query, shape.attention.key_value
     normalized = 0 if load.lora else width
     norms = 2 * ((4 + width + normalized) * shape.hidden + 4)
     if shape.qk_norm:
-        norms += (4 + normalized) * (q + kv) + 4 * (shape.heads + shape.kv_heads)
-    attention = width * (2 * q + 2 * kv) + 4 * shape.heads
+        norms += (4 + normalized) * (q + kv) + 4 * (shape.attention.heads + shape.attention.kv_heads)
+    attention = width * (2 * q + 2 * kv) + 4 * shape.attention.heads
     mlp = 4 * width * layer.intermediate
     if layer.sparse:  # tokens are copied to their experts, and back
         mlp += 2 * width * shape.hidden * shape.experts_per_token

@@ -69,11 +69,11 @@ def trace(load: LearnerLoad, config: ModelConfig) -> Traced:
     if load.cpu_offload:
         raise ValueError("a step that offloads to the host can't be traced: leave --trace or learner.cpuOffload out")
     with tempfile.TemporaryDirectory() as folder, _fake_process_group(load.ranks):
-        Path(folder, "config.json").write_text(json.dumps(_document(config)))
+        Path(folder, "config.json").write_text(json.dumps(_document(config, load.shape.tied)))
         return _traced(load, Path(folder), 2 if load.accumulates else 1)
 
 
-def _document(config: ModelConfig) -> dict[str, Any]:
+def _document(config: ModelConfig, tied: bool) -> dict[str, Any]:
     """config.json in the nested layout."""
     text = {name: value for name, value in config.text.items() if name not in ("vision_config", "model_type")}
     return {
@@ -81,7 +81,7 @@ def _document(config: ModelConfig) -> dict[str, Any]:
         "image_token_id": config.image_token,
         "vision_start_token_id": config.vision_start,
         "vision_end_token_id": config.vision_end,
-        "tie_word_embeddings": config.tied,
+        "tie_word_embeddings": tied,
         "text_config": text,
         "vision_config": {name: value for name, value in config.vision.items() if name != "model_type"},
     }

@@ -45,7 +45,7 @@ _REMEDY: Final = (
 def quantization_of(documents: Mapping[str, Any], tensors: Mapping[str, str] | None = None) -> str | None:
     """Why the weights can't be trained, as a predicate with its remedy ("holds ..."); None: they are plain numbers.
     `documents`: contents of `DOCUMENTS` by name, as far as there are some; `tensors`: number formats by name, as
-    headers of safetensors say; None: nobody has looked."""
+    headers of safetensors say; None: they were not read."""
     told = _told(documents)
     seen = None if tensors is None else _seen(tensors)
     if told is None and seen is None:

@@ -18,7 +18,7 @@ from .wire import AdbError, AdbServer, ShellResult, Trouble, short
 
 #: HOST:PORT as `adb connect` takes it; a serial has no colon
 _ENDPOINT: Final = re.compile(r"(?:[A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", re.ASCII)
-#: one that mDNS found a second time is `adb-SERIAL-XXXXXX (2)._adb-tls-connect._tcp`
+#: mDNS numbers a name that it finds a second time: `adb-1A2B3C-d4e5f6 (2)._adb-tls-connect._tcp`
 _SERIAL: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*(?: \([0-9]{1,4}\)[-A-Za-z0-9._]*)?", re.ASCII)
 #: every device that is attached
 AUTO: Final = "auto"

@@ -11,9 +11,6 @@ from typing import Any
 
 from tapforge_trainer.model_source.quantization import quantization_of
 
-#: model types whose language model's own `tie_word_embeddings` counts, too
-_TIED_INSIDE = ("qwen2_vl", "qwen2_5_vl")
-
 
 class FolderError(ValueError):
     """A model folder that can't be used; the message names the file, what is wrong and the remedy."""
@@ -33,7 +30,7 @@ class ModelConfig:
     #: the language model's and the vision tower's own fields
     text: Mapping[str, Any]
     vision: Mapping[str, Any]
-    #: the head is the embedding
+    #: the field at the top says that the head is the embedding; a family may heed another one, too (`Shape.tied`)
     tied: bool = False
 
     @staticmethod
@@ -73,17 +70,9 @@ class ModelConfig:
                 config["vision_end_token_id"],
                 text,
                 config["vision_config"],
-                _tied(config, text),
+                bool(config.get("tie_word_embeddings")),
             )
         except KeyError as error:
             raise FolderError(
                 f"{path} has no {error.args[0]}: use a vision-language model of a known family"
             ) from error
-
-
-def _tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
-    """As transformers reads it: the field at the top counts. Qwen2-VL and Qwen2.5-VL were also saved with one among the
-    language model's fields alone, and there true counts wherever it stands. In the other families that one is a
-    default of another class (transformers 5 saves Qwen3-VL-MoE with true there) and counts for nothing."""
-    outside = bool(config.get("tie_word_embeddings"))
-    return outside or (config["model_type"] in _TIED_INSIDE and bool(text.get("tie_word_embeddings")))

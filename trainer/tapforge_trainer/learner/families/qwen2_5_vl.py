@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .family import Family, vision_arguments
 from .folder import ModelConfig
 from .published import flat, repositories
-from .qwen2_vl import layer
+from .qwen2_vl import layer, tied
 from .shape import AttentionShape, Section, Shape, VisionShape, language_model, tower
 
 
@@ -30,7 +31,7 @@ def _arguments(vision: Any, grids: Any) -> dict[str, Any]:
 def _shape(config: ModelConfig) -> Shape:
     text, attention = Section.text(config), AttentionShape.of(Section.text(config))
     of_all, vision = layer(text, attention), _tower(Section.vision(config), attention.hidden)
-    return language_model(config, text, attention, lambda number: of_all, vision, qk_norm=False)
+    return language_model(config, text, attention, lambda number: of_all, vision, qk_norm=False, tied=tied(config))
 
 
 def _tower(vision: Section, hidden: int) -> VisionShape:
@@ -50,7 +51,7 @@ def _tower(vision: Section, hidden: int) -> VisionShape:
     )
 
 
-def _published(hidden: int, tower_intermediate: int = 3420, **text: Any) -> Any:
+def _published(hidden: int, tower_intermediate: int = 3420, **text: Any) -> Mapping[str, Any]:
     vision = {"hidden_size": 1280, "intermediate_size": tower_intermediate, "out_hidden_size": hidden}
     return flat("qwen2_5_vl", vision, hidden=hidden, **text)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from .family import Family, vision_arguments
 from .folder import ModelConfig
 from .published import flat, repositories
@@ -13,10 +16,16 @@ def layer(text: Section, attention: AttentionShape) -> LayerShape:
     return dense_layer(text, attention, attention.query + 2 * attention.key_value)
 
 
+def tied(config: ModelConfig) -> bool:
+    """Also Qwen2.5-VL's. Both were saved with `tie_word_embeddings` among the language model's fields alone, and
+    transformers heeds it there as well as at the top."""
+    return config.tied or bool(config.text.get("tie_word_embeddings"))
+
+
 def _shape(config: ModelConfig) -> Shape:
     text, attention = Section.text(config), AttentionShape.of(Section.text(config))
-    of_all = layer(text, attention)
-    return language_model(config, text, attention, lambda number: of_all, _tower(Section.vision(config)), qk_norm=False)
+    of_all, vision = layer(text, attention), _tower(Section.vision(config))
+    return language_model(config, text, attention, lambda number: of_all, vision, qk_norm=False, tied=tied(config))
 
 
 def _tower(vision: Section) -> VisionShape:
@@ -33,28 +42,13 @@ def _tower(vision: Section) -> VisionShape:
     )
 
 
+def _published(hidden: int, **text: Any) -> Mapping[str, Any]:
+    return flat("qwen2_vl", {"embed_dim": 1280, "mlp_ratio": 4, "hidden_size": hidden}, hidden=hidden, **text)
+
+
 _PUBLISHED = {
-    "Qwen2-VL-2B": flat(
-        "qwen2_vl",
-        {"embed_dim": 1280, "mlp_ratio": 4, "hidden_size": 1536},
-        hidden=1536,
-        intermediate=8960,
-        layers=28,
-        heads=12,
-        kv_heads=2,
-        vocabulary=151936,
-        tied=True,
-    ),
-    "Qwen2-VL-7B": flat(
-        "qwen2_vl",
-        {"embed_dim": 1280, "mlp_ratio": 4, "hidden_size": 3584},
-        hidden=3584,
-        intermediate=18944,
-        layers=28,
-        heads=28,
-        kv_heads=4,
-        vocabulary=152064,
-    ),
+    "Qwen2-VL-2B": _published(1536, intermediate=8960, layers=28, heads=12, kv_heads=2, vocabulary=151936, tied=True),
+    "Qwen2-VL-7B": _published(3584, intermediate=18944, layers=28, heads=28, kv_heads=4, vocabulary=152064),
 }
 
 FAMILY = Family(

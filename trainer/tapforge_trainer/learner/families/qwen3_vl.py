@@ -57,7 +57,7 @@ def _shape(config: ModelConfig) -> Shape:
     text, attention = Section.text(config), AttentionShape.of(Section.text(config))
     of_all = dense_layer(text, attention, attention_biases(text, attention))
     vision = vision_shape(Section.vision(config), attention.hidden)
-    return language_model(config, text, attention, lambda number: of_all, vision, qk_norm=True)
+    return language_model(config, text, attention, lambda number: of_all, vision, qk_norm=True, tied=config.tied)
 
 
 #: towers of published models
@@ -69,7 +69,7 @@ _SMALL: Final[Mapping[str, Any]] = MappingProxyType(
 )
 
 
-def _published(tower: Mapping[str, Any], **text: Any) -> Any:
+def _published(tower: Mapping[str, Any], **text: Any) -> Mapping[str, Any]:
     return nested("qwen3_vl", tower, **text)
 
 

@@ -27,7 +27,10 @@ def _shape(config: ModelConfig) -> Shape:
         return sparse_layer(attention, biases, experts=experts, experts_per_token=chosen, width=width)
 
     vision = vision_shape(Section.vision(config), attention.hidden)
-    return language_model(config, text, attention, layer, vision, qk_norm=True, experts_per_token=chosen)
+    # The language model's own tie_word_embeddings is another class's default, which transformers 5 saves as true.
+    return language_model(
+        config, text, attention, layer, vision, qk_norm=True, tied=config.tied, experts_per_token=chosen
+    )
 
 
 _PUBLISHED = {

@@ -85,10 +85,7 @@ class Shape:
     """A vision-language model."""
 
     model_type: str
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    attention: AttentionShape
     #: RMSNorm on queries and keys
     qk_norm: bool
     vocabulary: int
@@ -97,6 +94,10 @@ class Shape:
     layers: tuple[LayerShape, ...]
     vision: VisionShape
     experts_per_token: int = 0
+
+    @property
+    def hidden(self) -> int:
+        return self.attention.hidden
 
     @property
     def embedding(self) -> int:
@@ -115,14 +116,6 @@ class Shape:
     @property
     def parameters(self) -> int:
         return self.text + self.vision.parameters
-
-    @property
-    def query(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def key_value(self) -> int:
-        return self.kv_heads * self.head_dim
 
     def adapters(self, rank: int, targets: tuple[str, ...]) -> tuple[int, ...]:
         """Parameters that LoRA of `rank` adds to each layer. Raises FolderError for a target that no layer has."""
@@ -208,18 +201,16 @@ def language_model(
     vision: VisionShape,
     *,
     qk_norm: bool,
+    tied: bool,
     experts_per_token: int = 0,
 ) -> Shape:
-    """The whole model. `layer`: its layers by number."""
+    """The whole model. `layer`: its layers by number; `tied`: the head is the embedding."""
     return Shape(
         config.model_type,
-        attention.hidden,
-        attention.heads,
-        attention.kv_heads,
-        attention.head_dim,
+        attention,
         qk_norm,
         text.number("vocab_size"),
-        config.tied,
+        tied,
         tuple(layer(number) for number in range(text.number("num_hidden_layers"))),
         vision,
         experts_per_token,
