@@ -1,5 +1,9 @@
 """A plain client of the API server for tests and for setting clusters up: one connection per call, blocking, any
 thread, every call with a deadline. What the operator uses is another one; this one must not share its mistakes.
+
+A call that the server puts off (429 with Retry-After, as it does while the storage of a kind whose definition has just
+changed begins anew) is made again when the server says, as kubectl does, while its time lasts. A 429 without it is an
+answer, such as that to an eviction which a budget forbids.
 """
 
 from __future__ import annotations
@@ -7,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import ssl
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -58,11 +63,17 @@ class Api:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Accept": "application/json", **({} if body is None else {"Content-Type": content_type})},
         )
-        try:
-            with urllib.request.urlopen(request, timeout=seconds, context=self._tls) as answer:
-                return answer.read().decode()
-        except urllib.error.HTTPError as error:
-            raise Refused(method, path, error.code, error.read().decode(errors="replace")) from None
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=seconds, context=self._tls) as answer:
+                    return answer.read().decode()
+            except urllib.error.HTTPError as error:
+                refused = Refused(method, path, error.code, error.read().decode(errors="replace"))
+                pause = float(error.headers.get("Retry-After") or 0)
+            if refused.status != 429 or not pause or time.monotonic() + pause >= end:
+                raise refused
+            time.sleep(pause)
 
 
 def kubeconfig(server: str, authority: bytes, *, pair: Pair | None = None, token: str = "") -> str:
