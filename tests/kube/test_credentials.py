@@ -110,6 +110,33 @@ async def test_with_expired_ones_requests_wait_for_the_one_read() -> None:
     assert {token(one) for one in await asyncio.gather(*waiting)} == {"2"} and source.reads == 2
 
 
+async def test_while_a_read_takes_long_requests_go_on_with_what_the_server_may_still_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A leader whose plugin needs longer than its Lease lasts has no reason to resign: the server decides."""
+    monkeypatch.setattr(module, "_OVERDUE_SECONDS", 0.05)
+    source = Source(life=100.0)
+    held = await source.credentials()
+    source.now += 101
+    source.answer.clear()
+    old = await held.current()
+    assert token(old) == "1" and source.reads == 2
+    refused = asyncio.create_task(held.renewed(old))  # the server takes it no longer
+    await asyncio.sleep(0.01)
+    assert not refused.done()
+    source.answer.set()
+    assert await refused and token(await held.current()) == "2" and source.reads == 2
+
+
+async def test_a_read_that_fails_past_the_end_is_told_to_who_asks() -> None:
+    source = Source(life=100.0)
+    held = await source.credentials()
+    source.now += 101
+    source.error = "the plugin says no"
+    with pytest.raises(NoCluster, match="the plugin says no"):
+        await held.current()
+
+
 @pytest.mark.parametrize("kind", [NoCluster, RuntimeError])
 async def test_a_read_that_fails_is_repeated_after_growing_pauses(
     kind: type[Exception], caplog: pytest.LogCaptureFixture

@@ -8,7 +8,10 @@ Promises:
    `_REFUSED_SECONDS`; a read that failed is repeated after a pause that doubles.
 3. Reading blocks nobody: kubeconfigs, exec plugins and refreshes of OIDC tokens are the business of a process of its
    own, which ends, with everything that it started, at the latest after `_READ_SECONDS`.
-4. While credentials are still good, requests go on with them; a read that fails then is a warning.
+4. While credentials are still good, requests go on with them; a read that fails then is a warning. Past their end, who
+   asks waits for the read, `_OVERDUE_SECONDS` at most: servers take tokens for a while longer than these say, and a
+   plugin on a busy machine may need longer than a leader can go without a word. Whether they are good no longer is the
+   API server's to say, and whoever it refuses waits for the read to its own deadline.
 5. An error says which credentials these are, what the plugin or the client said, and what can be done.
 
 The service account comes before a kubeconfig. Interactive plugins can't ask anybody. Times are seconds of the epoch.
@@ -40,6 +43,8 @@ log = logging.getLogger(__name__)
 
 #: a cloud's plugin asks a server or two
 _READ_SECONDS: Final = 30.0
+#: a small part of what a Lease allows its holder (kube/leaderelection.py)
+_OVERDUE_SECONDS: Final = 2.0
 _FILES_SECONDS: Final = 60.0
 _REFUSED_SECONDS: Final = 10.0
 _LONGEST_PAUSE: Final = 60.0
@@ -112,8 +117,8 @@ class Credentials:
         return self._access.info.server.rstrip("/")
 
     async def current(self) -> Access:
-        """Good ones, as far as anybody knows. Raises NoCluster when the last ones have expired and no others can be
-        had."""
+        """Good ones, as far as anybody knows; past their end those, while a read of others takes long. Raises NoCluster
+        when the last ones have expired and no others can be had."""
         now = self._clock()
         if self._reader is None or not self._outdated(now):
             return self._access
@@ -121,8 +126,9 @@ class Credentials:
         if self._renewal is None and now >= self._retry_at:
             self._begin()
         if expired:
-            await self._ended()
-            if self._access.expires is not None and self._clock() >= self._access.expires:
+            await self._ended(_OVERDUE_SECONDS)
+            still = self._access.expires is not None and self._clock() >= self._access.expires
+            if still and self._renewal is None:
                 raise NoCluster(self._trouble or "the credentials that were read have expired already")
         return self._access
 
@@ -156,11 +162,11 @@ class Credentials:
         assert self._reader is not None
         self._renewal = asyncio.create_task(self._renew(self._reader), name="reading credentials")
 
-    async def _ended(self) -> None:
-        """Of the read that is under way, should there be one."""
+    async def _ended(self, seconds: float | None = None) -> None:
+        """Of the read that is under way, should there be one; no longer than `seconds`."""
         if self._renewal is not None:
             # What waits may be cancelled by its own deadline; the read is everybody's.
-            await asyncio.wait({self._renewal})
+            await asyncio.wait({self._renewal}, timeout=seconds)
 
     async def _renew(self, reader: Reader) -> None:
         began = self._clock()
