@@ -277,6 +277,7 @@ ERRORS = of("tapforge_reconcile_errors_total", pool="lab/phones", error="Conflic
 WATCH = of("tapforge_watch_event_age_seconds", instance="a", kind="pods")
 EXPIRY = of("tapforge_broker_certificate_expiry_timestamp_seconds", instance="a")
 REFUSED = of("tapforge_broker_certificate_refused", instance="a")
+UNPROVED = of("tapforge_broker_unproved_claims", instance="a")
 DAY = 86400
 PASSED_ON = {flag: of("tapforge_forwarded_calls_total", answered=flag) for flag in ("true", "false")}
 
@@ -296,6 +297,7 @@ CASES = {
         'instance="a"',
     ),
     "TapforgeForwardingFails": Case(30, {PASSED_ON["false"]: "0+1x40"}, {PASSED_ON["true"]: "0+1x40"}),
+    "TapforgeClaimsUnproved": Case(10, {UNPROVED: "3x20"}, {UNPROVED: "0x20"}, 'instance="a"'),
     "TapforgeBrokerCertificateNotRenewed": Case(
         10,
         {REFUSED: "1x20", EXPIRY: f"{30 * DAY}x20"},
