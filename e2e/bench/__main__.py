@@ -22,7 +22,7 @@ from bench.load.machine import machine, show, write
 
 from e2e.cluster import binaries
 
-from . import availability, batches, claims, create, kill, memory, ready, replace, steady
+from . import availability, batches, claims, confinement, create, kill, memory, ready, replace, steady
 from .peer import scenario as peer
 from .peer.agent_sandbox import SOURCES as PEER
 from .targets import results, rows
@@ -38,6 +38,7 @@ SCENARIOS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "claims": claims.run,
     "batches": batches.run,
     "availability": availability.run,
+    "confinement": confinement.run,
     "peer": peer.run,
 }
 _RESULTS = Path("bench-results")

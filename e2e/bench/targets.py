@@ -96,6 +96,10 @@ REPORTED: Sequence[tuple[str, str, str]] = (
     ("a call for 100 slots: p99", "batch_100_p99_ms", "ms"),
     ("raw client's 100 writes: p50", "batch_100_raw_p50_ms", "ms"),
     ("raw client's 100 writes: p99", "batch_100_raw_p99_ms", "ms"),
+    ("a write that the confinement policy judges", "confinement_write_ms", "ms"),
+    ("the same without the policy", "confinement_write_free_ms", "ms"),
+    ("with : without, the operator's writes", "confinement_write_ratio", ""),
+    ("with : without, writes of others", "confinement_others_write_ratio", ""),
 )
 
 #: what stands at the top of the results, and the scenario it comes from
@@ -115,6 +119,12 @@ HEADLINES: Mapping[str, Sequence[str]] = {
     "steady": ("steady_writes_per_minute",),
     "kill": ("first_grant_after_kill_s",),
     "memory": ("peak_mib_5000", "peak_mib_20000"),
+    "confinement": (
+        "confinement_write_ms",
+        "confinement_write_free_ms",
+        "confinement_write_ratio",
+        "confinement_others_write_ratio",
+    ),
     "availability": tuple(f"{trouble}_longest_gap_{what}_s" for trouble in TROUBLES for what in _GAPS),
     "claims": (
         "claims_p50_ratio",
