@@ -22,7 +22,7 @@ from bench.load.machine import machine, show, write
 
 from e2e.cluster import binaries
 
-from . import availability, batches, claims, confinement, create, kill, memory, ready, replace, steady
+from . import availability, batches, claims, claims_busy, confinement, create, kill, memory, ready, replace, steady
 from .peer import scenario as peer
 from .peer.agent_sandbox import SOURCES as PEER
 from .targets import results, rows
@@ -36,6 +36,7 @@ SCENARIOS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "kill": kill.run,
     "memory": memory.run,
     "claims": claims.run,
+    "claims-busy": claims_busy.run,
     "batches": batches.run,
     "availability": availability.run,
     "confinement": confinement.run,

@@ -12,7 +12,7 @@ from typing import Any, Final
 from tapforge_api.progress import EXIT_COMPLETE, EXIT_CONFIGURATION, EXIT_FAILED, EXIT_STOPPED
 
 #: reasons of Failed that another try won't change
-_CONFIGURATION: Final = ("Configuration", "ValidationFailed", "Invalid")
+_CONFIGURATION: Final = ("Configuration", "ValidationFailed")
 
 
 @dataclass(frozen=True, slots=True)
