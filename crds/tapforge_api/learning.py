@@ -63,8 +63,8 @@ class Rollout(Spec):
     phones_per_worker: Annotated[int, Field(ge=1, le=4096)] | None = Field(
         None,
         description=(
-            "phones that a rollout worker, a process of its own, plays on; without it 64 in a cluster, and on one "
-            "machine the driver's own process plays"
+            "phones that a rollout worker, a process of its own, plays on; without it 64 in a cluster and beside "
+            "GPUs, and on a machine without them the driver's own process plays"
         ),
     )
     frames_gib: Annotated[float, Field(gt=0, le=65536)] | None = Field(
@@ -295,6 +295,11 @@ class Checkpoints(Spec):
         "checkpoints are lost with the Ray cluster. A laptop pays no attention",
     )
     every_updates: Positive = Field(10, description="updates between two checkpoints; there is always one at the end")
+    every_seconds: Seconds = Field(
+        900,
+        description="seconds after which there is one all the same, behind the update under way; more where that would "
+        "spend over a tenth of the time on writing. What a crash costs is at most that",
+    )
     keep: Annotated[int, Field(ge=1, le=1000)] = Field(2, description="checkpoints kept; older ones are deleted")
     resume_from: Path | None = Field(
         None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from .algorithm import Algorithm
 from .base import API_VERSION, DNS_LABEL, Change, Metadata, Rule, Seed, Spec, camel, compare
@@ -62,6 +62,12 @@ def _enough_slots(source: str) -> Rule:
     )
 
 
+def _no_npu(value: object) -> object:
+    if value == "npu":
+        raise ValueError("engines and learner don't run on NPUs: docs/other-hardware.md says what is in the way")
+    return value
+
+
 class TrainingRunSpec(Spec):
     """What a run does."""
 
@@ -76,7 +82,7 @@ class TrainingRunSpec(Spec):
     engine: Engine = Field(Engine(), description="the sampling side")
     sync: Sync = Field(Sync(), description="how new weights reach the engines")
     deadlines: PolicyDeadlines = Field(PolicyDeadlines(), description="how long engines and learner may take")
-    device: Literal["cpu", "cuda"] | None = Field(
+    device: Annotated[Literal["cpu", "cuda"] | None, BeforeValidator(_no_npu)] = Field(
         None,
         description="where engines and learner compute; without it on GPUs where Pods of `cluster` ask for some, on a "
         "laptop where the machine has some",

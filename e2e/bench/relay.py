@@ -85,8 +85,10 @@ async def _serve(job: Job, port: int, certificate: str, private_key: str) -> Non
         async def relay(request: web.Request) -> web.Response:
             body, kind = await request.read(), request.content_type
             async with calls.patch(request.path, data=body, headers={"Content-Type": kind}) as answer:
-                orjson.loads(await answer.read())
-                status = answer.status
+                said, status = await answer.read(), answer.status
+            # An API server that has too much to do says so in plain words.
+            if status < 400:
+                orjson.loads(said)
             return web.Response(status=status, body=_ANSWER, content_type="application/json")
 
         app = web.Application()

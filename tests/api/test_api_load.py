@@ -44,6 +44,12 @@ def test_the_smallest_file_has_every_default() -> None:
     assert (run.spec.warm_start, run.spec.checkpoints.directory, run.spec.rollout.concurrency) == (None, None, None)
 
 
+def test_an_npu_is_refused_with_the_page_that_says_why() -> None:
+    said = problems(HEAD + "spec: {device: npu}\n")
+    assert "line 4: spec.device" in said and "docs/other-hardware.md" in said and "did you mean" not in said
+    assert (Path(__file__).parents[2] / "docs" / "other-hardware.md").is_file()
+
+
 #: samples with an object of ours; those of other projects' kinds alone are read by their own tests
 OURS = sorted(path for path in SAMPLES.glob("*.yaml") if "tapforge.dev/v1alpha1" in path.read_text())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,7 +15,14 @@ from tapforge_api.gpus import cluster_gpus_error, gpus_needed, gpus_offered
 from tapforge_api.loading import from_object
 from tapforge_trainer import policy as driver
 from tapforge_trainer.cli.main import cli
-from tapforge_trainer.placement.machine import Machine, NoDevice, device_of, missing, visible_gpus
+from tapforge_trainer.placement.machine import (
+    Machine,
+    NoDevice,
+    device_of,
+    missing,
+    rollout_workers,
+    visible_gpus,
+)
 from tapforge_trainer.run import assembly
 
 LAPTOP, WORKSTATION, CPU_IMAGE = Machine(8, 0), Machine(16, 2), Machine(16, 0, cuda=False)
@@ -31,6 +39,24 @@ def run_of(*, gpus: int = 0, replicas: int = 2, **spec):
     body = {name: value for name, value in {"cluster": cluster, **spec}.items() if value is not None}
     about = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
     return from_object(TrainingRun, {**about, "spec": body})
+
+
+@pytest.mark.parametrize(
+    ("device", "in_cluster", "each", "phones", "workers"),
+    [
+        ("cpu", False, None, 4, 0),  # a laptop: the driver plays
+        ("cuda", False, None, 64, 1),  # eight GPUs in one box: the driver has other things to do
+        ("cuda", False, None, 200, 4),
+        ("cuda", False, None, None, 1),
+        ("cpu", True, None, 65, 2),
+        ("cpu", False, 4, 8, 2),  # whoever asks for them gets them
+    ],
+)
+def test_rollout_workers_are_processes_of_their_own_in_a_cluster_and_beside_gpus(
+    device: Any, in_cluster: bool, each: int | None, phones: int | None, workers: int
+):
+    run = run_of(rollout={} if each is None else {"phonesPerWorker": each})
+    assert rollout_workers(run, phones, device, in_cluster=in_cluster) == workers
 
 
 def test_in_a_cluster_the_pods_that_the_run_asks_for_decide():

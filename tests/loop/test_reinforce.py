@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from tapforge_api import load
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.frames.handles import FramesLost
 from tapforge_trainer.learner.checkpoints import WrittenCheckpoint
-from tapforge_trainer.loop import grace_note, reinforce
+from tapforge_trainer.loop import checkpoint_due, grace_note, reinforce
 from tapforge_trainer.policy import PolicySettings
 from tapforge_trainer.recording.frames import FrameStore
 from tapforge_trainer.recording.reader import Recording
@@ -210,6 +212,33 @@ def test_a_grace_that_is_too_short_for_a_checkpoint_is_reported(
     """An update has to fit as well: half of the grace is for it."""
     found = grace_note(seconds, grace, stopping)
     assert re.search(words, found) if words else found == ""
+
+
+@pytest.mark.parametrize(
+    ("update", "since", "wrote", "due"),
+    [
+        (10, 0.0, math.inf, True),  # by its number, whatever the clock says
+        (11, 899.0, 5.0, False),
+        (11, 900.0, 5.0, True),
+        (11, 900.0, 0.0, True),  # nobody knows what one takes before the first
+        (11, 1000.0, 120.0, False),  # an eighth of the time would be writing
+        (11, 1200.0, 120.0, True),
+        (11, 1e9, math.inf, False),  # the last one is still being written
+    ],
+)
+def test_a_checkpoint_is_due_by_updates_and_by_time(update: int, since: float, wrote: float, due: bool) -> None:
+    settings = load(SPEC, ("checkpoints.everyUpdates=10",)).spec.checkpoints
+    assert settings.every_seconds == 900
+    assert checkpoint_due(update, since, wrote, settings) is due
+
+
+async def test_slow_updates_are_saved_by_time(tmp_path: Path) -> None:
+    often = ("checkpoints.everyUpdates=1000", "checkpoints.everySeconds=1", "stop.maxUpdates=2")
+    async with _parts(tmp_path, *often) as context:
+        policy: Any = context.policy
+        policy.learner.during = partial(asyncio.sleep, 1.0)
+        await reinforce(context, Progress())
+        assert [update for update, _ in policy.saved] == [1, 2]
 
 
 async def test_a_checkpoint_counts_when_it_is_complete(tmp_path: Path) -> None:

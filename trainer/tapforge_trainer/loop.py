@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,12 +39,16 @@ from .tasks.source import TaskSource
 from .telemetry.progress import Counters, Progress, Saved, kept, needed_episodes, resumed
 
 if TYPE_CHECKING:
+    from tapforge_api.learning import Checkpoints
+
     from .learner.checkpoints import WrittenCheckpoint
     from .learner.client import Learner
 
 
 #: of a stop's grace that a checkpoint may take: an update is finished before
 _SHARE_OF_GRACE = 0.5
+#: of a run's time that checkpoints by time may take to write
+_SHARE_OF_WRITING = 0.1
 #: times that a batch whose frames are lost comes again: where they are lost each time, object stores are too small
 _PUT_BACKS = 3
 
@@ -88,12 +93,20 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
             further = {"driver_stall_seconds": stalls, "rollout_workers": workers, "phones": phones}
             telemetry.updated(progress, batch.statistics, stats, attempts, metrics, **further)
             rollout.saving = 0.0
-            if progress.update % spec.checkpoints.every_updates == 0:
+            if rollout.save_due(spec.checkpoints):
                 await rollout.save()
             every = spec.evaluation.every_updates
             if every and progress.update % every == 0 and not context.finished(progress):
                 async with rollout.paused():
                     await measure(context, f"update-{progress.update}", progress)
+
+
+def checkpoint_due(update: int, since: float, wrote: float, settings: Checkpoints) -> bool:
+    """Whether there is to be a checkpoint after this update. `since`: seconds from the last one, or from the start of
+    the session; `wrote`: seconds that the last one took to write, infinite while it is being written."""
+    if update % settings.every_updates == 0:
+        return True
+    return since >= max(settings.every_seconds, wrote / _SHARE_OF_WRITING)
 
 
 async def save(context: RunContext, progress: Progress, *, wait: bool = False) -> None:
@@ -112,7 +125,7 @@ async def save(context: RunContext, progress: Progress, *, wait: bool = False) -
 def _saved(context: RunContext, written: WrittenCheckpoint) -> None:
     """The checkpoint is complete."""
     telemetry, stop = context.telemetry, context.stop
-    telemetry.view.saved = Saved(written.update, written.saved, written.path)
+    telemetry.view.saved = Saved(written.update, written.saved, written.path, written.seconds)
     figures = {name: getattr(written, name) for name in ("seconds", "seconds_stalled", "bytes")}
     telemetry.event("checkpoint", update=written.update, path=written.path, **figures)
     if short := grace_note(written.seconds, stop.grace, stop.requested.is_set()):
@@ -155,6 +168,8 @@ class _Rollout:
     put_backs: int = 0
     #: seconds for which a checkpoint held the learner since the last update
     saving: float = 0.0
+    #: when the last checkpoint began, or the session, on the monotonic clock
+    saved_at: float = field(default_factory=time.monotonic)
 
     @asynccontextmanager
     async def learning(self) -> AsyncIterator[Learner]:
@@ -199,12 +214,19 @@ class _Rollout:
             yield
             self.scheduler.resume()
 
+    def save_due(self, settings: Checkpoints) -> bool:
+        last = self.context.telemetry.view.saved
+        # Of one that is being written nobody knows yet how long it takes.
+        unknown = self.saved is not None and (last is None or last.update != self.saved)
+        wrote = math.inf if unknown else last.seconds if last is not None else 0.0
+        return checkpoint_due(self.progress.update, time.monotonic() - self.saved_at, wrote, settings)
+
     async def save(self, *, wait: bool = False) -> None:
         progress, buffer = self.progress, self.scheduler.buffer
         self.counters.count(self.scheduler.stats())
         progress.unfinished, progress.next_order = kept(buffer.unfinished()), buffer.next_order
         progress.tasks, progress.quarantined = self.tasks.state, dict(self.tasks.quarantined)
-        started = time.monotonic()
+        self.saved_at = started = time.monotonic()
         await save(self.context, progress, wait=wait)
         self.saved, self.saving = progress.update, time.monotonic() - started
 

@@ -104,17 +104,46 @@ def _checked(run: TrainingRun, runs: Path) -> Any:
 @click.option(
     "--memory", is_flag=True, help="say how much memory the run takes on each GPU instead; exit code 2: too much"
 )
+@click.option("--speed", is_flag=True, help="say how long an update takes on GPUs instead: an estimate")
 @click.option("--gpu-memory", metavar="SIZE|NAME", help="of a GPU, such as 80GiB or H200; default: by spec.cluster")
 @click.option("--config", type=click.Path(path_type=Path), help="config.json of a model that is not known here")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="with --memory")
+@click.option(
+    "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="with --memory, --speed"
+)
+@click.option("--steps", type=click.IntRange(1), help="with --speed: of an episode; default: half of what tasks allow")
+@click.option("--answer-tokens", type=click.IntRange(1), help="with --speed: of an answer; default: 100")
+@click.option("--phone-seconds", type=click.FloatRange(0), help="with --speed: of a step of a phone; default: 1.5")
 @click.option("--trace", is_flag=True, help="with --memory: also trace the learner's step on fake tensors, a minute")
 @click.option(
     "--disk-rate", type=click.FloatRange(0, min_open=True), metavar="MB/S", help="of checkpoints, as measured"
 )
 @click.option("--tokens-per-second", type=click.FloatRange(0, min_open=True), help="of the learner, as measured")
 @click.option("--measured", type=click.Path(path_type=Path), help="folder of a run whose speed is said")
-def plan(file: Path, overrides: tuple[str, ...], runs: Path, memory: bool, **options: Any) -> None:
-    """Check a file, resolve its defaults and say what would run, or how much memory that takes."""
+def plan(
+    file: Path,
+    overrides: tuple[str, ...],
+    runs: Path,
+    memory: bool,
+    speed: bool,
+    steps: int | None,
+    answer_tokens: int | None,
+    phone_seconds: float | None,
+    **options: Any,
+) -> None:
+    """Check a file, resolve its defaults and say what would run, how much memory that takes, or how long."""
+    if memory and speed:
+        raise _Wrong("--memory and --speed are two plans: ask for one of them")
+    if speed:
+        from ..run.assembly import inspect
+        from ..speed.command import SpeedOptions, plan_speed
+
+        loaded = _load(file, overrides)
+        asked = SpeedOptions(
+            options["gpu_memory"], options["config"], options["output"], steps, answer_tokens, phone_seconds
+        )
+        with _as_message():
+            click.echo(plan_speed(loaded, asked, inspect(loaded, runs)))
+        return
     if memory:
         from ..memory.command import MemoryOptions, plan_memory
 

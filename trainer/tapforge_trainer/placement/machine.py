@@ -80,10 +80,12 @@ def device_of(run: TrainingRun, machine: Machine, *, in_cluster: bool, in_ray: i
     return device
 
 
-def rollout_workers(run: TrainingRun, phones: int | None, *, in_cluster: bool) -> int:
-    """Processes that play; 0: the driver's own plays. `phones`: how many there are, None where that is not known."""
+def rollout_workers(run: TrainingRun, phones: int | None, device: Device, *, in_cluster: bool) -> int:
+    """Processes that play; 0: the driver's own plays. `phones`: how many there are, None where that is not known.
+    Beside GPUs they are processes of their own on one machine as well: a step costs the one that plays it tens of
+    milliseconds of a core, for which the engines would wait."""
     each = run.spec.rollout.phones_per_worker
-    if each is None and not in_cluster:
+    if each is None and not in_cluster and device == "cpu":
         return 0
     return max(1, -(-(phones or 1) // (each or PHONES_PER_WORKER)))
 

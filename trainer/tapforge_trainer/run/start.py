@@ -161,7 +161,7 @@ def _rollouts(run: TrainingRun, source: ModelRef, model: Path, device: Device, *
     slots = assembly.slots_of(run, health)
     workers = 0
     if engines:
-        workers = rollout_workers(run, assembly.slots_wanted(run) or slots.size, in_cluster=in_cluster())
+        workers = rollout_workers(run, assembly.slots_wanted(run) or slots.size, device, in_cluster=in_cluster())
     if workers:
         make_agent, seconds = partial(assembly.agent_on_node, run, source), run.spec.deadlines.start_seconds
         cpus = 0 if device == "cpu" else 1

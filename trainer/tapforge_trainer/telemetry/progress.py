@@ -78,11 +78,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that is complete. `time` is unix seconds; `path` a folder or a URI."""
+    """A checkpoint that is complete. `time` is unix seconds; `path` a folder or a URI; `seconds` is what it took to
+    write, 0 for one of an earlier session."""
 
     update: int
     time: float
     path: str
+    seconds: float = 0.0
 
 
 def newest_checkpoint(place: CheckpointBackend) -> Saved | None:

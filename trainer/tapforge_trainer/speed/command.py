@@ -1,0 +1,230 @@
+"""`tapforge plan --speed`: from a run to seconds of its updates, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from tapforge_api import TrainingRun, dump_set
+from tapforge_api.loading import from_object
+from tapforge_api.overrides import apply_override
+
+from ..learner.families import FolderError, Shape, shape_of
+from ..learner.flops import Costs
+from ..memory.command import model_config
+from ..memory.engine import EngineLoad
+from ..memory.estimate import Card, UnknownCard, card_of, estimate, settings_of, visual_tokens
+from ..run.assembly import ConfigurationError
+from ..run.local_files import NO_FILES, LocalFiles
+from ..run.plan import known_slots
+from ..tasks.selection import training_tasks
+from .balance import Better, better_split, both, enough_players
+from .cards import DEFAULT, CardSpeed, card_speed
+from .estimate import Assumed, Speed, Work, prompt_tokens
+
+#: of a prompt beside its screens: system prompt, goal, earlier answers
+_TEXT: Final = 1000
+#: of an answer, where it may be longer: a thought and a call
+_ANSWER: Final = 100
+#: of phones that are not simulated
+_PHONE_SECONDS: Final = 1.5
+#: tasks that are looked at for their steps
+_LOOKED_AT: Final = 64
+#: episodes at once up to which more phones are thought of
+_MOST_PHONES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedOptions:
+    """Of the command line; a figure that nobody gave is None."""
+
+    gpu: str | None = None
+    config: Path | None = None
+    output: Literal["text", "json"] = "text"
+    steps: int | None = None
+    answer_tokens: int | None = None
+    phone_seconds: float | None = None
+
+
+def plan_speed(run: TrainingRun, options: SpeedOptions, files: LocalFiles = NO_FILES) -> str:
+    """What is printed. Raises ConfigurationError."""
+    if run.spec.device == "cpu":
+        raise ConfigurationError("spec.device is cpu: only GPUs' speed is estimated; `make demo` shows this machine's")
+    try:
+        shape = shape_of(model_config(run, options.config))
+        card, memory, named = _card(run, options.gpu)
+        work, assumed = work_of(run, shape, files), assumed_of(run, options)
+        low, high = both(work, assumed, card)
+
+        def fits(other: Work) -> bool:
+            changed = _with(run, f"learner.ranks={other.ranks}", f"engine.replicas={other.engines}")
+            return estimate(changed, shape, memory).fits
+
+        together = run.spec.placement.mode == "colocated"
+        better = better_split(work, assumed, card, colocated=together, fits=fits)
+    except (FolderError, UnknownCard, ValueError) as error:
+        raise ConfigurationError(str(error)) from error
+    phones = enough_players(work, assumed, card, min(_MOST_PHONES, _admitted(run)))
+    if options.output == "json":
+        return json.dumps(_as_json(work, assumed, card, (low, high), better, phones), indent=2)
+    return _render(work, assumed, card, named, (low, high), better, phones)
+
+
+# --- from a run -------------------------------------------------------------------------------------------------------
+
+
+def work_of(run: TrainingRun, shape: Shape, files: LocalFiles = NO_FILES) -> Work:
+    """Raises FolderError."""
+    spec, settings = run.spec, settings_of(run)
+    engine = EngineLoad(shape, spec.engine.tensor_parallel, spec.model.context_tokens, 1, 1, 1)
+    frame = visual_tokens(run, shape)
+    later = 1 - 1 / spec.learner.mini_batches
+    return Work(
+        Costs.of(shape),
+        episodes=spec.rollout.groups_per_update * spec.rollout.group_size,
+        screens=spec.model.adapter.history_images,
+        screen_tokens=frame,
+        screen_patches=frame * shape.vision.merge**2,
+        context_tokens=spec.model.context_tokens,
+        weight_bytes=2.0 * shape.parameters,
+        cache_bytes=engine.kv_bytes_per_token * spec.engine.tensor_parallel,
+        weights=settings.lora is None,
+        tower=not settings.freeze_vision,
+        more_forwards=settings.activation_checkpointing + settings.reference + later,
+        ranks=settings.ranks,
+        engines=spec.engine.replicas,
+        tensor_parallel=spec.engine.tensor_parallel,
+        players=_players(run, files),
+        in_turns=spec.placement.mode == "colocated" or spec.rollout.max_staleness == 0,
+    )
+
+
+def assumed_of(run: TrainingRun, options: SpeedOptions = SpeedOptions()) -> Assumed:
+    """Half of the steps that the run's tasks allow, and what is usual of the rest; whatever the options say counts."""
+    spec = run.spec
+    tasks = training_tasks(run)
+    most = [tasks.sample(spec.seed, number).max_steps for number in range(_LOOKED_AT)]
+    simulated = spec.environment.source.processes
+    phone = _PHONE_SECONDS if simulated is None else simulated.latency.median_seconds if simulated.latency else 0.0
+    return Assumed(
+        steps=options.steps or max(1, round(sum(most) / len(most) / 2)),
+        answer_tokens=options.answer_tokens or min(_ANSWER, spec.rollout.response_tokens),
+        text_tokens=_TEXT,
+        phone_seconds=phone if options.phone_seconds is None else options.phone_seconds,
+    )
+
+
+def _admitted(run: TrainingRun) -> int:
+    rollout = run.spec.rollout
+    return (rollout.max_staleness + 1) * rollout.groups_per_update * rollout.group_size
+
+
+def _players(run: TrainingRun, files: LocalFiles) -> int:
+    """Episodes that play at once: as many as there are phones, as may wait for an update, and as engines answer."""
+    spec = run.spec
+    source = spec.environment.source
+    wants = source.pool or source.own_pool
+    slots = wants.slots if wants is not None else known_slots(source, files)
+    bounds = [slots, spec.rollout.concurrency, _admitted(run)]
+    return min(one for one in bounds if one is not None)
+
+
+def _card(run: TrainingRun, given: str | None) -> tuple[CardSpeed, Card, str]:
+    """The card's speed, its memory, and who says so."""
+    memory = card_of(run, given)
+    found = card_speed(memory.product) if memory.product is not None else None
+    if found is not None:
+        return found, memory, memory.source
+    if memory.product is not None:
+        raise UnknownCard(f"{memory.source}: what this GPU computes in a second is not known here")
+    assumed = card_speed(DEFAULT)
+    assert assumed is not None
+    return assumed, memory, "assumed; --gpu-memory H200 names another"
+
+
+def _with(run: TrainingRun, *overrides: str) -> TrainingRun:
+    """Raises SpecError."""
+    data = dump_set(run)
+    for override in overrides:
+        apply_override(TrainingRun, data, f"spec.{override}")
+    return from_object(TrainingRun, data)
+
+
+# --- for people and for programs --------------------------------------------------------------------------------------
+
+
+def _render(
+    work: Work,
+    assumed: Assumed,
+    card: CardSpeed,
+    named: str,
+    now: tuple[Speed, Speed],
+    better: Better | None,
+    phones: int | None,
+) -> str:
+    low, high = now
+    waits = "they take turns" if work.in_turns else f"{_slower(now)} is what is waited for"
+    lines = {
+        "estimate": "counted operations at a share of the GPUs' peak that is assumed; not measured",
+        "GPU": f"{card.name}, {card.peak / 1e12:,.0f} TFLOP/s, {card.bandwidth / 1e12:.2f} TB/s ({named})",
+        "share": f"{assumed.shares[0]:.0%} to {assumed.shares[1]:.0%} of the peak in the learner's matrices",
+        "episode": f"{assumed.steps} steps, answers of {assumed.answer_tokens} tokens, prompts of "
+        f"{prompt_tokens(work, assumed):,}, phones that take {assumed.phone_seconds:g} s a step (--steps, "
+        "--answer-tokens, --phone-seconds)",
+        "learner": f"{_span(low.learner, high.learner)} s on {_count(work.ranks, 'rank')}",
+        "rollout": f"{_span(low.rollout, high.rollout)} s on {_count(work.engines, 'engine')} and "
+        f"{_count(work.players, 'phone')}: a step "
+        f"takes {_span(low.step, high.step, 1)} s",
+        "update": f"{_span(low.update, high.update)} s with {assumed.sync_seconds:g} s for a sync: {waits}",
+        "episodes": f"{_span(low.episodes_per_hour, high.episodes_per_hour)} an hour",
+    }
+    if better is not None:
+        said = " ".join(f"--set {override}" for override in better.overrides)
+        lines["faster"] = f"{_span(better.low.update, better.high.update)} s an update with {said}"
+    if phones is not None:
+        lines["phones"] = f"from {phones} on the learner is what is waited for"
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _slower(now: tuple[Speed, Speed]) -> str:
+    sides = {one.bound for one in now}
+    return f"the {sides.pop()}" if len(sides) == 1 else "now the one, now the other"
+
+
+def _span(one: float, other: float, digits: int = 0) -> str:
+    low, high = sorted((one, other))
+    texts = f"{low:,.{digits}f}", f"{high:,.{digits}f}"
+    return texts[0] if texts[0] == texts[1] else " to ".join(texts)
+
+
+def _as_json(
+    work: Work,
+    assumed: Assumed,
+    card: CardSpeed,
+    now: tuple[Speed, Speed],
+    better: Better | None,
+    phones: int | None,
+) -> Mapping[str, Any]:
+    """Figures at the low share and at the high one."""
+    sized = {name: value for name, value in asdict(work).items() if name != "costs"}
+    return {
+        "assumed": asdict(assumed),
+        "card": asdict(card),
+        "work": sized,
+        "low": {**asdict(now[0]), "bound": now[0].bound},
+        "high": {**asdict(now[1]), "bound": now[1].bound},
+        "faster": None if better is None else {"overrides": better.overrides, **_ends(better)},
+        "phones_enough": phones,
+    }
+
+
+def _ends(better: Better) -> dict[str, Any]:
+    return {"low": asdict(better.low), "high": asdict(better.high)}
