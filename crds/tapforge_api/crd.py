@@ -80,6 +80,12 @@ _KINDS: Mapping[str, dict[str, Any]] = {
 }
 
 
+#: the kinds, with the other names that kubectl has for each
+KINDS: Mapping[str, tuple[str, ...]] = {
+    kind: (about["names"]["plural"], *about["names"]["shortNames"]) for kind, about in _KINDS.items()
+}
+
+
 def crd(kind: str) -> dict[str, Any]:
     """The CustomResourceDefinition of a kind, as plain data."""
     if kind not in _KINDS:

@@ -30,6 +30,7 @@ from .agent import agent
 from .cluster import cluster
 from .doctor import doctor
 from .env import env
+from .explain import explain
 from .phone import phone
 
 if TYPE_CHECKING:
@@ -278,6 +279,7 @@ cli.add_command(agent)
 cli.add_command(cluster)
 cli.add_command(doctor)
 cli.add_command(env)
+cli.add_command(explain)
 cli.add_command(phone)
 
 

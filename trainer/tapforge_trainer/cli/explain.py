@@ -1,0 +1,20 @@
+"""`tapforge explain`: what a field of a file means, as `kubectl explain` says it where there is a cluster."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("field", default="spec")
+@click.option("--recursive", is_flag=True, help="the names of all fields below it, as a tree")
+def explain(field: str, recursive: bool) -> None:
+    """Say what a field means: type, unit, bounds, default and rules. FIELD is its path in a file, such as
+    spec.rollout.groupSize; epool.spec.health is one of an EmulatorPool."""
+    from tapforge_api.explain import UnknownField
+    from tapforge_api.explain import explain as explained
+
+    try:
+        click.echo(explained(field, recursive=recursive))
+    except UnknownField as error:
+        raise click.UsageError(str(error)) from error
