@@ -1,5 +1,5 @@
-"""The learner's weights as a Hugging Face folder that transformers and vLLM load: checkpoint names, tied weights once,
-config, tokenizer and processor files of the model that training began with.
+"""The learner's weights as a Hugging Face folder that loads wherever the model that training began with does: tensors,
+config.json and all other files are spelled as that model's own are (`base_layout.py`).
 
 With LoRA the model is merged, and the adapter lies beside it in `adapter/`, as peft and vLLM load it (not in the folder
 itself, where transformers would put it on top of the merged weights). A reference of the KL term is with LoRA only
@@ -23,6 +23,7 @@ from ..model_source.ref import ModelError, ModelFile, ModelRef
 from ..model_source.storage import fetched as fetched_files
 from ..model_source.tiny_base import cache_root
 from ..storage.object_storage import Conflict, StorageError, Store, open_store
+from . import base_layout
 from .checkpoint_storage import CheckpointBackend, CheckpointStore
 from .client import Learner
 
@@ -36,9 +37,6 @@ _FILE_BYTES: Final = 4 * 1024**3
 LISTED: Final = ".files.json"
 #: of a write that met another one
 _TRIES: Final = 3
-#: files of the original folder that are not copied: weights, and what is written anew
-_OWN = (".safetensors", ".bin", ".pt", ".index.json")
-_FRESH = {"config.json"}
 
 
 async def export(
@@ -73,45 +71,55 @@ def _export_rank(rank: Rank, folder: str, adapter: bool = False) -> None:
     from safetensors.torch import save_file
 
     from . import lora
-    from .families import ModelConfig, family_of
+    from .families import FolderError, ModelConfig, family_of
     from .sharding import EngineWeights, unsharded
 
-    settings, model, path = rank.settings, rank.policy.model, Path(folder)
+    settings, model, path, base = rank.settings, rank.policy.model, Path(folder), Path(rank.settings.model)
     weights = EngineWeights(model, getattr(torch, settings.dtype))
-    sizes = {name: torch.empty(shape, dtype=weights.dtype, device="meta") for name, shape in weights.shapes()}
-    plan = split_torch_state_dict_into_shards(sizes, max_shard_size=_FILE_BYTES)
-    held: dict[str, torch.Tensor] = {}
+    stored: dict[str, tuple[base_layout.Stored, ...]] = {}
     failure: Exception | None = None
     if rank.rank == 0 and not path.is_dir():
         failure = FileNotFoundError(
             f"{folder} is the driver's, and the first rank in another Pod does not see it: they need a volume that "
             "both mount (spec.checkpoints.storage, ReadWriteMany)"
         )
+    elif rank.rank == 0 and not adapter:
+        try:
+            stored = base_layout.stored_tensors(base, model, [name for name, _ in weights.shapes()])
+        except FolderError as error:
+            failure = error
+    sizes = {
+        place.name: torch.empty(shape, dtype=weights.dtype, device="meta")
+        for name, shape in weights.shapes()
+        for place in stored.get(name, ())
+    }
+    plan = split_torch_state_dict_into_shards(sizes, max_shard_size=_FILE_BYTES)
+    held: dict[str, dict[str, torch.Tensor]] = {file: {} for file in plan.filename_to_tensors}
     for name, tensor in () if adapter else weights:
         if rank.rank > 0 or failure is not None:
             continue  # gathered all the same: the other ranks wait for this one
-        held[name] = tensor.cpu().contiguous()
-        file = plan.tensor_to_filename[name] if plan.is_sharded else "model.safetensors"
-        if held.keys() == set(plan.filename_to_tensors[file]):
-            try:
-                save_file(held, path / file, {"format": "pt"})
-            except Exception as error:  # noqa: BLE001 - safetensors has no other kind for a full disk; raised below
-                failure = error
-            held = {}
+        for own, values in base_layout.as_stored(tensor.cpu(), stored[name]):
+            file = plan.tensor_to_filename[own]
+            held[file][own] = values
+            if held[file].keys() == set(plan.filename_to_tensors[file]):
+                try:
+                    save_file(held.pop(file), path / file, {"format": "pt"})
+                except Exception as error:  # noqa: BLE001 - safetensors has no other kind for a full disk; raised below
+                    failure = error
+                    held.clear()
+                    break
     matrices = {name: unsharded(matrix.detach()).cpu() for name, matrix in lora.matrices(model).items()}
     if failure is not None:
         raise failure
     if rank.rank > 0:
         return
-    if plan.is_sharded and not adapter:
+    if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    family = family_of(ModelConfig.of_folder(Path(settings.model)))
     if not adapter:
-        model.config.dtype = settings.dtype
-        model.config.architectures = [family.architecture]
-        model.config.save_pretrained(folder)
+        base_layout.write_config(base, path, settings.dtype)
     if settings.lora is not None:
+        family = family_of(ModelConfig.of_folder(base))
         pattern = family.lora_pattern(family.adapted(settings.lora.targets))
         lora.write(path / lora.FOLDER, matrices, settings.lora, pattern, *_base(settings))
 
@@ -130,7 +138,7 @@ def _export_to(rank: Rank, place: CheckpointStore, prefix: str, adapter: bool) -
         _export_rank(rank, name, adapter)
         if rank.rank == 0:
             if not adapter:
-                _add_files(Path(rank.settings.model), Path(name))
+                base_layout.add_files(Path(rank.settings.model), Path(name))
             put_folder(open_store(place.root), prefix, Path(name), place.check)
 
 
@@ -233,15 +241,9 @@ def _prepare(folder: Path, partial: Path) -> None:
     partial.mkdir()
 
 
-def _add_files(model: Path, partial: Path) -> None:
-    for path in model.iterdir():
-        if path.is_file() and path.name not in _FRESH and not path.name.endswith(_OWN):
-            shutil.copyfile(path, partial / path.name)
-
-
 def _publish(model: Path | None, partial: Path, folder: Path) -> None:
     if model is not None:
-        _add_files(model, partial)
+        base_layout.add_files(model, partial)
     for path in partial.rglob("*"):
         os.chmod(path, 0o755 if path.is_dir() else 0o644)  # the weights' writer leaves them readable by its user alone
     if folder.exists():

@@ -132,11 +132,7 @@ def load_weights(model: Any, folder: Path, *, skip: str | None = None) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    reader = HuggingFaceStorageReader(str(folder))
-    try:
-        files = reader.read_metadata().state_dict_metadata
-    except Exception as error:  # safetensors has no other kind for a file that is no safetensors file or is cut short
-        raise FolderError(f"a safetensors file of {folder} can't be read ({error}); fetch the model again") from error
+    files = tensors_of(folder)
     family = family_named(model.config.model_type)
     published = {family.parameter_of(name): name for name in files}
     _check_plain(folder, files)
@@ -158,7 +154,18 @@ def load_weights(model: Any, folder: Path, *, skip: str | None = None) -> None:
             other.append(f"{source} is {list(size)} and not {list(parameter.shape)}")
     if missing or other:
         raise FolderError(_contradiction(folder, missing, other))
-    dcp.load(wanted, storage_reader=reader)
+    dcp.load(wanted, storage_reader=HuggingFaceStorageReader(str(folder)))
+
+
+def tensors_of(folder: Path) -> dict[str, Any]:
+    """What a folder's safetensors files say of each tensor, by its name there: torch's `TensorStorageMetadata`. Raises
+    FolderError."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    try:
+        return dict(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
+    except Exception as error:  # safetensors has no other kind for a file that is no safetensors file or is cut short
+        raise FolderError(f"a safetensors file of {folder} can't be read ({error}); fetch the model again") from error
 
 
 def _check_plain(folder: Path, files: Mapping[str, Any]) -> None:
