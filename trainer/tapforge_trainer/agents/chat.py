@@ -5,11 +5,12 @@ Rules, in order:
    what the template itself wrote is looked through for special tokens, and the texts are put in as ordinary text.
 2. The ids are those of the whole rendered text: text between two special tokens is encoded as one piece, so words and
    structure meet as they do where transformers renders and encodes (tests compare).
-3. The template is Jinja in a sandbox that writes nothing, with the filters that Hugging Face gives it. A folder without
-   one gets ChatML, the format of all its family.
+3. The template has the language and the variables that transformers gives it (`template_language.py`,
+   `named_tokens.py`). One that changes texts is refused, but for blanks or line ends that it strips: these are stripped
+   here, too. A folder without a template gets ChatML, the format of all its family.
 
-What the template makes of a conversation depends on its shape alone (roles, and where texts and images stand), and is
-remembered for it.
+What the template makes of a conversation depends on its shape alone (roles, and where texts, blank ones and images
+stand), and is remembered for it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal
 
+from .template_language import compiled
 from .tokens import Tokens
 
 #: in the order in which Hugging Face looks
@@ -35,6 +37,9 @@ _CHATML: Final = (
 )
 #: where text may be cut without another encoding: after a line's end that a letter follows
 _LINES: Final = re.compile(r"(?<=\n)(?=[A-Za-z])")
+#: around a word that stands for a text: what is left of it shows how the template strips texts. No template writes
+#: so many line ends itself
+_LEFT, _RIGHT = "\n" * 7 + " \x1f", "\x1f " + "\n" * 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,9 @@ class Markup:
 #: the place of an image
 IMAGE: Final = None
 Part = str | Markup | None
+#: of a conversation's shape: an image, a text (True), or a blank one as it is, for which templates may do something
+#: else
+Kind = Literal[True] | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,9 @@ class Chat:
     ):
         self.template = template
         self._tokens, self._markup, self._opening = tokens, tuple(markup), opening
-        self._word = secrets.token_hex(16)
+        # With letters of both cases and a sign of HTML, which a template that changes texts changes.
+        self._word = f"{secrets.token_hex(16)}Zz&"
+        self._slots = re.compile(f"(\n{{7}} \x1f| \x1f)?{self._word}([0-9]{{6}})(\x1f \n{{7}}|\x1f )?")
         self._compiled = _compile(template)
         self._tools: list[dict] | None = None if tool is None else [tool]
         self._rendered = lru_cache(maxsize=1024)(self._render_shape)
@@ -114,14 +124,15 @@ class Chat:
 
     def ids(self, messages: Sequence[Message], *, answering: bool = True) -> tuple[int, ...]:
         """One placeholder per image. `answering`: the model's turn is next."""
-        texts = [part for message in messages for part in message.parts if part is not None]
-        shape = tuple((m.role, tuple(part is not None for part in m.parts)) for m in messages)
+        shape = tuple((m.role, tuple(map(_kind, m.parts))) for m in messages)
+        texts = [part for m in messages for part in m.parts if part is not None and _kind(part) is True]
         ids: list[int] = []
         plain: list[str] = []
         for piece in self._rendered(shape, answering):
             if isinstance(piece, _Slot):
                 part = texts[piece.index]
-                found = [part] if isinstance(part, str) else self._tokens.split(part.text, self._markup)
+                said = piece.stripped(_text(part))
+                found = [said] if isinstance(part, str) else self._tokens.split(said, self._markup)
             else:
                 found = [piece]
             for one in found:
@@ -147,36 +158,42 @@ class Chat:
                 ids.extend(self._tokens.encode(line))
             plain.clear()
 
-    def _render_shape(
-        self, shape: tuple[tuple[str, tuple[bool, ...]], ...], answering: bool
-    ) -> tuple[_Slot | str | int, ...]:
-        """What the template makes of any conversation of this shape. `shape`: role, and of each part whether it is a
-        text."""
-        words: list[str] = []
+    def _render_shape(self, shape: tuple[tuple[str, tuple[Kind, ...]], ...], answering: bool) -> tuple[_Piece, ...]:
+        """What the template makes of any conversation of this shape. `shape`: role, and of each part what it is."""
+        count = 0
         messages = []
-        for role, parts in shape:
+        for role, kinds in shape:
             given: list[Part] = []
-            for is_text in parts:
-                if is_text:
-                    words.append(f"{self._word}{len(words):06d}")
-                given.append(words[-1] if is_text else IMAGE)
+            for kind in kinds:
+                given.append(f"{_LEFT}{self._word}{count:06d}{_RIGHT}" if kind is True else kind)
+                count += kind is True
             messages.append(Message(role, tuple(given)))
         rendered = self._render(messages, answering=answering)
-        pieces: list[_Slot | str | int] = []
-        places = {word: _Slot(index) for index, word in enumerate(words)}
-        images = 0
-        for piece in re.split(f"({self._word}[0-9]{{6}})", rendered):
-            if piece in places:
-                pieces.append(places.pop(piece))
-            elif self._word in piece:
+        pieces: list[_Piece] = []
+        left = set(range(count))
+        images = end = 0
+
+        def written(text: str) -> None:
+            nonlocal images
+            if self._word in text or "\x1f" in text or r"\n" * 7 in text:  # twice, in part, or written as JSON
                 raise ValueError(f"{self.template.origin} writes a message twice, or changes it")
-            else:
-                cut = self._tokens.split(piece)
-                images += cut.count(self._tokens.image_pad)
-                pieces.extend(cut)
-        wanted = sum(not is_text for _, parts in shape for is_text in parts)
-        if places or images != wanted:
-            lost = f"{len(places)} of {len(words)} texts" if places else f"{images} of {wanted} images"
+            cut = self._tokens.split(text)
+            images += cut.count(self._tokens.image_pad)
+            pieces.extend(cut)
+
+        for found in self._slots.finditer(rendered):
+            written(rendered[end : found.start()])
+            index, end = int(found[2]), found.end()
+            if index not in left:
+                raise ValueError(f"{self.template.origin} writes a message twice, or changes it")
+            left.remove(index)
+            pieces.append(
+                _Slot(index, _STRIPS[(found[1] or "").strip("\x1f")], _STRIPS[(found[3] or "").strip("\x1f")])
+            )
+        written(rendered[end:])
+        wanted = sum(kind is IMAGE for _, kinds in shape for kind in kinds)
+        if left or images != wanted:
+            lost = f"{len(left)} of {count} texts" if left else f"{images} of {wanted} images"
             raise ValueError(f"{self.template.origin} loses parts of a conversation: {lost}")
         return tuple(pieces)
 
@@ -186,43 +203,56 @@ class Chat:
         content = [{"role": m.role, "content": [_content(part) for part in m.parts]} for m in messages]
         try:
             rendered = self._compiled.render(
-                messages=content, tools=self._tools, add_generation_prompt=answering and not self._opening
+                messages=content,
+                tools=self._tools,
+                documents=None,
+                add_generation_prompt=answering and not self._opening,
+                **self._tokens.named,
             )
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"{self.template.origin} can't be rendered: {error}") from error
         return str(rendered) + (self._opening if answering else "")
 
 
+#: what is left of the blanks beside a word -> what the template strips of a text: nothing, line ends, all blanks
+_STRIPS: Final[dict[str, str | None]] = {"\n" * 7 + " ": "", " " + "\n" * 7: "", " ": "\n", "": None}
+
+
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """The place of a text, by its number among all texts."""
+    """The place of a text, by its number among those that are not blank; and the characters that the template strips
+    of its ends, None: all blanks."""
 
     index: int
+    left: str | None
+    right: str | None
+
+    def stripped(self, text: str) -> str:
+        return text.lstrip(self.left).rstrip(self.right)
+
+
+_Piece = _Slot | str | int
+
+
+def _text(part: str | Markup) -> str:
+    return part if isinstance(part, str) else part.text
+
+
+def _kind(part: Part) -> Kind:
+    if part is None:
+        return IMAGE
+    text = _text(part)
+    return True if text.strip() else text
 
 
 def _content(part: Part) -> dict[str, str]:
-    if part is None:
-        return {"type": "image"}
-    return {"type": "text", "text": part if isinstance(part, str) else part.text}
-
-
-def as_json(value: object, indent: int | None = None) -> str:
-    """`tojson` as Hugging Face has it: keys in their order, nothing escaped for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return {"type": "image"} if part is None else {"type": "text", "text": _text(part)}
 
 
 def _compile(template: ChatTemplate) -> Any:
     import jinja2
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    def refuse(message: str) -> NoReturn:
-        raise jinja2.TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = as_json
-    environment.globals["raise_exception"] = refuse
     try:
-        return environment.from_string(template.text)
+        return compiled(template.text)
     except jinja2.TemplateError as error:
         raise ValueError(f"{template.origin} is no chat template: {error}") from error

@@ -22,9 +22,10 @@ from tapforge_envs.protocol import Back
 
 from ..frames.frame import FittedFrame
 from .agent import Prepared, Turn
-from .chat import IMAGE, Markup, Part, as_json
+from .chat import IMAGE, Markup, Part
 from .coordinates import Grid, Plane
 from .mobile_use import MOBILE_USE
+from .template_language import as_json
 
 VARIABLES: Final = {
     "goal": "what the task asks for",

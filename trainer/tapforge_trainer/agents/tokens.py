@@ -12,10 +12,12 @@ Promises:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .named_tokens import named_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -32,10 +34,17 @@ def _pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
 
 class Tokens:
     """A model's vocabulary. Owns its tokenizer: nobody else may change that object's settings. `sayable`: special
-    tokens of the family's answers, as far as the vocabulary has them; `stop`: the one that ends an answer."""
+    tokens of the family's answers, as far as the vocabulary has them; `stop`: the one that ends an answer; `named`:
+    special tokens by the names that chat templates have for them."""
 
     def __init__(
-        self, tokenizer: Tokenizer, origin: str = "tokenizer", *, sayable: Sequence[str] = (), stop: str = "<|im_end|>"
+        self,
+        tokenizer: Tokenizer,
+        origin: str = "tokenizer",
+        *,
+        sayable: Sequence[str] = (),
+        stop: str = "<|im_end|>",
+        named: Mapping[str, str] | None = None,
     ):
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -52,6 +61,7 @@ class Tokens:
             special[text] for text in _SPECIALS
         )
         self.special = special
+        self.named = dict(named or {})
         self.stop = special.get(stop, self.im_end)
         self.stop_ids: tuple[int, ...] = (self.stop,)
         # Tokens of a family whose end mark the vocabulary lacks are none of this model's.
@@ -73,7 +83,7 @@ class Tokens:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{path} is no tokenizer: {error}") from error
-        return Tokens(tokenizer, str(path), sayable=sayable, stop=stop)
+        return Tokens(tokenizer, str(path), sayable=sayable, stop=stop, named=named_tokens(model_folder))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of plain text: no special tokens, whatever the text spells."""
