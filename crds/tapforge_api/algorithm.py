@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import Fraction, OneOf, Rule, Spec
+from .base import Fraction, Keyed, OneOf, Rule, Spec, Word
 
 Normalization = Literal["mean", "mean_std"]
 Signal = Literal["outcome", "reward"]
@@ -50,17 +50,39 @@ class Rloo(Spec):
     """Return minus the mean of the group's other members."""
 
 
+class EstimatorOption(Spec):
+    """An option of an estimator of somebody else's."""
+
+    name: Word = Field(description="name")
+    value: Annotated[str, Field(max_length=4096)] = Field(description="value; a number or true and false as text")
+
+
+class EstimatorPlugin(Spec):
+    """An estimator of another package, by entry point."""
+
+    name: Word = Field(description="entry point of the group tapforge.algorithms")
+    options: Annotated[tuple[EstimatorOption, ...], Field(max_length=64), Keyed("name")] = Field(
+        (), description="options, as its package documents them"
+    )
+
+
 class Advantage(OneOf):
     """The advantage estimator."""
 
     grpo: Grpo | None = Field(None, description="group-relative")
     gigpo: Gigpo | None = Field(None, description="group-in-group")
     rloo: Rloo | None = Field(None, description="leave one out; write `rloo: {}`")
+    plugin: EstimatorPlugin | None = Field(None, description="an estimator that an installed package offers")
 
 
 class Loss(Spec):
     """The clipped policy loss."""
 
+    ratio: Literal["token", "sequence"] = Field(
+        "token",
+        description="what is clipped. token: each token's own ratio, as PPO; sequence: the geometric mean over an "
+        "answer's tokens, as GSPO, whose clips are some hundred times narrower",
+    )
     clip_low: Annotated[float, Field(ge=0, le=1)] = Field(0.2, description="the ratio is clipped below 1 - clipLow")
     clip_high: Annotated[float, Field(ge=0, le=10)] = Field(0.28, description="the ratio is clipped above 1 + clipHigh")
     dual_clip: Annotated[float, Field(gt=1, le=100)] | None = Field(
@@ -83,8 +105,18 @@ class Kl(Spec):
         description="estimator of the divergence per token. k2 has the gradient of KL(policy, initial), k3 "
         "that of KL(initial, policy)",
     )
+    advantage_cap: bool = Field(
+        False,
+        description="true: the gradient of a token's KL term is at most as large as that of its advantage, as in "
+        "ZeroGUI; for k2 only",
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="advantageCap must be left out with estimator k3: it bounds the gradient of k2",
+            cel="!self.advantageCap || self.estimator == 'k2'",
+            holds=lambda o: not o.advantage_cap or o.estimator == "k2",
+        ),
         Rule(
             message="estimator must not be k1: the KL term is part of the loss, and there the expected gradient of k1 "
             "is 0 on the policy's own samples, so that it pulls nowhere (it is an estimator for rewards); use k2 or k3",
@@ -119,5 +151,11 @@ class Algorithm(Spec):
             "or gigpo",
             cel="!(has(self.advantage.rloo) && self.statistics == 'steps')",
             holds=lambda o: not (o.advantage.rloo is not None and o.statistics == "steps"),
+        ),
+        Rule(
+            message="statistics must be trajectories with advantage.plugin: what its groups are compared by is an "
+            "option of the package",
+            cel="!(has(self.advantage.plugin) && self.statistics == 'steps')",
+            holds=lambda o: not (o.advantage.plugin is not None and o.statistics == "steps"),
         ),
     )

@@ -38,25 +38,32 @@ def test_objective_as_written():
     written = Algorithm.model_validate(
         {
             "loss": {
+                "ratio": "sequence",
                 "clipLow": 0.1,
                 "clipHigh": 0.3,
                 "dualClip": 4.0,
                 "aggregation": "seq_mean_token_sum",
                 "importanceCap": 5.0,
             },
-            "kl": {"coefficient": 0.02, "estimator": "k3"},
+            "kl": {"coefficient": 0.02, "advantageCap": True},
         }
     )
     expected = Objective(
+        ratio="sequence",
         clip_low=0.1,
         clip_high=0.3,
         dual_clip=4.0,
         aggregation="seq_mean_token_sum",
         importance_cap=5.0,
-        kl="k3",
+        kl="k2",
         kl_coefficient=0.02,
+        kl_advantage_cap=True,
     )
     assert objective_of(written) == expected
+
+
+def test_the_defaults_of_the_loss_are_those_of_the_objective():
+    assert objective_of(Algorithm()) == Objective(clip_high=0.28)
 
 
 @pytest.mark.parametrize(("coefficient", "keeps"), [(0.0, False), (0.01, True)])

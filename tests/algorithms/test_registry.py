@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from tapforge_api import TrainingRun
+from tapforge_api.algorithm import Algorithm
+from tapforge_api.loading import from_object
 from tapforge_trainer import plugins
 from tapforge_trainer.algorithms.registry import UnknownName, estimate, estimator, names
 from tapforge_trainer.algorithms.steps import Steps
+from tapforge_trainer.batch import BatchRules
+from tapforge_trainer.run.assembly import ConfigurationError, inspect
 
+HEAD = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
 PAIR = Steps([0, 0], [0, 1], [0, 0], [1.0, 0.0], [True, True])
 
 
@@ -56,6 +63,56 @@ def raw(steps, *, scale=1.0):
     np.testing.assert_array_equal(estimate("raw", PAIR, scale=3.0).total, [3.0, 0.0])
     with pytest.raises(UnknownName, match="did you mean 'scale'"):
         estimate("raw", PAIR, scal=3.0)
+
+
+OPTIONS = """
+import numpy as np
+from tapforge_trainer.algorithms.steps import Advantages
+
+def mine(steps, *, scale=1.0, rounds=2, flip=False, of="reward"):
+    total = steps.reward * scale * rounds * (-1 if flip else 1)
+    return Advantages(total, total, total, np.ones(len(steps), dtype=np.int64))
+
+def infinite(steps):
+    total = np.array([1.0, np.inf])
+    return Advantages(total, total, total, np.ones(2, dtype=np.int64))
+"""
+
+
+def plugin(name, **options):
+    given = [{"name": key, "value": value} for key, value in options.items()]
+    return Algorithm.model_validate({"advantage": {"plugin": {"name": name, "options": given}}})
+
+
+def test_a_file_names_an_estimator_of_another_package_and_its_options(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "mine = their_estimator:mine", OPTIONS)
+    rules = BatchRules.of(plugin("mine", scale="1e1", rounds="3", flip="true", of="x"), min_valid=2)
+    assert (rules.estimator, rules.options) == ("mine", {"scale": 10.0, "rounds": 3, "flip": True, "of": "x"})
+    np.testing.assert_array_equal(estimate(rules.estimator, PAIR, **rules.options).total, [-30.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        (plugin("mine", scal="1"), "option of mine 'scal'; did you mean 'scale'"),
+        (plugin("mine", rounds="2.5"), "option rounds of mine: should be a whole number, not '2.5'"),
+        (plugin("mine", scale="much"), "option scale of mine: should be a number, not 'much'"),
+        (plugin("mine", flip="1"), "should be true or false, not '1'"),
+        (plugin("mini"), "unknown estimator 'mini'; did you mean 'mine'"),
+    ],
+)
+def test_what_no_package_offers_is_said_before_anything_starts(tmp_path, monkeypatch, algorithm, said):
+    install(tmp_path, monkeypatch, "mine = their_estimator:mine", OPTIONS)
+    written = {"advantage": algorithm.advantage.model_dump(by_alias=True, exclude_none=True)}
+    run = from_object(TrainingRun, {**HEAD, "spec": {"algorithm": written}})
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        inspect(run, tmp_path)
+
+
+def test_advantages_that_are_no_numbers_name_the_step_and_its_group(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "mine = their_estimator:infinite", OPTIONS)
+    with pytest.raises(ValueError, match="mine returned inf for step 1 of 2, of group 0"):
+        estimate("mine", PAIR)
 
 
 @pytest.mark.parametrize(

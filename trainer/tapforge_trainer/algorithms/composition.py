@@ -7,10 +7,14 @@ from typing import Any
 from tapforge_api.algorithm import Algorithm
 
 from .objective import Objective
+from .registry import options_of
 
 
 def estimator_of(algorithm: Algorithm) -> tuple[str, dict[str, Any]]:
-    """Name and keyword options, as `registry.estimate` takes them."""
+    """Name and keyword options, as `registry.estimate` takes them. Raises ValueError for an estimator or an option that
+    no installed package has; with one of another package, that is imported."""
+    if (plugin := algorithm.advantage.plugin) is not None:
+        return plugin.name, options_of(plugin.name, {one.name: one.value for one in plugin.options})
     name = algorithm.advantage.kind
     options = algorithm.advantage.value.model_dump(by_alias=False)
     if algorithm.statistics == "steps":
@@ -21,6 +25,7 @@ def estimator_of(algorithm: Algorithm) -> tuple[str, dict[str, Any]]:
 def objective_of(algorithm: Algorithm) -> Objective:
     loss = algorithm.loss
     return Objective(
+        ratio=loss.ratio,
         clip_low=loss.clip_low,
         clip_high=loss.clip_high,
         dual_clip=loss.dual_clip,
@@ -28,4 +33,5 @@ def objective_of(algorithm: Algorithm) -> Objective:
         importance_cap=loss.importance_cap,
         kl=algorithm.kl.estimator,
         kl_coefficient=algorithm.kl.coefficient,
+        kl_advantage_cap=algorithm.kl.advantage_cap,
     )

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from .. import plugins
 from .gae import gae
@@ -52,18 +54,58 @@ def estimator(name: str) -> Estimator:
     return found
 
 
-def estimate(name: str, steps: Steps, **options: Any) -> Advantages:
-    """Runs the named estimator and checks what it returns."""
+def options_of(name: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """Options as they are written in a file, each read as its default is: true and false, a whole number, a number, a
+    text. Raises UnknownName, and ValueError for a value that can't be read."""
     function = estimator(name)
+    _check_options(name, function, given)
+    defaults = {key: one.default for key, one in inspect.signature(function).parameters.items()}
+    found: dict[str, Any] = {}
+    for option, text in given.items():
+        try:
+            found[option] = _read(text, defaults.get(option))
+        except ValueError as error:
+            raise ValueError(f"option {option} of {name}: {error}") from error
+    return found
+
+
+def _read(text: str, default: Any) -> Any:
+    if isinstance(default, bool):
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"should be true or false, not {text!r}")
+        return text.lower() == "true"
+    if isinstance(default, int | float):
+        try:
+            return type(default)(text)
+        except ValueError:
+            what = "a whole number" if isinstance(default, int) else "a number"
+            raise ValueError(f"should be {what}, not {text!r}") from None
+    return text
+
+
+def _check_options(name: str, function: Estimator, options: Iterable[str]) -> None:
     known = inspect.signature(function).parameters
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-        mine = [key for key, parameter in known.items() if parameter.kind is parameter.KEYWORD_ONLY]
-        for option in options:
-            if option not in mine:
-                raise UnknownName(_unknown(f"option of {name}", option, mine))
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+        return
+    mine = [key for key, parameter in known.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    for option in options:
+        if option not in mine:
+            raise UnknownName(_unknown(f"option of {name}", option, mine))
+
+
+def estimate(name: str, steps: Steps, **options: Any) -> Advantages:
+    """Runs the named estimator and checks what it returns. Raises ValueError for a wrong number of advantages, and for
+    some that are no numbers."""
+    function = estimator(name)
+    _check_options(name, function, options)
     result = function(steps, **options)
     if len(result.total) != len(steps):
         raise ValueError(f"{name} returned {len(result.total)} advantages for {len(steps)} steps; one per step is due")
+    wrong = np.flatnonzero(~np.isfinite(result.total))
+    if len(wrong):
+        at = int(wrong[0])
+        where = f"step {at} of {len(steps)}, of group {steps.group[at]}"
+        raise ValueError(f"{name} returned {result.total[at]} for {where}; a step that can't be compared has 0")
     return result
 
 

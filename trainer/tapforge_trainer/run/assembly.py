@@ -30,7 +30,7 @@ from tapforge_envs.slots.urls import UrlSlots, parse_urls, read_urls
 
 from ..agents import make_agent
 from ..agents.agent import Agent
-from ..algorithms.composition import objective_of
+from ..algorithms.composition import estimator_of, objective_of
 from ..attempt import EpisodeLimits, Player
 from ..learner.families.check import check_folder
 from ..model_source.ref import ModelError, ModelRef, ModelRefused
@@ -77,7 +77,11 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
     wrong."""
     files = inspect_files(run, runs)
     local = run.spec.model.source.path
-    wrong = [*task_errors(run), *(model_errors(run, Path(local.folder)) if local is not None else [])]
+    wrong = [
+        *task_errors(run),
+        *_algorithm_errors(run),
+        *(model_errors(run, Path(local.folder)) if local is not None else []),
+    ]
     if not files.errors:
         wrong += adapter_errors(run, None if local is None else Path(local.folder).expanduser())
     if not (files.errors or wrong):
@@ -86,6 +90,14 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
         raise ConfigurationError("\n".join(errors))
     drawn = min(run.spec.stop.max_updates * run.spec.rollout.groups_per_update, _COMPARED)
     return replace(files, contamination=contamination_of(run, drawn))
+
+
+def _algorithm_errors(run: TrainingRun) -> list[str]:
+    try:
+        estimator_of(run.spec.algorithm)
+    except (ValueError, TypeError, ImportError) as error:
+        return [f"spec.algorithm.advantage.plugin: {error}"]
+    return []
 
 
 def agent_of(run: TrainingRun, folder: Path) -> Agent:

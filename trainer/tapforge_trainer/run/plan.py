@@ -185,9 +185,15 @@ def _algorithm(run: TrainingRun) -> str:
     algorithm = run.spec.algorithm
     parts = {name: getattr(algorithm.advantage.value, name, None) for name in ("normalization", "gamma", "weight")}
     inside = ", ".join(f"{k} {v}" for k, v in parts.items() if v is not None)
-    kl = f"KL {algorithm.kl.coefficient:g} ({algorithm.kl.estimator})" if algorithm.kl.coefficient else "no KL term"
+    capped = ", capped by the advantage" if algorithm.kl.advantage_cap else ""
+    kl = f"KL {algorithm.kl.coefficient:g} ({algorithm.kl.estimator}{capped})"
+    kl = kl if algorithm.kl.coefficient else "no KL term"
     name = algorithm.advantage.kind + (f" ({inside})" if inside else "")
-    return f"{name}, clip {algorithm.loss.clip_low:g}/{algorithm.loss.clip_high:g}, {algorithm.loss.aggregation}, {kl}"
+    if (plugin := algorithm.advantage.plugin) is not None:
+        given = ", ".join(f"{one.name} {one.value}" for one in plugin.options)
+        name = f"{plugin.name} of another package" + (f" ({given})" if given else "")
+    loss = algorithm.loss
+    return f"{name}, clip {loss.clip_low:g}/{loss.clip_high:g} by {loss.ratio}, {loss.aggregation}, {kl}"
 
 
 def _evaluated(run: TrainingRun, tasks: int) -> str:
