@@ -22,6 +22,7 @@ TOOL = {
     "type": "function",
     "function": {"name": "mobile_use", "description": "Für <Telefone> & 'mehr'", "parameters": {"b": 1, "a": [2, "c"]}},
 }
+REMEDY = "put the one of the model card into chat_template.jinja"
 NAMED = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 #: no repr and no JSON string shows it as it is, and whoever strips it shows that
 SAID = '\n \n it\'s\n\n"so" \\ <b> \t\n'
@@ -101,6 +102,7 @@ def test_packages_ship_the_templates_of_these_families() -> None:
     assert len(SHIPPED) > 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_template_that_packages_ship(named: Tokens, name: str) -> None:
     """Equal, or refused: because transformers refuses it as well, or because it loses parts of the conversation."""
@@ -112,6 +114,7 @@ def test_every_template_that_packages_ship(named: Tokens, name: str) -> None:
             asked = [Message("user", (SAID,))]  # as it is made, a user's text alone is tried
             right = theirs_or_none(SHIPPED[name], asked, True, None)
             assert right is None or not whole(right, asked), error
+            assert str(error).startswith(name) and str(error).endswith(REMEDY)
             return
         tools = [TOOL] if chat.writes_tools else None
         for (kind, messages), answering in product(CONVERSATIONS.items(), (True, False)):
@@ -120,6 +123,7 @@ def test_every_template_that_packages_ship(named: Tokens, name: str) -> None:
                 ours = chat.text(messages, answering=answering)
             except ValueError as error:
                 assert right is None or not whole(right, messages), (kind, error)
+                assert str(error).startswith(name) and str(error).endswith(REMEDY)
             else:
                 assert ours == right, kind
         if tools is None:  # without a tool it is the same
@@ -130,9 +134,11 @@ def test_every_template_that_packages_ship(named: Tokens, name: str) -> None:
 def test_those_of_these_families_are_never_refused(named: Tokens, name: str) -> None:
     if (text := SHIPPED.get(f"trl/{name}.jinja")) is None:
         pytest.skip("not in this release of trl")
-    for messages in CONVERSATIONS.values():
-        ours = Chat(named, ChatTemplate(text, name)).text(messages)
-        assert ours == theirs(text, messages, True, None)
+    for tool in (TOOL, None):
+        chat = Chat(named, ChatTemplate(text, name), tool=tool)
+        tools = [TOOL] if chat.writes_tools else None
+        for messages, answering in product(CONVERSATIONS.values(), (True, False)):
+            assert chat.text(messages, answering=answering) == theirs(text, messages, answering, tools)
 
 
 LOOP = "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"

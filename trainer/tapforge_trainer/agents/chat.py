@@ -37,9 +37,16 @@ _CHATML: Final = (
 )
 #: where text may be cut without another encoding: after a line's end that a letter follows
 _LINES: Final = re.compile(r"(?<=\n)(?=[A-Za-z])")
-#: around a word that stands for a text: what is left of it shows how the template strips texts. No template writes
-#: so many line ends itself
-_LEFT, _RIGHT = "\n" * 7 + " \x1f", "\x1f " + "\n" * 7
+#: line ends before and after a word that stands for a text: what is left of them shows how the template strips texts.
+#: The numbers tell one word's from the next one's, and from the few that a template writes itself
+_BEFORE, _AFTER = 101, 211
+_LEFT, _RIGHT = "\n" * _BEFORE + " \x1f", "\x1f " + "\n" * _AFTER
+#: a text that was written as JSON
+_ESCAPED: Final = r"\n" * 7
+_REMEDY: Final = (
+    "a model folder for training needs a chat template that writes every text once and as it is, and <|image_pad|> for "
+    "every image: put the one of the model card into chat_template.jinja"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,7 @@ class Chat:
         self._tokens, self._markup, self._opening = tokens, tuple(markup), opening
         # With letters of both cases and a sign of HTML, which a template that changes texts changes.
         self._word = f"{secrets.token_hex(16)}Zz&"
-        self._slots = re.compile(f"(\n{{7}} \x1f| \x1f)?{self._word}([0-9]{{6}})(\x1f \n{{7}}|\x1f )?")
+        self._slots = re.compile(f"(\n{{{_BEFORE}}} \x1f| \x1f)?{self._word}([0-9]{{6}})(\x1f \n{{{_AFTER}}}|\x1f )?")
         self._compiled = _compile(template)
         self._tools: list[dict] | None = None if tool is None else [tool]
         self._rendered = lru_cache(maxsize=1024)(self._render_shape)
@@ -175,8 +182,8 @@ class Chat:
 
         def written(text: str) -> None:
             nonlocal images
-            if self._word in text or "\x1f" in text or r"\n" * 7 in text:  # twice, in part, or written as JSON
-                raise ValueError(f"{self.template.origin} writes a message twice, or changes it")
+            if self._word in text or "\x1f" in text or _ESCAPED in text:  # twice, in part, or written as JSON
+                raise ValueError(f"{self.template.origin} writes a message twice, or changes it; {_REMEDY}")
             cut = self._tokens.split(text)
             images += cut.count(self._tokens.image_pad)
             pieces.extend(cut)
@@ -185,7 +192,7 @@ class Chat:
             written(rendered[end : found.start()])
             index, end = int(found[2]), found.end()
             if index not in left:
-                raise ValueError(f"{self.template.origin} writes a message twice, or changes it")
+                raise ValueError(f"{self.template.origin} writes a message twice, or changes it; {_REMEDY}")
             left.remove(index)
             pieces.append(
                 _Slot(index, _STRIPS[(found[1] or "").strip("\x1f")], _STRIPS[(found[3] or "").strip("\x1f")])
@@ -194,7 +201,7 @@ class Chat:
         wanted = sum(kind is IMAGE for _, kinds in shape for kind in kinds)
         if left or images != wanted:
             lost = f"{len(left)} of {count} texts" if left else f"{images} of {wanted} images"
-            raise ValueError(f"{self.template.origin} loses parts of a conversation: {lost}")
+            raise ValueError(f"{self.template.origin} loses parts of a conversation: {lost}; {_REMEDY}")
         return tuple(pieces)
 
     def _render(self, messages: Sequence[Message], *, answering: bool) -> str:
@@ -210,12 +217,12 @@ class Chat:
                 **self._tokens.named,
             )
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(f"{self.template.origin} can't be rendered: {error}") from error
+            raise ValueError(f"{self.template.origin} can't be rendered: {error}; {_REMEDY}") from error
         return str(rendered) + (self._opening if answering else "")
 
 
 #: what is left of the blanks beside a word -> what the template strips of a text: nothing, line ends, all blanks
-_STRIPS: Final[dict[str, str | None]] = {"\n" * 7 + " ": "", " " + "\n" * 7: "", " ": "\n", "": None}
+_STRIPS: Final[dict[str, str | None]] = {"\n" * _BEFORE + " ": "", " " + "\n" * _AFTER: "", " ": "\n", "": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,4 +262,4 @@ def _compile(template: ChatTemplate) -> Any:
     try:
         return compiled(template.text)
     except jinja2.TemplateError as error:
-        raise ValueError(f"{template.origin} is no chat template: {error}") from error
+        raise ValueError(f"{template.origin} is no chat template: {error}; {_REMEDY}") from error
