@@ -66,7 +66,7 @@ def android_13(locked="false", occluded="false", flags=""):
 
 
 def test_the_app_in_front():
-    assert read_windows(android_13()) == Windows("com.bank.app", ".ui.Login")
+    assert read_windows(android_13()) == Windows("com.bank.app", ".ui.Login", visible=frozenset({"com.bank.app"}))
 
 
 def test_a_secure_window_counts_when_it_is_in_front():
@@ -91,7 +91,7 @@ def test_a_lock_screen_counts_unless_something_lies_over_it():
                 "  mCurrentFocus=Window{b3f3 u0 com.x/com.x.A}\n"
                 "    mShowingLockscreen=false mShowingDream=false\n"
             ),
-            Windows("com.x", ".A", secure=True),
+            Windows("com.x", ".A", secure=True, visible=frozenset({"com.x"})),
         ),
         # a dialog or the shade is in front: the app is the focused one
         (

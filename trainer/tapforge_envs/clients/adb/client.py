@@ -8,8 +8,8 @@ Promises:
    can't tell whether a line that ran out of time was carried out.
 2. An observation is a whole PNG of this phone, taken after the action. A phone that is gone, unauthorized, offline,
    locked, asleep, called, or that shows what may not be photographed, is a fault that says so.
-3. Taps go by the size of the frame that was seen last: a phone that is turned is used as it lies. Where `wm size` was
-   set to another one, by that (`touch.py`).
+3. Taps go by the frame that was seen last: a phone that is turned or folded is used as it lies. Where the phone counts
+   in other pixels, by those (`touch.py`). One that was turned or folded since that frame is not touched.
 4. `evaluate` runs the task's own check, and has no default verdict: a task without one, or a check that breaks, is a
    fault with reason judge_error.
 5. One episode per phone: an older one in this process, under whatever address, finds its lease lost.
@@ -24,21 +24,24 @@ import os
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from tapforge_api.environment import Adb, Settle
 
 from ... import protocol as p
-from ...protocol import EnvironmentFault, Observation, Reason, Score, StepResult, Task
+from ...protocol import EnvironmentFault, Frame, Observation, Reason, Score, StepResult, Task
 from ..http import Deadlines
 from ..settling import settle as settled_screen
 from .actions import command_of
 from .apps import package_of, packages_in
 from .device import Device, DeviceError
+from .displays import Displays
 from .judge import judged
 from .keyboard import Keyboard, put_back
 from .reset import prepare, start
 from .touch import override_size, touched_size
+from .windows import Windows
 from .wire import AdbError, AdbServer, server_address, short
 
 #: of a step's deadline that a wait may take: an agent must not be able to make its own episode invalid
@@ -46,6 +49,9 @@ _WAIT_SHARE: Final = 0.5
 #: a finger that rests longer does nothing else, seconds
 _LONGEST_PRESS: Final = 5.0
 _CLOSE_SECONDS: Final = 5.0
+#: pictures for one observation of a phone that is turned or folded while they are taken
+_PICTURES: Final = 3
+_AT_PLACES: Final = (p.Tap, p.DoubleTap, p.LongPress, p.Swipe, p.Drag, p.Scroll)
 
 
 @dataclass
@@ -106,6 +112,8 @@ class AdbClient:
         self._seen: Observation | None = None
         #: what `wm size` was set to, pixels
         self._override: tuple[int, int] | None = None
+        #: how the screen lay when it was seen last
+        self._displays = Displays()
         #: packages that are installed, once somebody asked
         self._installed: frozenset[str] | None = None
 
@@ -116,6 +124,7 @@ class AdbClient:
 
     async def reset(self, task: Task) -> Observation:
         self._task, self._seen, self._installed, self._answer = None, None, None, ""
+        self._displays = Displays()
         async with self._call("reset", self._deadlines.reset):
             self._identity = await self._device.reach()
             self._phones.holders[self._identity] = self
@@ -168,8 +177,16 @@ class AdbClient:
             case p.LongPress(x=x, y=y, seconds=seconds) if seconds > _LONGEST_PRESS:
                 return await self._act(p.LongPress(x=x, y=y, seconds=_LONGEST_PRESS), before)
             case _:
-                await self._device.run(command_of(action, *touched_size(before.frame, self._override)))
+                line = command_of(action, *touched_size(before.frame, self._counted))
+                if isinstance(action, _AT_PLACES) and self._displays.moved(await self._device.displays()):
+                    return "the screen was turned, folded or resized after its picture was taken: it was not touched"
+                await self._device.run(line)
         return ""
+
+    @property
+    def _counted(self) -> tuple[int, int] | None:
+        """The size in whose pixels the phone counts touches, where it is known."""
+        return self._displays.size or self._override
 
     async def _open(self, name: str) -> str:
         """An app that isn't there is the agent's mistake, and changes nothing: the same as on our own phone."""
@@ -184,26 +201,42 @@ class AdbClient:
     async def _observe(self, before: Observation | None, *, expects_change: bool) -> tuple[Observation, str]:
         """What the phone shows once it has settled, and what is odd about it."""
         earlier = before.frame if before else None
+        frame, windows = await self._picture(earlier, expects_change=expects_change)
+        await self._device.refuse_unusable(frame, windows, self._displays)
         try:
-            settled = await settled_screen(
-                self._device.frame, self._settle, before=earlier, expects_change=expects_change
-            )
-        except EnvironmentFault as fault:  # of a frame that can't be decoded, and names no phone
-            raise DeviceError(str(fault)) from fault
-        frame, (windows, boot) = settled.frame, await self._device.windows()
-        if not self._identity.endswith(f"/{boot}"):
-            raise DeviceError("it was booted again in the middle of the episode: what the task had set up is lost")
-        await self._device.refuse_unusable(frame, windows)
-        try:
-            touched_size(frame, self._override)
+            touched_size(frame, self._counted)
         except ValueError as error:
             raise DeviceError(str(error)) from error
         tree, note = await self._device.ui_tree() if self._options.ui_tree else (None, "")
-        if earlier is not None and (earlier.width > earlier.height) != (frame.width > frame.height):
-            turned = f"the screen was turned: it is {frame.width}x{frame.height} pixels now"
-            note = f"{note}; {turned}" if note else turned
+        if earlier is not None and (earlier.width, earlier.height) != (frame.width, frame.height):
+            turned = (earlier.width > earlier.height) != (frame.width > frame.height)
+            words = "the screen was turned" if turned else "the screen has another size"
+            words = f"{words}: it is {frame.width}x{frame.height} pixels now"
+            note = f"{note}; {words}" if note else words
         self._seen = Observation(frame, app=windows.app, ui_tree=tree, window=windows.window)
         return self._seen, note
+
+    async def _picture(self, earlier: Frame | None, *, expects_change: bool) -> tuple[Frame, Windows]:
+        """A picture of the screen as it lies, and what it shows: taken again where the screen was turned meanwhile, or
+        is drawn on another panel."""
+        for _ in range(_PICTURES):
+            camera = self._displays.camera
+            try:
+                settled = await settled_screen(
+                    partial(self._device.frame, camera), self._settle, before=earlier, expects_change=expects_change
+                )
+            except EnvironmentFault as fault:  # of a frame that can't be decoded, and names no phone
+                raise DeviceError(str(fault)) from fault
+            windows, self._displays, boot = await self._device.windows()
+            if not self._identity.endswith(f"/{boot}"):
+                raise DeviceError("it was booted again in the middle of the episode: what the task had set up is lost")
+            if self._displays.camera == camera and self._displays.shows(settled.frame):
+                return settled.frame, windows
+        size = self._displays.size or (0, 0)
+        raise DeviceError(
+            f"its pictures lie otherwise than its screen, which is {size[0]}x{size[1]} pixels, {_PICTURES} times in a "
+            "row: lock its rotation (`adb shell wm user-rotation lock`), and leave it as it is folded"
+        )
 
     @asynccontextmanager
     async def _call(self, call: str, seconds: float, reason: Reason = Reason.ENV_ERROR) -> AsyncIterator[None]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ...protocol import Frame
+from .displays import LINES, Displays, read_displays
 from .screen import frame_in, is_black, may_be_black
 from .windows import Windows, call_states, read_windows
 from .wire import AdbError, AdbServer, ShellResult, Trouble, short
@@ -41,6 +42,8 @@ _GREETING_PATIENCE: Final = 10
 #: since when the phone runs: the kernel, and Android, which in a container starts without it
 _BOOT: Final = "getprop ro.boottime.init; cat /proc/sys/kernel/random/boot_id 2>/dev/null; true"
 _BORDER: Final = "tapforge-boot"
+_DISPLAYS_BORDER: Final = "tapforge-displays"
+_DISPLAYS: Final = f"dumpsys display | grep -E '{LINES}'"
 
 
 class DeviceError(Exception):
@@ -116,8 +119,10 @@ class Device:
             raise DeviceError(f"`{short(line, 120)}` ended with {result.status}: {result.words()}")
         return result.text
 
-    async def frame(self) -> Frame:
-        output = await self.server.exec_out(self.serial, "screencap -p", _MAX_FRAME)
+    async def frame(self, panel: str = "") -> Frame:
+        """`panel`: which of several; without it the one that the phone takes."""
+        line = f"screencap -p -d {panel}" if panel else "screencap -p"
+        output = await self.server.exec_out(self.serial, line, _MAX_FRAME)
         try:
             # Megabytes that are summed twice: not beside everybody else's steps.
             return await asyncio.to_thread(frame_in, output)
@@ -127,21 +132,32 @@ class Device:
                 raise _not_usable(state) from error
             raise DeviceError(str(error)) from error
 
-    async def windows(self) -> tuple[Windows, str]:
-        """What is in front, and the end of `identity`, which is another one after the phone was booted again."""
-        listed, _, boot = (await self.run(f"dumpsys window; echo {_BORDER}; {_BOOT}")).rpartition(_BORDER)
-        return await asyncio.to_thread(read_windows, listed), _boot_of(boot.splitlines())
+    async def windows(self) -> tuple[Windows, Displays, str]:
+        """What is in front, how the screen lies, and the end of `identity`, which is another one after the phone was
+        booted again."""
+        line = f"dumpsys window; echo {_DISPLAYS_BORDER}; {_DISPLAYS}; echo {_BORDER}; {_BOOT}"
+        listed, _, boot = (await self.run(line)).rpartition(_BORDER)
+        windows, _, displays = listed.partition(_DISPLAYS_BORDER)
+        return await asyncio.to_thread(read_windows, windows), read_displays(displays), _boot_of(boot.splitlines())
+
+    async def displays(self) -> Displays:
+        """How the screen lies."""
+        return read_displays((await self.shell(_DISPLAYS)).text)
 
     async def calls(self) -> frozenset[int]:
         # Not every phone has one: a tablet says that it can't find the service.
         return call_states((await self.shell("dumpsys telephony.registry")).text)
 
-    async def refuse_unusable(self, frame: Frame, windows: Windows) -> None:
+    async def refuse_unusable(self, frame: Frame, windows: Windows, displays: Displays) -> None:
         """Raises DeviceError for a screen on which no agent can work."""
         if windows.asleep:
             raise DeviceError(
                 "its screen is off: keep it plugged in, with spec.environment.adb.stayAwake or 'Stay awake' in its "
                 "developer options"
+            )
+        if displays.dark:
+            raise DeviceError(
+                "the display that it draws on is off: leave it folded or unfolded as it was, and keep that side on"
             )
         if windows.locked:
             raise DeviceError("its lock screen is in front: remove PIN, pattern and password from a phone for training")
@@ -151,6 +167,11 @@ class Device:
             black = may_be_black(frame) and await asyncio.to_thread(is_black, frame)
         except ValueError as error:
             raise DeviceError(str(error)) from error
+        if black and len(displays.panels) > 1 and not displays.panel:
+            raise DeviceError(
+                "its picture is black and it has several displays, of which it doesn't say which one it draws on: "
+                "unfold it, and take it off other screens"
+            )
         if black and windows.secure:
             raise DeviceError(
                 f"{windows.app} forbids screenshots (FLAG_SECURE): its frames are black, so tasks can't lead there"

@@ -78,7 +78,7 @@ async def _unlocked(device: Device) -> Windows:
     """Raises DeviceError for a phone that asks for a PIN."""
     await device.run("input keyevent KEYCODE_WAKEUP && wm dismiss-keyguard")
     for _ in range(_LOCK_CHECKS):
-        windows, _ = await device.windows()
+        windows, _, _ = await device.windows()
         if not (windows.locked or windows.asleep):
             return windows
         await asyncio.sleep(_LOCK_SECONDS)
@@ -89,7 +89,8 @@ async def _unlocked(device: Device) -> Windows:
 
 async def _stop_apps(device: Device, options: Adb, windows: Windows, app: str) -> None:
     launcher = component_in((await device.shell(f"cmd package resolve-activity --brief {_HOME}")).text) or ""
-    stopped = {*options.force_stop, app, windows.app or ""}
+    # What shares the screen would stay there: the home key leaves one half of a split screen, and floating windows.
+    stopped = {*options.force_stop, app, windows.app or "", *windows.visible}
     if options.force_stop_third_party:
         stopped |= packages_in(await device.run("pm list packages -3"))
     keyboard = (await device.run("settings get secure default_input_method")).partition("/")[0].strip()

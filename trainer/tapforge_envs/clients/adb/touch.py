@@ -1,8 +1,8 @@
-"""In which pixels a phone counts touches, where `wm size` was set to another size than its display has. Pure.
+"""In which pixels a phone counts touches, where that is another size than its pictures have. Pure.
 
-On some phones `screencap` goes on writing pictures of the display's own pixels then, while `input` counts in those of
-the size that was set: a tap by the picture would land elsewhere, and be learned from. A size of another shape is
-refused, because what the picture shows of it is not known.
+After `wm size`, or a screen resolution that was chosen in its settings, some phones go on writing pictures of the
+display's own pixels, while `input` counts in those of the size that was set: a tap by the picture would land elsewhere,
+and be learned from. A size of another shape is refused, because what the picture shows of it is not known.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ def override_size(said: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def touched_size(frame: Frame, override: tuple[int, int] | None) -> tuple[int, int]:
-    """Width and height of the whole screen in the pixels of `input`, as the frame lies. Raises ValueError for a size
-    that was set in another shape than the frame's."""
+def touched_size(frame: Frame, counted: tuple[int, int] | None) -> tuple[int, int]:
+    """Width and height of the whole screen in the pixels of `input`, as the frame lies. `counted`: that size, lying
+    either way; None where it isn't known, and is the frame's then. Raises ValueError for another shape than the
+    frame's."""
     seen = (frame.width, frame.height)
-    if override is None or sorted(override) == sorted(seen):
+    if counted is None or sorted(counted) == sorted(seen):
         return seen
-    short, long = sorted(override)
+    short, long = sorted(counted)
     size = (long, short) if frame.width > frame.height else (short, long)
     if abs(size[0] * frame.height - size[1] * frame.width) > _SAME_SHAPE * size[0] * frame.height:
         raise ValueError(
-            f"its size is set to {override[0]}x{override[1]} and its pictures have {frame.width}x{frame.height} "
+            f"its size is set to {counted[0]}x{counted[1]} and its pictures have {frame.width}x{frame.height} "
             "pixels, which is another shape: where a touch would land is not known; `adb shell wm size reset` ends that"
         )
     return size

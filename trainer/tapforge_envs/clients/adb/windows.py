@@ -49,6 +49,8 @@ class Windows:
     asleep: bool = False
     #: a visible window of the app in front forbids pictures of it
     secure: bool = False
+    #: packages that have a window on the screen: two in split mode, more with floating windows
+    visible: frozenset[str] = frozenset()
 
     @property
     def shows_call(self) -> bool:
@@ -99,6 +101,7 @@ def read_windows(text: str) -> Windows:
             w.secure and ((focus and w.id == focus[1]) or (w.shown and app and w.title.startswith(f"{app}/")))
             for w in windows
         ),
+        visible=frozenset(c[1] for w in windows if w.shown and (c := _COMPONENT.fullmatch(w.title.strip()))),
     )
 
 

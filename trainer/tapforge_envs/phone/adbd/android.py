@@ -82,6 +82,11 @@ class Android:
     rotation: int = 0
     #: the size that `wm size` was set to: `input` counts in its pixels, and pictures keep the display's own
     override: tuple[int, int] | None = None
+    #: ids of its panels, two where it folds, and the one that it draws on: the others are dark
+    panels: tuple[str, ...] = ("4619827259835644672",)
+    panel: str = "4619827259835644672"
+    #: package of the app in the other half of a split screen, which is not drawn
+    beside: str = ""
     #: the app in front forbids screenshots (FLAG_SECURE)
     secure: bool = False
     #: somebody calls; the call's screen lies over the apps until the call is ended
@@ -119,9 +124,7 @@ class Android:
 
     def shown_at(self, x: float, y: float) -> tuple[float, float]:
         """Pixels of what the screen shows, for those in which `input` counts."""
-        if self.override is None:
-            return x, y
-        wide, high = self.override if self.rotation % 2 == 0 else self.override[::-1]
+        wide, high = self.counted
         return x * self.size[0] / wide, y * self.size[1] / high
 
     @property
@@ -162,9 +165,17 @@ class Android:
 
     # --- what is seen ---
 
-    def screenshot(self) -> p.Frame:
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Width and height of the screen as it lies, in the pixels in which `input` counts."""
+        if self.override is None:
+            return self.size
+        return self.override if self.rotation % 2 == 0 else self.override[::-1]
+
+    def screenshot(self, panel: str = "") -> p.Frame:
+        """`panel`: of which of them; the first one without it."""
         width, height = self.size
-        if not self.awake or (self.secure and self.usable):
+        if not self.awake or (self.secure and self.usable) or (panel or self.panels[0]) != self.panel:
             return _black(width, height)
         return frame(self._screen(), width, height)
 

@@ -99,6 +99,8 @@ def am(android: Android, words: Sequence[str], stdin: bytes) -> Result:
             case ["force-stop" | "kill" | "stop-app", *_, package]:
                 if app_of(package) == android.front != HOME:
                     android.act(p.Home())
+                if package == android.beside:
+                    android.beside = ""
                 return Result()
             case ["kill-all"]:
                 return Result()

@@ -41,10 +41,21 @@ def _window(android: Android, words: Sequence[str]) -> Result:
         "    mAttrs={(0,0)(fillxfill) sim={adjust=pan} ty=BASE_APPLICATION fmt=TRANSPARENT",
         f"      fl=LAYOUT_IN_SCREEN {'SECURE ' if android.secure else ''}HARDWARE_ACCELERATED}}",
         f"    isOnScreen={_word(android.awake)} isVisible={_word(android.awake)}",
+        *_beside(android),
         f"  mCurrentFocus={_window_name(android)}",
         f"  mFocusedApp=ActivityRecord{{7c2a11 u0 {_short(android)} t12}}",
     ]
     return said("\n".join(lines))
+
+
+def _beside(android: Android) -> list[str]:
+    """The window in the other half of a split screen."""
+    if not android.beside:
+        return []
+    return [
+        f"  Window #1 Window{{6aa001 u0 {android.beside}/{android.beside}{a.ACTIVITY}}}:",
+        f"    isOnScreen={_word(android.awake)} isVisible={_word(android.awake)}",
+    ]
 
 
 def _window_name(android: Android) -> str:
@@ -112,12 +123,21 @@ def _battery(android: Android, words: Sequence[str]) -> Result:
 
 def _display(android: Android, words: Sequence[str]) -> Result:
     width, height = android.size
+    wide, high = android.counted
     state = "ON" if android.awake else "OFF"
-    return said(
-        f"DISPLAY MANAGER (dumpsys display)\n  mViewports=[DisplayViewport{{orientation={android.rotation}, "
-        f"deviceWidth={width}, deviceHeight={height}}}]\n  mCurrentOrientation={android.rotation}\n"
-        f"  mScreenState={state}"
+    panels = [
+        f'  DisplayDeviceInfo{{"Built-in Screen": uniqueId="local:{panel}", '
+        f"{android.slot.width} x {android.slot.height}, modeId 1, density 420, rotation 0, type INTERNAL, state "
+        f"{state if panel == android.panel else 'OFF'}, FLAG_DEFAULT_DISPLAY}}"
+        for panel in android.panels
+    ]
+    viewport = (
+        f"DisplayViewport{{type=INTERNAL, valid=true, isActive=true, displayId=0, uniqueId='local:{android.panel}', "
+        f"physicalPort=0, orientation={android.rotation}, logicalFrame=Rect(0, 0 - {wide}, {high}), "
+        f"physicalFrame=Rect(0, 0 - {width}, {height}), deviceWidth={width}, deviceHeight={height}}}"
     )
+    lines = ["DISPLAY MANAGER (dumpsys display)", f"  mViewports=[{viewport}]", *panels, f"  mScreenState={state}"]
+    return said("\n".join([*lines, f"  mCurrentOrientation={android.rotation}"]))
 
 
 def _input(android: Android, words: Sequence[str]) -> Result:

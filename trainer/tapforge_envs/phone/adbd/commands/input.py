@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Sequence
 from io import BytesIO
+from itertools import pairwise
 from typing import Final
 
 from PIL import Image
@@ -25,6 +26,10 @@ _DRAG_MS: Final = 1000
 _SLOP: Final = 0.01
 _MAX_TEXT: Final = 10_000
 _DENSITY: Final = 420
+#: what screencap says before a picture where it has to choose
+_WHICH: Final = (
+    b"[Warning] Multiple displays were found, but no display id was specified! Defaulting to the first display found.\n"
+)
 _SIZE: Final = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", re.ASCII)
 #: numbers of Android's KeyEvent
 _KEYS: Final = {
@@ -178,13 +183,17 @@ def _relative(at: float, size: int) -> float:
 def screencap(android: Android, words: Sequence[str], stdin: bytes) -> Result:
     options = [word for word in words if word.startswith("-")]
     names = [word for word in words if not word.startswith("-") and not word.isdecimal()]
-    data = android.screenshot().data
+    ids = [word for option, word in pairwise(words) if option == "-d"]
+    if ids and ids[0] not in android.panels:
+        return failed(f"Display Id '{ids[0]}' is not valid.", 1)
+    data = android.screenshot(*ids[:1]).data
     if "-p" not in options and not (names and names[0].endswith(".png")):
         data = _raw(data)
+    said_before = _WHICH if len(android.panels) > 1 and not ids else b""
     if not names:
-        return Result(data)
+        return Result(data, said_before)
     android.files.write(names[0], data)
-    return Result()
+    return Result(err=said_before)
 
 
 def _raw(data: bytes) -> bytes:
