@@ -12,7 +12,7 @@ from .changes import forbidden_changes
 from .crd import crd
 from .document import to_yaml
 from .errors import Problem, SpecError
-from .loading import KINDS, SCHEMA_REVISION, dump_set, from_object, load, load_bundle, load_pool, resolve
+from .loading import KINDS, SCHEMA_REVISION, Source, Text, dump_set, from_object, load, load_bundle, load_pool, resolve
 from .pool import EmulatorPool, EmulatorPoolSpec
 from .reading import Reading, read_pool, read_run
 from .training_run import MAX_RUN_NAME, TrainingRun, TrainingRunSpec
@@ -31,7 +31,9 @@ __all__ = [
     "OneOf",
     "Problem",
     "Reading",
+    "Source",
     "SpecError",
+    "Text",
     "TrainingRun",
     "TrainingRunSpec",
     "crd",

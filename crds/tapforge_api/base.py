@@ -45,8 +45,15 @@ DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 #: a name that can be part of a Pod's host name
 DnsLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPath:
+    """Marks a field that names a file or folder of the machine that carries the object out."""
+
+
 #: the longest path that Linux takes
-Path = Annotated[str, Field(min_length=1, max_length=4096)]
+Path = Annotated[str, Field(min_length=1, max_length=4096), LocalPath()]
 #: printable ASCII, as a URL is on the wire: engines of regular expressions differ in what a blank is
 Url = Annotated[str, Field(min_length=8, max_length=2048, pattern=r"^https?://[!-.0-~][!-~]*$")]
 #: of object storage, as fsspec takes it

@@ -108,10 +108,12 @@ def parse(text: str, source: str) -> list[Document]:
 
 
 def scalar(text: str, source: str) -> Any:
-    """The value of an override: any YAML, usually a number or a word."""
+    """The value of an override: any YAML, usually a number or a word. Raises SpecError, also where there is none."""
     documents = parse(text, source)
     if len(documents) > 1:
         raise SpecError(source, [Problem(f"the value {text!r} has several YAML documents")])
+    if not documents and (not text.strip() or text.lstrip().startswith("#")):
+        raise SpecError(source, [Problem("has no value (an unset shell variable?); give one, or null", place=source)])
     return documents[0].data if documents else None
 
 

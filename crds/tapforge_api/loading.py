@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
 
@@ -31,19 +32,32 @@ REVISION_ANNOTATION = f"{GROUP}/schema-revision"
 M = TypeVar("M", TrainingRun, EmulatorPool)
 
 
-def load(path_or_text: str | FilePath, overrides: Sequence[str] = ()) -> TrainingRun:
-    """The TrainingRun of a file (a Path, or a str without line break) or of YAML text (a str with one)."""
+@dataclass(frozen=True, slots=True)
+class Text:
+    """YAML that comes from no file, whatever is in it. `source` is what errors call it."""
+
+    text: str
+    source: str = "text"
+
+    def __str__(self) -> str:
+        return self.source
+
+
+#: a file (a Path, or a str without line break), or YAML text (a Text, or a str with one)
+Source = str | FilePath | Text
+
+
+def load(path_or_text: Source, overrides: Sequence[str] = ()) -> TrainingRun:
+    """The TrainingRun of a file or of YAML text."""
     return _load(TrainingRun, path_or_text, overrides)
 
 
-def load_pool(path_or_text: str | FilePath, overrides: Sequence[str] = ()) -> EmulatorPool:
+def load_pool(path_or_text: Source, overrides: Sequence[str] = ()) -> EmulatorPool:
     """The EmulatorPool of a file or text; otherwise as `load`."""
     return _load(EmulatorPool, path_or_text, overrides)
 
 
-def load_bundle(
-    path_or_text: str | FilePath, overrides: Sequence[str] = ()
-) -> tuple[TrainingRun, list[dict[str, Any]]]:
+def load_bundle(path_or_text: Source, overrides: Sequence[str] = ()) -> tuple[TrainingRun, list[dict[str, Any]]]:
     """The only TrainingRun of a file, as `load` reads it; and all objects of the file as they are written, with the
     overrides, the run last. Its EmulatorPools are checked as by `load_pool`, other kinds are passed through."""
     text, source = _read(path_or_text)
@@ -73,7 +87,7 @@ def from_object(model: type[M], data: Mapping[str, Any]) -> M:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _load(model: type[M], path_or_text: str | FilePath, overrides: Sequence[str]) -> M:
+def _load(model: type[M], path_or_text: Source, overrides: Sequence[str]) -> M:
     text, source = _read(path_or_text)
     return _checked(model, _choose(parse(text, source), model, source), source, overrides)
 
@@ -95,7 +109,9 @@ def _checked(model: type[M], document: Document, source: str, overrides: Sequenc
     return _validate(model, data, source, places)
 
 
-def _read(path_or_text: str | FilePath) -> tuple[str, str]:
+def _read(path_or_text: Source) -> tuple[str, str]:
+    if isinstance(path_or_text, Text):
+        return path_or_text.text, path_or_text.source
     if isinstance(path_or_text, str) and "\n" in path_or_text:
         return path_or_text, "text"
     path = FilePath(path_or_text)
@@ -104,7 +120,8 @@ def _read(path_or_text: str | FilePath) -> tuple[str, str]:
     except UnicodeDecodeError as error:
         raise SpecError(str(path), [Problem(f"is no UTF-8 text: {error.reason} at byte {error.start}")]) from error
     except OSError as error:
-        raise SpecError(str(path), [Problem(f"can't be read: {error.strerror}")]) from error
+        where = "" if path.is_absolute() else f" (looked for in {FilePath.cwd()})"
+        raise SpecError(str(path), [Problem(f"can't be read: {error.strerror}{where}")]) from error
     except ValueError as error:  # a name that no file can have
         raise SpecError(repr(str(path)), [Problem(f"can't be read: {error}")]) from error
 

@@ -2,7 +2,7 @@
 
 - The path is in camelCase or snake_case; `spec.` may be left out.
 - Lists: `[0]` or `.0`; one past the end appends. Names with dots: `["a.b/c"]`.
-- The value is YAML; null (or nothing) unsets.
+- The value is YAML; null unsets. Nothing at all is refused: it is what a shell makes of a variable that isn't set.
 - Setting inside an exactly-one-of struct chooses that member: the others go.
 """
 

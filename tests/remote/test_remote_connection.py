@@ -309,7 +309,7 @@ def test_an_object_without_metadata_is_named(server: Server, tmp_path: Path, met
 
 def test_one_line_on_stdin_is_no_files_name(server: Server) -> None:
     ran = CliRunner().invoke(cluster_command, ["submit", "-f", "-"], input="{kind: TrainingRun, spec: {}}")
-    assert ran.exit_code == 2 and "text" in ran.output and "No such file" not in ran.output, ran.output
+    assert ran.exit_code == 2 and "standard input" in ran.output and "No such file" not in ran.output, ran.output
 
 
 # --- kubeconfigs ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .reading import LOCAL_PATH, SET, file_option, read_run
+
 if TYPE_CHECKING:
     from tapforge_api import TrainingRun
     from tapforge_envs.protocol import Observation
@@ -19,16 +21,14 @@ def agent() -> None:
 
 
 @agent.command()
-@click.argument("model", type=click.Path(path_type=Path), required=False)
-@click.option("-f", "--file", "file", type=click.Path(path_type=Path), help="TrainingRun whose model and adapter count")
-@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="override a field: spec.seed=3")
+@click.argument("model", type=LOCAL_PATH, required=False)
+@file_option("TrainingRun whose model and adapter count; - reads it from stdin", required=False)
+@SET
 @click.option("--task", default="Open the Clock", show_default=True, help="what the agent is asked to do")
 @click.option("--adapter", help="adapter; default: the file's, or the one of the model's makers")
-@click.option("--prompt-file", type=click.Path(path_type=Path), help="Jinja file instead of the adapter's prompt")
+@click.option("--prompt-file", type=LOCAL_PATH, help="Jinja file instead of the adapter's prompt")
 @click.option("--context", help="entry point of tapforge.contexts that adds to the prompt")
-@click.option(
-    "--image", type=click.Path(path_type=Path), help="PNG, JPEG or WebP of a screen; default: simulated phone"
-)
+@click.option("--image", type=LOCAL_PATH, help="PNG, JPEG or WebP of a screen; default: simulated phone")
 @click.option("--width", type=click.IntRange(32, 4096), help="of the simulated phone; default: the file's, or 1080")
 @click.option("--height", type=click.IntRange(32, 4096), help="of the simulated phone; default: the file's, or 2400")
 @click.option("--step", type=click.IntRange(1, 200), default=1, show_default=True, help="step of the episode")
@@ -90,7 +90,7 @@ def _run(file: Path | None, overrides: tuple[str, ...]) -> TrainingRun:
     from tapforge_api import load
 
     if file is not None:
-        return load(sys.stdin.read() if str(file) == "-" else file, overrides=overrides)
+        return read_run(file, overrides)
     text = "apiVersion: tapforge.dev/v1alpha1\nkind: TrainingRun\nmetadata: {name: shown}\nspec: {}\n"
     return load(text, overrides=overrides)
 

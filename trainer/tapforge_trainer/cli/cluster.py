@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from .reading import LOCAL_PATH, SET, FileCommand, file_option, source_of
+
 if TYPE_CHECKING:
     from ..remote import Cluster, Run, RunStatus
 
@@ -33,19 +35,16 @@ def cluster() -> None:
     """Runs on a Kubernetes cluster, from here. Credentials are kubectl's: KUBECONFIG or ~/.kube/config."""
 
 
-@cluster.command()
-@click.option(
-    "-f", "--file", "file", required=True, type=click.Path(path_type=Path), help="file of the run; - reads stdin"
-)
-@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="override a field: spec.seed=3")
+@cluster.command(cls=FileCommand)
+@file_option("file of the run; - reads it from stdin")
+@SET
 @click.option("--watch", "watching", is_flag=True, help="then watch it to its end")
 @_where
 def submit(file: Path, overrides: tuple[str, ...], watching: bool, context: str | None, namespace: str | None) -> None:
     """Start the run of a file, with the pools and other objects beside it in the file (server-side apply)."""
     with _as_message():
         found = _cluster(context, namespace)
-        # With a line's end it is a text, and not a file's name.
-        run, applied = found.apply(f"{sys.stdin.read()}\n" if str(file) == "-" else file, overrides)
+        run, applied = found.apply(source_of(file), overrides)
         for one in applied:
             click.echo(one)
         if watching:
@@ -116,9 +115,7 @@ def resume(name: str, seconds: float, context: str | None, namespace: str | None
 
 @cluster.command()
 @click.argument("name")
-@click.option(
-    "--to", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="folder of all runs"
-)
+@click.option("--to", type=LOCAL_PATH, default=Path("runs"), show_default=True, help="folder of all runs")
 @click.option(
     "--what",
     multiple=True,

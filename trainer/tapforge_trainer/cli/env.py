@@ -14,6 +14,8 @@ import click
 
 from tapforge_api.pool import Protocol
 
+from .reading import LOCAL_PATH
+
 if TYPE_CHECKING:
     from tapforge_envs.clients.phones import PhoneAddress
     from tapforge_envs.protocol import Task
@@ -64,7 +66,7 @@ def check(url: str, protocol: Protocol, task: str | None, seconds: float) -> Non
     "--seconds", type=click.FloatRange(0.1, 86_400), default=30.0, show_default=True, help="how long it is measured"
 )
 @click.option("--steps", type=click.IntRange(1, 1000), default=10, show_default=True, help="of an episode, at most")
-@click.option("--output", type=click.Path(path_type=Path), help="file for the figures, as JSON")
+@click.option("--output", type=LOCAL_PATH, help="file for the figures, as JSON")
 @DEADLINE
 def bench(
     urls: tuple[str, ...],
@@ -99,9 +101,7 @@ def bench(
 )
 @click.option("--seed", default=0, show_default=True, help="of a random policy")
 @click.option("--max-steps", type=click.IntRange(1, 10_000), help="default: the task's")
-@click.option(
-    "--output", type=click.Path(path_type=Path), default=Path("played"), show_default=True, help="folder of the replay"
-)
+@click.option("--output", type=LOCAL_PATH, default=Path("played"), show_default=True, help="folder of the replay")
 @DEADLINE
 def play(
     url: str,
@@ -119,14 +119,15 @@ def play(
     from tapforge_envs.protocol import EnvironmentFault
 
     from ..recording.reader import RecordingError
+    from ..storage.local_path import PathError, local_path
     from .play import PlayError, play, random_policy, read_actions
 
     phone = _phone(url, protocol, deadline)
     try:
-        chosen = random_policy(seed) if policy == "random" else read_actions(Path(policy))
+        chosen = random_policy(seed) if policy == "random" else read_actions(local_path(policy))
         wanted = _task(task, protocol)
         record = asyncio.run(play(phone, wanted, chosen, output, click.echo, seed=seed, max_steps=max_steps))
-    except (PlayError, EnvironmentFault, RecordingError, OSError) as error:
+    except (PlayError, PathError, EnvironmentFault, RecordingError, OSError) as error:
         raise Failed(str(error)) from error
     score = "" if record.score is None else f", score {record.score:g}"
     message = f": {record.message}" if record.message else ""
@@ -151,10 +152,10 @@ def play(
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one")
 @click.option(
     "--token-file",
-    type=click.Path(path_type=Path),
+    type=LOCAL_PATH,
     help="file with the token that callers have to send; default: the environment variable TAPFORGE_TOKEN",
 )
-@click.option("--tasks", type=click.Path(path_type=Path), help="JSONL of the tasks that GET /tasks lists")
+@click.option("--tasks", type=LOCAL_PATH, help="JSONL of the tasks that GET /tasks lists")
 @click.option("--reset-seconds", type=click.FloatRange(1), default=300.0, show_default=True, help="deadline of a reset")
 @click.option("--step-seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="deadline of a step")
 @click.option(

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -30,8 +30,8 @@ from .agent import agent
 from .cluster import cluster
 from .doctor import doctor
 from .env import env
-from .explain import explain
 from .phone import phone
+from .reading import LOCAL_PATH, RUNS, SET, FileCommand, file_option, read_run
 
 if TYPE_CHECKING:
     from tapforge_api import TrainingRun
@@ -39,18 +39,7 @@ if TYPE_CHECKING:
     from ..cluster.attempt import RunAttempt
     from ..run.shutdown import StopSignal
 
-FILE = click.option(
-    "-f",
-    "--file",
-    "file",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="TrainingRun as YAML; - reads it from stdin",
-)
-SET = click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="override a field: spec.seed=3")
-RUNS = click.option(
-    "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="folder of all runs"
-)
+FILE = file_option()
 
 
 class _Problem(click.ClickException):
@@ -80,13 +69,7 @@ def main() -> None:
 
 def _load(file: Path, overrides: tuple[str, ...]) -> TrainingRun:
     with _as_message():
-        return _read(file, overrides)
-
-
-def _read(file: Path, overrides: tuple[str, ...]) -> TrainingRun:
-    from tapforge_api import load
-
-    return load(sys.stdin.read() if str(file) == "-" else file, overrides=overrides)
+        return read_run(file, overrides)
 
 
 def _checked(run: TrainingRun, runs: Path) -> Any:
@@ -98,73 +81,63 @@ def _checked(run: TrainingRun, runs: Path) -> Any:
         return plan(run, inspect(run, runs), runs)
 
 
-@cli.command()
+@cli.command(cls=FileCommand)
 @FILE
 @SET
 @RUNS
 @click.option(
     "--memory", is_flag=True, help="say how much memory the run takes on each GPU instead; exit code 2: too much"
 )
-@click.option("--speed", is_flag=True, help="say how long an update takes on GPUs instead: an estimate")
-@click.option("--gpu-memory", metavar="SIZE|NAME", help="of a GPU, such as 80GiB or H200; default: by spec.cluster")
-@click.option("--config", type=click.Path(path_type=Path), help="config.json of a model that is not known here")
 @click.option(
-    "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="with --memory, --speed"
+    "--gpu-memory",
+    metavar="SIZE|NAME",
+    help="with --memory: of a GPU, such as 80GiB or H200; default: by spec.cluster",
 )
-@click.option("--steps", type=click.IntRange(1), help="with --speed: of an episode; default: half of what tasks allow")
-@click.option("--answer-tokens", type=click.IntRange(1), help="with --speed: of an answer; default: 100")
-@click.option("--phone-seconds", type=click.FloatRange(0), help="with --speed: of a step of a phone; default: 1.5")
+@click.option("--config", type=LOCAL_PATH, help="with --memory: config.json of a model that is not known here")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--trace", is_flag=True, help="with --memory: also trace the learner's step on fake tensors, a minute")
 @click.option(
-    "--disk-rate", type=click.FloatRange(0, min_open=True), metavar="MB/S", help="of checkpoints, as measured"
+    "--disk-rate",
+    type=click.FloatRange(0, min_open=True),
+    metavar="MB/S",
+    help="with --memory: of checkpoints, as measured",
 )
-@click.option("--tokens-per-second", type=click.FloatRange(0, min_open=True), help="of the learner, as measured")
-@click.option("--measured", type=click.Path(path_type=Path), help="folder of a run whose speed is said")
+@click.option(
+    "--tokens-per-second", type=click.FloatRange(0, min_open=True), help="with --memory: of the learner, as measured"
+)
+@click.option("--measured", type=LOCAL_PATH, help="with --memory: folder of a run whose speed is said")
 def plan(
     file: Path,
     overrides: tuple[str, ...],
     runs: Path,
     memory: bool,
-    speed: bool,
-    steps: int | None,
-    answer_tokens: int | None,
-    phone_seconds: float | None,
+    output: Literal["text", "json"],
     **options: Any,
 ) -> None:
-    """Check a file, resolve its defaults and say what would run, how much memory that takes, or how long."""
-    if memory and speed:
-        raise _Wrong("--memory and --speed are two plans: ask for one of them")
-    if speed:
-        from ..run.assembly import inspect
-        from ..speed.command import SpeedOptions, plan_speed
-
-        loaded = _load(file, overrides)
-        asked = SpeedOptions(
-            options["gpu_memory"], options["config"], options["output"], steps, answer_tokens, phone_seconds
-        )
-        with _as_message():
-            click.echo(plan_speed(loaded, asked, inspect(loaded, runs)))
-        return
+    """Check a file, resolve its defaults and say what would run, or how much memory that takes."""
     if memory:
         from ..memory.command import MemoryOptions, plan_memory
 
         loaded = _load(file, overrides)
         with _as_message():
-            text, fits = plan_memory(loaded, MemoryOptions(**options))
+            text, fits = plan_memory(loaded, MemoryOptions(output=output, **options))
         click.echo(text)
         sys.exit(0 if fits else _Wrong.exit_code)
+    if unused := [name for name, value in options.items() if value not in (None, False)]:
+        given = " and ".join(f"--{name.replace('_', '-')}" for name in unused)
+        raise click.UsageError(f"{given} is about memory: add --memory, or leave it out")
     from tapforge_api.gpus import cluster_gpus_error
 
-    from ..run.plan import render
+    from ..run.plan import as_json, render
 
     loaded = _load(file, overrides)
     found = _checked(loaded, runs)
     if wrong := cluster_gpus_error(loaded.spec):  # `run` on this machine pays no attention to the cluster's
         raise _Wrong(wrong)
-    click.echo(render(found))
+    click.echo(as_json(found) if output == "json" else render(found))
 
 
-@cli.command()
+@cli.command(cls=FileCommand)
 @FILE
 @SET
 @RUNS
@@ -194,7 +167,7 @@ def run(file: Path, overrides: tuple[str, ...], runs: Path, restarts: int, grace
     with _as_message():
         attempt = RunAttempt.of(beginning(os.environ))
     if attempt is not None:
-        sys.exit(_driven(attempt, lambda: _read(file, overrides), grace))
+        sys.exit(_driven(attempt, lambda: read_run(file, overrides), grace))
     loaded = _load(file, overrides)
     _checked(loaded, runs)
     from ..session import run_session
@@ -213,7 +186,7 @@ def prestop(seconds: float) -> None:
         raise _Problem(f"the run has not stopped within {seconds:g} s")
 
 
-@cli.command()
+@cli.command(cls=FileCommand)
 @FILE
 @SET
 @RUNS
@@ -226,11 +199,11 @@ def sft(file: Path, overrides: tuple[str, ...], runs: Path) -> None:
     sys.exit(_stoppable(lambda stop: sft_session(loaded, runs, stop)))
 
 
-@cli.command(name="eval")
+@cli.command(name="eval", cls=FileCommand)
 @FILE
 @SET
 @RUNS
-@click.option("--model", type=click.Path(path_type=Path), help="folder of the weights; default: the run's export")
+@click.option("--model", type=LOCAL_PATH, help="folder of the weights; default: the run's export")
 def evaluate(file: Path, overrides: tuple[str, ...], runs: Path, model: Path | None) -> None:
     """Measure success on the run's evaluation tasks; prints JSON."""
     loaded = _load(file, overrides)
@@ -241,7 +214,7 @@ def evaluate(file: Path, overrides: tuple[str, ...], runs: Path, model: Path | N
 
 
 @cli.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=LOCAL_PATH)
 def view(folder: Path) -> None:
     """Write curve.png and replay.html of a run FOLDER again, from its recording."""
     from ..run.report import write_report
@@ -252,8 +225,8 @@ def view(folder: Path) -> None:
 
 
 @cli.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("folder", type=LOCAL_PATH)
+@click.argument("target", type=LOCAL_PATH)
 def export(folder: Path, target: Path) -> None:
     """Write the last checkpoint of a run FOLDER as a Hugging Face model to TARGET."""
     from ..session import export_session
@@ -262,7 +235,7 @@ def export(folder: Path, target: Path) -> None:
 
 
 @cli.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=LOCAL_PATH)
 @click.option("--once", is_flag=True, help="print one table and end")
 @click.option("--rows", type=click.IntRange(min=1), help="phones that are shown at most; default: what fits")
 def top(folder: Path, once: bool, rows: int | None) -> None:
@@ -279,7 +252,6 @@ cli.add_command(agent)
 cli.add_command(cluster)
 cli.add_command(doctor)
 cli.add_command(env)
-cli.add_command(explain)
 cli.add_command(phone)
 
 
@@ -289,7 +261,7 @@ def tiny() -> None:
 
 
 @tiny.command(name="build")
-@click.option("--output", type=click.Path(path_type=Path), help="folder; default: the user's cache")
+@click.option("--output", type=LOCAL_PATH, help="folder; default: the user's cache")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), help="optimizer steps; default: the full 2,500")
 def build_tiny(output: Path | None, seed: int, steps: int | None) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from .reading import LOCAL_PATH
+
 
 class _Port(click.ParamType):
     """A port number, 0 for a free one, or `off`."""
@@ -44,7 +46,7 @@ def phone() -> None:
 @click.option("--tapforge", type=_PORT, default="8000", show_default=True, help="tapforge's protocol, under /slot/N")
 @click.option("--mobileworld", type=_PORT, default="6800", show_default=True, help="MobileWorld's API, under /slot/N")
 @click.option("--adb", type=_PORT, default="5600", show_default=True, help="adb; one port for each phone from here on")
-@click.option("--adb-keys", type=click.Path(path_type=Path), help="file of accepted adb keys; without: any host")
+@click.option("--adb-keys", type=LOCAL_PATH, help="file of accepted adb keys; without: any host")
 @click.option("--json", "as_json", is_flag=True, help="say the addresses in one line of JSON")
 def serve(
     phones: int,

@@ -37,7 +37,7 @@ def examine(run: TrainingRun | None, runs: Path = RUNS) -> list[Finding]:
     source = run.spec.model.source
     if source.path is not None and not wrong:
         try:
-            family_of(ModelConfig.of_folder(Path(source.path.folder).expanduser()))
+            family_of(ModelConfig.of_folder(Path(source.path.folder)))
         except FolderError as error:
             wrong.append(f"spec.model.source.path.folder: {error}")
     needs = _needs(run, tuple(wrong))
@@ -102,7 +102,7 @@ def _is_cached(repository: str, revision: str) -> bool:
 
 def _caches() -> dict[str, Path]:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return {"model cache": Path(os.environ.get("HF_HOME") or home / "huggingface")}
+    return {"model cache": Path(os.environ.get("HF_HOME") or home / "huggingface").expanduser()}
 
 
 def _places(run: TrainingRun, runs: Path) -> dict[str, Path]:

@@ -69,7 +69,7 @@ def model_config(run: TrainingRun, given: Path | None) -> ModelConfig:
         return _of_file(given) if given.is_file() else ModelConfig.of_folder(given)
     source = run.spec.model.source
     if source.path is not None:
-        return ModelConfig.of_folder(Path(source.path.folder).expanduser())
+        return ModelConfig.of_folder(Path(source.path.folder))
     if source.hugging_face is not None:
         repo = source.hugging_face.repo
         found = _cached(repo, source.hugging_face.revision) or config_of(repo)

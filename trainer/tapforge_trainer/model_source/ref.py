@@ -76,7 +76,7 @@ class ModelRef:
 
     @staticmethod
     def of_folder(folder: Path) -> ModelRef:
-        return ModelRef("folder", str(folder.expanduser().absolute()))
+        return ModelRef("folder", str(folder.absolute()))
 
 
 def wanted(name: str, weights: bool = True) -> bool:

@@ -14,7 +14,7 @@ SHIPPED = Path(__file__).parent.parent / "tiny" / "base"
 def cache_root() -> Path:
     """$TAPFORGE_CACHE, or a folder in the user's cache."""
     default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tapforge")
-    return Path(os.environ.get("TAPFORGE_CACHE") or default)
+    return Path(os.environ.get("TAPFORGE_CACHE") or default).expanduser()
 
 
 def cache_folder() -> Path:

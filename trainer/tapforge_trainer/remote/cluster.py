@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tapforge_api import TrainingRun, read_run
+from tapforge_api import Source, TrainingRun, read_run
 from tapforge_api.cluster import RAY
 from tapforge_api.training_run import RunMetadata
 
@@ -45,14 +45,12 @@ class Cluster:
     def namespace(self) -> str:
         return self._connection.namespace
 
-    def submit(self, file: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Run:
+    def submit(self, file: Source, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Run:
         """Applies a file: its run, and what stands beside it. `overrides`: as --set, or as {path: value}. A run that is
         there already is changed as far as runs can be. Raises SpecError, ClusterError."""
         return self.apply(file, overrides)[0]
 
-    def apply(
-        self, file: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()
-    ) -> tuple[Run, tuple[Applied, ...]]:
+    def apply(self, file: Source, overrides: Sequence[str] | Mapping[str, Any] = ()) -> tuple[Run, tuple[Applied, ...]]:
         """As `submit`; also says what became of each object."""
         if isinstance(overrides, Mapping):
             overrides = [f"{path}={json.dumps(value)}" for path, value in overrides.items()]

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
-from tapforge_api import GROUP, TrainingRun, load_bundle
+from tapforge_api import GROUP, Source, TrainingRun, load_bundle
 from tapforge_api.base import POD_TEMPLATES_ANNOTATION
 from tapforge_api.gpus import cluster_gpus_error
 
@@ -36,9 +35,7 @@ class Applied:
         return f"{self.kind} {self.name}: {self.what}"
 
 
-def read(
-    file: str | Path, overrides: Sequence[str], namespace: str | None, default: str
-) -> tuple[TrainingRun, list[Json]]:
+def read(file: Source, overrides: Sequence[str], namespace: str | None, default: str) -> tuple[TrainingRun, list[Json]]:
     """The run of a file, and all objects of it with their namespace, the run last. Raises SpecError, ClusterError."""
     run, objects = load_bundle(file, overrides)
     if run.spec.cluster is None:

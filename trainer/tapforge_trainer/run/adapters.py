@@ -19,7 +19,7 @@ def adapter_options(run: TrainingRun) -> dict[str, Any]:
         "response_tokens": run.spec.rollout.response_tokens,
         "min_pixels": model.min_pixels,
         "max_pixels": model.max_pixels or adapter.max_pixels,
-        "prompt_file": None if adapter.prompt_file is None else Path(adapter.prompt_file).expanduser(),
+        "prompt_file": None if adapter.prompt_file is None else Path(adapter.prompt_file),
         "context": adapter.context,
     }
 

@@ -46,6 +46,7 @@ from ..tasks.selection import contamination_of, task_errors, training_tasks
 from .adapters import adapter_errors, adapter_options
 from .local_files import LocalFiles, inspect_files
 from .model_errors import model_errors
+from .named_paths import where_relative
 from .plan import longest_member
 
 #: protocols of ZeroGUI's managers
@@ -83,11 +84,11 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
         *(model_errors(run, Path(local.folder)) if local is not None else []),
     ]
     if not files.errors:
-        wrong += adapter_errors(run, None if local is None else Path(local.folder).expanduser())
+        wrong += adapter_errors(run, None if local is None else Path(local.folder))
     if not (files.errors or wrong):
         wrong = [error] if (error := budget_error(run, frame_budget(run, training_tasks(run), None))) else []
     if errors := [*files.errors, *wrong]:
-        raise ConfigurationError("\n".join(errors))
+        raise ConfigurationError("\n".join([*errors, *where_relative(run, errors, Path.cwd())]))
     drawn = min(run.spec.stop.max_updates * run.spec.rollout.groups_per_update, _COMPARED)
     return replace(files, contamination=contamination_of(run, drawn))
 

@@ -25,6 +25,7 @@ from tapforge_api import TrainingRun, dump_set, load, to_yaml
 
 from ..telemetry.telemetry import EVENTS
 from .assembly import ConfigurationError, SetupError
+from .named_paths import with_named_paths
 
 SPEC, SUMMARY, CURVE, REPLAY = "spec.yaml", "summary.json", "curve.png", "replay.html"
 ROLLOUT, EVALUATION, EXPORT, REFERENCE = "rollout", "evaluation", "export", "reference"
@@ -86,8 +87,8 @@ def read_spec(folder: Path) -> TrainingRun:
     path = folder / SPEC
     text = path.read_text(encoding="utf-8")
     if not any(old in text for _, old in _RENAMED_FIELDS):
-        return load(path)
-    return load(to_yaml(_renamed(yaml.safe_load(text))))
+        return with_named_paths(load(path), str(path))
+    return with_named_paths(load(to_yaml(_renamed(yaml.safe_load(text)))), str(path))
 
 
 def _renamed(data: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def check_same(spec: dict[str, Any], run: TrainingRun, place: str) -> None:
     """`spec`: what a checkpoint in `place` keeps of the run's file (`dump_set`); {}: nothing. Raises ConfigurationError
     when that differs in what is learned."""
     if spec:
-        _refuse_other(load(to_yaml(_renamed(spec))), run, place)
+        _refuse_other(with_named_paths(load(to_yaml(_renamed(spec))), place), run, place)
 
 
 def _refuse_other(there: TrainingRun, run: TrainingRun, place: str) -> None:

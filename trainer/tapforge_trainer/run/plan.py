@@ -2,14 +2,15 @@
 
 - `plan(run, files)` is pure: the numbers of a run. `None` means: not known before the run. `files` is what
   `run/local_files.py` found.
-- `render(plan)` is pure: the same for people.
+- `render(plan)` and `as_json(plan)` are pure: the same for people and for programs.
 
 Sizes are tokens, MiB or counts as their names say; times are seconds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -266,7 +267,12 @@ def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) ->
     return tuple(notes)
 
 
-# --- for people -------------------------------------------------------------------------------------------------------
+# --- for people and programs ------------------------------------------------------------------------------------------
+
+
+def as_json(p: Plan) -> str:
+    """The plan for programs: its fields under their names, with their units as `Plan` says them."""
+    return json.dumps(asdict(p), indent=2)
 
 
 def _count(number: int, what: str) -> str:

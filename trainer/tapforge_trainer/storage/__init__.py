@@ -1,1 +1,1 @@
-"""Objects in a store that is named by a URI, and what the errors of its libraries mean."""
+"""Objects in a store that is named by a URI, what the errors of its libraries mean, and what a local path means."""

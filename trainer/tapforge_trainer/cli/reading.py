@@ -1,0 +1,101 @@
+"""How every command reads the files and paths that it is given.
+
+- `LOCAL_PATH` is the type of each argument that names a file or folder: `storage/local_path.py` says what it means.
+- `read_run` reads a TrainingRun from a file or, with `-`, from standard input, whatever comes there, and reads the
+  paths in it. Raises SpecError.
+- A command that needs a file says how it is named when it is named without `-f`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from tapforge_api import Source, TrainingRun
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STDIN: Final = "-"
+_NAMES: Final = ("-f", "--file")
+#: of files that a person may mean by a bare word
+_SUFFIXES: Final = (".yaml", ".yml", ".json")
+
+
+class _LocalPath(click.ParamType):
+    name = "path"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        from ..storage.local_path import PathError, local_path
+
+        try:
+            return value if isinstance(value, Path) else local_path(str(value))
+        except PathError as error:
+            self.fail(str(error), param, ctx)
+
+
+LOCAL_PATH: Final = _LocalPath()
+
+
+class FileCommand(click.Command):
+    """A command with -f: told to write it where a file is named without."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if (word := _bare_file(given, self.params)) is not None:
+                rest = " ".join(one for one in given if one != word)
+                typed = f"{ctx.command_path} -f {word}" + (f" {rest}" if rest else "")
+                raise click.UsageError(f"name the file {word} with -f: {typed}", ctx) from error
+            raise
+
+
+def _bare_file(words: Sequence[str], params: Sequence[click.Parameter]) -> str | None:
+    """The word that names a file without -f; None: there is none, or -f is there."""
+    if any(word in _NAMES or word.startswith(("--file=", "-f")) for word in words):
+        return None
+    valued = {name for param in params if isinstance(param, click.Option) and not param.is_flag for name in param.opts}
+    named = (
+        word
+        for word, last in zip(words, ["", *words], strict=False)
+        if last not in valued and (word == _STDIN or word.endswith(_SUFFIXES))
+    )
+    return next(named, None)
+
+
+def file_option(words: str = "TrainingRun as YAML; - reads it from stdin", required: bool = True) -> Callable[[F], F]:
+    return click.option(*_NAMES, "file", required=required, type=LOCAL_PATH, help=words)
+
+
+SET = click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="override a field: spec.seed=3")
+RUNS = click.option("--runs", type=LOCAL_PATH, default=Path("runs"), show_default=True, help="folder of all runs")
+
+
+def source_of(file: Path) -> Source:
+    """What `load` reads. Raises SpecError for standard input that is no text."""
+    from tapforge_api import Problem, SpecError, Text
+
+    if str(file) != _STDIN:
+        return file
+    name = "standard input"
+    if sys.stdin.isatty():
+        click.echo("reading the file from standard input, until Ctrl-D", err=True)
+    try:
+        return Text(sys.stdin.buffer.read().decode(), name)
+    except UnicodeDecodeError as error:
+        raise SpecError(name, [Problem(f"is no UTF-8 text: {error.reason} at byte {error.start}")]) from error
+
+
+def read_run(file: Path, overrides: Sequence[str]) -> TrainingRun:
+    """Raises SpecError."""
+    from tapforge_api import load
+
+    from ..run.named_paths import with_named_paths
+
+    return with_named_paths(load(source_of(file), overrides), "standard input" if str(file) == _STDIN else str(file))
