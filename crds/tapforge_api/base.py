@@ -59,16 +59,13 @@ Url = Annotated[str, Field(min_length=8, max_length=2048, pattern=r"^https?://[!
 #: of object storage, as fsspec takes it
 Uri = Annotated[str, Field(min_length=6, max_length=2048, pattern=r"^[a-z][a-z0-9+.-]*://[!-~]+$")]
 #: HOST:PORT as `adb connect` takes it; an address of IPv6 in brackets
-_AUTHORITY = r"([A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
+_AUTHORITY: Final = r"([A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
 #: a URL, or HOST:PORT of a server that doesn't speak HTTP
-Address = Annotated[str, Field(min_length=3, max_length=2048, pattern=rf"^(https?://[!-.0-~][!-~]*|{_AUTHORITY})$")]
+ADDRESS: Final = rf"^(https?://[!-.0-~][!-~]*|{_AUTHORITY})$"
+Address = Annotated[str, Field(min_length=3, max_length=2048, pattern=ADDRESS)]
 #: an `Address`, or a device as adb names it: its serial, or `auto` for all that are attached
-Device = Annotated[
-    str,
-    Field(
-        min_length=1, max_length=2048, pattern=rf"^(https?://[!-.0-~][!-~]*|{_AUTHORITY}|[A-Za-z0-9][-A-Za-z0-9._]*)$"
-    ),
-]
+DEVICE: Final = rf"^(https?://[!-.0-~][!-~]*|{_AUTHORITY}|[A-Za-z0-9][-A-Za-z0-9._]*)$"
+Device = Annotated[str, Field(min_length=1, max_length=2048, pattern=DEVICE)]
 #: names of tasks, suites, adapters: short, printable, without blanks
 Word = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
 
@@ -244,13 +241,15 @@ class OneOf(Spec):
 
 # --- what every kind has ----------------------------------------------------------------------------------------------
 
-_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LABEL_VALUE: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 #: a name of at most 63 letters with an optional DNS prefix, such as `example.com/team`
-QUALIFIED_NAME: Final = rf"^({_SUBDOMAIN}/)?{_NAME}$"
+QUALIFIED_NAME: Final = rf"^({_SUBDOMAIN}/)?{LABEL_VALUE}$"
 _QUALIFIED_LENGTH = 253 + 1 + 63
 
-Labels = Annotated[dict[str, Annotated[str, Field(max_length=63, pattern=rf"^({_NAME})?$")]], Field(max_length=64)]
+Labels = Annotated[
+    dict[str, Annotated[str, Field(max_length=63, pattern=rf"^({LABEL_VALUE})?$")]], Field(max_length=64)
+]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=262_144)]], Field(max_length=64)]
 
 

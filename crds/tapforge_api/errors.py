@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from .base import OneOf
 from .shapes import Path, aliases, all_paths, model_at
+from .wording import number_meant, rule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +115,24 @@ def _problem(details: ErrorDetails, root: type[BaseModel], places: Mapping[Path,
             message += f"; written: {written}" + ("" if any(v is not None for v in value.values()) else _EMPTY_MEMBER)
     elif value is None:
         message = "is empty; remove the line or give a value"
+    elif kind == "string_pattern_mismatch":
+        pattern = details["ctx"]["pattern"]
+        message = f"should be {rule_of(pattern, value if isinstance(value, str) else '')}, not {shorten(value)}"
     else:
         message = f"{message[0].lower()}{message[1:]}, not {shorten(value)}"
         if kind == "literal_error" and isinstance(value, str):
             choices = [part.strip("'") for part in details["ctx"]["expected"].replace(" or ", ", ").split(", ")]
             if near := difflib.get_close_matches(value, choices, n=1):
                 message += f"; did you mean {near[0]}?"
+        if kind in _NUMBERS and isinstance(value, str) and (meant := number_meant(_last_name(path), value)):
+            message += f"; write it {meant}"
     return Problem(message.replace("input should", "should"), path, place_of(path, places))
 
 
+def _last_name(path: Path) -> str:
+    return next((part for part in reversed(path) if isinstance(part, str)), "")
+
+
+#: pydantic's names of "this is no number"
+_NUMBERS = ("int_type", "int_parsing", "int_from_float", "float_type", "float_parsing")
 _EMPTY_MEMBER = " (an empty member is written with braces, as in `tiny: {}`)"

@@ -151,7 +151,10 @@ def from_yaml_head(kind: str) -> dict[str, object]:
             "{environment: {source: {urls: {list: [phone:8000]}}}}",
             "spec.environment: source.urls.list must hold URLs, http://HOST:PORT; other addresses are of protocol adb",
         ),
-        ("{environment: {source: {urls: {list: ['a b']}}, protocol: adb}}", "source.urls.list[0]: string should"),
+        (
+            "{environment: {source: {urls: {list: ['a b']}}, protocol: adb}}",
+            "source.urls.list[0]: should be a URL that",
+        ),
         ("{environment: {protocol: mobileworld}}", "protocol must be tapforge with source.processes"),
         ("{environment: {protocol: braille, source: {urls: {list: ['http://a:1']}}}}", "spec.environment.protocol"),
         (

@@ -241,7 +241,9 @@ def test_a_pool_needs_a_cluster(house: House) -> None:
 
 def test_checking_a_phone_that_is_not_there(house: House, nobody: str) -> None:
     said = house.type("env", "check", nobody)
-    assert said.code != 0
+    assert said.code == 1
+    assert f"{nobody}: nothing was checked, because nothing answers there: " in said.words
+    assert "violation" not in said.words and "tapforge phone serve" in said.words
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -284,26 +286,44 @@ def test_a_full_disk_at_the_start(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    "words, expected",
+    "words, code, expected",
     [
-        (["view", "nowhere"], "nowhere is not a run's folder"),
-        (["view", "empty"], "empty is not a run's folder"),
-        (["view", "begun"], "neither an update nor a measurement"),
-        (["export", "nowhere", "model"], "nowhere is not a run's folder"),
-        (["export", "begun", "begun"], "begun is not empty"),
-        (["export", "begun", "tiny.yaml"], "tiny.yaml is a file"),
-        (["eval", "-f", "tiny.yaml"], "runs/tiny/export holds no model"),
-        (["eval", "-f", "tiny.yaml", "--model", "empty"], "empty holds no model"),
-        (["sft", "-f", "tiny.yaml", "--set", NO_WARM_START], "spec.warmStart is not set"),
+        (["view", "nowhere"], 2, "nowhere is not a run's folder: it doesn't exist (looked for in {here})"),
+        (["view", "{here}/nowhere"], 2, "nowhere is not a run's folder: it doesn't exist; name"),
+        (["view", "empty"], 2, "empty is not a run's folder: it has no spec.yaml; name the folder of a run"),
+        (["view", "tiny.yaml"], 2, "tiny.yaml is not a run's folder: it is a file"),
+        (["view", "."], 2, ". is not a run's folder: it holds the runs begun: name one of them, such as begun"),
+        (["view", "begun"], 1, "neither an update nor a measurement"),
+        (["top", "nowhere"], 2, "nowhere is not a run's folder: it doesn't exist"),
+        (["top", "begun"], 1, "phones.json can't be read (No such file or directory): name the folder of a run whose"),
+        (["export", "nowhere", "model"], 2, "nowhere is not a run's folder: it doesn't exist"),
+        (["export", "empty", "model"], 2, "empty is not a run's folder"),
+        (["export", "begun", "begun"], 2, "begun is not empty"),
+        (["export", "begun", "tiny.yaml"], 2, "tiny.yaml is a file"),
+        (["eval", "-f", "tiny.yaml"], 2, "runs/tiny/export holds no model"),
+        (["eval", "-f", "tiny.yaml", "--model", "empty"], 2, "empty holds no model"),
+        (["sft", "-f", "tiny.yaml", "--set", NO_WARM_START], 2, "spec.warmStart is not set"),
+        (["tiny", "build", "--output", "tiny.yaml"], 2, "tiny.yaml is a file"),
+        (["agent", "show", "empty"], 2, "config.json of empty"),
+        (["agent", "show", "nowhere"], 2, "the model folder nowhere does not exist"),
+        (["agent", "show", "-f", "tiny.yaml", "--image", "nowhere.png"], 2, "--image: nowhere.png: No such file"),
+        (
+            ["agent", "show", "-f", "tiny.yaml", "--image", "tiny.yaml"],
+            2,
+            "--image: tiny.yaml: is no PNG, JPEG or WebP",
+        ),
+        (["env", "bench", "http://127.0.0.1:1", "--output", "no/x.json"], 2, "the folder no doesn't exist"),
+        (["plan", "-f", "tiny.yaml", "--memory", "--measured", "nowhere"], 2, "--measured nowhere: "),
     ],
 )
-def test_folders_that_are_something_else(house: House, words: list[str], expected: str) -> None:
+def test_folders_that_are_something_else(house: House, words: list[str], code: int, expected: str) -> None:
+    """2 is the caller's turn; 1 is that of what was named rightly: the run, the machine, a server."""
     (house.folder / "empty").mkdir()
     (house.folder / "begun").mkdir()
     (house.folder / "begun" / "spec.yaml").write_text(SPEC)
-    said = house.type(*words)
-    assert said.code == 1
-    assert expected in said.words
+    said = house.type(*(word.replace("{here}", str(house.folder)) for word in words))
+    assert expected.replace("{here}", str(house.folder)) in said.words
+    assert said.code == code
 
 
 # --- which failures are words -----------------------------------------------------------------------------------------

@@ -33,11 +33,10 @@ from .run.folder import (
     EXPORT,
     REFERENCE,
     REPLAY,
-    SPEC,
     SUMMARY,
     locked,
     read_events,
-    read_spec,
+    run_of,
     write_atomically,
     write_spec,
 )
@@ -198,7 +197,7 @@ def _complete(folder: Path, run: TrainingRun) -> dict[str, Any] | None:
 
 async def sft_session(run: TrainingRun, runs: Path, stop: StopSignal) -> int:
     if run.spec.warm_start is None:
-        raise SetupError(
+        raise ConfigurationError(
             "spec.warmStart is not set: there is nothing to imitate; write `warmStart: {}` for the defaults"
         )
     folder = folder_of(run, runs)
@@ -215,7 +214,7 @@ async def eval_session(run: TrainingRun, runs: Path, model: Path | None, stop: S
     folder = folder_of(run, runs)
     weights = model or folder / EXPORT
     if not (weights / "config.json").is_file():
-        raise SetupError(f"{weights} holds no model; train first (tapforge run), or name a folder with --model")
+        raise ConfigurationError(f"{weights} holds no model; train first (tapforge run), or name a folder with --model")
     place = folder / "evaluations" / time.strftime("%Y%m%d-%H%M%S")
     with closing(Telemetry(place, ProgressView(run.metadata.name, 0), Console(stderr=True))) as telemetry:
         async with running(run, place, telemetry, stop, weights=weights, learner=False) as (context, _):
@@ -229,11 +228,9 @@ async def eval_session(run: TrainingRun, runs: Path, model: Path | None, stop: S
 
 
 async def export_session(folder: Path, target: Path, stop: StopSignal) -> int:
-    if not (folder / SPEC).is_file():
-        raise SetupError(f"{folder} is not a run's folder: it has no {SPEC}")
+    run = run_of(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise SetupError(f"{target} is {'not empty' if target.is_dir() else 'a file'}; name a new folder")
-    run = read_spec(folder)
+        raise ConfigurationError(f"{target} is {'not empty' if target.is_dir() else 'a file'}; name a new folder")
     with (
         locked(folder),
         closing(Telemetry(folder, ProgressView(run.metadata.name, 0), Console(stderr=True))) as telemetry,

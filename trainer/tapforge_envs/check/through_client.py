@@ -51,6 +51,8 @@ class Requests:
 
     def __init__(self) -> None:
         self._made: deque[tuple[str, str, dict[str, str], bytearray]] = deque(maxlen=1)
+        #: whether any of them was answered, whatever the answer
+        self.answered = False
 
     @property
     def last(self) -> str:
@@ -68,8 +70,12 @@ class Requests:
         async def sent(session: object, context: SimpleNamespace, p: aiohttp.TraceRequestChunkSentParams) -> None:
             context.body += p.chunk
 
+        async def answered(session: object, context: SimpleNamespace, p: aiohttp.TraceRequestEndParams) -> None:
+            self.answered = True
+
         config = aiohttp.TraceConfig()
         config.on_request_start.append(begun)
+        config.on_request_end.append(answered)
         config.on_request_chunk_sent.append(sent)
         return [config]
 
@@ -86,6 +92,11 @@ class ClientCheck:
         #: worth knowing, and no violation
         self.notes: list[str] = []
         self._size: tuple[int, int] | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether there is a phone at all: its server answered something, or its health was known without one."""
+        return self._requests.answered or not any(found.rule == "health" for found in self.violations)
 
     def say(self, rule: str, words: str, request: str | None = None) -> None:
         self.violations.append(Violation(rule, words, self._requests.last if request is None else request))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .reading import LOCAL_PATH, SET, file_option, read_run
+from .waiting import saying
 
 if TYPE_CHECKING:
     from tapforge_api import TrainingRun
@@ -44,13 +45,18 @@ def show(model: Path | None, file: Path | None, overrides: tuple[str, ...], ids:
     from tapforge_api import SpecError
     from tapforge_envs.protocol import EnvironmentFault
 
-    from ..model_source.ref import ModelError
+    from ..model_source.ref import ModelError, ModelRefused
+    from ..run.assembly import ConfigurationError
 
     try:
-        click.echo(_shown(model, file, overrides, ids=ids, **given))
-    except (SpecError, ModelError, ValueError, OSError, EnvironmentFault) as error:
+        with saying("reading the model's tokenizer and texts"):
+            text = _shown(model, file, overrides, ids=ids, **given)
+        click.echo(text)
+    except (SpecError, ConfigurationError, ModelRefused, ValueError, OSError, EnvironmentFault) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
+    except ModelError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _shown(
@@ -124,12 +130,16 @@ def _screens(image: Path | None, width: int, height: int, step: int) -> list[Obs
     from tapforge_envs.protocol import Frame, Observation
 
     if image is not None:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
 
-        data = image.read_bytes()
-        with Image.open(image) as opened:
-            size = opened.size
-            kind = Image.MIME.get(opened.format or "", "image/png")
+        try:
+            data = image.read_bytes()
+            with Image.open(image) as opened:
+                size = opened.size
+                kind = Image.MIME.get(opened.format or "", "image/png")
+        except OSError as error:
+            why = "is no PNG, JPEG or WebP" if isinstance(error, UnidentifiedImageError) else error.strerror
+            raise ValueError(f"--image: {image}: {why}") from error
         return [Observation(Frame.of(data, *size, kind))] * step
     from tapforge_envs.phone import catalog
     from tapforge_envs.protocol import Tap

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .reading import LOCAL_PATH, SET, FileCommand, file_option, source_of
+from .waiting import saying
 
 if TYPE_CHECKING:
     from ..remote import Cluster, Run, RunStatus
@@ -20,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _INTERRUPTED = 130
 
 
-class _WrongFile(click.ClickException):
+class _Wrong(click.ClickException):
     exit_code = 2
 
 
@@ -44,7 +45,9 @@ def submit(file: Path, overrides: tuple[str, ...], watching: bool, context: str 
     """Start the run of a file, with the pools and other objects beside it in the file (server-side apply)."""
     with _as_message():
         found = _cluster(context, namespace)
-        run, applied = found.apply(source_of(file), overrides)
+        source = source_of(file)
+        with saying("asking the API server"):
+            run, applied = found.apply(source, overrides)
         for one in applied:
             click.echo(one)
         if watching:
@@ -58,7 +61,8 @@ def list_runs(context: str | None, namespace: str | None) -> None:
     with _as_message():
         found = _cluster(context, namespace)
         rows: list[tuple[str, ...]] = [("NAME", "STATUS", "UPDATE", "SUCCESS", "PHONES", "ATTEMPT")]
-        rows += [_row(status) for status in found.runs()]
+        with saying("asking the API server"):
+            rows += [_row(status) for status in found.runs()]
     if len(rows) == 1:
         click.echo(f"no runs in namespace {found.namespace}", err=True)
         return
@@ -96,7 +100,7 @@ def logs(name: str, follow: bool, attempt: int | None, context: str | None, name
 @_where
 def suspend(name: str, seconds: float, context: str | None, namespace: str | None) -> None:
     """Have a run make a checkpoint, and give its phones and machines back."""
-    with _as_message():
+    with _as_message(), saying(f"waiting for {name} to stop" if seconds else "asking the API server"):
         status = _cluster(context, namespace).run(name).suspend(seconds)
     click.echo(f"{name} {'is suspended' if status.suspended else 'stops after a checkpoint'}")
 
@@ -107,7 +111,7 @@ def suspend(name: str, seconds: float, context: str | None, namespace: str | Non
 @_where
 def resume(name: str, seconds: float, context: str | None, namespace: str | None) -> None:
     """Have a suspended run go on from its newest checkpoint."""
-    with _as_message():
+    with _as_message(), saying(f"waiting for {name} to run" if seconds else "asking the API server"):
         status = _cluster(context, namespace).run(name).resume(seconds)
     at = "from the beginning" if status.checkpoint is None else f"after update {status.checkpoint}"
     click.echo(f"{name} {'runs' if status.word == 'Running' else f'resumes {at}'}")
@@ -130,7 +134,8 @@ def fetch(name: str, to: Path, what: tuple[str, ...], context: str | None, names
 
     columns = (TextColumn("{task.description}"), BarColumn(40), DownloadColumn(), TransferSpeedColumn())
     with _as_message():
-        run = _cluster(context, namespace).run(name)
+        with saying("asking the API server"):
+            run = _cluster(context, namespace).run(name)
         with Progress(*columns, console=Console(stderr=True)) as bar:
             task = bar.add_task(name, total=None)
             found = run.fetch(to, what, lambda there, total: bar.update(task, completed=there, total=total))
@@ -177,11 +182,11 @@ def _as_message() -> Iterator[None]:
     """What can fail though the program is right becomes a message and an exit code."""
     from tapforge_api import SpecError
 
-    from ..remote import ClusterError
+    from ..remote import ClusterError, Refused
 
     try:
         yield
-    except SpecError as error:
-        raise _WrongFile(str(error)) from error
+    except (SpecError, Refused) as error:
+        raise _Wrong(str(error)) from error
     except ClusterError as error:
         raise click.ClickException(str(error)) from error

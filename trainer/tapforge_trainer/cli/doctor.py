@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from .reading import RUNS, SET, FileCommand, file_option, read_run
+from .waiting import saying
 
 
 @click.command(cls=FileCommand)
@@ -27,6 +28,7 @@ def doctor(file: Path | None, overrides: tuple[str, ...], runs: Path, output: st
     except SpecError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
-    findings = examine(run, runs)
+    with saying("looking at this machine, and asking the hub where a model is fetched"):
+        findings = examine(run, runs)
     click.echo(as_json(findings) if output == "json" else as_text(findings))
     sys.exit(1 if worst(findings) == "fail" else 0)

@@ -15,6 +15,7 @@ import click
 from tapforge_api.pool import Protocol
 
 from .reading import LOCAL_PATH
+from .waiting import saying
 
 if TYPE_CHECKING:
     from tapforge_envs.clients.phones import PhoneAddress
@@ -55,7 +56,10 @@ def check(url: str, protocol: Protocol, task: str | None, seconds: float) -> Non
     With --protocol adb, URL is a serial or HOST:PORT."""
     from tapforge_envs.check import run_check
 
-    sys.exit(run_check(url, seconds, protocol, _task(task, protocol)))
+    wanted = _task(task, protocol)
+    with saying(f"checking {url}, each call of at most {seconds:g} s"):
+        code = run_check(url, seconds, protocol, wanted)
+    sys.exit(code)
 
 
 @env.command()
@@ -82,13 +86,19 @@ def bench(
     from tapforge_envs.protocol import EnvironmentFault
 
     phones = [_phone(url, protocol, deadline) for url in urls]
+    if output is not None and not output.absolute().parent.is_dir():
+        raise click.UsageError(f"--output: {output} can't be written: the folder {output.parent} doesn't exist")
     try:
-        report = asyncio.run(measure(phones, _task(task, protocol), seconds, steps)).report()
+        with saying(f"measuring for {seconds:g} s"):
+            report = asyncio.run(measure(phones, _task(task, protocol), seconds, steps)).report()
     except EnvironmentFault as fault:
         raise Failed(str(fault)) from fault
     click.echo(_table(report))
     if output is not None:
-        output.write_text(json.dumps(report, indent=2) + "\n")
+        try:
+            output.write_text(json.dumps(report, indent=2) + "\n")
+        except OSError as error:
+            raise Failed(f"--output: {output} can't be written: {error.strerror}") from error
     sys.exit(0 if report["calls"] else 1)
 
 
@@ -115,7 +125,7 @@ def play(
 ) -> None:
     """Play one episode on the phone at URL; prints its steps and writes a replay.
 
-    Exit code 1: the environment or its judge failed."""
+    Exit code 1: the environment or its judge failed; 2: there is nothing to play by."""
     from tapforge_envs.protocol import EnvironmentFault
 
     from ..recording.reader import RecordingError
@@ -126,8 +136,11 @@ def play(
     try:
         chosen = random_policy(seed) if policy == "random" else read_actions(local_path(policy))
         wanted = _task(task, protocol)
-        record = asyncio.run(play(phone, wanted, chosen, output, click.echo, seed=seed, max_steps=max_steps))
-    except (PlayError, PathError, EnvironmentFault, RecordingError, OSError) as error:
+        with saying(f"waiting for {url}, which has {5 * deadline:g} s for a reset and {deadline:g} s for a step"):
+            record = asyncio.run(play(phone, wanted, chosen, output, click.echo, seed=seed, max_steps=max_steps))
+    except (PlayError, PathError) as error:
+        raise click.UsageError(str(error)) from error
+    except (EnvironmentFault, RecordingError, OSError) as error:
         raise Failed(str(error)) from error
     score = "" if record.score is None else f", score {record.score:g}"
     message = f": {record.message}" if record.message else ""

@@ -31,7 +31,8 @@ from .cluster import cluster
 from .doctor import doctor
 from .env import env
 from .phone import phone
-from .reading import LOCAL_PATH, RUNS, SET, FileCommand, file_option, read_run
+from .reading import LOCAL_PATH, RUNS, SET, Commands, FileCommand, file_option, read_run
+from .waiting import saying
 
 if TYPE_CHECKING:
     from tapforge_api import TrainingRun
@@ -54,7 +55,7 @@ class _Wrong(_Problem):
     exit_code = 2
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tapforge")
 def cli() -> None:
     """Train GUI agents by online reinforcement learning."""
@@ -77,7 +78,7 @@ def _checked(run: TrainingRun, runs: Path) -> Any:
     from ..run.assembly import inspect
     from ..run.plan import plan
 
-    with _as_message():
+    with _as_message(), saying(f"checking what {run.metadata.name} names"):
         return plan(run, inspect(run, runs), runs)
 
 
@@ -119,7 +120,7 @@ def plan(
         from ..memory.command import MemoryOptions, plan_memory
 
         loaded = _load(file, overrides)
-        with _as_message():
+        with _as_message(), saying("adding up the memory" + (" and tracing a step" if options["trace"] else "")):
             text, fits = plan_memory(loaded, MemoryOptions(output=output, **options))
         click.echo(text)
         sys.exit(0 if fits else _Wrong.exit_code)
@@ -219,7 +220,7 @@ def view(folder: Path) -> None:
     """Write curve.png and replay.html of a run FOLDER again, from its recording."""
     from ..run.report import write_report
 
-    with _as_message():
+    with _as_message(), saying(f"reading the recording in {folder}"):
         for path in write_report(folder):
             click.echo(path)
 
@@ -241,11 +242,14 @@ def export(folder: Path, target: Path) -> None:
 def top(folder: Path, once: bool, rows: int | None) -> None:
     """Show the phones of the run in FOLDER, those with troubles first, as they change."""
     from ..run.fleet import FleetError, show
+    from ..run.folder import run_of
 
     try:
         show(folder, once=once, rows=rows)
     except FleetError as error:
-        raise _Wrong(str(error)) from error
+        with _as_message():
+            run_of(folder)
+        raise _Problem(str(error)) from error
 
 
 cli.add_command(agent)
@@ -277,7 +281,9 @@ def build_tiny(output: Path | None, seed: int, steps: int | None) -> None:
         shares = "  ".join(f"{icons}: {share:.2f}" for icons, share in accuracy.items())
         click.echo(f"{seconds:6.0f} s  step {step:5d}  right answers by number of icons  {shares}")
 
-    build(folder, seed=seed, steps=steps or STEPS, report=report)
+    with _as_message():
+        folder.mkdir(parents=True, exist_ok=True)  # before ten minutes of training
+        build(folder, seed=seed, steps=steps or STEPS, report=report)
     click.echo(f"the tiny base is in {folder}")
 
 

@@ -3,13 +3,14 @@
 - `LOCAL_PATH` is the type of each argument that names a file or folder: `storage/local_path.py` says what it means.
 - `read_run` reads a TrainingRun from a file or, with `-`, from standard input, whatever comes there, and reads the
   paths in it. Raises SpecError.
-- A command that needs a file says how it is named when it is named without `-f`.
+- A command that needs a file says how it is named when it is named without `-f`; a command that is called otherwise
+  elsewhere (`train`) is answered with ours.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -39,6 +40,48 @@ class _LocalPath(click.ParamType):
 
 
 LOCAL_PATH: Final = _LocalPath()
+
+
+#: what people call a command that is called otherwise here
+_MEANT: Final[Mapping[str, str]] = {
+    "bench": "env bench",
+    "build": "tiny build",
+    "check": "plan",
+    "dry-run": "plan",
+    "eval-only": "eval",
+    "evaluate": "eval",
+    "fetch": "cluster fetch",
+    "fit": "run",
+    "init": "plan",
+    "list": "cluster list",
+    "logs": "cluster logs",
+    "memory": "plan --memory",
+    "play": "env play",
+    "replay": "view",
+    "report": "view",
+    "resume": "run",
+    "serve": "phone serve",
+    "show": "view",
+    "start": "run",
+    "status": "top",
+    "submit": "cluster submit",
+    "test": "eval",
+    "train": "run",
+    "validate": "plan",
+    "watch": "top",
+}
+
+
+class Commands(click.Group):
+    """The commands; one that is called otherwise here is named by what it does, not by how it is spelt."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        meant = _MEANT.get(args[0].lower()) if args and args[0] not in self.commands else None
+        if meant is not None and not ctx.resilient_parsing:
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean `{ctx.command_path} {meant}`?", ctx)
+        return super().resolve_command(ctx, args)
 
 
 class FileCommand(click.Command):

@@ -50,6 +50,10 @@ class ClusterError(Exception):
         self.causes = tuple(causes)
 
 
+class Refused(ClusterError):
+    """What was asked for can't be had until it is named otherwise: the caller's to change."""
+
+
 class NotReached(ClusterError):
     """There was no answer, or one that says: not now."""
 
@@ -82,22 +86,22 @@ class Connection:
                 self._client, self.where = client.ApiClient(configuration), "the cluster of this Pod"
                 return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else ""
             if not _kubeconfig():
-                raise ClusterError(
+                raise Refused(
                     f"there is no kubeconfig at {_places()}: get one from whoever "
                     "runs the cluster, or name it by KUBECONFIG"
                 )
             known, current = _contexts()
             name = self._context or current
             if not name:
-                raise ClusterError(f"the kubeconfig has no current-context: name one (--context). {nearest('', known)}")
+                raise Refused(f"the kubeconfig has no current-context: name one (--context). {nearest('', known)}")
             if name not in known:
-                raise ClusterError(f"the kubeconfig has no context {name}; {nearest(name, known)}")
+                raise Refused(f"the kubeconfig has no context {name}; {nearest(name, known)}")
             self._client = config.new_client_from_config(_places(), context=name)
             self.where = f"the cluster of context {name}"
             return known[name]
         # The client takes it for granted that what it looks for in the files has the right type.
         except (ConfigException, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ClusterError(f"the kubeconfig can't be used: {error}") from error
+            raise Refused(f"the kubeconfig can't be used: {error}") from error
 
     @property
     def configuration(self) -> Any:
@@ -351,10 +355,10 @@ def _contexts() -> tuple[dict[str, str], str]:
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ClusterError(f"the kubeconfig {path} can't be read: {error}") from error
+            raise Refused(f"the kubeconfig {path} can't be read: {error}") from error
         found = content.get("contexts") or [] if isinstance(content, dict) else None
         if not isinstance(found, list) or not all(isinstance(one, dict) and "name" in one for one in found):
-            raise ClusterError(f"{path} is no kubeconfig: it has no list of contexts with their names")
+            raise Refused(f"{path} is no kubeconfig: it has no list of contexts with their names")
         for one in found:
             inner = one.get("context")
             known.setdefault(str(one["name"]), str((inner if isinstance(inner, dict) else {}).get("namespace") or ""))

@@ -13,7 +13,7 @@ from tapforge_api import Source, TrainingRun, read_run
 from tapforge_api.cluster import RAY
 from tapforge_api.training_run import RunMetadata
 
-from .api import FIELD_MANAGER, MERGE, SECONDS, ClusterError, Connection, Exec, Json, NotReached, nearest
+from .api import FIELD_MANAGER, MERGE, SECONDS, ClusterError, Connection, Exec, Json, NotReached, Refused, nearest
 from .events import START, EventOffset, read_on
 from .fetch import Fetched, Report, chosen, fetch_checkpoint, fetch_files, fetched
 from .logs import read_logs
@@ -278,7 +278,7 @@ class Run:
                 ) from error
             raise
         hint = nearest(self.name, known) if known else "there is none; is it in another one (-n NAMESPACE)?"
-        raise ClusterError(f"there is no run {self.name} in namespace {self.namespace}; {hint}", _NOT_FOUND)
+        raise Refused(f"there is no run {self.name} in namespace {self.namespace}; {hint}", _NOT_FOUND)
 
     def _started(self, found: Json) -> None:
         if not (found.get("status") or {}).get("startTime"):

@@ -17,7 +17,7 @@ from tapforge_api import GROUP, Source, TrainingRun, load_bundle
 from tapforge_api.base import POD_TEMPLATES_ANNOTATION
 from tapforge_api.gpus import cluster_gpus_error
 
-from .api import APPLY, FIELD_MANAGER, ClusterError, Connection, Json
+from .api import APPLY, FIELD_MANAGER, ClusterError, Connection, Json, Refused
 from .status import status_of
 
 _CONFLICT: Final = 409
@@ -36,27 +36,27 @@ class Applied:
 
 
 def read(file: Source, overrides: Sequence[str], namespace: str | None, default: str) -> tuple[TrainingRun, list[Json]]:
-    """The run of a file, and all objects of it with their namespace, the run last. Raises SpecError, ClusterError."""
+    """The run of a file, and all objects of it with their namespace, the run last. Raises SpecError, Refused."""
     run, objects = load_bundle(file, overrides)
     if run.spec.cluster is None:
-        raise ClusterError(
+        raise Refused(
             f"run {run.metadata.name} has no spec.cluster: on a cluster it has to say at least its image "
             "(--set spec.cluster.image=IMAGE)"
         )
     if POD_TEMPLATES_ANNOTATION in run.metadata.annotations:
-        raise ClusterError(
+        raise Refused(
             f"{file} is the file of a run that was started on a cluster, as the operator wrote it out: it has no Pod "
             "templates, nor what they ask for; submit the file that you wrote"
         )
     if wrong := cluster_gpus_error(run.spec):
-        raise ClusterError(wrong)
+        raise Refused(wrong)
     for one in objects:
         about = one.get("metadata")
         if not isinstance(about, dict):
-            raise ClusterError(f"the {one.get('kind', 'object')} beside the run has no metadata.name")
+            raise Refused(f"the {one.get('kind', 'object')} beside the run has no metadata.name")
         written = about.get("namespace")
         if namespace and written and namespace != written:
-            raise ClusterError(
+            raise Refused(
                 f"{one.get('kind')} {about.get('name')} is of namespace {written} by its file, and {namespace} was "
                 "asked for: leave one of the two out"
             )

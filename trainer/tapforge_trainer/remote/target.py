@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from ..cluster.files import belongs
-from .api import ClusterError
+from .api import ClusterError, Refused
 
 MARKER: Final = ".fetched.json"
 #: what `tapforge view` draws
@@ -94,7 +94,7 @@ class Target:
             self._old.rename(folder)
         had, begun = _marker(folder), _marker(self.partial)
         if folder.exists() and (had is None or had.uid != uid):
-            raise ClusterError(
+            raise Refused(
                 f"{folder} is there already and was not fetched from this run: name another folder (--to), or move it"
             )
         if self._old.exists():
@@ -150,7 +150,7 @@ class Target:
         mine = sorted(path for path in there if not _unchanged(self.folder / path, self._had.get(path)))
         if mine:
             more = f" and {len(mine) - _NAMED} more" if len(mine) > _NAMED else ""
-            raise ClusterError(
+            raise Refused(
                 f"{', '.join(mine[:_NAMED])}{more} in {self.folder}: changed or made there since it was fetched, and "
                 "would be replaced. Fetch to another folder (--to), or move what you want to keep"
             )

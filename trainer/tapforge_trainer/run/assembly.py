@@ -44,15 +44,13 @@ from ..rollout.groups import GroupLimits
 from ..rollout.held_frames import FrameBudget
 from ..tasks.selection import contamination_of, task_errors, training_tasks
 from .adapters import adapter_errors, adapter_options
-from .local_files import LocalFiles, inspect_files
+from .local_files import COMPARED, LocalFiles, inspect_files
 from .model_errors import model_errors
 from .named_paths import where_relative
 from .plan import longest_member
 
 #: protocols of ZeroGUI's managers
 _MANAGED = {"osworld": OSWORLD, "androidlab": ANDROIDLAB}
-#: practised tasks that are compared with the measured ones before a run; its summary compares all
-_COMPARED = 10_000
 
 
 class SetupError(Exception):
@@ -89,8 +87,8 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
         wrong = [error] if (error := budget_error(run, frame_budget(run, training_tasks(run), None))) else []
     if errors := [*files.errors, *wrong]:
         raise ConfigurationError("\n".join([*errors, *where_relative(run, errors, Path.cwd())]))
-    drawn = min(run.spec.stop.max_updates * run.spec.rollout.groups_per_update, _COMPARED)
-    return replace(files, contamination=contamination_of(run, drawn))
+    drawn = run.spec.stop.max_updates * run.spec.rollout.groups_per_update
+    return replace(files, contamination=contamination_of(run, drawn, COMPARED))
 
 
 def _algorithm_errors(run: TrainingRun) -> list[str]:

@@ -28,6 +28,7 @@ from .assembly import RolloutSetup
 from .base_check import check_base
 from .context import RunContext
 from .folder import EVALUATION
+from .local_files import COMPARED
 from .shutdown import unless_stopped
 
 
@@ -70,7 +71,9 @@ async def measure(context: RunContext, name: str, progress: Progress) -> dict[st
     """Success of the present policy on the held-out tasks, sampled and greedy as the spec says. `name` is the folder's
     prefix."""
     evaluation = context.run.spec.evaluation
-    tasks = evaluation_tasks(context.run).tasks
+    if evaluation.episodes > COMPARED:  # which takes more than a second
+        context.telemetry.phase(f"measuring {name}: choosing {evaluation.episodes:,} held-out tasks", "Evaluating")
+    tasks = (await asyncio.to_thread(evaluation_tasks, context.run)).tasks
     modes = {"sampled": evaluation.sampled_temperature} if evaluation.sampled else {}
     modes |= {"greedy": 0.0} if evaluation.greedy else {}
     results = {}

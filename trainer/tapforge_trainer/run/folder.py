@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import yaml
 
-from tapforge_api import TrainingRun, dump_set, load, to_yaml
+from tapforge_api import SpecError, TrainingRun, dump_set, load, to_yaml
 
 from ..telemetry.telemetry import EVENTS
 from .assembly import ConfigurationError, SetupError
@@ -89,6 +89,29 @@ def read_spec(folder: Path) -> TrainingRun:
     if not any(old in text for _, old in _RENAMED_FIELDS):
         return with_named_paths(load(path), str(path))
     return with_named_paths(load(to_yaml(_renamed(yaml.safe_load(text)))), str(path))
+
+
+def run_of(folder: Path) -> TrainingRun:
+    """The run of a folder that a person named. Raises ConfigurationError that says what the folder is instead."""
+    if (folder / SPEC).is_file():
+        try:
+            return read_spec(folder)
+        except (OSError, SpecError) as error:
+            raise ConfigurationError(f"{folder} is not a run's folder: {error}") from error
+    if not folder.exists():
+        where = "" if folder.is_absolute() else f" (looked for in {Path.cwd()})"
+        raise ConfigurationError(
+            f"{folder} is not a run's folder: it doesn't exist{where}; name the folder of a run, such as runs/NAME"
+        )
+    if not folder.is_dir():
+        raise ConfigurationError(f"{folder} is not a run's folder: it is a file; name the folder, such as runs/NAME")
+    runs = sorted(path.parent.name for path in folder.glob(f"*/{SPEC}"))
+    if runs:
+        more = f" and {len(runs) - 5} more" if len(runs) > 5 else ""
+        remedy = f"it holds the runs {', '.join(runs[:5])}{more}: name one of them, such as {folder / runs[0]}"
+    else:
+        remedy = f"it has no {SPEC}; name the folder of a run, such as runs/NAME"
+    raise ConfigurationError(f"{folder} is not a run's folder: {remedy}")
 
 
 def _renamed(data: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from ..tasks.files import read_tasks
 from ..tasks.source import TaskError
 
 RUNS = Path("runs")  #: folder of all runs, below the working directory
+#: measured tasks, and practised ones, that are compared before a run; its summary compares all
+COMPARED = 10_000
 
 
 def folder_of(run: TrainingRun, runs: Path = RUNS) -> Path:
@@ -86,7 +88,7 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
             errors.append(f"spec.checkpoints.resumeFrom: {_why_no_folder(Path(resume))}")
     if spec.checkpoints.uri is not None:
         errors += _uri_errors("spec.checkpoints.uri", spec.checkpoints.uri, writable=True)
-    places = {"the run's folder": folder_of(run, runs), "spec.checkpoints.directory": kept}
+    places = {"--runs": folder_of(run, runs), "spec.checkpoints.directory": kept}
     for name, place in places.items():
         if why := _why_not_writable(place):
             errors.append(f"{name}: {why}")
@@ -165,6 +167,8 @@ def _why_not_writable(path: Path) -> str | None:
     nearest = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
     if not nearest.is_dir():
         return f"{path} can't be a folder: {nearest} is a file"
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        return f"{path} can't be written: no permission in {nearest}"
-    return None
+    if os.access(nearest, os.W_OK | os.X_OK):
+        return None
+    if os.statvfs(nearest).f_flag & os.ST_RDONLY:
+        return f"{path} can't be written: {nearest} is on a read-only file system; name a folder of another one"
+    return f"{path} can't be written: no permission in {nearest}; name another folder, or change its owner or mode"

@@ -20,7 +20,7 @@ from tapforge_api.model import ModelSource
 from tapforge_api.training_run import TrainingRunSpec
 
 from ..tasks.contamination import Contamination
-from .local_files import NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
+from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
@@ -94,7 +94,8 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
     on_policy = rollout.max_staleness == 0 and learner.mini_batches == 1
     slots = known_slots(spec.environment.source, files)
     shared = files.contamination
-    measured = evaluation.episodes if shared is None else shared.measured
+    # Of more than that only the first ones were drawn.
+    measured = evaluation.episodes if shared is None or shared.measured == COMPARED else shared.measured
     return Plan(
         name=run.metadata.name,
         seed=spec.seed,
@@ -205,7 +206,7 @@ def _evaluated(run: TrainingRun, tasks: int) -> str:
     where = f"suite {e.tasks.suite}, split {e.tasks.split}" if e.tasks.suite else f"split {e.tasks.split}"
     if file := e.tasks.file or (run.spec.tasks.file if e.tasks.suite is None else None):
         where = f"the tasks in {file}"
-    return f"{where}, {tasks} tasks{repeats}, {' and '.join(modes)}{baselines}"
+    return f"{where}, {tasks:,} tasks{repeats}, {' and '.join(modes)}{baselines}"
 
 
 def _ends(run: TrainingRun) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tapforge_api import SpecError, TrainingRun
+from tapforge_api import TrainingRun
 
 from ..batch import BatchRules
 from ..placement.machine import Machine
@@ -27,7 +27,7 @@ from ..telemetry.throughput import throughput_of
 from ..viewer.curve import EvaluationPoint, UpdatePoint, draw_curve
 from ..viewer.recorded import replay_of
 from ..viewer.replay import write_replay
-from .folder import CURVE, EVALUATION, REPLAY, ROLLOUT, SUMMARY, read_events, read_spec
+from .folder import CURVE, EVALUATION, REPLAY, ROLLOUT, SUMMARY, read_events, run_of
 
 
 class ReportError(Exception):
@@ -146,10 +146,7 @@ def _rate(result: dict[str, Any]) -> str:
 
 def write_report(folder: Path) -> list[Path]:
     """Writes both files and returns their paths."""
-    try:
-        run = read_spec(folder)
-    except (OSError, SpecError) as error:
-        raise ReportError(f"{folder} is not a run's folder: {error}") from error
+    run = run_of(folder)
     events = list(read_events(folder))
     # What was done again after a crash counts as it was done last.
     measurements = {(e["update"], e["mode"]): e for e in events if e["event"] == "evaluation"}.values()

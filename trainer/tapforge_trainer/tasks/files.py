@@ -32,7 +32,7 @@ from tapforge_envs.protocol import Task
 
 from .source import FixedTasks, TaskError
 
-_EXAMPLE: Final = '{"suite": "quickstart", "template": "open_app", "params": {"app": "Clock"}, "seed": 7}'
+_EXAMPLE: Final = '{"suite": "quickstart", "template": "open", "params": {"app": "mail"}, "seed": 7}'
 #: what a line may look like, for errors
 _EXAMPLES: Final[Mapping[str, str]] = {
     "mobileworld": "OpenFlightModeTask or OpenFlightModeTask,Turn on flight mode",

@@ -33,13 +33,18 @@ def task_errors(run: TrainingRun) -> list[str]:
     errors = []
     if tasks.file is not None and spec.warm_start is not None:
         errors.append("spec.warmStart: a task file has no demonstrations; leave warmStart out, or name a suite")
+    unknown: list[tuple[str, str]] = []
+    own = bool(measured.suite or measured.templates)  # otherwise what is measured is what is practised: said once
     for field, tasks_of in (("spec.tasks", training_tasks), ("spec.evaluation.tasks", _measured)):
         try:
             tasks_of(run)
         except catalog.UnknownTask as error:
-            errors.append(f"{field}: {error.args[0]}")
+            unknown.append((field, str(error.args[0])))
         except TaskError:  # reported by `inspect_files`
             pass
+    if len({why for _, why in unknown}) == 1 and not own:
+        unknown = unknown[:1]
+    errors += [f"{field}: {why}" for field, why in unknown]
     if (processes := spec.environment.source.processes) is not None:
         pages = processes.environment == "miniwob"
         errors += _unknown_tasks("spec.tasks.file", tasks.file, pages)
@@ -106,9 +111,10 @@ def demonstrated_tasks(run: TrainingRun) -> PhoneTasks | web.TaskSet:
     return _suite(tasks.suite, tasks.split, tasks.templates)
 
 
-def evaluation_tasks(run: TrainingRun) -> FixedTasks:
-    """`spec.evaluation.episodes` different tasks, chosen by `spec.evaluation.seed` alone."""
-    return at_most(_measured(run), run.spec.evaluation.seed, run.spec.evaluation.episodes)
+def evaluation_tasks(run: TrainingRun, most: int | None = None) -> FixedTasks:
+    """`spec.evaluation.episodes` different tasks, chosen by `spec.evaluation.seed` alone; the first `most` of them."""
+    wanted = run.spec.evaluation.episodes
+    return at_most(_measured(run), run.spec.evaluation.seed, wanted if most is None else min(wanted, most))
 
 
 def _measured(run: TrainingRun) -> TaskSet:
@@ -121,10 +127,12 @@ def _measured(run: TrainingRun) -> TaskSet:
     return _suite(suite, measured.split, templates)
 
 
-def contamination_of(run: TrainingRun, drawn: int) -> Contamination:
-    """What the measured tasks share with the demonstrated ones and the first `drawn` that are practised."""
+def contamination_of(run: TrainingRun, drawn: int, most: int | None = None) -> Contamination:
+    """What the measured tasks share with the demonstrated ones and the first `drawn` that are practised; of each no
+    more than `most` are compared."""
     spec, practised = run.spec, training_tasks(run)
     shown = spec.warm_start.demonstrations if spec.warm_start is not None and spec.tasks.file is None else 0
+    shown, drawn = (number if most is None else min(number, most) for number in (shown, drawn))
     demonstrated = (demonstrated_tasks(run).sample(spec.seed, number) for number in range(shown))
     drawn_tasks = (practised.sample(spec.seed, number) for number in range(drawn))
-    return contamination(evaluation_tasks(run).tasks, chain(demonstrated, drawn_tasks))
+    return contamination(evaluation_tasks(run, most).tasks, chain(demonstrated, drawn_tasks))

@@ -50,9 +50,10 @@ def _order(count: int, seed: int, around: int) -> tuple[int, ...]:
 
 
 def at_most(tasks: TaskSet, seed: int, count: int) -> FixedTasks:
-    """The first `count` different tasks of a set, for `maxTasks`. Fewer when the set seems to have no more."""
+    """The first `count` different tasks of a set, for `maxTasks`. Fewer when the set has no more, or seems to."""
     found: dict[str, Task] = {}
-    for index in range(max(1000, 50 * count)):
+    every = len(tasks.tasks) if isinstance(tasks, FixedTasks) else None  # one pass has all of them
+    for index in range(max(1000, 50 * count) if every is None else every):
         task = tasks.sample(seed, index)
         found.setdefault(task.key, task)
         if len(found) == count:
