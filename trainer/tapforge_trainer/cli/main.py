@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -30,6 +30,7 @@ from .agent import agent
 from .cluster import cluster
 from .doctor import doctor
 from .env import env
+from .explain import explain
 from .phone import phone
 from .reading import LOCAL_PATH, RUNS, SET, Commands, FileCommand, file_option, read_run
 from .waiting import saying
@@ -82,6 +83,20 @@ def _checked(run: TrainingRun, runs: Path) -> Any:
         return plan(run, inspect(run, runs), runs)
 
 
+#: options of `plan` that only one of its other plans takes
+_OF_MEMORY: Final = ("gpu_memory", "config", "trace", "disk_rate", "tokens_per_second", "measured")
+_OF_SPEED: Final = ("gpu_memory", "config", "steps", "answer_tokens", "phone_seconds")
+
+
+def _check_used(options: Mapping[str, Any], memory: bool, speed: bool) -> None:
+    takes = _OF_MEMORY if memory else _OF_SPEED if speed else ()
+    for name, value in options.items():
+        if value not in (None, False) and name not in takes:
+            plans = [plan for plan, names in (("memory", _OF_MEMORY), ("speed", _OF_SPEED)) if name in names]
+            given, add = f"--{name.replace('_', '-')}", " or ".join(f"--{plan}" for plan in plans)
+            raise click.UsageError(f"{given} is about {' and '.join(plans)}: add {add}, or leave it out")
+
+
 @cli.command(cls=FileCommand)
 @FILE
 @SET
@@ -89,12 +104,16 @@ def _checked(run: TrainingRun, runs: Path) -> Any:
 @click.option(
     "--memory", is_flag=True, help="say how much memory the run takes on each GPU instead; exit code 2: too much"
 )
+@click.option("--speed", is_flag=True, help="say how long an update takes on GPUs instead: an estimate")
 @click.option(
     "--gpu-memory",
     metavar="SIZE|NAME",
-    help="with --memory: of a GPU, such as 80GiB or H200; default: by spec.cluster",
+    help="with --memory, --speed: of a GPU, such as 80GiB or H200; default: by spec.cluster",
 )
-@click.option("--config", type=LOCAL_PATH, help="with --memory: config.json of a model that is not known here")
+@click.option("--config", type=LOCAL_PATH, help="with --memory, --speed: config.json of a model that is not known here")
+@click.option("--steps", type=click.IntRange(1), help="with --speed: of an episode; default: half of what tasks allow")
+@click.option("--answer-tokens", type=click.IntRange(1), help="with --speed: of an answer; default: 100")
+@click.option("--phone-seconds", type=click.FloatRange(0), help="with --speed: of a step of a phone; default: 1.5")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--trace", is_flag=True, help="with --memory: also trace the learner's step on fake tensors, a minute")
 @click.option(
@@ -112,21 +131,32 @@ def plan(
     overrides: tuple[str, ...],
     runs: Path,
     memory: bool,
+    speed: bool,
     output: Literal["text", "json"],
     **options: Any,
 ) -> None:
-    """Check a file, resolve its defaults and say what would run, or how much memory that takes."""
+    """Check a file, resolve its defaults and say what would run, how much memory that takes, or how long."""
+    if memory and speed:
+        raise click.UsageError("--memory and --speed are two plans: ask for one of them")
+    _check_used(options, memory, speed)
+    if speed:
+        from ..run.assembly import inspect
+        from ..speed.command import SpeedOptions, plan_speed
+
+        loaded, asked = _load(file, overrides), {name: options[name] for name in _OF_SPEED}
+        with _as_message(), saying("counting operations"):
+            click.echo(plan_speed(loaded, SpeedOptions(output=output, **asked), inspect(loaded, runs)))
+        return
     if memory:
         from ..memory.command import MemoryOptions, plan_memory
 
         loaded = _load(file, overrides)
         with _as_message(), saying("adding up the memory" + (" and tracing a step" if options["trace"] else "")):
-            text, fits = plan_memory(loaded, MemoryOptions(output=output, **options))
+            text, fits = plan_memory(
+                loaded, MemoryOptions(output=output, **{name: options[name] for name in _OF_MEMORY})
+            )
         click.echo(text)
         sys.exit(0 if fits else _Wrong.exit_code)
-    if unused := [name for name, value in options.items() if value not in (None, False)]:
-        given = " and ".join(f"--{name.replace('_', '-')}" for name in unused)
-        raise click.UsageError(f"{given} is about memory: add --memory, or leave it out")
     from tapforge_api.gpus import cluster_gpus_error
 
     from ..run.plan import as_json, render
@@ -256,6 +286,7 @@ cli.add_command(agent)
 cli.add_command(cluster)
 cli.add_command(doctor)
 cli.add_command(env)
+cli.add_command(explain)
 cli.add_command(phone)
 
 

@@ -41,7 +41,7 @@ _MOST_PHONES: Final = 1024
 class SpeedOptions:
     """Of the command line; a figure that nobody gave is None."""
 
-    gpu: str | None = None
+    gpu_memory: str | None = None
     config: Path | None = None
     output: Literal["text", "json"] = "text"
     steps: int | None = None
@@ -55,7 +55,7 @@ def plan_speed(run: TrainingRun, options: SpeedOptions, files: LocalFiles = NO_F
         raise ConfigurationError("spec.device is cpu: only GPUs' speed is estimated; `make demo` shows this machine's")
     try:
         shape = shape_of(model_config(run, options.config))
-        card, memory, named = _card(run, options.gpu)
+        card, memory, named = _card(run, options.gpu_memory)
         work, assumed = work_of(run, shape, files), assumed_of(run, options)
         low, high = both(work, assumed, card)
 
