@@ -127,6 +127,20 @@ FORMS: list[tuple[str, str, Action]] = [
 ]
 
 REFUSED: list[tuple[str, str, str, str]] = [
+    # a drag with one point: where the pointer is, no picture shows
+    ("qwen3-vl/Grid", mobile(action="swipe", coordinate=[500, 500]), "action", "coordinate2"),
+    ("qwen3-vl-computer/Grid", computer(action="left_click_drag", coordinate=[500, 500]), "action", "coordinate2"),
+    (Q25, mobile(action="swipe", coordinate=[500, 500]), "action", "coordinate2"),
+    (Q25C, computer(action="left_click_drag", coordinate=[500, 500]), "action", "coordinate2"),
+    ("mai-ui/Grid", mobile(action="drag", start_coordinate=[500, 500]), "action", "end_coordinate"),
+    (OWL, mobile(action="swipe", coordinate=[500, 500]), "action", "coordinate2"),
+    (OWLC, computer(action="left_click_drag", coordinate=[500, 500]), "action", "coordinate2"),
+    (OLD_TARS, "Action: drag(start_box='(500,500)')", "action", "end_box"),
+    (TARS, "Action: drag(start_box='(500,500)')", "action", "end_box"),
+    (TARSC, "Action: drag(end_box='(500,500)')", "action", "start_box"),
+    (TARSC, "Action: select(start_box='(500,500)')", "action", "end_box"),
+    (AGUVIS, "os\npyautogui.dragTo(0.5, 0.1)", "action", "drag"),
+    (AGUVIS, "os\nmobile.swipe(from_coord=[0.5, 0.5])", "action", "to_coord"),
     (OLD_TARS, "Action: scroll(start_box='(500,500)')", "action", "direction"),
     (OLD_TARS, "Action: scroll(end_box='(500,500)')", "action", "start_box"),
     (OLD_TARS, f"Action: scroll({BOXES}, direction='up')", "action", "direction"),

@@ -19,6 +19,8 @@ from tapforge_envs.clients.http import new_session
 from tapforge_envs.clients.phones import PhoneAddress, PhoneClients
 from tapforge_envs.clients.pixels import frame_of_numbers
 from tapforge_envs.protocol import EnvironmentFault, Reason, Task, UnknownTask, UnsupportedAction
+from tapforge_trainer.agents import maiui
+from tapforge_trainer.agents.coordinates import Plane
 
 TASK = Task(suite="androidworld", template="TapSomeTimes", params={"task_idx": "1"})
 TAP = p.Tap(x=0.5, y=0.5)
@@ -151,6 +153,17 @@ async def test_after_a_call_that_was_cut_off_the_phone_is_not_clean():
 )
 def test_what_the_server_is_sent(action, request_body):
     assert request_of(action, 100, 200)[0] == request_body
+
+
+@pytest.mark.parametrize("place", ['"coordinate": [100, 300], ', '"coordinate": [900, 800], ', ""])
+def test_a_swipe_of_mai_ui_keeps_its_way_and_loses_its_place(place):
+    """The server strokes across the middle; the note says so, also to those who read the recording."""
+    call = f'{{"name": "mobile_use", "arguments": {{"action": "swipe", {place}"direction": "up"}}}}'
+    action = maiui.DIALECT.parse(f"<tool_call>\n{call}\n</tool_call>", Plane(maiui.DIALECT.coordinates, 1000, 2000))
+    assert isinstance(action, p.Swipe) and action.y2 < action.y
+    request, note = request_of(action, 1000, 2000)
+    assert request == {"action_type": "scroll", "direction": "down"}
+    assert note == "the server swipes across the middle of the screen, whatever the points"
 
 
 @pytest.mark.parametrize(
