@@ -218,7 +218,9 @@ def test_a_context_in_which_no_frame_has_room(house: House) -> None:
         said = house.type_run(source, "spec.model.contextTokens=89", "spec.rollout.responseTokens=8", command=command)
         assert said.code == 2
         assert "spec.model.contextTokens: 89 is too little" in said.words and "take 90 tokens" in said.words
-    longer = house.type_run(source, "spec.model.contextTokens=90", "spec.rollout.responseTokens=8", command="plan")
+    first = house.type_run(source, "spec.model.contextTokens=90", "spec.rollout.responseTokens=8", command="plan")
+    assert first.code == 2 and "the first prompt takes 84 tokens" in first.words and "at least 92" in first.words
+    longer = house.type_run(source, "spec.model.contextTokens=92", "spec.rollout.responseTokens=8", command="plan")
     assert longer.code == 0
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from tapforge_trainer.learner.families import ModelConfig, families
+from tapforge_trainer.run.model_facts import published_as
 
 MIB: Final = 2**20
 GIB: Final = 2**30
@@ -21,11 +22,8 @@ def published() -> Mapping[str, Mapping[str, Any]]:
 
 def config_of(repo: str) -> ModelConfig | None:
     """Of a repository of Hugging Face, upper and lower case being the same; None: it is not known here."""
-    wanted = repo.rpartition("/")[2].lower()
-    for family in families().values():
-        if (name := family.repositories.get(wanted)) is not None:
-            return ModelConfig.of_document(Path(repo), family.published[name])
-    return None
+    known = published_as(repo)
+    return None if known is None else ModelConfig.of_document(Path(repo), known)
 
 
 #: MiB that nvidia-smi reports; a name is one of the words of nvidia.com/gpu.product, without "NVIDIA"

@@ -44,8 +44,10 @@ from ..rollout.groups import GroupLimits
 from ..rollout.held_frames import FrameBudget
 from ..tasks.selection import contamination_of, task_errors, training_tasks
 from .adapters import adapter_errors, adapter_options
+from .feasibility import judge
 from .local_files import COMPARED, LocalFiles, inspect_files
 from .model_errors import model_errors
+from .model_facts import facts_of
 from .named_paths import where_relative
 from .plan import longest_member
 
@@ -85,10 +87,12 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
         wrong += adapter_errors(run, None if local is None else Path(local.folder))
     if not (files.errors or wrong):
         wrong = [error] if (error := budget_error(run, frame_budget(run, training_tasks(run), None))) else []
+    facts = None if files.errors or wrong else facts_of(run)
+    wrong += judge(run, facts).errors
     if errors := [*files.errors, *wrong]:
         raise ConfigurationError("\n".join([*errors, *where_relative(run, errors, Path.cwd())]))
     drawn = run.spec.stop.max_updates * run.spec.rollout.groups_per_update
-    return replace(files, contamination=contamination_of(run, drawn, COMPARED))
+    return replace(files, contamination=contamination_of(run, drawn, COMPARED), model=facts)
 
 
 def _algorithm_errors(run: TrainingRun) -> list[str]:

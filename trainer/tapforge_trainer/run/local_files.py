@@ -22,6 +22,7 @@ from ..storage.object_storage import is_uri, uri_error
 from ..tasks.contamination import Contamination
 from ..tasks.files import read_tasks
 from ..tasks.source import TaskError
+from .feasibility import ModelFacts
 
 RUNS = Path("runs")  #: folder of all runs, below the working directory
 #: measured tasks, and practised ones, that are compared before a run; its summary compares all
@@ -56,6 +57,8 @@ class LocalFiles:
     tasks: int | None = None
     #: what the measured tasks share with those that would be practised
     contamination: Contamination | None = None
+    #: what is known of the model without a download
+    model: ModelFacts | None = None
 
 
 #: of a run that names none, or whose files nobody has read

@@ -20,6 +20,7 @@ from tapforge_api.model import ModelSource
 from tapforge_api.training_run import TrainingRunSpec
 
 from ..tasks.contamination import Contamination
+from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         ends=_ends(run),
         folder=str(folder_of(run, runs)),
         checkpoints=checkpoint_uri(run) or str(checkpoints_of(run, folder_of(run, runs))),
-        notes=_notes(run, slots, shared),
+        notes=(*_notes(run, slots, shared), *judge(run, files.model).notes),
     )
 
 
