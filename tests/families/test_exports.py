@@ -19,7 +19,7 @@ from tests.families.samples import tokens
 
 from tapforge_trainer.agents.tokens import Tokens
 from tapforge_trainer.learner import export as exports
-from tapforge_trainer.learner.base_layout import exported_config
+from tapforge_trainer.learner.base_layout import exported_config, write_config
 from tapforge_trainer.learner.rank import Rank
 from tapforge_trainer.model_source.tiny_base import SHIPPED, cache_root
 from tapforge_trainer.placement.settings import LearnerSettings
@@ -105,9 +105,22 @@ LAYOUTS = [
 ]
 
 
+#: whose names or layouts of tensors differ from transformers 5's
+ALSO_SHORT = ("qwen2-vl-7b-tiny", "qwen3-vl-30b-a3b-tiny")
+
+
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS)
+def test_config_json_is_the_bases_but_for_the_number_format(name: str, layout: str, tmp_path: Path) -> None:
+    base = base_of(name, layout, tmp_path / "base")
+    (tmp_path / "export").mkdir()
+    write_config(base, tmp_path / "export", "bfloat16")
+    document, found = ((folder / "config.json").read_text() for folder in (base, tmp_path / "export"))
+    assert json.loads(found) == json.loads(document.replace('"float32"', '"bfloat16"')) != json.loads(document)
+
+
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [pytest.param(*one, marks=pytest.mark.long) if one[1] == "transformers 5" else one for one in LAYOUTS],
+    [one if one[0] in ALSO_SHORT else pytest.param(*one, marks=pytest.mark.long) for one in LAYOUTS],
 )
 def test_an_export_is_spelled_as_its_base(name: str, layout: str, tmp_path: Path) -> None:
     base = base_of(name, layout, tmp_path / "base")
@@ -163,6 +176,7 @@ def test_a_head_that_is_the_embedding_is_where_the_base_has_it(tmp_path: Path, m
         assert all(torch.equal(held[name], load_file(plain / "model.safetensors")[name]) for name in held)
 
 
+@pytest.mark.long
 def test_a_layout_of_experts_is_kept(tmp_path: Path) -> None:
     """Some files have experts as transformers 5 holds them."""
     base = base_of("qwen3-vl-30b-a3b-tiny", "transformers 5", tmp_path / "base")
