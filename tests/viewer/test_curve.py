@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tapforge_trainer.statistics import wilson
-from tapforge_trainer.viewer.curve import EvaluationPoint, UpdatePoint, draw_curve, trailing_mean
+from tapforge_trainer.viewer.curve import EvaluationPoint, UpdatePoint, draw_curve, percent, trailing_mean
 
 UPDATES = [UpdatePoint(i, i / 10, 0.9, 0.2, 0.5, 0.7, i / 12) for i in range(1, 9)]
 #: of a recording that doesn't say how all attempts went
@@ -75,3 +75,19 @@ def test_drawing_leaves_no_pyplot_behind(tmp_path):
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (0.0, "0 %"),
+        (0.0001, "0.1 %"),
+        (0.005, "0.5 %"),
+        (0.5, "50 %"),
+        (0.995, "99.5 %"),
+        (0.9999, "99.9 %"),
+        (1.0, "100 %"),
+    ],
+)
+def test_only_all_is_a_hundred_percent_and_only_nothing_none(rate, text):
+    assert percent(rate) == text

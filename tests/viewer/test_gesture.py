@@ -71,3 +71,12 @@ def test_the_notches_of_a_wheel_are_said():
 def test_a_stroke_without_length_and_an_unknown_action_are_no_crash():
     assert gesture_of({"type": "swipe"} | PLACE | {"x2": 0.25, "y2": 0.5}, 100, 200).shapes
     assert gesture_of({"type": "teleport"}, 100, 200).label == "teleport"
+
+
+def test_words_count_in_pixels_of_the_frame_and_shapes_in_those_of_the_picture():
+    tap = {"type": "tap", "x": 0.859, "y": 0.66}
+    gesture = gesture_of(tap, 324, 720, frame=(1080, 2400))
+    assert gesture.words == "tap (927, 1584)"
+    assert gesture.shapes[0].points[0] == (278.5, 475.5)
+    drag = gesture_of({"type": "drag", "x": 0, "y": 0, "x2": 1, "y2": 1}, 324, 720, frame=(1080, 2400))
+    assert drag.words == "drag (0, 0) to (1079, 2399)"

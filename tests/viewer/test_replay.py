@@ -20,6 +20,7 @@ from tapforge_trainer.recording.frames import NotRecorded
 from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.recording.retention import Retention
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
+from tapforge_trainer.run.report import _before_and_after
 from tapforge_trainer.viewer.recorded import replay_of
 from tapforge_trainer.viewer.replay import LARGEST, Replay, replay_html
 
@@ -294,3 +295,33 @@ def test_a_screen_that_was_removed_is_said_and_a_damaged_one_is_still_an_error(t
     page = Page(replay_html(Replay("a run", frame, groups=[GROUP])))
     assert len(page.of_class("error")) == 1
     assert "The oldest screens were removed." in page.text and "damaged" in page.text
+
+
+def test_captions_count_in_pixels_of_the_recorded_frame():
+    large = FittedFrame.of(np.zeros((2400, 1080, 3), np.uint8))
+    tapped = replace(step("a", 0, "red"), frames=(large.name,), action={"type": "tap", "x": 0.859, "y": 0.66})
+    page = replay_html(Replay("t", lambda _: large.data, groups=[group(replace(GROUP.episodes[0], steps=(tapped,)))]))
+    assert "tap (927, 1584)" in page
+
+
+def test_the_page_of_an_episode_that_was_played_by_hand_speaks_of_no_training():
+    page = replay_html(Replay("t", get, groups=[GROUP], played=True))
+    assert "The episode" in page and "Screens are those of the phone" in page
+    assert "raining" not in page and "update" not in page
+
+
+@pytest.mark.parametrize(
+    ("there", "mode"),
+    [
+        (("before-sampled", "after-sampled", "before-greedy", "after-greedy"), "sampled"),
+        (("before-greedy", "after-greedy"), "greedy"),
+        (("before-sampled", "before-greedy", "after-greedy"), "greedy"),
+        (("before-sampled",), None),
+        ((), None),
+    ],
+)
+def test_before_and_after_are_of_one_mode(tmp_path, there, mode):
+    for name in there:
+        (tmp_path / name).mkdir()
+    wanted = (None, None) if mode is None else (tmp_path / f"before-{mode}", tmp_path / f"after-{mode}")
+    assert _before_and_after(tmp_path) == wanted

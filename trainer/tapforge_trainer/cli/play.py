@@ -236,5 +236,5 @@ def _write(folder: Path, result: EpisodeResult) -> None:
     recording = Recording(folder / _ROLLOUT)
     facts = {"phone": record.slot, "reason": record.reason.value}
     title = record.task.goal or record.task.template
-    replay = Replay(title, recording.frames.get, facts=facts, groups=list(recording.groups()))
+    replay = Replay(title, recording.frames.get, facts=facts, groups=list(recording.groups()), played=True)
     write_replay(folder / "replay.html", replay)

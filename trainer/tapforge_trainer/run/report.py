@@ -177,10 +177,20 @@ def _evaluation(event: dict[str, Any]) -> EvaluationPoint:
 
 def _write_replay(folder: Path, run: TrainingRun) -> None:
     summary = json.loads((folder / SUMMARY).read_text()) if (folder / SUMMARY).is_file() else {}
-    facts = {name: str(summary[name]) for name in ("updates", "episodes", "seconds_total") if name in summary}
-    places = [folder / ROLLOUT, folder / EVALUATION / "before-sampled", folder / EVALUATION / "after-sampled"]
-    training, before, after = (place if place.is_dir() else None for place in places)
+    # Not seconds_total: the time that this page takes is part of it.
+    facts = {name: str(summary[name]) for name in ("updates", "episodes", "seconds_rl") if name in summary}
+    training = folder / ROLLOUT if (folder / ROLLOUT).is_dir() else None
+    before, after = _before_and_after(folder / EVALUATION)
     rules = BatchRules.of(run.spec.algorithm, min_valid=run.spec.rollout.min_valid)
     title = run.metadata.name
     replay = replay_of(title=title, rules=rules, training=training, before=before, after=after, facts=facts)
     write_replay(folder / REPLAY, replay)
+
+
+def _before_and_after(measured: Path) -> tuple[Path | None, Path | None]:
+    """The recordings of the first and the last measurement, of one mode: sampled as in training, else greedy."""
+    for mode in ("sampled", "greedy"):
+        before, after = measured / f"before-{mode}", measured / f"after-{mode}"
+        if before.is_dir() and after.is_dir():
+            return before, after
+    return None, None

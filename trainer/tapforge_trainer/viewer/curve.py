@@ -48,6 +48,16 @@ class EvaluationPoint:
     interval: Interval | None
 
 
+def percent(rate: float) -> str:
+    """With one digit where it says something; only all is 100 %, and only nothing 0 %."""
+    text = f"{100 * rate:.1f}"
+    if rate < 1 and text == "100.0":
+        text = "99.9"
+    if rate > 0 and text == "0.0":
+        text = "0.1"
+    return f"{text.removesuffix('.0')} %"
+
+
 def draw_curve(
     path: Path,
     *,
@@ -75,11 +85,11 @@ def draw_curve(
     # Baselines that coincide share one line and one label: two texts on the same spot can't be read.
     names: dict[float, list[str]] = {}
     for name, rate in (baselines or {}).items():
-        names.setdefault(round(rate, 2), []).append(name)
+        names.setdefault(round(rate, 3), []).append(name)
     for rate, together in names.items():
         success.axhline(rate, color=_SOFT, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
         success.annotate(
-            f"{', '.join(together)} {rate:.0%}",
+            f"{', '.join(together)} {percent(rate)}",
             (0.995, rate),
             xycoords=("axes fraction", "data"),
             xytext=(0, 3),
@@ -186,7 +196,7 @@ def _evaluations(axes: Axes, evaluations: Sequence[EvaluationPoint], mode: str, 
         others = [p.rate for p in evaluations if p.update == point.update and p.mode != mode]
         above = point.rate > max(others, default=-1.0) or (number == 0 and point.rate == max(others, default=-1.0))
         axes.annotate(
-            f"{point.rate:.0%}",
+            percent(point.rate),
             (point.update, point.rate + up[place] if above else point.rate - down[place]),
             xycoords=beside,
             xytext=(0, 5 if above else -5),

@@ -1,4 +1,4 @@
-"""How an action looks on the screen it was made on: shapes in frame pixels, and words.
+"""How an action looks on the screen it was made on: shapes in pixels of the picture, and words in those of the frame.
 
 Pure; reads the wire form of an action (`StepRecord.action`). An action of a kind that isn't known here has words and no
 shapes. Coordinates become the pixel that the phone was touched at (`protocol.pixel`), drawn at the pixel's centre.
@@ -38,39 +38,40 @@ class Gesture:
     label: str = ""
 
 
-def gesture_of(action: dict[str, Any], width: int, height: int) -> Gesture:
-    """For a frame of that size."""
+def gesture_of(action: dict[str, Any], width: int, height: int, frame: tuple[int, int] | None = None) -> Gesture:
+    """For a picture of that size. `frame`: width and height of the recorded frame that it shows; None: its own."""
     kind = str(action.get("type", "?"))
     unit = min(width, height) / 100
 
     def point(x: str = "x", y: str = "y") -> Point:
         return pixel(float(action[x]), width) + 0.5, pixel(float(action[y]), height) + 0.5
 
-    def place(at: Point) -> str:
-        return f"({int(at[0])}, {int(at[1])})"
+    def place(x: str = "x", y: str = "y") -> str:
+        wide, high = frame or (width, height)
+        return f"({pixel(float(action[x]), wide)}, {pixel(float(action[y]), high)})"
 
     match kind:
         case "tap" | "right_click" | "middle_click" | "triple_click" | "move":
             at = point()
             name = "move to" if kind == "move" else kind.replace("_", " ")
             return Gesture(
-                f"{name} {place(at)}", (GestureShape("ring", (at,), 7 * unit), GestureShape("dot", (at,), 2.6 * unit))
+                f"{name} {place()}", (GestureShape("ring", (at,), 7 * unit), GestureShape("dot", (at,), 2.6 * unit))
             )
         case "double_tap":
             at = point()
             rings = tuple(GestureShape("ring", (at,), r * unit) for r in (10, 6))
-            return Gesture(f"double tap {place(at)}", (*rings, GestureShape("dot", (at,), 2.4 * unit)))
+            return Gesture(f"double tap {place()}", (*rings, GestureShape("dot", (at,), 2.4 * unit)))
         case "long_press":
             at = point()
             held = (GestureShape("dashed", (at,), 10 * unit), GestureShape("dot", (at,), 4 * unit))
-            return Gesture(f"long press {place(at)}, {float(action.get('seconds', 1)):g} s", held)
+            return Gesture(f"long press {place()}, {float(action.get('seconds', 1)):g} s", held)
         case "swipe" | "drag":
             start, end = point(), point("x2", "y2")
             shapes = (
                 GestureShape("dot" if kind == "swipe" else "ring", (start,), 3.4 * unit),
                 *_arrow(start, end, unit),
             )
-            return Gesture(f"{kind} {place(start)} to {place(end)}", shapes)
+            return Gesture(f"{kind} {place()} to {place('x2', 'y2')}", shapes)
         case "scroll":
             at, way = point(), str(action.get("direction"))
             dx, dy = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}.get(way, (0, 0))

@@ -46,6 +46,8 @@ class Picture:
     uri: str
     width: int
     height: int
+    #: width and height of the recorded frame, which is larger where the picture was shrunk for the page
+    frame: tuple[int, int]
 
     @property
     def shown_width(self) -> int:
@@ -128,6 +130,8 @@ class Replay:
     lossy: str = ""
     max_pairs: int = 16
     max_groups: int = 6
+    #: nothing was trained: the groups are episodes that were played by hand
+    played: bool = False
 
 
 def write_replay(path: Path, replay: Replay) -> None:
@@ -167,6 +171,7 @@ def replay_html(replay: Replay) -> str:
         missing=len(album.missing),
         absent=len(album.absent),
         lacks=replay.lacks,
+        played=replay.played,
         lossy=replay.lossy,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -203,13 +208,14 @@ class _Album:
 def _picture(name: str, data: bytes) -> Picture:
     with Image.open(io.BytesIO(data)) as image:
         width, height, kind = image.width, image.height, image.get_format_mimetype() or "image/png"
+        frame = width, height
         if max(width, height) > LARGEST:
             scale = LARGEST / max(width, height)
             small = image.convert("RGB").resize((round(width * scale), round(height * scale)), Image.Resampling.LANCZOS)
             buffer = io.BytesIO()
             small.save(buffer, "JPEG", quality=85)
             data, kind, width, height = buffer.getvalue(), "image/jpeg", small.width, small.height
-    return Picture(name, f"data:{kind};base64,{base64.b64encode(data).decode()}", width, height)
+    return Picture(name, f"data:{kind};base64,{base64.b64encode(data).decode()}", width, height, frame)
 
 
 def _episode(
@@ -241,7 +247,7 @@ def _gesture(step: StepRecord, picture: Picture | None) -> Gesture | None:
         return None
     if picture is None:  # nothing to draw on, and no size that would make pixels of its coordinates
         return Gesture(str(step.action.get("type", "?")).replace("_", " "))
-    return gesture_of(step.action, picture.width, picture.height)
+    return gesture_of(step.action, picture.width, picture.height, picture.frame)
 
 
 def _group(group: GroupRecord, album: _Album, credits: Mapping[tuple[str, int], Credit]) -> GroupView:
