@@ -143,11 +143,6 @@ def _model_impossible(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
             f"spec.engine.kvCacheMiB: {cache} MiB hold no answer of {context} tokens (model.contextTokens), which take "
             f"{-(-needed // 2**20)} MiB on each device with {model.name}; give at least that, or fewer contextTokens"
         )
-    if model.positions is not None and context > model.positions:
-        yield (
-            f"spec.model.contextTokens: {context} is more than the {model.positions} positions that {model.name} has; "
-            "give at most that many"
-        )
     if model.text is not None and (model.screen or 1) + model.text[0] + answer > context:
         least, screen = (model.screen or 1) + model.text[0], "its screen"
         if model.screen is not None:
@@ -177,6 +172,11 @@ def _divides(model: ModelFacts, parallel: int) -> bool:
 def _model_odd(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
     spec = run.spec
     context, answer, images = spec.model.context_tokens, spec.rollout.response_tokens, spec.model.adapter.history_images
+    if model.positions is not None and context > model.positions:
+        yield (
+            f"model.contextTokens ({context}) is more than the {model.positions} positions that {model.name} has, and "
+            f"an engine may refuse to start with it; {model.positions} will do"
+        )
     named = spec.model.adapter.name.removesuffix("-computer")
     if named in _ONE_FAMILY and model.model_type not in _ONE_FAMILY[named]:
         own = f"; the one of its makers is {model.adapter}" if model.adapter else "; docs/models.md has those that fit"
