@@ -172,7 +172,8 @@ def _divides(model: ModelFacts, parallel: int) -> bool:
 def _model_odd(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
     spec = run.spec
     context, answer, images = spec.model.context_tokens, spec.rollout.response_tokens, spec.model.adapter.history_images
-    if model.positions is not None and context > model.positions:
+    chosen = "context_tokens" in spec.model.model_fields_set  # the default is nobody's choice
+    if chosen and model.positions is not None and context > model.positions:
         yield (
             f"model.contextTokens ({context}) is more than the {model.positions} positions that {model.name} has, and "
             f"an engine may refuse to start with it; {model.positions} will do"
