@@ -48,6 +48,19 @@ def _own(name: str) -> str:
     return name
 
 
+def check_arrivals(workers: list[Any], data: bytes) -> None:
+    """Every worker got the bytes and holds them, wherever its family's loader put them."""
+    from safetensors.torch import load
+
+    from tapforge_trainer.learner.digest import digest
+
+    sent = {name: int(digest(tensor)) for name, tensor in load(data).items()}
+    for report in workers:
+        assert report.digests == sent
+        assert not report.wrong, report.wrong
+        assert not report.unread, report.unread
+
+
 def _collected(done: Any, count: int) -> list[Any]:
     found: list[Any] = []
     while len(found) < count:
@@ -73,10 +86,12 @@ def renewed_asleep(sampler: Any, version: int, data: bytes, job: Job) -> list[st
     sampler.submit(requests[-1:], job.frames)
     sampler.wake("weights").result(END)
     sampler.collective("start_weight_update").result(END)
+    sampler.collective("watch_arrivals").result(END)
     sampler.collective("update_weights", update_info={"payload": data}).result(END)
     sampler.collective("finish_weight_update").result(END)
     sampler.wake("kv_cache").result(END)
     sampler.proceed(version).result(END)
+    check_arrivals(sampler.collective("take_arrivals").result(END), data)
     return [request.key for request in requests]
 
 
@@ -118,10 +133,12 @@ def main() -> None:
 
         def load(llm: Any, data: bytes = data) -> None:
             llm.collective_rpc("start_weight_update")
+            llm.collective_rpc("watch_arrivals")
             llm.collective_rpc("update_weights", kwargs={"update_info": {"payload": data}})
             llm.collective_rpc("finish_weight_update")
 
         sampler.renew("keep", load, version).result(END)
+        check_arrivals(sampler.collective("take_arrivals").result(END), data)
         sampler.release().result(END)
         rounds.append(asked(version))
     Path(job.answers).write_bytes(pickle.dumps(rounds))

@@ -10,7 +10,15 @@ import numpy as np
 
 from tapforge_trainer.engine.client import EngineClient
 from tapforge_trainer.engine.mailboxes import Mailboxes
-from tapforge_trainer.engine.wire import CacheCounts, EngineConnection, GenerateResult, Replica, Replicas, engine_key
+from tapforge_trainer.engine.wire import (
+    REPEAT,
+    CacheCounts,
+    EngineConnection,
+    GenerateResult,
+    Replica,
+    Replicas,
+    engine_key,
+)
 from tapforge_trainer.learner.frame_store import PixelFormat
 from tapforge_trainer.placement.settings import EngineSettings
 from tapforge_trainer.records import Generation, Prompt, Sampling
@@ -124,9 +132,13 @@ class Actor:
         self.noted("proceed")
         self.version = version
 
-    async def on_discard(self, why: str) -> None:
+    async def on_discard(self, why: str, again: bool = False) -> None:
         self.noted("discard")
-        self.boxes.proceed()
+        error = f"{REPEAT}: {why}" if again else why
+        keys, self.asked = self.asked, {}
+        self.boxes.deliver([GenerateResult(key, error=error) for key in keys])
+        if not again:
+            self.boxes.proceed()
 
     def noted(self, call: str) -> None:
         self.rounds.append(call)

@@ -53,10 +53,13 @@ class House:
         monkeypatch.setattr(engines, "start_engine", lambda settings, place: self.start())
         monkeypatch.setattr(engines, "kill_engine", lambda actor: actor.kill())
 
-        async def verify(*_: Any) -> float:
+        async def verify(*_: Any) -> sync.Proof:
             self.log.append("probe")
-            return 0.125
+            if self.mismatches:
+                raise self.mismatches.pop(0)
+            return sync.Proof({"gap_max": 0.125})
 
+        self.mismatches: list[sync.SyncMismatch] = []
         monkeypatch.setattr(sync, "verify", verify)
         self.policy = Policy(PolicySettings(SHARED, None, replicas, sync_seconds=END))
         self.engines = Engines(SHARED, FORM, 99, replicas=replicas)
@@ -111,6 +114,28 @@ async def test_engines_sleep_while_the_learner_works_and_wake_with_its_weights(h
         h.log.clear()
         await h.policy.sync(2)
         assert h.log == ["pause", "send", "proceed", "probe", "release"], "they were awake"
+
+
+async def test_engines_sleep_again_before_a_full_set_is_sent_once_more(house: Any) -> None:
+    """Ranks gather weights in memory that awake engines have taken."""
+    async with house() as h:
+        (task,) = asking(h.client)
+        await until(lambda: h.actors[0].asked)
+        async with h.policy.learning(1):
+            pass
+        h.mismatches.append(sync.SyncMismatch("layer 3 is stale", {"gap_mean": 0.5}))
+        assert await h.policy.sync(1) == 0.125
+        assert h.log == ["sleep", *WOKEN[:-1], "discard", "sleep", *WOKEN] and not h.engines.asleep
+        await until(lambda: h.actors[0].asked)
+        h.actors[0].answer()
+        assert list((await task).versions) == [1, 1], "it was asked again"
+        assert h.policy.engine_metrics["sync_resends"] == 1 and h.policy.engine_metrics["failed_gap_mean"] == 0.5
+        await h.policy.sync(2)
+        assert h.policy.engine_metrics["sync_resends"] == 0 and "failed_gap_mean" not in h.policy.engine_metrics
+        h.mismatches += [sync.SyncMismatch("layer 3 is stale", {"gap_mean": 0.5}), sync.SyncMismatch("and layer 4")]
+        with pytest.raises(sync.SyncMismatch, match=r"layer 3 is stale \(gap_mean 0.5\).*once more: and layer 4"):
+            await h.policy.sync(3)
+        assert h.log[-2:] == ["probe", "discard"] and h.engines.version == 2
 
 
 async def test_engines_wake_after_work_that_failed(house: Any) -> None:

@@ -45,7 +45,7 @@ class Silent:
     def renew(self, *_: Any) -> Future[None]:
         return self.work
 
-    def discard(self, why: str) -> Future[None]:
+    def discard(self, why: str, again: bool) -> Future[None]:
         done: Future[None] = Future()
         done.set_result(None)
         return done

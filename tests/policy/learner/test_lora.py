@@ -19,13 +19,15 @@ from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.learner import export as exports
 from tapforge_trainer.learner import lora
 from tapforge_trainer.learner.batches import plan_micro_batches
+from tapforge_trainer.learner.digest import digest
 from tapforge_trainer.learner.families import FolderError, families
 from tapforge_trainer.learner.rank import MiniBatch, Rank
-from tapforge_trainer.learner.sharding import unsharded
+from tapforge_trainer.learner.sharding import sent, unsharded
 from tapforge_trainer.model_source.ref import ModelError, ModelRef
 from tapforge_trainer.placement.settings import LoraSettings, UpdateSettings
 from tapforge_trainer.records import Sample
 from tapforge_trainer.storage.object_storage import Store
+from tapforge_trainer.sync.received import Report, difference
 
 ADAPTERS = LoraSettings(rank=4, alpha=8.0)
 OBJECTIVE = Objective(importance_cap=None)
@@ -94,6 +96,49 @@ def test_an_update_moves_the_adapters_and_nothing_else(tiny: Tiny) -> None:
     assert len(moved) == 2 * 7 * 3 and all(name.startswith("model.language_model.layers.") for name in moved)
     assert {after[name].dtype for name in moved} == {torch.float32}
     assert {tensor.dtype for name, tensor in after.items() if name not in moved} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_are_sent_without_their_adapter_are_named(
+    tiny: Tiny, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the adapters themselves, whatever the merging takes for adapted."""
+    samples, frames = tiny.mixed()
+    with one_rank(tiny, dtype=dtype) as rank:
+        learn(rank, tiny, samples, frames)
+        whole = rank.weights()
+        digests, unmerged = sent(rank)
+        assert digests == {name: int(digest(tensor)) for name, tensor in whole.items()} and not unmerged
+        assert difference(digests, unmerged, [(0, [Report(digests, {})])]) == ""
+        with monkeypatch.context() as fault:
+            fault.setattr(lora.Adapted, "merged", lambda layer: layer.weight.float())
+            rank.weights()
+        digests, unmerged = sent(rank)
+        assert set(unmerged) == {f"{name}.weight" for name in lora.layers(rank.policy.model)}
+        matrices = lora.matrices(rank.policy.model)
+        with monkeypatch.context() as fault:
+            fault.setattr(lora, "layers", lambda model: {})
+            fault.setattr(lora, "matrices", lambda model: matrices)
+            rank.weights()
+        assert sent(rank) == (digests, unmerged)
+        assert "without the adapter" in difference(digests, unmerged, [(0, [Report(digests, {})])])
+
+
+def test_weights_that_are_sent_with_another_adapter_are_named_and_those_summed_in_another_order_are_not() -> None:
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = lora.Adapted(torch.nn.Linear(48, 64, bias=False), 4, 2.0)
+        with torch.no_grad():
+            layer.lora_B.weight.normal_(std=0.02)
+            product = sum(b[:, None] * a[None] for a, b in zip(layer.lora_A.weight, layer.lora_B.weight.t(), strict=True))
+        other = layer.weight + 2.0 * product
+        assert dtype is not torch.float32 or not torch.equal(other, layer.merged())
+        assert lora.is_merged(layer, other.to(dtype)) and lora.is_merged(layer, layer.merged().to(dtype))
+        for wrong in (layer.weight, layer.weight + product, layer.weight + 2.0 * product.flip(0)):
+            assert not lora.is_merged(layer, wrong.to(dtype))
+        with torch.no_grad():
+            layer.lora_B.weight.zero_()
+        assert lora.is_merged(layer, layer.weight.detach().to(dtype)), "there is nothing to merge"
 
 
 def test_targets_are_layers_of_the_language_model(tiny: Tiny) -> None:

@@ -67,6 +67,7 @@ class EngineActor:
 
         def load(llm: Any) -> None:
             llm.collective_rpc("start_weight_update")
+            llm.collective_rpc("watch_arrivals")
             llm.collective_rpc("update_weights", kwargs={"update_info": {"payload": payload}})
             llm.collective_rpc("finish_weight_update")
 
@@ -95,6 +96,10 @@ class EngineActor:
         """One of the weight-transfer methods of vLLM's workers: `sync/gpu.py` drives them."""
         await asyncio.wrap_future(self._sampler.collective(method, **arguments))
 
+    async def arrivals(self) -> list[Any]:
+        """What arrived in this round of weights and how it is held, by worker: `sync/received.py:Report`, or None."""
+        return await asyncio.wrap_future(self._sampler.collective("take_arrivals"))
+
     async def probe(self, requests: Sequence[tuple], frames: dict[str, bytes], seconds: float) -> list[tuple]:
         """Answers of the engine as it is now, also while results are held back."""
         loop = asyncio.get_running_loop()
@@ -115,9 +120,11 @@ class EngineActor:
         self._boxes.proceed()
         return self._sampler.cache_counts
 
-    async def discard(self, why: str) -> None:
-        await asyncio.wrap_future(self._sampler.discard(why))
-        self._boxes.proceed()
+    async def discard(self, why: str, again: bool = False) -> None:
+        """`again`: the engine stands still until the round of weights that follows has been proven."""
+        await asyncio.wrap_future(self._sampler.discard(why, again))
+        if not again:
+            self._boxes.proceed()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from tapforge_trainer.records import FinishReason, Generation, Prompt, Sampling
 
 from ..placement.actors import reason
 from .pauses import Deadline, PauseReading
-from .wire import DEAD, EngineConnection, Replica, Replicas
+from .wire import DEAD, REPEAT, EngineConnection, Replica, Replicas
 
 #: seconds during which requests are gathered into one call
 GATHER = 0.001
@@ -290,6 +290,10 @@ class EngineClient:
         where = f"engine {engine.index}"
         if error.startswith(DEAD):
             self._lose(engine, f"{where}: {error}")
+            return
+        if error.startswith(REPEAT):
+            waiting.resent = False
+            self._post(engine, key)
             return
         if missing and not waiting.resent:
             waiting.resent = True

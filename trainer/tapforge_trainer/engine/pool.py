@@ -200,6 +200,10 @@ class Engines:
     async def proceed(self, version: int, deadline: float) -> None:
         await self._all("proceed", version, deadline=deadline)
 
+    async def arrivals(self, deadline: float) -> list[tuple[int, list[Any]]]:
+        """Of each engine by index what its workers say of the weights that they got."""
+        return [(engine.index, workers) for engine, workers in await self._all("arrivals", deadline=deadline)]
+
     async def probe(self, requests: Sequence[tuple], frames: dict[str, bytes], deadline: float) -> list[list[tuple]]:
         answers = await self._all("probe", requests, frames, deadline, deadline=deadline + POLL_GRACE)
         return [rows for _, rows in answers]
@@ -217,9 +221,10 @@ class Engines:
         self._round = []
         self._publish()
 
-    async def discard(self, why: str, deadline: float) -> None:
+    async def discard(self, why: str, deadline: float, *, again: bool = False) -> None:
+        """`again`: another round follows, and requests wait for it instead of failing."""
         if self._members():
-            await self._all("discard", why, deadline=deadline)
+            await self._all("discard", why, again, deadline=deadline)
         self._round = []
 
     @property

@@ -14,7 +14,8 @@ Rules:
   weights, memory for the cache.
 - New weights arrive between two steps. Requests in flight either go on with them ("keep": their cache is dropped and
   recomputed, and every token knows its version) or finish before ("wait"). While an update is unproven, results are
-  held back; they leave by `release` or turn into errors by `discard`.
+  held back; they leave by `release` or turn into errors by `discard`. Where another update follows, clients ask again
+  instead, and nothing is sampled for them until that one is proven.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..placement.settings import EngineSettings, PauseMode, SleepPart
 from ..placement.start_stage import stage_of_thread
 from .preprocessor import PreparedInput, Preprocessor
 from .vllm import build, image_id
-from .wire import DEAD, CacheCounts, GenerateRequest, GenerateResult
+from .wire import DEAD, REPEAT, CacheCounts, GenerateRequest, GenerateResult
 
 T = TypeVar("T")
 
@@ -126,9 +127,10 @@ class Sampler:
         """The update is proven: what was held back leaves."""
         return self.call(self._release)
 
-    def discard(self, why: str) -> Future[None]:
-        """The update is wrong: nothing sampled with it leaves; every request turns into an error."""
-        return self.call(lambda: self._discard(why))
+    def discard(self, why: str, again: bool = False) -> Future[None]:
+        """The update is wrong: nothing sampled with it leaves; every request turns into an error. `again`: another
+        update follows. Clients ask again for what was sampled, and what they ask waits for that one."""
+        return self.call(lambda: self._discard(why, again))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Runs `function` on the engine's thread, between two steps."""
@@ -322,15 +324,17 @@ class Sampler:
         self._admit()
         self._deliver(held)
 
-    def _discard(self, why: str) -> None:
+    def _discard(self, why: str, again: bool = False) -> None:
         if self._paused:  # half of the new weights may be in: the next full set mends that
             self._broken, self._paused = why, False
         held, self._held = self._held or [], None
-        waiting = [one.request.key for one in self._queued]
-        failed = sorted({*self._unfinished, *waiting, *(result.key for result in held)})
+        failed = {*self._unfinished, *(result.key for result in held)}
         self._abort(list(self._unfinished))
-        self._queued, self._draining = [], False
-        self._deliver([GenerateResult(key, error=why) for key in failed])
+        self._draining = again
+        if not again:
+            failed.update(one.request.key for one in self._queued)
+            self._queued = []
+        self._deliver([GenerateResult(key, error=f"{REPEAT}: {why}" if again else why) for key in sorted(failed)])
 
 
 #: keys of requests that prove an update begin with this; their results are never held back

@@ -86,6 +86,7 @@ def arguments(settings: EngineSettings, config: ModelConfig) -> dict[str, Any]:
         "additional_config": {BANNED: [token for token in range(config.vocabulary) if token not in allowed]},
         "weight_transfer_config": {"backend": settings.transfer},
         "tensor_parallel_size": settings.tensor_parallel,
+        "worker_extension_cls": "tapforge_trainer.sync.transfer.WeightReceiver",
     }
     if settings.dtype != "float32":
         found["hf_overrides"] = _FULL_LOGITS
@@ -103,7 +104,6 @@ def arguments(settings: EngineSettings, config: ModelConfig) -> dict[str, Any]:
             "enforce_eager": True,
             "async_scheduling": False,
             "skip_mm_profiling": True,
-            "worker_extension_cls": "tapforge_trainer.sync.transfer.WeightReceiver",
         }
     if settings.max_batched_tokens is not None:
         found["max_num_batched_tokens"] = settings.max_batched_tokens

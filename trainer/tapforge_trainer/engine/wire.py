@@ -6,6 +6,7 @@
 - Asking twice for the same key is asking once: a client that isn't sure asks again.
 - Frames travel once per client: later requests name them by content hash. When the bounded store has dropped one, the
   result says `missing` and the client asks again with bytes.
+- An answer that was sampled with weights whose proof failed is thrown away, and its client asks again.
 - Each answer of a poll says for how long the engine has stood still for new weights: deadlines stand still with it.
 """
 
@@ -19,6 +20,8 @@ from ..learner.frame_store import PixelFormat
 
 #: a result's error that begins so is about the engine, which answers nobody any more
 DEAD = "the engine is dead"
+#: one that begins so is about the weights that sampled it: the client asks again, and is answered with the next ones
+REPEAT = "asked again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ FOLDER = "adapter"
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 #: what peft puts in front of a module's name
 _PREFIX = "base_model.model."
+#: of the largest element of a product, by which fp32 sums in another order may differ
+_REORDERED = 1e-5
 
 
 class Adapted(nn.Linear):
@@ -58,6 +60,23 @@ class Adapted(nn.Linear):
         if isinstance(a, DTensor):
             a = a.redistribute(placements=[Replicate()])
         return self.weight.float() + self.scale * (b @ a)
+
+
+@torch.no_grad()
+def is_merged(layer: Adapted, shards: Tensor) -> bool:
+    """Whether `shards` are this rank's of the layer's weight with its adapter, in their number format; collective. A
+    product may be summed in another order the second time. So they have to be within rounding of what is computed here,
+    and no bits of the plain weight where the adapter changes some."""
+    a, b = layer.lora_A.weight, layer.lora_B.weight
+    whole = a.full_tensor() if isinstance(a, DTensor) else a
+    sent, plain = _local(shards), _local(layer.weight).float()
+    change = layer.scale * (_local(b) @ whole)
+    expected = plain + change
+    if torch.equal(sent, plain.to(sent.dtype)):
+        return torch.equal(sent, expected.to(sent.dtype))
+    most = change.abs().max() if change.numel() else change.new_zeros(())
+    rounding = torch.finfo(sent.dtype).eps * expected.abs() + _REORDERED * most
+    return bool(((sent.float() - expected).abs() <= rounding).all())
 
 
 def adapt(model: nn.Module, lora: LoraSettings, pattern: str) -> None:

@@ -46,7 +46,7 @@ from .frame_source import FrameSource
 from .frame_store import FrameStore, Patches, PixelFormat
 from .metrics import UpdateMetrics
 from .phase_clock import PhaseClock
-from .sharding import EngineWeights, load_policy, reshard
+from .sharding import EngineWeights, SentWeights, load_policy, reshard
 
 if TYPE_CHECKING:
     from .families.build import Policy
@@ -104,6 +104,8 @@ class Rank:
         self._loader = ThreadPoolExecutor(1, "frames")
         #: vLLM's trainer side and the engines that it is connected to, once `sync/gpu.py` has connected it
         self.transfer: Any = None
+        #: in the last round of weights, until `sync/sync.py` has asked
+        self.sent: SentWeights | None = None
         self.saving: Any = None  #: `rank_state.Saving`, from the first checkpoint on
         #: optimizer steps so far: what the warm-up counts
         self.steps = 0
@@ -351,7 +353,8 @@ class Rank:
     def weights(self) -> dict[str, Tensor]:
         """Whole tensors under checkpoint names in the engine's dtype; gathered by all ranks, kept by the first."""
         found: dict[str, Tensor] = {}
-        for name, tensor in EngineWeights(self.policy.model, getattr(torch, self.settings.dtype)):
+        self.sent = SentWeights()
+        for name, tensor in EngineWeights(self.policy.model, getattr(torch, self.settings.dtype), sent=self.sent):
             if self.rank == 0:
                 found[name] = tensor.cpu()
         return found

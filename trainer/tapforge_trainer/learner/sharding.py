@@ -15,7 +15,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from ..placement.settings import LearnerSettings
 from . import lora
 from .batches import Vocabulary
+from .digest import digest, values
 from .families import FolderError, ModelConfig, family_named, family_of
 from .families.build import build, embedding, head, tied, transformer_layers, vision_blocks
 from .frame_store import PixelFormat
@@ -191,14 +192,33 @@ def _contradiction(folder: Path, missing: list[str], other: list[str]) -> str:
 # --- for engines ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class SentWeights:
+    """What a rank sent in a round of weights, for the proof that it arrived."""
+
+    #: of the tensors by name (`digest.py`), on their device
+    digests: dict[str, Tensor] = field(default_factory=dict)
+    #: tensors that do not hold the adapter of their layer
+    unmerged: list[str] = field(default_factory=list)
+
+    def read(self) -> tuple[dict[str, int], tuple[str, ...]]:
+        return values(self.digests), tuple(self.unmerged)
+
+
 class EngineWeights:
     """Whole tensors under checkpoint names in `dtype`, as an engine loads them, gathered one after another: iterating
     is collective, and every rank gets every tensor. `device`: where they are gathered; None: where the shards are,
     which may be the host's memory. Adapters are merged; experts lie as they were published, as
-    (experts, in, out)."""
+    (experts, in, out). `sent` notes what was yielded."""
 
-    def __init__(self, model: Any, dtype: torch.dtype, device: torch.device | None = None):
-        self._model, self.dtype, self._device = model, dtype, device
+    def __init__(
+        self,
+        model: Any,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        sent: SentWeights | None = None,
+    ):
+        self._model, self.dtype, self._device, self._sent = model, dtype, device, sent
         self._family = family_named(model.config.model_type)
 
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -208,16 +228,28 @@ class EngineWeights:
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         adapted = {f"{name}.weight": layer for name, layer in lora.layers(self._model).items()}
+        # By the parameter itself: a name that finds no adapter is one of the faults.
+        owners = {id(layer.weight): layer for layer in self._model.modules() if isinstance(layer, lora.Adapted)}
         for name, parameter in self._parameters():
             shards = adapted[name].merged() if name in adapted else parameter.detach()
             shards = shards.to(self.dtype)
+            if self._sent is not None and (layer := owners.get(id(parameter))) and not lora.is_merged(layer, shards):
+                self._sent.unmerged.append(name)
             if self._device is not None:
                 shards = shards.to(self._device)
-            yield name, self._family.for_engine(name, unsharded(shards)).contiguous()
+            whole = self._family.for_engine(name, unsharded(shards)).contiguous()
+            if self._sent is not None:
+                self._sent.digests[name] = digest(whole)
+            yield name, whole
 
     def _parameters(self) -> list[tuple[str, nn.Parameter]]:
         adapters = lora.matrices(self._model)
         return [(name, p) for name, p in self._model.named_parameters() if name not in adapters]
+
+
+def sent(rank: Any) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Digests of what the rank sent last, by name, and what of it lacks its adapter."""
+    return rank.sent.read() if rank.sent is not None else ({}, ())
 
 
 def unsharded(tensor: Tensor) -> Tensor:

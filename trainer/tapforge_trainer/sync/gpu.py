@@ -18,7 +18,7 @@ import torch
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-from ..learner.sharding import EngineWeights
+from ..learner.sharding import EngineWeights, SentWeights
 from ..placement.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -39,13 +39,19 @@ class RankSource(WeightSource):
     host's memory."""
 
     def __init__(self, rank: Rank):
-        self._weights = EngineWeights(rank.policy.model, getattr(torch, rank.settings.dtype), rank.device)
+        self._rank = rank
 
     def metadata(self) -> list[ParamMeta]:
-        return [ParamMeta(name, self._weights.dtype, shape) for name, shape in self._weights.shapes()]
+        weights = self._weights(None)
+        return [ParamMeta(name, weights.dtype, shape) for name, shape in weights.shapes()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter(self._weights)
+        self._rank.sent = SentWeights()
+        return iter(self._weights(self._rank.sent))
+
+    def _weights(self, sent: SentWeights | None) -> EngineWeights:
+        rank = self._rank
+        return EngineWeights(rank.policy.model, getattr(torch, rank.settings.dtype), rank.device, sent)
 
 
 class EngineWire:
@@ -64,6 +70,7 @@ class EngineWire:
 
     def start_weight_update(self) -> None:
         self._each("start_weight_update", [{}] * len(self._actors))
+        self._each("watch_arrivals", [{}] * len(self._actors))
 
     def update_weights(self, update_info: Any) -> None:
         self._each("update_weights", [{"update_info": update_info}] * len(self._actors))

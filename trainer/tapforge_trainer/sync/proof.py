@@ -31,6 +31,8 @@ _MOST = {"float32": 1e-4}
 #: a trainer and vLLM in bf16 (root mean square 0.0227), however it is spread over tokens, none of 20 million prompts
 #: made up had more than 0.048 (tests/policy/sync/test_proof.py repeats that on a smaller number)
 _MEDIAN = {"bfloat16": 0.1, "float16": 0.02}
+#: nats that a token's difference counts as in k3 at most, which grows like its exponential
+_K3_RANGE = 20.0
 #: tokens before and after a frame
 _ENCLOSED = 2
 #: tokens of the prompts' texts, around and between their frames
@@ -57,6 +59,22 @@ class Probe:
                 count = rows * columns
             expanded.extend([token] * count)
         return tuple(expanded)
+
+
+def figures(gaps: Sequence[np.ndarray]) -> dict[str, float]:
+    """How far engine and learner are apart on the answers to a probe. `gaps`: of each answer [tokens], the engine's
+    log-probability less the learner's, nats. `gap_mean`, `gap_p90` and `gap_max` are absolute; `gap_kl` is the mean of
+    k3 = exp(-gap) - 1 + gap, an estimate of the divergence of the learner's policy from the engine's (Schulman,
+    "Approximating KL Divergence")."""
+    gap = np.concatenate(gaps).astype(np.float64)
+    apart, bounded = np.abs(gap), np.clip(gap, -_K3_RANGE, _K3_RANGE)
+    return {
+        "gap_tokens": float(len(gap)),
+        "gap_mean": float(apart.mean()),
+        "gap_p90": float(np.quantile(apart, 0.9)),
+        "gap_max": float(apart.max()),
+        "gap_kl": float((np.exp(-bounded) - 1 + bounded).mean()),
+    }
 
 
 def disagreement(gaps: np.ndarray, dtype: str, tolerance: float | None = None) -> str:

@@ -1,9 +1,13 @@
 """New weights for the engines, with proof.
 
 `synchronize` does, in this order: gather the learner's weights; in each engine, between two steps, load them, name
-the version and drop the prefix, multimodal and encoder caches; then ask the engine for tokens and compare their
-log-probabilities with the learner's. Until the comparison holds, nothing that an engine samples leaves it; if it does
-not hold, every request in flight fails and `SyncMismatch` names the worst token. What may differ is in `proof.py`.
+the version and drop the prefix, multimodal and encoder caches; then compare digests of the weights, ask the engine for
+tokens and compare their log-probabilities with the learner's. Until the comparison holds, nothing that an engine
+samples leaves it; if it does not hold in the end, every request in flight fails and `SyncMismatch` names the tensor or
+the worst token. What log-probabilities may differ by is in `proof.py`.
+
+A proof that failed is not the end: requests in flight are thrown away and asked again, a full set is sent once more, and
+nothing is sampled for clients until its proof holds. If it does not either, `SyncMismatch` has the figures of both.
 
 Between GPUs the ranks send while the engines receive. Engines that sleep (`Engines.sleep`) wake on the way: ranks give
 back what memory they keep for later, engines take that of their weights, weights come, engines take that of their
@@ -14,15 +18,22 @@ failed transfer is the end of the run (`LearnerError`), also where only one engi
 group, in which ranks may wait for ever, and engines that got a part of the weights take no other set.
 
 What a round took is in `Engines.round_metrics`: `seconds_sync_gather` (weights of all ranks in one place; between GPUs
-that is part of the transfer), `seconds_sync_transfer`, `seconds_sync_probe`, `sync_bytes` that each engine got, and
-`sync_gigabytes_per_second` of gathering and transfer together.
+that is part of the transfer), `seconds_sync_transfer`, `seconds_sync_probe`, `sync_bytes` that each engine got,
+`sync_gigabytes_per_second` of gathering and transfer together, `sync_unread_tensors`, `sync_resends` (1: the first proof
+failed), and `proof.py:figures` as `gap_*`; as `failed_gap_*` those of the proof that failed, where it came to answers.
 
-The probe (`proof.py`) is the same every time: a stale image embedding, a stale prefix or a stale packed weight shows.
+The proof has two parts: the bytes that arrived and are held (`received.py`), by which a weight that is stale, another's
+or without its adapter shows however little it differs; and the probe (`proof.py`), which is the same every time, by
+which a stale image embedding or a stale prefix shows.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,14 +45,33 @@ from ..engine.client import EngineError
 from ..engine.pool import Engines
 from ..learner.client import Learner
 from ..placement.settings import PauseMode
-from .proof import PROBE_TOKENS, Probe, disagreement
+from .proof import PROBE_TOKENS, Probe, disagreement, figures
+from .received import difference, unread
+
+log = logging.getLogger(__name__)
 
 #: by name: the module imports torch and vLLM, which the driver's event loop would wait for
 _SENDER = "tapforge_trainer.sync.gpu"
+_SENT = "tapforge_trainer.learner.sharding:sent"
 
 
 class SyncMismatch(RuntimeError):
-    """An engine does not answer with the weights that it was given."""
+    """An engine does not hold the weights that it was given, or does not answer with them."""
+
+    def __init__(self, why: str, figures: Mapping[str, float] | None = None):
+        """`figures`: `proof.py:figures` of the answers, where it came to answers."""
+        super().__init__(why)
+        self.figures = dict(figures or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What is known of a round of weights whose proof held."""
+
+    #: `proof.py:figures`
+    figures: Mapping[str, float]
+    #: by name of the tensors that engines keep in a way that can't be read, why; the probe alone is about them
+    unread: Mapping[str, str] = field(default_factory=dict)
 
 
 async def synchronize(
@@ -57,16 +87,55 @@ async def synchronize(
     """Returns the largest difference of a log-probability that the probe saw. `tolerance`: what it may be at most;
     None: what the engine's number format allows (`proof.py:disagreement`). `deadline`, seconds, is each step's. Raises
     `SyncMismatch`."""
-    try:
-        figures = await _transfer(learner, engines, version, mode, deadline)
+
+    async def once() -> tuple[dict[str, float], Proof]:
+        took = await _transfer(learner, engines, version, mode, deadline)
         started = time.monotonic()
-        worst = await verify(learner, engines, probe, version, tolerance, deadline)
-    except (SyncMismatch, EngineError) as error:
+        proof = await verify(learner, engines, probe, version, tolerance, deadline)
+        return took | {"seconds_sync_probe": time.monotonic() - started}, proof
+
+    failed: SyncMismatch | None = None
+    try:
+        try:
+            took, proof = await once()
+        except SyncMismatch as error:
+            failed = error
+            log.warning("%s; a full set of weights is sent once more", failed)
+            await engines.discard(str(failed), deadline, again=True)
+            if engines.asleep:  # they are awake by now, and a round begins with those that sleep
+                await engines.sleep(mode, deadline)
+            took, proof = await once()
+    except SyncMismatch as error:
+        both = SyncMismatch(f"{_worded(failed)}; after a full set was sent once more: {_worded(error)}", error.figures)
+        await engines.discard(str(both), deadline)
+        raise both from error
+    except EngineError as error:
         await engines.discard(str(error), deadline)
         raise
     await engines.release(version, deadline)
-    engines.round_metrics = figures | {"seconds_sync_probe": time.monotonic() - started}
-    return worst
+    _warn_of_unread(proof, engines.round_metrics)
+    first = {f"failed_{name}": value for name, value in failed.figures.items()} if failed else {}
+    told = {"sync_resends": float(failed is not None), "sync_unread_tensors": float(len(proof.unread))}
+    engines.round_metrics = took | told | dict(proof.figures) | first
+    return proof.figures["gap_max"]
+
+
+def _worded(error: SyncMismatch | None) -> str:
+    if error is None or not error.figures:
+        return str(error)
+    return f"{error} ({', '.join(f'{name} {value:.3g}' for name, value in error.figures.items())})"
+
+
+def _warn_of_unread(proof: Proof, before: Mapping[str, float]) -> None:
+    """Where there are more or fewer than in the round before."""
+    if proof.unread and before.get("sync_unread_tensors") != len(proof.unread):
+        name, why = next(iter(proof.unread.items()))
+        log.warning(
+            "the bytes of %d tensors can't be compared, and the probe alone is about them; one is %s: %s",
+            len(proof.unread),
+            name,
+            why,
+        )
 
 
 async def _transfer(
@@ -97,8 +166,12 @@ async def _transfer(
 
 async def verify(
     learner: Learner, engines: Engines, probe: Probe, version: int, tolerance: float | None, deadline: float
-) -> float:
+) -> Proof:
     """The part of `synchronize` that compares. Raises `SyncMismatch`."""
+    sent, arrivals = await asyncio.gather(learner.run(_SENT, deadline=deadline), engines.arrivals(deadline))
+    digests, unmerged = sent[0]  # of the rank that sends
+    if why := difference(digests, unmerged, arrivals):
+        raise SyncMismatch(f"after the sync to version {version} {why}")
     requests = [
         (f"{version}-{index}", ids, names, PROBE_TOKENS, 1.0, None, True)
         for index, (ids, names) in enumerate(probe.prompts)
@@ -107,19 +180,23 @@ async def verify(
     answers = await engines.probe(requests, frames, deadline)
     samples = [_sample(probe, index, row, version) for rows in answers for index, row in enumerate(rows)]
     mine = await learner.logprobs(samples, BatchFrames({sample.episode: probe.frames for sample in samples}))
-    worst = 0.0
-    for sample, logprobs in zip(samples, mine, strict=True):
-        gaps = np.abs(np.asarray(sample.spans[0].logprobs) - np.asarray(logprobs))
-        at = int(np.argmax(gaps)) if np.all(np.isfinite(gaps)) else int(np.flatnonzero(~np.isfinite(gaps))[0])
-        if why := disagreement(gaps, engines.settings.dtype, tolerance):
+    gaps = [
+        np.asarray(sample.spans[0].logprobs, np.float64) - np.asarray(logprobs, np.float64)
+        for sample, logprobs in zip(samples, mine, strict=True)
+    ]
+    found = figures(gaps)
+    for sample, logprobs, signed in zip(samples, mine, gaps, strict=True):
+        apart = np.abs(signed)
+        at = int(np.argmax(apart)) if np.all(np.isfinite(apart)) else int(np.flatnonzero(~np.isfinite(apart))[0])
+        if why := disagreement(apart, engines.settings.dtype, tolerance):
             token = sample.ids[sample.spans[0].start + at]
             raise SyncMismatch(
-                f"after the sync to version {version} engine and learner differ by {gaps[at]:.3g} ({why}) at token "
+                f"after the sync to version {version} engine and learner differ by {apart[at]:.3g} ({why}) at token "
                 f"{at} (id {token}) of {sample.episode}: {sample.spans[0].logprobs[at]:.5f} against "
-                f"{logprobs[at]:.5f}; the engine does not answer with the new weights"
+                f"{logprobs[at]:.5f}; the engine does not answer with the new weights",
+                found,
             )
-        worst = max(worst, float(gaps[at]))
-    return worst
+    return Proof(found, unread(arrivals))
 
 
 def _sample(probe: Probe, index: int, row: tuple[Any, ...], version: int) -> Sample:

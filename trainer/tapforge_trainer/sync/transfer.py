@@ -12,7 +12,7 @@ loading into the parameters is not enough. What happens between start and finish
 With tensor parallelism every worker gets the whole tensors and loads its share of each.
 
 Importing this module in a vLLM worker registers the transfer; `WeightReceiver` is named as `worker_extension_cls` for
-that.
+that, and on every device for the proof of what arrived (`arrivals.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+from .arrivals import Arrivals
+from .received import Report
 
 NAME = "tapforge-cpu"
 
@@ -76,7 +79,23 @@ class CPUWeightTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 class WeightReceiver:
-    """vLLM imports this class into its worker before it makes the transfer engine. It adds nothing."""
+    """What vLLM's workers do more, on any device. vLLM imports this before it makes the transfer engine."""
+
+    weight_transfer_engine: Any
+
+    def watch_arrivals(self) -> None:
+        """Called after `start_weight_update`."""
+        known = vars(self).get("tapforge_pieces")
+        vars(self)["tapforge_arrivals"] = Arrivals(self.weight_transfer_engine.model, known)
+
+    def take_arrivals(self) -> Report | None:
+        """`Arrivals.read` of the last round, once; None: there was none."""
+        arrivals: Arrivals | None = vars(self).pop("tapforge_arrivals", None)
+        if arrivals is None:
+            return None
+        found = arrivals.read()
+        vars(self)["tapforge_pieces"] = arrivals.pieces
+        return found
 
 
 def register() -> None:
