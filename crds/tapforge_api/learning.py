@@ -196,8 +196,9 @@ class Sync(Spec):
     )
     gap_alarm: Annotated[float, Field(gt=0, le=100)] | None = Field(
         None,
-        description="mean difference of log-probabilities between engine and learner in an update from which on it is "
-        "said; without it 1e-3 in float32 and 0.05 in bfloat16",
+        description="mean difference of log-probabilities between engine and learner on the answers to the proof's "
+        "prompts, right after new weights, from which on it is reported; without it 1e-3 in float32 and 0.05 in "
+        "bfloat16",
     )
 
 

@@ -258,5 +258,3 @@ def test_limits_are_the_runs_and_fit_a_large_model_by_default(tmp_path):
     strict = run_of(engine={"maxRestartsPerHour": 0}, deadlines={"syncSeconds": 10})
     engine = assembly.engine_settings(strict, tmp_path, agent, LAPTOP, "cpu")
     assert (engine.restarts_per_hour, engine.pause_seconds) == (0, 60)
-    assert assembly.update_settings(run, 0).gap_alarm is None
-    assert assembly.update_settings(run_of(sync={"gapAlarm": 0.2}), 0).gap_alarm == 0.2

@@ -56,6 +56,6 @@ def test_it_learns_from_screens_of_a_real_phone(wide: Run) -> None:
     learned = update["learner"]
     assert learned["padding_share"] == 0.0
     # Engine and learner say the same of the same tokens: ids, positions, pixels and weights agree.
-    assert 0 < learned["gap_max"] < 1e-3
+    assert 0 < learned["kl_age_0"] < 1e-6 and learned["gap"] < 1e-4
     # Every prompt holds one screen of 1,272 visual tokens, besides the tools and the task.
     assert learned["tokens"] > update["samples"] * 1272

@@ -67,6 +67,8 @@ class PolicySettings:
     keep: int = 2
     #: of a sync's proof; None: that of the engine's number format
     tolerance: float | None = None
+    #: mean difference of log-probabilities in a sync's proof from which `gap_alarm` is 1; None: of the number format
+    gap_alarm: float | None = None
     sync_seconds: float = 1200.0
 
 
@@ -180,7 +182,7 @@ class Policy:
 
     @property
     def engine_metrics(self) -> dict[str, float]:
-        """Cache hit rates between the last two syncs, and restarts since the start."""
+        """Cache hit rates between the last two syncs, what the last one took and proved, restarts since the start."""
         return self._engines.metrics
 
     async def forget_optimizer(self) -> None:
@@ -244,6 +246,7 @@ class Policy:
             self._version,
             mode=self._mode,
             tolerance=self.settings.tolerance,
+            gap_alarm=self.settings.gap_alarm,
             deadline=self.settings.sync_seconds,
         )
 

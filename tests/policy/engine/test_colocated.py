@@ -57,9 +57,10 @@ class House:
             self.log.append("probe")
             if self.mismatches:
                 raise self.mismatches.pop(0)
-            return sync.Proof({"gap_max": 0.125})
+            return sync.Proof({"gap_max": 0.125, "gap_mean": self.mean})
 
         self.mismatches: list[sync.SyncMismatch] = []
+        self.mean = 0.01
         monkeypatch.setattr(sync, "verify", verify)
         self.policy = Policy(PolicySettings(SHARED, None, replicas, sync_seconds=END))
         self.engines = Engines(SHARED, FORM, 99, replicas=replicas)
@@ -136,6 +137,18 @@ async def test_engines_sleep_again_before_a_full_set_is_sent_once_more(house: An
         with pytest.raises(sync.SyncMismatch, match=r"layer 3 is stale \(gap_mean 0.5\).*once more: and layer 4"):
             await h.policy.sync(3)
         assert h.log[-2:] == ["probe", "discard"] and h.engines.version == 2
+
+
+@pytest.mark.parametrize(
+    "mean, bound, alarm", [(0.05, None, 0), (0.06, None, 1), (0.06, 0.07, 0), (float("nan"), 9, 1)]
+)
+async def test_a_mean_over_its_bound_raises_the_alarm(
+    house: Any, mean: float, bound: float | None, alarm: float
+) -> None:
+    async with house() as h:
+        h.mean, h.policy.settings = mean, replace(h.policy.settings, gap_alarm=bound)
+        await h.policy.sync(1)
+        assert h.policy.engine_metrics["gap_alarm"] == alarm
 
 
 async def test_engines_wake_after_work_that_failed(house: Any) -> None:

@@ -341,7 +341,7 @@ async def test_learning_moves_towards_advantage_and_imitation(tiny: Tiny, fresh:
     figures = await fresh.update(
         on_policy, at_hand(on_policy, frames), UpdateSettings(objective=OBJECTIVE, learning_rate=1e-3), 0
     )
-    assert figures["gap_max"] < 1e-4
+    assert figures["kl_age_0"] < 1e-8 and figures["tokens_age_0"] == sum(len(logprobs) for logprobs in before)
     assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
     after = await fresh.logprobs(samples, at_hand(samples, frames))
     gain = [sum(b) - sum(a) for a, b in zip(before, after, strict=True)]
@@ -364,7 +364,8 @@ async def test_old_samples_get_importance_weights(tiny: Tiny, fresh: Learner) ->
     mine = await fresh.logprobs(samples, at_hand(samples, frames))
     gaps = np.concatenate([np.subtract(a, s.spans[0].logprobs) for a, s in zip(mine, samples, strict=True)])
     assert figures["importance_mean"] == pytest.approx(float(np.minimum(np.exp(gaps), 1.5).mean()), rel=1e-4)
-    assert "gap_mean" not in figures  # nothing of version 3 was there to compare
+    assert {name for name in figures if "_age_" in name} == {"tokens_age_3", "kl_age_3"}
+    assert figures["kl_age_3"] == pytest.approx(float((np.exp(gaps) - 1 - gaps).mean()), rel=1e-3)
 
 
 async def test_a_sample_that_must_not_be_learned_changes_nothing(tiny: Tiny, fresh: Learner) -> None:

@@ -130,7 +130,9 @@ def test_weights_that_are_sent_with_another_adapter_are_named_and_those_summed_i
         layer = lora.Adapted(torch.nn.Linear(48, 64, bias=False), 4, 2.0)
         with torch.no_grad():
             layer.lora_B.weight.normal_(std=0.02)
-            product = sum(b[:, None] * a[None] for a, b in zip(layer.lora_A.weight, layer.lora_B.weight.t(), strict=True))
+            product = sum(
+                b[:, None] * a[None] for a, b in zip(layer.lora_A.weight, layer.lora_B.weight.t(), strict=True)
+            )
         other = layer.weight + 2.0 * product
         assert dtype is not torch.float32 or not torch.equal(other, layer.merged())
         assert lora.is_merged(layer, other.to(dtype)) and lora.is_merged(layer, layer.merged().to(dtype))

@@ -148,7 +148,7 @@ async def actor(both: tuple[Engines, Learner]) -> AsyncIterator[Any]:
             _one_number_stays,
             r"layers\.0\.input_layernorm\.weight has other bytes than model\.language_",
         ),
-        (_the_head_is_another, r"lm_head\.weight has other bytes than model\.language_model\.embed_tokens\.weight"),
+        (_the_head_is_another, r"lm_head\.weight.* has other bytes than model\.language_model\.embed_tokens\."),
         (_nothing_is_loaded, "engine 0 got no weights"),
         (_nothing_is_received, r"engine 0 did not get model\..* and \d+ more"),
         (
@@ -202,7 +202,7 @@ async def test_a_fault_that_happens_once_is_mended_by_another_full_set_and_what_
         await actor.__ray_call__.remote(_once, _a_packed_layer_stays)
     assert await synchronize(fresh, engines, probe, next_version + 1) < TOLERANCE
     figures = engines.metrics
-    assert figures["sync_resends"] == 1 and figures["gap_max"] < TOLERANCE and figures["gap_tokens"] == 48
+    assert figures["sync_resends"] == 1 and figures["gap_p90"] < TOLERANCE and figures["gap_tokens"] == 48
     assert ("failed_gap_mean" in figures) == (fault == "a frame"), "bytes that differ leave nothing to compare"
     said = await running
     assert {version for one in said for version in one.versions} == {next_version + 1}

@@ -27,7 +27,7 @@ from tapforge_trainer.records import Sample
 
 from ..placement.actors import reason
 from ..placement.placement import ANYWHERE, ActorPlacement
-from ..placement.settings import GAP_ALARM, LearnerSettings, UpdateSettings, on_this_node
+from ..placement.settings import LearnerSettings, UpdateSettings, on_this_node
 from .batches import MicroBatchPlan, TokenBatch, Vocabulary, padding_share, plan_micro_batches, token_batch
 from .families import ModelConfig
 from .families.build import packs
@@ -207,17 +207,8 @@ class Learner:
         job, padding = await asyncio.to_thread(self._prepare, samples, frames, settings)
         prepared = time.perf_counter() - started
         found: list[UpdateMetrics] = await self._all("update", job, settings, version)
-        gap_alarm = GAP_ALARM[self.settings.dtype] if settings.gap_alarm is None else settings.gap_alarm
-        figures = summary(found, time.perf_counter() - started, padding, gap_alarm)
+        figures = summary(found, time.perf_counter() - started, padding)
         figures["seconds_prepare"] = prepared + figures.get("seconds_prepare", 0.0)
-        if figures.get("gap_alarm"):
-            _log.warning(
-                "engine and learner differ by %.2g per token on average (at most %.2g) on tokens of the same weights; "
-                "the bound is %.2g",
-                figures["gap_mean"],
-                figures["gap_max"],
-                gap_alarm,
-            )
         return figures
 
     def _prepare(self, samples: Sequence[Sample], frames: BatchFrames, settings: UpdateSettings) -> tuple[Any, float]:

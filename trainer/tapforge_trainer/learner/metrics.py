@@ -1,7 +1,6 @@
 """What the ranks saw in an update, and the metrics made of it. No torch: the driver reads this.
 
-Names: `gap_*` is the difference between the engine's and the learner's log-probabilities of the same tokens under the
-same weights (`gap_mean`, `gap_max` absolute, `gap_kl` the k3 estimate). It is rounding, or something is wrong.
+`tokens_age_N` and `kl_age_N` are the update's tokens by age (`age.py`).
 
 Throughput is over the whole update as the driver waits for it: `tokens_per_second` of the samples' own tokens,
 `positions_per_second` of all that were computed, padding included. `mfu` is `flops` (`flops.py`) over what all ranks'
@@ -13,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from .age import of_ages
 
 
 @dataclass(slots=True)
@@ -29,8 +30,8 @@ class UpdateMetrics:
         self.maxima[name] = max(self.maxima.get(name, value), value)
 
 
-def summary(ranks: Sequence[UpdateMetrics], seconds: float, padding: float, gap_alarm: float) -> dict[str, float]:
-    """Metrics of an update from what its ranks saw. `gap_alarm` is 1 when the mean gap exceeds its bound."""
+def summary(ranks: Sequence[UpdateMetrics], seconds: float, padding: float) -> dict[str, float]:
+    """Metrics of an update from what its ranks saw."""
     sums: dict[str, float] = {}
     metrics: dict[str, float] = {}
     for rank in ranks:
@@ -39,12 +40,8 @@ def summary(ranks: Sequence[UpdateMetrics], seconds: float, padding: float, gap_
         for name, value in rank.maxima.items():
             metrics[name] = max(metrics.get(name, -math.inf), value)
     weight = max(sums.pop("weight", 0.0), 1e-12)
+    metrics |= of_ages(sums)
     metrics["entropy"] = sums.pop("entropy", 0.0) / weight
-    compared = sums.pop("gap_tokens", 0.0)
-    if compared:
-        metrics["gap_mean"] = sums.pop("gap_abs") / compared
-        metrics["gap_kl"] = sums.pop("gap_k3") / compared
-        metrics["gap_alarm"] = float(not metrics["gap_mean"] <= gap_alarm)
     computing = sums.pop("seconds", 0.0)
     positions, peak = sums.get("positions", 0.0), metrics.pop("peak_flops", None)
     metrics |= sums

@@ -39,6 +39,7 @@ from tapforge_trainer.frames.handles import FramesLost
 
 from ..placement.settings import LearnerSettings, UpdateSettings
 from . import lora
+from .age import compare_by_age
 from .batches import MicroBatch, MicroBatchPlan, TokenBatch, frames_of, micro_batch
 from .families import ModelConfig, family_of
 from .flops import FlopCounter
@@ -216,8 +217,8 @@ class Rank:
         *,
         compare_with: int | None = None,
     ) -> None:
-        """Gradients of the whole batch, reduced over ranks, in `.grad`. `compare_with`: the version whose tokens are
-        compared with the engine's log-probabilities."""
+        """Gradients of the whole batch, reduced over ranks, in `.grad`. `compare_with`: the version of the weights, by
+        which tokens are compared with the log-probabilities that they were sampled with (`age.py`)."""
         self.optimizer.zero_grad(set_to_none=True)
         self.flops.begin()
         for index, (plan, micro, shown) in enumerate(self._micro_batches(data, batch.plans, frames)):
@@ -239,7 +240,7 @@ class Rank:
             metrics.add("entropy", float((entropy * weight).sum()))
             metrics.add("weight", float(weight.sum()))
             if compare_with is not None:
-                self._compare(logp.detach().cpu().numpy(), data, chosen, compare_with, metrics)
+                compare_by_age(logp.detach().cpu().numpy(), data, chosen, compare_with, metrics.add)
 
     def _micro_batches(
         self, data: TokenBatch, plans: Sequence[MicroBatchPlan], frames: FrameSource
@@ -299,18 +300,6 @@ class Rank:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         metrics.top("learning_rate", rate)
-
-    def _compare(
-        self, logp: np.ndarray, data: TokenBatch, chosen: np.ndarray, version: int, metrics: UpdateMetrics
-    ) -> None:
-        """Engine against learner, on tokens that the very weights sampled that are about to be updated."""
-        same = (data.version[chosen] == version) & (data.weight[chosen] > 0)
-        gap = (data.behavior[chosen] - logp)[same].astype(np.float64)
-        if len(gap):
-            metrics.add("gap_tokens", len(gap))
-            metrics.add("gap_abs", float(np.abs(gap).sum()))
-            metrics.add("gap_k3", float((np.exp(-np.clip(gap, -20, 20)) - 1 + gap).sum()))
-            metrics.top("gap_max", float(np.abs(gap).max()))
 
     def _close(self, metrics: UpdateMetrics) -> UpdateMetrics:
         for phase, seconds in self.clock.read().items():

@@ -16,6 +16,13 @@ from tapforge_api import TrainingRun
 #: metrics of the learner's event that are the engines'
 _ENGINE: Final = (
     "gap",
+    "gap_mean",
+    "gap_p90",
+    "gap_kl",
+    "gap_tokens",
+    "gap_alarm",
+    "sync_resends",
+    "sync_unread_tensors",
     "sync_bytes",
     "sync_gigabytes_per_second",
     "prefix_cache_hit_rate",
@@ -67,10 +74,8 @@ FIGURES: Final[Mapping[str, str]] = {
     "learner/importance_capped": "share of tokens whose importance weight is at its cap",
     "learner/engine_gap": "engine and learner apart, per token of the update, older weights included",
     "learner/engine_gap_max": "the largest",
-    "learner/gap_mean": "engine and learner apart, per token of the very weights that are updated",
-    "learner/gap_max": "the largest",
-    "learner/gap_kl": "the same as a divergence, k3",
-    "learner/gap_alarm": "1: the mean gap is over sync.gapAlarm",
+    "learner/kl_age_*": "divergence of the policy from the one that sampled, k3, by the tokens' age in versions",
+    "learner/tokens_age_*": "tokens of that age; 8 stands for 8 and more",
     "learner/tokens": "tokens of the samples, prompts and frames included",
     "learner/positions": "positions that were computed, padding included",
     "learner/response_tokens": "tokens with a loss",
@@ -81,6 +86,14 @@ FIGURES: Final[Mapping[str, str]] = {
     "learner/mfu": "model FLOPs utilisation of the learner's GPUs",
     "learner/peak_mib": "largest memory of a rank so far, MiB",
     "engine/gap": "largest difference of a log-probability in the last sync's proof",
+    "engine/gap_mean": "engine and learner apart per token, in the last sync's proof",
+    "engine/gap_p90": "exceeded by a tenth of its tokens",
+    "engine/gap_kl": "the same as a divergence, k3",
+    "engine/gap_tokens": "tokens of the proof",
+    "engine/gap_alarm": "1: the mean is over sync.gapAlarm",
+    "engine/failed_gap_*": "of a proof that failed before it",
+    "engine/sync_resends": "1: the first proof failed, and a full set was sent once more",
+    "engine/sync_unread_tensors": "tensors of which bytes can't be compared where engines keep them",
     "engine/sync_bytes": "bytes of weights that each engine got in the last sync",
     "engine/sync_gigabytes_per_second": "the same over the time of gathering and transfer",
     "engine/prefix_cache_hit_rate": "prompt tokens whose keys and values were at hand",
@@ -160,7 +173,7 @@ def _update(event: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         elif name.startswith("seconds_"):
             yield f"time/{name.removeprefix('seconds_')}", value
         else:
-            yield f"{'engine' if name in _ENGINE else 'learner'}/{name}", value
+            yield f"{'engine' if name in _ENGINE or name.startswith('failed_gap_') else 'learner'}/{name}", value
 
 
 def _is_figure(value: Any) -> bool:

@@ -128,13 +128,11 @@ class UpdateSettings:
     off_policy: bool = False
     #: seed of the order of groups
     seed: int = 0
-    #: mean difference between the engine's and the learner's log-probabilities of the same tokens under the same
-    #: weights from which an update's metrics raise `gap_alarm`; None: that of the learner's number format
-    gap_alarm: float | None = None
 
 
-#: what `UpdateSettings.gap_alarm` is by number format: engines and learner round differently, each token by itself
-GAP_ALARM = {"float32": 1e-3, "bfloat16": 0.05}
+#: what `PolicySettings.gap_alarm` is by the engine's number format: engines and learner round differently, each token
+#: by itself
+GAP_ALARM = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.01}
 
 
 Placed = TypeVar("Placed", EngineSettings, LearnerSettings)

@@ -366,6 +366,5 @@ def update_settings(run: TrainingRun, update: int) -> UpdateSettings:
         temperature=spec.rollout.temperature,
         mini_batches=spec.learner.mini_batches,
         off_policy=spec.rollout.max_staleness > 0,
-        gap_alarm=spec.sync.gap_alarm,
         seed=spec.seed * 1_000_003 + update,
     )

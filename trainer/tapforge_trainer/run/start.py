@@ -97,6 +97,7 @@ async def running(
             place=place or place_of(checkpoints_of(run, folder), checkpoint_uri(run)),
             keep=run.spec.checkpoints.keep,
             tolerance=run.spec.sync.tolerance,
+            gap_alarm=run.spec.sync.gap_alarm,
             sync_seconds=run.spec.deadlines.sync_seconds,
         )
     )

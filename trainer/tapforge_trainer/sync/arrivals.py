@@ -12,9 +12,9 @@ find it. Rules:
   instructions take them for zero; both count as zero. In layers that are wider than `_COLUMNS`, every few columns.
 - Experts lie as their kernel wants them: the sum over their elements counts, wherever these are.
 - A head that nothing is loaded into is tied: it has to hold what the embedding got.
-- What can't be read is no fault: a tensor that no copy was seen of, a parameter that has another shape, number format or
-  layout in the end than it was loaded in (quantized, padded, transposed), a packed copy whose kernel doesn't give back
-  what it was made of. It is reported by its name, and the probe alone judges it.
+- What can't be read is no fault: a tensor that no copy was seen of, a parameter that has another shape, number format
+  or layout in the end than it was loaded in (quantized, padded, transposed), a packed copy whose kernel doesn't give
+  back what it was made of. It is reported by its name, and the probe alone judges it.
 """
 
 from __future__ import annotations
@@ -154,7 +154,10 @@ class Arrivals:
                 came.append(self._parts[name, number])
                 held.append(piece.held(whole))
         equal = (torch.stack(came) == torch.stack(held)).tolist() if compared else []
-        wrong = {name: str(holder) for (name, holder), same in zip(compared, equal, strict=True) if not same}
+        wrong: dict[str, str] = {}
+        for (name, holder), same in zip(compared, equal, strict=True):
+            if not same:
+                wrong.setdefault(name, str(holder))
         return Report(values(self._digests), wrong, unread)
 
     def _by_holder(self, everything_placed: bool) -> dict[Holder, list[tuple[str, int, Piece]]]:

@@ -6,8 +6,8 @@ tokens and compare their log-probabilities with the learner's. Until the compari
 samples leaves it; if it does not hold in the end, every request in flight fails and `SyncMismatch` names the tensor or
 the worst token. What log-probabilities may differ by is in `proof.py`.
 
-A proof that failed is not the end: requests in flight are thrown away and asked again, a full set is sent once more, and
-nothing is sampled for clients until its proof holds. If it does not either, `SyncMismatch` has the figures of both.
+A proof that failed is not the end: requests in flight are thrown away and asked again, a full set is sent once more,
+and nothing is sampled for clients until its proof holds. If it does not either, `SyncMismatch` has the figures of both.
 
 Between GPUs the ranks send while the engines receive. Engines that sleep (`Engines.sleep`) wake on the way: ranks give
 back what memory they keep for later, engines take that of their weights, weights come, engines take that of their
@@ -19,8 +19,10 @@ group, in which ranks may wait for ever, and engines that got a part of the weig
 
 What a round took is in `Engines.round_metrics`: `seconds_sync_gather` (weights of all ranks in one place; between GPUs
 that is part of the transfer), `seconds_sync_transfer`, `seconds_sync_probe`, `sync_bytes` that each engine got,
-`sync_gigabytes_per_second` of gathering and transfer together, `sync_unread_tensors`, `sync_resends` (1: the first proof
-failed), and `proof.py:figures` as `gap_*`; as `failed_gap_*` those of the proof that failed, where it came to answers.
+`sync_gigabytes_per_second` of gathering and transfer together, `sync_unread_tensors`, `sync_resends` (1: the first
+proof failed), `gap_alarm`, and `proof.py:figures` but for the largest, which is returned; as `failed_gap_*` those of
+the proof that failed, where it came to answers. They are the monitor of engine against learner: the same prompts after
+each sync, answered by the very weights, whatever a busy learner's own batches were sampled with.
 
 The proof has two parts: the bytes that arrived and are held (`received.py`), by which a weight that is stale, another's
 or without its adapter shows however little it differs; and the probe (`proof.py`), which is the same every time, by
@@ -44,7 +46,7 @@ from tapforge_trainer.records import ResponseSpan, Sample
 from ..engine.client import EngineError
 from ..engine.pool import Engines
 from ..learner.client import Learner
-from ..placement.settings import PauseMode
+from ..placement.settings import GAP_ALARM, PauseMode
 from .proof import PROBE_TOKENS, Probe, disagreement, figures
 from .received import difference, unread
 
@@ -82,10 +84,12 @@ async def synchronize(
     *,
     mode: PauseMode = "keep",
     tolerance: float | None = None,
+    gap_alarm: float | None = None,
     deadline: float = 1200.0,
 ) -> float:
     """Returns the largest difference of a log-probability that the probe saw. `tolerance`: what it may be at most;
-    None: what the engine's number format allows (`proof.py:disagreement`). `deadline`, seconds, is each step's. Raises
+    None: what the engine's number format allows (`proof.py:disagreement`). `gap_alarm`: the mean above which the metric
+    of that name is 1; None: the number format's. `deadline`, seconds, is each step's. Raises
     `SyncMismatch`."""
 
     async def once() -> tuple[dict[str, float], Proof]:
@@ -116,8 +120,12 @@ async def synchronize(
     _warn_of_unread(proof, engines.round_metrics)
     first = {f"failed_{name}": value for name, value in failed.figures.items()} if failed else {}
     told = {"sync_resends": float(failed is not None), "sync_unread_tensors": float(len(proof.unread))}
-    engines.round_metrics = took | told | dict(proof.figures) | first
-    return proof.figures["gap_max"]
+    apart = dict(proof.figures)
+    largest = apart.pop("gap_max")
+    bound = GAP_ALARM[engines.settings.dtype] if gap_alarm is None else gap_alarm
+    told["gap_alarm"] = float(not apart["gap_mean"] <= bound)
+    engines.round_metrics = took | told | apart | first
+    return largest
 
 
 def _worded(error: SyncMismatch | None) -> str:

@@ -228,8 +228,13 @@ class Telemetry:
         self.event("update", **fields)
         if metrics.get("gap_alarm"):
             self.note(
-                f"update {progress.update}: engine and learner differ by {metrics['gap_mean']:.2g} per token on "
-                "answers of the same weights; the importance weights can't be trusted"
+                f"update {progress.update}: engine and learner differ by {metrics['gap_mean']:.2g} per token "
+                "right after new weights; the importance weights can't be trusted"
+            )
+        if metrics.get("sync_resends"):
+            self.note(
+                f"update {progress.update}: the proof of a sync failed, and held after a full set of weights was sent "
+                "once more; if it happens again, look at the network between learner and engines"
             )
         if self._live is None:
             self._line(update_line(self.view))
