@@ -206,6 +206,8 @@ def older() -> Path:
     try:
         subprocess.run(command, check=True, timeout=600)
         new.rename(folder)
+    except subprocess.SubprocessError as error:
+        pytest.skip(f"NO EXPORT WAS LOADED BY AN OLDER TRANSFORMERS: {OLDER[0]} can't be installed here: {error}")
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return folder
