@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Final
 
 from .crd import KINDS, crd
+from .wording import rule_of
 
 Schema = dict[str, Any]
 
@@ -113,8 +114,11 @@ def _bounds(node: Schema) -> str:
         return "one of " + ", ".join(json.dumps(word).strip('"') for word in words)
     low = _bound(node, "minimum", "more than", "at least")
     high = _bound(node, "maximum", "less than", "at most")
-    most = f"at most {node['maxItems']:,} items" if "maxItems" in node else ""
-    return ", ".join(filter(None, (low, high, most)))
+    items = f"at most {node['maxItems']:,} items" if "maxItems" in node else ""
+    text = rule_of(node["pattern"]) if "pattern" in node else ""
+    if not text and node.get("maxLength"):
+        text = f"at most {node['maxLength']:,} characters"
+    return ", ".join(filter(None, (low, high, items, text)))
 
 
 def _bound(node: Schema, key: str, open_: str, closed: str) -> str:

@@ -299,7 +299,7 @@ class Checkpoints(Spec):
     every_seconds: Seconds = Field(
         900,
         description="seconds after which there is one all the same, behind the update under way; more where that would "
-        "spend over a tenth of the time on writing. What a crash costs is at most that",
+        "spend over a tenth of the time on writing. What a crash costs is at most that and an update",
     )
     keep: Annotated[int, Field(ge=1, le=1000)] = Field(2, description="checkpoints kept; older ones are deleted")
     resume_from: Path | None = Field(

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -104,6 +105,8 @@ def number_meant(name: str, text: str) -> str:
 
 
 def _written(number: float) -> str:
+    if not math.isfinite(number):
+        return "a smaller number"
     return str(int(number)) if number == int(number) and number < 1e15 else f"{number:.6g}"
 
 

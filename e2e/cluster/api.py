@@ -66,11 +66,13 @@ class Api:
         end = time.monotonic() + seconds
         while True:
             try:
-                with urllib.request.urlopen(request, timeout=seconds, context=self._tls) as answer:
+                left = max(0.1, end - time.monotonic())
+                with urllib.request.urlopen(request, timeout=left, context=self._tls) as answer:
                     return answer.read().decode()
             except urllib.error.HTTPError as error:
                 refused = Refused(method, path, error.code, error.read().decode(errors="replace"))
-                pause = float(error.headers.get("Retry-After") or 0)
+                after = error.headers.get("Retry-After") or ""
+                pause = float(after) if after.isdigit() else 0.0
             if refused.status != 429 or not pause or time.monotonic() + pause >= end:
                 raise refused
             time.sleep(pause)

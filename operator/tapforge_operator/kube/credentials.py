@@ -10,8 +10,9 @@ Promises:
    own, which ends, with everything that it started, at the latest after `_READ_SECONDS`.
 4. While credentials are still good, requests go on with them; a read that fails then is a warning. Past their end, who
    asks waits for the read, `_OVERDUE_SECONDS` at most: servers take tokens for a while longer than these say, and a
-   plugin on a busy machine may need longer than a leader can go without a word. Whether they are good no longer is the
-   API server's to say, and whoever it refuses waits for the read to its own deadline.
+   plugin on a busy machine may need longer than a leader can go without a word. While a read is under way, whether they
+   are good no longer is the API server's to say, and whoever it refuses waits for the read to its own deadline. Once a
+   read has failed past their end, nothing goes out until the next one.
 5. An error says which credentials these are, what the plugin or the client said, and what can be done.
 
 The service account comes before a kubeconfig. Interactive plugins can't ask anybody. Times are seconds of the epoch.

@@ -83,7 +83,8 @@ def run_check(url: str, deadline: float = DEADLINE, protocol: Protocol = "tapfor
     checked = asyncio.run(examine(url, protocol, task, deadline))
     if not checked.reached:
         why = "; ".join(violation.words for violation in checked.violations)
-        print(f"{url}: nothing was checked, because nothing answers there: {why}. {_START[protocol == 'adb']}")
+        what = "this phone can't be used" if protocol == "adb" else "nothing answers there"
+        print(f"{url}: nothing was checked, because {what}: {why}. {_START[protocol == 'adb']}")
         return 1
     for violation in checked.violations:
         print(violation)

@@ -249,7 +249,8 @@ def _kind(part: Part) -> Kind:
     if part is None:
         return IMAGE
     text = _text(part)
-    return True if text.strip() else text
+    # \x1f counts as a blank to Python and to no template.
+    return True if text.strip() or "\x1f" in text else text
 
 
 def _content(part: Part) -> dict[str, str]:

@@ -60,6 +60,10 @@ def agent_names() -> tuple[str, ...]:
     return tuple(sorted({*_BUILT_IN, *plugins.names(ENTRY_POINTS)}))
 
 
+def is_built_in(name: str) -> bool:
+    return name in _BUILT_IN
+
+
 def dialect_of(name: str, model_folder: Path | None) -> Dialect | None:
     """What a built-in adapter says of its family, for a model in this folder; None: somebody else's adapter, or one
     that only the model's folder decides. Raises ValueError for a name that there is none of, and for a model of another

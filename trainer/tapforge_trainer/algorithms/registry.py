@@ -66,6 +66,10 @@ def options_of(name: str, given: Mapping[str, str]) -> dict[str, Any]:
             found[option] = _read(text, defaults.get(option))
         except ValueError as error:
             raise ValueError(f"option {option} of {name}: {error}") from error
+    try:
+        inspect.signature(function).bind(None, **found)
+    except TypeError as error:
+        raise ValueError(f"options of {name}: {error}") from error
     return found
 
 

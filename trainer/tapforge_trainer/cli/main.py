@@ -91,7 +91,7 @@ _OF_SPEED: Final = ("gpu_memory", "config", "steps", "answer_tokens", "phone_sec
 def _check_used(options: Mapping[str, Any], memory: bool, speed: bool) -> None:
     takes = _OF_MEMORY if memory else _OF_SPEED if speed else ()
     for name, value in options.items():
-        if value not in (None, False) and name not in takes:
+        if value is not None and value is not False and name not in takes:
             plans = [plan for plan, names in (("memory", _OF_MEMORY), ("speed", _OF_SPEED)) if name in names]
             given, add = f"--{name.replace('_', '-')}", " or ".join(f"--{plan}" for plan in plans)
             raise click.UsageError(f"{given} is about {' and '.join(plans)}: add {add}, or leave it out")
@@ -140,12 +140,12 @@ def plan(
         raise click.UsageError("--memory and --speed are two plans: ask for one of them")
     _check_used(options, memory, speed)
     if speed:
-        from ..run.assembly import inspect
+        from ..run.local_files import inspect_files
         from ..speed.command import SpeedOptions, plan_speed
 
         loaded, asked = _load(file, overrides), {name: options[name] for name in _OF_SPEED}
         with _as_message(), saying("counting operations"):
-            click.echo(plan_speed(loaded, SpeedOptions(output=output, **asked), inspect(loaded, runs)))
+            click.echo(plan_speed(loaded, SpeedOptions(output=output, **asked), inspect_files(loaded, runs)))
         return
     if memory:
         from ..memory.command import MemoryOptions, plan_memory

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -93,7 +94,7 @@ class FileCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             if (word := _bare_file(given, self.params)) is not None:
-                rest = " ".join(one for one in given if one != word)
+                rest = shlex.join(one for one in given if one != word)
                 typed = f"{ctx.command_path} -f {word}" + (f" {rest}" if rest else "")
                 raise click.UsageError(f"name the file {word} with -f: {typed}", ctx) from error
             raise
@@ -107,7 +108,7 @@ def _bare_file(words: Sequence[str], params: Sequence[click.Parameter]) -> str |
     named = (
         word
         for word, last in zip(words, ["", *words], strict=False)
-        if last not in valued and (word == _STDIN or word.endswith(_SUFFIXES))
+        if last not in valued and (word == _STDIN or (word.endswith(_SUFFIXES) and not word.startswith("-")))
     )
     return next(named, None)
 
@@ -136,9 +137,11 @@ def source_of(file: Path) -> Source:
 
 
 def read_run(file: Path, overrides: Sequence[str]) -> TrainingRun:
-    """Raises SpecError."""
+    """A file with a cluster may name what is in its Pods only. Raises SpecError."""
     from tapforge_api import load
 
     from ..run.named_paths import with_named_paths
 
-    return with_named_paths(load(source_of(file), overrides), "standard input" if str(file) == _STDIN else str(file))
+    run = load(source_of(file), overrides)
+    source = "standard input" if str(file) == _STDIN else str(file)
+    return with_named_paths(run, source, elsewhere=run.spec.cluster is not None)

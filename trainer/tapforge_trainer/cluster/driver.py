@@ -107,7 +107,7 @@ async def _train(
     view.resume(Progress() if saved is None else await asyncio.to_thread(progress_of, saved), saved)
     if saved is not None:
         run = _with_checkpoints(run, resume_from=None)
-    inspect(run, runs)
+    await asyncio.to_thread(inspect, run, runs)
     # The limit that ends the run by its file may have been edited since: the answer says.
     finished = view.saved is not None and ended(run.spec.stop, progress_of(view.saved))
     if not await reporter.answered(FINAL_SECONDS if finished else _FIRST_ANSWER):

@@ -98,8 +98,8 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
 def _algorithm_errors(run: TrainingRun) -> list[str]:
     try:
         estimator_of(run.spec.algorithm)
-    except (ValueError, TypeError, ImportError) as error:
-        return [f"spec.algorithm.advantage.plugin: {error}"]
+    except Exception as error:  # noqa: BLE001 - another package's code, which may break in any way
+        return [f"spec.algorithm.advantage.plugin: {str(error) or type(error).__name__}"]
     return []
 
 

@@ -111,7 +111,7 @@ async def measure_baselines(context: RunContext) -> dict[str, dict[str, Any]]:
     results = {}
     for name in baselines(context.rollout_setup.agent):
         folder = context.folder / EVALUATION / f"baseline-{name}"
-        tasks = evaluation_tasks(context.run).tasks
+        tasks = (await asyncio.to_thread(evaluation_tasks, context.run)).tasks
         playing = play(
             context.rollout_setup, tasks, policy=name, repeats=1, temperature=1.0, seed=evaluation.seed, folder=folder
         )

@@ -46,8 +46,8 @@ class ModelFacts:
     screen: int | None
     #: the same screen without the bound that leaves room for texts (`agents/vision.py:tokens_per_frame`)
     whole_screen: int | None
-    #: of the first prompt of the longest goal without its screen: at least and at most; the same where it was made
-    #: with the model's own tokenizer. None: not known
+    #: of first prompts without their screens: at least, of the shortest goal, and at most, of the longest. None: not
+    #: known
     text: tuple[int, int] | None
     #: why the adapter can't be that of such a model; "": it may be
     adapter_refused: str = ""
@@ -150,9 +150,9 @@ def _model_impossible(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
         roughly = "" if model.text[0] == model.text[1] else "at least "
         smaller = ", or a smaller model.maxPixels" if (model.screen or 0) > least // 2 else ""
         yield (
-            f"spec.model.contextTokens: {context} is too little: the first prompt takes {roughly}{least} tokens with "
-            f"{screen}, and an answer up to {answer} (rollout.responseTokens), so that every episode would end at its "
-            f"first step; give at least {_enough(model, model.text[1]) + answer}{smaller}"
+            f"spec.model.contextTokens: {context} is too little: the shortest first prompt takes {roughly}{least} "
+            f"tokens with {screen}, and an answer up to {answer} (rollout.responseTokens), so that every episode would "
+            f"end at its first step; give at least {_enough(model, model.text[1]) + answer}{smaller}"
         )
 
 
@@ -172,7 +172,8 @@ def _divides(model: ModelFacts, parallel: int) -> bool:
 def _model_odd(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
     spec = run.spec
     context, answer, images = spec.model.context_tokens, spec.rollout.response_tokens, spec.model.adapter.history_images
-    chosen = "context_tokens" in spec.model.model_fields_set  # the default is nobody's choice
+    # The default is nobody's choice, also where an API server wrote it into the file.
+    chosen = context != type(spec.model).model_fields["context_tokens"].default
     if chosen and model.positions is not None and context > model.positions:
         yield (
             f"model.contextTokens ({context}) is more than the {model.positions} positions that {model.name} has, and "

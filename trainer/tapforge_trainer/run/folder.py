@@ -25,7 +25,7 @@ from tapforge_api import SpecError, TrainingRun, dump_set, load, to_yaml
 
 from ..telemetry.telemetry import EVENTS
 from .assembly import ConfigurationError, SetupError
-from .named_paths import with_named_paths
+from .named_paths import as_written_down
 
 SPEC, SUMMARY, CURVE, REPLAY = "spec.yaml", "summary.json", "curve.png", "replay.html"
 ROLLOUT, EVALUATION, EXPORT, REFERENCE = "rollout", "evaluation", "export", "reference"
@@ -87,8 +87,8 @@ def read_spec(folder: Path) -> TrainingRun:
     path = folder / SPEC
     text = path.read_text(encoding="utf-8")
     if not any(old in text for _, old in _RENAMED_FIELDS):
-        return with_named_paths(load(path), str(path))
-    return with_named_paths(load(to_yaml(_renamed(yaml.safe_load(text)))), str(path))
+        return as_written_down(load(path), str(path))
+    return as_written_down(load(to_yaml(_renamed(yaml.safe_load(text)))), str(path))
 
 
 def run_of(folder: Path) -> TrainingRun:
@@ -135,7 +135,7 @@ def check_same(spec: dict[str, Any], run: TrainingRun, place: str) -> None:
     """`spec`: what a checkpoint in `place` keeps of the run's file (`dump_set`); {}: nothing. Raises ConfigurationError
     when that differs in what is learned."""
     if spec:
-        _refuse_other(with_named_paths(load(to_yaml(_renamed(spec))), place), run, place)
+        _refuse_other(as_written_down(load(to_yaml(_renamed(spec))), place), run, place)
 
 
 def _refuse_other(there: TrainingRun, run: TrainingRun, place: str) -> None:

@@ -11,20 +11,20 @@ from tapforge_api import TrainingRun
 
 from ..agents import ContextLimit, make_agent
 from ..agents.agent import Prepared
-from ..agents.chat_agent import ChatAgent
 from ..agents.coordinates import Plane
 from ..agents.dialect import Dialect
-from ..agents.registry import dialect_of
+from ..agents.registry import dialect_of, is_built_in
 from ..agents.vision import VisionGrid, tokens_per_frame
 from ..frames.frame import FittedFrame
 from ..learner.families import FolderError, ModelConfig, families, family_of, shape_of
 from ..model_source.tiny_base import base_folder
+from ..records import Prompt
 from ..tasks.selection import training_tasks
 from ..tasks.source import TaskError
 from .adapters import adapter_options
 from .feasibility import ModelFacts
 
-#: tasks that are looked at for the longest goal
+#: tasks that are looked at for the shortest and the longest goal
 _LOOKED_AT = 64
 #: characters of a token in prompts, at most and at least: in those of all adapters 3.4 to 3.9 with Qwen's vocabulary
 _CHARACTERS = 5, 3
@@ -116,7 +116,8 @@ def _grid(run: TrainingRun, config: ModelConfig, folder: Path | None) -> tuple[V
 
 
 def _text(run: TrainingRun, config: ModelConfig, folder: Path | None, grid: VisionGrid) -> tuple[int, int] | None:
-    """Length in tokens, at least and at most, of the first prompt of the longest goal without its screen."""
+    """Length in tokens of first prompts without their screens: at least, of the shortest goal, and at most, of the
+    longest."""
     own = run.spec.environment.source.processes is not None
     screen = run.spec.environment.screen
     # How large the frame is makes no difference to the text, but for a word or two of its size.
@@ -126,21 +127,25 @@ def _text(run: TrainingRun, config: ModelConfig, folder: Path | None, grid: Visi
     options = adapter_options(run) | {"context": None}  # what another package adds is its own
     try:
         tasks = training_tasks(run)
-        goal = max((tasks.sample(run.spec.seed, n).goal for n in range(_LOOKED_AT)), key=len)
+        goals = [tasks.sample(run.spec.seed, n).goal for n in range(_LOOKED_AT)]
+        ends = min(goals, key=len), max(goals, key=len)
         if folder is not None:
+            if not is_built_in(run.spec.model.adapter.name):
+                return None  # another package's code is not run for a plan
             agent = make_agent(run.spec.model.adapter.name, folder, **options)
-            if not isinstance(agent, ChatAgent):
-                return None
-            prompt = agent.prompt(goal, [], Prepared(frame, visual))
-            length = prompt.prompt_tokens if isinstance(prompt, ContextLimit) else prompt.expanded_length
-            return length - visual, length - visual
+            least, most = (_length(agent.prompt(goal, [], Prepared(frame, visual))) - visual for goal in ends)
+            return least, most
         if run.spec.model.adapter.prompt != "full" or options["prompt_file"] is not None:
-            return 1, len(goal)
-        characters = len(goal) + _said(run, config, frame)
+            return 1, len(ends[1])
+        said = _said(run, config, frame)
     except (TaskError, ValueError, KeyError, LookupError, OSError):  # reported by what looks into them
         return None
-    most, least = _CHARACTERS
-    return characters // most, characters // least
+    longest, shortest = _CHARACTERS
+    return (len(ends[0]) + said) // longest, (len(ends[1]) + said) // shortest
+
+
+def _length(prompt: Prompt | ContextLimit) -> int:
+    return prompt.prompt_tokens if isinstance(prompt, ContextLimit) else prompt.expanded_length
 
 
 def _refused(run: TrainingRun, config: ModelConfig) -> str:

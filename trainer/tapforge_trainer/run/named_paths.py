@@ -1,12 +1,13 @@
 """The files and folders that a run names, as this machine reads them (`storage/local_path.py`).
 
 Every field that is a `LocalPath` is read here and nowhere else, right after the file is loaded: what comes after takes
-it as it stands. A URI is left as it is.
+it as it stands, and so does who reads what a run wrote down of itself. A URI is left as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,17 +18,28 @@ from tapforge_api import Problem, SpecError, TrainingRun
 from tapforge_api.base import LocalPath
 from tapforge_api.errors import render_path
 
-from ..storage.local_path import PathError, expanded
+from ..storage.local_path import PathError, expanded, with_home
 from ..storage.object_storage import is_uri
 
 #: names of a field, from the object on
 Names = tuple[str | int, ...]
 
 
-def with_named_paths(run: TrainingRun, source: str) -> TrainingRun:
-    """The run with every path of its spec expanded. Raises SpecError with all that can't be; `source` is the file."""
+def with_named_paths(run: TrainingRun, source: str, *, elsewhere: bool = False) -> TrainingRun:
+    """The run with every path of its spec expanded. `elsewhere`: it is not for this machine alone, so that a variable
+    that isn't set here is none of an error. Raises SpecError with all that can't be; `source` is the file."""
+    return _with(run, source, partial(expanded, elsewhere=elsewhere))
+
+
+def as_written_down(run: TrainingRun, source: str) -> TrainingRun:
+    """A run as its own folder or a checkpoint has it: its paths were expanded when it began. Earlier releases left
+    `~`. Raises SpecError."""
+    return _with(run, source, with_home)
+
+
+def _with(run: TrainingRun, source: str, read: Callable[[str], str]) -> TrainingRun:
     problems: list[Problem] = []
-    spec = _expanded(run.spec, ("spec",), problems)
+    spec = _expanded(run.spec, ("spec",), read, problems)
     if problems:
         raise SpecError(source, problems)
     return run.model_copy(update={"spec": spec})
@@ -49,15 +61,15 @@ def where_relative(run: TrainingRun, errors: Sequence[str], here: Path) -> list[
     return []
 
 
-def _expanded(part: BaseModel, path: Names, problems: list[Problem]) -> BaseModel:
+def _expanded(part: BaseModel, path: Names, read: Callable[[str], str], problems: list[Problem]) -> BaseModel:
     changed: dict[str, Any] = {}
     for name, field in type(part).model_fields.items():
         value, here = getattr(part, name), (*path, field.alias or name)
         if isinstance(value, BaseModel):
-            found: Any = _expanded(value, here, problems)
+            found: Any = _expanded(value, here, read, problems)
         elif isinstance(value, str) and _is_path(field) and not is_uri(value):
             try:
-                found = expanded(value)
+                found = read(value)
             except PathError as error:
                 problems.append(Problem(str(error), here))
                 continue

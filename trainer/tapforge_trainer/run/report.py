@@ -181,7 +181,11 @@ def _write_replay(folder: Path, run: TrainingRun) -> None:
     facts = {name: str(summary[name]) for name in ("updates", "episodes", "seconds_rl") if name in summary}
     training = folder / ROLLOUT if (folder / ROLLOUT).is_dir() else None
     before, after = _before_and_after(folder / EVALUATION)
-    rules = BatchRules.of(run.spec.algorithm, min_valid=run.spec.rollout.min_valid)
+    try:
+        rules = BatchRules.of(run.spec.algorithm, min_valid=run.spec.rollout.min_valid)
+    except (ValueError, TypeError, ImportError, AttributeError) as error:
+        what = "its advantages are of another package (spec.algorithm.advantage.plugin)"
+        raise ReportError(f"{folder} has no replay here: {what}: {error}") from error
     title = run.metadata.name
     replay = replay_of(title=title, rules=rules, training=training, before=before, after=after, facts=facts)
     write_replay(folder / REPLAY, replay)

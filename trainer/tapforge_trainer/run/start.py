@@ -165,7 +165,8 @@ def _rollouts(run: TrainingRun, source: ModelRef, model: Path, device: Device, *
         workers = rollout_workers(run, assembly.slots_wanted(run) or slots.size, device, in_cluster=in_cluster())
     if workers:
         make_agent, seconds = partial(assembly.agent_on_node, run, source), run.spec.deadlines.start_seconds
-        cpus = 0 if device == "cpu" else 1
+        # Counted by Ray where Pods are made for it; on one machine engines and ranks would wait for what workers hold.
+        cpus = 1 if device != "cpu" and in_cluster() else 0
         player = RemotePlayers(lambda _: start_rollout_actor(make_agent, seconds, cpus=cpus), workers)
     return _Rollouts(agent, slots, player, policies)
 

@@ -178,7 +178,8 @@ class AdbClient:
                 return await self._act(p.LongPress(x=x, y=y, seconds=_LONGEST_PRESS), before)
             case _:
                 line = command_of(action, *touched_size(before.frame, self._counted))
-                if isinstance(action, _AT_PLACES) and self._displays.moved(await self._device.displays()):
+                known = self._displays != Displays()
+                if known and isinstance(action, _AT_PLACES) and self._displays.moved(await self._device.displays()):
                     return "the screen was turned, folded or resized after its picture was taken: it was not touched"
                 await self._device.run(line)
         return ""

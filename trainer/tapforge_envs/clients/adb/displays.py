@@ -55,8 +55,8 @@ class Displays:
 
     def moved(self, now: Displays) -> bool:
         """Whether the screen was turned, folded or set to another size; False where that isn't known."""
-        known = self.size is not None and now.size is not None
-        return known and (self.turns, self.size, self.panel) != (now.turns, now.size, now.panel)
+        facts = ((self.size, now.size), (self.turns, now.turns), (self.panel or None, now.panel or None))
+        return any(was is not None and is_ is not None and was != is_ for was, is_ in facts)
 
 
 def read_displays(text: str) -> Displays:

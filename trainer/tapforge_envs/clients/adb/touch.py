@@ -34,7 +34,8 @@ def touched_size(frame: Frame, counted: tuple[int, int] | None) -> tuple[int, in
     size = (long, short) if frame.width > frame.height else (short, long)
     if abs(size[0] * frame.height - size[1] * frame.width) > _SAME_SHAPE * size[0] * frame.height:
         raise ValueError(
-            f"its size is set to {counted[0]}x{counted[1]} and its pictures have {frame.width}x{frame.height} "
-            "pixels, which is another shape: where a touch would land is not known; `adb shell wm size reset` ends that"
+            f"its screen counts {counted[0]}x{counted[1]} and its pictures have {frame.width}x{frame.height} pixels, "
+            "which is another shape: where a touch would land is not known; where a size was set, `adb shell wm size "
+            "reset` ends that"
         )
     return size

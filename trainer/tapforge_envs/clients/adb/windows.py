@@ -22,6 +22,7 @@ _DISPLAYS: Final = 16
 _FOCUS: Final = re.compile(r"mCurrentFocus=Window\{(\w+)(?: u\d+)? ([^}]*)\}")
 _RECORD: Final = re.compile(r"[ {]([\w.]+)/([\w.$]+)[ }]")
 _COMPONENT: Final = re.compile(r"([\w.]+)/([\w.$]+)")
+_DISPLAY: Final = re.compile(r"\bmDisplayId=([0-9]{1,9})\b", re.ASCII)
 _WINDOW: Final = re.compile(r"Window #\d+ Window\{(\w+)(?: u\d+)? ([^}]*)\}:")
 _FLAG_BITS: Final = re.compile(r"\bfl=#?(?:0x)?([0-9a-f]{1,8})\b")
 _SHOWN: Final = ("isOnScreen=true", "isVisible=true", "isReadyForDisplay()=true")
@@ -64,6 +65,8 @@ class _Window:
     title: str
     shown: bool = False
     secure: bool = False
+    #: on another display than the phone's own
+    elsewhere: bool = False
 
 
 def read_windows(text: str) -> Windows:
@@ -89,6 +92,8 @@ def read_windows(text: str) -> Windows:
         elif windows:
             windows[-1].shown |= any(word in line for word in _SHOWN)
             windows[-1].secure |= _has_flag(line)
+            if found := _DISPLAY.search(line):
+                windows[-1].elsewhere = found[1] != "0"
     app, window = _in_front(focus, record)
     words |= {word for word in policy if word not in ("showing=true", "occluded=true")}
     locked = "showing=true" in policy or words & _LOCKED
@@ -101,7 +106,9 @@ def read_windows(text: str) -> Windows:
             w.secure and ((focus and w.id == focus[1]) or (w.shown and app and w.title.startswith(f"{app}/")))
             for w in windows
         ),
-        visible=frozenset(c[1] for w in windows if w.shown and (c := _COMPONENT.fullmatch(w.title.strip()))),
+        visible=frozenset(
+            c[1] for w in windows if w.shown and not w.elsewhere and (c := _COMPONENT.fullmatch(w.title.strip()))
+        ),
     )
 
 
