@@ -106,6 +106,8 @@ def test_what_is_not_known_was_not_moved() -> None:
     assert not known.moved(Displays()) and not Displays().moved(known) and not known.moved(known)
     for now in (Displays(2, (1080, 2400), OUTER), Displays(0, (1080, 2400), INNER), Displays(0, (720, 1600), OUTER)):
         assert known.moved(now)
+    for less in (Displays(size=(1080, 2400)), Displays(0), Displays(panel=OUTER)):
+        assert not known.moved(less) and not less.moved(known), "what one of them doesn't say is held against nobody"
 
 
 # --- through the real adb server --------------------------------------------------------------------------------------

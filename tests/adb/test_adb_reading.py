@@ -69,6 +69,16 @@ def test_the_app_in_front():
     assert read_windows(android_13()) == Windows("com.bank.app", ".ui.Login", visible=frozenset({"com.bank.app"}))
 
 
+@pytest.mark.parametrize(("display", "seen"), [("0", True), ("2", False)])
+def test_a_window_on_another_display_is_not_on_the_phone(display, seen):
+    here, there = (
+        "    isOnScreen=false\n    isVisible=false",
+        f"    mDisplayId={display} rootTaskId=1\n    isVisible=true",
+    )
+    assert here in android_13()
+    assert ("com.other" in read_windows(android_13().replace(here, there)).visible) is seen
+
+
 def test_a_secure_window_counts_when_it_is_in_front():
     assert read_windows(android_13(flags="SECURE")).secure
     assert not read_windows(android_13()).secure
@@ -285,7 +295,7 @@ def test_touches_count_in_the_size_that_was_set(frame, override, size):
     if size is not None:
         assert touched_size(shown, override) == size
         return
-    with pytest.raises(ValueError, match="is set to 1080x1920 and its pictures have 1080x2400 pixels.*wm size reset"):
+    with pytest.raises(ValueError, match="counts 1080x1920 and its pictures have 1080x2400 pixels.*wm size reset"):
         touched_size(shown, override)
 
 

@@ -73,6 +73,9 @@ def mine(steps, *, scale=1.0, rounds=2, flip=False, of="reward"):
     total = steps.reward * scale * rounds * (-1 if flip else 1)
     return Advantages(total, total, total, np.ones(len(steps), dtype=np.int64))
 
+def needs(steps, *, key):
+    ...
+
 def infinite(steps):
     total = np.array([1.0, np.inf])
     return Advantages(total, total, total, np.ones(2, dtype=np.int64))
@@ -98,11 +101,12 @@ def test_a_file_names_an_estimator_of_another_package_and_its_options(tmp_path, 
         (plugin("mine", rounds="2.5"), "option rounds of mine: should be a whole number, not '2.5'"),
         (plugin("mine", scale="much"), "option scale of mine: should be a number, not 'much'"),
         (plugin("mine", flip="1"), "should be true or false, not '1'"),
+        (plugin("needs"), "options of needs: missing a required argument: 'key'"),
         (plugin("mini"), "unknown estimator 'mini'; did you mean 'mine'"),
     ],
 )
 def test_what_no_package_offers_is_said_before_anything_starts(tmp_path, monkeypatch, algorithm, said):
-    install(tmp_path, monkeypatch, "mine = their_estimator:mine", OPTIONS)
+    install(tmp_path, monkeypatch, "mine = their_estimator:mine\nneeds = their_estimator:needs", OPTIONS)
     written = {"advantage": algorithm.advantage.model_dump(by_alias=True, exclude_none=True)}
     run = from_object(TrainingRun, {**HEAD, "spec": {"algorithm": written}})
     with pytest.raises(ConfigurationError, match=re.escape(said)):

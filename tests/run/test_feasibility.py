@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from whole import SPEC
 
 from tapforge_api import TrainingRun, load
+from tapforge_envs.phone import catalog
 from tapforge_trainer.cli.main import cli
 from tapforge_trainer.run.feasibility import ModelFacts, judge
 from tapforge_trainer.run.model_facts import facts_of
@@ -168,7 +169,11 @@ BIG = (
 @pytest.mark.parametrize(
     ("settings", "code", "words"),
     [
-        (["spec.model.contextTokens=400"], 2, "spec.model.contextTokens: 400 is too little: the first prompt takes"),
+        (
+            ["spec.model.contextTokens=400"],
+            2,
+            "spec.model.contextTokens: 400 is too little: the shortest first prompt takes",
+        ),
         (["spec.model.contextTokens=8192"], 0, "context     8,192 tokens"),
         (["spec.model.contextTokens=8192", "spec.learner.learningRate=1.0"], 2, "spec.learner.learningRate: 1 moves"),
         (["spec.model.contextTokens=8192", "spec.engine.tensorParallel=3"], 2, "can't share the 32 heads"),
@@ -198,6 +203,16 @@ def test_the_tiny_model_is_judged_by_its_own_tokenizer(tmp_path: Path) -> None:
     assert code == 0 and "(5000) is more than the 4096 positions that the tiny model has" in said
     code, said = planned(tmp_path, "spec.model.adapter.prompt=full")
     assert code == 2 and "every episode would end at its first step" in said
+
+
+def test_one_long_goal_is_a_note_and_refuses_no_run(tmp_path: Path) -> None:
+    tasks = [catalog.tasks("quickstart", "train").sample(0, number) for number in range(8)]
+    tasks[3] = tasks[3].model_copy(update={"goal": "open settings " * 200})
+    (tmp_path / "tasks").write_text("\n".join(task.model_dump_json() for task in tasks))
+    code, said = planned(
+        tmp_path, f"spec.tasks.file={tmp_path / 'tasks'}", "spec.model.contextTokens=400", "spec.warmStart=null"
+    )
+    assert code == 0 and "may be too little for the first prompt" in said, said
 
 
 def test_a_repository_that_nobody_knows_is_not_judged() -> None:

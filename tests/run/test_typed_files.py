@@ -11,9 +11,10 @@ import pytest
 from click.testing import CliRunner
 from whole import SPEC
 
-from tapforge_api import load
+from tapforge_api import SpecError, dump_set, load
 from tapforge_trainer.cli.main import cli
 from tapforge_trainer.cli.reading import LOCAL_PATH
+from tapforge_trainer.run.folder import check_same, read_spec, write_spec
 from tapforge_trainer.run.named_paths import named_paths, with_named_paths
 from tapforge_trainer.storage.local_path import PathError, expanded
 
@@ -101,6 +102,8 @@ def test_what_is_no_file_without_f_is_clicks_own_error(words: tuple[str, ...]) -
         ("a$", "a$"),
         ("$(A)", "$(A)"),
         ("~/$A", "{home}/aaa"),
+        ("a$$A", "a$A"),
+        ("$$$A", "$aaa"),
     ],
 )
 def test_what_a_path_means(here: Path, text: str, found: str) -> None:
@@ -151,6 +154,32 @@ def test_a_home_folder_and_variables_in_a_runs_file(here: Path, monkeypatch: pyt
     code, said = typed("plan", "-f", "good.yaml", "--set", NAMED[field][0].format("${UNSET}/a"))
     assert code == 2 and "the environment variable UNSET" in said
     assert f"good.yaml: 1 problem\n  {field}: " in said
+
+
+def test_what_a_run_wrote_down_is_not_read_a_second_time(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value of a variable may hold a dollar sign, and another process may have other variables."""
+    monkeypatch.setenv("SCRATCH", "/scratch/$odd")
+    run = with_named_paths(load(BARE, ["tasks.file=$SCRATCH/a"]), "x.yaml")
+    write_spec(here, run)
+    monkeypatch.delenv("SCRATCH")
+    again = read_spec(here)
+    assert again.spec.tasks.file == run.spec.tasks.file == "/scratch/$odd/a"
+    check_same(dump_set(run), again, "a checkpoint")
+
+
+def test_a_run_of_an_earlier_release_kept_its_home_folder_unread(here: Path) -> None:
+    (here / "spec.yaml").write_text(BARE + "spec: {tasks: {file: ~/a}}\n")
+    assert read_spec(here).spec.tasks.file == f"{here}/home/a"
+
+
+def test_a_file_for_a_cluster_may_name_what_is_in_its_pods_only() -> None:
+    cluster = "cluster={image: trainer}"
+    here = load(BARE, ["model.source.path.folder=$ONLY_THERE/model"])
+    with pytest.raises(SpecError, match="ONLY_THERE"):
+        with_named_paths(here, "x.yaml")
+    there = load(BARE, ["model.source.path.folder=$ONLY_THERE/model", cluster])
+    kept = with_named_paths(there, "x.yaml", elsewhere=True)
+    assert list(named_paths(kept)) == [("spec.model.source.path.folder", "$ONLY_THERE/model")]
 
 
 def test_a_uri_is_no_path() -> None:

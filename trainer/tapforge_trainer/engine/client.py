@@ -293,6 +293,7 @@ class EngineClient:
             return
         if error.startswith(REPEAT):
             waiting.resent = False
+            waiting.deadline.renew(asyncio.get_running_loop().time())
             self._post(engine, key)
             return
         if missing and not waiting.resent:

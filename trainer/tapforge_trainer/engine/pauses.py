@@ -73,6 +73,11 @@ class Deadline:
         self._reading = reading if reading is not None else PauseReading(True, 0.0, now, 0.0)
         self._paused_before = self._reading.until(now)
 
+    def renew(self, now: float) -> None:
+        """What was answered counts for nothing: the request is asked again, with all of its time."""
+        self.started, self._paused = now, 0.0
+        self._paused_before = self._reading.until(now) if self._reading is not None else 0.0
+
     def left(self, now: float) -> float:
         return self.seconds - (now - self.started) + min(self._credit(now), self.pause_seconds)
 

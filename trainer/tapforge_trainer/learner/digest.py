@@ -76,7 +76,10 @@ def _weighted(words: Tensor, factors: Tensor) -> Tensor:
 def _factors(length: int, axis: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         index = torch.arange(1, length + 1, dtype=torch.int64, device=device)
-        return _mixed((index + (axis << 40)) * _STEP) | 1
+        factors = _mixed((index + (axis << 40)) * _STEP) | 1
+    if device.type == "cuda":  # whoever finds them here next may be on another stream
+        torch.cuda.current_stream(device).synchronize()
+    return factors
 
 
 def _mixed(words: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ find it. Rules:
 - Of each such part the digest is taken on arrival, and again of what the parameter holds in the end.
 - On CPUs linear layers and heads compute with a packed copy that can't be read. It is multiplied with columns of the
   identity, which gives back its columns exactly, but for the sign of zeros and for numbers so small that some
-  instructions take them for zero; both count as zero. In layers that are wider than `_COLUMNS`, every few columns.
+  instructions take them for zero; both count as zero. Of large layers only every few columns are read.
 - Experts lie as their kernel wants them: the sum over their elements counts, wherever these are.
 - A head that nothing is loaded into is tied: it has to hold what the embedding got.
 - What can't be read is no fault: a tensor that no copy was seen of, a parameter that has another shape, number format
@@ -36,8 +36,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from ..learner.digest import contents, digest, values
 from .received import Report
 
-#: of a packed layer, read in a round
-_COLUMNS = 512
+#: columns of a packed layer that are read in a round, at most, and their elements
+_COLUMNS, _READ = 512, 2**22
 #: rows of the identity that are multiplied at once
 _ROWS = 256
 #: of a packed matrix up to which its kernel may be another one; the side of one that is larger
@@ -95,7 +95,7 @@ class Piece:
         if self.holder.layout == "shuffled":
             return contents(part)
         if self.holder.layout == "packed":
-            every = _every(self.holder.shape[1])
+            every = _every(self.holder.shape)
             part = _settled(part[:, -(self.target.offset % self.holder.shape[1]) % every :: every])
         return digest(part)
 
@@ -105,7 +105,7 @@ class Piece:
             return digest(self.target.of(whole))
         width, (rows, columns) = self.holder.shape[1], self.target.size
         row, column = divmod(self.target.offset, width)
-        every = _every(width)
+        every = _every(self.holder.shape)
         return digest(whole[row : row + rows, -(-column // every) : -(-(column + columns) // every)])
 
 
@@ -120,7 +120,7 @@ class Arrivals:
         """`known`: `pieces` of an earlier round; None: they are to be found."""
         self._model = model
         self._modules = dict(model.named_modules())
-        self._known = known is not None
+        self._known = bool(known)
         self.pieces: Pieces = known or {}
         self._targets = {} if self._known else _targets(self._modules)
         self._heads = _tied_heads(self._modules)
@@ -128,6 +128,8 @@ class Arrivals:
         self._parts: dict[tuple[str, int], Tensor] = {}
         #: of the tensors that are being loaded
         self._loading: dict[str, Tensor] = {}
+        #: names of those that a loader copies in parts which a packed layer has no columns of
+        self._in_parts: set[str] = set()
         vars(model).pop("load_weights", None)  # of a round that came to no end
         self._load: Callable[..., Any] = model.load_weights
         vars(model)["load_weights"] = self._watched
@@ -177,8 +179,14 @@ class Arrivals:
         if holder.layout == "packed":
             if not _gives_back(_packed_like(holder.shape, holder.dtype), holder.dtype):
                 return None, "has a kernel that rounds"
-            return _columns(module, holder.shape[1], holder.dtype), ""
-        whole = getattr(module, holder.parameter).detach()
+            try:
+                return _columns(module, holder.shape, holder.dtype), ""
+            except Exception as error:  # noqa: BLE001 - what can't be read is no fault, whatever a kernel says of it
+                return None, f"can't be multiplied: {error}"
+        whole = getattr(module, holder.parameter, None)
+        if not isinstance(whole, Tensor):
+            return None, "is gone"
+        whole = whole.detach()
         if whole.dtype != holder.dtype:
             return None, f"has {whole.dtype}, loaded were {holder.dtype}"
         if holder.layout == "shuffled":
@@ -211,7 +219,7 @@ class Arrivals:
     def _copied(self, target: Tensor, source: Tensor) -> None:
         owner = self._targets.get(target.untyped_storage()._cdata)
         name = next((name for name, tensor in self._loading.items() if _within(source, tensor)), None)
-        if owner is None or name is None:
+        if owner is None or name is None or name in self._in_parts:
             return
         tensor, (module, parameter, loaded) = self._loading[name], owner
         source = source.expand(target.shape)
@@ -220,6 +228,10 @@ class Arrivals:
         target_region = Region(tuple(target.shape), target.stride(), target.storage_offset())
         found = self.pieces.setdefault(name, [])
         for holder, tied in self._holders(module, parameter, loaded):
+            if holder.layout == "packed" and source.dim() != 2:
+                self._in_parts.add(name)
+                del self.pieces[name]
+                return
             piece = Piece(source_region, target_region, holder, tied)
             if piece not in found:  # vLLM loads into some parameters twice
                 self._parts[name, len(found)] = piece.arrived(tensor)
@@ -285,15 +297,16 @@ def _within(part: Tensor, whole: Tensor) -> bool:
     return part.dtype == whole.dtype and begin <= part.data_ptr() < begin + max(1, whole.nbytes)
 
 
-def _every(width: int) -> int:
-    """Of so many columns of a packed layer one is read."""
-    return -(-width // _COLUMNS)
+def _every(shape: tuple[int, ...]) -> int:
+    """Of so many columns of a packed layer of this shape one is read."""
+    rows, width = shape
+    return -(-width // max(1, min(_COLUMNS, _READ // rows)))
 
 
-def _columns(module: Any, width: int, dtype: torch.dtype) -> Tensor:
-    """Those that are read of a packed matrix of `width` columns."""
-    columns = []
-    for chosen in torch.arange(0, width, _every(width)).split(_ROWS):
+def _columns(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Those that are read of a packed matrix of this shape."""
+    width, columns = shape[1], []
+    for chosen in torch.arange(0, width, _every(shape)).split(_ROWS):
         rows = torch.zeros(len(chosen), width, dtype=dtype)
         rows[torch.arange(len(chosen)), chosen] = 1
         columns.append(module.cpu_linear(rows, module.weight, None).t())
@@ -315,7 +328,7 @@ def _gives_back(shape: tuple[int, int], dtype: torch.dtype) -> bool:
         weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
         layer.weight = nn.Parameter(weight, requires_grad=False)
         dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
-        return torch.equal(_columns(layer, shape[1], dtype), _settled(weight[:, :: _every(shape[1])]))
+        return torch.equal(_columns(layer, shape, dtype), _settled(weight[:, :: _every(shape)]))
 
 
 def _settled(part: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -118,7 +119,9 @@ async def synchronize(
         raise
     await engines.release(version, deadline)
     _warn_of_unread(proof, engines.round_metrics)
-    first = {f"failed_{name}": value for name, value in failed.figures.items()} if failed else {}
+    first = (
+        {f"failed_{name}": value for name, value in failed.figures.items() if math.isfinite(value)} if failed else {}
+    )
     told = {"sync_resends": float(failed is not None), "sync_unread_tensors": float(len(proof.unread))}
     apart = dict(proof.figures)
     largest = apart.pop("gap_max")
@@ -177,7 +180,8 @@ async def verify(
 ) -> Proof:
     """The part of `synchronize` that compares. Raises `SyncMismatch`."""
     sent, arrivals = await asyncio.gather(learner.run(_SENT, deadline=deadline), engines.arrivals(deadline))
-    digests, unmerged = sent[0]  # of the rank that sends
+    digests = sent[0][0]  # of the rank that sends
+    unmerged = tuple(sorted({name for _, names in sent for name in names}))
     if why := difference(digests, unmerged, arrivals):
         raise SyncMismatch(f"after the sync to version {version} {why}")
     requests = [
