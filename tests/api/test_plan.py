@@ -188,7 +188,10 @@ def test_the_whole_text() -> None:
             "staleness   at most 1 version: up to 32 groups in flight; old log-probabilities from the learner; new "
             "weights arrive mid-episode"
         ),
-        "algorithm   gigpo (normalization mean_std, gamma 0.95, weight 1.0), clip 0.2/0.28 by token, token_mean, no KL term",
+        (
+            "algorithm   gigpo (normalization mean_std, gamma 0.95, weight 1.0), clip 0.2/0.28 by token, token_mean, "
+            "no KL term"
+        ),
         "context     8,192 tokens: prompt up to 7,936, answer up to 256",
         "screens     1 screen per prompt, of at most 15,360 pixels (15 visual tokens of 32x32)",
         (
