@@ -15,6 +15,7 @@ import pytest
 from tests.families import real
 
 from tapforge_trainer.sync.gpu import EngineWire
+from tapforge_trainer.sync.transfer import WeightReceiver
 
 END = 240.0
 
@@ -116,8 +117,13 @@ def test_vllms_workers_take_what_ranks_call() -> None:
         wire.start_weight_update()
         wire.update_weights({"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[2, 3]]})
         wire.finish_weight_update()
+
+    class Extended(WeightReceiver, Worker):
+        """As vLLM makes it of its own worker and `worker_extension_cls`."""
+
     for method, arguments in calls:
-        inspect.signature(getattr(Worker, method)).bind(SimpleNamespace(), **arguments)
+        inspect.signature(getattr(Extended, method)).bind(SimpleNamespace(), **arguments)
+    assert "watch_arrivals" in [method for method, _ in calls]
     engine = NCCLWeightTransferEngine.__new__(NCCLWeightTransferEngine)
     inits = [arguments["init_info"] for method, arguments in calls if method == "init_weight_transfer_engine"]
     assert [engine.parse_init_info(one).rank_offset for one in inits] == [1, 3]
