@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -137,11 +138,12 @@ def source_of(file: Path) -> Source:
 
 
 def read_run(file: Path, overrides: Sequence[str]) -> TrainingRun:
-    """A file with a cluster may name what is in its Pods only. Raises SpecError."""
+    """A file with a cluster may name what is in its Pods only, where Ray's address is. Raises SpecError."""
     from tapforge_api import load
 
     from ..run.named_paths import with_named_paths
 
     run = load(source_of(file), overrides)
     source = "standard input" if str(file) == _STDIN else str(file)
-    return with_named_paths(run, source, elsewhere=run.spec.cluster is not None)
+    elsewhere = run.spec.cluster is not None and not os.environ.get("RAY_ADDRESS")
+    return with_named_paths(run, source, elsewhere=elsewhere)
