@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 RAY_ADDRESS = "RAY_ADDRESS"
 #: how often Ray is started on this machine: its agents have 15 s and its node 30 s, which can't be set, and a busy
 #: machine takes longer while their files are read for the first time
-_RAY_STARTS: Final = 3
+_RAY_STARTS: Final = 5
 #: what Ray says then: of its node, and of a port that a part of it has not chosen yet
 _RAY_LATE: Final = ("timed out during startup", "Timed out waiting for file")
 
