@@ -232,7 +232,7 @@ async def test_a_size_that_is_set_in_the_episode_counts_at_once(desk: Desk, touc
     await phone.step(p.Tap(x=0.9, y=0.1), 1)
     assert [(tap.x, tap.y) for tap in touched] == [pytest.approx((0.9, 0.1), abs=0.005)]
     daemon.android.override = (720, 1440)  # of another shape, as one without the stripe of a cut-out has
-    with pytest.raises(EnvironmentFault, match=r"its size is set to 720x1440 .* wm size reset"):
+    with pytest.raises(EnvironmentFault, match=r"its screen counts 720x1440 .* wm size reset"):
         await phone.step(p.Wait(seconds=0), 2)
 
 

@@ -161,7 +161,7 @@ async def test_touches_reach_what_is_seen_where_another_size_was_set(desk: Desk,
         assert (tap.x, tap.y) == pytest.approx((0.9, 0.1), abs=0.005)
     assert len(done) == 2
     daemon.android.override = (720, 720)
-    with pytest.raises(EnvironmentFault, match="desk/1: reset: its size is set to 720x720 .* wm size reset"):
+    with pytest.raises(EnvironmentFault, match="desk/1: reset: its screen counts 720x720 .* wm size reset"):
         await phone.reset(TASK)
     daemon.android.override = None
     await phone.reset(TASK)
