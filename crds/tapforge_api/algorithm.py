@@ -10,7 +10,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import Fraction, Keyed, OneOf, Rule, Spec, Word
+from .base import Fraction, OneOf, Rule, Spec, Word
+from .plugin import OPTIONS, PluginOptions
 
 Normalization = Literal["mean", "mean_std"]
 Signal = Literal["outcome", "reward"]
@@ -50,20 +51,11 @@ class Rloo(Spec):
     """Return minus the mean of the group's other members."""
 
 
-class EstimatorOption(Spec):
-    """An option of an estimator of somebody else's."""
-
-    name: Word = Field(description="name")
-    value: Annotated[str, Field(max_length=4096)] = Field(description="value; a number or true and false as text")
-
-
 class EstimatorPlugin(Spec):
     """An estimator of another package, by entry point."""
 
     name: Word = Field(description="entry point of the group tapforge.algorithms")
-    options: Annotated[tuple[EstimatorOption, ...], Field(max_length=64), Keyed("name")] = Field(
-        (), description="options, as its package documents them"
-    )
+    options: PluginOptions = OPTIONS
 
 
 class Advantage(OneOf):

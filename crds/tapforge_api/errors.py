@@ -133,6 +133,6 @@ def _last_name(path: Path) -> str:
     return next((part for part in reversed(path) if isinstance(part, str)), "")
 
 
-#: pydantic's names of "this is no number"
+#: pydantic's names of values that should have been numbers
 _NUMBERS = ("int_type", "int_parsing", "int_from_float", "float_type", "float_parsing")
 _EMPTY_MEMBER = " (an empty member is written with braces, as in `tiny: {}`)"

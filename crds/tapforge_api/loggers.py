@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .base import Keyed, Path, Spec, Uri, Word
+from .plugin import OPTIONS, PluginOptions
 
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -47,20 +48,11 @@ class MLflow(Spec):
     experiment: Text = Field("tapforge", description="experiment")
 
 
-class LoggerOption(Spec):
-    """An option of a logger of somebody else's."""
-
-    name: Word = Field(description="name")
-    value: Annotated[str, Field(max_length=4096)] = Field(description="value")
-
-
 class LoggerPlugin(Spec):
     """A logger of another package, by entry point."""
 
     name: Word = Field(description="entry point of the group tapforge.loggers")
-    options: Annotated[tuple[LoggerOption, ...], Field(max_length=64), Keyed("name")] = Field(
-        (), description="options, as its package documents them"
-    )
+    options: PluginOptions = OPTIONS
 
 
 class Logging(Spec):

@@ -118,8 +118,8 @@ class Credentials:
         return self._access.info.server.rstrip("/")
 
     async def current(self) -> Access:
-        """Good ones, as far as anybody knows; past their end those, while a read of others takes long. Raises NoCluster
-        when the last ones have expired and no others can be had."""
+        """Valid ones as far as is known; past their end the last ones, while a read of new ones takes long. Raises
+        NoCluster when the last ones have expired and no others can be had."""
         now = self._clock()
         if self._reader is None or not self._outdated(now):
             return self._access

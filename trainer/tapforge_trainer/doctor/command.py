@@ -14,6 +14,7 @@ from ..loggers.registry import chosen, missing
 from ..loggers.session import check_installed
 from ..memory.command import MemoryOptions, plan_memory
 from ..model_source.folder import incomplete
+from ..model_source.hub import cached_snapshot
 from ..placement.machine import Machine, NoDevice, device_of
 from ..policy import in_cluster
 from ..run.assembly import ConfigurationError, SetupError, inspect
@@ -94,10 +95,8 @@ def _needs(run: TrainingRun, wrong: tuple[str, ...]) -> Needs:
 
 def _is_cached(repository: str, revision: str) -> bool:
     """Whether all of it is: the weights, by their index, too."""
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(repository, "config.json", revision=revision)
-    return isinstance(path, str) and not incomplete(Path(path).parent)
+    folder = cached_snapshot(repository, revision)
+    return folder is not None and not incomplete(folder)
 
 
 def _caches() -> dict[str, Path]:

@@ -33,8 +33,8 @@ def compare_by_age(
     """Gives `add` names and values of sums that `of_ages` divides. `logp`: the learner's, [tokens]; `chosen`: which of
     the batch's response tokens they are; `version`: of the learner's weights."""
     counted = data.weight[chosen] > 0
-    gap = (data.behavior[chosen] - logp)[counted].astype(np.float64)
-    k3 = np.exp(-np.clip(gap, -_RANGE, _RANGE)) - 1 + gap
+    gap = np.clip((data.behavior[chosen] - logp)[counted].astype(np.float64), -_RANGE, _RANGE)
+    k3 = np.exp(-gap) - 1 + gap
     age = np.clip(version - data.version[chosen][counted], 0, OLDEST)
     for found in np.unique(age).tolist():
         add(f"age_tokens_{found}", float((age == found).sum()))

@@ -342,7 +342,7 @@ class Rank:
     def weights(self) -> dict[str, Tensor]:
         """Whole tensors under checkpoint names in the engine's dtype; gathered by all ranks, kept by the first."""
         found: dict[str, Tensor] = {}
-        self.sent = SentWeights()
+        self.sent = SentWeights(digested=self.rank == 0)
         for name, tensor in EngineWeights(self.policy.model, getattr(torch, self.settings.dtype), sent=self.sent):
             if self.rank == 0:
                 found[name] = tensor.cpu()

@@ -198,6 +198,8 @@ class SentWeights:
 
     #: of the tensors by name (`digest.py`), on their device
     digests: dict[str, Tensor] = field(default_factory=dict)
+    #: by the rank that sends; the others' would be the same
+    digested: bool = True
     #: tensors that do not hold the adapter of their layer
     unmerged: list[str] = field(default_factory=list)
 
@@ -238,7 +240,7 @@ class EngineWeights:
             if self._device is not None:
                 shards = shards.to(self._device)
             whole = self._family.for_engine(name, unsharded(shards)).contiguous()
-            if self._sent is not None:
+            if self._sent is not None and self._sent.digested:
                 self._sent.digests[name] = digest(whole)
             yield name, whole
 

@@ -195,14 +195,19 @@ class _Search:
         return self._tried[overrides]
 
     def _try(self, overrides: tuple[str, ...]) -> tuple[bool, str | None]:
-        data = dump_set(self._run)
         try:
-            for override in overrides:
-                apply_override(TrainingRun, data, f"spec.{override}")
-            changed = from_object(TrainingRun, data)
+            changed = with_overrides(self._run, overrides)
             return self._again(changed).fits, more_gpus(self._run, changed)
         except (SpecError, FolderError):  # a rule of the API forbids it beside what the run says
             return False, None
+
+
+def with_overrides(run: TrainingRun, overrides: Iterable[str]) -> TrainingRun:
+    """The run with overrides of its spec, as `--set` takes them after `spec.`. Raises SpecError."""
+    data = dump_set(run)
+    for override in overrides:
+        apply_override(TrainingRun, data, f"spec.{override}")
+    return from_object(TrainingRun, data)
 
 
 def more_gpus(run: TrainingRun, changed: TrainingRun) -> str | None:

@@ -11,6 +11,7 @@ from tapforge_api import TrainingRun
 from tapforge_api.gpus import cluster_gpus_error
 
 from ..learner.families import FolderError, ModelConfig, shape_of
+from ..model_source.hub import cached_snapshot
 from ..rollout.frame_budget import episode_bytes
 from ..run.assembly import ConfigurationError
 from ..tasks.selection import training_tasks
@@ -101,11 +102,8 @@ def _of_file(path: Path) -> ModelConfig:
 
 
 def _cached(repo: str, revision: str) -> ModelConfig | None:
-    """Of a snapshot on this machine; nothing is downloaded."""
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(repo, "config.json", revision=revision)
-    return _of_file(Path(path)) if isinstance(path, str) else None
+    folder = cached_snapshot(repo, revision)
+    return None if folder is None else ModelConfig.of_folder(folder)
 
 
 def held_frames(run: TrainingRun) -> int:

@@ -35,6 +35,14 @@ _BY_HAND: Final = (
 )
 
 
+def cached_snapshot(repo: str, revision: str) -> Path | None:
+    """The folder of a commit that this machine's cache has, with its config.json at least. Asks no network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(repo, "config.json", revision=revision)
+    return Path(path).parent if isinstance(path, str) else None
+
+
 def pinned(found: HuggingFaceModel, earlier: dict[str, Any] | None) -> ModelRef:
     """The commit and the files. Where the hub does not answer, the commit is what this node's cache has, and which
     files there are is each node's own matter. Raises ModelError."""

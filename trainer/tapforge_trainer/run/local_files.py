@@ -18,6 +18,7 @@ from tapforge_api.pool import Protocol
 from ..learner.families import FolderError
 from ..learner.families.check import check_folder
 from ..model_source.folder import folder_faults, quantization_fault
+from ..model_source.hub import cached_snapshot
 from ..storage.object_storage import is_uri, uri_error
 from ..tasks.contamination import Contamination
 from ..tasks.files import read_tasks
@@ -121,10 +122,8 @@ def model_folder_errors(folder: Path) -> list[str]:
 
 def _cached_model_errors(repo: str, revision: str) -> list[str]:
     """Why a repository's model can't be trained, as far as this machine's cache holds its texts. Asks no network."""
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(repo, "config.json", revision=revision)
-    fault = quantization_fault(Path(path).parent, weights=False) if isinstance(path, str) else None
+    folder = cached_snapshot(repo, revision)
+    fault = quantization_fault(folder, weights=False) if folder is not None else None
     return [] if fault is None else [f"spec.model.source.huggingFace: {repo} {fault}"]
 
 

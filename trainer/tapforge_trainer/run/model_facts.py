@@ -17,6 +17,7 @@ from ..agents.registry import dialect_of, is_built_in
 from ..agents.vision import VisionGrid, tokens_per_frame
 from ..frames.frame import FittedFrame
 from ..learner.families import FolderError, ModelConfig, families, family_of, shape_of
+from ..model_source.hub import cached_snapshot
 from ..model_source.tiny_base import base_folder
 from ..records import Prompt
 from ..tasks.selection import training_tasks
@@ -75,7 +76,7 @@ def _at_hand(run: TrainingRun) -> tuple[str, ModelConfig, Path | None] | None:
         if source.hugging_face is None:
             return None
         repo = source.hugging_face.repo
-        cached = _cached(repo, source.hugging_face.revision)
+        cached = cached_snapshot(repo, source.hugging_face.revision)
         if cached is not None:
             return repo, ModelConfig.of_folder(cached), cached if (cached / "tokenizer.json").is_file() else None
         known = published_as(repo)
@@ -91,14 +92,6 @@ def published_as(repo: str) -> dict[str, object] | None:
         if (name := family.repositories.get(wanted)) is not None:
             return dict(family.published[name])
     return None
-
-
-def _cached(repo: str, revision: str) -> Path | None:
-    """The folder of a snapshot on this machine."""
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(repo, "config.json", revision=revision)
-    return Path(path).parent if isinstance(path, str) else None
 
 
 def _grid(run: TrainingRun, config: ModelConfig, folder: Path | None) -> tuple[VisionGrid, VisionGrid]:

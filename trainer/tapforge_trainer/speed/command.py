@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from tapforge_api import TrainingRun, dump_set
-from tapforge_api.loading import from_object
-from tapforge_api.overrides import apply_override
+from tapforge_api import TrainingRun
 
 from ..learner.families import FolderError, Shape, shape_of
 from ..learner.flops import Costs
+from ..memory.advice import TEXT, with_overrides
 from ..memory.command import model_config
 from ..memory.engine import EngineLoad
 from ..memory.estimate import Card, UnknownCard, card_of, estimate, settings_of, visual_tokens
@@ -25,8 +24,6 @@ from .balance import Better, better_split, both, enough_players
 from .cards import DEFAULT, CardSpeed, card_speed
 from .estimate import Assumed, Speed, Work, prompt_tokens
 
-#: of a prompt beside its screens: system prompt, goal, earlier answers
-_TEXT: Final = 1000
 #: of an answer, where it may be longer: a thought and a call
 _ANSWER: Final = 100
 #: of phones that are not simulated
@@ -60,7 +57,8 @@ def plan_speed(run: TrainingRun, options: SpeedOptions, files: LocalFiles = NO_F
         low, high = both(work, assumed, card)
 
         def fits(other: Work) -> bool:
-            changed = _with(run, f"learner.ranks={other.ranks}", f"engine.replicas={other.engines}")
+            split = (f"learner.ranks={other.ranks}", f"engine.replicas={other.engines}")
+            changed = with_overrides(run, split)
             return estimate(changed, shape, memory).fits
 
         together = run.spec.placement.mode == "colocated"
@@ -112,7 +110,7 @@ def assumed_of(run: TrainingRun, options: SpeedOptions = SpeedOptions()) -> Assu
     return Assumed(
         steps=options.steps or max(1, round(sum(most) / len(most) / 2)),
         answer_tokens=options.answer_tokens or min(_ANSWER, spec.rollout.response_tokens),
-        text_tokens=_TEXT,
+        text_tokens=TEXT,
         phone_seconds=phone if options.phone_seconds is None else options.phone_seconds,
     )
 
@@ -143,14 +141,6 @@ def _card(run: TrainingRun, given: str | None) -> tuple[CardSpeed, Card, str]:
     assumed = card_speed(DEFAULT)
     assert assumed is not None
     return assumed, memory, "assumed; --gpu-memory H200 names another"
-
-
-def _with(run: TrainingRun, *overrides: str) -> TrainingRun:
-    """Raises SpecError."""
-    data = dump_set(run)
-    for override in overrides:
-        apply_override(TrainingRun, data, f"spec.{override}")
-    return from_object(TrainingRun, data)
 
 
 # --- for people and for programs --------------------------------------------------------------------------------------

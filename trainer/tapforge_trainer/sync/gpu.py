@@ -46,7 +46,7 @@ class RankSource(WeightSource):
         return [ParamMeta(name, weights.dtype, shape) for name, shape in weights.shapes()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        self._rank.sent = SentWeights()
+        self._rank.sent = SentWeights(digested=self._rank.rank == 0)
         return iter(self._weights(self._rank.sent))
 
     def _weights(self, sent: SentWeights | None) -> EngineWeights:
