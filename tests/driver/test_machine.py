@@ -257,4 +257,4 @@ def test_limits_are_the_runs_and_fit_a_large_model_by_default(tmp_path):
     agent = SimpleNamespace(allowed_ids=(1,), stop_ids=(1,))
     strict = run_of(engine={"maxRestartsPerHour": 0}, deadlines={"syncSeconds": 10})
     engine = assembly.engine_settings(strict, tmp_path, agent, LAPTOP, "cpu")
-    assert (engine.restarts_per_hour, engine.pause_seconds) == (0, 60)
+    assert (engine.restarts_per_hour, engine.pause_seconds) == (0, 180)

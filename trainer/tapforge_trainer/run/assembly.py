@@ -51,6 +51,9 @@ from .model_facts import facts_of
 from .named_paths import where_relative
 from .plan import longest_member
 
+#: of a sync at most, one after another: pause, memory for weights, transfer, memory for caches, first step, what
+#: arrived, probe, release; a second round where the first proof fails, behind a discard and a sleep
+_SYNC_STEPS = 2 * 8 + 2
 #: protocols of ZeroGUI's managers
 _MANAGED = {"osworld": OSWORLD, "androidlab": ANDROIDLAB}
 
@@ -284,8 +287,8 @@ def engine_settings(
         transfer=_transfer(run, device),
         start_seconds=spec.deadlines.start_seconds,
         answer_seconds=answer_seconds(run),
-        # A round of weights has six steps at most, each with this deadline; a sleep lasts for an update before it.
-        pause_seconds=6 * spec.deadlines.sync_seconds
+        # Each step of a round of weights has this deadline; a sleep lasts for an update before it.
+        pause_seconds=_SYNC_STEPS * spec.deadlines.sync_seconds
         + (spec.deadlines.update_seconds if _colocated(run, device) else 0.0),
         restarts_per_hour=spec.engine.max_restarts_per_hour,
         source=source,
