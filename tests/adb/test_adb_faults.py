@@ -235,7 +235,7 @@ async def test_a_step_during_which_another_episode_began_has_no_result(desk: Des
     daemon = await desk.phone()
     older, newer = desk.client(daemon), desk.client(daemon)
     await older.reset(TASK)
-    step = asyncio.create_task(older.step(p.Wait(seconds=2), 0))
+    step = asyncio.create_task(older.step(p.Wait(seconds=10), 0))
     await newer.reset(TASK)
     with pytest.raises(EnvironmentFault) as caught:
         await step
@@ -276,8 +276,9 @@ async def test_output_of_a_check_is_bounded(desk: Desk):
 
 
 async def test_an_agent_can_not_make_its_own_episode_invalid_by_waiting(desk: Desk):
+    """The half of the deadline that it leaves is for the picture, which takes seconds on a busy machine."""
     daemon = await desk.phone()
-    phone = desk.client(daemon, deadlines=replace(SOON, reset=60.0, step=4.0))
+    phone = desk.client(daemon, deadlines=replace(SOON, reset=60.0, step=24.0))
     await phone.reset(TASK)
     await phone.step(p.Wait(seconds=60), 0)
 
