@@ -96,12 +96,16 @@ async def test_an_object_that_makes_no_sense_is_named_and_the_others_are_followe
 
     await server.change("ADDED", "bad")
     await server.change("ADDED", "a")
-    async with followed(lambda client: Reflector(client, PODS, ("",), saw, story.listed), server):
+    counted: list[None] = []
+    passed_over = lambda: counted.append(None)  # noqa: E731
+    make = lambda client: Reflector(client, PODS, ("",), saw, story.listed, passed_over=passed_over)  # noqa: E731
+    async with followed(make, server):
         await story.until("+a", "all at 2: a bad")
         await server.listened_to(1)
         await server.change("MODIFIED", "bad")
         await server.change("ADDED", "b")
         await story.until("+a", "all at 2: a bad", "+b")
+    assert len(counted) == 2, "by the list and by the watch"
     said = [record for record in caplog.records if record.levelname == "ERROR"]
     assert len(said) == 2 and all("a/bad of /api/v1/pods can't be understood" in r.getMessage() for r in said)
     assert all(getattr(r, "ref", {})["name"] == "bad" and "no number" in caplog.text for r in said)

@@ -25,7 +25,7 @@ from tapforge_operator import labels
 from tapforge_operator.kube.cache import Cache, Heads, Index, WatchFreshness
 from tapforge_operator.kube.client import ApiError, Client
 from tapforge_operator.kube.objectmeta import Unavailable
-from tapforge_operator.kube.reflector import Broken, Kind, Observe, Reflector, read
+from tapforge_operator.kube.reflector import Broken, Kind, Observe, Reflector, nobody, read
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class Telemetry(Protocol):
 
     def event(self, kind: str) -> None: ...
     def event_age(self, kind: str = "") -> float: ...
+    def passed_over(self, kind: str) -> None: ...
 
 
 class Informers:
@@ -140,7 +141,12 @@ class Informers:
         for left in reversed(range(_TRIES)):
             try:
                 uids, as_of = await read(
-                    client, kind.path(space), kind.selector, observe, self._telemetry.freshness.refresh
+                    client,
+                    kind.path(space),
+                    kind.selector,
+                    observe,
+                    self._telemetry.freshness.refresh,
+                    lambda: self._telemetry.passed_over(kind.plural),
                 )
             except ApiError as error:
                 if error.status != 410 or not left:
@@ -176,16 +182,21 @@ class Informers:
     async def watch(self, client: Client, own_namespace: str) -> None:
         """Follows everything that a process needs which leads or stands by. Until cancelled."""
         cache, event, spaces, broken = self._cache, self._telemetry.event, self._scope.each, self._broken
+        passed_over = self._telemetry.passed_over
         reflectors = [
             self._follow(_POOLS, cache.observe_pool, cache.pools, client),
             self._follow(_RUNS, cache.observe_run, cache.runs, client),
-            slot_reflector(cache, client, spaces, lambda: event("pods"), broken),
+            slot_reflector(cache, client, spaces, lambda: event("pods"), broken, lambda: passed_over("pods")),
             leader_reflector(client, own_namespace, lambda: event("leader")),
         ]
         if self._scope.devices:
-            reflectors.append(lease_reflector(cache, client, spaces, lambda: event("leases"), broken))
+            reflectors.append(
+                lease_reflector(cache, client, spaces, lambda: event("leases"), broken, lambda: passed_over("leases"))
+            )
         if self._scope.nodes:
-            reflectors.append(node_reflector(cache, client, lambda: event("nodes"), broken))
+            reflectors.append(
+                node_reflector(cache, client, lambda: event("nodes"), broken, lambda: passed_over("nodes"))
+            )
         async with asyncio.TaskGroup() as group:
             for reflector in reflectors:
                 group.create_task(reflector.run(), name="a reflector")
@@ -207,6 +218,7 @@ class Informers:
             missing=lambda space, error: self._lacks(kind, index, space, error),
             absent=(404,),  # an API server that has just started refuses everybody for a moment
             broken=self._broken,
+            passed_over=lambda: self._telemetry.passed_over(kind.plural),
         )
 
     def _has(self, kind: Kind, space: str) -> None:
@@ -239,11 +251,14 @@ def slot_reflector(
     spaces: tuple[str, ...],
     on_event: Callable[[], None],
     broken: Broken | None = None,
+    passed_over: Callable[[], None] = nobody,
 ) -> Reflector:
     def listed(space: str, uids: set[str], as_of: str) -> None:
         cache.slots.replace(uids, as_of, _within(space))
 
-    return Reflector(client, _SLOTS, spaces, cache.observe_pod, listed, on_event=on_event, broken=broken)
+    return Reflector(
+        client, _SLOTS, spaces, cache.observe_pod, listed, on_event=on_event, broken=broken, passed_over=passed_over
+    )
 
 
 def lease_reflector(
@@ -252,22 +267,31 @@ def lease_reflector(
     spaces: tuple[str, ...],
     on_event: Callable[[], None],
     broken: Broken | None = None,
+    passed_over: Callable[[], None] = nobody,
 ) -> Reflector:
     def listed(space: str, uids: set[str], as_of: str) -> None:
         cache.leases.replace(uids, as_of, _within(space))
         for listener in cache.leases_listed:
             listener(space, as_of)
 
-    return Reflector(client, _LEASES, spaces, cache.observe_lease, listed, on_event=on_event, broken=broken)
+    return Reflector(
+        client, _LEASES, spaces, cache.observe_lease, listed, on_event=on_event, broken=broken, passed_over=passed_over
+    )
 
 
 def node_reflector(
-    cache: Cache, client: Client, on_event: Callable[[], None], broken: Broken | None = None
+    cache: Cache,
+    client: Client,
+    on_event: Callable[[], None],
+    broken: Broken | None = None,
+    passed_over: Callable[[], None] = nobody,
 ) -> Reflector:
     def listed(_: str, uids: set[str], as_of: str) -> None:
         cache.nodes.replace(uids, as_of)
 
-    return Reflector(client, _NODES, ("",), cache.observe_node, listed, on_event=on_event, broken=broken)
+    return Reflector(
+        client, _NODES, ("",), cache.observe_node, listed, on_event=on_event, broken=broken, passed_over=passed_over
+    )
 
 
 def leader_reflector(client: Client, namespace: str, renewed: Callable[[], None]) -> Reflector:

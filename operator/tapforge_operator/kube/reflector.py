@@ -9,8 +9,8 @@ Promises:
 4. Whatever the API server answers, or doesn't, it goes on. Namespaces don't wait for each other. A kind that one of
    them is found to have at last is asked for in the others at once. Of a kind that may be unavailable (`missing`) each
    list that fails is reported, and nobody waits for it longer than `begin` says.
-5. An object that can't be understood (`Unreadable`) is logged and passed over until it changes: anybody may write
-   nonsense into one, and the others are followed nevertheless. Whatever else breaks on what was told is a mistake of
+5. An object that can't be understood (`Unreadable`) is logged, counted (`passed_over`) and passed over until it changes:
+   anybody may write nonsense into one, and the others are followed nevertheless. Whatever else breaks on what was told is a mistake of
    this program, and somebody has missed what happened: it is reported (`broken`) and the watch goes on, or it ends the
    reflector.
 6. Thousands of objects at once keep nobody up: others get a turn every few of them.
@@ -57,7 +57,7 @@ Broken = Callable[[Exception], object]
 P = ParamSpec("P")
 
 
-def _nobody() -> None:
+def nobody() -> None:
     pass
 
 
@@ -87,10 +87,11 @@ class Reflector:
         observe: Observe,
         listed: Callable[[str, set[str], str], object] | None = None,
         *,
-        on_event: Callable[[], None] = _nobody,
+        on_event: Callable[[], None] = nobody,
         missing: Callable[[str, ApiError], None] | None = None,
         absent: tuple[int, ...] = (403, 404),
         broken: Broken | None = None,
+        passed_over: Callable[[], None] = nobody,
         silence: float = 100.0,
     ):
         """`spaces`: namespaces, "" for all of them. `listed` is called with one of them, the UIDs of all its objects
@@ -98,7 +99,8 @@ class Reflector:
         is for a kind that the cluster may not know, not let be read, or not answer for (its conversion webhook is
         away): it is called with a namespace and what was answered instead of its list, each time. After an answer of
         `absent` it is asked for again every `_MISSING_SECONDS`, after another one as after any. A watch that says
-        nothing for `silence` is dead. `broken` is told of what breaks `observe` or `listed`; without it `run` ends."""
+        nothing for `silence` is dead. `broken` is told of what breaks `observe` or `listed`; without it `run` ends. `passed_over`
+        is called for each object that can't be understood, whenever it is told."""
         self._client = client
         self._kind = kind
         self._observe = observe if broken is None else _reported(observe, broken)
@@ -106,6 +108,7 @@ class Reflector:
         self._on_event = on_event
         self._missing = missing
         self._absent = absent
+        self._passed_over = passed_over
         self._silence = silence
         self._start = "" if listed is not None else _NOW
         #: version up to which everything of a namespace was reported; "" before its list
@@ -180,7 +183,7 @@ class Reflector:
             thing = event["object"]
             self._on_event()
             if event["type"] != "BOOKMARK":
-                _report(self._observe, where, thing, event["type"] == "DELETED")
+                _report(self._observe, where, thing, event["type"] == "DELETED", self._passed_over)
             self._since[space] = thing["metadata"]["resourceVersion"]
             self._reported.add(space)
             events += 1
@@ -192,7 +195,9 @@ class Reflector:
             return
         where, selector = self._kind.path(space), self._kind.selector
         try:
-            uids, as_of = await read(self._client, where, selector, self._observe, self._on_event, deadline)
+            uids, as_of = await read(
+                self._client, where, selector, self._observe, self._on_event, self._passed_over, deadline
+            )
         except ApiError as error:
             if self._missing is None or error.status == 410:
                 raise
@@ -222,11 +227,12 @@ async def read(
     where: str,
     selector: str,
     observe: Observe,
-    on_event: Callable[[], None] = _nobody,
+    on_event: Callable[[], None] = nobody,
+    passed_over: Callable[[], None] = nobody,
     deadline: float = LIST_SECONDS,
 ) -> tuple[set[str], str]:
     """One whole list, page by page: the UIDs of its objects and its version. `on_event` is called with each page, which
-    has the deadline. Raises ApiError."""
+    has the deadline, `passed_over` for each object that can't be understood. Raises ApiError."""
     uids: set[str] = set()
     as_of = ""
     async for page, version in client.pages(where, selector, deadline=deadline):
@@ -234,7 +240,7 @@ async def read(
         on_event()
         for thing in page:
             uids.add(thing["metadata"]["uid"])
-            _report(observe, where, thing, False)
+            _report(observe, where, thing, False, passed_over)
         await asyncio.sleep(0)
     return uids, as_of
 
@@ -252,10 +258,13 @@ def _reported(told: Callable[P, object], broken: Broken) -> Callable[P, None]:
     return report
 
 
-def _report(observe: Observe, where: str, thing: Mapping[str, Any], deleted: bool) -> None:
+def _report(
+    observe: Observe, where: str, thing: Mapping[str, Any], deleted: bool, passed_over: Callable[[], None]
+) -> None:
     try:
         observe(thing, deleted)
     except Unreadable:
+        passed_over()
         about = {key: thing["metadata"].get(key, "") for key in ("namespace", "name", "uid")}
         what = "%s/%s of %s can't be understood; it is passed over until it changes"
         log.exception(what, about["namespace"], about["name"], where, extra={"ref": about})

@@ -103,6 +103,10 @@ class Telemetry:
             "tapforge_forwarded_calls",
             description="callers that were passed on to the leader, by whether it answered",
         )
+        self._unreadable = meter.create_counter(
+            "tapforge_unreadable_objects",
+            description="objects that were told by a list or a watch and could not be understood, each time",
+        )
         meter.create_observable_gauge(
             "tapforge_watch_event_age_seconds",
             [self._ages],
@@ -180,6 +184,10 @@ class Telemetry:
         """A watch said something, just now."""
         self.freshness.refresh()
         self._newest = self._events[kind] = self._clock()
+
+    def passed_over(self, kind: str) -> None:
+        """An object of a kind can't be understood."""
+        self._unreadable.add(1, {"kind": kind})
 
     def event_age(self, kind: str = "") -> float:
         """Seconds since the last event of a kind, or of any; since the start where there was none."""
