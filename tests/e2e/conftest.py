@@ -11,14 +11,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import subprocess
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from claiming import may
 from e2e import installed
-from e2e.cluster import CannotBuild, Cluster, Options, binaries
+from e2e.cluster import PATIENCE, CannotBuild, Cluster, Options, binaries
 from e2e.cluster.node import CannotRun
 from operator_process import ACCOUNT, Ground, Operator, enabled, install, uninstall
 
@@ -89,6 +90,29 @@ def real(real_node: None, pytestconfig: pytest.Config) -> Iterator[Cluster]:
 def addons(built: None) -> None:
     """KubeRay and its kinds."""
     binaries.ensure(of=binaries.ADDONS)
+
+
+@pytest.fixture(scope="session")
+def helm(built: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs Helm with folders of its own."""
+    program, home = binaries.ensure(of=binaries.HELM) / "helm", tmp_path_factory.mktemp("helm")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HELM_", "KUBE"))}
+    environment |= {f"HELM_{what}_HOME": str(home / what) for what in ("CACHE", "CONFIG", "DATA")}
+
+    def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(program), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=4 * PATIENCE,
+            check=False,
+            env=environment,
+        )
+        if check and done.returncode != 0:
+            raise RuntimeError(f"helm {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()}")
+        return done
+
+    return run
 
 
 @pytest.fixture(scope="session")
