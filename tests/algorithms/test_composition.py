@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tapforge_api.algorithm import Algorithm
 from tapforge_trainer.algorithms.composition import estimator_of, objective_of
+from tapforge_trainer.algorithms.loss_registry import loss
 from tapforge_trainer.algorithms.objective import Objective
 from tapforge_trainer.algorithms.registry import estimate
 from tapforge_trainer.algorithms.steps import Steps
@@ -49,10 +52,7 @@ def test_objective_as_written():
         }
     )
     expected = Objective(
-        ratio="sequence",
-        clip_low=0.1,
-        clip_high=0.3,
-        dual_clip=4.0,
+        options={"ratio": "sequence", "clip_low": 0.1, "clip_high": 0.3, "dual_clip": 4.0},
         aggregation="seq_mean_token_sum",
         importance_cap=5.0,
         kl="k2",
@@ -63,7 +63,9 @@ def test_objective_as_written():
 
 
 def test_the_defaults_of_the_loss_are_those_of_the_objective():
-    assert objective_of(Algorithm()) == Objective(clip_high=0.28)
+    written = objective_of(Algorithm())
+    assert replace(written, options={}) == Objective()
+    assert loss(written.loss, written.options) == loss("ppo", {})
 
 
 @pytest.mark.parametrize(("coefficient", "keeps"), [(0.0, False), (0.01, True)])

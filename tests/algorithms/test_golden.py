@@ -76,15 +76,13 @@ def test_advantages(case, variant):
 def objective_of(variant: str) -> Objective:
     if variant.startswith("gspo"):
         low, high = re.fullmatch(r"gspo clip (\S+)/(\S+)", variant).groups()
-        return Objective(
-            ratio="sequence", clip_low=float(low), clip_high=float(high), aggregation="seq_mean_token_mean"
-        )
+        options = {"ratio": "sequence", "clip_low": float(low), "clip_high": float(high)}
+        return Objective(options=options, aggregation="seq_mean_token_mean")
     low, high, dual, aggregation = re.fullmatch(
         r"ppo clip ([\d.]+)/([\d.]+)(?: dual ([\d.]+))? (\w+)", variant
     ).groups()
-    return Objective(
-        clip_low=float(low), clip_high=float(high), dual_clip=float(dual) if dual else None, aggregation=aggregation
-    )
+    options = {"clip_low": float(low), "clip_high": float(high)} | ({"dual_clip": float(dual)} if dual else {})
+    return Objective(options=options, aggregation=aggregation)
 
 
 def loss_of(variant: str, logp, old, ref, advantage, sequence, counts):

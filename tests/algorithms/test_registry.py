@@ -13,7 +13,8 @@ from tapforge_api import TrainingRun
 from tapforge_api.algorithm import Algorithm
 from tapforge_api.loading import from_object
 from tapforge_trainer import plugins
-from tapforge_trainer.algorithms.registry import UnknownName, estimate, estimator, names
+from tapforge_trainer.algorithms.options import UnknownName
+from tapforge_trainer.algorithms.registry import estimate, estimator, names
 from tapforge_trainer.algorithms.steps import Steps
 from tapforge_trainer.batch import BatchRules
 from tapforge_trainer.run.assembly import ConfigurationError, inspect

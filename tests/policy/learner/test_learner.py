@@ -34,7 +34,7 @@ from tapforge_trainer.recording.retention import Retention
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-OBJECTIVE = Objective(clip_low=0.2, clip_high=0.28, importance_cap=None)
+OBJECTIVE = Objective(importance_cap=None)
 
 
 def gradients(

@@ -37,7 +37,7 @@ from tapforge_trainer.learner.sharding import (
 )
 from tapforge_trainer.placement.settings import LearnerSettings, LoraSettings, UpdateSettings
 
-OBJECTIVE = Objective(clip_low=0.2, clip_high=0.28, importance_cap=None)
+OBJECTIVE = Objective(importance_cap=None)
 
 
 ADAPTERS = LoraSettings(rank=4, alpha=8.0)

@@ -24,11 +24,11 @@ def estimator_of(algorithm: Algorithm) -> tuple[str, dict[str, Any]]:
 
 def objective_of(algorithm: Algorithm) -> Objective:
     loss = algorithm.loss
+    options = {"ratio": loss.ratio, "clip_low": loss.clip_low, "clip_high": loss.clip_high}
+    if loss.dual_clip is not None:
+        options["dual_clip"] = loss.dual_clip
     return Objective(
-        ratio=loss.ratio,
-        clip_low=loss.clip_low,
-        clip_high=loss.clip_high,
-        dual_clip=loss.dual_clip,
+        options=options,
         aggregation=loss.aggregation,
         importance_cap=loss.importance_cap,
         kl=algorithm.kl.estimator,

@@ -1,7 +1,9 @@
 """The policy loss on flat response tokens. The only file of this room that imports torch.
 
 - Tokens of many sequences lie one after another; `sequence` says which one a token is of (0 .. count-1, local). A
-  sequence (one response span) is never split over two calls.
+  sequence (one response span, a step's answer) is never split over two calls.
+- What a token costs is said by a loss by name (`loss_registry.py`); weights, averages, corrections, the KL term and
+  figures are the same for all of them, and here.
 - `policy_loss` divides by *global* counts, so losses and gradients of any split over micro-batches and ranks add up to
   those of the whole. Its `sums` add up the same way; of its `maxima` the largest counts.
 - Gradients flow through `logp` alone. Everything is computed in fp32 at least.
@@ -11,15 +13,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .corrections import WEIGHTS, Policies, correction
+from .loss_registry import loss as loss_by_name
 from .objective import KL, Aggregation, Counts, Objective
-
-#: exp(20) is 5e8
-LOG_RATIO_BOUND = 20.0
+from .tokens import LOG_RATIO_BOUND, Tokens, exp, per_sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,13 @@ class LossResult:
     sums: dict[str, Tensor]
     #: detached
     maxima: dict[str, Tensor]
+    #: of both, those that tell how far the policy is from the ratio's anchor
+    of_ratio: frozenset[str]
 
 
 def policy_loss(
     logp: Tensor,
-    old_logp: Tensor,
+    old_logp: Tensor | None,
     advantage: Tensor,
     sequence: Tensor,
     *,
@@ -43,39 +49,45 @@ def policy_loss(
     weight: Tensor | None = None,
     behavior_logp: Tensor | None = None,
     ref_logp: Tensor | None = None,
+    score: Tensor | None = None,
 ) -> LossResult:
-    """All tensors are [tokens]. `behavior_logp` (the engine's) switches the importance weight on, if the objective has
-    a cap; `ref_logp` is needed exactly when the objective's KL coefficient is not 0."""
+    """All tensors are [tokens]. `old_logp` None: those of `logp` itself. `behavior_logp` (the engine's) switches the
+    importance weight on, if the objective has a cap, and is needed by the anchor `behavior` and by corrections;
+    `ref_logp` is needed exactly when the objective's KL coefficient is not 0; `score`, the returns of the tokens'
+    episodes, by losses that read them."""
     if objective.kl_coefficient > 0.0 and ref_logp is None:
         raise ValueError(f"kl_coefficient is {objective.kl_coefficient}, but there is no ref_logp; load a reference")
+    if behavior_logp is None and (objective.anchor == "behavior" or objective.corrections):
+        raise ValueError("the objective compares with the policy that sampled, but there is no behavior_logp")
     weight = torch.ones_like(logp) if weight is None else weight
     counted = weight > 0
     # Tokens that do not count may hold anything (padding): replace, because 0 * inf is nan.
     logp = torch.where(counted, _wide(logp), 0.0)
-    old = torch.where(counted, _wide(old_logp).detach(), 0.0)
-    advantage = torch.where(counted, advantage.to(logp.dtype), 0.0)
-    weight = weight.to(logp.dtype)
-    share = token_shares(weight, sequence, objective.aggregation, counts)
-    mean_share = weight / max(counts.tokens, 1e-12)
 
-    log_ratio = logp - old
-    if objective.ratio == "sequence":
-        log_ratio = _sequence_log_ratio(logp, log_ratio, counted, sequence)
-    ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
-    clipped = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
-    token_loss = torch.maximum(-advantage * ratio, -advantage * clipped)
-    low = (advantage < 0) & (ratio < 1.0 - objective.clip_low)
-    high = (advantage > 0) & (ratio > 1.0 + objective.clip_high)
-    bounded = torch.zeros_like(low)
-    if objective.dual_clip is not None:
-        bound = -objective.dual_clip * advantage
-        bounded = (advantage < 0) & (token_loss > bound)
-        token_loss = torch.where(bounded, bound, token_loss)
+    def constant(values: Tensor) -> Tensor:
+        return torch.where(counted, values.detach().to(logp.dtype), 0.0)
+
+    old = logp.detach() if old_logp is None else constant(old_logp)
+    behavior = None if behavior_logp is None else constant(behavior_logp)
+    advantage, weight = constant(advantage), weight.to(logp.dtype)
+    sequences = int(sequence.max()) + 1 if sequence.numel() else 0
+    anchor = old if objective.anchor == "old" or behavior is None else behavior
+    tokens = Tokens(logp, anchor, advantage, counted, sequence, sequences, None if score is None else constant(score))
+    share = token_shares(weight, sequence, objective.aggregation, counts, objective.constant_length)
+    mean_share = weight / max(counts.tokens, 1e-12)
+    found = loss_by_name(objective.loss, objective.options)(tokens)
+    token_loss = found.loss
+    if token_loss.shape != logp.shape:
+        raise ValueError(
+            f"the loss {objective.loss} returned {tuple(token_loss.shape)} for {len(logp)} tokens; one number per "
+            "token is due"
+        )
+    token_loss = torch.where(counted, token_loss, 0.0)
 
     sums: dict[str, Tensor] = {}
     maxima: dict[str, Tensor] = {}
-    if behavior_logp is not None:
-        gap = torch.where(counted, old - _wide(behavior_logp).detach(), 0.0)
+    if behavior is not None and objective.anchor == "old":
+        gap = old - behavior
         maxima["engine_gap_max"] = _largest(gap.abs(), counted)
         sums["engine_gap"] = (mean_share * gap.abs()).sum()
         if objective.importance_cap is not None:
@@ -83,41 +95,90 @@ def policy_loss(
             token_loss = importance * token_loss
             sums["importance_mean"] = (mean_share * importance).sum()
             sums["importance_capped"] = (mean_share * (importance >= objective.importance_cap)).sum()
+    if behavior is not None and objective.corrections:
+        factor, cut = corrected(Policies(tokens, old, behavior), objective.corrections)
+        token_loss = factor * token_loss
+        sums |= {name: (mean_share * value).sum() for name, value in cut.items()}
 
     loss = (share * token_loss).sum()
     sums["policy_loss"] = loss.detach()
     if objective.kl_coefficient > 0.0 and ref_logp is not None:
-        reference = torch.where(counted, _wide(ref_logp).detach(), 0.0)
+        reference = constant(ref_logp)
         cap = advantage.abs() / objective.kl_coefficient if objective.kl_advantage_cap else None
-        divergence = kl(logp, reference, objective.kl, cap)
+        divergence = kl(logp, reference, objective.kl, cap, exp(tokens.log_ratio))
         kl_loss = (share * divergence).sum()
         loss = loss + objective.kl_coefficient * kl_loss
         sums["kl_loss"] = kl_loss.detach()
         sums["kl_reference"] = (mean_share * kl(logp, reference, "k3")).sum().detach()
 
     with torch.no_grad():
-        sums["clip_fraction_low"] = (mean_share * low).sum()
-        sums["clip_fraction_high"] = (mean_share * high).sum()
-        sums["dual_clip_fraction"] = (mean_share * bounded).sum()
-        sums["ratio_mean"] = (mean_share * ratio).sum()
-        sums["approx_kl"] = (mean_share * kl(old, logp, "k3")).sum()
+        ratio = exp(tokens.log_ratio) if found.ratio is None else found.ratio
+        of_ratio = {name: (mean_share * changed).sum() for name, changed in found.shares.items()}
+        of_ratio["ratio_mean"] = (mean_share * ratio).sum()
+        of_ratio["approx_kl"] = (mean_share * kl(tokens.anchor, logp, "k3")).sum()
         maxima["ratio_max"] = _largest(ratio, counted)
-    return LossResult(loss, {name: value.detach() for name, value in sums.items()}, maxima)
+    sums = {name: value.detach() for name, value in (sums | of_ratio).items()}
+    return LossResult(loss, sums, maxima, frozenset({*of_ratio, "ratio_max"}))
 
 
-def kl(logp: Tensor, ref_logp: Tensor, kind: KL, gradient_cap: Tensor | None = None) -> Tensor:
-    """Estimates of KL(policy || reference) per token, with d = logp - ref_logp: k1 = d, k2 = d^2 / 2,
-    k3 = exp(-d) + d - 1. `gradient_cap` multiplies k2 by the constant min(1, cap / |d|), which bounds its gradient."""
-    d = (_wide(logp) - _wide(ref_logp)).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+def kl(
+    logp: Tensor, ref_logp: Tensor, kind: KL, gradient_cap: Tensor | None = None, ratio: Tensor | None = None
+) -> Tensor:
+    """Estimates of KL(policy || reference) per token, with d = logp - ref_logp, held inside +-20:
+
+        k1        d
+        k2        d^2 / 2
+        k3        exp(-d) + d - 1
+        k3_held   k3, at most 10, without gradient beyond (verl's low_var_kl)
+        k3+       k3, with the gradient of k2 (verl)
+        k3_ratio  k3 times `ratio`, with the gradient of both: unbiased off policy (arXiv:2512.02556)
+        abs       |d|
+
+    `gradient_cap` multiplies k2 by the constant min(1, cap / |d|), which bounds its gradient."""
+    raw = _wide(logp) - _wide(ref_logp)
+    d = raw.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     if kind == "k1":
         return d
-    if kind == "k3":
-        return torch.expm1(-d) + d
-    squared = d.square() / 2
-    if gradient_cap is None:
-        return squared
-    size = d.detach().abs()
-    return squared * torch.where(size > gradient_cap, gradient_cap / size.clamp_min(1e-12), 1.0)
+    if kind == "abs":
+        return d.abs()
+    if kind == "k2":
+        squared = d.square() / 2
+        if gradient_cap is None:
+            return squared
+        size = d.detach().abs()
+        return squared * torch.where(size > gradient_cap, gradient_cap / size.clamp_min(1e-12), 1.0)
+    k3 = torch.expm1(-d) + d
+    if kind == "k3_held":
+        return k3.clamp_max(10.0)
+    if kind == "k3+":
+        return k3.detach() + _gradient_alone(raw.square() / 2)
+    if kind == "k3_ratio":
+        if ratio is None:
+            raise ValueError("k3_ratio needs the ratio")
+        return ratio * k3
+    return k3
+
+
+def _gradient_alone(values: Tensor) -> Tensor:
+    """0 with the gradient of `values`."""
+    return values - values.detach()
+
+
+def corrected(policies: Policies, corrections: Mapping[str, Mapping[str, Any]]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The product of all corrections' factors, and what is told of them: the mean weight, which tokens each has cut,
+    and which have no factor left. All [tokens]."""
+    factor = torch.ones_like(policies.old)
+    weight = factor
+    told: dict[str, Tensor] = {}
+    for name, options in corrections.items():
+        one, cut = correction(name, options)(policies)
+        factor = factor * one
+        weight = weight * one if name in WEIGHTS else weight
+        told[f"cut_{name}"] = cut
+    told["masked"] = factor == 0
+    if not WEIGHTS.isdisjoint(corrections):
+        told["importance_mean"] = weight
+    return factor, told
 
 
 def importance_weight(old_minus_behavior: Tensor, cap: float) -> Tensor:
@@ -125,27 +186,20 @@ def importance_weight(old_minus_behavior: Tensor, cap: float) -> Tensor:
     return old_minus_behavior.detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp().clamp_max(cap)
 
 
-def token_shares(weight: Tensor, sequence: Tensor, aggregation: Aggregation, counts: Counts) -> Tensor:
+def token_shares(
+    weight: Tensor, sequence: Tensor, aggregation: Aggregation, counts: Counts, constant_length: int = 1
+) -> Tensor:
     """The factor of each token's loss in the global one."""
     if aggregation == "token_mean":
         return weight / max(counts.tokens, 1e-12)
+    share = weight / max(counts.sequences, 1e-12)
     if aggregation == "seq_mean_token_sum":
-        return weight / max(counts.sequences, 1e-12)
-    length = _per_sequence((weight > 0).to(weight.dtype), sequence)
-    return weight / length.clamp_min(1.0)[sequence] / max(counts.sequences, 1e-12)
-
-
-def _sequence_log_ratio(logp: Tensor, log_ratio: Tensor, counted: Tensor, sequence: Tensor) -> Tensor:
-    """Mean log-ratio of the token's sequence; its gradient goes through the token's own log-probability."""
-    ones = counted.to(log_ratio.dtype)
-    total = _per_sequence(log_ratio.detach() * ones, sequence)
-    mean = total / _per_sequence(ones, sequence).clamp_min(1.0)
-    return mean[sequence] + logp - logp.detach()
-
-
-def _per_sequence(values: Tensor, sequence: Tensor) -> Tensor:
-    count = int(sequence.max()) + 1 if sequence.numel() else 0
-    return values.new_zeros(count).index_add(0, sequence, values)
+        return share
+    if aggregation == "constant":
+        return share / constant_length
+    sequences = int(sequence.max()) + 1 if sequence.numel() else 0
+    length = per_sequence((weight > 0).to(weight.dtype), sequence, sequences)
+    return share / length.clamp_min(1.0)[sequence]
 
 
 def _largest(values: Tensor, counted: Tensor) -> Tensor:

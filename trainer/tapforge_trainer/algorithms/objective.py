@@ -6,31 +6,38 @@ split to the same loss and gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
-#: token: each token's own ratio (PPO); sequence: the geometric mean over a sequence's tokens (GSPO)
-Ratio = Literal["token", "sequence"]
-#: how token losses become one number: over all tokens; mean over sequences of the mean or of the sum over their tokens
-Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"]
-KL = Literal["k1", "k2", "k3"]
+from .corrections import WEIGHTS, correction
+
+#: how token losses become one number: over all tokens; mean over sequences of the mean or of the sum over their tokens;
+#: or of their sum over a constant (Dr. GRPO, arXiv:2503.20783)
+Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"]
+#: whose log-probabilities the loss's ratio is against. behavior: of the engine that sampled, at each token's own
+#: version of the weights; old: of the weights before the update, recomputed where the engine's are not the same
+Anchor = Literal["behavior", "old"]
+KL = Literal["k1", "k2", "k3", "k3_held", "k3+", "k3_ratio", "abs"]
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A clipped policy loss with optional importance correction and KL to a reference."""
+    """A policy loss by name with optional importance correction and KL to a reference."""
 
-    ratio: Ratio = "token"
-    #: the ratio is held inside [1 - clip_low, 1 + clip_high]
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    #: for negative advantages a token's loss is at most dual_clip * |advantage|; None: unbounded
-    dual_clip: float | None = None
+    #: of a token, by name (`loss_registry.py`)
+    loss: str = "ppo"
+    #: its options
+    options: Mapping[str, Any] = field(default_factory=dict)
     aggregation: Aggregation = "token_mean"
+    #: what `constant` divides a sequence's sum by: tokens
+    constant_length: int = 1
+    anchor: Anchor = "old"
     #: upper bound of exp(old - behavior), the weight that corrects for an older or different sampling policy;
     #: None: no correction
     importance_cap: float | None = 2.0
+    #: options of further weights and masks by name (`corrections.py`); they act together
+    corrections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kl: KL = "k2"
     #: 0: no reference is needed
     kl_coefficient: float = 0.0
@@ -38,17 +45,14 @@ class Objective:
     kl_advantage_cap: bool = False
 
     def __post_init__(self) -> None:
-        for name, kind in (("ratio", Ratio), ("aggregation", Aggregation), ("kl", KL)):
+        for name, kind in (("aggregation", Aggregation), ("anchor", Anchor), ("kl", KL)):
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(get_args(kind))}")
-        if not 0.0 <= self.clip_low <= 1.0 or self.clip_high < 0.0:
-            raise ValueError(f"clip is {self.clip_low}/{self.clip_high}; low lies in [0, 1] and high is at least 0")
-        if self.dual_clip is not None and self.dual_clip <= 1.0:
-            raise ValueError(
-                f"dual_clip is {self.dual_clip}; it must be over 1, or every negative advantage is clipped"
-            )
+        if self.constant_length < 1:
+            raise ValueError(f"constant_length is {self.constant_length}; it must be at least 1")
         if self.importance_cap is not None and self.importance_cap <= 0.0:
             raise ValueError(f"importance_cap is {self.importance_cap}; it must be over 0, or None for no correction")
+        self._check_corrections()
         if self.kl_coefficient < 0.0:
             raise ValueError(f"kl_coefficient is {self.kl_coefficient}; it must be at least 0")
         if self.kl_coefficient > 0.0 and self.kl == "k1":
@@ -57,6 +61,28 @@ class Objective:
             )
         if self.kl_advantage_cap and self.kl != "k2":
             raise ValueError(f"kl_advantage_cap bounds the gradient of k2, but kl is {self.kl}; set kl to k2")
+
+    def _check_corrections(self) -> None:
+        for name, options in self.corrections.items():
+            correction(name, options)
+        weights = sorted(WEIGHTS.intersection(self.corrections))
+        if self.importance_cap is not None and weights:
+            raise ValueError(
+                f"importance_cap and the correction {weights[0]} both weigh tokens by old / behavior; leave one out"
+            )
+        if self.anchor == "behavior" and (weights or self.importance_cap is not None):
+            raise ValueError(
+                f"{weights[0] if weights else 'importance_cap'} weighs tokens by how far they are from the policy that "
+                "sampled, but with the anchor behavior the ratio already is that weight: it would be squared. Leave it "
+                "out (masks may stay), or use the anchor old"
+            )
+        if self.anchor == "behavior" and self.corrections.get("opsm", {}).get("against") == "old":
+            raise ValueError("opsm is against old, which is not computed with the anchor behavior; leave it out")
+
+    def recomputes(self, *, off_policy: bool, steps: int) -> bool:
+        """Whether old log-probabilities are the learner's own, and not the engine's. `off_policy`: samples may come
+        from older weights; `steps`: optimizer steps of the update."""
+        return self.anchor == "old" and (off_policy or steps > 1 or bool(self.corrections))
 
 
 @dataclass(frozen=True, slots=True)

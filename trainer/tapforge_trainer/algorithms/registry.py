@@ -12,9 +12,7 @@ name that is offered twice is an error, too (`plugins.py`).
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from .. import plugins
 from .gae import gae
 from .gigpo import gigpo
 from .grpo import grpo
+from .options import check_options, read_options, unknown
 from .rloo import rloo
 from .steps import Advantages, Steps
 
@@ -31,10 +30,6 @@ ENTRY_POINTS = "tapforge.algorithms"
 Estimator = Callable[..., Advantages]
 
 _BUILT_IN: dict[str, Estimator] = {"gae": gae, "gigpo": gigpo, "grpo": grpo, "rloo": rloo}
-
-
-class UnknownName(ValueError):
-    """A name or an option that nobody has; the message says which are known and which is nearest."""
 
 
 def names() -> list[str]:
@@ -47,7 +42,7 @@ def estimator(name: str) -> Estimator:
     if name in _BUILT_IN:
         return _BUILT_IN[name]
     if point is None:
-        raise UnknownName(_unknown("estimator", name, names()))
+        raise unknown("estimator", name, names())
     found = point.load()
     if not callable(found):
         raise TypeError(f"the entry point {point.value!r} of the estimator {name!r} is no function: {found!r}")
@@ -55,53 +50,16 @@ def estimator(name: str) -> Estimator:
 
 
 def options_of(name: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Options as they are written in a file, each read as its default is: true and false, a whole number, a number, a
-    text. Raises UnknownName, and ValueError for a value that can't be read."""
-    function = estimator(name)
-    _check_options(name, function, given)
-    defaults = {key: one.default for key, one in inspect.signature(function).parameters.items()}
-    found: dict[str, Any] = {}
-    for option, text in given.items():
-        try:
-            found[option] = _read(text, defaults.get(option))
-        except ValueError as error:
-            raise ValueError(f"option {option} of {name}: {error}") from error
-    try:
-        inspect.signature(function).bind(None, **found)
-    except TypeError as error:
-        raise ValueError(f"options of {name}: {error}") from error
-    return found
-
-
-def _read(text: str, default: Any) -> Any:
-    if isinstance(default, bool):
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"should be true or false, not {text!r}")
-        return text.lower() == "true"
-    if isinstance(default, int | float):
-        try:
-            return type(default)(text)
-        except ValueError:
-            what = "a whole number" if isinstance(default, int) else "a number"
-            raise ValueError(f"should be {what}, not {text!r}") from None
-    return text
-
-
-def _check_options(name: str, function: Estimator, options: Iterable[str]) -> None:
-    known = inspect.signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-        return
-    mine = [key for key, parameter in known.items() if parameter.kind is parameter.KEYWORD_ONLY]
-    for option in options:
-        if option not in mine:
-            raise UnknownName(_unknown(f"option of {name}", option, mine))
+    """Options as they are written in a file (`options.py`). Raises UnknownName, and ValueError for a value that can't
+    be read."""
+    return read_options(name, estimator(name), given, None)
 
 
 def estimate(name: str, steps: Steps, **options: Any) -> Advantages:
     """Runs the named estimator and checks what it returns. Raises ValueError for a wrong number of advantages, and for
     some that are no numbers."""
     function = estimator(name)
-    _check_options(name, function, options)
+    check_options(name, function, options)
     result = function(steps, **options)
     if len(result.total) != len(steps):
         raise ValueError(f"{name} returned {len(result.total)} advantages for {len(steps)} steps; one per step is due")
@@ -111,10 +69,3 @@ def estimate(name: str, steps: Steps, **options: Any) -> Advantages:
         where = f"step {at} of {len(steps)}, of group {steps.group[at]}"
         raise ValueError(f"{name} returned {result.total[at]} for {where}; a step that can't be compared has 0")
     return result
-
-
-def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {name!r}{hint} Known: {', '.join(known) or 'none'}"
