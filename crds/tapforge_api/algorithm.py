@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import Fraction, OneOf, Rule, Spec, Word
+from .base import Fraction, OneOf, Positive, Rule, Spec, Word, compare, not_both
 from .plugin import OPTIONS, PluginOptions
 
 Normalization = Literal["mean", "mean_std"]
@@ -67,9 +67,134 @@ class Advantage(OneOf):
     plugin: EstimatorPlugin | None = Field(None, description="an estimator that an installed package offers")
 
 
-class Loss(Spec):
-    """The clipped policy loss."""
+class LossPlugin(Spec):
+    """A policy loss by name, in place of the clipped one."""
 
+    name: Word = Field(
+        description="cispo, dppo_kl, dppo_tv, dro, gmpo, gspo, ipo, ppo, prime_rl, reinforce, rollout_is, sapo, topr, "
+        "vespo, or an entry point of the group tapforge.losses"
+    )
+    options: PluginOptions = OPTIONS
+
+
+_Ratio = Annotated[float, Field(ge=0, le=1e9)]
+#: of a range of ratios
+_LOW_BELOW_HIGH = compare("low", "<", "high", "the range would be empty")
+
+
+class Truncation(Spec):
+    """Truncated importance sampling (TIS): a token is weighted by min(ratio, cap)."""
+
+    by: Literal["token", "sequence"] = Field(
+        "token", description="token: its own ratio; sequence: the product of the ratios of its answer's tokens"
+    )
+    cap: Annotated[float, Field(gt=0, le=1e9)] = Field(2.0, description="largest weight")
+
+
+class IcePop(Spec):
+    """A token is weighted by the ratio where that is inside a range, else masked."""
+
+    by: Literal["token", "sequence", "geometric"] = Field(
+        "token",
+        description="token: its own ratio; sequence: the product of the ratios of its answer's tokens; geometric: "
+        "their geometric mean",
+    )
+    low: _Ratio = Field(0.5, description="smallest ratio that is kept")
+    high: _Ratio = Field(5.0, description="largest ratio that is kept")
+
+    rules: ClassVar[tuple[Rule, ...]] = (_LOW_BELOW_HIGH,)
+
+
+class RatioRange(Spec):
+    """Tokens or answers whose ratio is outside a range are masked; the others are not weighted."""
+
+    by: Literal["token", "product", "geometric"] = Field(
+        "geometric",
+        description="token: each token's own ratio; product, geometric: whole answers, by the product or the geometric "
+        "mean of the ratios of their tokens",
+    )
+    low: _Ratio = Field(0.99, description="smallest ratio that is kept")
+    high: _Ratio = Field(1.01, description="largest ratio that is kept")
+
+    rules: ClassVar[tuple[Rule, ...]] = (_LOW_BELOW_HIGH,)
+
+
+class Rejection(Spec):
+    """Tokens or answers that are too far off by a measure of the distance are masked. With g, the logarithm of the
+    ratio, k1 is -g, k2 is g^2 / 2, and k3 is exp(g) - 1 - g."""
+
+    by: Literal["token", "sequence_sum", "sequence_mean", "sequence_max"] = Field(
+        "token", description="token: each by itself; else whole answers, by sum, mean or largest over their tokens"
+    )
+    measure: Literal["k1", "k2", "k3"] = Field("k2", description="measure of the distance")
+    low: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="of k1 alone: smallest exp(k1) that is kept, a ratio the other way round (engine / learner)"
+    )
+    high: Annotated[float, Field(gt=0, le=1e9)] = Field(
+        0.05, description="k2 and k3: largest value that is kept; k1: largest exp(k1), at least 1"
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="low must be set with measure k1, with high at least 1, and left out with k2 and k3, which are "
+            "never negative",
+            cel="self.measure == 'k1' ? has(self.low) && 1.0 <= self.high : !has(self.low)",
+            holds=lambda o: o.low is not None and o.high >= 1.0 if o.measure == "k1" else o.low is None,
+        ),
+        Rule(
+            message="by must not be sequence_max with measure k1, which is of both signs; use k2 or k3",
+            cel="!(self.by == 'sequence_max' && self.measure == 'k1')",
+            holds=lambda o: not (o.by == "sequence_max" and o.measure == "k1"),
+        ),
+    )
+
+
+class Veto(Spec):
+    """Answers with a token whose ratio is far off are masked."""
+
+    below: Fraction = Field(1e-4, description="smallest ratio of a token")
+    above: Annotated[float, Field(ge=1, le=1e9)] | None = Field(
+        None, description="largest ratio of a token; without it there is none"
+    )
+
+
+class OffPolicyMask(Spec):
+    """Tokens with a negative advantage are masked in answers that have become unlikely since (DeepSeek-V3.2)."""
+
+    above: Annotated[float, Field(ge=0, le=1000)] = Field(
+        0.1, description="largest mean over an answer's tokens of log-probability then, less that of now"
+    )
+    against: Literal["behavior", "old"] = Field(
+        "behavior", description="whose log-probabilities are those of then: the engine's, or the learner's old ones"
+    )
+
+
+class Corrections(Spec):
+    """What the distance between engine and learner does to tokens; what is set acts together. A ratio is between the
+    learner's old probability of a token and the engine's. What is masked still counts in means."""
+
+    truncate: Truncation | None = Field(None, description="weight: the ratio, at most a cap")
+    icepop: IcePop | None = Field(None, description="weight: the ratio inside a range, else 0")
+    range: RatioRange | None = Field(None, description="mask by a range of the ratio")
+    reject: Rejection | None = Field(None, description="mask by a measure of the distance")
+    veto: Veto | None = Field(None, description="mask of answers by their worst token")
+    opsm: OffPolicyMask | None = Field(None, description="mask of negative answers that have become unlikely")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        not_both("truncate", "icepop", "both weigh a token by its ratio, which would be squared"),
+    )
+
+    @property
+    def weighing(self) -> bool:
+        return self.truncate is not None or self.icepop is not None
+
+
+class Loss(Spec):
+    """The policy loss: PPO's clipped one, or `plugin`."""
+
+    plugin: LossPlugin | None = Field(
+        None, description="another loss, by name; without it the clipped one, whose options are the fields below"
+    )
     ratio: Literal["token", "sequence"] = Field(
         "token",
         description="what is clipped. token: each token's own ratio, as PPO; sequence: the geometric mean over an "
@@ -80,11 +205,62 @@ class Loss(Spec):
     dual_clip: Annotated[float, Field(gt=1, le=100)] | None = Field(
         None, description="a negative advantage costs a token at most dualClip x its size; without it unbounded"
     )
-    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = Field(
-        "token_mean", description="how token losses become one number; always over the whole batch of all ranks"
+    anchor: Literal["behavior", "old"] = Field(
+        "old",
+        description="what the ratio is against. behavior: the engine's log-probabilities, of each token's own version "
+        "of the weights; old: those of the weights before the update, which are the learner's own unless maxStaleness "
+        "is 0, miniBatches is 1 and there are no corrections",
     )
-    importance_cap: Annotated[float, Field(gt=0, le=1000)] = Field(
-        2.0, description="truncation of the weight between the learner's old and the engine's log-probabilities"
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = Field(
+        "token_mean",
+        description="how token losses become one number; always over the whole batch of all ranks. constant: the mean "
+        "over answers of their sum over constantLength, as Dr. GRPO",
+    )
+    constant_length: Positive | None = Field(
+        None, description="tokens that an answer's sum is divided by; without it rollout.responseTokens"
+    )
+    importance_cap: Annotated[float, Field(gt=0, le=1000)] | None = Field(
+        None,
+        description="truncation of the weight between the learner's old and the engine's log-probabilities; without it "
+        "2, or with anchor behavior, corrections.truncate or corrections.icepop no such weight",
+    )
+    corrections: Corrections = Field(
+        Corrections(), description="further weights and masks by the distance between engine and learner"
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="ratio, clipLow, clipHigh and dualClip must be left out with plugin, whose own options they are",
+            cel="!has(self.plugin) || (self.ratio == 'token' && self.clipLow == 0.2 && self.clipHigh == 0.28 && "
+            "!has(self.dualClip))",
+            holds=lambda o: (
+                o.plugin is None or (o.ratio, o.clip_low, o.clip_high, o.dual_clip) == ("token", 0.2, 0.28, None)
+            ),
+        ),
+        Rule(
+            message="importanceCap, corrections.truncate and corrections.icepop must be left out with anchor behavior: "
+            "the ratio already is that weight, which would be squared; masks may stay",
+            cel="self.anchor == 'old' || (!has(self.importanceCap) && !has(self.corrections.truncate) && "
+            "!has(self.corrections.icepop))",
+            holds=lambda o: o.anchor == "old" or (o.importance_cap is None and not o.corrections.weighing),
+        ),
+        Rule(
+            message="importanceCap must be left out with corrections.truncate and corrections.icepop: it is such a "
+            "weight too",
+            cel="!has(self.importanceCap) || (!has(self.corrections.truncate) && !has(self.corrections.icepop))",
+            holds=lambda o: o.importance_cap is None or not o.corrections.weighing,
+        ),
+        Rule(
+            message="corrections.opsm.against must be behavior with anchor behavior, where no old log-probabilities "
+            "are computed",
+            cel="self.anchor == 'old' || !has(self.corrections.opsm) || self.corrections.opsm.against == 'behavior'",
+            holds=lambda o: o.anchor == "old" or o.corrections.opsm is None or o.corrections.opsm.against == "behavior",
+        ),
+        Rule(
+            message="constantLength must be left out unless aggregation is constant",
+            cel="!has(self.constantLength) || self.aggregation == 'constant'",
+            holds=lambda o: o.constant_length is None or o.aggregation == "constant",
+        ),
     )
 
 
@@ -92,10 +268,11 @@ class Kl(Spec):
     """Pull towards the initial policy. A coefficient of 0 loads no reference model."""
 
     coefficient: Annotated[float, Field(ge=0, le=100)] = Field(0.0, description="weight of the KL term; 0: none")
-    estimator: Literal["k1", "k2", "k3"] = Field(
+    estimator: Literal["k1", "k2", "k3", "k3+", "k3_held", "k3_ratio", "abs"] = Field(
         "k2",
         description="estimator of the divergence per token. k2 has the gradient of KL(policy, initial), k3 "
-        "that of KL(initial, policy)",
+        "that of KL(initial, policy); k3+: the value of k3 with the gradient of k2; k3_held: k3, at most 10; k3_ratio: "
+        "k3 times the policy ratio, as DeepSeek-V3.2; abs: the difference's size",
     )
     advantage_cap: bool = Field(
         False,
@@ -105,7 +282,7 @@ class Kl(Spec):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            message="advantageCap must be left out with estimator k3: it bounds the gradient of k2",
+            message="advantageCap must be left out unless estimator is k2, whose gradient it bounds",
             cel="!self.advantageCap || self.estimator == 'k2'",
             holds=lambda o: not o.advantage_cap or o.estimator == "k2",
         ),

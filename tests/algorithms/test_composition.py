@@ -53,18 +53,19 @@ def test_objective_as_written():
     )
     expected = Objective(
         options={"ratio": "sequence", "clip_low": 0.1, "clip_high": 0.3, "dual_clip": 4.0},
+        constant_length=64,
         aggregation="seq_mean_token_sum",
         importance_cap=5.0,
         kl="k2",
         kl_coefficient=0.02,
         kl_advantage_cap=True,
     )
-    assert objective_of(written) == expected
+    assert objective_of(written, 64) == expected
 
 
 def test_the_defaults_of_the_loss_are_those_of_the_objective():
-    written = objective_of(Algorithm())
-    assert replace(written, options={}) == Objective()
+    written = objective_of(Algorithm(), 64)
+    assert replace(written, options={}) == Objective(constant_length=64)
     assert loss(written.loss, written.options) == loss("ppo", {})
 
 

@@ -7,7 +7,7 @@ from typing import Any
 Scope = dict[str, Any]
 Term = Callable[[Scope], Any]
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+)|r?'(?P<text>[^']*)'|(?P<name>[A-Za-z_]\w*)|(?P<sign>&&|\|\||[=!<>]=|[-+*!<>?:.,()\[\]]))"
+    r"\s*(?:(?P<number>\d+(?:\.\d+)?)|r?'(?P<text>[^']*)'|(?P<name>[A-Za-z_]\w*)|(?P<sign>&&|\|\||[=!<>]=|[-+*!<>?:.,()\[\]]))"
 )
 _ABSENT = object()
 
@@ -127,7 +127,7 @@ class Cel:
             return lambda s: [item(s) for item in items]
         kind, token = self.tokens.pop(0)
         if kind in ("number", "text"):
-            value: Any = int(token) if kind == "number" else token
+            value: Any = token if kind == "text" else float(token) if "." in token else int(token)
             return lambda s: value
         assert kind == "name", f"unexpected {token}"
         if token in ("has", "type", "size"):

@@ -10,7 +10,21 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from tapforge_api import KINDS
-from tapforge_api.algorithm import Advantage, Algorithm, Grpo, Kl, Rloo
+from tapforge_api.algorithm import (
+    Advantage,
+    Algorithm,
+    Corrections,
+    Grpo,
+    IcePop,
+    Kl,
+    Loss,
+    LossPlugin,
+    OffPolicyMask,
+    RatioRange,
+    Rejection,
+    Rloo,
+    Truncation,
+)
 from tapforge_api.base import Metadata, Rule, Spec
 from tapforge_api.cluster import ClusterSpec, Head, RayMetadata, Workers
 from tapforge_api.environment import (
@@ -162,6 +176,13 @@ pod_specs = st.lists(
     max_size=3,
 ).map(pod_spec)
 percent = st.sampled_from([0, 1, "0%", "00%", "5%"])
+ratios = st.sampled_from([0.0, 0.5, 1.0, 2.0])
+corrections = st.builds(
+    lambda a, b, c: unchecked(Corrections, truncate=a, icepop=b, opsm=c),
+    st.sampled_from([None, Truncation()]),
+    st.sampled_from([None, IcePop()]),
+    st.sampled_from([None, OffPolicyMask(), OffPolicyMask(against="old")]),
+)
 INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
     ModelSource: one_of(ModelSource),
     EnvironmentSource: one_of(EnvironmentSource),
@@ -174,6 +195,27 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
         st.sampled_from([None, "f"]),
     ),
     Kl: st.builds(lambda a: unchecked(Kl, estimator=a), st.sampled_from(["k1", "k2", "k3"])),
+    IcePop: st.builds(lambda a, b: unchecked(IcePop, low=a, high=b), ratios, ratios),
+    RatioRange: st.builds(lambda a, b: unchecked(RatioRange, low=a, high=b), ratios, ratios),
+    Rejection: st.builds(
+        lambda a, b, c, d: unchecked(Rejection, by=a, measure=b, low=c, high=d),
+        st.sampled_from(["token", "sequence_max"]),
+        st.sampled_from(["k1", "k2", "k3"]),
+        st.sampled_from([None, 0.5]),
+        ratios,
+    ),
+    Corrections: corrections,
+    Loss: st.builds(
+        lambda a, b, c, d, e, f: unchecked(
+            Loss, plugin=a, **dict([b]), anchor=c, importance_cap=d, corrections=e, **dict([f])
+        ),
+        st.sampled_from([None, LossPlugin(name="cispo")]),
+        st.sampled_from([("clip_high", 0.28), ("clip_low", 0.1), ("dual_clip", 3.0), ("ratio", "sequence")]),
+        st.sampled_from(["behavior", "old"]),
+        st.sampled_from([None, 2.0]),
+        corrections,
+        st.sampled_from([("aggregation", "constant"), ("constant_length", 8)]),
+    ),
     Algorithm: st.builds(
         lambda a, b: unchecked(Algorithm, advantage=a, statistics=b),
         st.sampled_from([Advantage(rloo=Rloo()), Advantage(grpo=Grpo())]),

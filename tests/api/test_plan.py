@@ -73,6 +73,34 @@ def test_a_reference_is_loaded_for_a_kl_term_only() -> None:
 
 
 @pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ("{dualClip: 3, importanceCap: 5}", "dual clip 3, token_mean, anchor old, importance weight at most 5,"),
+        (
+            "{plugin: {name: cispo, options: [{name: clip_high, value: '4'}]}, anchor: behavior}",
+            "loss cispo (clip_high 4), token_mean, anchor behavior,",
+        ),
+        (
+            "{corrections: {veto: {}, opsm: {above: 0.2}}}",
+            "anchor old, veto (below 0.0001), opsm (above 0.2, against behavior),",
+        ),
+        ("{aggregation: constant}", "by token, constant 256, anchor old,"),
+    ],
+)
+def test_the_loss_is_told_as_it_is_written(loss: str, words: str) -> None:
+    assert words in plan(run(f"algorithm.loss={loss}")).algorithm
+
+
+@pytest.mark.parametrize(
+    ("loss", "source"), [("{anchor: behavior}", "engine"), ("{corrections: {range: {}}}", "learner")]
+)
+def test_the_anchor_and_corrections_decide_what_is_recomputed(loss: str, source: str) -> None:
+    on_policy = loss != "{anchor: behavior}"
+    staleness = "rollout.maxStaleness=0" if on_policy else "learner.miniBatches=4"
+    assert plan(run(f"algorithm.loss={loss}", staleness)).old_logprobs == source
+
+
+@pytest.mark.parametrize(
     ("overrides", "files", "slots", "at_once"),
     [
         (["environment.source.processes.count=5"], LocalFiles(), 5, 5),
@@ -116,6 +144,9 @@ def test_servers_of_others_get_more_time_by_default_and_what_is_given_counts_for
             ["environment.source.processes.count=64", "rollout={groupsPerUpdate: 2, groupSize: 2}"],
             "admits 8: slots will",
         ),
+        (["algorithm.loss.ratio=sequence"], "the ratio is 1 at the only optimizer step"),
+        (["algorithm.loss.plugin.name=cispo"], "the ratio is 1 at the only optimizer step"),
+        (["algorithm.loss={anchor: behavior, plugin: {name: gspo}}"], "in bfloat16 rounding alone"),
         (["rollout.groupsPerUpdate=15", "learner.miniBatches=2"], "15 groups don't divide into 2 equal minibatches"),
         (["learner.tokensPerMicroBatch=64"], "a sample may have 8192 tokens"),
         (["environment.deadlines.stepSeconds=601"], "stepSeconds is longer than episodeSeconds"),
@@ -190,7 +221,7 @@ def test_the_whole_text() -> None:
         ),
         (
             "algorithm   gigpo (normalization mean_std, gamma 0.95, weight 1.0), clip 0.2/0.28 by token, token_mean, "
-            "no KL term"
+            "anchor old, no KL term"
         ),
         "context     8,192 tokens: prompt up to 7,936, answer up to 256",
         "screens     1 screen per prompt, of at most 15,360 pixels (15 visual tokens of 32x32)",

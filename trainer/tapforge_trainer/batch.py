@@ -149,8 +149,9 @@ def build_batch(groups: Sequence[GroupRecord], rules: BatchRules) -> Batch:
         )
     varied = np.zeros(len(compared), dtype=bool)
     varied[steps.group[advantages.total != 0.0]] = True
+    returns = np.bincount(steps.trajectory, steps.reward)
     samples = tuple(
-        _sample(episode, step, float(advantages.total[i]))
+        _sample(episode, step, float(advantages.total[i]), float(returns[steps.trajectory[i]]))
         for i, (number, episode, step) in enumerate(all_steps)
         if (varied[number] or rules.keep_zero_variance_groups) and step.generation.ids
     )
@@ -226,7 +227,7 @@ def _states(all_steps: Sequence[tuple[int, EpisodeRecord, StepRecord]]) -> list[
     return states
 
 
-def _sample(episode: EpisodeRecord, step: StepRecord, advantage: float) -> Sample:
+def _sample(episode: EpisodeRecord, step: StepRecord, advantage: float, score: float) -> Sample:
     answer = step.generation
     if not len(answer.ids) == len(answer.logprobs) == len(answer.versions):
         raise ValueError(
@@ -241,6 +242,7 @@ def _sample(episode: EpisodeRecord, step: StepRecord, advantage: float) -> Sampl
         logprobs=answer.logprobs,
         versions=answer.versions,
         advantage=advantage,
+        score=score,
     )
     ids = array("i", answer.prompt_ids)
     ids.extend(answer.ids)

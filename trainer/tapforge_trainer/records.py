@@ -150,6 +150,8 @@ class ResponseSpan:
     advantage: float
     #: 1 for a span that counts; 0 for padding samples that keep ranks in step
     weight: float = 1.0
+    #: return of the episode, for losses that ask how it ended
+    score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapforge_api.algorithm import Algorithm
+from tapforge_api.algorithm import Algorithm, Loss
 
-from .objective import Objective
+from .loss_registry import loss_options
+from .objective import IMPORTANCE_CAP, Objective
 from .registry import options_of
 
 
@@ -22,16 +23,33 @@ def estimator_of(algorithm: Algorithm) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def objective_of(algorithm: Algorithm) -> Objective:
+def objective_of(algorithm: Algorithm, response_tokens: int) -> Objective:
+    """`response_tokens`: the longest answer. Raises ValueError for a loss or an option that no installed package has,
+    and for values that make no sense; with a loss of another package, that is imported."""
     loss = algorithm.loss
-    options = {"ratio": loss.ratio, "clip_low": loss.clip_low, "clip_high": loss.clip_high}
-    if loss.dual_clip is not None:
-        options["dual_clip"] = loss.dual_clip
+    name, options = _loss(loss)
+    cap = loss.importance_cap
+    if cap is None and loss.anchor == "old" and not loss.corrections.weighing:
+        cap = IMPORTANCE_CAP
     return Objective(
+        loss=name,
         options=options,
         aggregation=loss.aggregation,
-        importance_cap=loss.importance_cap,
+        constant_length=loss.constant_length or response_tokens,
+        anchor=loss.anchor,
+        importance_cap=cap,
+        corrections=loss.corrections.model_dump(by_alias=False, exclude_none=True),
         kl=algorithm.kl.estimator,
         kl_coefficient=algorithm.kl.coefficient,
         kl_advantage_cap=algorithm.kl.advantage_cap,
     )
+
+
+def _loss(loss: Loss) -> tuple[str, dict[str, Any]]:
+    """Name and options."""
+    if loss.plugin is not None:
+        return loss.plugin.name, loss_options(loss.plugin.name, {one.name: one.value for one in loss.plugin.options})
+    options: dict[str, Any] = {"ratio": loss.ratio, "clip_low": loss.clip_low, "clip_high": loss.clip_high}
+    if loss.dual_clip is not None:
+        options["dual_clip"] = loss.dual_clip
+    return "ppo", options

@@ -18,6 +18,8 @@ Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum",
 #: whose log-probabilities the loss's ratio is against. behavior: of the engine that sampled, at each token's own
 #: version of the weights; old: of the weights before the update, recomputed where the engine's are not the same
 Anchor = Literal["behavior", "old"]
+#: largest weight between old and behaviour policy, where nothing else is said
+IMPORTANCE_CAP = 2.0
 KL = Literal["k1", "k2", "k3", "k3_held", "k3+", "k3_ratio", "abs"]
 
 
@@ -35,7 +37,7 @@ class Objective:
     anchor: Anchor = "old"
     #: upper bound of exp(old - behavior), the weight that corrects for an older or different sampling policy;
     #: None: no correction
-    importance_cap: float | None = 2.0
+    importance_cap: float | None = IMPORTANCE_CAP
     #: options of further weights and masks by name (`corrections.py`); they act together
     corrections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kl: KL = "k2"
@@ -79,10 +81,11 @@ class Objective:
         if self.anchor == "behavior" and self.corrections.get("opsm", {}).get("against") == "old":
             raise ValueError("opsm is against old, which is not computed with the anchor behavior; leave it out")
 
-    def recomputes(self, *, off_policy: bool, steps: int) -> bool:
-        """Whether old log-probabilities are the learner's own, and not the engine's. `off_policy`: samples may come
-        from older weights; `steps`: optimizer steps of the update."""
-        return self.anchor == "old" and (off_policy or steps > 1 or bool(self.corrections))
+
+def recomputed(anchor: Anchor, *, off_policy: bool, steps: int, corrected: bool) -> bool:
+    """Whether old log-probabilities are the learner's own, and not the engine's. `off_policy`: samples may come from
+    older weights; `steps`: optimizer steps of the update; `corrected`: there are corrections."""
+    return anchor == "old" and (off_policy or steps > 1 or corrected)
 
 
 @dataclass(frozen=True, slots=True)

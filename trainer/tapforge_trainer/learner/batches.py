@@ -64,6 +64,7 @@ class TokenBatch:
     span: np.ndarray
     behavior: np.ndarray
     advantage: np.ndarray
+    score: np.ndarray
     weight: np.ndarray
     version: np.ndarray
 
@@ -95,6 +96,7 @@ def token_batch(samples: Sequence[Sample], vocabulary: Vocabulary) -> TokenBatch
         span=np.repeat(np.arange(len(spans), dtype=np.int32), count),
         behavior=_joined([span.logprobs for _, span in spans], np.float32),
         advantage=np.repeat(np.asarray([span.advantage for _, span in spans], np.float32), count),
+        score=np.repeat(np.asarray([span.score for _, span in spans], np.float32), count),
         weight=np.repeat(np.asarray([span.weight for _, span in spans], np.float32), count),
         version=_joined([span.versions for _, span in spans], np.int32),
     )

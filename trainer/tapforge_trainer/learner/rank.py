@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from tapforge_trainer.algorithms.losses import policy_loss
-from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.algorithms.objective import Counts, Objective, recomputed
 from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.frames.handles import FramesLost
 
@@ -148,24 +148,32 @@ class Rank:
         version: int,
     ) -> UpdateMetrics:
         """One optimizer step per mini-batch. The old log-probabilities are the engine's own where those are the truth
-        (one step, newest weights). Else they are the learner's before the first step: for the first step those of its
-        own forward pass, detached; for later ones they are computed beforehand."""
+        (one step, newest weights, nothing to correct). Else they are the learner's before the first step: for the first
+        step those of its own forward pass, detached; for later ones they are computed beforehand. With the anchor
+        `behavior` there are none."""
         metrics = UpdateMetrics()
         self.clock.read()  # what was computed since the last update
         everything = [plan for batch in batches for plan in batch.plans]
         with self.clock.host("prepare"):
             self._agree_on(data, everything, frames)
-        correct = settings.off_policy or len(batches) > 1
-        later = [plan for batch in batches[1:] for plan in batch.plans]
+        objective = settings.objective
+        own = recomputed(
+            objective.anchor,
+            off_policy=settings.off_policy,
+            steps=len(batches),
+            corrected=bool(objective.corrections),
+        )
+        later = [plan for batch in batches[1:] for plan in batch.plans] if own else []
         old = self.logprobs(data, frames, later, settings.temperature) if later else data.behavior
+        compared = own or objective.anchor == "behavior"
         reference = None
-        if settings.objective.kl_coefficient > 0:
+        if objective.kl_coefficient > 0:
             with self._referred() as policy:
                 reference = self._logprobs(policy, data, frames, everything, settings.temperature)
         for number, batch in enumerate(batches):
-            before = None if correct and number == 0 else old
+            before = None if compared and (number == 0 or not own) else old
             loss = partial(
-                _policy_loss, data, before, reference, settings.objective, batch.counts, metrics, len(batches), correct
+                _policy_loss, data, before, reference, objective, batch.counts, metrics, len(batches), compared
             )
             self._step(data, frames, batch, settings, loss, metrics, compare_with=version if number == 0 else None)
         return self._close(metrics)
@@ -357,13 +365,13 @@ def _policy_loss(
     counts: Counts,
     metrics: UpdateMetrics,
     steps: int,
-    correct: bool,
+    compared: bool,
     logp: Tensor,
     chosen: np.ndarray,
     weight: Tensor,
 ) -> Tensor:
-    """`old` None: the weights are those that old log-probabilities are of. `correct`: the samples' own
-    log-probabilities are another policy's, and enter as importance weights."""
+    """`old` None: the weights are those that old log-probabilities are of, or nobody asks for any. `compared`: the
+    samples' own log-probabilities are another policy's, and enter as anchor, weights and masks."""
 
     def here(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[chosen]).to(logp.device)
@@ -377,11 +385,16 @@ def _policy_loss(
         objective=objective,
         counts=counts,
         weight=weight,
-        behavior_logp=here(data.behavior) if correct else None,
+        behavior_logp=here(data.behavior) if compared else None,
         ref_logp=None if reference is None else here(reference),
+        score=here(data.score),
     )
+    # The only step's ratio to itself is 1, whatever the samples are: figures of it would tell nothing.
+    silent = result.of_ratio if old is None and steps == 1 and objective.anchor == "old" else frozenset()
     for name, value in result.sums.items():
-        metrics.add(name, float(value) / steps)
+        if name not in silent:
+            metrics.add(name, float(value) / steps)
     for name, value in result.maxima.items():
-        metrics.top(name, float(value))
+        if name not in silent:
+            metrics.top(name, float(value))
     return result.loss

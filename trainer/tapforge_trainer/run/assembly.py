@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -99,11 +100,18 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
 
 
 def _algorithm_errors(run: TrainingRun) -> list[str]:
-    try:
-        estimator_of(run.spec.algorithm)
-    except Exception as error:  # noqa: BLE001 - another package's code, which may break in any way
-        return [f"spec.algorithm.advantage.plugin: {str(error) or type(error).__name__}"]
-    return []
+    algorithm, longest = run.spec.algorithm, run.spec.rollout.response_tokens
+    composed: dict[str, Callable[[], object]] = {
+        "advantage.plugin": partial(estimator_of, algorithm),
+        "loss.plugin" if algorithm.loss.plugin else "loss": partial(objective_of, algorithm, longest),
+    }
+    wrong = []
+    for field, compose in composed.items():
+        try:
+            compose()
+        except Exception as error:  # noqa: BLE001 - another package's code, which may break in any way
+            wrong.append(f"spec.algorithm.{field}: {str(error) or type(error).__name__}")
+    return wrong
 
 
 def agent_of(run: TrainingRun, folder: Path) -> Agent:
@@ -362,7 +370,7 @@ def _share(machine: Machine, processes: int) -> int:
 def update_settings(run: TrainingRun, update: int) -> UpdateSettings:
     spec = run.spec
     return UpdateSettings(
-        objective=objective_of(spec.algorithm),
+        objective=objective_of(spec.algorithm, spec.rollout.response_tokens),
         learning_rate=spec.learner.learning_rate,
         warmup_steps=spec.learner.warmup_updates * spec.learner.mini_batches,
         gradient_clip=spec.learner.gradient_clip,

@@ -19,6 +19,7 @@ from tapforge_api.environment import EnvironmentSource
 from tapforge_api.model import ModelSource
 from tapforge_api.training_run import TrainingRunSpec
 
+from ..algorithms.objective import recomputed
 from ..tasks.contamination import Contamination
 from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
@@ -92,7 +93,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
     rollout, learner, engine, evaluation, stop = spec.rollout, spec.learner, spec.engine, spec.evaluation, spec.stop
     per_update = rollout.groups_per_update * rollout.group_size
     between = (stop.max_updates - 1) // evaluation.every_updates if evaluation.every_updates else 0
-    on_policy = rollout.max_staleness == 0 and learner.mini_batches == 1
+    own = _recomputed(spec)
     slots = known_slots(spec.environment.source, files)
     shared = files.contamination
     # Of more than that only the first ones were drawn.
@@ -103,7 +104,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         policy=_policy(spec.model.source),
         dtype=spec.model.dtype or "bfloat16 on GPUs, float32 on CPUs",
         reference=spec.algorithm.kl.coefficient > 0,
-        old_logprobs="engine" if on_policy else "learner",
+        old_logprobs="learner" if own else "engine",
         phones=_phones(run),
         slots=slots,
         concurrency=rollout.concurrency if slots is None else min(slots, rollout.concurrency or slots),
@@ -195,8 +196,35 @@ def _algorithm(run: TrainingRun) -> str:
     if (plugin := algorithm.advantage.plugin) is not None:
         given = ", ".join(f"{one.name} {one.value}" for one in plugin.options)
         name = f"{plugin.name} of another package" + (f" ({given})" if given else "")
-    loss = algorithm.loss
-    return f"{name}, clip {loss.clip_low:g}/{loss.clip_high:g} by {loss.ratio}, {loss.aggregation}, {kl}"
+    return f"{name}, {_loss(run)}, {kl}"
+
+
+def _loss(run: TrainingRun) -> str:
+    loss = run.spec.algorithm.loss
+    parts = [f"clip {loss.clip_low:g}/{loss.clip_high:g} by {loss.ratio}"]
+    if loss.dual_clip is not None:
+        parts.append(f"dual clip {loss.dual_clip:g}")
+    if loss.plugin is not None:
+        given = ", ".join(f"{one.name} {one.value}" for one in loss.plugin.options)
+        parts = [f"loss {loss.plugin.name}" + (f" ({given})" if given else "")]
+    length = loss.constant_length or run.spec.rollout.response_tokens
+    parts.append(f"constant {length:,}" if loss.aggregation == "constant" else loss.aggregation)
+    parts.append(f"anchor {loss.anchor}")
+    if loss.importance_cap is not None:
+        parts.append(f"importance weight at most {loss.importance_cap:g}")
+    for name, correction in loss.corrections.model_dump(exclude_none=True).items():
+        given = ", ".join(f"{key} {value}" for key, value in correction.items())
+        parts.append(f"{name} ({given})")
+    return ", ".join(parts)
+
+
+def _recomputed(spec: TrainingRunSpec) -> bool:
+    return recomputed(
+        spec.algorithm.loss.anchor,
+        off_policy=spec.rollout.max_staleness > 0,
+        steps=spec.learner.mini_batches,
+        corrected=bool(spec.algorithm.loss.corrections.model_dump(exclude_none=True)),
+    )
 
 
 def _evaluated(run: TrainingRun, tasks: int) -> str:
@@ -240,6 +268,7 @@ def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) ->
         notes.append(f"{at_once} episodes at once, but rollout.maxStaleness admits {bound}: slots will idle")
     if rollout.groups_per_update % learner.mini_batches:
         notes.append(f"{rollout.groups_per_update} groups don't divide into {learner.mini_batches} equal minibatches")
+    notes += _notes_on_the_ratio(spec)
     if learner.tokens_per_micro_batch < spec.model.context_tokens:
         notes.append(
             f"a sample may have {spec.model.context_tokens} tokens, more than learner.tokensPerMicroBatch "
@@ -267,6 +296,24 @@ def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) ->
             "may have to boot"
         )
     return tuple(notes)
+
+
+def _notes_on_the_ratio(spec: TrainingRunSpec) -> list[str]:
+    loss = spec.algorithm.loss
+    sequence = loss.ratio == "sequence" or (loss.plugin is not None and loss.plugin.name == "gspo")
+    if loss.anchor == "behavior" and sequence and spec.model.dtype != "float32":
+        note = (
+            "the ratio is of whole answers and against the engine: in bfloat16 rounding alone takes many of them out "
+            "of a range as narrow as GSPO's. Look at clip_fraction_* of the first update, or use loss.anchor: old"
+        )
+    elif _recomputed(spec) and spec.learner.mini_batches == 1 and (sequence or loss.plugin is not None):
+        note = (
+            "the ratio is 1 at the only optimizer step of an update: what the loss does with ratios does nothing. Set "
+            "loss.anchor to behavior, or learner.miniBatches to 2 or more"
+        )
+    else:
+        return []
+    return [note]
 
 
 # --- for people and programs ------------------------------------------------------------------------------------------

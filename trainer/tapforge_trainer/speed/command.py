@@ -79,7 +79,7 @@ def work_of(run: TrainingRun, shape: Shape, files: LocalFiles = NO_FILES) -> Wor
     spec, settings = run.spec, settings_of(run)
     engine = EngineLoad(shape, spec.engine.tensor_parallel, spec.model.context_tokens, 1, 1, 1)
     frame = visual_tokens(run, shape)
-    later = 1 - 1 / spec.learner.mini_batches
+    later = 1 - 1 / spec.learner.mini_batches if spec.algorithm.loss.anchor == "old" else 0.0
     return Work(
         Costs.of(shape),
         episodes=spec.rollout.groups_per_update * spec.rollout.group_size,

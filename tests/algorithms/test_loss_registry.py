@@ -1,0 +1,181 @@
+"""Losses by name: strict, options read as they are meant, and those that an installed package offers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+import torch
+
+from tapforge_api import TrainingRun
+from tapforge_api.loading import from_object
+from tapforge_trainer.algorithms.composition import objective_of
+from tapforge_trainer.algorithms.loss_registry import BUILT_IN, loss, loss_options, names
+from tapforge_trainer.algorithms.losses import policy_loss
+from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.run.assembly import ConfigurationError, inspect, update_settings
+
+THEIRS = """
+from dataclasses import dataclass
+from tapforge_trainer.algorithms.tokens import TokenLoss
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    scale: float = 1.0
+    rounds: int = 2
+
+    def __post_init__(self):
+        if self.scale <= 0:
+            raise ValueError(f"scale is {self.scale}; it must be over 0")
+
+    def __call__(self, tokens):
+        return TokenLoss(-self.scale * tokens.advantage * tokens.logp)
+
+class Short:
+    def __call__(self, tokens):
+        return TokenLoss(tokens.logp[:1])
+"""
+
+
+def install(folder, monkeypatch, entry_points: str) -> None:
+    """Puts a real distribution with entry points on the path."""
+    (folder / "their_losses.py").write_text(THEIRS)
+    info = folder / "their_losses-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-losses\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[tapforge.losses]\n{entry_points}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "their_losses", raising=False)
+
+
+def run_with(written: dict) -> TrainingRun:
+    head = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
+    return from_object(TrainingRun, {**head, "spec": {"algorithm": {"loss": written}}})
+
+
+def plugin(name: str, **options: str) -> dict:
+    return {"plugin": {"name": name, "options": [{"name": key, "value": value} for key, value in options.items()]}}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_each_of_ours_reads_its_own_defaults(name):
+    made = loss(name, {})
+    written = {field.name: str(getattr(made, field.name)) for field in fields(made)}
+    assert loss(name, loss_options(name, written)) == made
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (plugin("cisp"), "unknown loss 'cisp'; did you mean 'cispo'"),
+        (plugin("cispo", clip_hig="1"), "option of cispo 'clip_hig'; did you mean 'clip_high'"),
+        (plugin("cispo", clip_high="much"), "option clip_high of cispo: should be a number, not 'much'"),
+        (plugin("cispo", clip_low="1.5"), "loss cispo: clip is 1.5/0.28; low lies in [0, 1]"),
+        (plugin("ppo", ratio="tokens"), "loss ppo: ratio is 'tokens'; it is one of token, sequence"),
+        (plugin("ppo", dual_clip="1"), "dual_clip is 1.0; it must be over 1"),
+        (plugin("dppo_kl", form="lin"), "form is 'lin'; it is one of log, ratio"),
+        (plugin("topr", clip_low="0"), "unknown option of topr 'clip_low'"),
+        (plugin("plain", scale="0"), "loss plain: scale is 0.0; it must be over 0"),
+        (plugin("plain", rounds="2.5"), "option rounds of plain: should be a whole number"),
+        (plugin("gspo"), "'gspo' of tapforge.losses is offered more than once"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_starts(tmp_path, monkeypatch, written, said):
+    install(tmp_path, monkeypatch, "plain = their_losses:Plain\ngspo = their_losses:Plain")
+    with pytest.raises(ConfigurationError, match="spec.algorithm.loss.plugin: .*" + re.escape(said)):
+        inspect(run_with(written), tmp_path)
+
+
+def test_a_file_names_a_loss_of_another_package_and_the_ranks_get_it(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "plain = their_losses:Plain")
+    assert "plain" in names()
+    objective = update_settings(run_with(plugin("plain", scale="3")), 1).objective
+    assert (objective.loss, objective.options) == ("plain", {"scale": 3.0})
+    logp = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    one = torch.ones(2, dtype=torch.float64)
+    sequence = torch.zeros(2, dtype=torch.int64)
+    policy_loss(logp, None, one, sequence, objective=objective, counts=Counts(2.0, 1.0)).loss.backward()
+    assert logp.grad.tolist() == [-1.5, -1.5]
+
+
+def test_a_loss_of_the_wrong_length_is_an_error(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "short = their_losses:Short")
+    one = torch.ones(2)
+    with pytest.raises(ValueError, match=r"loss short returned \(1,\) for 2 tokens; one number per token"):
+        policy_loss(one, one, one, one.long() * 0, objective=Objective(loss="short"), counts=Counts(2.0, 1.0))
+
+
+def test_a_file_as_the_ranks_get_it():
+    written = {
+        **plugin("dppo_tv", low="0.2", form="ratio"),
+        "anchor": "behavior",
+        "aggregation": "constant",
+        "corrections": {"range": {"by": "token", "low": 0.5, "high": 2}, "veto": {}, "opsm": {}},
+    }
+    spec = run_with(written).spec
+    assert objective_of(spec.algorithm, spec.rollout.response_tokens) == Objective(
+        loss="dppo_tv",
+        options={"low": 0.2, "form": "ratio"},
+        anchor="behavior",
+        importance_cap=None,
+        aggregation="constant",
+        constant_length=spec.rollout.response_tokens,
+        corrections={
+            "range": {"by": "token", "low": 0.5, "high": 2.0},
+            "veto": {"below": 1e-4},
+            "opsm": {"above": 0.1, "against": "behavior"},
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "cap"),
+    [
+        ({}, 2.0),
+        ({"importanceCap": 5}, 5.0),
+        ({"corrections": {"range": {}}}, 2.0),
+        ({"corrections": {"truncate": {}}}, None),
+        ({"corrections": {"icepop": {}}}, None),
+        ({"anchor": "behavior"}, None),
+    ],
+)
+def test_a_token_is_weighted_once(written, cap):
+    assert objective_of(run_with(written).spec.algorithm, 8).importance_cap == cap
+
+
+@pytest.mark.parametrize(
+    ("objective", "error"),
+    [
+        ({"anchor": "engine"}, "one of behavior, old"),
+        ({"anchor": "behavior"}, "importance_cap weighs tokens .* it would be squared"),
+        ({"anchor": "behavior", "importance_cap": None, "corrections": {"icepop": {}}}, "icepop weighs tokens"),
+        ({"corrections": {"truncate": {}}}, "importance_cap and the correction truncate both weigh"),
+        ({"corrections": {"vetto": {}}}, "unknown correction 'vetto'; did you mean 'veto'"),
+        ({"corrections": {"veto": {"under": 1}}}, "unknown option of veto 'under'"),
+        ({"corrections": {"range": {"by": "tokens"}}}, "correction range: by is 'tokens'; it is one of token, product"),
+        ({"corrections": {"range": {"low": 2.0}}}, "low is the smaller one"),
+        ({"corrections": {"reject": {"measure": "k1"}}}, "with k1 they are ratios around 1"),
+        ({"corrections": {"reject": {"low": 0.5}}}, "a bound of k1"),
+        (
+            {"anchor": "behavior", "importance_cap": None, "corrections": {"opsm": {"against": "old"}}},
+            "opsm is against old, which is not computed",
+        ),
+    ],
+)
+def test_objectives_that_contradict_themselves(objective, error):
+    with pytest.raises(ValueError, match=error):
+        Objective(**objective)
+
+
+def test_names_and_options_cost_no_torch():
+    program = (
+        "import sys; from tapforge_trainer.algorithms.loss_registry import BUILT_IN, loss;"
+        "from tapforge_trainer.algorithms import composition, corrections;"
+        "[loss(name, {}) for name in BUILT_IN]; [one() for one in corrections.BUILT_IN.values()];"
+        "print([m for m in ('torch', 'ray', 'vllm', 'transformers') if m in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    assert answer.stdout.strip() == "[]"
