@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tapforge_trainer.algorithms.loss_registry import BUILT_IN
 from tapforge_trainer.algorithms.losses import importance_weight, kl, policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective
 
@@ -20,6 +21,20 @@ OBJECTIVES = {
     "gspo": Objective(loss="gspo", aggregation="seq_mean_token_mean"),
     "capped kl": Objective(kl_coefficient=0.1, kl_advantage_cap=True, importance_cap=1.2),
 }
+MASKS = {
+    "range": {"by": "product", "low": 0.5, "high": 3.0},
+    "reject": {"by": "sequence_max", "measure": "k3", "high": 0.3},
+    "veto": {"below": 0.5, "above": 3.0},
+    "opsm": {"above": 0.05},
+}
+AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant")
+for index, name in enumerate(BUILT_IN):
+    how = {"loss": name, "importance_cap": None, "aggregation": AGGREGATIONS[index % 4], "constant_length": 7}
+    OBJECTIVES[f"{name} against the engine"] = Objective(anchor="behavior", corrections=MASKS, **how)
+    weight = {"icepop": {"by": "geometric"}} if index % 2 else {"truncate": {"by": "sequence"}}
+    OBJECTIVES[f"{name} with a weight"] = Objective(corrections=weight, kl="k3_ratio", kl_coefficient=0.1, **how)
+#: what pulls towards the anchor, with an advantage or without
+PULLING = {"dro", "prime_rl", "ipo"}
 each_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 
 
@@ -38,6 +53,7 @@ def batch_of(lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
         "advantage": per_sequence[sequence],
         "weight": torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64)[sequence % 3],
         "sequence": sequence,
+        "score": (per_sequence > 0.5).double()[sequence],
     }
 
 
@@ -97,7 +113,8 @@ def test_tokens_of_weight_zero_are_not_there(objective):
     without, where = part(batch, [0, 2, 3])
     expected, gradient = run(without, objective, counts)
     silent = batch["weight"] == 0
-    for name, poison in (("logp", -math.inf), ("old_logp", math.nan), ("ref_logp", 1e30), ("advantage", math.inf)):
+    poisons = {"logp": -math.inf, "old_logp": math.nan, "ref_logp": 1e30, "advantage": math.inf, "score": math.nan}
+    for name, poison in poisons.items():
         batch[name] = torch.where(silent, poison, batch[name])
     batch["behavior_logp"] = torch.where(silent, math.nan, batch["behavior_logp"])
     result, all_gradients = run(batch, objective, counts)
@@ -108,15 +125,85 @@ def test_tokens_of_weight_zero_are_not_there(objective):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("shift", [-500.0, -30.0, 30.0, 500.0])
+@pytest.mark.parametrize("shift", [-1e4, -30.0, 30.0, 1e4])
+@pytest.mark.parametrize("whose", ["logp", "behavior_logp"])
 @each_objective
-def test_extreme_ratios_stay_finite(objective, shift, dtype):
+def test_extreme_ratios_stay_finite(objective, whose, shift, dtype):
     batch = batch_of([3, 2, 4])
-    batch["logp"] = batch["logp"] + shift
+    batch[whose] = batch[whose] + shift
     batch = {name: values if name == "sequence" else values.to(dtype) for name, values in batch.items()}
     result, gradient = run(batch, objective, Counts(9.0, 3.0))
     assert torch.isfinite(result.loss)
     assert torch.isfinite(gradient).all()
+    assert all(torch.isfinite(value) for value in (result.sums | result.maxima).values())
+
+
+@each_objective
+@quick
+@given(order=st.permutations(range(5)), seed=st.integers(0, 99))
+def test_the_order_of_sequences_changes_nothing(objective, order, seed):
+    batch = batch_of([3, 1, 2, 5, 4], seed)
+    counts = counts_of(batch)
+    expected, gradient = run(batch, objective, counts)
+    where = torch.cat([(batch["sequence"] == k).nonzero()[:, 0] for k in order])
+    moved = {name: values[where] for name, values in batch.items()}
+    moved["sequence"] = torch.argsort(torch.tensor(order))[moved["sequence"]]
+    result, of_moved = run(moved, objective, counts)
+    assert result.loss.item() == pytest.approx(expected.loss.item(), abs=1e-12)
+    torch.testing.assert_close(of_moved, gradient[where], rtol=0, atol=1e-12)
+    for told, again in ((expected.sums, result.sums), (expected.maxima, result.maxima)):
+        assert {name: value.item() for name, value in again.items()} == pytest.approx(
+            {name: value.item() for name, value in told.items()}, abs=1e-12
+        )
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("anchor", ["behavior", "old"])
+def test_without_advantages_nothing_is_pushed(name, anchor):
+    batch = batch_of([3, 1, 4])
+    batch["advantage"] = torch.zeros_like(batch["advantage"])
+    _, gradient = run(batch, Objective(loss=name, anchor=anchor, importance_cap=None), counts_of(batch))
+    assert bool(gradient.any()) is (name in PULLING)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_at_the_anchor_every_loss_is_the_policy_gradient(name):
+    """Of constant advantages in a sequence; a clip holds nothing where nothing has moved."""
+    batch = batch_of([3, 2])
+    batch |= {"old_logp": batch["logp"], "weight": torch.ones(5, dtype=torch.float64)}
+    _, gradient = run(batch, Objective(loss=name, importance_cap=None), Counts(5.0, 2.0))
+    torch.testing.assert_close(gradient, -batch["advantage"] / 5)
+
+
+def test_what_a_correction_cuts_is_told_by_share():
+    batch = batch_of([5]) | {"advantage": torch.ones(5, dtype=torch.float64), "weight": torch.ones(5)}
+    gap = torch.tensor([-2.0, -0.1, 0.0, 0.1, 2.0], dtype=torch.float64)
+    batch |= {"logp": batch["old_logp"], "behavior_logp": batch["old_logp"] - gap}
+    corrections = {"icepop": {"low": 0.2, "high": 5.0}, "range": {"by": "token", "low": 0.95, "high": 1e9}}
+    result, gradient = run(batch, Objective(importance_cap=None, corrections=corrections), Counts(5.0, 1.0))
+    torch.testing.assert_close(gradient, -torch.tensor([0.0, 0.0, 1.0, math.exp(0.1), 0.0], dtype=torch.float64) / 5)
+    told = {name: round(value.item(), 6) for name, value in result.sums.items()}
+    assert (told["cut_icepop"], told["cut_range"], told["masked"]) == (0.4, 0.4, 0.6)
+    assert told["importance_mean"] == pytest.approx((math.exp(-0.1) + 1 + math.exp(0.1)) / 5, abs=1e-6)
+
+
+def test_figures_are_of_the_anchor():
+    batch = batch_of([3, 4])
+    old, _ = run(batch, Objective(), counts_of(batch))
+    behavior, _ = run(batch, Objective(anchor="behavior", importance_cap=None), counts_of(batch))
+    assert behavior.of_ratio == old.of_ratio
+    assert old.sums.keys() - behavior.sums.keys() == {"engine_gap", "importance_mean", "importance_capped"}
+    assert old.sums["approx_kl"] != behavior.sums["approx_kl"]
+
+
+def test_what_an_objective_compares_with_has_to_be_there():
+    batch = batch_of([2])
+    del batch["behavior_logp"], batch["score"]
+    for lacking in ({"anchor": "behavior", "importance_cap": None}, {"corrections": {"veto": {}}}):
+        with pytest.raises(ValueError, match="no behavior_logp"):
+            run(batch, Objective(**lacking), Counts(2.0, 1.0))
+    with pytest.raises(ValueError, match="topr needs the returns"):
+        run(batch, Objective(loss="topr"), Counts(2.0, 1.0))
 
 
 def test_on_policy_gradient_is_the_policy_gradient():
