@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tapforge_api import TrainingRun
+from tapforge_api.algorithm import LossPlugin
 from tapforge_api.loading import from_object
 from tapforge_trainer.algorithms.composition import objective_of
 from tapforge_trainer.algorithms.loss_registry import BUILT_IN, loss, loss_options, names
@@ -168,6 +169,11 @@ def test_a_token_is_weighted_once(written, cap):
 def test_objectives_that_contradict_themselves(objective, error):
     with pytest.raises(ValueError, match=error):
         Objective(**objective)
+
+
+def test_the_field_names_all_of_ours():
+    described = LossPlugin.model_fields["name"].description.split(", or an entry point")[0]
+    assert described.split(", ") == sorted(BUILT_IN)
 
 
 def test_names_and_options_cost_no_torch():

@@ -69,6 +69,7 @@ def test_a_sample_holds_the_engines_own_tokens():
 def test_advantages_and_their_parts():
     batch = build_batch([group_of(*PAIR)], RULES)
     assert [s.spans[0].advantage for s in batch.samples] == pytest.approx([0.95, 0.5, -0.95, -0.5])
+    assert [s.spans[0].score for s in batch.samples] == [1.0, 1.0, 0.0, 0.0], "returns of whole episodes"
     assert [(c.episode, c.step, c.reward, c.state_group_size) for c in batch.credits] == [
         ("won", 0, 0.0, 2),
         ("won", 1, 1.0, 1),
