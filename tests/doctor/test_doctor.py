@@ -139,6 +139,19 @@ def test_an_address_of_ray_is_read(address: str, place: tuple[str, int] | None) 
     assert machine._place(address) == place
 
 
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("ray://head:10001", "ray://head:10001 is a port of Ray's client"),
+        ("nowhere", "nowhere names no host and port"),
+        ("127.0.0.1:1", "127.0.0.1:1 can't be reached"),
+    ],
+)
+def test_an_address_where_no_driver_can_be_is_told_before_the_start(address: str, words: str) -> None:
+    assert machine._ray_trouble(address).startswith(words)
+    assert machine._ray_trouble("auto") == ""
+
+
 def test_a_machine_whose_name_has_no_address_is_warned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.socket, "gethostname", lambda: "nowhere.invalid")
     assert machine._ray_trouble("") == ""

@@ -288,7 +288,9 @@ class Policy:
     async def refer_to(self, folder: Path) -> None:
         """From here on the KL term pulls towards the weights in `folder` (written by `export`)."""
         async with self._learning:
-            await self._learner.run("tapforge_trainer.learner.export:refer_to", str(folder), self._stored(folder))
+            await self._learner.run(
+                "tapforge_trainer.learner.export:refer_to", str(folder.absolute()), self._stored(folder)
+            )
 
     async def close(self) -> None:
         """Ends what `start` started, however far it came."""
@@ -346,9 +348,9 @@ def object_store_bytes() -> int:
 
 
 def _resources() -> dict[str, float]:
-    import ray
+    from ray import cluster_resources
 
-    return dict(ray.cluster_resources())
+    return dict(cluster_resources())
 
 
 @contextmanager
@@ -369,30 +371,30 @@ def _own_signals() -> Iterator[None]:
 
 
 def _start_ray() -> None:
-    address = os.environ.get(RAY_ADDRESS)
-    if not address:
+    if not (address := os.environ.get(RAY_ADDRESS)):
         ray_environment.prepare()
     import ray
     from ray._private import ray_constants
 
     if address and ray.is_initialized():
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's workers are nice (15) by default: on a machine without an idle core, engines and ranks would hardly run
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    # Its handler of SIGTERM in this process prints a stack and then aborts what has not ended three seconds later: no
-    # time for a checkpoint, and not even for hearing the signal where the machine stands still. Not by the environment
-    # variable: workers would have that too, and their crashes shall leave a stack.
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
+        os.environ.setdefault(name, "0")
+    # Its handler of SIGTERM prints a stack and aborts what has not ended three seconds later: no time for a checkpoint.
+    # Not by the environment variable: workers would have that too, and their crashes shall leave a stack.
     ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
     if not address:
         for tries_left in reversed(range(_RAY_STARTS)):
             try:
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
                 break
-            except Exception as error:  # nothing more special is raised
-                # What is left of it ends with this process.
+            except Exception as error:  # nothing more special is raised; what is left of it ends with this process
                 if not tries_left or not any(words in str(error) for words in _RAY_LATE):
                     raise
                 log.warning("Ray did not come up in time on this machine; it is started again")
     else:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            raise ray_environment.refused(address, error) from error

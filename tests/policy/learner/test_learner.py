@@ -252,7 +252,7 @@ async def test_a_full_disk_leaves_the_checkpoint_before(
 
 
 async def test_ranks_that_do_not_see_the_drivers_folder_say_so(fresh: Learner, tmp_path: Path) -> None:
-    with pytest.raises(LearnerError, match=r"nowhere is the driver's.*a volume that all of them mount"):
+    with pytest.raises(LearnerError, match=r"nowhere is the driver's.*a file system that all have"):
         await fresh.run(rank_state.stage, str(tmp_path / "nowhere"))
     assert list(tmp_path.iterdir()) == []
     await checkpoints.save(fresh, tmp_path, 1, {})

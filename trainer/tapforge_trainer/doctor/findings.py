@@ -227,7 +227,8 @@ def _system(facts: Facts) -> list[Finding]:
     remedy = "" if state == "ok" else "ulimit -n 65536"
     found.append(Finding("open files", state, f"{facts.open_files} at most (ulimit -n)", remedy))
     if facts.ray:
-        found.append(Finding("ray", "fail", facts.ray, "look at the head's Pod; RAY_ADDRESS names it"))
+        remedy = "RAY_ADDRESS names HOST:PORT of Ray's head: is it there (`ray status`; on Kubernetes the head's Pod)?"
+        found.append(Finding("ray", "fail", facts.ray, remedy))
     elif facts.name:
         found.append(Finding("ray", "warn", facts.name, "name it in /etc/hosts, if Ray does not start"))
     else:

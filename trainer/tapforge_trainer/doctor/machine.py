@@ -144,8 +144,13 @@ def _open_files() -> int:
 
 def _ray_trouble(address: str) -> str:
     """Of the cluster that `RAY_ADDRESS` names; else whether servers of this machine can be reached."""
+    if address.startswith("ray://"):
+        return f"{address} is a port of Ray's client, and a driver is in the Ray cluster itself"
+    place = _place(address)
+    if address and address != "auto" and place is None:
+        return f"{address} names no host and port"
     try:
-        if (place := _place(address)) is not None:
+        if place is not None:
             socket.create_connection(place, timeout=3).close()
             return ""
         with socket.create_server(("127.0.0.1", 0)) as server:

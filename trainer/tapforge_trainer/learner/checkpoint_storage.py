@@ -74,8 +74,8 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A checkpoint that is being written. `target`: the folder or URI that the ranks write to; `place`: what it will
-    be called."""
+    """A checkpoint that is being written. `target`: the URI or the absolute path of the folder that the ranks write to,
+    who may be started elsewhere; `place`: what it will be called."""
 
     update: int
     target: str
@@ -186,7 +186,7 @@ class CheckpointFolder:
 
     def draft(self, update: int) -> Draft:
         name = f"{_PREFIX}{update:08d}"
-        return Draft(update, str(self.folder / f"{_PARTIAL}{name}"), str(self.folder / name))
+        return Draft(update, str((self.folder / f"{_PARTIAL}{name}").absolute()), str(self.folder / name))
 
     def begin(self, draft: Draft, document: Mapping[str, Any]) -> None:
         partial = Path(draft.target)

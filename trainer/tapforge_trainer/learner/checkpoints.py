@@ -171,7 +171,8 @@ async def load(
     if wrong := await asyncio.to_thread(missing_files, chosen, document.get("files", {})):
         raise CheckpointError(f"checkpoint {chosen} is damaged: {'; '.join(wrong[:3])}; name another one by resumeFrom")
     try:
-        await learner.run(_LOAD, chosen, document, moments)
+        there = chosen if is_uri(chosen) else str(Path(chosen).absolute())  # a rank may be started elsewhere
+        await learner.run(_LOAD, there, document, moments)
     except LearnerError as error:
         raise CheckpointError(f"checkpoint {chosen} does not fit the model or is damaged: {error}") from error
     return document["driver"]

@@ -57,7 +57,7 @@ async def export(
             partial.rmdir()
             await asyncio.to_thread(fetch, f"{place.root}/{folder.name}", partial)
         else:
-            await learner.run(_export_rank, str(partial), adapter)
+            await learner.run(_export_rank, str(partial.absolute()), adapter)
         await asyncio.to_thread(_publish, None if adapter else Path(learner.settings.model), partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -80,8 +80,8 @@ def _export_rank(rank: Rank, folder: str, adapter: bool = False) -> None:
     failure: Exception | None = None
     if rank.rank == 0 and not path.is_dir():
         failure = FileNotFoundError(
-            f"{folder} is the driver's, and the first rank in another Pod does not see it: they need a volume that "
-            "both mount (spec.checkpoints.storage, ReadWriteMany)"
+            f"{folder} is the driver's, and the first rank on another machine or in another Pod does not see it: they "
+            "need a file system that both have (on Kubernetes spec.checkpoints.storage, ReadWriteMany)"
         )
     elif rank.rank == 0 and not adapter:
         try:

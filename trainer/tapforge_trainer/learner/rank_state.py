@@ -56,8 +56,8 @@ def stage(rank: Rank, target: str) -> dict[str, Any]:
     check_idle(rank, target)
     if not is_uri(target) and not Path(target).is_dir():  # dcp would make it, and nobody else would see it
         raise FileNotFoundError(
-            f"{target} is the driver's, and a rank in another Pod does not see it: ranks and driver need a volume that "
-            "all of them mount (spec.checkpoints.storage, ReadWriteMany), or object storage (spec.checkpoints.uri)"
+            f"{target} is the driver's, and a rank on another machine or in another Pod does not see it: they need a "
+            "file system that all have (on Kubernetes spec.checkpoints.storage, ReadWriteMany), or spec.checkpoints.uri"
         )
     if rank.saving is None:
         rank.saving = _saving(rank)

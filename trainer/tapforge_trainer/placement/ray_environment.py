@@ -31,6 +31,14 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
         environment[_TOKEN] = secrets.token_hex(32)
 
 
+def refused(address: str, error: Exception) -> ConnectionError:
+    """Of the Ray cluster that somebody has started at that address: what may be wrong."""
+    return ConnectionError(
+        f"the Ray cluster that RAY_ADDRESS names ({address}) takes no driver: {error}. Is it there, and are {_MODE} "
+        f"and {_TOKEN} here what its nodes were started with?"
+    )
+
+
 def _has_usual_file() -> bool:
     """A home folder that may not be searched, or that there is not, has none: Ray could not read it either."""
     try:
