@@ -20,9 +20,19 @@ from typing import Any
 import numpy as np
 
 from .. import plugins
+from .discounted_grpo import discounted_grpo
 from .gae import gae
+from .gdpo import gdpo
 from .gigpo import gigpo
-from .grpo import grpo
+from .gpg import gpg
+from .graphgpo import graphgpo
+from .grpo import dr_grpo, grpo
+from .grpo_length_penalty import grpo_length_penalty
+from .grpo_passk import grpo_passk
+from .hgpo import hgpo
+from .maxrl import maxrl
+from .opo import opo
+from .reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
 from .rloo import rloo
 from .steps import Advantages, Steps
 
@@ -30,11 +40,33 @@ ENTRY_POINTS = "tapforge.algorithms"
 
 Estimator = Callable[..., Advantages]
 
-_BUILT_IN: dict[str, Estimator] = {"gae": gae, "gigpo": gigpo, "grpo": grpo, "rloo": rloo}
+_BUILT_IN: dict[str, Estimator] = {
+    "discounted_grpo": discounted_grpo,
+    "dr_grpo": dr_grpo,
+    "gae": gae,
+    "gdpo": gdpo,
+    "gigpo": gigpo,
+    "gpg": gpg,
+    "graphgpo": graphgpo,
+    "grpo": grpo,
+    "grpo_length_penalty": grpo_length_penalty,
+    "grpo_passk": grpo_passk,
+    "hgpo": hgpo,
+    "maxrl": maxrl,
+    "opo": opo,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "rloo": rloo,
+}
 
 
 class UnknownName(ValueError):
     """A name or an option that nobody has; the message says which are known and which is nearest."""
+
+
+def built_in() -> list[str]:
+    """Ours, sorted."""
+    return sorted(_BUILT_IN)
 
 
 def names() -> list[str]:
