@@ -2,7 +2,8 @@
 
 A level's cell holds the steps of a group whose last states, up to some number, are the same, across trajectories and
 time. In each cell the discounted returns to go are compared: a = (G - mean) / (std + epsilon), with the deviation that
-divides by n ("mean": a = G - mean). Finer levels weigh more. There is no term of the whole episode unless `base` is on.
+divides by n ("mean": a = G - mean). Finer levels weigh more. There is no term of the whole episode unless `base` is on:
+a step in a state that nobody else saw has 0.
 
 `form` says what levels are and how they are added; published numbers come from `code`, the default:
 - `code` (the authors' recipe): levels k = 1 .. history + 1 compare the last k states, the step's own included; a step

@@ -1,4 +1,4 @@
-"""Advantage estimators by name: ours, and those that installed packages offer.
+"""Advantage estimators by name: ours, and those that installed packages offer. A file asks for both alike.
 
 An estimator is a function of `Steps` and keyword options that returns `Advantages`. Others offer one by an entry point
 in the group `tapforge.algorithms`:
@@ -86,6 +86,12 @@ def estimator(name: str) -> Estimator:
     return found
 
 
+def defaults_of(name: str) -> dict[str, Any]:
+    """The options that the named estimator has a default for, and that."""
+    parameters = inspect.signature(estimator(name)).parameters
+    return {key: one.default for key, one in parameters.items() if one.default is not one.empty}
+
+
 def options_of(name: str, given: Mapping[str, str]) -> dict[str, Any]:
     """Options as they are written in a file, each read as its default is: true and false, a whole number, a number, a
     text. Raises UnknownName, and ValueError for a value that can't be read."""
@@ -112,7 +118,9 @@ def _read(text: str, default: Any) -> Any:
         return text.lower() == "true"
     if isinstance(default, int | float):
         try:
-            return type(default)(text)
+            if (number := type(default)(text)) == number:  # nan is none
+                return number
+            raise ValueError
         except ValueError:
             what = "a whole number" if isinstance(default, int) else "a number"
             raise ValueError(f"should be {what}, not {text!r}") from None

@@ -30,8 +30,10 @@ from tapforge_envs.slots.urls import UrlSlots, parse_urls, read_urls
 
 from ..agents import make_agent
 from ..agents.agent import Agent
-from ..algorithms.composition import estimator_of, objective_of
+from ..algorithms.composition import objective_of
+from ..algorithms.registry import built_in
 from ..attempt import EpisodeLimits, Player
+from ..batch import BatchRules, build_batch
 from ..learner.families.check import check_folder
 from ..model_source.ref import ModelError, ModelRef, ModelRefused
 from ..model_source.resolve import resolve
@@ -100,7 +102,9 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
 
 def _algorithm_errors(run: TrainingRun) -> list[str]:
     try:
-        estimator_of(run.spec.algorithm)
+        rules = BatchRules.of(run.spec.algorithm, min_valid=run.spec.rollout.min_valid)
+        if rules.estimator in built_in():  # ours take a batch without steps, and refuse options that make no sense
+            build_batch((), rules)
     except Exception as error:  # noqa: BLE001 - another package's code, which may break in any way
         return [f"spec.algorithm.advantage.plugin: {str(error) or type(error).__name__}"]
     return []
