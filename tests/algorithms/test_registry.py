@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tapforge_api import TrainingRun
 from tapforge_api.algorithm import Algorithm
 from tapforge_api.loading import from_object
 from tapforge_trainer import plugins
-from tapforge_trainer.algorithms.registry import UnknownName, built_in, estimate, estimator, names
+from tapforge_trainer.algorithms.registry import UnknownName, built_in, defaults_of, estimate, estimator, names
 from tapforge_trainer.algorithms.steps import Steps
 from tapforge_trainer.batch import BatchRules
 from tapforge_trainer.run.assembly import ConfigurationError, inspect
@@ -43,6 +44,15 @@ def test_names_are_strict():
         estimate("gigpo", PAIR, gama=1.0)
     with pytest.raises(UnknownName, match="option of rloo 'normalization'"):
         estimate("rloo", PAIR, normalization="mean")
+
+
+def test_the_table_of_the_docs_has_each_of_ours_with_its_options():
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text().partition("### By name")[2]
+    rows = {cells[1].strip(" `"): cells[4] for line in text.splitlines() if len(cells := line.split("|")) == 7}
+    assert sorted(set(rows) - {"name", "---"}) == built_in()
+    for name in built_in():
+        told = re.findall(r"`(\w+)", rows[name])
+        assert set(defaults_of(name)) - {"epsilon"} == set(told) - {"epsilon"}, name
 
 
 def test_packages_are_searched_once(monkeypatch):
