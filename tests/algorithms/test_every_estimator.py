@@ -217,6 +217,22 @@ def test_a_group_that_ended_alike_has_nothing_where_outcomes_gate(name, options,
             assert not gated.total[members].any()
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    # Their scale is of all episodes of the batch.
+    [one for one in EVERY if one[0] not in {*NOT_IN_GROUPS, "gpg"} and one[1].get("deviation") != "batch"],
+)
+@quick
+@given(batch=batches)
+def test_a_group_that_ended_alike_has_no_say_in_others_where_outcomes_gate(name, options, batch):
+    steps = build(batch)
+    steps = replace(steps, success=steps.goal)
+    outcomes = [(group, steps.goal[steps.valid & (steps.group == group)]) for group in np.unique(steps.group)]
+    mixed = np.isin(steps.group, [group for group, won in outcomes if len(np.unique(won)) == 2])
+    alone = estimate(name, taken(steps, np.flatnonzero(mixed)), **options).total
+    np.testing.assert_allclose(estimate(name, steps, **options).total[mixed], alone, atol=1e-7)
+
+
 @quick
 @given(batch=batches)
 def test_without_groups_a_batch_that_ended_alike_has_nothing(batch):

@@ -9,18 +9,18 @@ that comes the episode's advantage as in `grpo`: A = episode_weight * episode + 
   which shows only beside epsilon and with normalization mean.
 - `gain` (the recipe's `normalize_distance`): d(next) - d(state) + 1, what the step gained, the same at any distance.
 
-`omega` is 0.9 here and 0.1 as published: with 0.1 the differences of q sink under epsilon, so that the right edge has
-0.04 of its full credit at 9 edges from the goal and nothing beyond 10, while episodes here take 15 steps and more.
+`omega` is 0.9 here and 0.1 as published: with 0.1 the differences of q sink under epsilon. The right edge against one
+that stays has 0.71 near the goal, 0.04 at 9 edges from it and nothing beyond 10, while episodes take 15 steps and more.
 `row_statistics` is the recipe's `cross_steps`: the episode's statistics over one entry per step. The default is one per
 trajectory, as in the port to Relax.
 
-Conventions: a state from which nobody got to the goal is one edge farther than the farthest from which somebody did. A
-group in which nobody succeeded has no graph term; an edge that nothing is compared with has 0. A group of one has no
-episode term (the recipe: the raw return). A step without a state key is a node of its own. Which trajectories succeeded
-is `Steps.goal`, needed whatever the signal is. Where a failure's last step led is `Steps.final_state`; where that isn't
-known, `unknown_end` says what it counts as: `left_out` (default: no edge, and no graph term for that step) or
-`dead_end` (a state that nobody left). Where outcomes gate, a group that ended alike has 0; in a mixed one every state
-counts, also one that only failures saw: distances come of what all did.
+Conventions: a state from which nobody got to the goal is one edge farther than the farthest from which somebody did,
+so that a group in which nobody succeeded has no graph term. An edge that nothing is compared with has 0. A group of one
+has no episode term (the recipe: the raw return). A step without a state key is a node of its own. Which trajectories
+succeeded is `Steps.goal`, needed whatever the signal is. Where a failure's last step led is `Steps.final_state`; where
+that isn't known, `unknown_end` says what it counts as: `left_out` (default: no edge, and no graph term for that step)
+or `dead_end` (a state that nobody left). Where outcomes gate, a group that ended alike has 0; in a mixed one every
+state counts, also one that only failures saw: distances come of what all did.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def graphgpo(
     own = np.zeros(len(worth))
     own[edge] = compare(worth[edge], graph.source[edge], graph.nodes, normalization, epsilon, 0.0, None)
     episodes = episodes_of(steps)
-    counts = graph.reached & mixed(episodes.group, episodes.groups, episodes.success)[episodes.group][episodes.of_step]
+    counts = mixed(episodes.group, episodes.groups, episodes.success)[episodes.group][episodes.of_step]
     step = weight * np.where(counts, own, 0.0)
     episode = episode_weight * episode_advantage(steps, normalization, 0.0, row_statistics, epsilon)
     leaving = np.bincount(graph.source[edge], minlength=graph.nodes)[graph.source]

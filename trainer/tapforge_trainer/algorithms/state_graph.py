@@ -27,8 +27,6 @@ class StateGraph:
     known: Bools
     #: edges to the goal, by node; a node from which nobody got there has one more than the farthest of its group
     distance: Ints
-    #: whether somebody of the step's group reached the goal
-    reached: Bools
 
 
 def graph_of(steps: Steps, goal: Bools, final_state: Ints) -> StateGraph:
@@ -54,9 +52,7 @@ def graph_of(steps: Steps, goal: Bools, final_state: Ints) -> StateGraph:
     farthest = np.zeros(groups, dtype=np.int64)
     np.maximum.at(farthest, of, far)
     distance = np.where(far < 0, farthest[of] + 1, far)
-    reached = np.zeros(groups, dtype=bool)
-    reached[group[goal]] = True
-    return StateGraph(source, target, nodes, known, distance, reached[group])
+    return StateGraph(source, target, nodes, known, distance)
 
 
 def _distances(source: Ints, target: Ints, nodes: int, goals: Ints) -> Ints:
