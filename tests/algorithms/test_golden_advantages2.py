@@ -16,9 +16,21 @@ from tapforge_trainer.algorithms.registry import estimate
 from tapforge_trainer.algorithms.steps import NO_STATE, Steps
 
 FOLDER = Path(os.environ.get("TAPFORGE_GOLDEN") or Path(__file__).parents[1] / "golden")
-CASES = json.loads((FOLDER / "advantages2.json").read_text())["cases"]
+GOLDEN = json.loads((FOLDER / "advantages2.json").read_text())
+CASES, TOKENS = GOLDEN["cases"], GOLDEN["tokens"]
 #: They need the sum over the vocabulary of squared probabilities at each token, which takes a pass of the learner
 WAITING = {"otb per step", "otb per step, tail kept"}
+#: Advantages that differ inside a step, or need a reference, a teacher or squared probabilities
+WAITING_TOKENS = {
+    "return per span gamma 0.9",
+    "kl k1 in reward 0.05",
+    "kl k1 in reward 0.05, reinforce++ gamma 1.0",
+    "opd k1",
+    "opd k1 0.5 added to a return",
+    "tir_otb",
+    "tir_otb importance weighted",
+    "tir_otb, tail kept",
+}
 
 PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "dr_grpo": ("dr_grpo", {}),
@@ -168,3 +180,63 @@ def test_advantages(case, variant):
             assert not mine.any()
         else:
             np.testing.assert_allclose(mine, expected, rtol=1e-6, atol=1e-5)
+
+
+# --- matrices of tokens: the same arithmetic, with a token or a run of tokens in the place of a step ------------------
+
+IN_STEPS = (
+    (r"reinforce\+\+ per token gamma ([\d.]+)", "reinforce_plus_plus", lambda gamma: {"gamma": float(gamma)}),
+    (r"reinforce\+\+ per span gamma ([\d.]+)", "reinforce_plus_plus", lambda gamma: {"gamma": float(gamma)}),
+    (
+        r"gae per token gamma ([\d.]+) lambda ([\d.]+)( whitened)?",
+        "gae",
+        lambda gamma, lam, whiten: {
+            "gamma": float(gamma),
+            "lambda_": float(lam),
+            "whiten": "tokens" if whiten else "none",
+        },
+    ),
+)
+
+
+def in_steps(variant: str) -> tuple[str, dict[str, Any]] | None:
+    for pattern, name, options in IN_STEPS:
+        if found := re.fullmatch(pattern, variant):
+            return name, options(*found.groups())
+    return None
+
+
+def test_what_waits_of_tokens_is_all_that_is_left():
+    variants = {variant for case in TOKENS for variant in case["expected"]}
+    assert {variant for variant in variants if in_steps(variant) is None} == WAITING_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("case", "variant"),
+    [
+        pytest.param(case, variant, id=f"{case['name']}: {variant}")
+        for case in TOKENS
+        for variant in case["expected"]
+        if variant not in WAITING_TOKENS
+    ],
+)
+def test_tokens_in_the_place_of_steps(case, variant):
+    name, options = in_steps(variant)
+    mask = np.array(case["mask"]) > 0
+    rows, columns = np.nonzero(mask)
+    begins = np.ones(len(rows), dtype=bool)
+    if " per span " in variant:
+        begins[1:] = (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1] + 1)
+    part = np.cumsum(begins) - 1
+    last = np.flatnonzero(np.append(begins[1:], True)[: len(rows)])
+    steps = Steps(
+        group=np.zeros(len(last)),
+        trajectory=rows[last],
+        state=np.full(len(last), NO_STATE),
+        reward=np.array(case["reward"])[rows, columns][last],
+        valid=np.ones(len(last)),
+        value=np.array(case["value"])[rows, columns][last],
+        tokens=np.bincount(part, minlength=len(last)),
+    )
+    total = estimate(name, steps, **options).total
+    np.testing.assert_allclose(total[part], np.array(case["expected"][variant])[mask], rtol=1e-6, atol=1e-5)

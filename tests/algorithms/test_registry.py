@@ -124,7 +124,7 @@ def test_options_of_ours_are_those_of_the_file(tmp_path):
     assert rules.options == {"form": "paper", "history": 3, "alpha": 0.5}
     assert plan(run_of(algorithm)).algorithm.startswith(
         "hgpo (normalization mean_std, gamma 0.95, history 3, alpha 0.5, form paper, drop_zeros False, base False, "
-        "epsilon 1e-06), clip"
+        "min_deviation 0.0, epsilon 1e-06), clip"
     )
     assert plan(run_of(plugin("opo"))).algorithm.startswith("opo, clip")
     assert plan(run_of(plugin("gdpo", weights="outcome=2"))).algorithm.startswith("gdpo (weights outcome=2, whiten")

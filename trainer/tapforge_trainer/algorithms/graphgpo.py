@@ -12,7 +12,7 @@ that comes the episode's advantage as in `grpo`: A = episode_weight * episode + 
 `omega` is 0.9 here and 0.1 as published: with 0.1 the differences of q sink under epsilon. The right edge against one
 that stays has 0.71 near the goal, 0.04 at 9 edges from it and nothing beyond 10, while episodes take 15 steps and more.
 `row_statistics` is the recipe's `cross_steps`: the episode's statistics over one entry per step. The default is one per
-trajectory, as in the port to Relax.
+trajectory, as in the port to Relax. `min_deviation` is of the episode's statistics alone: q is in other units.
 
 Conventions: a state from which nobody got to the goal is one edge farther than the farthest from which somebody did,
 so that a group in which nobody succeeded has no graph term. An edge that nothing is compared with has 0. A group of one
@@ -49,6 +49,7 @@ def graphgpo(
     weight: float = 1.0,
     episode_weight: float = 1.0,
     row_statistics: bool = False,
+    min_deviation: float = 0.0,
     unknown_end: UnknownEnd = "left_out",
     goal_reward: float = 10.0,
     epsilon: float = 1e-6,
@@ -75,7 +76,7 @@ def graphgpo(
     episodes = episodes_of(steps)
     counts = mixed(episodes.group, episodes.groups, episodes.success)[episodes.group][episodes.of_step]
     step = weight * np.where(counts, own, 0.0)
-    episode = episode_weight * episode_advantage(steps, normalization, 0.0, row_statistics, epsilon)
+    episode = episode_weight * episode_advantage(steps, normalization, min_deviation, row_statistics, epsilon)
     leaving = np.bincount(graph.source[edge], minlength=graph.nodes)[graph.source]
     size = np.zeros(len(steps), dtype=np.int64)
     size[steps.valid] = np.where(edge, leaving, 1)

@@ -16,7 +16,7 @@ Weights of history 2 and alpha 1 are 2, 3, 4 by code and 1, 2, 3 by paper.
 Other options: `drop_zeros` (form code) leaves out levels whose advantage is 0, as the recipe does. It compares floats
 with 0, so that rounding decides there; here what is within 1e-12 of the cell's mean is 0. It is off by default: a step
 that did as well as its cell is told so. `base` (form code) adds a level of weight 1, the episode's return as in `grpo`
-with `row_statistics`.
+with `row_statistics`. `min_deviation` as in `gigpo`.
 
 Conventions: a step without a state key is compared with nobody. Where outcomes gate, a cell whose steps all ended alike
 is treated as a cell of one, and a group that ended alike has 0.
@@ -47,6 +47,7 @@ def hgpo(
     form: Form = "code",
     drop_zeros: bool = False,
     base: bool = False,
+    min_deviation: float = 0.0,
     epsilon: float = 1e-6,
 ) -> Advantages:
     """`history` is how many states before a step's own count, `alpha` how much more finer levels weigh (0: equally)."""
@@ -66,13 +67,13 @@ def hgpo(
     weights, total = np.zeros(len(to_go)), np.zeros(len(to_go))
     episode = np.zeros(len(to_go))
     if base:
-        level = episode_advantage(steps, normalization, 0.0, True, epsilon)
+        level = episode_advantage(steps, normalization, min_deviation, True, epsilon)
         has = (level != 0) if drop_zeros else _in_company(steps)
         weights += has
         total += level
         episode = level
     for k, (cell, cells, early) in enumerate(_levels(own, steps.trajectory[valid], history)):
-        level, has = _compared(to_go, cell, cells, normalization, epsilon, success, drop_zeros)
+        level, has = _compared(to_go, cell, cells, normalization, min_deviation, epsilon, success, drop_zeros)
         if form == "code":
             has, weight = has & ~early, float(k + 2) ** alpha
         else:
@@ -108,6 +109,7 @@ def _compared(
     cell: Ints,
     cells: int,
     normalization: Normalization,
+    min_deviation: float,
     epsilon: float,
     success: Bools | None,
     drop_zeros: bool,
@@ -120,7 +122,8 @@ def _compared(
     nothing = np.abs(distance) <= 1e-12 * most[cell]
     distance = np.where(nothing, 0.0, distance)
     if normalization == "mean_std":
-        distance = distance / (deviations(distance, cell, cells, biased=True) + epsilon)[cell]
+        least = np.maximum(deviations(distance, cell, cells, biased=True), min_deviation)
+        distance = distance / (least + epsilon)[cell]
     return distance, has[cell] & ~nothing if drop_zeros else has[cell]
 
 
