@@ -15,6 +15,7 @@ from .plugin import OPTIONS, PluginOptions
 
 Normalization = Literal["mean", "mean_std"]
 Signal = Literal["outcome", "reward"]
+StateKey = Literal["screen", "actions"]
 
 
 class Grpo(Spec):
@@ -52,9 +53,9 @@ class Rloo(Spec):
 
 
 class EstimatorPlugin(Spec):
-    """An estimator of another package, by entry point."""
+    """An estimator by name: one of tapforge's, or an entry point of an installed package."""
 
-    name: Word = Field(description="entry point of the group tapforge.algorithms")
+    name: Word = Field(description="name: docs/algorithms.md lists ours; or an entry point of tapforge.algorithms")
     options: PluginOptions = OPTIONS
 
 
@@ -64,7 +65,7 @@ class Advantage(OneOf):
     grpo: Grpo | None = Field(None, description="group-relative")
     gigpo: Gigpo | None = Field(None, description="group-in-group")
     rloo: Rloo | None = Field(None, description="leave one out; write `rloo: {}`")
-    plugin: EstimatorPlugin | None = Field(None, description="an estimator that an installed package offers")
+    plugin: EstimatorPlugin | None = Field(None, description="an estimator by name, of ours or of an installed package")
 
 
 class LossPlugin(Spec):
@@ -308,6 +309,11 @@ class Algorithm(Spec):
         description="what has to differ for a comparison to teach. outcome: success and failure; penalties, discounts "
         "and rewards of steps refine it. reward: any of them is enough, as published",
     )
+    states: StateKey = Field(
+        "screen",
+        description="which steps of a group count as the same state, for advantages that compare states. screen: they "
+        "saw the same (docs/states.md); actions: their episodes had executed the same actions before",
+    )
     loss: Loss = Field(Loss(), description="policy loss")
     kl: Kl = Field(Kl(), description="pull towards the initial policy")
     invalid_answer_penalty: Annotated[float, Field(ge=0, le=100)] = Field(
@@ -323,7 +329,7 @@ class Algorithm(Spec):
         ),
         Rule(
             message="statistics must be trajectories with advantage.plugin: what its groups are compared by is an "
-            "option of the package",
+            "option of the estimator",
             cel="!(has(self.advantage.plugin) && self.statistics == 'steps')",
             holds=lambda o: not (o.advantage.plugin is not None and o.statistics == "steps"),
         ),

@@ -1,4 +1,4 @@
-"""What a file says to code of another package: options by name, which that package reads."""
+"""What a file says to what it names: options by name, which the named code reads."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ class PluginOption(Spec):
 
 
 PluginOptions = Annotated[tuple[PluginOption, ...], Field(max_length=64), Keyed("name")]
-OPTIONS = Field((), description="options, as its package documents them")
+OPTIONS = Field((), description="options, as they are documented where it comes from")

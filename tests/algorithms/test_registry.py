@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from tapforge_api.algorithm import Algorithm
 from tapforge_api.loading import from_object
 from tapforge_trainer import plugins
 from tapforge_trainer.algorithms.options import UnknownName
-from tapforge_trainer.algorithms.registry import estimate, estimator, names
+from tapforge_trainer.algorithms.registry import built_in, defaults_of, estimate, estimator, names
 from tapforge_trainer.algorithms.steps import Steps
 from tapforge_trainer.batch import BatchRules
 from tapforge_trainer.run.assembly import ConfigurationError, inspect
+from tapforge_trainer.run.plan import plan
 
 HEAD = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
 PAIR = Steps([0, 0], [0, 1], [0, 0], [1.0, 0.0], [True, True])
@@ -35,13 +37,23 @@ def install(folder, monkeypatch, entry_point: str, source: str) -> None:
 
 
 def test_names_are_strict():
-    assert {"gae", "gigpo", "grpo", "rloo"} <= set(names())
+    assert set(built_in()) <= set(names())
+    assert {"gae", "gigpo", "grpo", "hgpo", "rloo"} <= set(built_in())
     with pytest.raises(UnknownName, match="'gigo'; did you mean 'gigpo'"):
         estimator("gigo")
     with pytest.raises(UnknownName, match="option of gigpo 'gama'; did you mean 'gamma'"):
         estimate("gigpo", PAIR, gama=1.0)
     with pytest.raises(UnknownName, match="option of rloo 'normalization'"):
         estimate("rloo", PAIR, normalization="mean")
+
+
+def test_the_table_of_the_docs_has_each_of_ours_with_its_options():
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text().partition("### By name")[2]
+    rows = {cells[1].strip(" `"): cells[4] for line in text.splitlines() if len(cells := line.split("|")) == 7}
+    assert sorted(set(rows) - {"name", "---"}) == built_in()
+    for name in built_in():
+        told = re.findall(r"`(\w+)", rows[name])
+        assert set(defaults_of(name)) - {"epsilon"} == set(told) - {"epsilon"}, name
 
 
 def test_packages_are_searched_once(monkeypatch):
@@ -95,6 +107,49 @@ def test_a_file_names_an_estimator_of_another_package_and_its_options(tmp_path, 
     np.testing.assert_array_equal(estimate(rules.estimator, PAIR, **rules.options).total, [-30.0, 0.0])
 
 
+def run_of(algorithm: Algorithm) -> TrainingRun:
+    written = {"advantage": algorithm.advantage.model_dump(by_alias=True, exclude_none=True)}
+    return from_object(TrainingRun, {**HEAD, "spec": {"algorithm": written}})
+
+
+@pytest.mark.parametrize("name", sorted(set(built_in()) - {"gae"}))
+def test_a_file_names_ours_as_those_of_another_package(name, tmp_path):
+    inspect(run_of(plugin(name)), tmp_path)
+    assert BatchRules.of(plugin(name), min_valid=2).estimator == name
+
+
+def test_options_of_ours_are_those_of_the_file(tmp_path):
+    algorithm = plugin("hgpo", form="paper", history="3", alpha="0.5")
+    inspect(run_of(algorithm), tmp_path)
+    rules = BatchRules.of(algorithm, min_valid=2)
+    assert rules.options == {"form": "paper", "history": 3, "alpha": 0.5}
+    assert plan(run_of(algorithm)).algorithm.startswith(
+        "hgpo (normalization mean_std, gamma 0.95, history 3, alpha 0.5, form paper, drop_zeros False, base False, "
+        "min_deviation 0.0, epsilon 1e-06), clip"
+    )
+    assert plan(run_of(plugin("opo"))).algorithm.startswith("opo, clip")
+    assert plan(run_of(plugin("gdpo", weights="outcome=2"))).algorithm.startswith("gdpo (weights outcome=2, whiten")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        (plugin("opoo"), "unknown estimator 'opoo'; did you mean 'opo'"),
+        (plugin("hgpo", histori="1"), "unknown option of hgpo 'histori'; did you mean 'history'"),
+        (plugin("hgpo", form="papers"), "unknown form 'papers'; known are code, paper"),
+        (plugin("hgpo", history="1.5"), "option history of hgpo: should be a whole number, not '1.5'"),
+        (plugin("hgpo", alpha="nan"), "option alpha of hgpo: should be a number, not 'nan'"),
+        (plugin("hgpo", gamma="2"), "gamma is 2; it lies in [0, 1]"),
+        (plugin("graphgpo", omega="-1"), "omega is -1; it lies in [0, 1]"),
+        (plugin("gdpo", weights="outcom=1"), "weights: unknown stream 'outcom'; did you mean 'outcome'"),
+        (plugin("gae"), "gae needs Steps.value, which is None; a run has no critic: use gigpo, grpo or rloo"),
+    ],
+)
+def test_what_ours_can_not_do_is_said_before_anything_starts(tmp_path, algorithm, said):
+    with pytest.raises(ConfigurationError, match=re.escape(f"spec.algorithm.advantage.plugin: {said}")):
+        inspect(run_of(algorithm), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
@@ -108,10 +163,8 @@ def test_a_file_names_an_estimator_of_another_package_and_its_options(tmp_path, 
 )
 def test_what_no_package_offers_is_said_before_anything_starts(tmp_path, monkeypatch, algorithm, said):
     install(tmp_path, monkeypatch, "mine = their_estimator:mine\nneeds = their_estimator:needs", OPTIONS)
-    written = {"advantage": algorithm.advantage.model_dump(by_alias=True, exclude_none=True)}
-    run = from_object(TrainingRun, {**HEAD, "spec": {"algorithm": written}})
     with pytest.raises(ConfigurationError, match=re.escape(said)):
-        inspect(run, tmp_path)
+        inspect(run_of(algorithm), tmp_path)
 
 
 def test_advantages_that_are_no_numbers_name_the_step_and_its_group(tmp_path, monkeypatch):

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from tapforge_api.algorithm import Algorithm
 from tapforge_envs.protocol import Outcome, Reason, Task
-from tapforge_trainer.batch import BatchRules, build_batch, step_rewards
+from tapforge_trainer.algorithms.registry import built_in
+from tapforge_trainer.algorithms.steps import NO_STATE
+from tapforge_trainer.batch import BatchRules, build_batch, step_rewards, steps_of
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
 from tapforge_trainer.states.frame import FrameKey
 
@@ -86,6 +88,61 @@ def test_rewards_of_steps():
     steps = (step("e", 0, "a", reward=0.5), step("e", 1, "a", parse_error="no tool call"), step("e", 2, "b"))
     assert step_rewards(replace(PAIR[0], steps=steps), rules) == pytest.approx([0.5, -0.25, 2.0])
     assert step_rewards(replace(PAIR[1], steps=steps), rules) == pytest.approx([0.5, -0.25, -1.0])
+
+
+def test_what_estimators_read():
+    rules = BatchRules(success_reward=2.0, failure_reward=-1.0, invalid_answer_penalty=0.25)
+    lost = replace(PAIR[1], steps=(step("lost", 0, "home", "no tool call", 0.5), step("lost", 1, "mail")))
+    steps = steps_of([[PAIR[0], lost], [episode("other", Outcome.FAILURE, ["home"])]], rules)
+    assert steps.group.tolist() == [0, 0, 0, 0, 1]
+    assert steps.trajectory.tolist() == [0, 0, 1, 1, 2]
+    assert steps.state[0] == steps.state[2] != steps.state[3]
+    assert steps.tokens.tolist() == [2] * 5
+    assert {name: values.tolist() for name, values in steps.streams.items()} == {
+        "environment": [0, 0, 0.5, 0, 0],
+        "invalid_answer": [0, 0, -0.25, 0, 0],
+        "outcome": [0, 2, 0, -1, -1],
+    }
+    np.testing.assert_array_equal(sum(steps.streams.values()), steps.reward)
+    np.testing.assert_array_equal(steps.reward[2:4], step_rewards(lost, rules))
+    # Cut off by the limit on steps: nobody knows where the last step led.
+    assert steps.final_state[2:].tolist() == [NO_STATE] * 3
+    assert steps.goal.tolist() == steps.success.tolist() == [True, True, False, False, False]
+    by_reward = steps_of([[PAIR[0], lost]], replace(rules, signal="reward"))
+    assert by_reward.success is None
+    assert by_reward.goal.tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("signal", ["outcome", "reward"])
+@pytest.mark.parametrize("states", ["screen", "actions"])
+@pytest.mark.parametrize("name", built_in())
+def test_every_estimator_of_ours_has_what_it_needs(name, states, signal):
+    third = episode("early", Outcome.FAILURE, ["home", "mail", "home"], seed=3, reason=Reason.DONE)
+    alike = [episode(f"a{i}", Outcome.SUCCESS, ["home", "clock"], "alike", i) for i in range(2)]
+    groups = [group_of(*PAIR, third), group_of(*alike, name="alike", order=1)]
+    rules = BatchRules(name, signal=signal, states=states)
+    if name == "gae":
+        with pytest.raises(ValueError, match="gae needs Steps.value, .* a run has no critic: use gigpo"):
+            build_batch(groups, rules)
+        return
+    batch = build_batch(groups, rules)
+    advantage = {(one.episode, one.step): one.advantage for one in batch.credits}
+    assert len(advantage) == 11
+    assert advantage["won", 0] > 0 >= min(advantage["lost", 0], advantage["early", 0])
+    if signal == "outcome" and name != "reinforce_plus_plus":
+        assert not any(advantage[one.id, step.index] for one in alike for step in one.steps)
+
+
+def test_states_by_actions_are_those_of_the_spec():
+    walks = [["tap", "tap"], ["tap", "home"]]
+    pair = [
+        replace(e, steps=tuple(replace(s, action={"type": t}) for s, t in zip(e.steps, walk, strict=True)))
+        for e, walk in zip(PAIR, walks, strict=True)
+    ]
+    rules = BatchRules.of(Algorithm.model_validate({"states": "actions"}), min_valid=2)
+    sizes = [one.state_group_size for one in build_batch([group_of(*pair)], rules).credits]
+    assert sizes == [2, 2, 2, 2]  # after one and the same tap, whatever they saw
+    assert [one.state_group_size for one in build_batch([group_of(*pair)], RULES).credits] == [2, 1, 2, 1]
 
 
 def test_invalid_and_stopped_episodes_change_no_advantage():

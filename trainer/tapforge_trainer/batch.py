@@ -3,9 +3,11 @@
 Rules:
 - A step's reward is what the environment gave, plus `success_reward` or `failure_reward` on the episode's last step,
   minus `invalid_answer_penalty` where the answer could not be parsed.
+- These three are the reward streams `environment`, `outcome` and `invalid_answer`, which add up to the reward.
 - Invalid episodes and those that we stopped ourselves are in no statistic of rewards and give no sample.
 - With `signal` "outcome", a group whose valid episodes all ended alike has no advantages: penalties and discounting
-  refine what outcomes tell and are never all there is. With "reward", any difference of rewards counts (as published).
+  refine what outcomes tell and are never all there is. (An estimator that compares with the whole batch, or with a
+  critic, says in its docstring what holds for it.) With "reward", any difference of rewards counts (as published).
 - A group with fewer than `min_valid` valid episodes gives no sample and is counted as dropped.
 - A group whose advantages are all exactly 0 is counted as a zero-variance group and, unless asked for, gives no sample:
   it has no policy gradient, but would take part in means over tokens and in the KL term.
@@ -20,19 +22,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from tapforge_api.algorithm import Algorithm, Signal
+from tapforge_api.algorithm import Algorithm, Signal, StateKey
 from tapforge_envs.protocol import Outcome
 
 from .algorithms.composition import estimator_of
 from .algorithms.registry import estimate
 from .algorithms.steps import Advantages, Steps
 from .records import EpisodeRecord, GroupRecord, ResponseSpan, Sample, StepRecord
-from .states.grouping import states_of
+from .states.keys import group_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class BatchRules:
     #: keyword options of the estimator
     options: Mapping[str, Any] = field(default_factory=dict)
     signal: Signal = "outcome"
+    #: what makes two steps of a group the same state
+    states: StateKey = "screen"
     min_valid: int = 2
     success_reward: float = 1.0
     failure_reward: float = 0.0
@@ -56,6 +59,7 @@ class BatchRules:
             estimator,
             options,
             algorithm.signal,
+            algorithm.states,
             min_valid,
             invalid_answer_penalty=algorithm.invalid_answer_penalty,
             # Without a policy gradient they still have the KL term's.
@@ -140,7 +144,7 @@ def build_batch(groups: Sequence[GroupRecord], rules: BatchRules) -> Batch:
         for episode in episodes
         for step in episode.steps
     ]
-    steps = _arrays(all_steps, rules)
+    steps = steps_of([episodes for _, episodes in compared], rules)
     advantages = estimate(rules.estimator, steps, **rules.options)
     if not np.isfinite(advantages.total).all():
         _, episode, step = all_steps[int(np.flatnonzero(~np.isfinite(advantages.total))[0])]
@@ -171,11 +175,51 @@ def build_batch(groups: Sequence[GroupRecord], rules: BatchRules) -> Batch:
     return Batch(samples, credits, statistics)
 
 
+def reward_streams(episode: EpisodeRecord, rules: BatchRules) -> dict[str, list[float]]:
+    """Of a valid episode with steps: rewards by where they come from, each with one entry per step."""
+    outcome = [0.0] * len(episode.steps)
+    outcome[-1] = rules.success_reward if episode.outcome is Outcome.SUCCESS else rules.failure_reward
+    penalty = rules.invalid_answer_penalty
+    return {
+        "environment": [step.reward for step in episode.steps],
+        "invalid_answer": [-penalty if step.parse_error is not None else 0.0 for step in episode.steps],
+        "outcome": outcome,
+    }
+
+
 def step_rewards(episode: EpisodeRecord, rules: BatchRules) -> list[float]:
-    """Of a valid episode with steps."""
-    rewards = [step.reward - rules.invalid_answer_penalty * (step.parse_error is not None) for step in episode.steps]
-    rewards[-1] += rules.success_reward if episode.outcome is Outcome.SUCCESS else rules.failure_reward
-    return rewards
+    """Of a valid episode with steps: the sum of its streams."""
+    return [sum(parts) for parts in zip(*reward_streams(episode, rules).values(), strict=True)]
+
+
+def steps_of(groups: Sequence[Sequence[EpisodeRecord]], rules: BatchRules) -> Steps:
+    """What estimators read of groups of valid episodes with steps, in the order of groups, episodes and time. Numbers
+    of states mean the same inside a group alone."""
+    episodes = [episode for group in groups for episode in group]
+    length = np.array([len(episode.steps) for episode in episodes], dtype=np.int64)
+
+    def at_each_step(values: Sequence[int] | Sequence[bool], kind: type) -> Any:
+        return np.repeat(np.array(values, dtype=kind), length)
+
+    streams: dict[str, list[float]] = {"environment": [], "invalid_answer": [], "outcome": []}
+    for episode in episodes:
+        for name, rewards in reward_streams(episode, rules).items():
+            streams[name] += rewards
+    states = [group_states(group, rules.states) for group in groups]
+    succeeded = at_each_step([episode.outcome is Outcome.SUCCESS for episode in episodes], np.bool_)
+    named = {name: np.array(rewards, dtype=np.float64) for name, rewards in streams.items()}
+    return Steps(
+        group=at_each_step([number for number, group in enumerate(groups) for _ in group], np.int64),
+        trajectory=np.repeat(np.arange(len(episodes)), length),
+        state=np.array([state for group in states for state in group.steps], dtype=np.int64),
+        reward=sum(named.values(), np.zeros(len(succeeded))),
+        valid=np.ones(int(length.sum()), dtype=bool),
+        success=succeeded if rules.signal == "outcome" else None,
+        tokens=np.array([len(step.generation.ids) for one in episodes for step in one.steps], dtype=np.int64),
+        streams=named,
+        final_state=at_each_step([state for group in states for state in group.final], np.int64),
+        goal=succeeded,
+    )
 
 
 def _comparable(group: GroupRecord) -> list[EpisodeRecord]:
@@ -198,33 +242,6 @@ def _check(groups: Sequence[GroupRecord]) -> None:
                     f"episode {episode.id} of task {episode.task.key} is in group {group.id} of task {group.task.key}; "
                     "only attempts at the same task are compared"
                 )
-
-
-def _arrays(all_steps: Sequence[tuple[int, EpisodeRecord, StepRecord]], rules: BatchRules) -> Steps:
-    episodes: dict[str, int] = {}
-    rewards: list[float] = []
-    for _, episode, _ in all_steps:
-        if episode.id not in episodes:
-            episodes[episode.id] = len(episodes)
-            rewards += step_rewards(episode, rules)
-    return Steps(
-        group=np.array([number for number, _, _ in all_steps], dtype=np.int64),
-        trajectory=np.array([episodes[episode.id] for _, episode, _ in all_steps], dtype=np.int64),
-        state=np.array(_states(all_steps), dtype=np.int64),
-        reward=np.array(rewards, dtype=np.float64),
-        valid=np.ones(len(all_steps), dtype=bool),
-        success=np.array([episode.outcome is Outcome.SUCCESS for _, episode, _ in all_steps], dtype=bool)
-        if rules.signal == "outcome"
-        else None,
-    )
-
-
-def _states(all_steps: Sequence[tuple[int, EpisodeRecord, StepRecord]]) -> list[int]:
-    """Numbers that mean the same inside a group alone: estimators compare by group and state."""
-    states: list[int] = []
-    for _, members in groupby(all_steps, key=lambda entry: entry[0]):
-        states += states_of([step for _, _, step in members])
-    return states
 
 
 def _sample(episode: EpisodeRecord, step: StepRecord, advantage: float, score: float) -> Sample:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .group_statistics import Normalization, compare, discounted_to_go, labels
+from .choices import within
+from .group_statistics import Normalization, compare, discounted_to_go, distinct, labels
 from .grpo import episode_advantage
-from .steps import NO_STATE, Advantages, Steps
+from .steps import Advantages, Steps
 
 
 def gigpo(
@@ -26,18 +27,14 @@ def gigpo(
     row_statistics: bool = False,
     epsilon: float = 1e-6,
 ) -> Advantages:
-    if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma is {gamma}; a discount lies in [0, 1]")
+    within("gamma", gamma, 0, 1)
     n = len(steps)
     valid = steps.valid
     episode, step = np.zeros(n), np.zeros(n)
     size = np.zeros(n, dtype=np.int64)
     episode[valid] = episode_advantage(steps, normalization, min_deviation, row_statistics, epsilon)
     to_go = discounted_to_go(steps.reward[valid], steps.trajectory[valid], gamma)
-    state = steps.state[valid]
-    # Steps without a key are states of their own: numbered past all others.
-    alone = np.cumsum(state == NO_STATE) + state.max(initial=0)
-    group, count = labels(steps.group[valid], np.where(state == NO_STATE, alone, state))
+    group, count = labels(steps.group[valid], distinct(steps.state[valid]))
     step[valid] = compare(to_go, group, count, normalization, epsilon, min_deviation, steps.valid_success)
     size[valid] = np.bincount(group, minlength=count)[group]
     return Advantages(episode + weight * step, episode, step, size)

@@ -8,11 +8,12 @@ outcomes are known, in one whose members all ended alike, every comparison is ex
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from .steps import Bools, Floats, Ints
+from .choices import one_of
+from .steps import NO_STATE, Bools, Floats, Ints
 
 #: mean: distance from the mean; mean_std: that, divided by the unbiased standard deviation, or by the least one that is
 #: allowed, plus epsilon
@@ -34,10 +35,17 @@ def center(values: Floats, group: Ints, count: int, success: Bools | None = None
     size = np.bincount(group, minlength=count)
     mean = np.bincount(group, values, minlength=count) / np.maximum(size, 1)
     # A mean of equal floats can be off by a rounding error, which a tiny deviation would blow up.
-    telling = _varied(values, group, count)
-    if success is not None:
-        telling &= _varied(success, group, count)
-    return np.where(telling[group], values - mean[group], 0.0)
+    return np.where(telling(values, group, count, success)[group], values - mean[group], 0.0)
+
+
+def telling(values: Floats, group: Ints, count: int, success: Bools | None) -> Bools:
+    """Which groups have something to tell: they hold different values and, where outcomes are known, both outcomes."""
+    return _varied(values, group, count) & mixed(group, count, success)
+
+
+def mixed(group: Ints, count: int, success: Bools | None) -> Bools:
+    """Which groups hold both outcomes; all of them where outcomes gate nothing."""
+    return np.ones(count, dtype=bool) if success is None else _varied(success, group, count)
 
 
 def compare(
@@ -51,14 +59,23 @@ def compare(
 ) -> Floats:
     """`center`, divided by the unbiased standard deviation plus epsilon if the mode says so. A deviation under
     `min_deviation` counts as that much: small differences stay small."""
-    if mode not in get_args(Normalization):
-        raise ValueError(f"unknown normalization {mode!r}; known are {', '.join(get_args(Normalization))}")
+    one_of("normalization", mode, Normalization)
     distance = center(values, group, count, success)
     if mode == "mean":
         return distance
+    return distance / (np.maximum(deviations(distance, group, count), min_deviation) + epsilon)[group]
+
+
+def deviations(values: Floats, group: Ints, count: int, *, biased: bool = False) -> Floats:
+    """The standard deviation of each group, which divides by its size less 1; `biased`: by its size."""
     size = np.bincount(group, minlength=count)
-    variance = np.bincount(group, distance**2, minlength=count) / np.maximum(size - 1, 1)
-    return distance / (np.maximum(np.sqrt(variance), min_deviation) + epsilon)[group]
+    distance = values - (np.bincount(group, values, minlength=count) / np.maximum(size, 1))[group]
+    return np.sqrt(np.bincount(group, distance**2, minlength=count) / np.maximum(size - (not biased), 1))
+
+
+def distinct(state: Ints) -> Ints:
+    """States of which those without a key are states of their own: numbered past all others."""
+    return np.where(state == NO_STATE, np.cumsum(state == NO_STATE) + state.max(initial=0), state)
 
 
 def _varied(values: Floats | Bools, group: Ints, count: int) -> Bools:
@@ -89,3 +106,16 @@ def discounted_to_go(values: Floats, trajectory: Ints, discount: float) -> Float
     result = np.empty_like(sums)
     result[order] = sums
     return result
+
+
+def whiten(values: Floats, weight: Floats | Ints) -> Floats:
+    """(x - mean) / sqrt(variance + 1e-8), an entry counting as often as its weight says. The variance divides by the
+    sum of weights less 1. Entries of weight 0 have no say and get their value all the same. Where fewer than two count,
+    or all that count are equal, everything is exactly 0 (verl's `masked_whiten` leaves some 1e-5)."""
+    counting = values[weight > 0]
+    total = float(weight.sum())
+    if total < 2 or (counting == counting[0]).all():
+        return np.zeros(len(values))
+    mean = float((weight * values).sum()) / total
+    variance = float((weight * (values - mean) ** 2).sum()) / (total - 1)
+    return (values - mean) / np.sqrt(variance + 1e-8)

@@ -60,7 +60,9 @@ def _read(text: str, default: Any) -> Any:
         return text.lower() == "true"
     if isinstance(default, int | float):
         try:
-            return type(default)(text)
+            if (number := type(default)(text)) == number:  # nan is none
+                return number
+            raise ValueError
         except ValueError:
             what = "a whole number" if isinstance(default, int) else "a number"
             raise ValueError(f"should be {what}, not {text!r}") from None

@@ -1,4 +1,4 @@
-"""Advantage estimators by name: ours, and those that installed packages offer.
+"""Advantage estimators by name: ours, and those that installed packages offer. A file asks for both alike.
 
 An estimator is a function of `Steps` and keyword options that returns `Advantages`. Others offer one by an entry point
 in the group `tapforge.algorithms`:
@@ -12,16 +12,27 @@ name that is offered twice is an error, too (`plugins.py`).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from .. import plugins
+from .discounted_grpo import discounted_grpo
 from .gae import gae
+from .gdpo import gdpo
 from .gigpo import gigpo
-from .grpo import grpo
+from .gpg import gpg
+from .graphgpo import graphgpo
+from .grpo import dr_grpo, grpo
+from .grpo_length_penalty import grpo_length_penalty
+from .grpo_passk import grpo_passk
+from .hgpo import hgpo
+from .maxrl import maxrl
+from .opo import opo
 from .options import check_options, read_options, unknown
+from .reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
 from .rloo import rloo
 from .steps import Advantages, Steps
 
@@ -29,7 +40,29 @@ ENTRY_POINTS = "tapforge.algorithms"
 
 Estimator = Callable[..., Advantages]
 
-_BUILT_IN: dict[str, Estimator] = {"gae": gae, "gigpo": gigpo, "grpo": grpo, "rloo": rloo}
+_BUILT_IN: dict[str, Estimator] = {
+    "discounted_grpo": discounted_grpo,
+    "dr_grpo": dr_grpo,
+    "gae": gae,
+    "gdpo": gdpo,
+    "gigpo": gigpo,
+    "gpg": gpg,
+    "graphgpo": graphgpo,
+    "grpo": grpo,
+    "grpo_length_penalty": grpo_length_penalty,
+    "grpo_passk": grpo_passk,
+    "hgpo": hgpo,
+    "maxrl": maxrl,
+    "opo": opo,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "rloo": rloo,
+}
+
+
+def built_in() -> list[str]:
+    """Ours, sorted."""
+    return sorted(_BUILT_IN)
 
 
 def names() -> list[str]:
@@ -47,6 +80,12 @@ def estimator(name: str) -> Estimator:
     if not callable(found):
         raise TypeError(f"the entry point {point.value!r} of the estimator {name!r} is no function: {found!r}")
     return found
+
+
+def defaults_of(name: str) -> dict[str, Any]:
+    """The options that the named estimator has a default for, and that."""
+    parameters = inspect.signature(estimator(name)).parameters
+    return {key: one.default for key, one in parameters.items() if one.default is not one.empty}
 
 
 def options_of(name: str, given: Mapping[str, str]) -> dict[str, Any]:

@@ -1,21 +1,21 @@
-"""RLOO: a trajectory's return minus the mean return of the *other* trajectories of its group."""
+"""RLOO (arXiv:2402.14740): a trajectory's return minus the mean return of the *other* trajectories of its group.
+
+Conventions: a group of one has 0 (verl's `rloo`: the raw return; its `rloo_vectorized`: 0). Where outcomes gate, a
+group that ended alike has 0.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .group_statistics import center, labels
-from .grpo import returns_of
+from .episodes import episodes_of
+from .group_statistics import center
 from .steps import Advantages, Steps
 
 
 def rloo(steps: Steps) -> Advantages:
-    group, groups = labels(steps.group[steps.valid])
-    returns, first, trajectory = returns_of(steps)
-    success = None if steps.valid_success is None else steps.valid_success[first]
-    size = np.bincount(group[first], minlength=groups)[group[first]]
+    episodes = episodes_of(steps)
+    size = np.bincount(episodes.group, minlength=episodes.groups)[episodes.group]
+    distance = center(episodes.returns, episodes.group, episodes.groups, episodes.success)
     # R - (sum - R) / (n - 1) = (R - mean) * n / (n - 1)
-    others = center(returns, group[first], groups, success) * size / np.maximum(size - 1, 1)
-    episode = np.zeros(len(steps))
-    episode[steps.valid] = others[trajectory]
-    return Advantages(episode, episode, np.zeros(len(steps)), steps.valid.astype(np.int64))
+    return episodes.same_at_each_step(distance * size / np.maximum(size - 1, 1))

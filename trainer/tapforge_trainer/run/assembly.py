@@ -31,8 +31,10 @@ from tapforge_envs.slots.urls import UrlSlots, parse_urls, read_urls
 
 from ..agents import make_agent
 from ..agents.agent import Agent
-from ..algorithms.composition import estimator_of, objective_of
+from ..algorithms.composition import objective_of
+from ..algorithms.registry import built_in
 from ..attempt import EpisodeLimits, Player
+from ..batch import BatchRules, build_batch
 from ..learner.families.check import check_folder
 from ..model_source.ref import ModelError, ModelRef, ModelRefused
 from ..model_source.resolve import resolve
@@ -102,7 +104,7 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
 def _algorithm_errors(run: TrainingRun) -> list[str]:
     algorithm, longest = run.spec.algorithm, run.spec.rollout.response_tokens
     composed: dict[str, Callable[[], object]] = {
-        "advantage.plugin": partial(estimator_of, algorithm),
+        "advantage.plugin": partial(_estimated, run),
         "loss.plugin" if algorithm.loss.plugin else "loss": partial(objective_of, algorithm, longest),
     }
     wrong = []
@@ -112,6 +114,13 @@ def _algorithm_errors(run: TrainingRun) -> list[str]:
         except Exception as error:  # noqa: BLE001 - another package's code, which may break in any way
             wrong.append(f"spec.algorithm.{field}: {str(error) or type(error).__name__}")
     return wrong
+
+
+def _estimated(run: TrainingRun) -> None:
+    """Raises ValueError for an estimator or options that can't be."""
+    rules = BatchRules.of(run.spec.algorithm, min_valid=run.spec.rollout.min_valid)
+    if rules.estimator in built_in():  # ours take a batch without steps, and refuse options that make no sense
+        build_batch((), rules)
 
 
 def agent_of(run: TrainingRun, folder: Path) -> Agent:

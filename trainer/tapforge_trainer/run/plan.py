@@ -194,8 +194,15 @@ def _algorithm(run: TrainingRun) -> str:
     kl = kl if algorithm.kl.coefficient else "no KL term"
     name = algorithm.advantage.kind + (f" ({inside})" if inside else "")
     if (plugin := algorithm.advantage.plugin) is not None:
-        given = ", ".join(f"{one.name} {one.value}" for one in plugin.options)
-        name = f"{plugin.name} of another package" + (f" ({given})" if given else "")
+        from ..algorithms.registry import built_in, defaults_of  # pays for numpy
+
+        ours = plugin.name in built_in()
+        options = defaults_of(plugin.name) if ours else {}
+        options |= {one.name: one.value for one in plugin.options}
+        given = ", ".join(f"{key} {value}" for key, value in options.items() if value != "")
+        name = plugin.name + ("" if ours else " of another package") + (f" ({given})" if given else "")
+    if algorithm.states == "actions":
+        name += ", states by executed actions"
     return f"{name}, {_loss(run)}, {kl}"
 
 

@@ -184,7 +184,7 @@ def _write_replay(folder: Path, run: TrainingRun) -> None:
     try:
         rules = BatchRules.of(run.spec.algorithm, min_valid=run.spec.rollout.min_valid)
     except (ValueError, TypeError, ImportError, AttributeError) as error:
-        what = "its advantages are of another package (spec.algorithm.advantage.plugin)"
+        what = "this machine can't compute its advantages (spec.algorithm.advantage.plugin)"
         raise ReportError(f"{folder} has no replay here: {what}: {error}") from error
     title = run.metadata.name
     replay = replay_of(title=title, rules=rules, training=training, before=before, after=after, facts=facts)

@@ -47,6 +47,7 @@ def replay_of(
         lacks=f"{len(seen)} of {len(groups)} groups have all their screens: {lacks}." if lacks else "",
         lossy=next((kind for r in recordings.values() if (kind := r.frames.lossy)), ""),
         credits=build_batch(shown, rules).credits,
+        states=rules.states,
         max_pairs=max_pairs,
         max_groups=max_groups,
     )

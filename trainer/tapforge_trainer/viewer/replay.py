@@ -22,13 +22,15 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
+from tapforge_api.algorithm import StateKey
 from tapforge_envs.protocol import Outcome
 
 from ..batch import Credit
 from ..frames.frame import FrameError
 from ..recording.frames import NotRecorded
 from ..records import EpisodeRecord, GroupRecord, StepRecord
-from ..states.grouping import UNKNOWN, states_of
+from ..states.grouping import UNKNOWN
+from ..states.keys import group_states
 from .gesture import Gesture, gesture_of
 from .selection import KINDS, Kind, kinds, pairs_of, pick_groups, pick_pairs
 
@@ -124,6 +126,8 @@ class Replay:
     #: how many groups there were, if `groups` are chosen ones already
     groups_total: int | None = None
     credits: Iterable[Credit] = ()
+    #: what makes two steps of a group the same state
+    states: StateKey = "screen"
     #: what the recording has not, in words
     lacks: str = ""
     #: how the screens were recorded, if not as the model saw them
@@ -149,7 +153,8 @@ def replay_html(replay: Replay) -> str:
         PairView(pair.kind, _episode(pair.before, album, credits, {}), _episode(pair.after, album, credits, {}))
         for pair in pick_pairs(pairs, replay.max_pairs)
     ]
-    shown_groups = [_group(group, album, credits) for group in pick_groups(replay.groups, replay.max_groups)]
+    picked = pick_groups(replay.groups, replay.max_groups)
+    shown_groups = [_group(group, album, credits, replay.states) for group in picked]
     tasks = [pair.after.record.task for pair in shown_pairs] + [group.record.task for group in shown_groups]
     here = Path(__file__).parent
     environment = Environment(
@@ -250,10 +255,10 @@ def _gesture(step: StepRecord, picture: Picture | None) -> Gesture | None:
     return gesture_of(step.action, picture.width, picture.height, picture.frame)
 
 
-def _group(group: GroupRecord, album: _Album, credits: Mapping[tuple[str, int], Credit]) -> GroupView:
+def _group(group: GroupRecord, album: _Album, credits: Mapping[tuple[str, int], Credit], key: StateKey) -> GroupView:
     valid = [episode for episode in group.episodes if episode.valid]
     steps = [step for episode in valid for step in episode.steps]
-    states = states_of(steps)
+    states = group_states([episode for episode in valid if episode.steps], key).steps
     seen = Counter(state for state in states if state != UNKNOWN)
     shared = [state for state, count in seen.items() if count > 1]
     names = {state: _letter(number) for number, state in enumerate(shared)}

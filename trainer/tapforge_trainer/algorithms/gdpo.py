@@ -1,0 +1,74 @@
+"""GDPO (arXiv:2601.05242): each named reward is compared apart before they are added, so that none drowns another.
+
+    Z = sum over streams of weight * (x - mean(x of the group)) / (std(x of the group) + epsilon);  A = Z, whitened
+
+x is a stream's sum over a trajectory. A batch has three streams: `outcome`, `environment` (rewards of steps) and
+`invalid_answer` (penalties, negative). A stream without spread in a group adds 0.
+
+Options:
+- `weights`: `outcome=1, invalid_answer=0.5`; a stream that isn't named has 1, and 0 leaves one out.
+- `whiten`: `tokens` (the default, verl's: each trajectory counts as often as it has response tokens), `trajectories`
+  (TRL's: (Z - mean) / (std + epsilon), each counts once; TRL has epsilon 1e-4 in both places) or `none`.
+
+Conventions: a group of one has Z = 0 (verl: x). As published, whitening moves a group without spread off 0 with the
+batch's mean. Where outcomes gate, a group that ended alike is in no statistic and has exactly 0: other streams refine
+what outcomes tell. With `signal: reward` they teach on their own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection
+from typing import Literal
+
+import numpy as np
+
+from .choices import one_of
+from .episodes import episodes_of
+from .group_statistics import compare, mixed
+from .group_statistics import whiten as whitened
+from .steps import Advantages, Steps, need
+
+Whiten = Literal["tokens", "trajectories", "none"]
+
+
+def gdpo(steps: Steps, *, weights: str = "", whiten: Whiten = "tokens", epsilon: float = 1e-6) -> Advantages:
+    one_of("whiten", whiten, Whiten)
+    streams = need(steps.streams, "gdpo", "streams", "give rewards by name, or use grpo")
+    weight_of = weights_of(weights, streams)
+    episodes = episodes_of(steps)
+    group, groups, success = episodes.group, episodes.groups, episodes.success
+    total = np.zeros(len(episodes))
+    for name, values in streams.items():
+        own = compare(episodes.sums(values), group, groups, "mean_std", epsilon, 0.0, success)
+        total += weight_of[name] * own
+    compared = mixed(group, groups, success)[group]
+    if whiten == "tokens":
+        remedy = "give the response tokens of each step, or set its option whiten to trajectories"
+        tokens = episodes.sums(need(steps.tokens, "gdpo", "tokens", remedy))
+        total = np.where(compared, whitened(total, tokens * compared), 0.0)
+    elif whiten == "trajectories" and compared.any():
+        of = total[compared]
+        spread = float(of.std(ddof=1)) if len(of) > 1 else 0.0
+        varied = len(of) > 1 and bool((of != of[0]).any())
+        total = np.where(compared & varied, (total - of.mean()) / (spread + epsilon), 0.0)
+    return episodes.same_at_each_step(total)
+
+
+def weights_of(text: str, streams: Collection[str]) -> dict[str, float]:
+    """A weight for each stream. Raises ValueError for a name that none has, with the nearest, and for no number."""
+    found = dict.fromkeys(streams, 1.0)
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, number = (piece.strip() for piece in part.partition("="))
+        if name not in found:
+            near = difflib.get_close_matches(name, found, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"weights: unknown stream {name!r}{hint} Known: {', '.join(sorted(found))}")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            found[name] = math.nan
+        if not math.isfinite(found[name]):
+            raise ValueError(f"weights: {part!r} should be NAME=NUMBER, as in outcome=1, environment=0.5")
+    return found
