@@ -99,7 +99,8 @@ def _checked(model: type[M], document: Document, source: str, overrides: Sequenc
     problems: list[Problem] = []
     for override in overrides:
         try:
-            path = apply_override(model, data, override)
+            if (path := apply_override(model, data, override)) is None:
+                continue
             places = {p: where for p, where in places.items() if p[: len(path)] != path}
             places[path] = f"--set {override}"
         except SpecError as error:

@@ -4,6 +4,7 @@
 - Lists: `[0]` or `.0`; one past the end appends. Names with dots: `["a.b/c"]`.
 - The value is YAML; null unsets. Nothing at all is refused: it is what a shell makes of a variable that isn't set.
 - Setting inside an exactly-one-of struct chooses that member: the others go.
+- `path?=value` sets what nothing before it has said; another member of an exactly-one-of struct says it too.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ _TAKES: dict[str, tuple[type, ...]] = {"struct": (str,), "map": (str,), "list": 
 _TOP = ("apiVersion", "api_version", "kind", "metadata", "spec", "status")
 
 
-def apply_override(model: type[BaseModel], data: dict[str, Any], override: str) -> Path:
-    """Carries out one `path=value` on `data` in place and returns the path in YAML's names."""
+def apply_override(model: type[BaseModel], data: dict[str, Any], override: str) -> Path | None:
+    """Carries out one `path=value` or `path?=value` on `data` in place and returns the path in YAML's names; None where
+    it was said already."""
     raw, equals, text = _split(override)
+    raw, unless_said = raw.removesuffix("?").strip(), raw.endswith("?")
     if not equals or not raw:
         raise _refuse(override, "expected PATH=VALUE, as in spec.seed=3")
     path = _path(model, raw, override)
     value = scalar(text, f"--set {override}")
+    if unless_said and _is_said(model, data, path):
+        return None
     here: Any = data
     for depth, part in enumerate(path):
         last = depth == len(path) - 1
@@ -68,6 +73,29 @@ def apply_override(model: type[BaseModel], data: dict[str, Any], override: str) 
             what = "a list" if isinstance(here, list) else "a struct" if isinstance(here, dict) else "a single value"
             raise _refuse(override, f"{render_path(path[:depth])} is {what}; {part!r} can't be set in it")
     return path
+
+
+def is_said(model: type[BaseModel], data: dict[str, Any], override: str) -> bool:
+    """Whether `data` says what an override would set. Raises SpecError."""
+    return _is_said(model, data, _path(model, _split(override)[0].removesuffix("?").strip(), override))
+
+
+def _is_said(model: type[BaseModel], data: dict[str, Any], path: Path) -> bool:
+    here: Any = data
+    for depth, part in enumerate(path):
+        if isinstance(here, list) and isinstance(part, int):
+            if part >= len(here):
+                return False
+        elif not isinstance(here, dict):
+            return here is not None
+        else:
+            owner = model_at(model, path[:depth])
+            if owner is not None and issubclass(owner, OneOf) and set(here) - {part}:
+                return True
+            if part not in here:
+                return False
+        here = here[part]
+    return True
 
 
 def _refuse(override: str, message: str) -> SpecError:

@@ -59,6 +59,32 @@ def test_the_last_one_wins_and_choosing_a_member_lets_the_others_go() -> None:
     assert dump_set(run)["spec"]["environment"]["source"] == {"urls": {"file": "f"}}
 
 
+def test_what_nobody_has_said_may_be_set_beneath() -> None:
+    said = RUN.replace("spec: {", "spec: {algorithm: {advantage: {gigpo: {gamma: 0.5}}, kl: {coefficient: 0.0}}, ")
+    run = load(
+        said,
+        [
+            "seed=3",
+            "seed ?= 4",
+            "stop.maxSeconds?=6",
+            "stop.maxUpdates?=7",
+            "rollout.groupSize?=4",
+            "algorithm.advantage.gigpo.gamma?=0.9",
+            "algorithm.advantage.gigpo.weight?=2",
+            "algorithm.advantage.rloo?={}",
+            "algorithm.kl.coefficient?=1",
+            "tasks.templates[1]?=c",
+            "tasks.templates[2]?=c",
+        ],
+    ).spec
+    assert (run.seed, run.stop.max_seconds, run.stop.max_updates, run.rollout.group_size) == (3, 5, 7, 4)
+    gigpo = run.algorithm.advantage.gigpo
+    assert gigpo is not None and (gigpo.gamma, gigpo.weight, run.algorithm.kl.coefficient) == (0.5, 2, 0)
+    assert tuple(run.tasks.templates or ()) == ("a", "b", "c")
+    with pytest.raises(SpecError, match="unknown field spec.sede"):
+        load(said, ["sede?=3"])
+
+
 def test_names_with_dots_and_pod_templates() -> None:
     run = load(RUN, ['metadata.labels["a.b/c"]=x', "metadata.name=b"])
     assert (run.metadata.labels, run.metadata.name) == ({"a.b/c": "x"}, "b")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .reading import LOCAL_PATH, SET, file_option, read_run
+from .reading import LOCAL_PATH, file_option, overridable, read_run
 from .waiting import saying
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def agent() -> None:
 @agent.command()
 @click.argument("model", type=LOCAL_PATH, required=False)
 @file_option("TrainingRun whose model and adapter count; - reads it from stdin", required=False)
-@SET
+@overridable
 @click.option("--task", default="Open the Clock", show_default=True, help="what the agent is asked to do")
 @click.option("--adapter", help="adapter; default: the file's, or the one of the model's makers")
 @click.option("--prompt-file", type=LOCAL_PATH, help="Jinja file instead of the adapter's prompt")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .reading import LOCAL_PATH, SET, FileCommand, file_option, source_of
+from .reading import LOCAL_PATH, FileCommand, file_option, overridable, source_of
 from .waiting import saying
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def cluster() -> None:
 
 @cluster.command(cls=FileCommand)
 @file_option("file of the run; - reads it from stdin")
-@SET
+@overridable
 @click.option("--watch", "watching", is_flag=True, help="then watch it to its end")
 @_where
 def submit(file: Path, overrides: tuple[str, ...], watching: bool, context: str | None, namespace: str | None) -> None:

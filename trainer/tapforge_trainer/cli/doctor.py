@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from .reading import RUNS, SET, FileCommand, file_option, read_run
+from .reading import RUNS, FileCommand, file_option, overridable, read_run
 from .waiting import saying
 
 
 @click.command(cls=FileCommand)
 @file_option("TrainingRun as YAML; - reads it from stdin; without it: the machine alone", required=False)
-@SET
+@overridable
 @RUNS
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def doctor(file: Path | None, overrides: tuple[str, ...], runs: Path, output: str) -> None:

@@ -32,7 +32,8 @@ from .doctor import doctor
 from .env import env
 from .explain import explain
 from .phone import phone
-from .reading import LOCAL_PATH, RUNS, SET, Commands, FileCommand, file_option, read_run
+from .preset import in_plan, preset
+from .reading import LOCAL_PATH, RUNS, Commands, FileCommand, file_option, overridable, read_run
 from .waiting import saying
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _check_used(options: Mapping[str, Any], memory: bool, speed: bool) -> None:
 
 @cli.command(cls=FileCommand)
 @FILE
-@SET
+@overridable
 @RUNS
 @click.option(
     "--memory", is_flag=True, help="say how much memory the run takes on each GPU instead; exit code 2: too much"
@@ -165,12 +166,13 @@ def plan(
     found = _checked(loaded, runs)
     if wrong := cluster_gpus_error(loaded.spec):  # `run` on this machine pays no attention to the cluster's
         raise _Wrong(wrong)
-    click.echo(as_json(found) if output == "json" else render(found))
+    preset_lines = in_plan(lambda words: _load(file, words), overrides)
+    click.echo(as_json(found) if output == "json" else preset_lines + render(found))
 
 
 @cli.command(cls=FileCommand)
 @FILE
-@SET
+@overridable
 @RUNS
 @click.option(
     "--restarts",
@@ -219,7 +221,7 @@ def prestop(seconds: float) -> None:
 
 @cli.command(cls=FileCommand)
 @FILE
-@SET
+@overridable
 @RUNS
 def sft(file: Path, overrides: tuple[str, ...], runs: Path) -> None:
     """Only the supervised warm start of a run; writes the model to RUNS/NAME/sft."""
@@ -232,7 +234,7 @@ def sft(file: Path, overrides: tuple[str, ...], runs: Path) -> None:
 
 @cli.command(name="eval", cls=FileCommand)
 @FILE
-@SET
+@overridable
 @RUNS
 @click.option("--model", type=LOCAL_PATH, help="folder of the weights; default: the run's export")
 def evaluate(file: Path, overrides: tuple[str, ...], runs: Path, model: Path | None) -> None:
@@ -282,12 +284,8 @@ def top(folder: Path, once: bool, rows: int | None) -> None:
         raise _Problem(str(error)) from error
 
 
-cli.add_command(agent)
-cli.add_command(cluster)
-cli.add_command(doctor)
-cli.add_command(env)
-cli.add_command(explain)
-cli.add_command(phone)
+for _command in (agent, cluster, doctor, env, explain, phone, preset):
+    cli.add_command(_command)
 
 
 @cli.group()

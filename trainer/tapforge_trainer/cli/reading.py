@@ -13,8 +13,9 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from tapforge_api import Source, TrainingRun
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+#: in a context's `meta`: the preset that was asked for, or None
+PRESET: Final = "tapforge.preset"
 
 _STDIN: Final = "-"
 _NAMES: Final = ("-f", "--file")
@@ -118,7 +122,27 @@ def file_option(words: str = "TrainingRun as YAML; - reads it from stdin", requi
     return click.option(*_NAMES, "file", required=required, type=LOCAL_PATH, help=words)
 
 
-SET = click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="override a field: spec.seed=3")
+def overridable(command: F) -> F:
+    """`--set` and `--preset`, as one list of overrides; a preset's give way to the file and to `--set`."""
+
+    @wraps(command)
+    def with_preset(*args: Any, overrides: tuple[str, ...], preset: str | None, **options: Any) -> Any:
+        from ..algorithms.presets import UnknownPreset
+        from ..algorithms.presets import preset as named
+
+        try:
+            beneath = () if preset is None else tuple(value.override for value in named(preset).values)
+        except UnknownPreset as error:
+            raise click.BadParameter(str(error), param_hint="--preset") from error
+        click.get_current_context().meta[PRESET] = preset
+        return command(*args, overrides=(*overrides, *beneath), **options)
+
+    what = "learning rule whose values stand wherever the file says nothing: tapforge preset"
+    added = click.option("--preset", metavar="NAME", help=what)(with_preset)
+    words = "override a field: spec.seed=3; PATH?=VALUE: unless the file says it"
+    return cast(F, click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help=words)(added))
+
+
 RUNS = click.option("--runs", type=LOCAL_PATH, default=Path("runs"), show_default=True, help="folder of all runs")
 
 
