@@ -234,6 +234,10 @@ def test_the_whole_text() -> None:
             "and 1 optimizer step at most"
         ),
         "written to  runs/x; checkpoints in runs/x/checkpoints",
+        (
+            "a crash     costs 10 updates at most, or 15 minutes and the update then under way, whichever is less; and "
+            "the start"
+        ),
     ]
 
 

@@ -81,6 +81,8 @@ class Plan:
 
     folder: str
     checkpoints: str
+    checkpoint_updates: int
+    checkpoint_seconds: float
     #: what is allowed and probably not meant
     notes: tuple[str, ...]
 
@@ -137,6 +139,8 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         ends=_ends(run),
         folder=str(folder_of(run, runs)),
         checkpoints=checkpoint_uri(run) or str(checkpoints_of(run, folder_of(run, runs))),
+        checkpoint_updates=spec.checkpoints.every_updates,
+        checkpoint_seconds=spec.checkpoints.every_seconds,
         notes=(*_notes(run, slots, shared), *judge(run, files.model).notes),
     )
 
@@ -361,6 +365,8 @@ def render(p: Plan) -> str:
         **({"held out": p.held_out} if p.held_out else {}),
         "ends": f"{p.ends}; {p.episodes:,} episodes and {_count(p.optimizer_steps, 'optimizer step')} at most",
         "written to": f"{p.folder}; checkpoints in {p.checkpoints}",
+        "a crash": f"costs {_count(p.checkpoint_updates, 'update')} at most, or {p.checkpoint_seconds / 60:,.3g} "
+        "minutes and the update then under way, whichever is less; and the start",
     }
     width = max(map(len, lines))
     return "\n".join([*(f"{k:<{width}}  {v}" for k, v in lines.items()), *(f"note: {n}" for n in p.notes)])
