@@ -296,6 +296,21 @@ class Kl(Spec):
     )
 
 
+class Truncated(Spec):
+    """What a limit cut off: whether that is a failure, or says nothing."""
+
+    episodes: Literal["failed", "masked"] = Field(
+        "failed",
+        description="episodes that had not succeeded at their step limit. failed: compared as failures; masked: "
+        "compared with nobody, and not learned from",
+    )
+    answers: Literal["failed", "masked"] = Field(
+        "failed",
+        description="answers that had no end at rollout.responseTokens. failed: learned from as others; masked: not "
+        "learned from, while their episode is compared all the same",
+    )
+
+
 class Algorithm(Spec):
     """How episodes become gradients."""
 
@@ -316,6 +331,7 @@ class Algorithm(Spec):
     )
     loss: Loss = Field(Loss(), description="policy loss")
     kl: Kl = Field(Kl(), description="pull towards the initial policy")
+    truncated: Truncated = Field(Truncated(), description="episodes and answers that a limit cut off")
     invalid_answer_penalty: Annotated[float, Field(ge=0, le=100)] = Field(
         0.0, description="subtracted from the reward of a step whose answer could not be parsed"
     )

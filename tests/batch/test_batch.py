@@ -13,7 +13,7 @@ from tapforge_api.algorithm import Algorithm
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.algorithms.registry import built_in
 from tapforge_trainer.algorithms.steps import NO_STATE
-from tapforge_trainer.batch import BatchRules, build_batch, step_rewards, steps_of
+from tapforge_trainer.batch import BatchRules, BatchStatistics, build_batch, step_rewards, steps_of
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
 from tapforge_trainer.states.frame import FrameKey
 
@@ -244,6 +244,28 @@ def test_steps_and_episodes_without_tokens():
     assert [(s.episode, s.spans[0].step) for s in batch.samples] == [("won", 0), ("won", 1), ("lost", 0)]
     assert batch.statistics.episodes_without_steps == 1
     assert batch.statistics.group_size_mean == 2
+
+
+def test_what_a_limit_cut_off_fails_or_is_masked():
+    """Two that succeeded, one that gave up, one whose steps ran out; the first answer of one has no end."""
+    late = episode("late", Outcome.FAILURE, ["home", "mail", "clock"], seed=4, reason=Reason.STEP_LIMIT)
+    done = episode("done", Outcome.SUCCESS, ["home"], seed=3, reason=Reason.STEP_LIMIT)
+    endless = replace(PAIR[0].steps[0], generation=replace(PAIR[0].steps[0].generation, finish_reason="length"))
+    lost = replace(PAIR[1], reason=Reason.DONE)
+    group = group_of(replace(PAIR[0], steps=(endless, PAIR[0].steps[1])), lost, done, late)
+
+    def learned(**truncated: str) -> tuple[list[tuple[str, int]], BatchStatistics]:
+        algorithm = Algorithm.model_validate({"advantage": {"grpo": {}}, "truncated": truncated})
+        batch = build_batch([group], BatchRules.of(algorithm, min_valid=2))
+        assert batch.statistics.step_limit_rate == 1 / 4 and batch.statistics.answer_limit_rate == 1 / 8
+        return [(s.episode, s.spans[0].step) for s in batch.samples], batch.statistics
+
+    everything = [("won", 0), ("won", 1), ("lost", 0), ("lost", 1), ("done", 0), ("late", 0), ("late", 1), ("late", 2)]
+    assert learned()[0] == everything
+    kept, figures = learned(episodes="masked")
+    assert kept == everything[:5] and figures.group_size_mean == 3 and figures.success_rate == 1 / 2
+    assert learned(answers="masked")[0] == everything[1:]
+    assert learned(answers="masked", episodes="masked")[0] == everything[1:5]
 
 
 def test_figures_show_how_states_met():

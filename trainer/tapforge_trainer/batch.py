@@ -8,6 +8,8 @@ Rules:
 - With `signal` "outcome", a group whose valid episodes all ended alike has no advantages: penalties and discounting
   refine what outcomes tell and are never all there is. (An estimator that compares with the whole batch, or with a
   critic, says in its docstring what holds for it.) With "reward", any difference of rewards counts (as published).
+- An episode that failed at its step limit is a failure, or compared with nobody (`mask_step_limit`); an answer without
+  an end is learned from, or not (`mask_answer_limit`).
 - A group with fewer than `min_valid` valid episodes gives no sample and is counted as dropped.
 - A group whose advantages are all exactly 0 is counted as a zero-variance group and, unless asked for, gives no sample:
   it has no policy gradient, but would take part in means over tokens and in the KL term.
@@ -27,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from tapforge_api.algorithm import Algorithm, Signal, StateKey
-from tapforge_envs.protocol import Outcome
+from tapforge_envs.protocol import Outcome, Reason
 
 from .algorithms.composition import estimator_of
 from .algorithms.registry import estimate
@@ -50,6 +52,8 @@ class BatchRules:
     success_reward: float = 1.0
     failure_reward: float = 0.0
     invalid_answer_penalty: float = 0.0
+    mask_step_limit: bool = False
+    mask_answer_limit: bool = False
     keep_zero_variance_groups: bool = False
 
     @staticmethod
@@ -62,6 +66,8 @@ class BatchRules:
             algorithm.states,
             min_valid,
             invalid_answer_penalty=algorithm.invalid_answer_penalty,
+            mask_step_limit=algorithm.truncated.episodes == "masked",
+            mask_answer_limit=algorithm.truncated.answers == "masked",
             # Without a policy gradient they still have the KL term's.
             keep_zero_variance_groups=algorithm.kl.coefficient > 0,
         )
@@ -110,6 +116,10 @@ class BatchStatistics:
     steps_mean: float | None
     #: answers that could be parsed, over all answers of valid episodes
     valid_action_ratio: float | None
+    #: failed at their step limit, over valid episodes
+    step_limit_rate: float | None
+    #: without an end at the longest answer, over all answers of valid episodes
+    answer_limit_rate: float | None
     samples: int
     response_tokens: int
     # Of the steps that were compared:
@@ -136,7 +146,7 @@ class Batch:
 def build_batch(groups: Sequence[GroupRecord], rules: BatchRules) -> Batch:
     ordered = sorted(groups, key=lambda group: (group.order, group.id))
     _check(ordered)
-    members = [(group, _comparable(group)) for group in ordered]
+    members = [(group, _comparable(group, rules)) for group in ordered]
     compared = [(group, episodes) for group, episodes in members if len(episodes) >= rules.min_valid]
     all_steps = [
         (number, episode, step)
@@ -158,6 +168,7 @@ def build_batch(groups: Sequence[GroupRecord], rules: BatchRules) -> Batch:
         _sample(episode, step, float(advantages.total[i]), float(returns[steps.trajectory[i]]))
         for i, (number, episode, step) in enumerate(all_steps)
         if (varied[number] or rules.keep_zero_variance_groups) and step.generation.ids
+        if not (rules.mask_answer_limit and _cut_off(step))
     )
     credits = tuple(
         Credit(
@@ -222,9 +233,19 @@ def steps_of(groups: Sequence[Sequence[EpisodeRecord]], rules: BatchRules) -> St
     )
 
 
-def _comparable(group: GroupRecord) -> list[EpisodeRecord]:
+def _comparable(group: GroupRecord, rules: BatchRules) -> list[EpisodeRecord]:
     episodes = [episode for episode in group.episodes if episode.valid and episode.steps]
+    if rules.mask_step_limit:
+        episodes = [episode for episode in episodes if not _at_step_limit(episode)]
     return sorted(episodes, key=lambda episode: (episode.seed, episode.attempt, episode.id))
+
+
+def _at_step_limit(episode: EpisodeRecord) -> bool:
+    return episode.reason is Reason.STEP_LIMIT and episode.outcome is Outcome.FAILURE
+
+
+def _cut_off(step: StepRecord) -> bool:
+    return step.generation.finish_reason == "length"
 
 
 def _check(groups: Sequence[GroupRecord]) -> None:
@@ -298,6 +319,8 @@ def _statistics(
         success_rate_attempted=_share(successes, len(valid) + invalid),
         steps_mean=_share(len(answers), len(valid)),
         valid_action_ratio=_share(sum(step.parse_error is None for step in answers), len(answers)),
+        step_limit_rate=_share(sum(map(_at_step_limit, valid)), len(valid)),
+        answer_limit_rate=_share(sum(map(_cut_off, answers)), len(answers)),
         samples=len(samples),
         response_tokens=sum(span.end - span.start for sample in samples for span in sample.spans),
         state_groups=state_groups,

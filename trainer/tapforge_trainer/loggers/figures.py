@@ -48,6 +48,8 @@ FIGURES: Final[Mapping[str, str]] = {
     "batch/success_rate_attempted": "success over valid and invalid episodes",
     "batch/steps_mean": "steps of a valid episode",
     "batch/valid_action_ratio": "answers that could be read as an action, over all answers",
+    "batch/step_limit_rate": "episodes that failed at their step limit, over valid episodes",
+    "batch/answer_limit_rate": "answers without an end at the longest length, over all answers",
     "batch/samples": "samples that the learner got",
     "batch/response_tokens": "tokens that the policy produced in them",
     "batch/state_groups": "states in which steps are compared",

@@ -207,6 +207,8 @@ def _algorithm(run: TrainingRun) -> str:
         name = plugin.name + ("" if ours else " of another package") + (f" ({given})" if given else "")
     if algorithm.states == "actions":
         name += ", states by executed actions"
+    for what, fate in algorithm.truncated.model_dump().items():
+        name += f", {what} at their limit masked" if fate == "masked" else ""
     return f"{name}, {_loss(run)}, {kl}"
 
 
