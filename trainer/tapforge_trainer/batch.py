@@ -186,6 +186,11 @@ def build_batch(groups: Sequence[GroupRecord], rules: BatchRules) -> Batch:
     return Batch(samples, credits, statistics)
 
 
+def batches_of(groups: Sequence[GroupRecord], per_update: int) -> list[Sequence[GroupRecord]]:
+    """Recorded groups, in their order, as updates took them."""
+    return [groups[start : start + per_update] for start in range(0, len(groups), per_update)]
+
+
 def reward_streams(episode: EpisodeRecord, rules: BatchRules) -> dict[str, list[float]]:
     """Of a valid episode with steps: rewards by where they come from, each with one entry per step."""
     outcome = [0.0] * len(episode.steps)

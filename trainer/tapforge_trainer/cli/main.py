@@ -34,6 +34,7 @@ from .explain import explain
 from .phone import phone
 from .preset import in_plan, preset
 from .reading import LOCAL_PATH, RUNS, Commands, FileCommand, file_option, overridable, read_run
+from .relearn import relearn
 from .waiting import saying
 
 if TYPE_CHECKING:
@@ -284,7 +285,7 @@ def top(folder: Path, once: bool, rows: int | None) -> None:
         raise _Problem(str(error)) from error
 
 
-for _command in (agent, cluster, doctor, env, explain, phone, preset):
+for _command in (agent, cluster, doctor, env, explain, phone, preset, relearn):
     cli.add_command(_command)
 
 

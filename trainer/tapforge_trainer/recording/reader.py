@@ -85,6 +85,12 @@ class Recording:
             if isinstance(record, GroupRecord) and (dropped or why is None):
                 yield record
 
+    def settled(self) -> list[GroupRecord]:
+        """What updates took, in its order: each group as it was settled last. A run that was resumed may have played
+        some of a group's episodes again."""
+        last = {group.id: group for group in self.groups()}
+        return sorted(last.values(), key=lambda group: (group.order, group.id))
+
     def ui_trees(self) -> Iterator[tuple[str, str]]:
         """Name (sha256) and text of every UI tree that a step names; each segment has its own."""
         seen: set[str] = set()

@@ -187,7 +187,15 @@ def _write_replay(folder: Path, run: TrainingRun) -> None:
         what = "this machine can't compute its advantages (spec.algorithm.advantage.plugin)"
         raise ReportError(f"{folder} has no replay here: {what}: {error}") from error
     title = run.metadata.name
-    replay = replay_of(title=title, rules=rules, training=training, before=before, after=after, facts=facts)
+    replay = replay_of(
+        title=title,
+        rules=rules,
+        per_update=run.spec.rollout.groups_per_update,
+        training=training,
+        before=before,
+        after=after,
+        facts=facts,
+    )
     write_replay(folder / REPLAY, replay)
 
 

@@ -1,7 +1,8 @@
 """From recordings on disk to a replay.
 
-Credits are computed again from the recorded groups: `build_batch` is pure and groups do not depend on each other, so
-with the rules of the run these are the advantages that its updates used.
+Credits are computed again from the recorded groups: `build_batch` is pure, so with the rules of the run and the groups
+of the same update these are the advantages that it used. Where the beginning of a recording was removed, updates may
+seem to begin elsewhere; only estimators that look at a whole batch notice.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ..batch import BatchRules, build_batch
+from ..batch import BatchRules, Credit, batches_of, build_batch
 from ..frames.frame import FrameError
 from ..recording.frames import FrameMissing, FrameStore, NotRecorded
 from ..recording.reader import Recording
@@ -22,6 +23,7 @@ def replay_of(
     *,
     title: str,
     rules: BatchRules,
+    per_update: int = 1,
     training: Path | None = None,
     before: Path | None = None,
     after: Path | None = None,
@@ -29,9 +31,9 @@ def replay_of(
     max_pairs: int = 16,
     max_groups: int = 6,
 ) -> Replay:
-    """Each folder holds a recording; several may be the same."""
+    """Each folder holds a recording; several may be the same. `per_update`: groups that an update takes."""
     recordings = {folder: Recording(folder) for folder in (training, before, after) if folder is not None}
-    groups = list(recordings[training].groups()) if training else []
+    groups = recordings[training].settled() if training else []
     lacks = recordings[training].frames.lacks if training else ""
     # Those whose screens were recorded; all of them where that is none.
     seen = [group for group in groups if _shows(recordings[training], group)] if training and lacks else groups
@@ -46,11 +48,19 @@ def replay_of(
         groups_total=len(groups),
         lacks=f"{len(seen)} of {len(groups)} groups have all their screens: {lacks}." if lacks else "",
         lossy=next((kind for r in recordings.values() if (kind := r.frames.lossy)), ""),
-        credits=build_batch(shown, rules).credits,
+        credits=_credits(groups, shown, rules, per_update),
         states=rules.states,
         max_pairs=max_pairs,
         max_groups=max_groups,
     )
+
+
+def _credits(
+    groups: Sequence[GroupRecord], shown: Sequence[GroupRecord], rules: BatchRules, per_update: int
+) -> list[Credit]:
+    wanted = {group.id for group in shown}
+    batches = [batch for batch in batches_of(groups, per_update) if wanted & {group.id for group in batch}]
+    return [credit for batch in batches for credit in build_batch(batch, rules).credits]
 
 
 def _shows(recording: Recording, group: GroupRecord) -> bool:

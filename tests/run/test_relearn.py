@@ -1,0 +1,100 @@
+"""`tapforge relearn` on a recording that was made by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.cli.main import cli
+from tapforge_trainer.recording.recorder import Recorder
+from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
+
+TASK = Task(suite="quickstart", template="open", seed=1)
+SPEC = """\
+apiVersion: tapforge.dev/v1alpha1
+kind: TrainingRun
+metadata: {name: x}
+spec:
+  environment: {source: {processes: {count: 3}}}
+  rollout: {groupSize: 2, groupsPerUpdate: 2}
+  algorithm: {advantage: {grpo: {}}}
+"""
+
+
+def episode(group: str, number: int, outcome: Outcome, length: int) -> EpisodeRecord:
+    name = f"{group}.{number}"
+    steps = tuple(
+        StepRecord(
+            episode=name,
+            index=index,
+            frames=(),
+            state_key=f"s{index}",
+            app=None,
+            generation=Generation((1,), (2, 3), (-0.5, -0.5), (0, 0), "stop", 1),
+            text="",
+            action={"type": "home"},
+            parse_error=None,
+            reward=0.0,
+            note="",
+            seconds_model=0.0,
+            seconds_environment=0.0,
+        )
+        for index in range(length)
+    )
+    return EpisodeRecord(name, group, TASK, 0, "slot", number, Reason.DONE, outcome, None, "", steps, 0.0, 1.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Three groups; the third was played again in part, after a resume."""
+    won, lost = Outcome.SUCCESS, Outcome.FAILURE
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    recorder = Recorder(tmp_path / "rollout")
+    for order, outcomes in enumerate([(won, lost), (lost, lost), (lost, won)]):
+        members = tuple(episode(f"g{order}", number, one, 2 + number) for number, one in enumerate(outcomes))
+        for one in members:
+            recorder.episode(one, {})
+        recorder.group(GroupRecord(f"g{order}", order, TASK, 0, members))
+    again = replace(
+        members[1], attempt=1, id="g2.1b", steps=tuple(replace(s, episode="g2.1b") for s in members[1].steps)
+    )
+    recorder.episode(again, {})
+    recorder.group(GroupRecord("g2", 2, TASK, 0, (members[0], again)))
+    recorder.close()
+    return tmp_path
+
+
+def said(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["relearn", *words])
+    return result.exit_code, result.output
+
+
+def test_the_runs_own_and_others_are_compared_step_by_step(run: Path) -> None:
+    code, text = said(str(run), "--output", "json", "--set", "algorithm.advantage.rloo={}")
+    assert code == 0, text
+    found = json.loads(text)
+    assert (found["groups"], found["batches"], found["steps"]) == (3, 2, 15)
+    rows = {row["name"]: row for row in found["compared"]}
+    own, rloo = rows["the run's own"], rows["with --set"]
+    assert (own["correlation"], own["size"], own["sign_changes"]) == (pytest.approx(1.0), 1.0, 0.0)
+    assert own["zero"] == pytest.approx(1 / 3), "the group that ended alike"
+    assert rloo["size"] == pytest.approx(2**0.5, abs=1e-3) and rloo["sign_changes"] == 0.0
+    assert rows["dr_grpo, prime_rl"]["size"] == pytest.approx(2**-0.5, abs=1e-3)
+    assert rows["reinforce_plus_plus"]["zero"] == 0.0, "it compares with the whole batch"
+    assert all(not row["error"] for row in found["compared"])
+
+
+def test_it_is_the_same_each_time(run: Path) -> None:
+    assert said(str(run)) == said(str(run))
+
+
+def test_what_can_not_be_read_is_said(run: Path, tmp_path: Path) -> None:
+    code, text = said(str(tmp_path / "none"))
+    assert code == 2 and "doesn't exist" in text
+    code, text = said(str(run), "--set", "algorithm.advantge=1")
+    assert code == 2 and "did you mean advantage?" in text

@@ -1,0 +1,35 @@
+"""`tapforge relearn`: other advantages for what a run has recorded."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from .reading import LOCAL_PATH
+from .waiting import saying
+
+
+@click.command()
+@click.argument("folder", type=LOCAL_PATH)
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="an algorithm of yours, too")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def relearn(folder: Path, overrides: tuple[str, ...], output: str) -> None:
+    """Say what other advantages would have made of the episodes that a run FOLDER has recorded: those of all presets
+    (`tapforge preset`), compared with the run's own step by step. Nothing is learned."""
+    from ..run.relearn import lines
+    from ..run.relearn import relearn as compared
+    from ..run.shutdown import failure_of
+
+    try:
+        with saying(f"reading the recording in {folder}"):
+            found = compared(folder, overrides)
+    except Exception as error:
+        if (failure := failure_of(error)) is None:
+            raise
+        click.echo(f"Error: {failure[1]}", err=True)
+        sys.exit(failure[0])
+    click.echo(json.dumps(asdict(found), indent=2) if output == "json" else "\n".join(lines(found)))

@@ -1,0 +1,143 @@
+"""`tapforge relearn`: what other advantages would have made of the episodes that a run has recorded.
+
+- Batches are those of the run: groups in their order, as many as an update takes. Where the recording's beginning was
+  removed they may begin elsewhere, which only estimators that look at a whole batch notice.
+- Nothing is learned and no screen is read: advantages come of outcomes, rewards, states and lengths alone.
+- Compared are the steps of groups that the run compared. `correlation` is Pearson's, `size` a ratio of root mean
+  squares (a learner with AdamW hardly minds it), `sign_changes` the share of steps that both push, but in opposite
+  directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapforge_api import TrainingRun, load
+
+from ..algorithms.presets import PRESETS, preset
+from ..batch import BatchRules, batches_of, build_batch
+from ..recording.reader import Recording
+from ..records import GroupRecord
+from .assembly import ConfigurationError
+from .folder import ROLLOUT, SPEC, run_of
+
+#: what of a preset decides about advantages
+_ADVANTAGE = ("algorithm.advantage", "algorithm.signal", "algorithm.statistics", "algorithm.invalidAnswerPenalty")
+
+#: takes out what the run says of them
+_NOTHING = tuple(f"spec.{path}=null" for path in _ADVANTAGE)
+
+#: by episode and step
+Advantages = Mapping[tuple[str, int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """With the run's own advantages; None where nothing is pushed."""
+
+    #: all that come to the same
+    name: str
+    correlation: float | None
+    size: float | None
+    sign_changes: float | None
+    #: steps without an advantage, over all
+    zero: float
+    #: why there are none
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Relearned:
+    groups: int
+    batches: int
+    steps: int
+    compared: tuple[Compared, ...]
+
+
+def relearn(folder: Path, overrides: Sequence[str]) -> Relearned:
+    """The run's own advantages, those of its file with `overrides`, if there are any, and those of all presets. Raises
+    ConfigurationError and RecordingError."""
+    run = run_of(folder)
+    groups = Recording(folder / ROLLOUT).settled()
+    batches = batches_of(groups, run.spec.rollout.groups_per_update)
+    own = _advantages(batches, run)
+    if not own:
+        raise ConfigurationError(f"{folder} has no recorded group with episodes to compare: run it first")
+    others = {"the run's own": run}
+    if overrides:
+        others["with --set"] = load(folder / SPEC, overrides)
+    for name in PRESETS:
+        values = (value for value in preset(name).values if value.path.startswith(_ADVANTAGE))
+        others[name] = load(folder / SPEC, [*_NOTHING, *(f"spec.{value.path}={value.value}" for value in values)])
+    same: dict[str, list[str]] = {}
+    for name, other in others.items():
+        same.setdefault(repr(_rules(other)), []).append(name)
+    compared = tuple(_compared(names, own, batches, others[names[0]]) for names in same.values())
+    return Relearned(len(groups), len(batches), len(own), compared)
+
+
+def _compared(
+    names: Sequence[str], own: Advantages, batches: Sequence[Sequence[GroupRecord]], run: TrainingRun
+) -> Compared:
+    name = ", ".join(names)
+    try:
+        other = _advantages(batches, run)
+    except ValueError as error:  # it needs what a recording doesn't have
+        return Compared(name, None, None, None, 1.0, str(error))
+    a, b = (np.array([found.get(key, 0.0) for key in own]) for found in (own, other))
+    both = (a != 0.0) & (b != 0.0)
+    return Compared(
+        name,
+        _correlation(a, b),
+        _ratio(_root_mean_square(b), _root_mean_square(a)),
+        float(np.mean(np.sign(a[both]) != np.sign(b[both]))) if both.any() else None,
+        float(np.mean(b == 0.0)),
+    )
+
+
+def _advantages(batches: Sequence[Sequence[GroupRecord]], run: TrainingRun) -> Advantages:
+    rules = _rules(run)
+    credits = (credit for groups in batches for credit in build_batch(groups, rules).credits)
+    return {(credit.episode, credit.step): credit.advantage for credit in credits}
+
+
+def _rules(run: TrainingRun) -> BatchRules:
+    return BatchRules.of(run.spec.algorithm, min_valid=run.spec.rollout.min_valid)
+
+
+def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float | None:
+    return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else None
+
+
+def _root_mean_square(values: NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+def lines(found: Relearned) -> Iterator[str]:
+    yield f"{found.steps:,} steps of {found.groups:,} groups, in {found.batches:,} batches"
+    rows = [("", "correlation", "size", "sign changes", "zero")]
+    rows += [
+        (one.name, _number(one.correlation), _number(one.size), _percent(one.sign_changes), _percent(one.zero))
+        for one in found.compared
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+    yield from (f"note: {one.name}: {one.error}" for one in found.compared if one.error)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
