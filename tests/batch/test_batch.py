@@ -278,6 +278,7 @@ def test_figures_show_how_states_met():
     assert figures.singleton_step_share == pytest.approx(1 / 2)
     assert figures.step_advantage_spread == pytest.approx(0.45 / 2**0.5)
     assert figures.valid_action_ratio == pytest.approx(3 / 4)
+    assert figures.mixed_group_share == 1.0
     assert (figures.samples, figures.response_tokens, figures.steps_mean) == (4, 8, 2.0)
 
 

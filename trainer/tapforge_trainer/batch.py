@@ -101,6 +101,8 @@ class BatchStatistics:
     groups_dropped: int
     #: of the groups that were compared
     groups_zero_variance: int
+    #: of the groups that were compared, those in which some succeeded and some didn't
+    mixed_group_share: float | None
     group_size_mean: float | None
     group_size_min: int | None
     episodes: int
@@ -314,6 +316,7 @@ def _statistics(
         groups=len(groups),
         groups_dropped=len(groups) - len(compared),
         groups_zero_variance=zero_variance,
+        mixed_group_share=_share(sum(map(_is_mixed, compared)), len(compared)),
         group_size_mean=_share(sum(sizes), len(sizes)),
         group_size_min=min(sizes, default=None),
         episodes=len(episodes),
@@ -336,6 +339,10 @@ def _statistics(
         step_advantage_spread=float(advantages.step.std()) if steps else None,
         episode_advantage_spread=float(advantages.episode.std()) if steps else None,
     )
+
+
+def _is_mixed(compared: tuple[GroupRecord, list[EpisodeRecord]]) -> bool:
+    return len({episode.outcome for episode in compared[1]}) > 1
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -38,6 +38,7 @@ FIGURES: Final[Mapping[str, str]] = {
     "batch/groups": "groups of the update",
     "batch/groups_dropped": "groups with too few valid episodes",
     "batch/groups_zero_variance": "groups in which all episodes came to the same",
+    "batch/mixed_group_share": "groups in which some succeeded and some didn't, over those that were compared",
     "batch/group_size_mean": "valid episodes of a group",
     "batch/group_size_min": "of the smallest group",
     "batch/episodes": "valid episodes",
