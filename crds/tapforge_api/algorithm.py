@@ -264,6 +264,13 @@ class Loss(Spec):
         ),
     )
 
+    @property
+    def weight_cap(self) -> float | None:
+        """`importance_cap`, written out: 2 where neither a file nor another weight says otherwise; None: no weight."""
+        if self.importance_cap is not None or self.anchor == "behavior" or self.corrections.weighing:
+            return self.importance_cap
+        return 2.0
+
 
 class Kl(Spec):
     """Pull towards the initial policy. A coefficient of 0 loads no reference model."""

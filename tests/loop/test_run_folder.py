@@ -67,6 +67,16 @@ def test_a_checkpoint_is_resumed_from_by_no_other_run(tmp_path: Path) -> None:
         check_same(kept, load(SAMPLE, overrides=["spec.seed=8"]), "s3://lab/runs/x")
 
 
+def test_a_default_that_an_earlier_version_wrote_out_is_the_same_run() -> None:
+    cap = "spec.algorithm.loss.importanceCap"
+    kept = dump_set(load(SAMPLE, overrides=[f"{cap}=2"]))
+    check_same(kept, load(SAMPLE), "s3://lab/runs/x")
+    with pytest.raises(ConfigurationError, match=rf"{cap}: 2.0 there, 3.0 here"):
+        check_same(kept, load(SAMPLE, overrides=[f"{cap}=3"]), "s3://lab/runs/x")
+    with pytest.raises(ConfigurationError, match=rf"{cap}: 2.0 there, None here"):
+        check_same(kept, load(SAMPLE, overrides=["spec.algorithm.loss.anchor=behavior"]), "s3://lab/runs/x")
+
+
 def test_a_line_that_was_cut_off_is_no_event(tmp_path: Path) -> None:
     (tmp_path / EVENTS).write_text('{"at": 0.0, "event": "update"}\n{"at": 1.0, "ev')
     assert [event["event"] for event in read_events(tmp_path)] == ["update"]

@@ -7,7 +7,7 @@ from typing import Any
 from tapforge_api.algorithm import Algorithm, Loss
 
 from .loss_registry import loss_options
-from .objective import IMPORTANCE_CAP, Objective
+from .objective import Objective
 from .registry import options_of
 
 
@@ -28,16 +28,13 @@ def objective_of(algorithm: Algorithm, response_tokens: int) -> Objective:
     and for values that make no sense; with a loss of another package, that is imported."""
     loss = algorithm.loss
     name, options = _loss(loss)
-    cap = loss.importance_cap
-    if cap is None and loss.anchor == "old" and not loss.corrections.weighing:
-        cap = IMPORTANCE_CAP
     return Objective(
         loss=name,
         options=options,
         aggregation=loss.aggregation,
         constant_length=loss.constant_length or response_tokens,
         anchor=loss.anchor,
-        importance_cap=cap,
+        importance_cap=loss.weight_cap,
         corrections=loss.corrections.model_dump(by_alias=False, exclude_none=True),
         kl=algorithm.kl.estimator,
         kl_coefficient=algorithm.kl.coefficient,

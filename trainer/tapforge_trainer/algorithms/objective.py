@@ -18,8 +18,6 @@ Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum",
 #: whose log-probabilities the loss's ratio is against. behavior: of the engine that sampled, at each token's own
 #: version of the weights; old: of the weights before the update, recomputed where the engine's are not the same
 Anchor = Literal["behavior", "old"]
-#: largest weight between old and behaviour policy, where nothing else is said
-IMPORTANCE_CAP = 2.0
 KL = Literal["k1", "k2", "k3", "k3_held", "k3+", "k3_ratio", "abs"]
 
 
@@ -37,7 +35,7 @@ class Objective:
     anchor: Anchor = "old"
     #: upper bound of exp(old - behavior), the weight that corrects for an older or different sampling policy;
     #: None: no correction
-    importance_cap: float | None = IMPORTANCE_CAP
+    importance_cap: float | None = 2.0
     #: options of further weights and masks by name (`corrections.py`); they act together
     corrections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kl: KL = "k2"

@@ -164,6 +164,8 @@ def _learned(run: TrainingRun) -> dict[str, Any]:
             member = {k: v for k, v in member.items() if k not in _MAY_CHANGE_IN[name]}
         if name not in _MAY_CHANGE:
             walk(member, f"spec.{name}")
+    # Earlier versions wrote its default, 2, into what a cluster carries out; now it depends on other fields.
+    found["spec.algorithm.loss.importanceCap"] = run.spec.algorithm.loss.weight_cap
     return found
 
 
