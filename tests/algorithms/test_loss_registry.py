@@ -35,9 +35,17 @@ class Plain:
     def __call__(self, tokens):
         return TokenLoss(-self.scale * tokens.advantage * tokens.logp)
 
-class Short:
-    def __call__(self, tokens):
-        return TokenLoss(tokens.logp[:1])
+def answering(of_tokens):
+    return lambda: of_tokens
+
+Short = answering(lambda tokens: TokenLoss(tokens.logp[:1]))
+Bare = answering(lambda tokens: tokens.logp)
+Constant = answering(lambda tokens: TokenLoss(-tokens.advantage))
+ShareOfOne = answering(lambda tokens: TokenLoss(tokens.logp, {"cut_fraction": tokens.counted[:1]}))
+ShareOfNone = answering(lambda tokens: TokenLoss(tokens.logp, {"cut_fraction": True}))
+RatioOfOne = answering(lambda tokens: TokenLoss(tokens.logp, {}, tokens.logp[:1]))
+Weight = answering(lambda tokens: TokenLoss(tokens.logp, {"weight": tokens.counted}))
+Number = answering(3)
 """
 
 
@@ -102,11 +110,36 @@ def test_a_file_names_a_loss_of_another_package_and_the_ranks_get_it(tmp_path, m
     assert logp.grad.tolist() == [-1.5, -1.5]
 
 
-def test_a_loss_of_the_wrong_length_is_an_error(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch, "short = their_losses:Short")
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("Short", r"loss theirs returned (1,) for 2 tokens; one number per token"),
+        ("Bare", "loss theirs returned a Tensor; a TokenLoss is due"),
+        ("Constant", "loss theirs has no gradient by tokens.logp"),
+        ("ShareOfOne", "loss theirs returned (1,) for 2 tokens as cut_fraction"),
+        ("ShareOfNone", "loss theirs returned () for 2 tokens as cut_fraction"),
+        ("RatioOfOne", "loss theirs returned (1,) for 2 tokens as ratio"),
+        ("Weight", "a share 'weight'; names of shares contain 'fraction'"),
+    ],
+)
+def test_what_a_loss_answers_with_is_looked_at(tmp_path, monkeypatch, answer, said):
+    install(tmp_path, monkeypatch, f"theirs = their_losses:{answer}")
     one = torch.ones(2)
-    with pytest.raises(ValueError, match=r"loss short returned \(1,\) for 2 tokens; one number per token"):
-        policy_loss(one, one, one, one.long() * 0, objective=Objective(loss="short"), counts=Counts(2.0, 1.0))
+    with pytest.raises((TypeError, ValueError), match=re.escape(said)):
+        policy_loss(
+            one.clone().requires_grad_(),
+            one,
+            one,
+            one.long() * 0,
+            objective=Objective(loss="theirs"),
+            counts=Counts(2.0, 1.0),
+        )
+
+
+def test_a_loss_that_is_none_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "theirs = their_losses:Number")
+    with pytest.raises(ConfigurationError, match="loss theirs made 3, which can't be called"):
+        inspect(run_with(plugin("theirs")), tmp_path)
 
 
 def test_a_file_as_the_ranks_get_it():

@@ -65,13 +65,16 @@ def loss_options(name: str, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def loss(name: str, options: Mapping[str, Any]) -> Loss:
-    """Raises UnknownName, and ValueError for an option's value that makes no sense."""
+    """Raises UnknownName, ValueError for an option's value that makes no sense, and TypeError for what is no loss."""
     kind = _kind(name)
     check_options(name, kind, options)
     try:
-        return kind(**options)
+        made = kind(**options)
     except ValueError as error:
         raise ValueError(f"loss {name}: {error}") from error
+    if not callable(made):
+        raise TypeError(f"the loss {name} made {made!r}, which can't be called with tokens")
+    return made
 
 
 def _kind(name: str) -> Callable[..., Loss]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from .corrections import WEIGHTS, Policies, correction
 from .loss_registry import loss as loss_by_name
 from .objective import KL, Aggregation, Counts, Objective
-from .tokens import LOG_RATIO_BOUND, Tokens, exp, per_sequence
+from .tokens import LOG_RATIO_BOUND, TokenLoss, Tokens, exp, per_sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,8 @@ def policy_loss(
     share = token_shares(weight, sequence, objective.aggregation, counts, objective.constant_length)
     mean_share = weight / max(counts.tokens, 1e-12)
     found = loss_by_name(objective.loss, objective.options)(tokens)
-    token_loss = found.loss
-    if token_loss.shape != logp.shape:
-        raise ValueError(
-            f"the loss {objective.loss} returned {tuple(token_loss.shape)} for {len(logp)} tokens; one number per "
-            "token is due"
-        )
-    token_loss = torch.where(counted, token_loss, 0.0)
+    _check(found, objective.loss, tokens)
+    token_loss = torch.where(counted, found.loss, 0.0)
 
     sums: dict[str, Tensor] = {}
     maxima: dict[str, Tensor] = {}
@@ -119,6 +114,28 @@ def policy_loss(
         maxima["ratio_max"] = _largest(ratio, counted)
     sums = {name: value.detach() for name, value in (sums | of_ratio).items()}
     return LossResult(loss, sums, maxima, frozenset({*of_ratio, "ratio_max"}))
+
+
+def _check(found: TokenLoss, name: str, tokens: Tokens) -> None:
+    """What a loss of another package answers with. Raises TypeError and ValueError."""
+    if not isinstance(found, TokenLoss):
+        raise TypeError(f"the loss {name} returned a {type(found).__name__}; a TokenLoss is due")
+    of_each = {"": found.loss, **{f" as {share}": changed for share, changed in found.shares.items()}}
+    if found.ratio is not None:
+        of_each[" as ratio"] = found.ratio
+    for what, values in of_each.items():
+        shape = tuple(getattr(values, "shape", ()))
+        if shape != tuple(tokens.logp.shape):
+            raise ValueError(
+                f"the loss {name} returned {shape} for {len(tokens.logp)} tokens{what}; one number per token is due"
+            )
+    if wrong := [share for share in found.shares if "fraction" not in share]:
+        raise ValueError(
+            f"the loss {name} tells of a share {wrong[0]!r}; names of shares contain 'fraction', so that they are no "
+            "other figure's"
+        )
+    if tokens.logp.requires_grad and not found.loss.requires_grad:
+        raise ValueError(f"the loss {name} has no gradient by tokens.logp; don't detach it, and don't use its .data")
 
 
 def kl(

@@ -68,7 +68,8 @@ class TokenLoss:
 
     #: [tokens], with the gradient by `logp`
     loss: Tensor
-    #: bool [tokens] by name: tokens that a bound of the loss has changed. Their shares are metrics
+    #: bool [tokens] by name: tokens that a bound of the loss has changed. Their shares are metrics; each name contains
+    #: "fraction"
     shares: Mapping[str, Tensor] = field(default_factory=dict)
     #: [tokens]: the ratio that the loss is made of, for metrics; None: each token's own
     ratio: Tensor | None = None
