@@ -46,6 +46,12 @@ ShareOfNone = answering(lambda tokens: TokenLoss(tokens.logp, {"cut_fraction": T
 RatioOfOne = answering(lambda tokens: TokenLoss(tokens.logp, {}, tokens.logp[:1]))
 Weight = answering(lambda tokens: TokenLoss(tokens.logp, {"weight": tokens.counted}))
 Number = answering(3)
+
+def wild(tokens):
+    gone = tokens.advantage.masked_fill(~tokens.counted, float("inf"))
+    return TokenLoss(-tokens.advantage * tokens.logp / tokens.counted + gone, {"cut_fraction": ~tokens.counted}, gone)
+
+Wild = answering(wild)
 """
 
 
@@ -86,6 +92,9 @@ def test_each_of_ours_reads_its_own_defaults(name):
         (plugin("ppo", ratio="tokens"), "loss ppo: ratio is 'tokens'; it is one of token, sequence"),
         (plugin("ppo", dual_clip="1"), "dual_clip is 1.0; it must be over 1"),
         (plugin("dppo_kl", form="lin"), "form is 'lin'; it is one of log, ratio"),
+        (plugin("dro", beta="inf"), "beta is inf; it must be at least 0 and at most 1e+06"),
+        (plugin("cispo", clip_high="1e39"), "high in [0, 1e+09], or is inf"),
+        (plugin("vespo", k_negative="100"), "the weight would be over exp(20)"),
         (plugin("topr", clip_low="0"), "unknown option of topr 'clip_low'"),
         (plugin("plain", scale="0"), "loss plain: scale is 0.0; it must be over 0"),
         (plugin("plain", rounds="2.5"), "option rounds of plain: should be a whole number"),
@@ -134,6 +143,18 @@ def test_what_a_loss_answers_with_is_looked_at(tmp_path, monkeypatch, answer, sa
             objective=Objective(loss="theirs"),
             counts=Counts(2.0, 1.0),
         )
+
+
+def test_what_a_loss_says_of_padding_is_not_looked_at(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "theirs = their_losses:Wild")
+    logp, one = torch.zeros(2, requires_grad=True), torch.ones(2)
+    counted = torch.tensor([1.0, 0.0])
+    objective = Objective(loss="theirs")
+    result = policy_loss(logp, one, one, one.long() * 0, objective=objective, counts=Counts(1.0, 1.0), weight=counted)
+    result.loss.backward()
+    assert logp.grad.tolist() == [-1.0, 0.0]
+    assert all(torch.isfinite(value) for value in (result.sums | result.maxima).values())
+    assert result.sums["cut_fraction"].item() == 0.0
 
 
 def test_a_loss_that_is_none_is_refused_before_anything_starts(tmp_path, monkeypatch):

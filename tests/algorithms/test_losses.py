@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapforge_trainer.algorithms.loss_registry import BUILT_IN
+from tapforge_trainer.algorithms.loss_registry import BUILT_IN, loss, loss_options
 from tapforge_trainer.algorithms.losses import importance_weight, kl, policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective
 
@@ -27,6 +28,8 @@ MASKS = {
     "veto": {"below": 0.5, "above": 3.0},
     "opsm": {"above": 0.05},
 }
+#: log-ratios
+RATIOS = (-1e4, -20.0, -1.0, -0.1, 0.0, 0.1, 1.0, 20.0, 1e4)
 AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant")
 for index, name in enumerate(BUILT_IN):
     how = {"loss": name, "importance_cap": None, "aggregation": AGGREGATIONS[index % 4], "constant_length": 7}
@@ -136,6 +139,26 @@ def test_extreme_ratios_stay_finite(objective, whose, shift, dtype):
     assert torch.isfinite(result.loss)
     assert torch.isfinite(gradient).all()
     assert all(torch.isfinite(value) for value in (result.sums | result.maxima).values())
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_what_options_are_taken_numbers_stay_finite(name):
+    """Extreme ones are refused by name, or work."""
+    for option in fields(loss(name, {})):
+        for value in ("inf", "nan", "1e300", "1e39", "1e30", "1e9", "1e-9", "1e-320", "0", "-1"):
+            try:
+                options = loss_options(name, {option.name: value})
+            except ValueError as error:
+                assert option.name in str(error) or "clip is" in str(error)
+                continue
+            batch = batch_of([1] * len(RATIOS)) | {"weight": torch.ones(len(RATIOS))}
+            batch["old_logp"] = batch["logp"] - torch.tensor(RATIOS, dtype=torch.float64)
+            batch = {key: values if key == "sequence" else values.float() for key, values in batch.items()}
+            for sign in (-1.0, 0.0, 1.0):
+                batch["advantage"] = torch.full_like(batch["logp"], sign)
+                result, gradient = run(batch, Objective(loss=name, options=options), Counts(9.0, 9.0))
+                told = [result.loss.detach(), *gradient, *result.sums.values(), *result.maxima.values()]
+                assert all(math.isfinite(one) for one in told), (option.name, value, sign)
 
 
 @each_objective

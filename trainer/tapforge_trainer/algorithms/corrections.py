@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from .options import check_options, unknown
-from .tokens import LOG_RATIO_BOUND, Tokens, check_positive, exp
+from .tokens import LOG_RATIO_BOUND, Tokens, check_bound, exp
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +75,7 @@ class Truncate:
 
     def __post_init__(self) -> None:
         _check_by(self.by, "token", "sequence")
-        check_positive(cap=self.cap)
+        check_bound(cap=self.cap)
 
     def __call__(self, policies: Policies) -> tuple[Tensor, Tensor]:
         ratio = exp(policies.over(policies.gap, self.by))
@@ -125,7 +125,7 @@ class Reject:
         _check_by(self.by, *get_args(RejectBy))
         if self.measure not in get_args(Measure):
             raise ValueError(f"measure is {self.measure!r}; it is one of {', '.join(get_args(Measure))}")
-        check_positive(high=self.high)
+        check_bound(high=self.high)
         if self.measure != "k1" and self.low:
             raise ValueError(f"low is {self.low}, a bound of k1; {self.measure} is never negative and has `high` alone")
         if self.measure == "k1" and not 0.0 < self.low <= 1.0 <= self.high:

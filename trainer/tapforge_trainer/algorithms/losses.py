@@ -107,7 +107,7 @@ def policy_loss(
         sums["kl_reference"] = (mean_share * kl(logp, reference, "k3")).sum().detach()
 
     with torch.no_grad():
-        ratio = exp(tokens.log_ratio) if found.ratio is None else found.ratio
+        ratio = torch.where(counted, exp(tokens.log_ratio) if found.ratio is None else found.ratio, 0.0)
         of_ratio = {name: (mean_share * changed).sum() for name, changed in found.shares.items()}
         of_ratio["ratio_mean"] = (mean_share * ratio).sum()
         of_ratio["approx_kl"] = (mean_share * kl(tokens.anchor, logp, "k3")).sum()

@@ -13,6 +13,7 @@ has no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: exp(20) is 5e8
 LOG_RATIO_BOUND = 20.0
+#: no ratio is larger, and fp32 has it
+_LARGEST = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +100,24 @@ def probability(logp: Tensor) -> Tensor:
 
 
 def check_clip(low: float, high: float) -> None:
-    """Of a ratio that is held inside [1 - low, 1 + high]. Raises ValueError."""
-    if not 0.0 <= low <= 1.0 or not high >= 0.0:
-        raise ValueError(f"clip is {low}/{high}; low lies in [0, 1] and high is at least 0")
+    """Of a ratio that is held inside [1 - low, 1 + high]; an infinite high holds nothing. Raises ValueError."""
+    if not 0.0 <= low <= 1.0 or not _bounds(high):
+        raise ValueError(f"clip is {low}/{high}; low lies in [0, 1] and high in [0, {_LARGEST:g}], or is inf")
 
 
-def check_positive(**values: float) -> None:
-    """Raises ValueError for the first that is not over 0."""
+def check_bound(**values: float) -> None:
+    """Of bounds and caps; an infinite one holds nothing. Raises ValueError for the first that makes no sense."""
     for name, value in values.items():
-        if not value > 0.0:
-            raise ValueError(f"{name} is {value}; it must be over 0")
+        if not (value > 0.0 and _bounds(value)):
+            raise ValueError(f"{name} is {value}; it must be over 0 and at most {_LARGEST:g}, or inf")
+
+
+def check_between(low: float, high: float, **values: float) -> None:
+    """Of factors, with which numbers have to stay finite in fp32. Raises ValueError for the first that is outside."""
+    for name, value in values.items():
+        if not low <= value <= high:
+            raise ValueError(f"{name} is {value}; it must be at least {low:g} and at most {high:g}")
+
+
+def _bounds(value: float) -> bool:
+    return 0.0 <= value <= _LARGEST or value == math.inf

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from ..tokens import TokenLoss, Tokens, check_positive, exp, probability
+from ..tokens import TokenLoss, Tokens, check_bound, exp, probability
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +64,7 @@ class DppoKl:
 def _check(form: str, low: float, high: float, cap: float) -> None:
     if form not in get_args(Form):
         raise ValueError(f"form is {form!r}; it is one of {', '.join(get_args(Form))}")
-    check_positive(low=low, high=high, cap=cap)
+    check_bound(low=low, high=high, cap=cap)
 
 
 def _loss(tokens: Tokens, low: Tensor, high: Tensor, form: Form, cap: float) -> TokenLoss:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..tokens import TokenLoss, Tokens
+from ..tokens import TokenLoss, Tokens, check_between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +16,7 @@ class Dro:
     beta: float = 0.1
 
     def __post_init__(self) -> None:
-        if not self.beta >= 0.0:
-            raise ValueError(f"beta is {self.beta}; it must be at least 0")
+        check_between(0.0, 1e6, beta=self.beta)
 
     def __call__(self, tokens: Tokens) -> TokenLoss:
         return TokenLoss(self.beta / 2 * tokens.log_ratio.square() - tokens.advantage * tokens.logp)

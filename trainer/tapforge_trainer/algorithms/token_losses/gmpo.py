@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..tokens import TokenLoss, Tokens, exp
+from ..tokens import TokenLoss, Tokens, check_bound, exp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,7 @@ class Gmpo:
     clip_high: float = 0.4
 
     def __post_init__(self) -> None:
-        if not (self.clip_low >= 0.0 and self.clip_high >= 0.0):
-            raise ValueError(f"clip is {self.clip_low}/{self.clip_high}; both are at least 0")
+        check_bound(clip_low=self.clip_low, clip_high=self.clip_high)
 
     def __call__(self, tokens: Tokens) -> TokenLoss:
         distance, advantage = tokens.log_ratio, tokens.advantage

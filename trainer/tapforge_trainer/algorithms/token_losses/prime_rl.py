@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..tokens import TokenLoss, Tokens, check_positive, exp, probability
+from ..tokens import TokenLoss, Tokens, check_between, check_bound, exp, probability
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +26,8 @@ class PrimeRl:
     kl: float = 1e-3
 
     def __post_init__(self) -> None:
-        check_positive(low=self.low, high=self.high)
-        _check_kl(self.kl)
+        check_bound(low=self.low, high=self.high)
+        check_between(0.0, 1e6, kl=self.kl)
 
     def __call__(self, tokens: Tokens) -> TokenLoss:
         moved, up = probability(tokens.logp) - probability(tokens.anchor), tokens.advantage > 0
@@ -40,17 +40,12 @@ class Ipo:
     kl: float = 1e-3
 
     def __post_init__(self) -> None:
-        check_positive(bound=self.bound)
-        _check_kl(self.kl)
+        check_bound(bound=self.bound)
+        check_between(0.0, 1e6, kl=self.kl)
 
     def __call__(self, tokens: Tokens) -> TokenLoss:
         moved = probability(tokens.logp) - probability(tokens.anchor)
         return _loss(tokens, moved < -self.bound, moved > self.bound, self.kl)
-
-
-def _check_kl(kl: float) -> None:
-    if not kl >= 0.0:
-        raise ValueError(f"kl is {kl}; it must be at least 0")
 
 
 def _loss(tokens: Tokens, low: Tensor, high: Tensor, kl: float) -> TokenLoss:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ..tokens import TokenLoss, Tokens, check_positive, exp
+from ..tokens import TokenLoss, Tokens, check_bound, exp
 
 Level = Literal["token", "sequence"]
 
@@ -22,7 +22,7 @@ class Reinforce:
     def __post_init__(self) -> None:
         if self.level not in get_args(Level):
             raise ValueError(f"level is {self.level!r}; it is one of {', '.join(get_args(Level))}")
-        check_positive(cap=self.cap)
+        check_bound(cap=self.cap)
 
     def __call__(self, tokens: Tokens) -> TokenLoss:
         distance = tokens.log_ratio.detach()

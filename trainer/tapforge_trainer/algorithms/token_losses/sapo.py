@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..tokens import TokenLoss, Tokens, check_positive, exp
+from ..tokens import TokenLoss, Tokens, check_between, exp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class Sapo:
     tau_negative: float = 1.05
 
     def __post_init__(self) -> None:
-        check_positive(tau_positive=self.tau_positive, tau_negative=self.tau_negative)
+        check_between(1e-6, 1e6, tau_positive=self.tau_positive, tau_negative=self.tau_negative)
 
     def __call__(self, tokens: Tokens) -> TokenLoss:
         ratio = exp(tokens.log_ratio)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..tokens import LOG_RATIO_BOUND, TokenLoss, Tokens, check_positive
+from ..tokens import LOG_RATIO_BOUND, TokenLoss, Tokens, check_between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,16 @@ class Vespo:
     lambda_negative: float = 2.0
 
     def __post_init__(self) -> None:
-        check_positive(
+        check_between(
+            1e-6,
+            1e3,
             k_positive=self.k_positive,
             lambda_positive=self.lambda_positive,
             k_negative=self.k_negative,
             lambda_negative=self.lambda_negative,
         )
+        _check_peak("positive", self.k_positive, self.lambda_positive)
+        _check_peak("negative", self.k_negative, self.lambda_negative)
 
     def __call__(self, tokens: Tokens) -> TokenLoss:
         held = tokens.log_ratio.detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
@@ -37,3 +41,12 @@ class Vespo:
         lambda_ = w.new_full((), self.lambda_positive).where(up, self.lambda_negative)
         phi = (lambda_ + k * log_w - lambda_ * w).exp()
         return TokenLoss(-phi * tokens.advantage * tokens.logp, ratio=w)
+
+
+def _check_peak(sign: str, k: float, lambda_: float) -> None:
+    """phi is largest at w = k / lambda."""
+    if lambda_ + k * math.log(k / lambda_) - k > LOG_RATIO_BOUND:
+        raise ValueError(
+            f"k_{sign} is {k} and lambda_{sign} {lambda_}; the weight would be over exp({LOG_RATIO_BOUND:g}) where the "
+            "ratio is k / lambda. Take values that are nearer to each other"
+        )
