@@ -147,6 +147,17 @@ def test_servers_of_others_get_more_time_by_default_and_what_is_given_counts_for
         (["algorithm.loss.ratio=sequence"], "the ratio is 1 at the only optimizer step"),
         (["algorithm.loss.plugin.name=cispo"], "the ratio is 1 at the only optimizer step"),
         (["algorithm.loss={anchor: behavior, plugin: {name: gspo}}"], "in bfloat16 rounding alone"),
+        (["algorithm.loss.plugin.name=gspo", "rollout.maxStaleness=0"], "in bfloat16 rounding alone"),
+        (["algorithm.loss={ratio: sequence, clipLow: 0.001, anchor: behavior}"], "in bfloat16 rounding alone"),
+        (
+            [
+                "algorithm.loss.anchor=behavior",
+                "algorithm.loss.plugin.name=ppo",
+                "algorithm.loss.plugin.options=[{name: ratio, value: sequence}, {name: clip_low, value: '3e-4'}]",
+            ],
+            "in bfloat16 rounding alone",
+        ),
+        (["algorithm.loss.corrections.opsm.against=old"], "against old masks nothing"),
         (["rollout.groupsPerUpdate=15", "learner.miniBatches=2"], "15 groups don't divide into 2 equal minibatches"),
         (["learner.tokensPerMicroBatch=64"], "a sample may have 8192 tokens"),
         (["environment.deadlines.stepSeconds=601"], "stepSeconds is longer than episodeSeconds"),
@@ -160,6 +171,21 @@ def test_what_is_allowed_and_probably_not_meant_is_noted(overrides: list[str], n
     p = plan(run(*overrides))
     assert len(p.notes) == 1 and note in p.notes[0]
     assert f"note: {p.notes[0]}" in render(p)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["device=cpu"],
+        ["model.dtype=float32"],
+        ["algorithm.loss.clipLow=0.2", "algorithm.loss.clipHigh=0.28"],
+        ["algorithm.loss.anchor=old", "learner.miniBatches=2"],
+        ["algorithm.loss={anchor: behavior, corrections: {opsm: {}}}"],
+    ],
+)
+def test_a_ratio_that_stands_rounding_is_not_noted(overrides: list[str]) -> None:
+    narrow = "algorithm.loss={ratio: sequence, clipLow: 0.0003, clipHigh: 0.0004, anchor: behavior}"
+    assert plan(run(narrow, *overrides)).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,25 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tapforge_api import TrainingRun
+from tapforge_api.algorithm import Loss
 from tapforge_api.environment import EnvironmentSource
 from tapforge_api.model import ModelSource
 from tapforge_api.training_run import TrainingRunSpec
 
+from ..algorithms.loss_registry import loss as registered
+from ..algorithms.loss_registry import loss_options
 from ..algorithms.objective import recomputed
+from ..algorithms.token_losses.gspo import Gspo
+from ..algorithms.token_losses.ppo import Ppo
 from ..tasks.contamination import Contamination
 from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
+
+#: nearer to 1 no whole answer's ratio stays between engine and learner in bfloat16
+_NARROW = 0.01
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
@@ -312,21 +320,42 @@ def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) ->
 
 
 def _notes_on_the_ratio(spec: TrainingRunSpec) -> list[str]:
-    loss = spec.algorithm.loss
-    sequence = loss.ratio == "sequence" or (loss.plugin is not None and loss.plugin.name == "gspo")
-    if loss.anchor == "behavior" and sequence and spec.model.dtype != "float32":
-        note = (
-            "the ratio is of whole answers and against the engine: in bfloat16 rounding alone takes many of them out "
-            "of a range as narrow as GSPO's. Look at clip_fraction_* of the first update, or use loss.anchor: old"
-        )
-    elif _recomputed(spec) and spec.learner.mini_batches == 1 and (sequence or loss.plugin is not None):
-        note = (
+    loss, one = spec.algorithm.loss, spec.learner.mini_batches == 1
+    named = loss.ratio == "sequence" or loss.plugin is not None
+    rounded = spec.model.dtype != "float32" and not (spec.model.dtype is None and spec.device == "cpu")
+    notes = []
+    if _recomputed(spec) and one and named:
+        notes.append(
             "the ratio is 1 at the only optimizer step of an update: what the loss does with ratios does nothing. Set "
             "loss.anchor to behavior, or learner.miniBatches to 2 or more"
         )
-    else:
-        return []
-    return [note]
+    elif not _recomputed(spec) and rounded and _narrow(loss):
+        notes.append(
+            "the ratio is of whole answers and against the engine: in bfloat16 rounding alone takes many of them out "
+            "of so narrow a clip. Look at clip_fraction_* of the first update, or use loss.anchor: old with "
+            "learner.miniBatches of 2 or more"
+        )
+    mask = loss.corrections.opsm
+    if mask is not None and mask.against == "old" and one:
+        notes.append(
+            "corrections.opsm against old masks nothing at the only optimizer step of an update: it compares the "
+            "policy with itself. Leave against out, or set learner.miniBatches to 2 or more"
+        )
+    return notes
+
+
+def _narrow(loss: Loss) -> bool:
+    """Whether answers are clipped as a whole, and as narrowly as GSPO's are published."""
+    made: Any = Ppo(ratio=loss.ratio, clip_low=loss.clip_low, clip_high=loss.clip_high)
+    if (plugin := loss.plugin) is not None:
+        if plugin.name not in ("gspo", "ppo"):
+            return False
+        try:
+            made = registered(plugin.name, loss_options(plugin.name, {one.name: one.value for one in plugin.options}))
+        except ValueError:  # told where a run is refused
+            return False
+    whole = isinstance(made, Gspo) or (isinstance(made, Ppo) and made.ratio == "sequence")
+    return whole and min(made.clip_low, made.clip_high) < _NARROW
 
 
 # --- for people and programs ------------------------------------------------------------------------------------------
