@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import Fraction, OneOf, Positive, Rule, Spec, Word, compare, not_both
+from .base import Fraction, OneOf, Positive, Rule, Spec, Word, not_both
 from .plugin import OPTIONS, PluginOptions
 
 Normalization = Literal["mean", "mean_std"]
@@ -78,9 +78,9 @@ class LossPlugin(Spec):
     options: PluginOptions = OPTIONS
 
 
-_Ratio = Annotated[float, Field(ge=0, le=1e9)]
-#: of a range of ratios
-_LOW_BELOW_HIGH = compare("low", "<", "high", "the range would be empty")
+#: of a range of ratios. 1 is inside: outside of it nothing would be left that is on policy
+_Low = Annotated[float, Field(ge=0, le=1)]
+_High = Annotated[float, Field(ge=1, le=1e9)]
 
 
 class Truncation(Spec):
@@ -100,10 +100,8 @@ class IcePop(Spec):
         description="token: its own ratio; sequence: the product of the ratios of its answer's tokens; geometric: "
         "their geometric mean",
     )
-    low: _Ratio = Field(0.5, description="smallest ratio that is kept")
-    high: _Ratio = Field(5.0, description="largest ratio that is kept")
-
-    rules: ClassVar[tuple[Rule, ...]] = (_LOW_BELOW_HIGH,)
+    low: _Low = Field(0.5, description="smallest ratio that is kept")
+    high: _High = Field(5.0, description="largest ratio that is kept")
 
 
 class RatioRange(Spec):
@@ -114,10 +112,8 @@ class RatioRange(Spec):
         description="token: each token's own ratio; product, geometric: whole answers, by the product or the geometric "
         "mean of the ratios of their tokens",
     )
-    low: _Ratio = Field(0.99, description="smallest ratio that is kept")
-    high: _Ratio = Field(1.01, description="largest ratio that is kept")
-
-    rules: ClassVar[tuple[Rule, ...]] = (_LOW_BELOW_HIGH,)
+    low: _Low = Field(0.99, description="smallest ratio that is kept")
+    high: _High = Field(1.01, description="largest ratio that is kept")
 
 
 class Rejection(Spec):

@@ -211,7 +211,7 @@ def test_a_token_is_weighted_once(written, cap):
         ({"corrections": {"vetto": {}}}, "unknown correction 'vetto'; did you mean 'veto'"),
         ({"corrections": {"veto": {"under": 1}}}, "unknown option of veto 'under'"),
         ({"corrections": {"range": {"by": "tokens"}}}, "correction range: by is 'tokens'; it is one of token, product"),
-        ({"corrections": {"range": {"low": 2.0}}}, "low is the smaller one"),
+        ({"corrections": {"range": {"low": 2.0}}}, "2.0 and 1.01; .* 1, which is on policy, lies between"),
         ({"corrections": {"reject": {"measure": "k1"}}}, "with k1 they are ratios around 1"),
         ({"corrections": {"reject": {"low": 0.5}}}, "a bound of k1"),
         (

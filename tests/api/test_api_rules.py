@@ -20,7 +20,6 @@ from tapforge_api.algorithm import (
     Loss,
     LossPlugin,
     OffPolicyMask,
-    RatioRange,
     Rejection,
     Rloo,
     Truncation,
@@ -195,8 +194,6 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
         st.sampled_from([None, "f"]),
     ),
     Kl: st.builds(lambda a: unchecked(Kl, estimator=a), st.sampled_from(["k1", "k2", "k3"])),
-    IcePop: st.builds(lambda a, b: unchecked(IcePop, low=a, high=b), ratios, ratios),
-    RatioRange: st.builds(lambda a, b: unchecked(RatioRange, low=a, high=b), ratios, ratios),
     Rejection: st.builds(
         lambda a, b, c, d: unchecked(Rejection, by=a, measure=b, low=c, high=d),
         st.sampled_from(["token", "sequence_max"]),

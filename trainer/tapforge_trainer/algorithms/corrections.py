@@ -209,5 +209,7 @@ def _check_by(by: str, *known: str) -> None:
 
 
 def _check_range(low: float, high: float) -> None:
-    if not 0.0 <= low < high:
-        raise ValueError(f"low and high are {low} and {high}; they are ratios, and low is the smaller one")
+    if not 0.0 <= low <= 1.0 <= high:
+        raise ValueError(
+            f"low and high are {low} and {high}; they are ratios, and 1, which is on policy, lies between them"
+        )
