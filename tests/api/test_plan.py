@@ -78,17 +78,26 @@ def test_a_reference_is_loaded_for_a_kl_term_only() -> None:
         ("{dualClip: 3, importanceCap: 5}", "dual clip 3, token_mean, anchor old, importance weight at most 5,"),
         (
             "{plugin: {name: cispo, options: [{name: clip_high, value: '4'}]}, anchor: behavior}",
-            "loss cispo (clip_high 4), token_mean, anchor behavior,",
+            "loss cispo (clip_low 0.2, clip_high 4.0), token_mean, anchor behavior, no KL",
         ),
         (
             "{corrections: {veto: {}, opsm: {above: 0.2}}}",
-            "anchor old, veto (below 0.0001), opsm (above 0.2, against behavior),",
+            "anchor old, importance weight at most 2, veto (below 0.0001), opsm (above 0.2, against behavior),",
         ),
         ("{aggregation: constant}", "by token, constant 256, anchor old,"),
+        ("{corrections: {truncate: {}}}", "anchor old, truncate (by token, cap 2.0), no KL"),
+        ("{plugin: {name: theirs, options: [{name: a, value: b}]}}", "loss theirs (a b), token_mean,"),
     ],
 )
 def test_the_loss_is_told_as_it_is_written(loss: str, words: str) -> None:
     assert words in plan(run(f"algorithm.loss={loss}")).algorithm
+
+
+def test_a_weight_is_told_where_there_is_one() -> None:
+    """On policy the engine's log-probabilities are the old ones, and their ratio to themselves weighs nothing."""
+    assert (
+        "weight" not in plan(run("algorithm.loss.importanceCap=5", "rollout.maxStaleness=0")).algorithm.split("clip")[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -247,7 +256,7 @@ def test_the_whole_text() -> None:
         ),
         (
             "algorithm   gigpo (normalization mean_std, gamma 0.95, weight 1.0), clip 0.2/0.28 by token, token_mean, "
-            "anchor old, no KL term"
+            "anchor old, importance weight at most 2, no KL term"
         ),
         "context     8,192 tokens: prompt up to 7,936, answer up to 256",
         "screens     1 screen per prompt, of at most 15,360 pixels (15 visual tokens of 32x32)",

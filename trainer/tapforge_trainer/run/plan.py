@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tapforge_api import TrainingRun
-from tapforge_api.algorithm import Loss
+from tapforge_api.algorithm import Loss, LossPlugin
 from tapforge_api.environment import EnvironmentSource
 from tapforge_api.model import ModelSource
 from tapforge_api.training_run import TrainingRunSpec
 
+from ..algorithms.loss_registry import BUILT_IN, loss_options
 from ..algorithms.loss_registry import loss as registered
-from ..algorithms.loss_registry import loss_options
 from ..algorithms.objective import recomputed
 from ..algorithms.token_losses.gspo import Gspo
 from ..algorithms.token_losses.ppo import Ppo
@@ -221,22 +221,34 @@ def _algorithm(run: TrainingRun) -> str:
 
 
 def _loss(run: TrainingRun) -> str:
-    loss = run.spec.algorithm.loss
+    spec, loss = run.spec, run.spec.algorithm.loss
     parts = [f"clip {loss.clip_low:g}/{loss.clip_high:g} by {loss.ratio}"]
     if loss.dual_clip is not None:
         parts.append(f"dual clip {loss.dual_clip:g}")
     if loss.plugin is not None:
-        given = ", ".join(f"{one.name} {one.value}" for one in loss.plugin.options)
+        made = _named_loss(loss.plugin)
+        options = {one.name: one.value for one in loss.plugin.options} if made is None else asdict(made)
+        given = ", ".join(f"{name} {value}" for name, value in options.items())
         parts = [f"loss {loss.plugin.name}" + (f" ({given})" if given else "")]
-    length = loss.constant_length or run.spec.rollout.response_tokens
+    length = loss.constant_length or spec.rollout.response_tokens
     parts.append(f"constant {length:,}" if loss.aggregation == "constant" else loss.aggregation)
     parts.append(f"anchor {loss.anchor}")
-    if loss.importance_cap is not None:
-        parts.append(f"importance weight at most {loss.importance_cap:g}")
+    # Where the engine's log-probabilities stand for the old ones, the ratio is the weight.
+    if loss.weight_cap is not None and _recomputed(spec):
+        parts.append(f"importance weight at most {loss.weight_cap:g}")
     for name, correction in loss.corrections.model_dump(exclude_none=True).items():
         given = ", ".join(f"{key} {value}" for key, value in correction.items())
         parts.append(f"{name} ({given})")
     return ", ".join(parts)
+
+
+def _named_loss(plugin: LossPlugin) -> Any:
+    """One of ours with all its options; None: another package's, or one that a run is refused for."""
+    try:
+        options = {one.name: one.value for one in plugin.options}
+        return registered(plugin.name, loss_options(plugin.name, options)) if plugin.name in BUILT_IN else None
+    except ValueError:
+        return None
 
 
 def _recomputed(spec: TrainingRunSpec) -> bool:
@@ -346,14 +358,9 @@ def _notes_on_the_ratio(spec: TrainingRunSpec) -> list[str]:
 
 def _narrow(loss: Loss) -> bool:
     """Whether answers are clipped as a whole, and as narrowly as GSPO's are published."""
-    made: Any = Ppo(ratio=loss.ratio, clip_low=loss.clip_low, clip_high=loss.clip_high)
-    if (plugin := loss.plugin) is not None:
-        if plugin.name not in ("gspo", "ppo"):
-            return False
-        try:
-            made = registered(plugin.name, loss_options(plugin.name, {one.name: one.value for one in plugin.options}))
-        except ValueError:  # told where a run is refused
-            return False
+    made = Ppo(ratio=loss.ratio, clip_low=loss.clip_low, clip_high=loss.clip_high)
+    if loss.plugin is not None:
+        made = _named_loss(loss.plugin)
     whole = isinstance(made, Gspo) or (isinstance(made, Ppo) and made.ratio == "sequence")
     return whole and min(made.clip_low, made.clip_high) < _NARROW
 
