@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapforge_trainer.algorithms.loss_registry import BUILT_IN, loss, loss_options
-from tapforge_trainer.algorithms.losses import importance_weight, kl, policy_loss
+from tapforge_trainer.algorithms.losses import importance_weight, kl, policy_loss, token_shares
 from tapforge_trainer.algorithms.objective import Counts, Objective
 
 quick = settings(max_examples=25, deadline=None)
@@ -227,6 +227,13 @@ def test_what_an_objective_compares_with_has_to_be_there():
             run(batch, Objective(**lacking), Counts(2.0, 1.0))
     with pytest.raises(ValueError, match="topr needs the returns"):
         run(batch, Objective(loss="topr"), Counts(2.0, 1.0))
+
+
+def test_shares_are_rounded_as_they_were():
+    """Two divisions in another order are another number in fp32, and a resumed run another one."""
+    weight, sequence = torch.full((7,), 0.3), torch.zeros(7, dtype=torch.int64)
+    shares = token_shares(weight, sequence, "seq_mean_token_mean", Counts(7.0, 11.0))
+    assert torch.equal(shares, weight / 7 / 11) and not torch.equal(shares, weight / 11 / 7)
 
 
 def test_on_policy_gradient_is_the_policy_gradient():

@@ -209,14 +209,12 @@ def token_shares(
     """The factor of each token's loss in the global one."""
     if aggregation == "token_mean":
         return weight / max(counts.tokens, 1e-12)
+    if aggregation == "seq_mean_token_mean":
+        sequences = int(sequence.max()) + 1 if sequence.numel() else 0
+        length = per_sequence((weight > 0).to(weight.dtype), sequence, sequences)
+        return weight / length.clamp_min(1.0)[sequence] / max(counts.sequences, 1e-12)
     share = weight / max(counts.sequences, 1e-12)
-    if aggregation == "seq_mean_token_sum":
-        return share
-    if aggregation == "constant":
-        return share / constant_length
-    sequences = int(sequence.max()) + 1 if sequence.numel() else 0
-    length = per_sequence((weight > 0).to(weight.dtype), sequence, sequences)
-    return share / length.clamp_min(1.0)[sequence]
+    return share / constant_length if aggregation == "constant" else share
 
 
 def _largest(values: Tensor, counted: Tensor) -> Tensor:
