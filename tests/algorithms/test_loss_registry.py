@@ -186,6 +186,11 @@ def test_a_file_as_the_ranks_get_it():
     )
 
 
+def test_the_length_that_sums_are_divided_by():
+    algorithm = run_with({"aggregation": "constant", "constantLength": 7}).spec.algorithm
+    assert objective_of(algorithm, 64).constant_length == 7
+
+
 @pytest.mark.parametrize(
     ("written", "cap"),
     [

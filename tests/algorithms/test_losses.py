@@ -219,6 +219,17 @@ def test_figures_are_of_the_anchor():
     assert old.sums["approx_kl"] != behavior.sums["approx_kl"]
 
 
+def test_divergences_are_means_over_tokens_and_point_from_whom_was_sampled():
+    """k3 of tokens of the anchor estimates KL(anchor, policy); that to the reference is of the policy. Whatever the
+    loss averages over."""
+    batch = batch_of([1, 4]) | {"weight": torch.ones(5, dtype=torch.float64)}
+    kind = {"kl_coefficient": 0.1, "aggregation": "seq_mean_token_mean"}
+    result, _ = run(batch, Objective(**kind), Counts(5.0, 2.0))
+    moved, pulled = batch["logp"] - batch["old_logp"], batch["ref_logp"] - batch["logp"]
+    assert result.sums["approx_kl"].item() == pytest.approx((moved.expm1() - moved).mean().item())
+    assert result.sums["kl_reference"].item() == pytest.approx((pulled.expm1() - pulled).mean().item())
+
+
 def test_what_an_objective_compares_with_has_to_be_there():
     batch = batch_of([2])
     del batch["behavior_logp"], batch["score"]

@@ -15,7 +15,7 @@ import torch
 from tiny_samples import PlainFrames, Tiny, frame
 
 from tapforge_trainer.algorithms.loss_registry import BUILT_IN
-from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.algorithms.objective import Anchor, Counts, Objective
 from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.frames.handles import FramesLost
 from tapforge_trainer.learner.batches import TokenBatch, plan_micro_batches
@@ -189,8 +189,44 @@ def test_the_engines_log_probabilities_as_anchor_cost_no_pass(tiny: Tiny) -> Non
         hook.remove()
     assert passes == [True] * 2 * len(batch.plans)
     assert metrics.sums["ratio_mean"] == pytest.approx(float(np.exp(distance).mean()), rel=1e-4)
-    assert metrics.sums["cut_range"] == metrics.sums["masked"] > 0
+    lengths = [len(s.spans[0].logprobs) for s in samples]
+    means = [part.mean() for part in np.split(distance, np.cumsum(lengths)[:-1])]
+    outside = sum(n for n, mean in zip(lengths, means, strict=True) if not 0.5 <= np.exp(mean) <= 2.0)
+    assert metrics.sums["cut_range"] == metrics.sums["masked"] == pytest.approx(outside / sum(lengths)) != 0
     assert not {name for name in metrics.sums if "importance" in name or "gap" in name}
+
+
+@pytest.mark.parametrize(("steps", "anchor"), [(1, "behavior"), (2, "behavior"), (2, "old")])
+def test_figures_of_the_ratio_are_means_over_all_steps(tiny: Tiny, steps: int, anchor: Anchor) -> None:
+    """Nothing moves, so that each step's are the same: those of a step that is left out would be missing."""
+    samples, frames = tiny.mixed()
+    data = tiny.token_batch(samples)
+    batch = whole(data, samples)
+    with one_rank(tiny) as rank:
+        distance = rank.logprobs(data, PlainFrames(frames), batch.plans, 1.0) - data.behavior
+        objective = replace(OBJECTIVE, anchor=anchor)
+        settings = UpdateSettings(objective=objective, learning_rate=0.0, off_policy=True)
+        metrics = rank.update(data, PlainFrames(frames), [batch] * steps, settings, 3)
+    ratio = np.exp(distance) if anchor == "behavior" else np.ones(1)
+    assert metrics.sums["ratio_mean"] == pytest.approx(float(ratio.mean()), rel=1e-4)
+    assert metrics.maxima["ratio_max"] == pytest.approx(float(ratio.max()), rel=1e-4)
+
+
+def test_a_loss_reads_how_episodes_ended(tiny: Tiny) -> None:
+    """topr tapers what is likelier than it was, unless the episode has a positive return, whatever the advantage."""
+    samples, frames = tiny.mixed()
+    samples = [
+        replace(s, spans=(replace(s.spans[0], score=float(k % 2), advantage=1.0 - k % 2),))
+        for k, s in enumerate(samples)
+    ]
+    data = tiny.token_batch(samples)
+    batch = whole(data, samples)
+    objective = Objective(loss="topr", anchor="behavior", importance_cap=None)
+    with one_rank(tiny) as rank:
+        distance = rank.logprobs(data, PlainFrames(frames), batch.plans, 1.0) - data.behavior
+        metrics = rank.update(data, PlainFrames(frames), [batch], UpdateSettings(objective=objective), 0)
+    tapered = (distance > 0) & (data.sample % 2 == 0)
+    assert metrics.sums["clip_fraction_high"] == pytest.approx(float(tapered.mean())) != 0
 
 
 def test_corrections_compare_with_the_learner_itself_also_on_policy(tiny: Tiny) -> None:
