@@ -198,6 +198,15 @@ def test_at_the_anchor_every_loss_is_the_policy_gradient(name):
     torch.testing.assert_close(gradient, -batch["advantage"] / 5)
 
 
+@pytest.mark.parametrize(("form", "slope"), [("log", 20.0), ("ratio", math.exp(5))])
+@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl"])
+def test_a_rare_token_may_change_by_any_factor_and_is_weighed_by_at_most_the_cap(name, form, slope):
+    batch = batch_of([1]) | {"advantage": torch.ones(1, dtype=torch.float64)}
+    batch |= {"logp": torch.tensor([-5.0], dtype=torch.float64), "old_logp": torch.tensor([-10.0], dtype=torch.float64)}
+    _, gradient = run(batch, Objective(loss=name, options={"form": form}, importance_cap=None), Counts(1.0, 1.0))
+    assert gradient.item() == pytest.approx(-slope)
+
+
 def test_what_a_correction_cuts_is_told_by_share():
     batch = batch_of([5]) | {"advantage": torch.ones(5, dtype=torch.float64), "weight": torch.ones(5)}
     gap = torch.tensor([-2.0, -0.1, 0.0, 0.1, 2.0], dtype=torch.float64)

@@ -216,8 +216,7 @@ def test_a_loss_reads_how_episodes_ended(tiny: Tiny) -> None:
     """topr tapers what is likelier than it was, unless the episode has a positive return, whatever the advantage."""
     samples, frames = tiny.mixed()
     samples = [
-        replace(s, spans=(replace(s.spans[0], score=float(k % 2), advantage=1.0 - k % 2),))
-        for k, s in enumerate(samples)
+        replace(s, spans=(replace(s.spans[0], score=float(k % 2), advantage=1.0),)) for k, s in enumerate(samples)
     ]
     data = tiny.token_batch(samples)
     batch = whole(data, samples)
