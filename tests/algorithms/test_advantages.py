@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tapforge_trainer.algorithms.group_statistics import discounted_to_go
+from tapforge_trainer.algorithms.group_statistics import compare, discounted_to_go
 from tapforge_trainer.algorithms.registry import estimate
 from tapforge_trainer.algorithms.steps import NO_STATE, Steps
 
@@ -88,6 +88,17 @@ def test_scaling_and_shifting_rewards(name, options, batch, scale, shift):
     last[[np.flatnonzero(steps.trajectory == t)[-1] for t in np.unique(steps.trajectory)]] = True
     shifted = estimate(name, replace(steps, reward=steps.reward + shift * last), **options)
     np.testing.assert_allclose(shifted.episode, estimate(name, steps, **options).episode, atol=1e-4)
+
+
+@quick
+@given(values=st.lists(st.sampled_from([0.0, 1.0, -0.1, 0.3, 0.7]), min_size=2, max_size=12), least=st.booleans())
+def test_a_comparison_is_one_formula_to_the_last_bit(values, least):
+    """A run that goes on after an update of tapforge has the advantages that it would have had."""
+    values, label, least = np.array(values), np.zeros(len(values), dtype=np.int64), 0.1 * least
+    distance = values - np.bincount(label, values) / len(values)
+    deviation = np.sqrt(np.bincount(label, distance**2) / (len(values) - 1))
+    expected = distance / (np.maximum(deviation, least) + 1e-6) if len(set(values)) > 1 else 0.0 * values
+    np.testing.assert_array_equal(compare(values, label, 1, "mean_std", 1e-6, least, None), expected)
 
 
 @quick

@@ -313,6 +313,24 @@ def test_whitened_advantages_of_a_batch_sum_to_zero(name, per, batch):
 
 
 @pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("reinforce_plus_plus_baseline", {"per": "token"}),
+        ("reinforce_plus_plus_baseline", {"per": "step"}),
+        ("gdpo", {"whiten": "tokens"}),
+        ("gdpo", {"whiten": "trajectories"}),
+    ],
+)
+def test_rounding_moves_no_group_without_spread_off_zero(name, options):
+    # Returns whose distances cancel out over the batch, all but for rounding; the last group ended alike.
+    returns = [[1.0, -0.1, 0.3, 0.7], [1.0, 0.1, 0.9, 0.0], [0.7, 0.7, 0.7]]
+    steps = build([(group, True, one > 0.5, 1, [(0, one, 2)]) for group, all_ in enumerate(returns) for one in all_])
+    total = estimate(name, steps, **options).total
+    assert not total[steps.group == 2].any()
+    assert total[steps.group < 2].all()
+
+
+@pytest.mark.parametrize(
     ("name", "absent", "said"),
     [
         ("opo", "tokens", "opo needs Steps.tokens, which is None; .*use dr_grpo or rloo"),

@@ -26,7 +26,7 @@ import numpy as np
 
 from .choices import one_of
 from .episodes import episodes_of
-from .group_statistics import compare, mixed
+from .group_statistics import compare, mixed, unless_rounding
 from .group_statistics import whiten as whitened
 from .steps import Advantages, Steps, need
 
@@ -52,7 +52,8 @@ def gdpo(steps: Steps, *, weights: str = "", whiten: Whiten = "tokens", epsilon:
         of = total[compared]
         spread = float(of.std(ddof=1)) if len(of) > 1 else 0.0
         varied = len(of) > 1 and bool((of != of[0]).any())
-        total = np.where(compared & varied, (total - of.mean()) / (spread + epsilon), 0.0)
+        mean = unless_rounding(float(of.mean()), of)
+        total = np.where(compared & varied, (total - mean) / (spread + epsilon), 0.0)
     return episodes.same_at_each_step(total)
 
 

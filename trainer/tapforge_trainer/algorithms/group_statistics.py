@@ -66,10 +66,10 @@ def compare(
     return distance / (np.maximum(deviations(distance, group, count), min_deviation) + epsilon)[group]
 
 
-def deviations(values: Floats, group: Ints, count: int, *, biased: bool = False) -> Floats:
-    """The standard deviation of each group, which divides by its size less 1; `biased`: by its size."""
+def deviations(distance: Floats, group: Ints, count: int, *, biased: bool = False) -> Floats:
+    """The standard deviation of each group from its members' distances (`center`), which divides by its size less 1;
+    `biased`: by its size."""
     size = np.bincount(group, minlength=count)
-    distance = values - (np.bincount(group, values, minlength=count) / np.maximum(size, 1))[group]
     return np.sqrt(np.bincount(group, distance**2, minlength=count) / np.maximum(size - (not biased), 1))
 
 
@@ -108,6 +108,12 @@ def discounted_to_go(values: Floats, trajectory: Ints, discount: float) -> Float
     return result
 
 
+def unless_rounding(mean: float, values: Floats) -> float:
+    """A mean of `values`, or 0 where it is what rounding leaves of values that cancel out. What is 0 among these stays
+    exactly 0, so that a group without spread is known by it."""
+    return mean if abs(mean) > 1e-12 * float(np.abs(values).max(initial=0.0)) else 0.0
+
+
 def whiten(values: Floats, weight: Floats | Ints) -> Floats:
     """(x - mean) / sqrt(variance + 1e-8), an entry counting as often as its weight says. The variance divides by the
     sum of weights less 1. Entries of weight 0 have no say and get their value all the same. Where fewer than two count,
@@ -116,6 +122,6 @@ def whiten(values: Floats, weight: Floats | Ints) -> Floats:
     total = float(weight.sum())
     if total < 2 or (counting == counting[0]).all():
         return np.zeros(len(values))
-    mean = float((weight * values).sum()) / total
+    mean = unless_rounding(float((weight * values).sum()) / total, counting)
     variance = float((weight * (values - mean) ** 2).sum()) / (total - 1)
     return (values - mean) / np.sqrt(variance + 1e-8)

@@ -15,7 +15,7 @@ import numpy as np
 
 from .choices import one_of
 from .episodes import episodes_of
-from .group_statistics import Normalization, deviations, telling
+from .group_statistics import Normalization, center, deviations, telling
 from .steps import Advantages, Steps
 
 
@@ -30,5 +30,5 @@ def grpo_passk(steps: Steps, *, normalization: Normalization = "mean_std", epsil
     advantage = np.zeros(len(episodes))
     advantage[order] = np.where(last & telling(returns, group, groups, episodes.success)[among], ahead, 0.0)
     if normalization == "mean_std":
-        advantage /= deviations(returns, group, groups)[group] + epsilon
+        advantage /= deviations(center(returns, group, groups), group, groups)[group] + epsilon
     return episodes.same_at_each_step(advantage)
