@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapforge_trainer.algorithms.registry import built_in, estimate
+from tapforge_trainer.algorithms.registry import built_in, defaults_of, estimate
 from tapforge_trainer.algorithms.steps import NO_STATE, Steps
 
 #: options beside the defaults, which every estimator is tried with
@@ -188,6 +188,27 @@ def test_degenerate_groups_give_numbers(name, options, degenerate, outcomes):
         assert np.abs(part).max() <= 1e4 * max(1.0, np.abs(steps.reward[steps.valid]).max(initial=0.0))
 
 
+with_epsilon = [name for name in built_in() if "epsilon" in defaults_of(name)]
+
+
+@pytest.mark.parametrize("name", with_epsilon)
+def test_without_an_epsilon_a_group_without_spread_has_nothing(name):
+    alike = [(0, True, True, 1, [(0, 0.1, 2), (1, 1.0, 1)])] * 3
+    differ = [(1, True, won, 1, [(2, 0.0, 2), (3, float(won), 1)]) for won in (True, False)]
+    steps = build([*alike, *differ])
+    total = estimate(name, steps, epsilon=0.0).total  # refuses NaN itself
+    assert total[steps.group == 1].any()
+    if name not in {"gdpo", "graphgpo", "discounted_grpo"}:  # the batch's mean, distances, and steps in time
+        assert not total[steps.group == 0].any()
+
+
+@pytest.mark.parametrize("name", with_epsilon)
+@pytest.mark.parametrize("epsilon", [-1e-6, float("inf")])
+def test_an_epsilon_that_makes_no_sense_is_refused(name, epsilon):
+    with pytest.raises(ValueError, match=f"epsilon is {epsilon:g}; it lies in"):
+        estimate(name, build([(0, True, True, 1, [(0, 1.0, 2)])]), epsilon=epsilon)
+
+
 @each
 def test_no_steps(name, options):
     nothing = Steps([], [], [], [], [], [], None, [], {"outcome": [], "penalty": []}, [], [])
@@ -360,6 +381,15 @@ def test_what_is_not_there_is_named_with_the_remedy(name, absent, said):
         ("gdpo", {"weights": "outcom=1"}, "unknown stream 'outcom'; did you mean 'outcome'"),
         ("gdpo", {"weights": "outcome"}, "'outcome' should be NAME=NUMBER"),
         ("gdpo", {"weights": "outcome=nan"}, "should be NAME=NUMBER"),
+        ("gdpo", {"weights": "outcome=1, outcome=2"}, "outcome is named twice, at last by 'outcome=2'"),
+        ("gdpo", {"weights": "outcome=0, penalty=0"}, "leaves nothing to learn from; give one of outcome, penalty"),
+        ("grpo", {"deviation": "batch", "normalization": "std"}, "unknown normalization 'std'"),
+        ("grpo", {"min_deviation": -0.1}, "min_deviation is -0.1; it lies in \\[0, inf\\)"),
+        ("gigpo", {"weight": float("inf")}, "weight is inf; it lies in \\[0, 1e\\+06\\]"),
+        ("gigpo", {"weight": -1.0}, "weight is -1"),
+        ("graphgpo", {"goal_reward": -10.0}, "goal_reward is -10"),
+        ("graphgpo", {"weight": 0.0, "episode_weight": 0.0}, "nothing is left to learn from"),
+        ("grpo_length_penalty", {"output": float("inf")}, "output is inf"),
         ("reinforce_plus_plus", {"per": "tokens"}, "unknown per 'tokens'; known are token, step"),
         ("reinforce_plus_plus", {"gamma": 1.1}, "gamma is 1.1; it lies in \\[0, 1\\]"),
         ("hgpo", {"form": "papers"}, "unknown form 'papers'"),

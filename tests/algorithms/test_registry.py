@@ -41,6 +41,10 @@ def test_names_are_strict():
     assert {"gae", "gigpo", "grpo", "hgpo", "rloo"} <= set(built_in())
     with pytest.raises(UnknownName, match="'gigo'; did you mean 'gigpo'"):
         estimator("gigo")
+    with pytest.raises(UnknownName, match="'HGPO'; did you mean 'hgpo'"):
+        estimator("HGPO")
+    with pytest.raises(UnknownName, match="'nothing alike'[.] Known: "):
+        estimator("nothing alike")
     with pytest.raises(UnknownName, match="option of gigpo 'gama'; did you mean 'gamma'"):
         estimate("gigpo", PAIR, gama=1.0)
     with pytest.raises(UnknownName, match="option of rloo 'normalization'"):
@@ -140,6 +144,8 @@ def test_options_of_ours_are_those_of_the_file(tmp_path):
         (plugin("hgpo", history="1.5"), "option history of hgpo: should be a whole number, not '1.5'"),
         (plugin("hgpo", alpha="nan"), "option alpha of hgpo: should be a number, not 'nan'"),
         (plugin("hgpo", gamma="2"), "gamma is 2; it lies in [0, 1]"),
+        (plugin("gigpo", weight="inf"), "weight is inf; it lies in [0, 1e+06]"),
+        (plugin("grpo", epsilon="-1"), "epsilon is -1; it lies in [0, inf)"),
         (plugin("graphgpo", omega="-1"), "omega is -1; it lies in [0, 1]"),
         (plugin("gdpo", weights="outcom=1"), "weights: unknown stream 'outcom'; did you mean 'outcome'"),
         (plugin("gae"), "gae needs Steps.value, which is None; a run has no critic: use gigpo, grpo or rloo"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, get_args
 
 
@@ -12,6 +13,7 @@ def one_of(option: str, value: object, literal: Any) -> None:
 
 
 def within(option: str, value: float, low: float, high: float = float("inf")) -> None:
-    """Raises ValueError for a number outside [low, high], and for one that is none."""
-    if not low <= value <= high:
-        raise ValueError(f"{option} is {value:g}; it lies in [{low:g}, {high:g}]")
+    """Raises ValueError for a number outside [low, high], for an infinite one, and for one that is none."""
+    if not (low <= value <= high and math.isfinite(value)):
+        end = f"{high:g}]" if math.isfinite(high) else "inf)"
+        raise ValueError(f"{option} is {value:g}; it lies in [{low:g}, {end}")

@@ -17,7 +17,6 @@ what outcomes tell. With `signal: reward` they teach on their own.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection
 from typing import Literal
@@ -26,8 +25,9 @@ import numpy as np
 
 from .choices import one_of
 from .episodes import episodes_of
-from .group_statistics import compare, mixed, unless_rounding
+from .group_statistics import compare, mixed, over, unless_rounding
 from .group_statistics import whiten as whitened
+from .options import unknown
 from .steps import Advantages, Steps, need
 
 Whiten = Literal["tokens", "trajectories", "none"]
@@ -53,23 +53,27 @@ def gdpo(steps: Steps, *, weights: str = "", whiten: Whiten = "tokens", epsilon:
         spread = float(of.std(ddof=1)) if len(of) > 1 else 0.0
         varied = len(of) > 1 and bool((of != of[0]).any())
         mean = unless_rounding(float(of.mean()), of)
-        total = np.where(compared & varied, (total - mean) / (spread + epsilon), 0.0)
+        total = np.where(compared & varied, over(total - mean, spread + epsilon), 0.0)
     return episodes.same_at_each_step(total)
 
 
 def weights_of(text: str, streams: Collection[str]) -> dict[str, float]:
-    """A weight for each stream. Raises ValueError for a name that none has, with the nearest, and for no number."""
-    found = dict.fromkeys(streams, 1.0)
+    """A weight for each stream. Raises ValueError for a name that none has, with the nearest, for one that comes twice,
+    for no number, and for nothing but 0."""
+    given: dict[str, float] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, _, number = (piece.strip() for piece in part.partition("="))
-        if name not in found:
-            near = difflib.get_close_matches(name, found, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"weights: unknown stream {name!r}{hint} Known: {', '.join(sorted(found))}")
+        if name not in streams:
+            raise ValueError(f"weights: {unknown('stream', name, streams)}")
+        if name in given:
+            raise ValueError(f"weights: {name} is named twice, at last by {part!r}; name it once")
         try:
-            found[name] = float(number)
+            given[name] = float(number)
         except ValueError:
-            found[name] = math.nan
-        if not math.isfinite(found[name]):
+            given[name] = math.nan
+        if not math.isfinite(given[name]):
             raise ValueError(f"weights: {part!r} should be NAME=NUMBER, as in outcome=1, environment=0.5")
+    found = {name: given.get(name, 1.0) for name in streams}
+    if streams and not any(found.values()):
+        raise ValueError(f"weights: {text!r} leaves nothing to learn from; give one of {', '.join(found)} more than 0")
     return found

@@ -28,6 +28,7 @@ def gigpo(
     epsilon: float = 1e-6,
 ) -> Advantages:
     within("gamma", gamma, 0, 1)
+    within("weight", weight, 0, 1e6)
     n = len(steps)
     valid = steps.valid
     episode, step = np.zeros(n), np.zeros(n)

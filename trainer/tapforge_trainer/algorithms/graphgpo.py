@@ -59,6 +59,11 @@ def graphgpo(
     one_of("form", form, Form)
     one_of("unknown_end", unknown_end, UnknownEnd)
     within("omega", omega, 0, 1)
+    within("weight", weight, 0, 1e6)
+    within("episode_weight", episode_weight, 0, 1e6)
+    within("goal_reward", goal_reward, 0, 1e6)
+    if not episode_weight and not (weight and goal_reward):
+        raise ValueError("episode_weight is 0, and weight or goal_reward too: nothing is left to learn from")
     goal = need(steps.goal, "graphgpo", "goal", "say which trajectories succeeded, or use gigpo")
     remedy = "give the state after each trajectory's last step (NO_STATE where it isn't known), or use gigpo"
     final_state = need(steps.final_state, "graphgpo", "final_state", remedy)

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from .choices import one_of
+from .choices import one_of, within
 from .steps import NO_STATE, Bools, Floats, Ints
 
 #: mean: distance from the mean; mean_std: that, divided by the unbiased standard deviation, or by the least one that is
@@ -60,10 +60,17 @@ def compare(
     """`center`, divided by the unbiased standard deviation plus epsilon if the mode says so. A deviation under
     `min_deviation` counts as that much: small differences stay small."""
     one_of("normalization", mode, Normalization)
+    within("epsilon", epsilon, 0)
+    within("min_deviation", min_deviation, 0)
     distance = center(values, group, count, success)
     if mode == "mean":
         return distance
-    return distance / (np.maximum(deviations(distance, group, count), min_deviation) + epsilon)[group]
+    return over(distance, (np.maximum(deviations(distance, group, count), min_deviation) + epsilon)[group])
+
+
+def over(distance: Floats, deviation: Floats | float) -> Floats:
+    """Distances divided by a deviation; 0 where that is 0, as it may be without an epsilon."""
+    return np.divide(distance, deviation, out=np.zeros(len(distance)), where=np.asarray(deviation) > 0)
 
 
 def deviations(distance: Floats, group: Ints, count: int, *, biased: bool = False) -> Floats:

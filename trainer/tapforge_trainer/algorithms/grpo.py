@@ -21,7 +21,7 @@ from typing import Literal
 
 from .choices import one_of
 from .episodes import episodes_of, whole_episodes
-from .group_statistics import Normalization, compare
+from .group_statistics import Normalization, compare, over
 from .steps import Advantages, Floats, Steps
 
 Deviation = Literal["group", "batch"]
@@ -38,6 +38,7 @@ def grpo(
 ) -> Advantages:
     """One number per trajectory, in units of reward or of its deviation. Raises ValueError for an unknown option."""
     one_of("deviation", deviation, Deviation)
+    one_of("normalization", normalization, Normalization)
     if deviation == "group":
         episode = episode_advantage(steps, normalization, min_deviation, row_statistics, epsilon)
     elif normalization == "mean":
@@ -47,7 +48,7 @@ def grpo(
         every = episodes_of(steps)
         returns = every.returns[every.of_step] if row_statistics else every.returns
         spread = float(returns.std(ddof=1)) if len(returns) > 1 else 0.0
-        episode = distance / (max(spread, min_deviation) + epsilon)
+        episode = over(distance, max(spread, min_deviation) + epsilon)
     return whole_episodes(steps.valid, episode)
 
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from .choices import one_of
+from .choices import one_of, within
 from .episodes import episodes_of
-from .group_statistics import Normalization, center, deviations, telling
+from .group_statistics import Normalization, center, deviations, over, telling
 from .steps import Advantages, Steps
 
 
 def grpo_passk(steps: Steps, *, normalization: Normalization = "mean_std", epsilon: float = 1e-6) -> Advantages:
     one_of("normalization", normalization, Normalization)
+    within("epsilon", epsilon, 0)
     episodes = episodes_of(steps)
     returns, group, groups = episodes.returns, episodes.group, episodes.groups
     order = np.lexsort((returns, group))
@@ -30,5 +31,6 @@ def grpo_passk(steps: Steps, *, normalization: Normalization = "mean_std", epsil
     advantage = np.zeros(len(episodes))
     advantage[order] = np.where(last & telling(returns, group, groups, episodes.success)[among], ahead, 0.0)
     if normalization == "mean_std":
-        advantage /= deviations(center(returns, group, groups), group, groups)[group] + epsilon
+        spread = deviations(center(returns, group, groups), group, groups)
+        advantage = over(advantage, spread[group] + epsilon)
     return episodes.same_at_each_step(advantage)

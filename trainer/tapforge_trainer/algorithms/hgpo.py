@@ -30,7 +30,7 @@ import numpy as np
 
 from .choices import one_of, within
 from .episodes import episodes_of, spread
-from .group_statistics import Normalization, center, deviations, discounted_to_go, distinct, labels, mixed
+from .group_statistics import Normalization, center, deviations, discounted_to_go, distinct, labels, mixed, over
 from .grpo import episode_advantage
 from .steps import Advantages, Bools, Floats, Ints, Steps
 
@@ -56,6 +56,8 @@ def hgpo(
     within("gamma", gamma, 0, 1)
     within("history", history, 0, 64)
     within("alpha", alpha, 0, 16)
+    within("min_deviation", min_deviation, 0)
+    within("epsilon", epsilon, 0)
     if form == "paper" and (drop_zeros or base):
         raise ValueError(f"drop_zeros and base are of form 'code', but form is {form!r}; leave them out")
     valid, success = steps.valid, steps.valid_success
@@ -123,7 +125,7 @@ def _compared(
     distance = np.where(nothing, 0.0, distance)
     if normalization == "mean_std":
         least = np.maximum(deviations(distance, cell, cells, biased=True), min_deviation)
-        distance = distance / (least + epsilon)[cell]
+        distance = over(distance, (least + epsilon)[cell])
     return distance, has[cell] & ~nothing if drop_zeros else has[cell]
 
 

@@ -18,8 +18,9 @@ class UnknownName(ValueError):
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownName:
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    same = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), same, n=1)
+    hint = f"; did you mean {same[near[0]]!r}?" if near else "."
     return UnknownName(f"unknown {what} {name!r}{hint} Known: {', '.join(known) or 'none'}")
 
 

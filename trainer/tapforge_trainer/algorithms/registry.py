@@ -94,7 +94,7 @@ def options_of(name: str, given: Mapping[str, str]) -> dict[str, Any]:
     return read_options(name, estimator(name), given, None)
 
 
-def estimate(name: str, steps: Steps, **options: Any) -> Advantages:
+def estimate(name: str, steps: Steps, /, **options: Any) -> Advantages:
     """Runs the named estimator and checks what it returns. Raises ValueError for a wrong number of advantages, and for
     some that are no numbers."""
     function = estimator(name)
