@@ -179,6 +179,44 @@ def test_advantages_that_are_no_numbers_name_the_step_and_its_group(tmp_path, mo
         estimate("mine", PAIR)
 
 
+RETURNS = """
+import numpy as np
+from tapforge_trainer.algorithms.steps import Advantages
+
+def returns(steps, *, what="lists"):
+    n = len(steps)
+    zero, ones = np.zeros(n), np.ones(n, dtype=np.int64)
+    return {
+        "lists": Advantages([0.0] * n, [0] * n, [0.0] * n, [1] * n),
+        "nothing": None,
+        "one number": Advantages(1.0, zero, zero, ones),
+        "a column": Advantages(zero[:, None], zero, zero, ones),
+        "a short part": Advantages(zero, zero[:1], zero, ones),
+        "a text": Advantages(zero, zero, ["much"] * n, ones),
+        "a part that is none": Advantages(zero, zero, zero + np.nan, ones),
+    }[what]
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("nothing", "returns returned None; Advantages are due"),
+        ("one number", "returns returned 1 advantages for 2 steps"),
+        ("a column", "returned total of shape (2, 1) for 2 steps; one number per step is due"),
+        ("a short part", "returned episode of shape (1,) for 2 steps"),
+        ("a text", "returned step that isn't one number per step: could not convert"),
+        ("a part that is none", "returned nan as step for step 0 of 2, of group 0"),
+    ],
+)
+def test_what_is_returned_is_checked(tmp_path, monkeypatch, what, said):
+    install(tmp_path, monkeypatch, "returns = their_estimator:returns", RETURNS)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        estimate("returns", PAIR, what=what)
+    # Lists will do: whether a group has a signal is asked of arrays.
+    assert not (estimate("returns", PAIR).total != 0.0).any()
+
+
 @pytest.mark.parametrize(
     ("entry_point", "source", "error"),
     [

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tapforge_api.algorithm import Algorithm
 from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.algorithms import registry
 from tapforge_trainer.algorithms.registry import built_in
-from tapforge_trainer.algorithms.steps import NO_STATE
+from tapforge_trainer.algorithms.steps import NO_STATE, Advantages
 from tapforge_trainer.batch import BatchRules, BatchStatistics, build_batch, step_rewards, steps_of
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
 from tapforge_trainer.states.frame import FrameKey
@@ -172,6 +173,16 @@ def test_groups_with_too_few_valid_members_are_dropped(min_valid, dropped):
     assert batch.statistics.groups_dropped == dropped
     assert bool(batch.samples) is not bool(dropped)
     assert batch.statistics.success_rate == 0.5  # dropping a group hides no episode from the success rate
+
+
+def test_an_advantage_that_is_no_number_names_step_episode_and_group(monkeypatch):
+    def broken(steps):
+        total = np.where(steps.trajectory == 1, np.nan, 0.0)
+        return Advantages(total, total, total, np.ones(len(steps), dtype=np.int64))
+
+    monkeypatch.setitem(registry._BUILT_IN, "broken", broken)
+    with pytest.raises(ValueError, match="^step 0 of episode lost in group g: broken returned nan for step 2 of 4"):
+        build_batch([group_of(*PAIR)], BatchRules("broken"))
 
 
 def test_zero_variance_groups_are_counted_and_left_out():

@@ -32,7 +32,7 @@ from tapforge_api.algorithm import Algorithm, Signal, StateKey
 from tapforge_envs.protocol import Outcome, Reason
 
 from .algorithms.composition import estimator_of
-from .algorithms.registry import estimate
+from .algorithms.registry import NotFinite, estimate
 from .algorithms.steps import Advantages, Steps
 from .records import EpisodeRecord, GroupRecord, ResponseSpan, Sample, StepRecord
 from .states.keys import group_states
@@ -157,12 +157,12 @@ def build_batch(groups: Sequence[GroupRecord], rules: BatchRules) -> Batch:
         for step in episode.steps
     ]
     steps = steps_of([episodes for _, episodes in compared], rules)
-    advantages = estimate(rules.estimator, steps, **rules.options)
-    if not np.isfinite(advantages.total).all():
-        _, episode, step = all_steps[int(np.flatnonzero(~np.isfinite(advantages.total))[0])]
-        raise ValueError(
-            f"{rules.estimator} gave step {step.index} of episode {episode.id} an advantage that is no number"
-        )
+    try:
+        advantages = estimate(rules.estimator, steps, **rules.options)
+    except NotFinite as error:
+        number, episode, step = all_steps[error.step]
+        where = f"step {step.index} of episode {episode.id} in group {compared[number][0].id}"
+        raise ValueError(f"{where}: {error}") from error
     varied = np.zeros(len(compared), dtype=bool)
     varied[steps.group[advantages.total != 0.0]] = True
     returns = np.bincount(steps.trajectory, steps.reward)

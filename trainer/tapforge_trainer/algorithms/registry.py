@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -95,16 +96,44 @@ def options_of(name: str, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def estimate(name: str, steps: Steps, /, **options: Any) -> Advantages:
-    """Runs the named estimator and checks what it returns. Raises ValueError for a wrong number of advantages, and for
-    some that are no numbers."""
+    """Runs the named estimator and checks what it returns, which becomes arrays. Raises ValueError for anything but
+    `Advantages` with one entry per step, and NotFinite for one that is no finite number."""
     function = estimator(name)
     check_options(name, function, options)
     result = function(steps, **options)
-    if len(result.total) != len(steps):
-        raise ValueError(f"{name} returned {len(result.total)} advantages for {len(steps)} steps; one per step is due")
-    wrong = np.flatnonzero(~np.isfinite(result.total))
-    if len(wrong):
-        at = int(wrong[0])
-        where = f"step {at} of {len(steps)}, of group {steps.group[at]}"
-        raise ValueError(f"{name} returned {result.total[at]} for {where}; a step that can't be compared has 0")
-    return result
+    if not all(hasattr(result, one.name) for one in fields(Advantages)):
+        raise ValueError(f"{name} returned {result!r:.80}; Advantages are due (tapforge_trainer.algorithms.steps)")
+    given = {one.name: _numbers(name, one.name, getattr(result, one.name)) for one in fields(Advantages)}
+    if len(given["total"]) != len(steps):
+        raise ValueError(
+            f"{name} returned {len(given['total'])} advantages for {len(steps)} steps; one per step is due"
+        )
+    for part, numbers in given.items():
+        if numbers.shape != (len(steps),):
+            raise ValueError(
+                f"{name} returned {part} of shape {numbers.shape} for {len(steps)} steps; one number per step is due"
+            )
+        wrong = np.flatnonzero(~np.isfinite(numbers))
+        if len(wrong):
+            raise NotFinite(name, part, float(numbers[wrong[0]]), int(wrong[0]), steps)
+    return Advantages(**given)
+
+
+class NotFinite(ValueError):
+    """An estimator gave a step something that is no finite number."""
+
+    def __init__(self, name: str, part: str, value: float, step: int, steps: Steps):
+        what = "" if part == "total" else f" as {part}"
+        where = f"step {step} of {len(steps)}, of group {steps.group[step]}"
+        super().__init__(f"{name} returned {value}{what} for {where}; a step that can't be compared has 0")
+        #: which of the batch's
+        self.step = step
+
+
+def _numbers(name: str, part: str, values: Any) -> Any:
+    """A vector, also of a single number."""
+    kind = np.int64 if part == "state_group_size" else np.float64
+    try:
+        return np.atleast_1d(np.asarray(values, dtype=kind))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} returned {part} that isn't one number per step: {error}") from error
