@@ -260,6 +260,33 @@ def test_from_recordings_on_disk(run_folder):
     assert "1 learned." in html
 
 
+def test_credits_are_those_of_the_update_where_an_estimator_compares_its_whole_batch(tmp_path):
+    recorder, groups = Recorder(tmp_path), []
+    for number in range(6):
+        name = f"g1-{number:06d}"
+        members = []
+        for member in range(3):
+            won = member == 0 or (member == 1 and number % 2 == 0)
+            one = episode(f"{name}.{member}.0", Outcome.SUCCESS if won else Outcome.FAILURE)
+            steps = tuple(replace(step, episode=one.id) for step in one.steps)
+            members.append(replace(one, group=name, steps=steps))
+            recorder.episode(members[-1], {f.name: f for f in FRAMES.values()})
+        groups.append(GroupRecord(name, number, members[0].task, 0, tuple(members)))
+    for group in [*groups[1:], groups[0]]:  # as they were settled
+        recorder.group(group)
+    recorder.close()
+    rules = BatchRules("gpg", signal="outcome")
+    replay = replay_of(title="a run", rules=rules, training=tmp_path, per_update=2, max_groups=1)
+    (shown,) = replay.groups
+    first = shown.order // 2 * 2
+    update = build_batch(groups[first : first + 2], rules).credits
+    assert list(replay.credits) == list(update)
+    alone = build_batch([shown], rules).credits
+    assert {(c.episode, c.step): c.advantage for c in update if c.episode.startswith(shown.id)} != {
+        (c.episode, c.step): c.advantage for c in alone
+    }
+
+
 # --- what the recording has not ---------------------------------------------------------------------------------------
 
 

@@ -86,10 +86,10 @@ class Recording:
                 yield record
 
     def settled(self) -> list[GroupRecord]:
-        """What updates took, in its order: each group as it was settled last. A run that was resumed may have played
-        some of a group's episodes again."""
-        last = {group.id: group for group in self.groups()}
-        return sorted(last.values(), key=lambda group: (group.order, group.id))
+        """What updates took, in its order: of each place the group that was settled last. A run that was resumed may
+        have played a group again, or some of its episodes."""
+        last = {group.order: group for group in self.groups()}
+        return [last[order] for order in sorted(last)]
 
     def ui_trees(self) -> Iterator[tuple[str, str]]:
         """Name (sha256) and text of every UI tree that a step names; each segment has its own."""
