@@ -128,7 +128,7 @@ def test_options_of_ours_are_those_of_the_file(tmp_path):
     rules = BatchRules.of(algorithm, min_valid=2)
     assert rules.options == {"form": "paper", "history": 3, "alpha": 0.5}
     assert plan(run_of(algorithm)).algorithm.startswith(
-        "hgpo (normalization mean_std, gamma 0.95, history 3, alpha 0.5, form paper, drop_zeros False, base False, "
+        "hgpo (normalization mean_std, gamma 0.95, history 3, alpha 0.5, form paper, drop_zeros false, base false, "
         "min_deviation 0.0, epsilon 1e-06), clip"
     )
     assert plan(run_of(plugin("opo"))).algorithm.startswith("opo, clip")

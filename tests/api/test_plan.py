@@ -154,6 +154,18 @@ def test_servers_of_others_get_more_time_by_default_and_what_is_given_counts_for
             "admits 8: slots will",
         ),
         (["algorithm.loss.ratio=sequence"], "the ratio is 1 at the only optimizer step"),
+        (
+            ["rollout.dynamicSampling.enabled=true", "algorithm.signal=reward"],
+            "rollout.dynamicSampling replaces groups that ended alike, but here they may teach: algorithm.signal is",
+        ),
+        (
+            ["rollout.dynamicSampling.enabled=true", "algorithm.advantage.plugin.name=reinforce_plus_plus"],
+            "here they may teach: reinforce_plus_plus compares them with the whole batch",
+        ),
+        (
+            ["algorithm.states=actions", "algorithm.advantage.plugin.name=opo"],
+            "algorithm.states changes nothing: opo compares no states",
+        ),
         (["algorithm.loss.plugin.name=cispo"], "the ratio is 1 at the only optimizer step"),
         (["algorithm.loss={anchor: behavior, plugin: {name: gspo}}"], "in bfloat16 rounding alone"),
         (["algorithm.loss.plugin.name=gspo", "rollout.maxStaleness=0"], "in bfloat16 rounding alone"),

@@ -114,6 +114,16 @@ def test_a_group_with_its_credits():
     assert "adv +0.97" in page.text  # 0.5 of the episode, 0.475 of the step
     assert "return +1.00" in page.text
     assert "1 of 2 succeeded" in page.text
+
+
+@pytest.mark.parametrize("states", ["screen", "actions"])
+def test_letters_are_of_states_whatever_the_estimator_compares(states):
+    rules = BatchRules("grpo", states=states)
+    replay = Replay("a run", get, groups=[GROUP], credits=build_batch([GROUP], rules).credits, states=states)
+    page = Page(replay_html(replay))
+    letters = [s.get("data-state") for s in page.of_class("step")]
+    assert letters[:4] == ["A", None if states == "screen" else "B", "A", None if states == "screen" else "B"]
+    assert "A ×2" in page.text
     assert "POST /step: timed out" in page.text
 
 

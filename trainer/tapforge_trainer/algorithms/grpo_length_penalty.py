@@ -3,7 +3,8 @@
     R' = R - mean(R) * (output * tokens / most tokens + turns * steps / most steps);  A = R' - mean(R')
 
 Means and maxima are over the group; `output` and `turns` are the prices of the longest. As the price is a share of the
-mean, a group that only fails is not penalised. prime-rl's third term, for input tokens, is left out: here it would
+mean, a group that only fails is not penalised; a negative mean (penalties outweigh successes) makes length pay, as in
+prime-rl's code. prime-rl's third term, for input tokens, is left out: here it would
 price frames.
 
 Conventions: no deviation. A maximum of 0 tokens counts as 1. A group of one has 0. Where outcomes gate, a group that

@@ -95,6 +95,10 @@ class Plan:
     notes: tuple[str, ...]
 
 
+#: of our estimators, those that compare states
+_COMPARE_STATES = {"gigpo", "graphgpo", "hgpo"}
+
+
 def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> Plan:
     """Pure. `files` adds what only the named files know."""
     from ..rollout.frame_budget import screens_shown  # pays for Pillow
@@ -210,6 +214,7 @@ def _algorithm(run: TrainingRun) -> str:
 
         ours = plugin.name in built_in()
         options = defaults_of(plugin.name) if ours else {}
+        options = {key: str(one).lower() if isinstance(one, bool) else one for key, one in options.items()}
         options |= {one.name: one.value for one in plugin.options}
         given = ", ".join(f"{key} {value}" for key, value in options.items() if value != "")
         name = plugin.name + ("" if ours else " of another package") + (f" ({given})" if given else "")
@@ -302,6 +307,7 @@ def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) ->
     if rollout.groups_per_update % learner.mini_batches:
         notes.append(f"{rollout.groups_per_update} groups don't divide into {learner.mini_batches} equal minibatches")
     notes += _notes_on_the_ratio(spec)
+    notes += _notes_on_advantages(spec)
     if learner.tokens_per_micro_batch < spec.model.context_tokens:
         notes.append(
             f"a sample may have {spec.model.context_tokens} tokens, more than learner.tokensPerMicroBatch "
@@ -329,6 +335,26 @@ def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) ->
             "may have to boot"
         )
     return tuple(notes)
+
+
+def _notes_on_advantages(spec: TrainingRunSpec) -> list[str]:
+    algorithm, notes = spec.algorithm, []
+    plugin = algorithm.advantage.plugin
+    name = algorithm.advantage.kind if plugin is None else plugin.name
+    if spec.rollout.dynamic_sampling.enabled:
+        why = ""
+        if name == "reinforce_plus_plus":
+            why = "reinforce_plus_plus compares them with the whole batch"
+        elif algorithm.signal == "reward":
+            why = "algorithm.signal is reward"
+        if why:
+            notes.append(f"rollout.dynamicSampling replaces groups that ended alike, but here they may teach: {why}")
+    if algorithm.states == "actions":
+        from ..algorithms.registry import built_in  # pays for numpy
+
+        if name in set(built_in()) - _COMPARE_STATES:
+            notes.append(f"algorithm.states changes nothing: {name} compares no states")
+    return notes
 
 
 def _notes_on_the_ratio(spec: TrainingRunSpec) -> list[str]:

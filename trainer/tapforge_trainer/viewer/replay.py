@@ -75,6 +75,8 @@ class StepView:
     absent: bool = False
     #: letter of the state among the states of its group that were seen more than once
     letter: str = ""
+    #: steps of the group in that state, itself included; whether they are compared is the estimator's business
+    alike: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +229,13 @@ def _episode(
     episode: EpisodeRecord,
     album: _Album,
     credits: Mapping[tuple[str, int], Credit],
-    letters: Mapping[tuple[str, int], str],
+    letters: Mapping[tuple[str, int], tuple[str, int]],
 ) -> EpisodeView:
     steps = []
     for step in episode.steps:
         sha256 = step.frames[-1] if step.frames else None
         picture = album.get(sha256) if sha256 else None
+        letter, alike = letters.get((episode.id, step.index), ("", 1))
         steps.append(
             StepView(
                 record=step,
@@ -241,7 +244,8 @@ def _episode(
                 absent=sha256 in album.absent,
                 gesture=_gesture(step, picture),
                 credit=credits.get((episode.id, step.index)),
-                letter=letters.get((episode.id, step.index), ""),
+                letter=letter,
+                alike=alike,
             )
         )
     return EpisodeView(episode, tuple(steps))
@@ -261,8 +265,10 @@ def _group(group: GroupRecord, album: _Album, credits: Mapping[tuple[str, int], 
     states = group_states([episode for episode in valid if episode.steps], key).steps
     seen = Counter(state for state in states if state != UNKNOWN)
     shared = [state for state, count in seen.items() if count > 1]
-    names = {state: _letter(number) for number, state in enumerate(shared)}
-    letters = {(step.episode, step.index): names.get(state, "") for step, state in zip(steps, states, strict=True)}
+    names = {state: (_letter(number), seen[state]) for number, state in enumerate(shared)}
+    letters = {
+        (step.episode, step.index): names[state] for step, state in zip(steps, states, strict=True) if state in names
+    }
     views = [_episode(episode, album, credits, letters) for episode in group.episodes]
     order = {"success": 0, "failure": 1, "invalid": 2, "stopped": 3}
     views.sort(key=lambda view: (order[view.outcome], -(view.reward or 0.0), len(view.steps), view.record.id))
