@@ -19,6 +19,7 @@ from scripted import AGENT, TASKS, Demonstrator
 
 from tapforge_api import load
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
+from tapforge_trainer.algorithms import registry
 from tapforge_trainer.frames.handles import FramesLost
 from tapforge_trainer.learner.checkpoints import WrittenCheckpoint
 from tapforge_trainer.loop import checkpoint_due, grace_note, reinforce
@@ -152,6 +153,29 @@ async def test_each_update_is_learned_synced_reported_and_saved_when_due(tmp_pat
     notes = [event["text"] for event in read_events(tmp_path) if event["event"] == "note"]
     words = "importance weights can't be trusted", "held after a full set of weights was sent once more"
     assert [sum(word in note for note in notes) for word in words] == [3, 3] and len(notes) == 6
+
+
+@pytest.mark.parametrize("again", [0, 1])
+async def test_a_recording_tells_which_groups_an_update_had(tmp_path: Path, again: int) -> None:
+    """The replay puts batches together by the order of groups alone."""
+    async with _parts(tmp_path, "rollout.dynamicSampling.enabled=true") as context:
+        policy: Any = context.policy
+        policy.learner.loses = again
+        await reinforce(context, Progress())
+    orders = {group.id: group.order for group in Recording(tmp_path / ROLLOUT).groups()}
+    number = {order: n for n, order in enumerate(sorted(orders.values()))}
+    learned = policy.learner.samples[again:]
+    assert [{number[orders[sample.group]] // 4 for sample in samples} for samples in learned] == [{0}, {1}, {2}]
+
+
+async def test_what_an_estimator_does_wrong_is_said_with_the_update(tmp_path: Path, monkeypatch: Any) -> None:
+    def broken(steps: Any) -> Any:
+        raise ValueError("too few groups")
+
+    monkeypatch.setitem(registry._BUILT_IN, "broken", broken)
+    async with _parts(tmp_path, "algorithm.advantage={plugin: {name: broken}}") as context:
+        with pytest.raises(ValueError, match="^update 1: too few groups\n"):
+            await reinforce(context, Progress())
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,10 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
             groups = await unless_stopped(context.stop, scheduler.next_batch())
             started = time.monotonic()
             metrics: dict[str, Any] = {"seconds_rollout_wait": started - waiting, "seconds_checkpoint": rollout.saving}
-            batch = await asyncio.to_thread(build_batch, groups, rules)
+            try:
+                batch = await asyncio.to_thread(build_batch, groups, rules)
+            except ValueError as error:
+                raise ValueError(f"update {progress.update + 1}: {error}") from error
             building = time.monotonic() - started
             progress.update += 1
             if batch.samples:

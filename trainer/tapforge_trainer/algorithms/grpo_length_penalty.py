@@ -3,9 +3,8 @@
     R' = R - mean(R) * (output * tokens / most tokens + turns * steps / most steps);  A = R' - mean(R')
 
 Means and maxima are over the group; `output` and `turns` are the prices of the longest. As the price is a share of the
-mean, a group that only fails is not penalised; a negative mean (penalties outweigh successes) makes length pay, as in
-prime-rl's code. prime-rl's third term, for input tokens, is left out: here it would
-price frames.
+mean, a group that only fails is not penalised, and where penalties make the mean negative, length pays. prime-rl's
+third term, for input tokens, is left out: here it would price frames.
 
 Conventions: no deviation. A maximum of 0 tokens counts as 1. A group of one has 0. Where outcomes gate, a group that
 ended alike has 0: there the price would be all there is to compare.
