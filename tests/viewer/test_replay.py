@@ -228,25 +228,6 @@ def run_folder(tmp_path):
     return tmp_path
 
 
-def test_credits_are_those_of_the_whole_update(tmp_path):
-    """Of an estimator that compares with everything that the update took."""
-    others = [episode(name, Outcome.SUCCESS, "red", group="g2") for name in ("won2", "won3")]
-    groups = [GROUP, group(*others, order=1)]
-    recorder = Recorder(tmp_path)
-    for one in groups:
-        for record in one.episodes:
-            recorder.episode(record, {f.name: f for f in FRAMES.values()})
-        recorder.group(one)
-    recorder.close()
-    rules = BatchRules("reinforce_plus_plus", signal="reward")
-    shown = replay_of(title="a run", rules=rules, per_update=2, training=tmp_path, max_groups=1)
-    assert len(shown.groups) == 1
-    assert list(shown.credits) == list(build_batch(groups, rules).credits)
-    assert {c.episode: c.advantage for c in shown.credits}["won"] != next(
-        c.advantage for c in build_batch([GROUP], rules).credits if c.episode == "won"
-    )
-
-
 def test_from_recordings_on_disk(run_folder):
     replay = replay_of(
         title="a run",

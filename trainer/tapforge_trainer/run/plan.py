@@ -12,25 +12,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tapforge_api import TrainingRun
-from tapforge_api.algorithm import Loss, LossPlugin
 from tapforge_api.environment import EnvironmentSource
 from tapforge_api.model import ModelSource
 from tapforge_api.training_run import TrainingRunSpec
 
-from ..algorithms.loss_registry import BUILT_IN, loss_options
-from ..algorithms.loss_registry import loss as registered
-from ..algorithms.objective import recomputed
-from ..algorithms.token_losses.gspo import Gspo
-from ..algorithms.token_losses.ppo import Ppo
 from ..tasks.contamination import Contamination
 from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
-
-#: nearer to 1 no whole answer's ratio stays between engine and learner in bfloat16
-_NARROW = 0.01
+from .plan_algorithm import algorithm_line, notes_on_algorithm, old_logprobs_recomputed
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
@@ -95,10 +87,6 @@ class Plan:
     notes: tuple[str, ...]
 
 
-#: of our estimators, those that compare states
-_COMPARE_STATES = {"gigpo", "graphgpo", "hgpo"}
-
-
 def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> Plan:
     """Pure. `files` adds what only the named files know."""
     from ..rollout.frame_budget import screens_shown  # pays for Pillow
@@ -107,7 +95,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
     rollout, learner, engine, evaluation, stop = spec.rollout, spec.learner, spec.engine, spec.evaluation, spec.stop
     per_update = rollout.groups_per_update * rollout.group_size
     between = (stop.max_updates - 1) // evaluation.every_updates if evaluation.every_updates else 0
-    own = _recomputed(spec)
+    own = old_logprobs_recomputed(spec)
     slots = known_slots(spec.environment.source, files)
     shared = files.contamination
     # Of more than that only the first ones were drawn.
@@ -135,7 +123,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         updates=stop.max_updates,
         episodes=stop.max_updates * per_update,
         optimizer_steps=stop.max_updates * learner.mini_batches,
-        algorithm=_algorithm(run),
+        algorithm=algorithm_line(run),
         ranks=learner.ranks,
         engines=engine.replicas,
         kv_cache_mib=engine.kv_cache_mib,
@@ -201,70 +189,6 @@ def _practised(run: TrainingRun) -> str:
     return (f"the tasks in {tasks.file}" if tasks.file else f"suite {tasks.suite}, split {tasks.split}") + which + most
 
 
-def _algorithm(run: TrainingRun) -> str:
-    algorithm = run.spec.algorithm
-    parts = {name: getattr(algorithm.advantage.value, name, None) for name in ("normalization", "gamma", "weight")}
-    inside = ", ".join(f"{k} {v}" for k, v in parts.items() if v is not None)
-    capped = ", capped by the advantage" if algorithm.kl.advantage_cap else ""
-    kl = f"KL {algorithm.kl.coefficient:g} ({algorithm.kl.estimator}{capped})"
-    kl = kl if algorithm.kl.coefficient else "no KL term"
-    name = algorithm.advantage.kind + (f" ({inside})" if inside else "")
-    if (plugin := algorithm.advantage.plugin) is not None:
-        from ..algorithms.registry import built_in, defaults_of  # pays for numpy
-
-        ours = plugin.name in built_in()
-        options = defaults_of(plugin.name) if ours else {}
-        options = {key: str(one).lower() if isinstance(one, bool) else one for key, one in options.items()}
-        options |= {one.name: one.value for one in plugin.options}
-        given = ", ".join(f"{key} {value}" for key, value in options.items() if value != "")
-        name = plugin.name + ("" if ours else " of another package") + (f" ({given})" if given else "")
-    if algorithm.states == "actions":
-        name += ", states by executed actions"
-    for what, fate in algorithm.truncated.model_dump().items():
-        name += f", {what} at their limit masked" if fate == "masked" else ""
-    return f"{name}, {_loss(run)}, {kl}"
-
-
-def _loss(run: TrainingRun) -> str:
-    spec, loss = run.spec, run.spec.algorithm.loss
-    parts = [f"clip {loss.clip_low:g}/{loss.clip_high:g} by {loss.ratio}"]
-    if loss.dual_clip is not None:
-        parts.append(f"dual clip {loss.dual_clip:g}")
-    if loss.plugin is not None:
-        made = _named_loss(loss.plugin)
-        options = {one.name: one.value for one in loss.plugin.options} if made is None else asdict(made)
-        given = ", ".join(f"{name} {value}" for name, value in options.items())
-        parts = [f"loss {loss.plugin.name}" + (f" ({given})" if given else "")]
-    length = loss.constant_length or spec.rollout.response_tokens
-    parts.append(f"constant {length:,}" if loss.aggregation == "constant" else loss.aggregation)
-    parts.append(f"anchor {loss.anchor}")
-    # Where the engine's log-probabilities stand for the old ones, the ratio is the weight.
-    if loss.weight_cap is not None and _recomputed(spec):
-        parts.append(f"importance weight at most {loss.weight_cap:g}")
-    for name, correction in loss.corrections.model_dump(exclude_none=True).items():
-        given = ", ".join(f"{key} {value}" for key, value in correction.items())
-        parts.append(f"{name} ({given})")
-    return ", ".join(parts)
-
-
-def _named_loss(plugin: LossPlugin) -> Any:
-    """One of ours with all its options; None: another package's, or one that a run is refused for."""
-    try:
-        options = {one.name: one.value for one in plugin.options}
-        return registered(plugin.name, loss_options(plugin.name, options)) if plugin.name in BUILT_IN else None
-    except ValueError:
-        return None
-
-
-def _recomputed(spec: TrainingRunSpec) -> bool:
-    return recomputed(
-        spec.algorithm.loss.anchor,
-        off_policy=spec.rollout.max_staleness > 0,
-        steps=spec.learner.mini_batches,
-        corrected=bool(spec.algorithm.loss.corrections.model_dump(exclude_none=True)),
-    )
-
-
 def _evaluated(run: TrainingRun, tasks: int) -> str:
     e = run.spec.evaluation
     modes = [f"sampled at {e.sampled_temperature:g}"] * e.sampled + ["greedy"] * e.greedy
@@ -306,8 +230,7 @@ def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) ->
         notes.append(f"{at_once} episodes at once, but rollout.maxStaleness admits {bound}: slots will idle")
     if rollout.groups_per_update % learner.mini_batches:
         notes.append(f"{rollout.groups_per_update} groups don't divide into {learner.mini_batches} equal minibatches")
-    notes += _notes_on_the_ratio(spec)
-    notes += _notes_on_advantages(spec)
+    notes += notes_on_algorithm(spec)
     if learner.tokens_per_micro_batch < spec.model.context_tokens:
         notes.append(
             f"a sample may have {spec.model.context_tokens} tokens, more than learner.tokensPerMicroBatch "
@@ -335,60 +258,6 @@ def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) ->
             "may have to boot"
         )
     return tuple(notes)
-
-
-def _notes_on_advantages(spec: TrainingRunSpec) -> list[str]:
-    algorithm, notes = spec.algorithm, []
-    plugin = algorithm.advantage.plugin
-    name = algorithm.advantage.kind if plugin is None else plugin.name
-    if spec.rollout.dynamic_sampling.enabled:
-        why = ""
-        if name == "reinforce_plus_plus":
-            why = "reinforce_plus_plus compares them with the whole batch"
-        elif algorithm.signal == "reward":
-            why = "algorithm.signal is reward"
-        if why:
-            notes.append(f"rollout.dynamicSampling replaces groups that ended alike, but here they may teach: {why}")
-    if algorithm.states == "actions":
-        from ..algorithms.registry import built_in  # pays for numpy
-
-        if name in set(built_in()) - _COMPARE_STATES:
-            notes.append(f"algorithm.states changes nothing: {name} compares no states")
-    return notes
-
-
-def _notes_on_the_ratio(spec: TrainingRunSpec) -> list[str]:
-    loss, one = spec.algorithm.loss, spec.learner.mini_batches == 1
-    named = loss.ratio == "sequence" or loss.plugin is not None
-    rounded = spec.model.dtype != "float32" and not (spec.model.dtype is None and spec.device == "cpu")
-    notes = []
-    if _recomputed(spec) and one and named:
-        notes.append(
-            "the ratio is 1 at the only optimizer step of an update: what the loss does with ratios does nothing. Set "
-            "loss.anchor to behavior, or learner.miniBatches to 2 or more"
-        )
-    elif not _recomputed(spec) and rounded and _narrow(loss):
-        notes.append(
-            "the ratio is of whole answers and against the engine: in bfloat16 rounding alone takes many of them out "
-            "of so narrow a clip. Look at clip_fraction_* of the first update, or use loss.anchor: old with "
-            "learner.miniBatches of 2 or more"
-        )
-    mask = loss.corrections.opsm
-    if mask is not None and mask.against == "old" and one:
-        notes.append(
-            "corrections.opsm against old masks nothing at the only optimizer step of an update: it compares the "
-            "policy with itself. Leave against out, or set learner.miniBatches to 2 or more"
-        )
-    return notes
-
-
-def _narrow(loss: Loss) -> bool:
-    """Whether answers are clipped as a whole, and as narrowly as GSPO's are published."""
-    made = Ppo(ratio=loss.ratio, clip_low=loss.clip_low, clip_high=loss.clip_high)
-    if loss.plugin is not None:
-        made = _named_loss(loss.plugin)
-    whole = isinstance(made, Gspo) or (isinstance(made, Ppo) and made.ratio == "sequence")
-    return whole and min(made.clip_low, made.clip_high) < _NARROW
 
 
 # --- for people and programs ------------------------------------------------------------------------------------------
