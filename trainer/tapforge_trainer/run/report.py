@@ -28,6 +28,7 @@ from ..viewer.curve import EvaluationPoint, UpdatePoint, draw_curve
 from ..viewer.recorded import replay_of
 from ..viewer.replay import write_replay
 from .folder import CURVE, EVALUATION, REPLAY, ROLLOUT, SUMMARY, read_events, run_of
+from .plan_algorithm import algorithm_line
 
 
 class ReportError(Exception):
@@ -52,7 +53,7 @@ def summarize(
     return {
         "run": run.metadata.name,
         "seed": run.spec.seed,
-        "algorithm": run.spec.algorithm.advantage.kind,
+        "algorithm": algorithm_line(run),
         "success_before": before,
         "success_after": after,
         "baselines": baselines,
