@@ -188,6 +188,46 @@ def test_degenerate_groups_give_numbers(name, options, degenerate, outcomes):
         assert np.abs(part).max() <= 1e4 * max(1.0, np.abs(steps.reward[steps.valid]).max(initial=0.0))
 
 
+def won_and_lost(group: int, *lengths: int):
+    """The first succeeds, all others fail."""
+    return [
+        (group, True, at == 0, 1, [(0, 0.0, 1)] * (n - 1) + [(1, float(at == 0), 1)]) for at, n in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, {}) for name in built_in() if "min_deviation" in defaults_of(name)] + [("grpo", {"deviation": "batch"})],
+)
+def test_a_least_deviation_keeps_differences_small(name, options):
+    steps = build(won_and_lost(0, 2, 3, 2))
+    published = estimate(name, steps, **options)
+    small = estimate(name, steps, min_deviation=100.0, **options)
+    part = "episode" if published.episode.any() else "step"
+    assert 0 < np.abs(getattr(small, part)).max() < 0.02 * np.abs(getattr(published, part)).max()
+
+
+def test_a_deviation_of_the_batch_over_steps():
+    total = estimate("grpo", build(won_and_lost(0, 3, 1)), deviation="batch", row_statistics=True, epsilon=0.0).total
+    np.testing.assert_allclose(total, [0.5, 0.5, 0.5, -1.5])  # 1, 1, 1, 0: mean 3/4, deviation 1/2
+
+
+def test_whitened_by_trajectories_a_group_that_ended_alike_is_in_no_statistic():
+    mixed = won_and_lost(0, 2, 2)
+    alike = [(1, True, False, 1, [(0, reward, 1)]) for reward in (0.0, -0.5, 0.1, 0.0)]
+    whole, alone = build([*mixed, *alike]), build(mixed)
+    whole, alone = replace(whole, success=whole.goal), replace(alone, success=alone.goal)
+    total = estimate("gdpo", whole, whiten="trajectories").total
+    np.testing.assert_allclose(total[:4], estimate("gdpo", alone, whiten="trajectories").total)
+
+
+@pytest.mark.parametrize("won", [True, False])
+def test_without_groups_a_batch_of_one_outcome_has_nothing_whatever_its_rewards(won):
+    steps = build([(0, True, won, 1, [(0, reward, 1)]) for reward in (1.0, 0.5, 0.9)])
+    assert not estimate("reinforce_plus_plus", replace(steps, success=steps.goal)).total.any()
+    assert estimate("reinforce_plus_plus", steps).total.any()
+
+
 with_epsilon = [name for name in built_in() if "epsilon" in defaults_of(name)]
 
 

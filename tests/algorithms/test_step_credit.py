@@ -74,6 +74,13 @@ def test_the_episodes_level_has_weight_one():
     np.testing.assert_allclose(result.episode[1], (1 / 3) / 3)
 
 
+def test_the_episodes_level_is_none_in_a_group_of_one():
+    steps = walks(([0, 0], True, OUT))  # one state twice: compared with itself over time
+    options = {"normalization": "mean", "gamma": 0.5, "history": 0}
+    np.testing.assert_array_equal(hgpo(steps, base=True, **options).total, hgpo(steps, **options).total)
+    assert hgpo(steps, **options).total.any()
+
+
 # --- GraphGPO ---------------------------------------------------------------------------------------------------------
 
 
