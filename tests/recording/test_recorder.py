@@ -256,6 +256,20 @@ def test_dropped_groups_are_kept_apart(tmp_path):
     assert list(Recording(tmp_path).episodes()) == [episode]
 
 
+def test_updates_took_what_was_settled_last_at_each_place_in_the_order(tmp_path):
+    """Three groups; a run that was resumed plays the second again under another name, and the third is dropped."""
+    first, second, third = record(tmp_path, groups=3)
+    recorder = Recorder(tmp_path)
+    episode, frames = an_episode(7, 0)
+    again = replace(a_group(7, episode), order=second.order)
+    recorder.episode(episode, frames)
+    recorder.group(again)
+    recorder.group(third, "uniform")
+    recorder.close()
+    assert Recording(tmp_path).settled() == [first, again]
+    assert [group.id for group in Recording(tmp_path).groups()] == [first.id, second.id, third.id, again.id]
+
+
 def test_a_crash_at_any_byte_loses_only_what_was_unfinished(tmp_path):
     written = record(tmp_path / "whole", groups=2)
     data = (tmp_path / "whole" / FILE).read_bytes()

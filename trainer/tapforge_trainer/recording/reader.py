@@ -86,10 +86,15 @@ class Recording:
                 yield record
 
     def settled(self) -> list[GroupRecord]:
-        """What updates took, in its order: of each place the group that was settled last. A run that was resumed may
-        have played a group again, or some of its episodes."""
-        last = {group.order: group for group in self.groups()}
-        return [last[order] for order in sorted(last)]
+        """What updates took, in its order: of each place in the order the group that was settled there last, and none
+        where that one was dropped. A run that was resumed has played again what came after its checkpoint, groups under
+        other names and groups with some of their episodes. Whatever was lost beyond the last place that was played
+        again is there as well, and what waited for its update when the run ended."""
+        last: dict[int, GroupRecord | None] = {}
+        for record, why in self._records():
+            if isinstance(record, GroupRecord):
+                last[record.order] = record if why is None else None
+        return [group for _, group in sorted(last.items()) if group is not None]
 
     def ui_trees(self) -> Iterator[tuple[str, str]]:
         """Name (sha256) and text of every UI tree that a step names; each segment has its own."""
@@ -136,7 +141,7 @@ class Recording:
     def _records(self) -> Iterator[tuple[EpisodeRecord | GroupRecord, str | None]]:
         pruned = self.pruned
         steps: dict[str, list[StepRecord]] = {}
-        groups: dict[str, GroupRecord] = {}
+        settled: dict[str, tuple[GroupRecord, str | None]] = {}
         by_id: dict[str, EpisodeRecord] = {}
         for where, line in self._lines():
             try:
@@ -149,11 +154,11 @@ class Recording:
                 elif kind == "group":
                     if pruned and not by_id.keys() >= set(line["episodes"]):
                         continue
-                    group = decode_group(line, tuple(by_id[i] for i in line["episodes"]))
+                    group, why = decode_group(line, tuple(by_id[i] for i in line["episodes"])), line["dropped"]
                     # A run that was resumed writes down once more what it had at hand.
-                    if groups.get(group.id) != group:
-                        groups[group.id] = group
-                        yield group, line["dropped"]
+                    if settled.get(group.id) != (group, why):
+                        settled[group.id] = group, why
+                        yield group, why
                 elif kind != "ui_tree":
                     raise ValueError(f"unknown kind {kind!r}")
             except (KeyError, TypeError, ValueError) as error:
