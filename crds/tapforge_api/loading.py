@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from .base import API_VERSION, GROUP, Metadata
 from .document import Document, parse
 from .errors import Problem, SpecError, place_of, problems_of
-from .overrides import apply_override
+from .overrides import apply_override, unless_said
 from .pool import EmulatorPool
 from .shapes import Path, aliases, model_at
 from .training_run import TrainingRun
@@ -97,17 +97,29 @@ def _checked(model: type[M], document: Document, source: str, overrides: Sequenc
     data: dict[str, Any] = document.data
     places = {path: f"line {line}" for path, line in document.lines.items()}
     problems: list[Problem] = []
+    filled: dict[Path, str] = {}
     for override in overrides:
         try:
             if (path := apply_override(model, data, override)) is None:
                 continue
+            if unless_said(override):
+                filled[path] = override.replace("?=", " ", 1)
             places = {p: where for p, where in places.items() if p[: len(path)] != path}
             places[path] = f"--set {override}"
         except SpecError as error:
             problems += error.problems
     if problems:
         raise SpecError(source, problems)
-    return _validate(model, data, source, places)
+    try:
+        return _validate(model, data, source, places)
+    except SpecError as error:  # about values, maybe, that its author has never seen
+        near = [one for at, one in filled.items() if any(at[: len(p.path)] == p.path for p in error.problems)]
+        if near:
+            error.add_note(
+                f"set there because the file says nothing (--preset, PATH?=VALUE): {', '.join(near)}; say in the file "
+                "what shall be instead"
+            )
+        raise
 
 
 def _read(path_or_text: Source) -> tuple[str, str]:

@@ -30,12 +30,12 @@ def apply_override(model: type[BaseModel], data: dict[str, Any], override: str) 
     """Carries out one `path=value` or `path?=value` on `data` in place and returns the path in YAML's names; None where
     it was said already."""
     raw, equals, text = _split(override)
-    raw, unless_said = raw.removesuffix("?").strip(), raw.endswith("?")
+    raw = raw.removesuffix("?").strip()
     if not equals or not raw:
         raise _refuse(override, "expected PATH=VALUE, as in spec.seed=3")
     path = _path(model, raw, override)
     value = scalar(text, f"--set {override}")
-    if unless_said and _is_said(model, data, path):
+    if unless_said(override) and _is_said(model, data, path):
         return None
     here: Any = data
     for depth, part in enumerate(path):
@@ -73,6 +73,11 @@ def apply_override(model: type[BaseModel], data: dict[str, Any], override: str) 
             what = "a list" if isinstance(here, list) else "a struct" if isinstance(here, dict) else "a single value"
             raise _refuse(override, f"{render_path(path[:depth])} is {what}; {part!r} can't be set in it")
     return path
+
+
+def unless_said(override: str) -> bool:
+    """Whether it gives way to what is said already: `path?=value`."""
+    return _split(override)[0].endswith("?")
 
 
 def is_said(model: type[BaseModel], data: dict[str, Any], override: str) -> bool:

@@ -83,6 +83,27 @@ def test_a_plan_says_each_value_and_what_was_not_taken() -> None:
     assert "dual clip 3" in next(line for line in said.output.splitlines() if line.startswith("algorithm "))
 
 
+def test_what_contradicts_the_file_is_named(tmp_path: Path) -> None:
+    """The author of the file has never seen these values."""
+    text = RUN.replace("spec: {", "spec: {algorithm: {loss: {plugin: {name: cispo}}}, ")
+    (tmp_path / "x.yaml").write_text(text)
+    said = CliRunner().invoke(cli, ["plan", "-f", str(tmp_path / "x.yaml"), "--preset", "clawgui"])
+    assert said.exit_code == 2 and "must be left out with plugin" in said.output
+    note = said.output.splitlines()[-1]
+    assert note.startswith(
+        "set there because the file says nothing (--preset, PATH?=VALUE): spec.algorithm.loss.clipLow"
+    )
+    assert "spec.algorithm.loss.dualClip 3" in note and "kl" not in note
+    said = CliRunner().invoke(cli, ["plan", "-f", str(tmp_path / "x.yaml"), "--set", "seed=x", "--preset", "gspo"])
+    assert said.exit_code == 2 and "set there" not in said.output
+
+
+def test_a_plan_of_standard_input_says_them_too() -> None:
+    said = CliRunner().invoke(cli, ["plan", "-f", "-", "--preset", "clawgui"], input=RUN)
+    assert said.exit_code == 0, said.output
+    assert said.output.startswith("preset clawgui: ") and "not taken" not in said.output
+
+
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownPreset, match="did you mean 'zerogui'"):
         preset("zerogu")

@@ -26,6 +26,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: in a context's `meta`: the preset that was asked for, or None
 PRESET: Final = "tapforge.preset"
+#: there, too: what standard input said; it can be read once
+_STDIN_TEXT: Final = "tapforge.stdin"
 
 _STDIN: Final = "-"
 _NAMES: Final = ("-f", "--file")
@@ -153,10 +155,13 @@ def source_of(file: Path) -> Source:
     if str(file) != _STDIN:
         return file
     name = "standard input"
-    if sys.stdin.isatty():
-        click.echo("reading the file from standard input, until Ctrl-D", err=True)
+    meta = context.meta if (context := click.get_current_context(silent=True)) is not None else {}
+    if _STDIN_TEXT not in meta:
+        if sys.stdin.isatty():
+            click.echo("reading the file from standard input, until Ctrl-D", err=True)
+        meta[_STDIN_TEXT] = sys.stdin.buffer.read()
     try:
-        return Text(sys.stdin.buffer.read().decode(), name)
+        return Text(meta[_STDIN_TEXT].decode(), name)
     except UnicodeDecodeError as error:
         raise SpecError(name, [Problem(f"is no UTF-8 text: {error.reason} at byte {error.start}")]) from error
 
