@@ -133,6 +133,12 @@ def test_no_member_of_a_group_is_left_out_for_being_slow_by_default() -> None:
     assert assembly.group_limits(short).deadline_seconds == 7
 
 
+def test_groups_are_judged_by_the_episodes_that_batches_compare() -> None:
+    assert not assembly.group_limits(run()).mask_step_limit
+    assert not assembly.group_limits(run("algorithm.truncated.answers=masked")).mask_step_limit
+    assert assembly.group_limits(run("algorithm.truncated.episodes=masked")).mask_step_limit
+
+
 def test_servers_of_others_get_more_time_by_default_and_what_is_given_counts_for_all() -> None:
     own, others = (
         run(f"environment={{protocol: {protocol}, source: {{urls: {{list: ['http://a:1']}}}}}}").spec.environment

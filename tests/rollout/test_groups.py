@@ -18,6 +18,7 @@ from tapforge_trainer.rollout.stats import by_length
 ENDS = {
     "success": (Reason.DONE, Outcome.SUCCESS),
     "failure": (Reason.STEP_LIMIT, Outcome.FAILURE),
+    "gave_up": (Reason.DONE, Outcome.FAILURE),
     "invalid": (Reason.ENV_ERROR, Outcome.INVALID),
     "stopped": (Reason.CANCELLED, None),
 }
@@ -343,6 +344,20 @@ def test_a_lone_success_and_an_invalid_one_are_no_contrast():
     buffer.admit(task())
     settled = play(buffer, ["success", "invalid", "success"])
     assert settled.dropped is Dropped.UNIFORM
+
+
+def test_what_is_left_of_a_group_without_those_that_ran_out_of_steps_has_to_teach_something():
+    limits = GroupLimits(4, 1, 0, 0, 3, None, dynamic_sampling=True, max_rounds=9, mask_step_limit=True)
+    buffer = GroupBuffer(limits)
+    cases = {
+        ("success", "success", "success", "failure"): Dropped.UNIFORM,
+        ("failure", "failure", "failure", "failure"): Dropped.UNIFORM,
+        ("success", "gave_up", "failure", "failure"): Dropped.UNIFORM,  # two are too few to compare
+        ("success", "success", "gave_up", "failure"): None,
+    }
+    for number, (ends, fate) in enumerate(cases.items()):
+        buffer.admit(task(number))
+        assert play(buffer, list(ends)).dropped is fate, ends
 
 
 def test_an_interrupted_run_takes_its_groups_up_again():

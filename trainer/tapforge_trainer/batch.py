@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from tapforge_api.algorithm import Algorithm, Signal, StateKey
-from tapforge_envs.protocol import Outcome, Reason
+from tapforge_envs.protocol import Outcome
 
 from .algorithms.composition import estimator_of
 from .algorithms.registry import NotFinite, estimate
@@ -243,12 +243,8 @@ def steps_of(groups: Sequence[Sequence[EpisodeRecord]], rules: BatchRules) -> St
 def _comparable(group: GroupRecord, rules: BatchRules) -> list[EpisodeRecord]:
     episodes = [episode for episode in group.episodes if episode.valid and episode.steps]
     if rules.mask_step_limit:
-        episodes = [episode for episode in episodes if not _at_step_limit(episode)]
+        episodes = [episode for episode in episodes if not episode.out_of_steps]
     return sorted(episodes, key=lambda episode: (episode.seed, episode.attempt, episode.id))
-
-
-def _at_step_limit(episode: EpisodeRecord) -> bool:
-    return episode.reason is Reason.STEP_LIMIT and episode.outcome is Outcome.FAILURE
 
 
 def _cut_off(step: StepRecord) -> bool:
@@ -327,7 +323,7 @@ def _statistics(
         success_rate_attempted=_share(successes, len(valid) + invalid),
         steps_mean=_share(len(answers), len(valid)),
         valid_action_ratio=_share(sum(step.parse_error is None for step in answers), len(answers)),
-        step_limit_rate=_share(sum(map(_at_step_limit, valid)), len(valid)),
+        step_limit_rate=_share(sum(episode.out_of_steps for episode in valid), len(valid)),
         answer_limit_rate=_share(sum(map(_cut_off, answers)), len(answers)),
         samples=len(samples),
         response_tokens=sum(span.end - span.start for sample in samples for span in sample.spans),

@@ -123,6 +123,11 @@ class EpisodeRecord:
     def valid(self) -> bool:
         return self.outcome in (Outcome.SUCCESS, Outcome.FAILURE)
 
+    @property
+    def out_of_steps(self) -> bool:
+        """Whether it had not succeeded at its step limit."""
+        return self.reason is Reason.STEP_LIMIT and self.outcome is Outcome.FAILURE
+
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:

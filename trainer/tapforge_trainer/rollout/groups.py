@@ -50,6 +50,8 @@ class GroupLimits:
     dynamic_sampling: bool = False
     #: refills per update: at most `max_rounds * groups_per_update` groups are dropped for it
     max_rounds: int = 4
+    #: episodes that ran out of steps are compared with nobody, here as in a batch
+    mask_step_limit: bool = False
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_valid <= self.group_size:
@@ -362,7 +364,8 @@ class GroupBuffer:
         valid = group.valid()
         if len(valid) < self.limits.min_valid:
             return self._drop(group, Dropped.TOO_FEW_VALID)
-        uniform = len({r.outcome for r in valid}) == 1
+        compared = [r.outcome for r in valid if not (self.limits.mask_step_limit and r.out_of_steps)]
+        uniform = len(set(compared)) < 2 or len(compared) < self.limits.min_valid
         budget = self.limits.max_rounds * self.limits.groups_per_update
         if self.limits.dynamic_sampling and uniform and self._uniform_this_update < budget:
             self._uniform_this_update += 1

@@ -228,6 +228,7 @@ def group_limits(run: TrainingRun) -> GroupLimits:
         deadline_seconds=longest_member(run.spec) if r.group_deadline_seconds is None else r.group_deadline_seconds,
         dynamic_sampling=r.dynamic_sampling.enabled,
         max_rounds=r.dynamic_sampling.max_rounds,
+        mask_step_limit=run.spec.algorithm.truncated.episodes == "masked",
     )
 
 
