@@ -255,6 +255,13 @@ def test_plans_are_consistent_and_can_be_shown(
     assert f"{groups:,} groups x {size:,} = {size * groups:,} episodes" in render(p)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(900, "or 15 minutes"), (90, "or 1.5 minutes"), (86_400, "or 1,440 minutes")]
+)
+def test_what_a_crash_costs_is_a_plain_number(seconds: int, words: str) -> None:
+    assert words in render(plan(run(f"checkpoints.everySeconds={seconds}")))
+
+
 def test_the_whole_text() -> None:
     text = render(
         plan(run("warmStart={}", "stop={maxUpdates: 1, maxSeconds: 90, targetSuccess: 0.9}", "tasks.templates=[a]"))
@@ -288,8 +295,8 @@ def test_the_whole_text() -> None:
         ),
         "written to  runs/x; checkpoints in runs/x/checkpoints",
         (
-            "a crash     costs 10 updates at most, or 15 minutes and the update then under way, whichever is less; and "
-            "the start"
+            "a crash     costs 10 updates at most, or 15 minutes and the update then under way, whichever is less; "
+            "more where a checkpoint takes long to write; and the start"
         ),
     ]
 

@@ -272,6 +272,11 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
+def _minutes(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes:,.3g} minutes" if minutes < 100 else f"{minutes:,.0f} minutes"
+
+
 def render(p: Plan) -> str:
     """The plan as text, one line per fact."""
     slots = "as many as the source has" if p.slots is None else f"{p.slots:,}"
@@ -298,8 +303,8 @@ def render(p: Plan) -> str:
         **({"held out": p.held_out} if p.held_out else {}),
         "ends": f"{p.ends}; {p.episodes:,} episodes and {_count(p.optimizer_steps, 'optimizer step')} at most",
         "written to": f"{p.folder}; checkpoints in {p.checkpoints}",
-        "a crash": f"costs {_count(p.checkpoint_updates, 'update')} at most, or {p.checkpoint_seconds / 60:,.3g} "
-        "minutes and the update then under way, whichever is less; and the start",
+        "a crash": f"costs {_count(p.checkpoint_updates, 'update')} at most, or {_minutes(p.checkpoint_seconds)} and "
+        "the update then under way, whichever is less; more where a checkpoint takes long to write; and the start",
     }
     width = max(map(len, lines))
     return "\n".join([*(f"{k:<{width}}  {v}" for k, v in lines.items()), *(f"note: {n}" for n in p.notes)])
