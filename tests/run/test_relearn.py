@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.batch import Batch, BatchRules, build_batch
 from tapforge_trainer.cli.main import cli
 from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
@@ -98,3 +99,29 @@ def test_what_can_not_be_read_is_said(run: Path, tmp_path: Path) -> None:
     assert code == 2 and "doesn't exist" in text
     code, text = said(str(run), "--set", "algorithm.advantge=1")
     assert code == 2 and "did you mean advantage?" in text
+
+
+@pytest.mark.parametrize(
+    ("plugin", "words"),
+    [
+        ("{name: nobodys}", "with --set: spec.algorithm.advantage: unknown estimator 'nobodys'"),
+        ('{name: hgpo, options: [{name: histry, value: "2"}]}', "unknown option of hgpo 'histry'; did you mean"),
+    ],
+)
+def test_an_estimator_that_nobody_has_is_said(run: Path, plugin: str, words: str) -> None:
+    code, text = said(str(run), "--set", f"algorithm.advantage.plugin={plugin}")
+    assert code == 2 and words in text
+    (run / "spec.yaml").write_text(SPEC.replace("{grpo: {}}", f"{{plugin: {plugin}}}"))
+    code, text = said(str(run))
+    assert code == 2 and "the run's own advantages can't be computed again" in text
+
+
+def test_an_estimator_that_breaks_on_a_recording_is_a_note(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(groups: object, rules: BatchRules) -> Batch:
+        if rules.estimator == "maxrl":
+            raise TypeError("its own mistake")
+        return build_batch(groups, rules)
+
+    monkeypatch.setattr("tapforge_trainer.run.relearn.build_batch", build)
+    code, text = said(str(run))
+    assert code == 0 and text.endswith("note: maxrl: its own mistake\n")

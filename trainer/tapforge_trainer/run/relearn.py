@@ -65,7 +65,10 @@ def relearn(folder: Path, overrides: Sequence[str]) -> Relearned:
     run = run_of(folder)
     groups = Recording(folder / ROLLOUT).settled()
     batches = batches_of(groups, run.spec.rollout.groups_per_update)
-    own = _advantages(batches, run)
+    try:
+        own = _advantages(batches, run)
+    except Exception as error:  # another package's estimator may break in any way
+        raise ConfigurationError(f"{folder}: the run's own advantages can't be computed again: {error}") from error
     if not own:
         raise ConfigurationError(f"{folder} has no recorded group with episodes to compare: run it first")
     others = {"the run's own": run}
@@ -76,7 +79,10 @@ def relearn(folder: Path, overrides: Sequence[str]) -> Relearned:
         others[name] = load(folder / SPEC, [*_NOTHING, *(f"spec.{value.path}={value.value}" for value in values)])
     same: dict[str, list[str]] = {}
     for name, other in others.items():
-        same.setdefault(repr(_rules(other)), []).append(name)
+        try:
+            same.setdefault(repr(_rules(other)), []).append(name)
+        except Exception as error:
+            raise ConfigurationError(f"{name}: spec.algorithm.advantage: {error}") from error
     compared = tuple(_compared(names, own, batches, others[names[0]]) for names in same.values())
     return Relearned(len(groups), len(batches), len(own), compared)
 
@@ -87,8 +93,8 @@ def _compared(
     name = ", ".join(names)
     try:
         other = _advantages(batches, run)
-    except ValueError as error:  # it needs what a recording doesn't have
-        return Compared(name, None, None, None, 1.0, str(error))
+    except Exception as error:  # noqa: BLE001 - it needs what a recording doesn't have, or is another package's
+        return Compared(name, None, None, None, 1.0, str(error) or type(error).__name__)
     a, b = (np.array([found.get(key, 0.0) for key in own]) for found in (own, other))
     both = (a != 0.0) & (b != 0.0)
     return Compared(
