@@ -54,6 +54,31 @@ def test_what_is_printed_is_what_is_set(name: str) -> None:
     assert load(printed).spec == read(name).spec
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("gigpo", {"gamma": 0.95, "clips": (0.2, 0.2), "dual": 3, "kl": 0.01, "temperature": 1.0, "steps": 1}),
+        ("clawgui", {"gamma": 0.95, "clips": (0.2, 0.28), "dual": 3, "kl": 0.01, "temperature": 0.7, "rounds": 10}),
+        ("zerogui", {"clips": (0.2, 0.2), "dual": None, "kl": 0.1, "temperature": 0.5, "rounds": 64, "steps": 1}),
+        ("verl", {"clips": (0.2, 0.2), "dual": 3, "kl": 0.01, "temperature": 0.7, "steps": 8}),
+        ("dapo", {"clips": (0.2, 0.28), "dual": None, "kl": 0, "temperature": 1.0}),
+    ],
+)
+def test_what_scripts_were_published_with(name: str, values: dict) -> None:
+    spec = read(name).spec
+    algorithm = spec.algorithm
+    have = {
+        "gamma": getattr(algorithm.advantage.gigpo, "gamma", None),
+        "clips": (algorithm.loss.clip_low, algorithm.loss.clip_high),
+        "dual": algorithm.loss.dual_clip,
+        "kl": algorithm.kl.coefficient,
+        "temperature": spec.rollout.temperature,
+        "rounds": spec.rollout.dynamic_sampling.max_rounds,
+        "steps": spec.learner.mini_batches,
+    }
+    assert {**have, **values} == have
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_value_says_where_it_is_from_and_is_set_once(name: str) -> None:
     values = preset(name).values
@@ -114,8 +139,10 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 def test_the_page_has_them_all() -> None:
     page = (ROOT / "docs" / "algorithms.md").read_text()
-    rows = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `--preset ")}
-    assert rows == {f"--preset {name}" for name in PRESETS}
+    rows = [line.split("|")[1:4] for line in page.splitlines() if line.startswith("| `--preset ")]
+    assert {
+        name.strip(" `").removeprefix("--preset "): (about.strip(), left.strip()) for name, about, left in rows
+    } == {name: (one.about, "; ".join(one.left_out) or "–") for name, one in PRESETS.items()}
 
 
 def test_a_preset_is_no_field_of_a_run() -> None:
