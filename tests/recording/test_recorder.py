@@ -144,6 +144,10 @@ def a_group(group: int, *episodes: EpisodeRecord) -> GroupRecord:
     return GroupRecord(f"g{group}", group, episodes[0].task, 0, episodes)
 
 
+def steps_of(*groups: GroupRecord) -> list[StepRecord]:
+    return [step for group in groups for episode in group.episodes for step in episode.steps]
+
+
 def record(folder, groups: int = 2) -> list[GroupRecord]:
     recorder = Recorder(folder)
     written = []
@@ -267,6 +271,8 @@ def test_updates_took_what_was_settled_last_at_each_place_in_the_order(tmp_path)
     recorder.group(third, "uniform")
     recorder.close()
     assert Recording(tmp_path).settled() == [first, again]
+    bare = steps_of(*Recording(tmp_path).settled(prompts=False))
+    assert bare == [replace(s, generation=replace(s.generation, prompt_ids=())) for s in steps_of(first, again)]
     assert [group.id for group in Recording(tmp_path).groups()] == [first.id, second.id, third.id, again.id]
 
 

@@ -14,6 +14,7 @@ import json
 import logging
 import zlib
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,14 @@ class Recording:
             if isinstance(record, GroupRecord) and (dropped or why is None):
                 yield record
 
-    def settled(self) -> list[GroupRecord]:
+    def settled(self, prompts: bool = True) -> list[GroupRecord]:
         """What updates took, in its order: of each place in the order the group that was settled there last, and none
         where that one was dropped. A run that was resumed has played again what came after its checkpoint, groups under
         other names and groups with some of their episodes. Whatever was lost beyond the last place that was played
-        again is there as well, and what waited for its update when the run ended."""
+        again is there as well, and what waited for its update when the run ended. Without `prompts` theirs are empty,
+        which takes a fraction of the memory."""
         last: dict[int, GroupRecord | None] = {}
-        for record, why in self._records():
+        for record, why in self._records(prompts):
             if isinstance(record, GroupRecord):
                 last[record.order] = record if why is None else None
         return [group for _, group in sorted(last.items()) if group is not None]
@@ -138,7 +140,7 @@ class Recording:
             raise RecordingError(f"{path} changes while it is read: another process writes there")
         return found
 
-    def _records(self) -> Iterator[tuple[EpisodeRecord | GroupRecord, str | None]]:
+    def _records(self, prompts: bool = True) -> Iterator[tuple[EpisodeRecord | GroupRecord, str | None]]:
         pruned = self.pruned
         steps: dict[str, list[StepRecord]] = {}
         settled: dict[str, tuple[GroupRecord, str | None]] = {}
@@ -147,7 +149,10 @@ class Recording:
             try:
                 kind = line["kind"]
                 if kind == "step":
-                    steps.setdefault(line["episode"], []).append(decode_step(line))
+                    step = decode_step(line)
+                    if not prompts:
+                        step = replace(step, generation=replace(step.generation, prompt_ids=()))
+                    steps.setdefault(line["episode"], []).append(step)
                 elif kind == "episode":
                     episode = by_id[line["id"]] = _episode(line, steps.pop(line["id"], ()))
                     yield episode, None

@@ -63,7 +63,7 @@ def relearn(folder: Path, overrides: Sequence[str]) -> Relearned:
     """The run's own advantages, those of its file with `overrides`, if there are any, and those of all presets. Raises
     ConfigurationError and RecordingError."""
     run = run_of(folder)
-    groups = Recording(folder / ROLLOUT).settled()
+    groups = Recording(folder / ROLLOUT).settled(prompts=False)
     batches = batches_of(groups, run.spec.rollout.groups_per_update)
     try:
         own = _advantages(batches, run)
