@@ -147,7 +147,7 @@ def _ray_trouble(address: str) -> str:
     if address.startswith("ray://"):
         return f"{address} is a port of Ray's client, and a driver is in the Ray cluster itself"
     place = _place(address)
-    if address and address != "auto" and place is None:
+    if address not in ("", "auto", "local") and place is None:
         return f"{address} names no host and port"
     try:
         if place is not None:
