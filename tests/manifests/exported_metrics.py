@@ -14,6 +14,7 @@ def everything() -> Telemetry:
     telemetry.event("pods")
     telemetry.api_call("get", 200, 0.1)
     telemetry.passed_on(True)
+    telemetry.passed_over("pods")
     telemetry.pool_state("a/b", dict.fromkeys(STATES, 1))
     telemetry.pool_conditions("a/b", [condition("Degraded", True, "BootFailing")])
     telemetry.claims("a/b", 1, 1)
