@@ -305,7 +305,7 @@ class Truncated(Spec):
     episodes: Literal["failed", "masked"] = Field(
         "failed",
         description="episodes that had not succeeded at their step limit. failed: compared as failures; masked: "
-        "compared with nobody, and not learned from",
+        "left out of the comparison and of learning",
     )
     answers: Literal["failed", "masked"] = Field(
         "failed",

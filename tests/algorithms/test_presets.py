@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tapforge_api import TrainingRun, dump_set, load
+from tapforge_api import TrainingRun, load
 from tapforge_trainer.algorithms.composition import estimator_of, objective_of
 from tapforge_trainer.algorithms.presets import PRESETS, UnknownPreset, preset
 from tapforge_trainer.batch import BatchRules, build_batch
@@ -143,7 +143,3 @@ def test_the_page_has_them_all() -> None:
     assert {
         name.strip(" `").removeprefix("--preset "): (about.strip(), left.strip()) for name, about, left in rows
     } == {name: (one.about, "; ".join(one.left_out) or "–") for name, one in PRESETS.items()}
-
-
-def test_a_preset_is_no_field_of_a_run() -> None:
-    assert "preset" not in dump_set(read("gspo"))["spec"]["algorithm"]

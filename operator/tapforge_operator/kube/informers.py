@@ -25,7 +25,7 @@ from tapforge_operator import labels
 from tapforge_operator.kube.cache import Cache, Heads, Index, WatchFreshness
 from tapforge_operator.kube.client import ApiError, Client
 from tapforge_operator.kube.objectmeta import Unavailable
-from tapforge_operator.kube.reflector import Broken, Kind, Observe, Reflector, nobody, read
+from tapforge_operator.kube.reflector import Broken, Kind, Observe, Reflector, ignore, read
 
 log = logging.getLogger(__name__)
 
@@ -251,7 +251,7 @@ def slot_reflector(
     spaces: tuple[str, ...],
     on_event: Callable[[], None],
     broken: Broken | None = None,
-    passed_over: Callable[[], None] = nobody,
+    passed_over: Callable[[], None] = ignore,
 ) -> Reflector:
     def listed(space: str, uids: set[str], as_of: str) -> None:
         cache.slots.replace(uids, as_of, _within(space))
@@ -267,7 +267,7 @@ def lease_reflector(
     spaces: tuple[str, ...],
     on_event: Callable[[], None],
     broken: Broken | None = None,
-    passed_over: Callable[[], None] = nobody,
+    passed_over: Callable[[], None] = ignore,
 ) -> Reflector:
     def listed(space: str, uids: set[str], as_of: str) -> None:
         cache.leases.replace(uids, as_of, _within(space))
@@ -284,7 +284,7 @@ def node_reflector(
     client: Client,
     on_event: Callable[[], None],
     broken: Broken | None = None,
-    passed_over: Callable[[], None] = nobody,
+    passed_over: Callable[[], None] = ignore,
 ) -> Reflector:
     def listed(_: str, uids: set[str], as_of: str) -> None:
         cache.nodes.replace(uids, as_of)

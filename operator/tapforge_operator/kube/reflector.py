@@ -57,7 +57,7 @@ Broken = Callable[[Exception], object]
 P = ParamSpec("P")
 
 
-def nobody() -> None:
+def ignore() -> None:
     pass
 
 
@@ -87,11 +87,11 @@ class Reflector:
         observe: Observe,
         listed: Callable[[str, set[str], str], object] | None = None,
         *,
-        on_event: Callable[[], None] = nobody,
+        on_event: Callable[[], None] = ignore,
         missing: Callable[[str, ApiError], None] | None = None,
         absent: tuple[int, ...] = (403, 404),
         broken: Broken | None = None,
-        passed_over: Callable[[], None] = nobody,
+        passed_over: Callable[[], None] = ignore,
         silence: float = 100.0,
     ):
         """`spaces`: namespaces, "" for all of them. `listed` is called with one of them, the UIDs of all its objects
@@ -227,8 +227,8 @@ async def read(
     where: str,
     selector: str,
     observe: Observe,
-    on_event: Callable[[], None] = nobody,
-    passed_over: Callable[[], None] = nobody,
+    on_event: Callable[[], None] = ignore,
+    passed_over: Callable[[], None] = ignore,
     deadline: float = LIST_SECONDS,
 ) -> tuple[set[str], str]:
     """One whole list, page by page: the UIDs of its objects and its version. `on_event` is called with each page, which

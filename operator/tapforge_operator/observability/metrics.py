@@ -105,7 +105,7 @@ class Telemetry:
         )
         self._unreadable = meter.create_counter(
             "tapforge_unreadable_objects",
-            description="objects that were told by a list or a watch and could not be understood, each time",
+            description="reads of an object that could not be parsed",
         )
         meter.create_observable_gauge(
             "tapforge_watch_event_age_seconds",

@@ -4,7 +4,7 @@
 
 `normalization="mean"` leaves out the deviation; there is no mean in either.
 
-Conventions: with a tie for the best, nobody has anything, so with rewards of 0 and 1 a group teaches only where exactly
+Conventions: with a tie for the best all advantages are 0, so with rewards of 0 and 1 a group teaches only where exactly
 one succeeded. A group of one has 0 (verl raises). Where outcomes gate, a group that ended alike has 0: its best is
 best by penalties.
 """

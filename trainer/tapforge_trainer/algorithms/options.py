@@ -13,7 +13,7 @@ from typing import Any
 
 
 class UnknownName(ValueError):
-    """A name or an option that nobody has; the message says which are known and which is nearest."""
+    """An unknown name or option; the message lists the known ones and the nearest."""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownName:

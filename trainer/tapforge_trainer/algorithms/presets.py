@@ -3,8 +3,8 @@
 - A preset is plain data: fields of a file, in the file's own words. What a file or `--set` says wins.
 - It holds what decides about gradients and sampling, as far as those fields are there; `left_out` names what is
   published beside it and is not. Learning rates, group sizes and lengths are the file's.
-- There is no field for it: the API server fills defaults into stored objects, so nobody could tell afterwards what a
-  file says itself. `tapforge preset NAME` prints the fields for a file that goes to a cluster.
+- There is no field for it: the API server fills defaults into stored objects, so a preset's values could not be told
+  apart from the file's. `tapforge preset NAME` prints the fields for a file that goes to a cluster.
 """
 
 from __future__ import annotations
