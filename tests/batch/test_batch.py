@@ -14,7 +14,7 @@ from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.algorithms import registry
 from tapforge_trainer.algorithms.registry import built_in
 from tapforge_trainer.algorithms.steps import NO_STATE, Advantages
-from tapforge_trainer.batch import BatchRules, BatchStatistics, build_batch, step_rewards, steps_of
+from tapforge_trainer.batch import BatchRules, BatchStatistics, build_batch, reward_streams, steps_of
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
 from tapforge_trainer.states.frame import FrameKey
 
@@ -45,6 +45,10 @@ def episode(name: str, outcome: Outcome | None, states: list[str | None], group:
     reason = REASONS[outcome] if outcome else Reason.RECLAIMED
     record = EpisodeRecord(name, group, TASK, 0, "slot", seed, reason, outcome, None, "", steps, 0.0, 1.0)
     return replace(record, **other)
+
+
+def step_rewards(episode: EpisodeRecord, rules: BatchRules) -> list[float]:
+    return [sum(parts) for parts in zip(*reward_streams(episode, rules).values(), strict=True)]
 
 
 def group_of(*episodes: EpisodeRecord, name: str = "g", order: int = 0) -> GroupRecord:

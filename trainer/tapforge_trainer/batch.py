@@ -205,11 +205,6 @@ def reward_streams(episode: EpisodeRecord, rules: BatchRules) -> dict[str, list[
     }
 
 
-def step_rewards(episode: EpisodeRecord, rules: BatchRules) -> list[float]:
-    """Of a valid episode with steps: the sum of its streams."""
-    return [sum(parts) for parts in zip(*reward_streams(episode, rules).values(), strict=True)]
-
-
 def steps_of(groups: Sequence[Sequence[EpisodeRecord]], rules: BatchRules) -> Steps:
     """What estimators read of groups of valid episodes with steps, in the order of groups, episodes and time. Numbers
     of states mean the same inside a group alone."""
