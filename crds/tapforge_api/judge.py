@@ -1,0 +1,120 @@
+"""Judges: models that say from screens whether a task was done, or whether a step helped.
+
+A judge asks one model or several, each a stated number of times, and decides by a stated rule. Keys of endpoints are
+named here and never written here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from .base import Keyed, OneOf, Path, Positive, Rule, Seconds, Seed, Spec, Url, Word
+from .plugin import OPTIONS, PluginOptions
+
+ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
+VotingRule = Literal["unanimous", "majority", "any"]
+#: prompts of ours, each with what it shows
+PromptName = Literal[
+    "task", "task-screens", "step", "zerogui", "clawgui-task", "clawgui-step", "simulated-phone", "simulated-phone-step"
+]
+
+
+class ApiKey(OneOf):
+    """Where the key of an endpoint is. It is read when the judge starts, and is in no record, log or error."""
+
+    environment: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = (
+        Field(None, description="environment variable that holds it")
+    )
+    file: Path | None = Field(None, description="file that holds it, such as a mounted Secret's")
+
+
+class Price(Spec):
+    """What an endpoint charges, in the currency of the budget."""
+
+    prompt: Annotated[float, Field(ge=0, le=1_000_000)] = Field(0.0, description="per million prompt tokens")
+    answer: Annotated[float, Field(ge=0, le=1_000_000)] = Field(0.0, description="per million answer tokens")
+
+
+class JudgeModel(Spec):
+    """A model behind an endpoint, and how it is asked."""
+
+    name: Word = Field("judge", description="name in records and metrics")
+    url: Url = Field(description="endpoint up to and with the version, as in https://HOST/v1")
+    model: ModelName = Field(description="model as the endpoint calls it; an answer of another one is an error")
+    served_as: ModelName | None = Field(
+        None, description="what the endpoint's answers call the model, where that is another name"
+    )
+    wire: Word = Field(
+        "openai", description="openai: chat completions with images; another one by entry point tapforge.judges"
+    )
+    options: PluginOptions = OPTIONS
+    api_key: ApiKey | None = Field(None, description="where the endpoint's key is; without it none is sent")
+    samples: Annotated[int, Field(ge=1, le=64)] = Field(1, description="answers per question: each is a vote")
+    temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="temperature of the answers")
+    max_tokens: Annotated[int, Field(ge=16, le=65_536)] = Field(1024, description="longest answer, tokens")
+    seed: Seed | None = Field(None, description="seed that is sent; without it none is")
+    concurrency: Annotated[int, Field(ge=1, le=4096)] = Field(
+        8, description="questions at once; judges of the same url share the smallest of theirs"
+    )
+    connect_seconds: Seconds = Field(10.0, description="longest wait for a connection")
+    request_seconds: Seconds = Field(120.0, description="longest wait for an answer, from the request on")
+    price: Price = Field(Price(), description="price, for budgets in money")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="samples above 1 need a temperature above 0: a greedy model answers the same each time",
+            cel="self.samples == 1 || self.temperature > 0.0",
+            holds=lambda o: o.samples == 1 or o.temperature > 0,
+        ),
+    )
+
+
+JudgeModels = Annotated[tuple[JudgeModel, ...], Field(min_length=1, max_length=8), Keyed("name")]
+
+
+class JudgeSpec(Spec):
+    """A judge."""
+
+    models: JudgeModels = Field(description="models that vote, each with all its samples")
+    voting: VotingRule = Field(
+        "majority",
+        description="unanimous: 1 if every vote is 1; majority: what more than half of all votes say; any: 1 if one "
+        "vote is 1. Unreadable answers are votes that nobody knows: where they could change the verdict, and in a tie, "
+        "there is none",
+    )
+    cascade: Annotated[tuple[JudgeModel, ...], Field(max_length=8), Keyed("name")] = Field(
+        (), description="models that decide instead where the votes of `models` are not all the same"
+    )
+    prompt: PromptName | None = Field(
+        None, description="what is shown, and in which words; without it `task` or `step`, by the stream"
+    )
+    prompt_file: Path | None = Field(
+        None, description="Jinja file of yours in place of the words; `prompt` still says which screens are shown"
+    )
+    screens: Annotated[int, Field(ge=2, le=256)] = Field(
+        16,
+        description="screens that are shown at most. Of more, the first and the last ones are shown and those between "
+        "at equal distances",
+    )
+    answer_key: bool = Field(
+        True,
+        description="an answer counts only with a word of its question in it, so that text of a screen or goal that "
+        "the model copies is no score; false: for small models that don't copy the word",
+    )
+    deadline_seconds: Seconds = Field(
+        300.0, description="longest wait for a verdict, with all retries; then it is missing"
+    )
+
+
+class JudgeBudget(Spec):
+    """What all judges of a run may use together; a part that is left out is not limited."""
+
+    requests: Positive | None = Field(None, description="requests, retries included")
+    prompt_tokens: Annotated[int, Field(ge=1, le=2**53)] | None = Field(None, description="prompt tokens")
+    answer_tokens: Annotated[int, Field(ge=1, le=2**53)] | None = Field(None, description="answer tokens")
+    seconds: Seconds | None = Field(None, description="seconds of waiting for endpoints, summed over requests")
+    money: Annotated[float, Field(gt=0, le=1e12)] | None = Field(
+        None, description="money, in the currency of the endpoints' prices"
+    )
