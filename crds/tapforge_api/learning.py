@@ -75,6 +75,9 @@ class Rollout(Spec):
             "beyond, no further group is begun; without it 60 % of these stores"
         ),
     )
+    max_steps: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="answers after which an episode ends at its step limit, where its task allows more"
+    )
     temperature: Annotated[float, Field(gt=0, le=10)] = Field(1.0, description="sampling temperature in training")
     response_tokens: Annotated[int, Field(ge=1, le=65536)] = Field(256, description="longest answer, tokens")
     max_reruns: Annotated[int, Field(ge=0, le=100)] = Field(
@@ -242,6 +245,11 @@ class Evaluation(Spec):
     greedy: bool = Field(True, description="measure with the most probable answers")
     sampled_temperature: Annotated[float, Field(gt=0, le=10)] = Field(
         1.0, description="temperature of the sampled mode"
+    )
+    judged: bool = Field(
+        False,
+        description="success is what the stream rewards.success says, and no environment is asked: for tasks that have "
+        "a goal and no check. Baselines are judged, too",
     )
     baselines: bool = Field(True, description="also measure a random and an always-infeasible policy on the same tasks")
     every_updates: Count = Field(0, description="also measure every so many updates; 0: only before and after")

@@ -29,6 +29,7 @@ from .learning import (
 from .loggers import Logging
 from .model import Model
 from .recording import Recording
+from .rewards import Rewards
 from .run_status import TrainingRunStatus
 
 #: Kubernetes objects derived from a run append a suffix to its name and still have to fit in 63 characters
@@ -77,6 +78,7 @@ class TrainingRunSpec(Spec):
     tasks: Tasks = Field(Tasks(), description="what is practised")
     warm_start: WarmStart | None = Field(None, description="supervised phase before; without it there is none")
     rollout: Rollout = Field(Rollout(), description="how episodes are played")
+    rewards: Rewards = Field(Rewards(), description="what an episode is worth, and how its success is known")
     algorithm: Algorithm = Field(Algorithm(), description="how episodes become gradients")
     learner: Learner = Field(Learner(), description="the optimizer's side")
     engine: Engine = Field(Engine(), description="the sampling side")
@@ -115,6 +117,11 @@ class TrainingRunSpec(Spec):
             holds=lambda o: (
                 o.placement.mode != "colocated" or o.learner.ranks == o.engine.replicas * o.engine.tensor_parallel
             ),
+        ),
+        Rule(
+            message="evaluation.judged needs rewards.success, the stream that says how episodes ended",
+            cel="!self.evaluation.judged || has(self.rewards.success)",
+            holds=lambda o: not o.evaluation.judged or o.rewards.success is not None,
         ),
         *(_enough_slots(name) for name in ("pool", "own_pool")),
     )

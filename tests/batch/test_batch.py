@@ -14,8 +14,9 @@ from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.algorithms import registry
 from tapforge_trainer.algorithms.registry import built_in
 from tapforge_trainer.algorithms.steps import NO_STATE, Advantages
-from tapforge_trainer.batch import BatchRules, BatchStatistics, build_batch, reward_streams, steps_of
+from tapforge_trainer.batch import BatchRules, BatchStatistics, build_batch, steps_of
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
+from tapforge_trainer.rewards.streams import episode_streams
 from tapforge_trainer.states.frame import FrameKey
 
 TASK = Task(suite="quickstart", template="open", params={"app": "clock"})
@@ -48,7 +49,8 @@ def episode(name: str, outcome: Outcome | None, states: list[str | None], group:
 
 
 def step_rewards(episode: EpisodeRecord, rules: BatchRules) -> list[float]:
-    return [sum(parts) for parts in zip(*reward_streams(episode, rules).values(), strict=True)]
+    streams = episode_streams(episode, rules.streams, rules.outcomes)
+    return [sum(parts) for parts in zip(*streams.values(), strict=True)]
 
 
 def group_of(*episodes: EpisodeRecord, name: str = "g", order: int = 0) -> GroupRecord:

@@ -30,7 +30,7 @@ from tapforge_trainer.recording.lines import (
 )
 from tapforge_trainer.recording.reader import Recording, RecordingError
 from tapforge_trainer.recording.recorder import Recorder
-from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
+from tapforge_trainer.records import EpisodeRecord, EpisodeRewards, Generation, GroupRecord, StepRecord
 
 FILE = "rollout-000001.jsonl"
 
@@ -374,3 +374,60 @@ def test_a_folder_that_can_not_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordingError, match="can't be written"):
         Recorder(tmp_path / "file" / "folder")
+
+
+# --- rewards that come later ------------------------------------------------------------------------------------------
+
+
+def awaiting(group: int, member: int) -> tuple[EpisodeRecord, dict[str, FittedFrame]]:
+    episode, frames = an_episode(group, member)
+    last = a_frame(700 + group)
+    return replace(episode, last_frame=last.name, awaits_rewards=True, outcome=None), {**frames, last.name: last}
+
+
+REWARDS = EpisodeRewards(
+    {"judge": (0.0, None, 0.1 + 0.2)},
+    Outcome.FAILURE,
+    Reason.DONE,
+    Outcome.SUCCESS,
+    {"judge": ("", "", "the clock is not open")},
+    "",
+    {"prompt_tokens": 12},
+)
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 1 << 20], ids=["in a later segment", "in the same segment"])
+def test_rewards_that_were_written_later_are_read_with_their_episode(tmp_path, segment_bytes):
+    recorder = Recorder(tmp_path, segment_bytes=segment_bytes)
+    (first, frames), (second, more) = awaiting(0, 0), awaiting(0, 1)
+    recorder.episode(first, frames)
+    recorder.episode(second, more)
+    recorder.rewards(first.id, REWARDS)
+    judged = first.rewarded(REWARDS)
+    recorder.group(a_group(0, judged))
+    recorder.close()
+
+    read = Recording(tmp_path)
+    assert list(read.episodes()) == [judged, second]
+    assert next(read.groups()).episodes == (judged,)
+    assert read.find([first.id, second.id]) == {first.id: judged, second.id: second}
+    assert read.is_complete(judged) and judged.last_frame in judged.frames
+    assert (judged.valid, second.valid) == (True, False)
+
+
+def test_a_lost_index_is_made_again_with_rewards(tmp_path):
+    recorder = Recorder(tmp_path)
+    episode, frames = awaiting(0, 0)
+    recorder.episode(episode, frames)
+    recorder.rewards(episode.id, REWARDS)
+    recorder.close()
+    for index in tmp_path.glob("*.index"):
+        index.unlink()
+    assert Recording(tmp_path).find([episode.id]) == {episode.id: episode.rewarded(REWARDS)}
+
+
+def test_an_episode_of_an_earlier_version_awaits_nothing(tmp_path):
+    episode, _ = an_episode(0, 0)
+    line = json.loads(encode_episode(episode))
+    assert not {"last_frame", "awaits_rewards", "rewards"} & line.keys()
+    assert decode_episode(line, episode.steps).valid

@@ -37,7 +37,8 @@ async def a_house(generator, count=4, limits=LIMITS, tasks=POOL, deadlines=PATIE
         await slots.start()
         source = TaskSource(FixedTasks(tuple(tasks)), seed=1, state=kw.pop("state", 0))
         acquire_seconds = kw.pop("acquire_seconds", 100)
-        worker = RolloutWorker(AGENT, {"": generator, **kw.pop("policies", {})})
+        rewarder = kw.pop("rewarder", None)
+        worker = RolloutWorker(AGENT, {"": generator, **kw.pop("policies", {})}, rewarder=rewarder)
         scheduler = Scheduler(
             slots,
             worker,

@@ -19,7 +19,7 @@ from tapforge_trainer.recording.lines import encode_episode
 from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.recording.retention import Retention
 from tapforge_trainer.records import EpisodeRecord, Generation, StepRecord
-from tapforge_trainer.rollout.groups import Resumed
+from tapforge_trainer.rollout.group import Resumed
 from tapforge_trainer.run.shutdown import Interrupted, StopReason, StopSignal, unless_stopped
 from tapforge_trainer.telemetry.progress import Progress, belongs, ended, kept, needed_episodes, resumed
 

@@ -323,6 +323,7 @@ class Reason(StrEnum):
     ENV_ERROR = "env_error"
     DEADLINE = "deadline"
     JUDGE_ERROR = "judge_error"
+    VERDICT_MISSING = "verdict_missing"
     LEASE_LOST = "lease_lost"
     RECLAIMED = "reclaimed"
     CANCELLED = "cancelled"
@@ -337,7 +338,7 @@ class Outcome(StrEnum):
 #: reasons that are the agent's own doing and end in failure whatever the judge would say
 _AGENT_FAILED = {Reason.STEP_LIMIT, Reason.PARSE_FAILURES, Reason.CONTEXT_LIMIT}
 #: reasons that say nothing about the agent
-_INVALID = {Reason.ENV_ERROR, Reason.DEADLINE, Reason.JUDGE_ERROR, Reason.LEASE_LOST}
+_INVALID = {Reason.ENV_ERROR, Reason.DEADLINE, Reason.JUDGE_ERROR, Reason.VERDICT_MISSING, Reason.LEASE_LOST}
 
 
 def needs_score(reason: Reason) -> bool:

@@ -14,7 +14,7 @@ from tapforge_envs.protocol import Reason, Task
 from tapforge_envs.slots.source import Lease, Verdict
 
 from .frames.handles import FrameHandle
-from .records import EpisodeRecord, Sampling
+from .records import EpisodeRecord, EpisodeRewards, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,10 @@ class AttemptRequest:
     limits: EpisodeLimits = EpisodeLimits()
     #: who answers; "": the policy that learns
     policy: str = ""
+    #: whether the environment says how the episode ended; else its rewards do, later
+    verified: bool = True
+    #: whether its rewards are asked for after its end
+    rewarded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,11 @@ class Player(Protocol):
 
     def stop(self, episode: str, reason: Reason) -> None:
         """Ends the attempt as `cancelled` or `reclaimed`; `play` returns with the steps so far."""
+        ...
+
+    async def reward(self, record: EpisodeRecord, frames: FrameHandle) -> EpisodeRewards:
+        """What is found out about an episode that awaits its rewards, after its phone is free. Ends within the run's
+        `rewards.deadlineSeconds`. Raises only what the run can't go on with."""
         ...
 
     def metrics(self) -> dict[str, float]:

@@ -1,9 +1,8 @@
 """From groups of episodes to samples with advantages, and the figures that show what an update is made of. Pure.
 
 Rules:
-- A step's reward is what the environment gave, plus `success_reward` or `failure_reward` on the episode's last step,
-  minus `invalid_answer_penalty` where the answer could not be parsed.
-- These three are the reward streams `environment`, `outcome` and `invalid_answer`, which add up to the reward.
+- A step's reward is the sum of its reward streams, each times its weight (`rewards/streams.py`): what the environment
+  gave, what the outcome is worth, penalties, judges.
 - Invalid episodes and those that we stopped ourselves are in no statistic of rewards and give no sample.
 - With `signal` "outcome", a group whose valid episodes all ended alike has no advantages: penalties and discounting
   refine what outcomes tell and are never all there is. (An estimator that compares with the whole batch, or with a
@@ -29,12 +28,14 @@ from typing import Any
 import numpy as np
 
 from tapforge_api.algorithm import Algorithm, Signal, StateKey
+from tapforge_api.rewards import Rewards
 from tapforge_envs.protocol import Outcome
 
 from .algorithms.composition import estimator_of
 from .algorithms.registry import NotFinite, estimate
 from .algorithms.steps import Advantages, Steps
 from .records import EpisodeRecord, GroupRecord, ResponseSpan, Sample, StepRecord
+from .rewards.streams import DEFAULT, OutcomeRewards, StreamRule, episode_streams, stream_rules, weights
 from .states.keys import group_states
 
 
@@ -55,9 +56,12 @@ class BatchRules:
     mask_step_limit: bool = False
     mask_answer_limit: bool = False
     keep_zero_variance_groups: bool = False
+    #: what an episode is worth
+    streams: tuple[StreamRule, ...] = DEFAULT
 
     @staticmethod
-    def of(algorithm: Algorithm, *, min_valid: int) -> BatchRules:
+    def of(algorithm: Algorithm, rewards: Rewards | None = None, *, min_valid: int) -> BatchRules:
+        """Raises ValueError for options that make no sense."""
         estimator, options = estimator_of(algorithm)
         return BatchRules(
             estimator,
@@ -70,7 +74,12 @@ class BatchRules:
             mask_answer_limit=algorithm.truncated.answers == "masked",
             # Without a policy gradient they still have the KL term's.
             keep_zero_variance_groups=algorithm.kl.coefficient > 0,
+            streams=stream_rules(rewards or Rewards()),
         )
+
+    @property
+    def outcomes(self) -> OutcomeRewards:
+        return OutcomeRewards(self.success_reward, self.failure_reward, self.invalid_answer_penalty)
 
     def __post_init__(self) -> None:
         if self.min_valid < 2:
@@ -193,18 +202,6 @@ def batches_of(groups: Sequence[GroupRecord], per_update: int) -> list[Sequence[
     return [groups[start : start + per_update] for start in range(0, len(groups), per_update)]
 
 
-def reward_streams(episode: EpisodeRecord, rules: BatchRules) -> dict[str, list[float]]:
-    """Of a valid episode with steps: rewards by where they come from, each with one entry per step."""
-    outcome = [0.0] * len(episode.steps)
-    outcome[-1] = rules.success_reward if episode.outcome is Outcome.SUCCESS else rules.failure_reward
-    penalty = rules.invalid_answer_penalty
-    return {
-        "environment": [step.reward for step in episode.steps],
-        "invalid_answer": [-penalty if step.parse_error is not None else 0.0 for step in episode.steps],
-        "outcome": outcome,
-    }
-
-
 def steps_of(groups: Sequence[Sequence[EpisodeRecord]], rules: BatchRules) -> Steps:
     """What estimators read of groups of valid episodes with steps, in the order of groups, episodes and time. Numbers
     of states mean the same inside a group alone."""
@@ -214,10 +211,13 @@ def steps_of(groups: Sequence[Sequence[EpisodeRecord]], rules: BatchRules) -> St
     def at_each_step(values: Sequence[int] | Sequence[bool], kind: type) -> Any:
         return np.repeat(np.array(values, dtype=kind), length)
 
-    streams: dict[str, list[float]] = {"environment": [], "invalid_answer": [], "outcome": []}
-    for episode in episodes:
-        for name, rewards in reward_streams(episode, rules).items():
-            streams[name] += rewards
+    weight_of = weights(rules.streams)
+    streams: dict[str, list[float]] = {name: [] for name in sorted(weight_of)}
+    for group in groups:
+        mixed = _is_mixed(group)
+        for episode in group:
+            for name, rewards in episode_streams(episode, rules.streams, rules.outcomes, mixed=mixed).items():
+                streams[name] += rewards
     states = [group_states(group, rules.states) for group in groups]
     succeeded = at_each_step([episode.outcome is Outcome.SUCCESS for episode in episodes], np.bool_)
     named = {name: np.array(rewards, dtype=np.float64) for name, rewards in streams.items()}
@@ -225,11 +225,12 @@ def steps_of(groups: Sequence[Sequence[EpisodeRecord]], rules: BatchRules) -> St
         group=at_each_step([number for number, group in enumerate(groups) for _ in group], np.int64),
         trajectory=np.repeat(np.arange(len(episodes)), length),
         state=np.array([state for group in states for state in group.steps], dtype=np.int64),
-        reward=sum(named.values(), np.zeros(len(succeeded))),
+        reward=sum((weight_of[name] * one for name, one in named.items()), np.zeros(len(succeeded))),
         valid=np.ones(int(length.sum()), dtype=bool),
         success=succeeded if rules.signal == "outcome" else None,
         tokens=np.array([len(step.generation.ids) for one in episodes for step in one.steps], dtype=np.int64),
         streams=named,
+        stream_weights=weight_of,
         final_state=at_each_step([state for group in states for state in group.final], np.int64),
         goal=succeeded,
     )
@@ -307,7 +308,7 @@ def _statistics(
         groups=len(groups),
         groups_dropped=len(groups) - len(compared),
         groups_zero_variance=zero_variance,
-        mixed_group_share=_share(sum(map(_is_mixed, compared)), len(compared)),
+        mixed_group_share=_share(sum(_is_mixed(episodes) for _, episodes in compared), len(compared)),
         group_size_mean=_share(sum(sizes), len(sizes)),
         group_size_min=min(sizes, default=None),
         episodes=len(episodes),
@@ -332,8 +333,8 @@ def _statistics(
     )
 
 
-def _is_mixed(compared: tuple[GroupRecord, list[EpisodeRecord]]) -> bool:
-    return len({episode.outcome for episode in compared[1]}) > 1
+def _is_mixed(episodes: Sequence[EpisodeRecord]) -> bool:
+    return len({episode.outcome for episode in episodes}) > 1
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -25,9 +25,12 @@ from typing import TYPE_CHECKING, Any
 from .batch import BatchRules, build_batch
 from .frames.handles import BatchFrames, FramesLost
 from .learner.checkpoint_storage import FencedOut
+from .recording.frames import RecordedFrames
 from .recording.reader import FRAMES
 from .records import GroupRecord, Sampling
-from .rollout.scheduler import Scheduler
+from .rewards.agreement import agreement
+from .rollout.rewarding import RewardCounts
+from .rollout.scheduler import RolloutError, Scheduler
 from .rollout.stall import StallMonitor
 from .run import assembly
 from .run.context import RunContext
@@ -58,7 +61,7 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
     spec, telemetry = context.run.spec, context.telemetry
     if context.finished(progress):
         return
-    rules = BatchRules.of(spec.algorithm, min_valid=spec.rollout.min_valid)
+    rules = BatchRules.of(spec.algorithm, spec.rewards, min_valid=spec.rollout.min_valid)
     async with _rollout(context, progress) as rollout:
         scheduler = rollout.scheduler
         while not (context.stop.requested.is_set() or context.finished(progress)):
@@ -94,6 +97,8 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
             workers = context.rollout_setup.player.metrics()
             phones = asdict(context.rollout_setup.slots.counts())
             further = {"driver_stall_seconds": stalls, "rollout_workers": workers, "phones": phones}
+            if spec.rewards.asked:
+                further["rewards"] = rollout.rewards(groups)
             telemetry.updated(progress, batch.statistics, stats, attempts, metrics, **further)
             rollout.saving = 0.0
             if rollout.save_due(spec.checkpoints):
@@ -171,6 +176,8 @@ class _Rollout:
     put_backs: int = 0
     #: seconds for which a checkpoint held the learner since the last update
     saving: float = 0.0
+    #: verdicts up to the last update
+    rewarded: RewardCounts = field(default_factory=RewardCounts)
     #: when the last checkpoint began, or the session, on the monotonic clock
     saved_at: float = field(default_factory=time.monotonic)
 
@@ -196,6 +203,18 @@ class _Rollout:
         if self.put_backs > _PUT_BACKS:
             raise lost
         self.context.telemetry.note(f"update {self.progress.update + 1} waits: {lost}")
+
+    def rewards(self, groups: Sequence[GroupRecord]) -> dict[str, float | None]:
+        """Figures of the verdicts since the last update, and how an update's judges and verifiers agree. Raises
+        RolloutError where too many verdicts are missing."""
+        now, most = self.scheduler.rewards, self.context.run.spec.rewards.max_missing_share
+        counts, self.rewarded = now.since(self.rewarded), now
+        if counts.missing_share > most:
+            raise RolloutError(
+                f"{counts.missing} of {counts.answered} episodes have no verdict, more than rewards.maxMissingShare "
+                f"({most:.0%}); the last one: {self.scheduler.last_missing}. Look at the endpoint of the judge"
+            )
+        return {**counts.figures(), **agreement(groups)}
 
     async def sync(self) -> dict[str, Any]:
         """Gives the engines the learner's weights. Not when a stop is requested while the rollout pauses for it: no
@@ -257,6 +276,7 @@ async def _rollout(context: RunContext, progress: Progress) -> AsyncIterator[_Ro
     context.telemetry.event("reinforcement", update=progress.update, version=progress.version)
     tasks = TaskSource(training_tasks(context.run), spec.seed, progress.tasks)
     tasks.quarantined.update(progress.quarantined)
+    recorded = (folder / FRAMES).absolute()
     scheduler = Scheduler(
         context.rollout_setup.slots,
         context.rollout_setup.player,
@@ -274,9 +294,11 @@ async def _rollout(context: RunContext, progress: Progress) -> AsyncIterator[_Ro
         resumed=resumed(progress, folder),
         engines=context.rollout_setup.engines,
         frames_recorded=context.rollout_setup.retention.rereadable,
+        rewarded=bool(spec.rewards.asked),
+        verified=spec.rewards.verifier == "asked",
+        recorded=lambda episode: RecordedFrames(recorded, episode.frames),
         frame_budget=context.rollout_setup.frame_budget,
     )
-    recorded = (folder / FRAMES).absolute()
     rollout = _Rollout(context, progress, scheduler, tasks, recorded, Counters(progress), StallMonitor())
     try:
         with suppress(Interrupted):

@@ -12,8 +12,8 @@ Plain data: no torch, no ray. Invariants:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from tapforge_envs.protocol import Outcome, Reason, Task
@@ -101,8 +101,27 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeRewards:
+    """What was found out about an episode after its end, by judges and other rewards that are asked.
+
+    `streams` by name: a value per step; None at a step that has no verdict. `outcome` and `reason` are what the run
+    counts; `verified` is what the environment said, None where it was not asked."""
+
+    streams: Mapping[str, tuple[float | None, ...]]
+    outcome: Outcome
+    reason: Reason
+    verified: Outcome | None = None
+    #: by stream: a judge's reason per step, "" at a step without one
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: why an outcome is missing, or a verdict of a step
+    message: str = ""
+    #: requests, prompt_tokens, answer_tokens, seconds, cached, missing: of all streams together
+    usage: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """One attempt at a task. `outcome` None: stopped by ourselves, not counted."""
+    """One attempt at a task. `outcome` None: stopped by ourselves, not counted; or its verdict is not there yet."""
 
     id: str
     group: str
@@ -118,10 +137,33 @@ class EpisodeRecord:
     #: unix seconds
     started: float
     ended: float
+    #: name of the frame after the last action; None where it wasn't looked at
+    last_frame: str | None = None
+    #: its rewards are asked for, and not there yet: it is in no statistic until then
+    awaits_rewards: bool = False
+    rewards: EpisodeRewards | None = None
 
     @property
     def valid(self) -> bool:
-        return self.outcome in (Outcome.SUCCESS, Outcome.FAILURE)
+        return self.outcome in (Outcome.SUCCESS, Outcome.FAILURE) and not self.awaits_rewards
+
+    @property
+    def frames(self) -> tuple[str, ...]:
+        """Names of all frames, each once, in the order in which they were seen."""
+        last = () if self.last_frame is None else (self.last_frame,)
+        return tuple(dict.fromkeys([*(name for step in self.steps for name in step.frames), *last]))
+
+    def rewarded(self, rewards: EpisodeRewards) -> EpisodeRecord:
+        """With what was found out after its end."""
+        message = rewards.message or self.message
+        return replace(
+            self,
+            outcome=rewards.outcome,
+            reason=rewards.reason,
+            message=message,
+            awaits_rewards=False,
+            rewards=rewards,
+        )
 
     @property
     def out_of_steps(self) -> bool:

@@ -2,11 +2,13 @@
 
     Z = sum over streams of weight * (x - mean(x of the group)) / (std(x of the group) + epsilon);  A = Z, whitened
 
-x is a stream's sum over a trajectory. A batch has three streams: `outcome`, `environment` (rewards of steps) and
-`invalid_answer` (penalties, negative). A stream without spread in a group adds 0.
+x is a stream's sum over a trajectory. A batch has the streams of `spec.rewards` with their weights: `outcome` and
+`environment` (rewards of steps) where a file names none, and always `invalid_answer` (penalties, negative). A stream
+without spread in a group adds 0.
 
 Options:
-- `weights`: `outcome=1, invalid_answer=0.5`; a stream that isn't named has 1, and 0 leaves one out.
+- `weights`: `outcome=1, invalid_answer=0.5`; a stream that isn't named has 1, and 0 leaves one out. They multiply the
+  weights of `spec.rewards`.
 - `whiten`: `tokens` (the default, verl's: each trajectory counts as often as it has response tokens), `trajectories`
   (TRL's: (Z - mean) / (std + epsilon), each counts once; TRL has epsilon 1e-4 in both places) or `none`.
 
@@ -36,7 +38,8 @@ Whiten = Literal["tokens", "trajectories", "none"]
 def gdpo(steps: Steps, *, weights: str = "", whiten: Whiten = "tokens", epsilon: float = 1e-6) -> Advantages:
     one_of("whiten", whiten, Whiten)
     streams = need(steps.streams, "gdpo", "streams", "give rewards by name, or use grpo")
-    weight_of = weights_of(weights, streams)
+    shares = steps.stream_weights or {}
+    weight_of = {name: one * shares.get(name, 1.0) for name, one in weights_of(weights, streams).items()}
     episodes = episodes_of(steps)
     group, groups, success = episodes.group, episodes.groups, episodes.success
     total = np.zeros(len(episodes))

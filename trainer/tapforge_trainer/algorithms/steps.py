@@ -59,13 +59,15 @@ class Steps:
     success: Bools | None = None
     #: response tokens of the step; 0 or more
     tokens: Ints | None = None
-    #: rewards by name, each with one entry per step. Those of a batch add up to `reward`
+    #: rewards by name, each with one entry per step. Those of a batch, each times its weight, add up to `reward`
     streams: Mapping[str, Floats] | None = None
     #: the state that the trajectory's last step led to; a number that no step has is a state that nobody left, NO_STATE
     #: is one that is not known
     final_state: Ints | None = None
     #: whether the trajectory reached its goal, whatever decides what has a signal; equals `success` where that is given
     goal: Bools | None = None
+    #: by name of stream; one that isn't named has 1
+    stream_weights: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__

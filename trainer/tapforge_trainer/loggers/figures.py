@@ -117,6 +117,16 @@ FIGURES: Final[Mapping[str, str]] = {
     "time/sync_*": "of which for a part of the sync",
     "time/checkpoint": "for which the last checkpoint held the learner",
     "time/driver_stall_*": "the driver's event loop was late by this much",
+    "rewards/answered": "episodes whose rewards came",
+    "rewards/missing": "of which without a verdict that an episode can't be without",
+    "rewards/missing_share": "of which as a share",
+    "rewards/seconds_waiting_for_verdicts": "that an episode waited for its rewards, mean",
+    "rewards/success_judged": "success of the update's episodes by the stream of success, where a verifier was asked",
+    "rewards/success_verified": "success of the same episodes by the verifier",
+    "rewards/judge_minus_verifier": "their difference: a policy that learns to please its judge lets it grow",
+    "rewards/disagreements": "share of these episodes in which the two differ",
+    "rewards/judge_*": "of judges since the last update: verdicts, requests, prompt_tokens, answer_tokens, seconds, "
+    "cached, unreadable, asked_again, missing",
     "workers/*": "of the rollout workers: how many, their restarts, attempts and stalls",
     "phones/*": "phones by state",
     "warm_start/*": "of the warm start's last step, as learner/*",
@@ -168,6 +178,8 @@ def _update(event: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield from ((f"time/driver_stall_{part}", seconds) for part, seconds in value.items())
             case "rollout_workers":
                 yield from ((f"workers/{part}", count) for part, count in (value or {}).items())
+            case "rewards":
+                yield from ((f"rewards/{part}", number) for part, number in value.items())
             case "phones":
                 yield from ((f"phones/{state}", count) for state, count in value.items())
             case _:

@@ -32,7 +32,7 @@ from typing import Any, Final
 from ..attempt import EpisodeResult
 from ..frames.handles import FrameHandle
 from ..placement.actors import reason
-from ..records import EpisodeRecord, GroupRecord
+from ..records import EpisodeRecord, EpisodeRewards, GroupRecord
 from .reader import RecordingError
 from .recorder import Recorder
 from .retention import Retention
@@ -85,6 +85,10 @@ class RecorderActor:
         if frames is None:
             return WrittenEpisode(lost=True)
         return WrittenEpisode(len(frames), sum(len(frame.data) for frame in frames.values()))
+
+    def rewards(self, folder: str, episode: str, rewards: EpisodeRewards) -> None:
+        with self._recorder(folder) as recorder:
+            recorder.rewards(episode, rewards)
 
     def group(self, folder: str, record: GroupRecord, dropped: str | None) -> None:
         with self._recorder(folder) as recorder:
@@ -187,8 +191,11 @@ class RemoteRecording:
             on_error(self._error)
 
     def episode(self, result: EpisodeResult) -> None:
-        size = len({name for step in result.record.steps for name in step.frames}) * self._bytes // self._frames
+        size = len(result.record.frames) * self._bytes // self._frames
         self._put(_Call("episode", (_packed(result), [result.frames]), size))
+
+    def rewards(self, episode: str, rewards: EpisodeRewards) -> None:
+        self._put(_Call("rewards", (episode, rewards)))
 
     def group(self, record: GroupRecord, dropped: str | None) -> None:
         # The steps of its episodes came before it.

@@ -12,7 +12,7 @@ from (`frame`).
 from __future__ import annotations
 
 import io
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -94,6 +94,22 @@ class FrameWriter:
         out = io.BytesIO()
         Image.fromarray(frame.pixels()).save(out, kind, quality=self._retention.quality)
         return out.getvalue(), "jpg" if kind == "jpeg" else kind
+
+
+class RecordedFrames(Mapping[str, FittedFrame]):
+    """Some frames of a recording, each read when it is asked for. Raises FrameError then."""
+
+    def __init__(self, folder: Path, names: Collection[str]):
+        self._store, self._names = FrameStore(folder), tuple(names)
+
+    def __getitem__(self, name: str) -> FittedFrame:
+        return self._store.frame(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class FrameStore:

@@ -19,7 +19,7 @@ from typing import Any
 from tapforge_api.reading import read_record
 from tapforge_envs.protocol import Outcome, Reason, Task
 
-from ..records import EpisodeRecord, Generation, GroupRecord, StepRecord
+from ..records import EpisodeRecord, EpisodeRewards, Generation, GroupRecord, StepRecord
 
 #: fields of a step that recordings of earlier versions lack, and that are written where there is something
 _OPTIONAL = ("window", "ui_tree", "ui_key", "frame_key")
@@ -163,6 +163,9 @@ def encode_episode(episode: EpisodeRecord) -> bytes:
             "steps": len(episode.steps),
             "started": episode.started,
             "ended": episode.ended,
+            **({} if episode.last_frame is None else {"last_frame": episode.last_frame}),
+            **({"awaits_rewards": True} if episode.awaits_rewards else {}),
+            **({} if episode.rewards is None else {"rewards": _rewards(episode.rewards)}),
         }
     )
 
@@ -182,6 +185,42 @@ def decode_episode(line: dict[str, Any], steps: tuple[StepRecord, ...]) -> Episo
         steps=steps,
         started=line["started"],
         ended=line["ended"],
+        last_frame=line.get("last_frame"),
+        awaits_rewards=line.get("awaits_rewards", False),
+        rewards=_rewards_of(line["rewards"]) if "rewards" in line else None,
+    )
+
+
+def encode_rewards(episode: str, rewards: EpisodeRewards) -> bytes:
+    """Of an episode whose line came before, without them."""
+    return _line({"kind": "rewards", "id": episode, "rewards": _rewards(rewards)})
+
+
+def decode_rewards(line: dict[str, Any]) -> EpisodeRewards:
+    return _rewards_of(line["rewards"])
+
+
+def _rewards(rewards: EpisodeRewards) -> dict[str, Any]:
+    return {
+        "streams": dict(rewards.streams),
+        "outcome": rewards.outcome.value,
+        "reason": rewards.reason.value,
+        "verified": rewards.verified.value if rewards.verified else None,
+        "words": dict(rewards.words),
+        "message": rewards.message,
+        "usage": dict(rewards.usage),
+    }
+
+
+def _rewards_of(found: dict[str, Any]) -> EpisodeRewards:
+    return EpisodeRewards(
+        streams={name: tuple(values) for name, values in found["streams"].items()},
+        outcome=Outcome(found["outcome"]),
+        reason=Reason(found["reason"]),
+        verified=Outcome(found["verified"]) if found["verified"] else None,
+        words={name: tuple(words) for name, words in found["words"].items()},
+        message=found["message"],
+        usage=dict(found["usage"]),
     )
 
 

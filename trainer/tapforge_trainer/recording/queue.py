@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..attempt import EpisodeResult
-from ..records import GroupRecord
+from ..records import EpisodeRewards, GroupRecord
 from .recorder import Recorder
 from .retention import Retention
 
@@ -22,6 +22,9 @@ class RecordWriter(Protocol):
         """Calls this in the event loop with the first failure, once."""
 
     def episode(self, result: EpisodeResult) -> None: ...
+
+    def rewards(self, episode: str, rewards: EpisodeRewards) -> None:
+        """Of an episode that came before, and awaits them."""
 
     def group(self, record: GroupRecord, dropped: str | None) -> None:
         """Its episodes came before it."""
@@ -67,6 +70,9 @@ class RecordingQueue:
 
     def episode(self, result: EpisodeResult) -> None:
         self._put(partial(self._recorder.episode, result.record, result.frames, result.ui_trees))
+
+    def rewards(self, episode: str, rewards: EpisodeRewards) -> None:
+        self._put(partial(self._recorder.rewards, episode, rewards))
 
     def group(self, record: GroupRecord, dropped: str | None) -> None:
         self._put(partial(self._recorder.group, record, dropped))

@@ -6,6 +6,7 @@ Promises:
    they never make the rest unreadable. A broken line elsewhere is an error with its number.
 3. `find` reads the index and then the bytes of the episodes that are asked for, nothing else of the segments.
 4. Recordings of earlier versions (one file, `rollout.jsonl`) are read as well.
+5. An episode comes with its rewards, which were written after it; without, where they were never written.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..records import EpisodeRecord, GroupRecord, StepRecord
+from ..records import EpisodeRecord, EpisodeRewards, GroupRecord, StepRecord
 from .frames import FrameStore
-from .lines import decode_episode, decode_group, decode_step, decode_ui_tree
+from .lines import decode_episode, decode_group, decode_rewards, decode_step, decode_ui_tree
 from .segments import Entry, Series, read_lines, read_ranges
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,12 @@ log = logging.getLogger(__name__)
 FRAMES = "frames"
 #: how the lines begin that come before an episode's own
 _BEFORE = (b'{"kind":"step"', b'{"kind":"ui_tree"')
+#: of a line that the index says too
+_FACTS = {"episode": ("group",), "rewards": (), "group": ("order",)}
+
+
+#: episodes, and rewards of episodes that came before, by name of the episode
+_Found = tuple[dict[str, EpisodeRecord], dict[str, EpisodeRewards]]
 
 
 class RecordingError(Exception):
@@ -35,7 +42,7 @@ class RecordingError(Exception):
 
 
 def _scan(path: Path, start: int) -> Iterator[Entry]:
-    """An entry is an episode with its UI trees and steps, or a group."""
+    """An entry is an episode with its UI trees and steps, its rewards, or a group."""
     begin = end = start
     for raw in read_lines(path, start):
         if _cut_off(raw):
@@ -45,7 +52,7 @@ def _scan(path: Path, start: int) -> Iterator[Entry]:
             continue
         try:
             line = json.loads(raw)
-            facts = {"group": line["group"]} if line["kind"] == "episode" else {"order": line["order"]}
+            facts = {name: line[name] for name in _FACTS[line["kind"]]}
             yield Entry(line["kind"], line["id"], begin, end - begin, facts)
         except (KeyError, TypeError, ValueError) as error:
             raise RecordingError(f"{path}: broken record before byte {end}: {error!r}") from error
@@ -114,19 +121,21 @@ class Recording:
         """The episodes of these names, as far as they are there; of one that is there twice, the later. The newest
         segments are looked through first, until all are found."""
         left, found = set(names), dict[str, EpisodeRecord]()
+        rewards = dict[str, EpisodeRewards]()
         for number in reversed(RECORDS.numbers(self.folder)):
             if not left:
                 break
-            own = self._find_in(number, left)
-            found |= own
+            own, later = self._find_in(number, left)
+            rewards = later | rewards
+            found |= {name: _with(episode, rewards.get(name)) for name, episode in own.items()}
             left -= own.keys()
         return found
 
     def is_complete(self, episode: EpisodeRecord) -> bool:
         """Whether all frames that its steps name are there as the model saw them: whether it can be learned from."""
-        return all(self.frames.has(name) for step in episode.steps for name in step.frames)
+        return all(map(self.frames.has, episode.frames))
 
-    def _find_in(self, number: int, names: Collection[str]) -> dict[str, EpisodeRecord]:
+    def _find_in(self, number: int, names: Collection[str]) -> _Found:
         path = RECORDS.path(self.folder, number)
         try:
             entries = RECORDS.entries(self.folder, number)
@@ -142,6 +151,7 @@ class Recording:
 
     def _records(self, prompts: bool = True) -> Iterator[tuple[EpisodeRecord | GroupRecord, str | None]]:
         pruned = self.pruned
+        awaiting: dict[str, EpisodeRecord] = {}
         steps: dict[str, list[StepRecord]] = {}
         settled: dict[str, tuple[GroupRecord, str | None]] = {}
         by_id: dict[str, EpisodeRecord] = {}
@@ -155,7 +165,14 @@ class Recording:
                     steps.setdefault(line["episode"], []).append(step)
                 elif kind == "episode":
                     episode = by_id[line["id"]] = _episode(line, steps.pop(line["id"], ()))
-                    yield episode, None
+                    if episode.awaits_rewards:
+                        awaiting[episode.id] = episode
+                    else:
+                        yield episode, None
+                elif kind == "rewards":
+                    if line["id"] in awaiting:
+                        episode = by_id[line["id"]] = awaiting.pop(line["id"]).rewarded(decode_rewards(line))
+                        yield episode, None
                 elif kind == "group":
                     if pruned and not by_id.keys() >= set(line["episodes"]):
                         continue
@@ -168,6 +185,7 @@ class Recording:
                     raise ValueError(f"unknown kind {kind!r}")
             except (KeyError, TypeError, ValueError) as error:
                 raise RecordingError(f"{where}: broken record: {error}") from error
+        yield from ((episode, None) for episode in awaiting.values())
         if steps and self.dropped is None:
             self.dropped = f"{self.folder}: steps of {', '.join(steps)}, whose end was never written"
 
@@ -205,16 +223,23 @@ def _episode(line: dict[str, Any], steps: Collection[StepRecord]) -> EpisodeReco
     return decode_episode(line, tuple(steps))
 
 
-def _read(path: Path, entries: list[Entry], names: Collection[str]) -> dict[str, EpisodeRecord] | None:
+def _with(episode: EpisodeRecord, rewards: EpisodeRewards | None) -> EpisodeRecord:
+    return episode if rewards is None or not episode.awaits_rewards else episode.rewarded(rewards)
+
+
+def _read(path: Path, entries: list[Entry], names: Collection[str]) -> _Found | None:
     """None: an entry is not what it says."""
-    wanted = {entry.name: entry for entry in entries if entry.kind == "episode" and entry.name in names}
-    found = {}
+    wanted = {(entry.kind, entry.name): entry for entry in entries if entry.name in names and entry.kind != "group"}
+    found, rewards = dict[str, EpisodeRecord](), dict[str, EpisodeRewards]()
     for entry, data in read_ranges(path, sorted(wanted.values(), key=lambda entry: entry.offset)):
         try:
             *before, last = map(json.loads, data.splitlines())
-            if (last["kind"], last["id"]) != ("episode", entry.name):
+            if (last["kind"], last["id"]) != (entry.kind, entry.name):
                 return None
-            found[entry.name] = _episode(last, [decode_step(line) for line in before if line["kind"] == "step"])
+            if entry.kind == "rewards":
+                rewards[entry.name] = decode_rewards(last)
+            else:
+                found[entry.name] = _episode(last, [decode_step(line) for line in before if line["kind"] == "step"])
         except (KeyError, TypeError, ValueError):
             return None
-    return found
+    return found, rewards

@@ -5,7 +5,7 @@
 
 Promises:
 1. An episode is written as one block (its frames first, then the UI trees that its segment doesn't have yet, its steps,
-   its own line), a group after its episodes.
+   its own line), its rewards after it where they come later, a group after its episodes.
 2. `sync` returns when all that was written would survive a power failure, frames first. It is called once per batch,
    before the batch is handed out.
 3. What is read (`reader.py`) is what was written; half an episode at the end is cut off by the next writer and said.
@@ -23,9 +23,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from ..frames.frame import FittedFrame
-from ..records import EpisodeRecord, GroupRecord
+from ..records import EpisodeRecord, EpisodeRewards, GroupRecord
 from .frames import FrameWriter
-from .lines import encode_episode, encode_group, encode_step, encode_ui_tree
+from .lines import encode_episode, encode_group, encode_rewards, encode_step, encode_ui_tree
 from .reader import FRAMES, RECORDS, Recording, RecordingError
 from .retention import Retention
 from .segments import Entry, SegmentWriter
@@ -89,6 +89,12 @@ class Recorder:
         self._append(block, Entry("episode", record.id, 0, len(block), {"group": record.group}))
         self._trees.update(trees)
 
+    def rewards(self, episode: str, rewards: EpisodeRewards) -> None:
+        """Of an episode that was written without."""
+        self._begin()
+        line = encode_rewards(episode, rewards)
+        self._append(line, Entry("rewards", episode, 0, len(line), {}))
+
     def group(self, record: GroupRecord, dropped: str | None = None) -> None:
         self._begin()
         line = encode_group(record, dropped)
@@ -134,7 +140,7 @@ class Recorder:
             return
         spared = self._spared()
         found = Recording(self._folder).find(spared)
-        frames = {name for episode in found.values() for step in episode.steps for name in step.frames}
+        frames = {name for episode in found.values() for name in episode.frames}
         for number in self._frames.full_packs():
             if self._frames.drop(number, frames) and self._size() <= most:
                 return

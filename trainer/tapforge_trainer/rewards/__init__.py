@@ -1,2 +1,2 @@
-"""Rewards that are not the environment's own: none yet. A step's reward is what the phone answered, and an episode's
-outcome becomes one in `batch.py` (`reward_streams`)."""
+"""What episodes are worth: streams computed from records (`streams.py`), and those that are asked for after an
+episode's end (`rewarder.py`): judges, and rewards of installed packages (`registry.py`)."""

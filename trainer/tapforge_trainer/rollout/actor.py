@@ -2,6 +2,7 @@
 
 - An attempt is one call with two return values: a small result that the driver awaits, and the episode's frames, which
   the driver holds by reference and never fetches. Return values outlive the worker's process, on its node.
+- Rewards of an episode are one call, with its frames by reference: any worker may be asked.
 - A call takes about a millisecond of the driver's loop. When many attempts begin at once, others get a turn after one
   of each worker.
 - Neither `ray.cancel` nor retries of tasks or actors are used: who stops or starts again is the driver.
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..agents.agent import Agent
 from ..attempt import AttemptRequest, EpisodeResult
+from ..frames.handles import FrameHandle
 from ..placement.actors import reason
-from ..records import Generator
+from ..records import EpisodeRecord, EpisodeRewards, Generator
+from ..rewards.rewarder import Rewarder, missing
 from .baselines import baselines
 from .remote_players import WorkerLost
 from .worker import RolloutWorker
@@ -37,13 +40,14 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 _READY_SECONDS = 30.0
 
 MakePolicies = Callable[[Agent], Mapping[str, Generator]]
+MakeRewarder = Callable[[], Rewarder | None]
 
 
 class RolloutActor:
     """Methods are called by `RayCarrier` only. One event loop."""
 
-    def __init__(self, make_agent: Callable[[], Agent], make_policies: MakePolicies):
-        self._make_agent, self._make_policies = make_agent, make_policies
+    def __init__(self, make_agent: Callable[[], Agent], make_policies: MakePolicies, make_rewarder: MakeRewarder):
+        self._make_agent, self._make_policies, self._make_rewarder = make_agent, make_policies, make_rewarder
         self._policies: dict[str, Generator] = {}
         self._client: EngineClient | None = None
         self._host: WorkerHost | None = None
@@ -51,13 +55,26 @@ class RolloutActor:
     async def ready(self) -> None:
         agent = await asyncio.to_thread(self._make_agent)
         self._policies.update(self._make_policies(agent))
-        self._host = WorkerHost(RolloutWorker(agent, self._policies), self._use_engines)
+        worker = RolloutWorker(agent, self._policies, rewarder=self._make_rewarder())
+        self._host = WorkerHost(worker, self._use_engines)
 
     async def play(self, request: AttemptRequest, terms: LeaseTerms) -> tuple[bytes, Any]:
         """The first value is pickled here: Ray's own pickler takes twice as long for records."""
         assert self._host is not None
         result = await self._host.play(request, terms)
         return pickle.dumps(replace(result, frames={})), result.frames
+
+    async def reward(self, packed: bytes, handle: list[FrameHandle]) -> bytes:
+        """The frames come inside a list, so that Ray leaves it to this process to fetch them."""
+        from ray.exceptions import ObjectLostError
+
+        assert self._host is not None
+        record: EpisodeRecord = pickle.loads(packed)  # noqa: S301 (the driver's)
+        try:
+            frames = handle[0] if isinstance(handle[0], Mapping) else await handle[0]
+        except ObjectLostError as lost:
+            return pickle.dumps(missing(record, f"its screens are lost: {reason(lost)}"))
+        return pickle.dumps(await self._host.reward(record, frames))
 
     async def exchange(self, wanted: Wanted) -> WorkerReport:
         assert self._host is not None
@@ -101,6 +118,13 @@ class RayCarrier:
         result: EpisodeResult = pickle.loads(await self._answer(packed, None))  # noqa: S301 (the worker's)
         return replace(result, frames=frames)
 
+    async def reward(self, record: EpisodeRecord, frames: FrameHandle) -> EpisodeRewards:
+        """Ends with the deadline of rewards, or with the worker."""
+        async with self._turn:
+            packed = self._actor.reward.remote(pickle.dumps(record), [frames])
+            await asyncio.sleep(0)
+        return pickle.loads(await self._answer(packed, None))  # noqa: S301 (the worker's)
+
     async def health(self, phone: PhoneAddress, seconds: float) -> Health:
         return await self._answer(self._actor.health.remote(phone), seconds)
 
@@ -127,11 +151,20 @@ class RayCarrier:
             raise WorkerLost(f"its process {what}: {reason(error)}", dead=dead) from error
 
 
+def no_rewarder() -> None:
+    """For runs whose rewards are all computed from records."""
+
+
 async def start_rollout_actor(
-    make_agent: Callable[[], Agent], seconds: float, *, cpus: float, make_policies: MakePolicies = baselines
+    make_agent: Callable[[], Agent],
+    seconds: float,
+    *,
+    cpus: float,
+    make_policies: MakePolicies = baselines,
+    make_rewarder: MakeRewarder = no_rewarder,
 ) -> RayCarrier:
     """Returns when it can play. `cpus`: cores that Ray sets aside for it. `make_policies`: who answers beside the
-    engines. Raises WorkerLost."""
+    engines. `make_rewarder`: what asks for rewards. Raises WorkerLost."""
     import ray
 
     actor = (
@@ -144,7 +177,7 @@ async def start_rollout_actor(
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": _ENVIRONMENT},
         )
-        .remote(make_agent, make_policies)
+        .remote(make_agent, make_policies, make_rewarder)
     )
     carrier = RayCarrier(actor)
     await carrier._answer(actor.ready.remote(), seconds)

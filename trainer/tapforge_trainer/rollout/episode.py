@@ -5,7 +5,7 @@ Rules:
    episode. Environment steps are numbered by executed actions, step records by answers. An action that the environment
    doesn't have, or refuses before it executes anything, is a malformed answer too.
 2. A final action (answer, terminate) is sent to the phone; then the judge is asked, but for a declared infeasibility,
-   which the task itself decides.
+   which the task itself decides. Where rewards say how episodes end, and not the environment, neither is asked.
 3. Whatever the phone does wrong ends in a record with that reason, with the steps so far. What the engine or our own
    code does wrong is raised: it would happen to every episode.
 4. Deadlines are the phone's: only its calls count against them. The time that the model takes is the policy's, which is
@@ -29,6 +29,7 @@ from tapforge_envs.protocol import (
     Environment,
     EnvironmentFault,
     Observation,
+    Outcome,
     Reason,
     StepResult,
     Task,
@@ -99,10 +100,12 @@ class Episode:
         self._generator = generator
         self._sampling = request.sampling
         self._limits = request.limits
+        self._verified, self._rewarded = request.verified, request.rewarded
         self._clock = clock
         self._steps: list[StepRecord] = []
         self._frames: dict[str, FittedFrame] = {}
         self._ui_trees: dict[str, str] = {}
+        self._last_frame: str | None = None
         self._call: PhoneCall | None = None
         self._slot = ""
         #: that calls to the phone took up to now
@@ -146,6 +149,9 @@ class Episode:
         finally:
             self._runner = None
         task = self._task
+        judged = reason in (Reason.DONE, Reason.DECLARED_INFEASIBLE) and not self._verified
+        outcome = None if judged else outcome_of(reason, feasible=task.feasible, threshold=task.threshold, score=score)
+        awaits = self._rewarded and (judged or outcome in (Outcome.SUCCESS, Outcome.FAILURE))
         record = EpisodeRecord(
             id=self._attempt.episode,
             group=self._attempt.group,
@@ -154,12 +160,14 @@ class Episode:
             slot=slot,
             seed=self._attempt.seed,
             reason=reason,
-            outcome=outcome_of(reason, feasible=task.feasible, threshold=task.threshold, score=score),
+            outcome=outcome,
             score=score,
             message=message,
             steps=tuple(self._steps),
             started=started,
             ended=self._clock(),
+            last_frame=self._last_frame,
+            awaits_rewards=awaits,
         )
         size = sum(len(frame.data) for frame in self._frames.values())
         return EpisodeResult(
@@ -211,7 +219,9 @@ class Episode:
                 if reason is None:
                     seen, state = await self._see(result.observation)
             if reason is not None:
-                if not needs_score(reason):
+                if self._rewarded and result is not None:
+                    await self._see_last(result.observation)
+                if not (needs_score(reason) and self._verified):
                     return reason, None, ""
                 return reason, *await self._judge(environment)
 
@@ -271,6 +281,12 @@ class Episode:
         if state.ui_tree is not None and observation.ui_tree is not None:
             self._ui_trees[state.ui_tree] = observation.ui_tree
         return seen, state
+
+    async def _see_last(self, observation: Observation) -> None:
+        """The screen that the last action left: rewards look at it, the policy doesn't."""
+        seen, _ = await self._see(observation)
+        self._frames[seen.frame.name] = seen.frame
+        self._last_frame = seen.frame.name
 
     def _read(self, observation: Observation) -> tuple[Prepared, StateReading]:
         seen, pixels = self._agent.prepare(observation)

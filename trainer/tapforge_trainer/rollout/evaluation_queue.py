@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from tapforge_envs.protocol import Task
+from tapforge_envs.protocol import Reason, Task
 
 from ..attempt import Attempt, seed_of
 from ..records import EpisodeRecord
@@ -50,10 +50,19 @@ class EvaluationQueue:
         """The attempt never got a slot: it is the next one again."""
         self._pending.appendleft(attempt)
 
+    def played(self, attempt: Attempt, record: EpisodeRecord) -> bool:
+        """It awaits its rewards."""
+        return True
+
     def ended(self, attempt: Attempt, record: EpisodeRecord, phone_seconds: float = 0.0) -> None:
         invalid = record.outcome is not None and not record.valid
         rerun = attempt.rerun + invalid
-        if record.valid or rerun > self._max_reruns or attempt.issue + 1 >= MAX_ISSUES:
+        if (
+            record.valid
+            or record.reason is Reason.VERDICT_MISSING
+            or rerun > self._max_reruns
+            or attempt.issue + 1 >= MAX_ISSUES
+        ):
             self._results[attempt.order * self._repeats + attempt.member] = record
             return
         self.reruns += invalid

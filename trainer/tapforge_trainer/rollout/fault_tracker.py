@@ -92,7 +92,7 @@ class FaultTracker:
             self._expose(self.by_action, "evaluate", call is not None and call.name == "evaluate")
         self._expose(self.by_task, key, call is not None)
         was_proven = record.slot in self._proven
-        if record.valid:
+        if record.valid or record.awaits_rewards:
             self._proven.add(record.slot)
         if call is None:
             return None

@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
-from tapforge_envs.protocol import Task
+from tapforge_envs.protocol import Reason, Task
 
 from ..attempt import Attempt, issue_of, member_of, seed_of
 from ..records import EpisodeRecord, GroupRecord
+from .group import Group, Place, Resumed
 from .stats import length_class
 
 #: times a place may be played, cancelled ones included: an engine that aborts everything must not go on for ever
@@ -81,48 +82,6 @@ class CompletedGroup:
 
 
 @dataclass(slots=True)
-class _Place:
-    reruns: int = 0
-    issue: int = 0
-    running: Attempt | None = None
-    record: EpisodeRecord | None = None
-    lost: bool = False
-    #: that calls to phones took, of attempts that we didn't stop ourselves
-    phone_seconds: float = 0.0
-    avoid: frozenset[str] = frozenset()
-
-    @property
-    def completed(self) -> bool:
-        return self.record is not None or self.lost
-
-
-@dataclass(slots=True)
-class _Group:
-    id: str
-    order: int
-    task: Task
-    version: int
-    places: list[_Place]
-    accepted: bool = False
-
-    def valid(self) -> tuple[EpisodeRecord, ...]:
-        return tuple(p.record for p in self.places if p.record is not None)
-
-    def as_record(self) -> GroupRecord:
-        return GroupRecord(self.id, self.order, self.task, self.version, self.valid())
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """A group that was under way when a run was interrupted: finished members are kept, the others are played again."""
-
-    order: int
-    task: Task
-    version: int
-    episodes: tuple[EpisodeRecord, ...]
-
-
-@dataclass(slots=True)
 class GroupCounts:
     admitted: int = 0
     accepted: int = 0
@@ -142,7 +101,7 @@ class GroupBuffer:
         self._prefix = prefix
         self._order = order
         #: not yet consumed, in issue order
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, Group] = {}
         #: (order, member) of places that nobody plays
         self._pending: list[tuple[int, int, str]] = []
         #: handed out; their update is not over
@@ -188,14 +147,18 @@ class GroupBuffer:
         settled = []
         for old in sorted(groups, key=lambda g: g.order):
             # The name that its finished episodes bear.
-            name = old.episodes[0].group if old.episodes else None
+            name = old.played[0].group if old.played else None
             group = self._new_group(old.order, old.task, old.version, name)
             self._order = max(self._order, old.order + 1)
             # Each in its own place: another one would be played with the seed of a finished episode.
             finished = {member_of(episode.id): episode for episode in old.episodes}
+            awaiting = {member_of(episode.id): episode for episode in old.awaiting}
             for member, place in enumerate(group.places):
                 place.record = finished.get(member)
-                if place.record is None:
+                if place.record is None and (played := awaiting.get(member)) is not None:
+                    place.reruns, place.issue = played.attempt, issue_of(played.id)
+                    self.played(self._attempt_at(group, member), played)
+                elif place.record is None:
                     heapq.heappush(self._pending, (group.order, member, group.id))
             if result := self._settle_if_complete(group):
                 settled.append(result)
@@ -203,7 +166,12 @@ class GroupBuffer:
 
     def unfinished(self) -> list[Resumed]:
         """What `resume` needs after an interruption: every group that no update has consumed."""
-        return [Resumed(g.order, g.task, g.version, g.valid()) for g in self._groups.values()]
+        return [Resumed(g.order, g.task, g.version, g.valid(), g.awaiting()) for g in self._groups.values()]
+
+    def awaiting(self) -> list[tuple[Attempt, EpisodeRecord]]:
+        """Episodes that were played to their end, and await their rewards."""
+        places = (place for group in self._groups.values() for place in group.places)
+        return [(p.running, p.played) for p in places if p.running is not None and p.played is not None]
 
     def set_version(self, version: int) -> None:
         """The update is over and the engines have these weights: what it learned from makes room for new groups."""
@@ -221,25 +189,36 @@ class GroupBuffer:
             group = self._groups.get(group_id)
             if group is None or group.accepted or group.places[member].completed:
                 continue
-            place = group.places[member]
-            attempt = Attempt(
-                group=group.id,
-                order=group.order,
-                member=member,
-                rerun=place.reruns,
-                issue=place.issue,
-                task=group.task,
-                seed=seed_of(self._seed, "train", group.order, member, place.reruns),
-                avoid=place.avoid,
-                # Somebody has to try phones on probation, also where nothing is played again.
-                spare=not place.reruns or (place.reruns < self.limits.max_reruns and not self._urgent(group)),
-                session=self._prefix,
-                phone_seconds=self._left(place),
-            )
-            place.issue += 1
-            place.running = attempt
-            return attempt
+            return self._attempt_at(group, member)
         return None
+
+    def _attempt_at(self, group: Group, member: int) -> Attempt:
+        place = group.places[member]
+        attempt = Attempt(
+            group=group.id,
+            order=group.order,
+            member=member,
+            rerun=place.reruns,
+            issue=place.issue,
+            task=group.task,
+            seed=seed_of(self._seed, "train", group.order, member, place.reruns),
+            avoid=place.avoid,
+            # Somebody has to try phones on probation, also where nothing is played again.
+            spare=not place.reruns or (place.reruns < self.limits.max_reruns and not self._urgent(group)),
+            session=self._prefix,
+            phone_seconds=self._left(place),
+        )
+        place.issue += 1
+        place.running = attempt
+        return attempt
+
+    def played(self, attempt: Attempt, record: EpisodeRecord) -> bool:
+        """The attempt was played to its end, and awaits its rewards. False: they are of no use any more."""
+        group = self._groups.get(attempt.group)
+        if group is None or group.accepted:
+            return False
+        group.places[attempt.member].played = record
+        return True
 
     def ended(self, attempt: Attempt, record: EpisodeRecord, phone_seconds: float = 0.0) -> CompletedGroup | None:
         """Takes in the end of an attempt. Not None when it settles the group; late ones are ignored."""
@@ -249,7 +228,7 @@ class GroupBuffer:
         place = group.places[attempt.member]
         if place.running is not attempt:
             raise ValueError(f"episode {attempt.episode} was not running")
-        place.running = None
+        place.running = place.played = None
         if why := self._member_ended(place, record, phone_seconds):
             place.record = record if record.valid else None
             place.lost = not record.valid
@@ -296,12 +275,12 @@ class GroupBuffer:
         next one again, as soon as these have been played again."""
         back = {}
         for record in groups:
-            group = _Group(record.id, record.order, record.task, record.version, [])
+            group = Group(record.id, record.order, record.task, record.version, [])
             finished = {member_of(episode.id): episode for episode in record.episodes}
             for member in range(self.limits.group_size):
                 episode = finished.get(member)
                 again = episode is not None and episode.id in lost
-                place = _Place(record=None if again else episode, lost=episode is None)
+                place = Place(record=None if again else episode, lost=episode is None)
                 group.places.append(place)
                 if again and episode is not None:
                     place.reruns, place.issue = episode.attempt, issue_of(episode.id) + 1
@@ -319,15 +298,17 @@ class GroupBuffer:
 
     # --- inside ---
 
-    def _urgent(self, group: _Group) -> bool:
+    def _urgent(self, group: Group) -> bool:
         """Whether the next update waits for the group, while there may be later ones."""
         n = self.limits.groups_per_update
         return self.limits.max_staleness > 0 and any(g is group for g in islice(self._groups.values(), n))
 
-    def _member_ended(self, place: _Place, record: EpisodeRecord, phone_seconds: float) -> str:
+    def _member_ended(self, place: Place, record: EpisodeRecord, phone_seconds: float) -> str:
         """What the member came to with this attempt, in a word; "": it is played again."""
         if record.valid:
             return "valid"
+        if record.reason is Reason.VERDICT_MISSING:  # the phone did well: playing again would change nothing
+            return record.reason.value
         invalid = record.outcome is not None
         late = self._left(place, phone_seconds)
         if invalid:
@@ -344,23 +325,23 @@ class GroupBuffer:
             self.counts.reruns += 1
         return ""
 
-    def _left(self, place: _Place, more: float = 0.0) -> float | None:
+    def _left(self, place: Place, more: float = 0.0) -> float | None:
         """Seconds of calls to phones until the member is given up."""
         seconds = self.limits.deadline_seconds
         # Rounded, so that parts of a deadline add up to it.
         return None if seconds is None else round(seconds - place.phone_seconds - more, 6)
 
-    def _new_group(self, order: int, task: Task, version: int, name: str | None = None) -> _Group:
-        places = [_Place() for _ in range(self.limits.group_size)]
-        group = _Group(name or f"{self._prefix}{order:06d}", order, task, version, places)
+    def _new_group(self, order: int, task: Task, version: int, name: str | None = None) -> Group:
+        places = [Place() for _ in range(self.limits.group_size)]
+        group = Group(name or f"{self._prefix}{order:06d}", order, task, version, places)
         self._groups[group.id] = group
         self.counts.admitted += 1
         return group
 
-    def _settle_if_complete(self, group: _Group) -> CompletedGroup | None:
+    def _settle_if_complete(self, group: Group) -> CompletedGroup | None:
         return self._settle(group) if all(p.completed for p in group.places) else None
 
-    def _settle(self, group: _Group) -> CompletedGroup:
+    def _settle(self, group: Group) -> CompletedGroup:
         valid = group.valid()
         if len(valid) < self.limits.min_valid:
             return self._drop(group, Dropped.TOO_FEW_VALID)
@@ -374,11 +355,11 @@ class GroupBuffer:
         self.counts.accepted += 1
         return CompletedGroup(group.as_record(), None, _running(group))
 
-    def _drop(self, group: _Group, why: Dropped) -> CompletedGroup:
+    def _drop(self, group: Group, why: Dropped) -> CompletedGroup:
         del self._groups[group.id]
         self.counts.dropped[why] += 1
         return CompletedGroup(group.as_record(), why, _running(group))
 
 
-def _running(group: _Group) -> tuple[Attempt, ...]:
+def _running(group: Group) -> tuple[Attempt, ...]:
     return tuple(p.running for p in group.places if p.running is not None)

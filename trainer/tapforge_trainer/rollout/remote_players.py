@@ -26,7 +26,8 @@ from tapforge_envs.slots.lease_life import Clock, wakeful
 from tapforge_envs.slots.source import Lease, Verdict
 
 from ..attempt import AttemptRequest, EpisodeResult
-from ..records import EpisodeRecord
+from ..frames.handles import FrameHandle
+from ..records import EpisodeRecord, EpisodeRewards
 from .worker_host import LINK_SECONDS, Health, LeaseTerms, Wanted, WorkerReport, end_on_worker
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class Carrier(Protocol):
     async def play(self, request: AttemptRequest, terms: LeaseTerms) -> EpisodeResult: ...
 
     async def health(self, phone: PhoneAddress, seconds: float) -> Health: ...
+
+    async def reward(self, record: EpisodeRecord, frames: FrameHandle) -> EpisodeRewards: ...
 
     async def close(self) -> None: ...
 
@@ -99,6 +102,8 @@ class _Worker:
     restarts: deque[float] = field(default_factory=deque)
     #: what it knows of the engines
     engines: Any = None
+    #: episodes whose rewards it asks for
+    rewarding: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -172,6 +177,27 @@ class RemotePlayers:
                 attempt.stop = reason
                 attempt.stopped.set()
                 worker.wake.set()
+
+    async def reward(self, record: EpisodeRecord, frames: FrameHandle) -> EpisodeRewards:
+        """By the worker that has the fewest; by another one where it is lost meanwhile. Frames from the recording are
+        read here: a worker may be on a node without it."""
+        if isinstance(frames, Mapping) and not isinstance(frames, dict):
+            frames = await asyncio.to_thread(dict, frames)
+        while True:  # ends: a worker that is lost again and again is a failure
+            worker = min(self._workers, key=lambda worker: (worker.rewarding, worker.index))
+            worker.rewarding += 1
+            carrier: Carrier | None = None
+            try:
+                carrier = await self._carrier(worker)
+                if carrier is None:
+                    assert self._failure is not None
+                    raise self._failure
+                return await carrier.reward(record, frames)
+            except WorkerLost:
+                if carrier is not None:
+                    self._doubt(worker, carrier)
+            finally:
+                worker.rewarding -= 1
 
     async def health(self, phone: PhoneAddress) -> str:
         worker = self._worker_of(phone.slot)

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 
 from tapforge_envs.protocol import Reason, Task
 from tapforge_envs.slots.source import SlotSource, Verdict
@@ -27,8 +28,11 @@ from ..records import EpisodeRecord, GroupRecord, Sampling
 from ..tasks.source import TaskSource
 from .evaluation_queue import EvaluationQueue
 from .fault_tracker import FaultTracker
-from .groups import CompletedGroup, Dropped, GroupBuffer, GroupLimits, Resumed
+from .group import Resumed
+from .groups import CompletedGroup, Dropped, GroupBuffer, GroupLimits
 from .held_frames import FrameBudget, HeldFrames
+from .jobs import Job, Jobs
+from .rewarding import RewardCounts, Rewarding
 from .stats import BusyMeter, RolloutStats, pace_of
 
 log = logging.getLogger(__name__)
@@ -36,23 +40,6 @@ log = logging.getLogger(__name__)
 
 class RolloutError(RuntimeError):
     """The rollout can't go on; the message says why and what to look at."""
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """An attempt under way, from the wait for a slot to the return of its lease."""
-
-    request: AttemptRequest
-    source: GroupBuffer | EvaluationQueue
-    #: the slot that is leased; "" while waiting for one
-    slot: str = ""
-    #: the engine that it asks
-    engine: int | None = None
-    task: asyncio.Task[None] | None = field(default=None)
-
-    @property
-    def attempt(self) -> Attempt:
-        return self.request.attempt
 
 
 class Scheduler:
@@ -78,17 +65,18 @@ class Scheduler:
         frames_recorded: Callable[[str], bool] = lambda group: True,
         frame_budget: FrameBudget | None = None,
         engines: Callable[[], Sequence[int]] = tuple,
+        rewarded: bool = False,
+        verified: bool = True,
+        recorded: Callable[[EpisodeRecord], FrameHandle] = lambda episode: {},
     ):
         """`frames_recorded`: whether the frames of a group under way can be read from the recording. `engines`: those
-        that live, by index."""
+        that live, by index. `rewarded`: whether the player is asked for the rewards of training episodes; `verified`:
+        whether environments are asked how these ended. `recorded`: the frames of an episode in the recording."""
         self._loop = asyncio.get_running_loop()
         self._slots = slots
         self._player = player
         self._engines = engines
-        self._sampling = sampling
         self._tasks = tasks
-        self._episode_limits = episodes or EpisodeLimits()
-        self._concurrency = concurrency
         self._acquire_seconds = acquire_seconds
         self._seed = seed
         self._prefix = prefix
@@ -97,13 +85,16 @@ class Scheduler:
         self._recording = recorder
         if recorder:
             recorder.report_to(self._fail)
+        limits = episodes or EpisodeLimits()
+        terms = partial(AttemptRequest, sampling=sampling, limits=limits)
+        self._as_training = partial(terms, verified=verified, rewarded=rewarded)
+        self._as_fixed = self._terms = terms
+        self._rewarding = Rewarding(player, recorder, self._fail)
         self._frames = HeldFrames(frame_budget or FrameBudget())
-        self._jobs: set[_Job] = set()
+        self._jobs = Jobs(player, concurrency)
         self._tasks_alive: set[asyncio.Task[None]] = set()
         self._fixed: EvaluationQueue | None = None
         self._fixed_runs = 0
-        self._fixed_sampling = sampling
-        self._fixed_policy = ""
         self._training = self._paused = self._drained = self._closing = False
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
@@ -113,6 +104,8 @@ class Scheduler:
         self._meter = BusyMeter(self._stats, self._loop.time(), slots.size)
         for settled in self._buffer.resume(list(resumed)):
             self._settle(settled)
+        for attempt, record in self._buffer.awaiting():
+            self._ask(self._buffer, EpisodeResult(attempt, record, recorded(record), None))
         self._unsubscribe = slots.when_changed(self._slots_changed)
 
     # --- what the trainer calls ---
@@ -159,24 +152,27 @@ class Scheduler:
         repeats: int = 1,
         sampling: Sampling | None = None,
         policy: str = "",
+        judged: bool = False,
     ) -> list[EpisodeRecord]:
         """Plays every task `repeats` times, without groups; one record per place, in order, invalid ones included.
-        `policy` answers. Meanwhile no training episode begins."""
+        `policy` answers. Meanwhile no training episode begins. `judged`: rewards say how episodes ended, and no
+        environment is asked."""
         if self._fixed is not None:
             raise ValueError("another list of tasks is being played")
         prefix = f"{self._prefix}fixed{self._fixed_runs}-"
         self._fixed_runs += 1
         reruns = self._buffer.limits.max_reruns
         queue = EvaluationQueue(tasks, repeats, max_reruns=reruns, seed=self._seed, prefix=prefix)
-        self._fixed, self._fixed_sampling = queue, sampling or self._sampling
-        self._fixed_policy = policy
-        self._stop_jobs(lambda job: not job.slot)
+        own = {"sampling": sampling} if sampling else {}
+        self._fixed = queue
+        self._as_fixed = partial(self._terms, **own, policy=policy, verified=not judged, rewarded=judged)
+        self._jobs.stop(lambda job: not job.slot)
         try:
             self._pump()
             await self._until(lambda: queue.done)
         finally:
             self._fixed = None
-            self._stop_jobs(lambda job: job.source is queue)
+            self._jobs.stop(lambda job: job.source is queue)
             self._pump()
         await self._written()
         self._stats.reruns += queue.reruns
@@ -185,7 +181,7 @@ class Scheduler:
     async def pause(self) -> None:
         """No episode begins until `resume`. Returns when the running ones have been played to their end."""
         self._paused = True
-        self._stop_jobs(lambda job: not job.slot)
+        self._jobs.stop(lambda job: not job.slot)
         await self._until(lambda: not self._jobs)
         self._measure()
         self._drained = True
@@ -197,14 +193,15 @@ class Scheduler:
 
     def reclaim(self, slot: str) -> None:
         """The slot is wanted elsewhere: its episode ends as `reclaimed` and is played again on another."""
-        self._stop_jobs(lambda job: job.slot == slot, Reason.RECLAIMED)
+        self._jobs.stop(lambda job: job.slot == slot, Reason.RECLAIMED)
 
     async def close(self, seconds: float = 10.0) -> None:
         """Stops every episode, keeping the steps so far, and returns within about `seconds`."""
         if not self._closing:
             self._unsubscribe()
         self._closing = True
-        self._stop_jobs(lambda job: True)
+        self._jobs.stop(lambda job: True)
+        await self._rewarding.close()
         if self._tasks_alive:
             await asyncio.wait(self._tasks_alive, timeout=seconds)
         rest = list(self._tasks_alive)
@@ -226,12 +223,21 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        return sum(1 for job in self._jobs if job.slot)
+        return self._jobs.running
 
     @property
     def waiting(self) -> int:
         """Attempts that wait for a slot."""
         return len(self._jobs) - self.running
+
+    @property
+    def rewards(self) -> RewardCounts:
+        return self._rewarding.counts
+
+    @property
+    def last_missing(self) -> str:
+        """Why the last episode without a verdict has none."""
+        return self._rewarding.last_missing
 
     @property
     def buffer(self) -> GroupBuffer:
@@ -242,7 +248,7 @@ class Scheduler:
 
     def _pump(self) -> None:
         """Begins episodes while there are attempts and a slot may be free."""
-        room = self._limit() - len(self._jobs)
+        room = self._jobs.room(self._slots.usable)
         halted = self._paused or self._closing or self._failure
         while room > 0 and not halted and (job := self._next_job()) is not None:
             room -= not job.attempt.avoid
@@ -252,18 +258,9 @@ class Scheduler:
             job.task.add_done_callback(self._ended)
         self._changed.set()
 
-    def _limit(self) -> int:
-        # Slots that left or are in quarantine shrink it, but one attempt always waits: it is told when no slot is left.
-        # Those that wait for another slot than the one they broke leave their place to others.
-        picky = sum(1 for job in self._jobs if job.attempt.avoid and not job.slot)
-        usable = max(1, self._slots.usable)
-        return min(self._concurrency or usable, usable) + picky
-
     def _slots_changed(self) -> None:
         self._measure()
-        waiting = [job for job in self._jobs if not job.slot and not job.attempt.avoid]
-        waiting.sort(key=lambda job: (job.attempt.order, job.attempt.member), reverse=True)
-        self._withdraw(waiting[: max(0, len(self._jobs) - self._limit())])
+        self._jobs.shrink(self._slots.usable)
         self._pump()
 
     def _frames_fit(self) -> bool:
@@ -272,13 +269,9 @@ class Scheduler:
         needed = buffer.unfinished_episodes + limits.group_size
         return buffer.waiting < limits.groups_per_update or self._frames.room(needed)
 
-    def _next_job(self) -> _Job | None:
+    def _next_job(self) -> Job | None:
         if self._fixed is not None:
-            attempt = self._fixed.next_attempt()
-            request = attempt and AttemptRequest(
-                attempt, self._fixed_sampling, self._episode_limits, self._fixed_policy
-            )
-            return _Job(request, self._fixed) if request else None
+            return _job(self._fixed, self._fixed.next_attempt(), self._as_fixed)
         if not self._training or self._tasks is None:
             return None
         attempt = self._buffer.next_attempt()
@@ -290,12 +283,11 @@ class Scheduler:
                 return None
             self._buffer.admit(task)
             attempt = self._buffer.next_attempt()
-        request = attempt and AttemptRequest(attempt, self._sampling, self._episode_limits)
-        return _Job(request, self._buffer) if request else None
+        return _job(self._buffer, attempt, self._as_training)
 
     # --- playing ---
 
-    async def _play(self, job: _Job) -> None:
+    async def _play(self, job: Job) -> None:
         try:
             lease = await self._slots.acquire(self._acquire_seconds, job.attempt.avoid, job.attempt.spare)
             job.slot = lease.slot
@@ -309,9 +301,10 @@ class Scheduler:
             finally:
                 await self._slots.release(lease, verdict, why, pace)
         finally:
-            self._jobs.discard(job)
+            self._jobs.ended(job)
             self._measure()
-        self._take_in(job, result)
+        # The attempt of a result from another process is a copy: groups know the one that they issued.
+        self._take_in(job, replace(result, attempt=job.attempt))
         self._pump()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -319,14 +312,27 @@ class Scheduler:
         if not task.cancelled() and (error := task.exception()):
             self._fail(error)
 
-    def _take_in(self, job: _Job, result: EpisodeResult) -> None:
+    def _take_in(self, job: Job, result: EpisodeResult) -> None:
         if self._recording:
             self._recording.episode(result)
-        self._stats.episode(result)
         if why := self.faults.note(result):
             self._quarantine(result.record.task.key, why)
-        group, kept = job.attempt.group, self._frames_recorded(job.attempt.group)
-        if settled := job.source.ended(job.attempt, result.record, result.phone_seconds):
+        if not result.record.awaits_rewards:
+            self._counted(job.source, result)
+        elif job.source.played(job.attempt, result.record):
+            self._ask(job.source, result)
+
+    def _ask(self, source: GroupBuffer | EvaluationQueue, result: EpisodeResult) -> None:
+        def done(result: EpisodeResult) -> None:
+            self._counted(source, result)
+            self._pump()
+
+        self._rewarding.ask(result, done)
+
+    def _counted(self, source: GroupBuffer | EvaluationQueue, result: EpisodeResult) -> None:
+        self._stats.episode(result)
+        attempt, group, kept = result.attempt, result.attempt.group, self._frames_recorded(result.attempt.group)
+        if settled := source.ended(attempt, result.record, result.phone_seconds):
             self._settle(settled)
         # Those of a worker in another process are at hand where they are needed; they are never fetched here.
         if result.record.valid and self._buffer.holds(group) and not (kept and isinstance(result.frames, Mapping)):
@@ -345,7 +351,9 @@ class Scheduler:
         if self._recording:
             self._recording.group(settled.group, settled.dropped.value if settled.dropped else None)
         useless = {attempt.episode for attempt in settled.stop}
-        self._stop_jobs(lambda job: job.attempt.episode in useless)
+        for episode in useless:
+            self._rewarding.forget(episode)
+        self._jobs.stop(lambda job: job.attempt.episode in useless)
         if settled.dropped is Dropped.TOO_FEW_VALID:
             self._dropped_in_a_row += 1
             log.warning("group %s is dropped: %d valid episodes", settled.group.id, len(settled.group.episodes))
@@ -377,23 +385,14 @@ class Scheduler:
             self._failure = error
         self._changed.set()
 
-    def _stop_jobs(self, which: Callable[[_Job], bool], reason: Reason = Reason.CANCELLED) -> None:
-        hit = [job for job in self._jobs if which(job)]
-        self._withdraw([job for job in hit if not job.slot])
-        for job in hit:
-            if job.slot:
-                self._player.stop(job.attempt.episode, reason)
-
-    def _withdraw(self, waiting: list[_Job]) -> None:
-        """Attempts without a slot go back to where they came from, as if they had never been issued."""
-        for job in waiting:
-            assert job.task is not None and not job.slot
-            job.task.cancel()
-            self._jobs.discard(job)
-            job.source.withdraw(job.attempt)
-
     def _measure(self) -> None:
         if self._drained:  # slots that are lent to somebody else meanwhile count neither as busy nor as idle
             self._meter.skip(self._loop.time())
         else:
             self._meter.note(self._loop.time(), self._slots.size, self.running)
+
+
+def _job(
+    source: GroupBuffer | EvaluationQueue, attempt: Attempt | None, terms: Callable[[Attempt], AttemptRequest]
+) -> Job | None:
+    return None if attempt is None else Job(terms(attempt), source)

@@ -2,6 +2,7 @@
 
 - It decides nothing: the driver says what is played on which lease, with which policy, and when an attempt is stopped.
 - An attempt that is stopped returns its steps so far. Nothing here is tried again.
+- After the end of an episode it is asked for the episode's rewards, whose screens it has.
 - After the end of a lease's life no call to its phone begins, and one under way is cut off (`lease_life`).
 """
 
@@ -17,16 +18,25 @@ from tapforge_envs.slots.source import Lease, Verdict
 
 from ..agents.agent import Agent
 from ..attempt import AttemptRequest, EpisodeResult
-from ..records import Generator
+from ..frames.handles import FrameHandle
+from ..records import EpisodeRecord, EpisodeRewards, Generator
+from ..rewards.rewarder import Rewarder
 from .episode import Episode
 
 
 class RolloutWorker:
     """Belongs to one event loop. A `Player` for the driver that has it in its own process."""
 
-    def __init__(self, agent: Agent, policies: Mapping[str, Generator], clients: PhoneClients | None = None):
-        """`policies` by name; "" is the one that learns. `clients` are closed with the worker."""
-        self._agent = agent
+    def __init__(
+        self,
+        agent: Agent,
+        policies: Mapping[str, Generator],
+        clients: PhoneClients | None = None,
+        rewarder: Rewarder | None = None,
+    ):
+        """`policies` by name; "" is the one that learns. `clients` and `rewarder` are closed with the worker; without
+        `rewarder` no attempt may ask for rewards."""
+        self._agent, self._rewarder = agent, rewarder
         self._policies = policies
         self._clients = clients or PhoneClients()
         self._playing: dict[str, Episode] = {}
@@ -56,6 +66,12 @@ class RolloutWorker:
         if (playing := self._playing.get(episode)) is not None:
             playing.stop(reason)
 
+    async def reward(self, record: EpisodeRecord, frames: FrameHandle) -> EpisodeRewards:
+        """`frames`: a mapping."""
+        if self._rewarder is None:
+            raise ValueError(f"episode {record.id} awaits rewards, and this worker was started without any to ask for")
+        return await self._rewarder.rewards(record, frames)
+
     def metrics(self) -> dict[str, float]:
         """None: its loop is the driver's."""
         return {}
@@ -66,6 +82,8 @@ class RolloutWorker:
 
     async def close(self) -> None:
         await self._clients.close()
+        if self._rewarder is not None:
+            await self._rewarder.close()
 
 
 async def _put_down(phone: Environment, result: EpisodeResult) -> tuple[Verdict, str]:
@@ -77,4 +95,4 @@ async def _put_down(phone: Environment, result: EpisodeResult) -> tuple[Verdict,
         await phone.close()
     except EnvironmentFault as fault:
         return Verdict.DIRTY, str(fault)
-    return (Verdict.CLEAN if record.valid else Verdict.UNPROVEN), ""
+    return (Verdict.CLEAN if record.valid or record.awaits_rewards else Verdict.UNPROVEN), ""

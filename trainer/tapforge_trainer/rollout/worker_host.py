@@ -26,6 +26,8 @@ from tapforge_envs.slots.lease_life import Clock, LeaseLife, wakeful
 from tapforge_envs.slots.source import Lease
 
 from ..attempt import AttemptRequest, EpisodeResult
+from ..frames.handles import FrameHandle
+from ..records import EpisodeRecord, EpisodeRewards
 from .stall import StallMonitor
 from .worker import RolloutWorker
 
@@ -111,6 +113,9 @@ class WorkerHost:
             return await self._worker.play(request, Lease(terms.slot, terms.fence, terms.phone, life))
         finally:
             del self._lives[terms.key]
+
+    async def reward(self, record: EpisodeRecord, frames: FrameHandle) -> EpisodeRewards:
+        return await self._worker.reward(record, frames)
 
     def exchange(self, wanted: Wanted) -> WorkerReport:
         """May be called again with the same message."""

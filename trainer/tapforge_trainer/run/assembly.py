@@ -10,7 +10,6 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -32,9 +31,7 @@ from tapforge_envs.slots.urls import UrlSlots, parse_urls, read_urls
 from ..agents import make_agent
 from ..agents.agent import Agent
 from ..algorithms.composition import objective_of
-from ..algorithms.registry import built_in
 from ..attempt import EpisodeLimits, Player
-from ..batch import BatchRules, build_batch
 from ..learner.families.check import check_folder
 from ..model_source.ref import ModelError, ModelRef, ModelRefused
 from ..model_source.resolve import resolve
@@ -48,6 +45,7 @@ from ..rollout.held_frames import FrameBudget
 from ..tasks.selection import contamination_of, task_errors, training_tasks
 from .adapters import adapter_errors, adapter_options
 from .feasibility import judge
+from .learning_errors import algorithm_errors, reward_errors
 from .local_files import COMPARED, LocalFiles, inspect_files
 from .model_errors import model_errors
 from .model_facts import facts_of
@@ -86,7 +84,8 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
     local = run.spec.model.source.path
     wrong = [
         *task_errors(run),
-        *_algorithm_errors(run),
+        *reward_errors(run),
+        *algorithm_errors(run),
         *(model_errors(run, Path(local.folder)) if local is not None else []),
     ]
     if not files.errors:
@@ -99,28 +98,6 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
         raise ConfigurationError("\n".join([*errors, *where_relative(run, errors, Path.cwd())]))
     drawn = run.spec.stop.max_updates * run.spec.rollout.groups_per_update
     return replace(files, contamination=contamination_of(run, drawn, COMPARED), model=facts)
-
-
-def _algorithm_errors(run: TrainingRun) -> list[str]:
-    algorithm, longest = run.spec.algorithm, run.spec.rollout.response_tokens
-    composed: dict[str, Callable[[], object]] = {
-        "advantage.plugin": partial(_estimated, run),
-        "loss.plugin" if algorithm.loss.plugin else "loss": partial(objective_of, algorithm, longest),
-    }
-    wrong = []
-    for field, compose in composed.items():
-        try:
-            compose()
-        except Exception as error:  # noqa: BLE001 - another package's code, which may break in any way
-            wrong.append(f"spec.algorithm.{field}: {str(error) or type(error).__name__}")
-    return wrong
-
-
-def _estimated(run: TrainingRun) -> None:
-    """Raises ValueError for an estimator or options that can't be."""
-    rules = BatchRules.of(run.spec.algorithm, min_valid=run.spec.rollout.min_valid)
-    if rules.estimator in built_in():  # ours take a batch without steps, and refuse options that make no sense
-        build_batch((), rules)
 
 
 def agent_of(run: TrainingRun, folder: Path) -> Agent:

@@ -41,9 +41,10 @@ async def play(
     temperature: float,
     seed: int,
     folder: Path,
+    judged: bool = False,
 ) -> list[EpisodeRecord]:
     """Plays every task `repeats` times and records it in `folder`, in place of an earlier measurement. `policy`: one of
-    `baselines`; "": the one that learns."""
+    `baselines`; "": the one that learns. `judged`: rewards say how episodes ended."""
     if folder.exists():
         await asyncio.to_thread(shutil.rmtree, folder)
     recorder = await rollout_setup.record(folder, replace(rollout_setup.retention, max_bytes=None))
@@ -61,7 +62,7 @@ async def play(
         engines=rollout_setup.engines,
     )
     try:
-        return await scheduler.run_fixed(tasks, repeats, policy=policy)
+        return await scheduler.run_fixed(tasks, repeats, policy=policy, judged=judged)
     finally:
         await scheduler.close()
         await recorder.close()
@@ -87,6 +88,7 @@ async def measure(context: RunContext, name: str, progress: Progress) -> dict[st
             temperature=temperature,
             seed=evaluation.seed,
             folder=context.folder / EVALUATION / f"{name}-{mode}",
+            judged=evaluation.judged,
         )
         episodes = await unless_stopped(context.stop, playing)
         played += episodes
@@ -113,7 +115,14 @@ async def measure_baselines(context: RunContext) -> dict[str, dict[str, Any]]:
         folder = context.folder / EVALUATION / f"baseline-{name}"
         tasks = (await asyncio.to_thread(evaluation_tasks, context.run)).tasks
         playing = play(
-            context.rollout_setup, tasks, policy=name, repeats=1, temperature=1.0, seed=evaluation.seed, folder=folder
+            context.rollout_setup,
+            tasks,
+            policy=name,
+            repeats=1,
+            temperature=1.0,
+            seed=evaluation.seed,
+            folder=folder,
+            judged=evaluation.judged,
         )
         episodes = await unless_stopped(context.stop, playing)
         results[name] = measured(episodes, seed=evaluation.seed)

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -80,10 +81,13 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
         urls, error = _counted(lambda: _count_urls(listed, protocol), "spec.environment.source.urls.file")
         errors += error
     if (practised := spec.tasks.file) is not None:
-        tasks, error = _counted(lambda: len(read_tasks(Path(practised), protocol).tasks), "spec.tasks.file")
+        judged = spec.rewards.verifier == "ignored"
+        listing = partial(read_tasks, Path(practised), protocol, judged=judged)
+        tasks, error = _counted(lambda: len(listing().tasks), "spec.tasks.file")
         errors += error
     if (measured := spec.evaluation.tasks.file) is not None:
-        errors += _counted(lambda: len(read_tasks(Path(measured), protocol).tasks), "spec.evaluation.tasks.file")[1]
+        held_out = partial(read_tasks, Path(measured), protocol, judged=spec.evaluation.judged)
+        errors += _counted(lambda: len(held_out().tasks), "spec.evaluation.tasks.file")[1]
     kept = checkpoints_of(run, folder_of(run, runs))
     if (resume := spec.checkpoints.resume_from) is not None:
         if is_uri(resume):

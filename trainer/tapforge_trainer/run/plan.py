@@ -23,6 +23,7 @@ from ..tasks.contamination import Contamination
 from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
 from .plan_algorithm import algorithm_line, notes_on_algorithm, old_logprobs_recomputed
+from .plan_rewards import notes_on_rewards, rewards_line, verdicts_per_update
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
@@ -61,6 +62,9 @@ class Plan:
     optimizer_steps: int
 
     algorithm: str
+    rewards: str
+    #: of judges, per update; empty: there is none
+    verdicts: str
     ranks: int
     engines: int
     #: of an engine's device; None: what its share of a GPU leaves
@@ -124,6 +128,8 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         episodes=stop.max_updates * per_update,
         optimizer_steps=stop.max_updates * learner.mini_batches,
         algorithm=algorithm_line(run),
+        rewards=rewards_line(spec),
+        verdicts=verdicts_per_update(spec),
         ranks=learner.ranks,
         engines=engine.replicas,
         kv_cache_mib=engine.kv_cache_mib,
@@ -230,6 +236,7 @@ def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) ->
         notes.append(f"{at_once} episodes at once, but rollout.maxStaleness admits {bound}: slots will idle")
     if rollout.groups_per_update % learner.mini_batches:
         notes.append(f"{rollout.groups_per_update} groups don't divide into {learner.mini_batches} equal minibatches")
+    notes += notes_on_rewards(spec)
     notes += notes_on_algorithm(spec)
     if learner.tokens_per_micro_batch < spec.model.context_tokens:
         notes.append(
@@ -296,6 +303,8 @@ def render(p: Plan) -> str:
         f"per step, {_count(p.optimizer_steps_per_update, 'optimizer step')}",
         "staleness": f"at most {_count(p.max_staleness, 'version')}: up to {p.groups_in_flight:,} groups in flight; "
         f"old log-probabilities from the {p.old_logprobs}; new weights arrive {arrive}",
+        "rewards": p.rewards,
+        **({"verdicts": p.verdicts} if p.verdicts else {}),
         "algorithm": p.algorithm,
         "context": f"{p.context_tokens:,} tokens: prompt up to {p.prompt_tokens:,}, answer up to {p.response_tokens:,}",
         "screens": p.screens,

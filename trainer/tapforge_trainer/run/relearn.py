@@ -113,7 +113,7 @@ def _advantages(batches: Sequence[Sequence[GroupRecord]], run: TrainingRun) -> A
 
 
 def _rules(run: TrainingRun) -> BatchRules:
-    return BatchRules.of(run.spec.algorithm, min_valid=run.spec.rollout.min_valid)
+    return BatchRules.of(run.spec.algorithm, run.spec.rewards, min_valid=run.spec.rollout.min_valid)
 
 
 def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float | None:

@@ -183,7 +183,7 @@ def _write_replay(folder: Path, run: TrainingRun) -> None:
     training = folder / ROLLOUT if (folder / ROLLOUT).is_dir() else None
     before, after = _before_and_after(folder / EVALUATION)
     try:
-        rules = BatchRules.of(run.spec.algorithm, min_valid=run.spec.rollout.min_valid)
+        rules = BatchRules.of(run.spec.algorithm, run.spec.rewards, min_valid=run.spec.rollout.min_valid)
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         what = "this machine can't compute its advantages (spec.algorithm.advantage.plugin)"
         raise ReportError(f"{folder} has no replay here: {what}: {error}") from error

@@ -42,6 +42,7 @@ from . import assembly
 from .assembly import ConfigurationError, RolloutSetup, SetupError
 from .context import RunContext
 from .fleet import written
+from .learning_errors import rewarder_of
 from .local_files import checkpoint_uri, checkpoints_of
 from .model_errors import model_errors
 from .model_pin import model_of
@@ -154,7 +155,8 @@ def _rollouts(run: TrainingRun, source: ModelRef, model: Path, device: Device, *
     """Nothing of it runs yet. Without `engines` nothing will be played."""
     agent = assembly.agent_of(run, model)
     policies: dict[str, Any] = baselines(agent)
-    player: RolloutWorker | RemotePlayers = RolloutWorker(agent, policies)
+    rewarder = rewarder_of(run) if engines else None
+    player: RolloutWorker | RemotePlayers = RolloutWorker(agent, policies, rewarder=rewarder)
 
     async def health(phone: PhoneAddress) -> str:
         return await player.health(phone)
@@ -167,7 +169,10 @@ def _rollouts(run: TrainingRun, source: ModelRef, model: Path, device: Device, *
         make_agent, seconds = partial(assembly.agent_on_node, run, source), run.spec.deadlines.start_seconds
         # Counted by Ray where Pods are made for it; on one machine engines and ranks would wait for what workers hold.
         cpus = 1 if device != "cpu" and in_cluster() else 0
-        player = RemotePlayers(lambda _: start_rollout_actor(make_agent, seconds, cpus=cpus), workers)
+        asks = partial(rewarder_of, run)
+        player = RemotePlayers(
+            lambda _: start_rollout_actor(make_agent, seconds, cpus=cpus, make_rewarder=asks), workers
+        )
     return _Rollouts(agent, slots, player, policies)
 
 

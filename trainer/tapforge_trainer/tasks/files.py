@@ -5,7 +5,8 @@
 - mobileworld and androidworld read lists of names too, `NAME` or `NAME,GOAL`; without a goal the server's is taken.
   What comes after the first comma is the goal, as it is; a goal that is quoted as in CSV is unquoted. With a first line
   that names columns (`Task Name`, `name`, `goal`, `question`, ...) it is a table in CSV; other columns are ignored.
-- A task over adb says its goal and what judges it (`tapforge_envs/clients/adb/tasks.py`).
+- A task over adb says its goal and what judges it (`tapforge_envs/clients/adb/tasks.py`). Where a run's rewards say
+  how episodes ended, it says its goal, and lists of `NAME,GOAL` are read for adb too.
 - osworld and androidlab read JSONL of `{"domain": ..., "example_id": ...}` too, with `config_base_dir` or without.
 
 Tasks of mobileworld succeed from a score of 0.99, as that benchmark counts, and take at most 50 steps, unless a line
@@ -57,14 +58,15 @@ _NAME: Final = 200
 Numbered = Iterator[tuple[int, Task]]
 
 
-def read_tasks(path: Path, protocol: Protocol = "tapforge") -> FixedTasks:
+def read_tasks(path: Path, protocol: Protocol = "tapforge", *, judged: bool = False) -> FixedTasks:
+    """`judged`: the environment isn't asked how episodes ended. Raises TaskError."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"the task file {path} can't be read: {error}") from error
     found: list[Task] = []
     first_line: dict[str, int] = {}
-    for number, task in _tasks(lines, path, protocol):
+    for number, task in _tasks(lines, path, protocol, judged):
         if earlier := first_line.get(task.key):
             raise TaskError(f"{path}:{number}: the same task as in line {earlier}: {task.key}")
         first_line[task.key] = number
@@ -84,10 +86,11 @@ def read_task(line: str, protocol: Protocol, origin: str) -> Task:
     raise TaskError(f"{origin} names no task; it looks like {_example(protocol)}")
 
 
-def _tasks(lines: Sequence[str], path: Path, protocol: Protocol) -> Numbered:
+def _tasks(lines: Sequence[str], path: Path, protocol: Protocol, judged: bool = False) -> Numbered:
     """Raises TaskError at the first broken line."""
     full = [(number, line) for number, line in enumerate(lines, start=1) if _says_something(line)]
-    if full and protocol in _NAMED and not full[0][1].lstrip().startswith("{"):
+    named = protocol in _NAMED or (judged and protocol == "adb")
+    if full and named and not full[0][1].lstrip().startswith("{"):
         number, head = full[0]
         columns = [cell.strip().casefold().replace(" ", "_") for cell in head.split(",")]
         if any(name in columns for name in _NAME_HEADS):
@@ -97,7 +100,7 @@ def _tasks(lines: Sequence[str], path: Path, protocol: Protocol) -> Numbered:
             yield number, _named(line, f"{path}:{number}", protocol)
         return
     for number, line in full:
-        yield number, _json(line, f"{path}:{number}", protocol)
+        yield number, _json(line, f"{path}:{number}", protocol, judged)
 
 
 def _says_something(line: str) -> bool:
@@ -107,7 +110,7 @@ def _says_something(line: str) -> bool:
 # --- JSONL ------------------------------------------------------------------------------------------------------------
 
 
-def _json(line: str, here: str, protocol: Protocol) -> Task:
+def _json(line: str, here: str, protocol: Protocol, judged: bool) -> Task:
     try:
         if protocol == "tapforge":
             return Task.model_validate_json(line)
@@ -127,7 +130,9 @@ def _json(line: str, here: str, protocol: Protocol) -> Task:
         raise TaskError(f"{here}: suite is {task.suite!r}; tasks of servers that speak {protocol} have that suite")
     if protocol == "mobileworld" and (task.params or task.seed):
         raise TaskError(f"{here}: {task.key}: a MobileWorld server knows tasks by name; leave params and seed out")
-    if protocol == "adb" and (words := wrong_with(task.params) or ("" if task.goal else "it has no goal")):
+    if protocol == "adb" and (
+        words := wrong_with(task.params, judged=judged) or ("" if task.goal else "it has no goal")
+    ):
         raise TaskError(f"{here}: {words}; a line looks like {_example(protocol)}")
     return task
 
@@ -186,6 +191,8 @@ def _task(name: str, goal: str, here: str, protocol: Protocol) -> Task:
     name = name.strip()
     if not 0 < len(name) <= _NAME or any(c.isspace() or not c.isprintable() for c in name):
         raise TaskError(f"{here}: {name!r:.60} is no name of a task; a line looks like {_example(protocol)}")
+    if protocol == "adb" and not goal:
+        raise TaskError(f"{here}: {name} has no goal; a line looks like wifi-off,Turn Wi-Fi off")
     return Task(suite=protocol, template=name, goal=goal, **_DEFAULTS.get(protocol, {}))
 
 

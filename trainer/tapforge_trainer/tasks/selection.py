@@ -14,7 +14,7 @@ from tapforge_envs.web import catalog as web
 
 from .contamination import Contamination, contamination
 from .files import read_tasks
-from .source import FixedTasks, TaskError, TaskSet, at_most
+from .source import FixedTasks, TaskError, TaskSet, at_most, shortened
 
 
 def task_errors(run: TrainingRun) -> list[str]:
@@ -99,9 +99,11 @@ def _suite(name: str, split: str, templates: Sequence[str]) -> PhoneTasks | web.
 def training_tasks(run: TrainingRun) -> TaskSet:
     tasks = run.spec.tasks
     if tasks.file is not None:
-        found: TaskSet = read_tasks(Path(tasks.file), run.spec.environment.protocol)
+        judged = run.spec.rewards.verifier == "ignored"
+        found: TaskSet = read_tasks(Path(tasks.file), run.spec.environment.protocol, judged=judged)
     else:
         found = _suite(tasks.suite, tasks.split, tasks.templates)
+    found = shortened(found, run.spec.rollout.max_steps)
     return found if tasks.max_tasks is None else at_most(found, run.spec.seed, tasks.max_tasks)
 
 
@@ -118,10 +120,14 @@ def evaluation_tasks(run: TrainingRun, most: int | None = None) -> FixedTasks:
 
 
 def _measured(run: TrainingRun) -> TaskSet:
+    return shortened(_as_named(run), run.spec.rollout.max_steps)
+
+
+def _as_named(run: TrainingRun) -> TaskSet:
     practised, measured = run.spec.tasks, run.spec.evaluation.tasks
     file = measured.file or (practised.file if measured.suite is None else None)
     if file is not None:
-        return read_tasks(Path(file), run.spec.environment.protocol)
+        return read_tasks(Path(file), run.spec.environment.protocol, judged=run.spec.evaluation.judged)
     suite = measured.suite or practised.suite
     templates = measured.templates or (practised.templates if suite == practised.suite else ())
     return _suite(suite, measured.split, templates)

@@ -49,6 +49,30 @@ def _order(count: int, seed: int, around: int) -> tuple[int, ...]:
     return tuple(order)
 
 
+@dataclass(frozen=True, slots=True)
+class Shortened:
+    """The same tasks, with at most `most` steps each."""
+
+    tasks: TaskSet
+    most: int
+
+    def sample(self, seed: int, index: int) -> Task:
+        return _shortened(self.tasks.sample(seed, index), self.most)
+
+
+def shortened(tasks: TaskSet, most: int | None) -> TaskSet:
+    """`most`: None bounds nothing."""
+    if most is None:
+        return tasks
+    if isinstance(tasks, FixedTasks):
+        return FixedTasks(tuple(_shortened(task, most) for task in tasks.tasks))
+    return Shortened(tasks, most)
+
+
+def _shortened(task: Task, most: int) -> Task:
+    return task if task.max_steps <= most else task.model_copy(update={"max_steps": most})
+
+
 def at_most(tasks: TaskSet, seed: int, count: int) -> FixedTasks:
     """The first `count` different tasks of a set, for `maxTasks`. Fewer when the set has no more, or seems to."""
     found: dict[str, Task] = {}

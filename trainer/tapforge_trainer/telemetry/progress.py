@@ -20,7 +20,7 @@ from tapforge_api.reading import read_record
 from tapforge_envs.protocol import Task
 
 from ..recording.reader import Recording
-from ..rollout.groups import Resumed
+from ..rollout.group import Resumed
 from ..rollout.stats import RolloutStats, by_length, rate_of
 from ..storage.object_storage import is_uri
 
@@ -167,7 +167,7 @@ def needed_episodes(checkpoints: Path) -> set[str]:
             unfinished = read_state(folder)["driver"].get("unfinished", ())
         except (CheckpointError, OSError):  # unfinished, removed meanwhile, or of no use for resuming
             continue
-        needed.update(name for group in unfinished for name in group["episodes"])
+        needed.update(name for group in unfinished for name in (*group["episodes"], *group.get("awaiting", ())))
     return needed
 
 
@@ -196,6 +196,7 @@ def kept(groups: Sequence[Resumed]) -> list[dict[str, Any]]:
             "version": group.version,
             "task": group.task.model_dump(),
             "episodes": [episode.id for episode in group.episodes],
+            "awaiting": [episode.id for episode in group.awaiting],
         }
         for group in groups
     ]
@@ -203,21 +204,27 @@ def kept(groups: Sequence[Resumed]) -> list[dict[str, Any]]:
 
 def resumed(progress: Progress, rollout: Path) -> list[Resumed]:
     """The groups under way at the last checkpoint, with those of their episodes that are in the recording with all
-    their frames, as the model saw them. The others are played again."""
+    their frames, as the model saw them. The others are played again. One that awaited its rewards may have them by
+    now."""
     if not progress.unfinished:
         return []
-    wanted = {name for group in progress.unfinished for name in group["episodes"]}
+    named = [(*group["episodes"], *group.get("awaiting", ())) for group in progress.unfinished]
+    wanted = {name for names in named for name in names}
     # A run that was warm-started from another run's checkpoint has none of that run's episodes.
     recording = Recording(rollout)
     found = {name: episode for name, episode in recording.find(wanted).items() if recording.is_complete(episode)}
     if lost := len(wanted) - len(found):
         log.info("%d finished episodes of groups under way were not recorded whole: they are played again", lost)
-    return [
-        Resumed(
-            group["order"],
-            read_record(Task, group["task"]),
-            group["version"],
-            tuple(found[name] for name in group["episodes"] if name in found),
+    groups = []
+    for group, names in zip(progress.unfinished, named, strict=True):
+        there = [found[name] for name in names if name in found]
+        groups.append(
+            Resumed(
+                group["order"],
+                read_record(Task, group["task"]),
+                group["version"],
+                tuple(episode for episode in there if episode.valid),
+                tuple(episode for episode in there if episode.awaits_rewards),
+            )
         )
-        for group in progress.unfinished
-    ]
+    return groups

@@ -19,15 +19,18 @@ PARAMS: Final = ("setup", "app", "check", "expect", "answer")
 _MAX_PATTERN: Final = 1000
 
 
-def wrong_with(params: Mapping[str, str]) -> str:
-    """In words; "" for nothing."""
+def wrong_with(params: Mapping[str, str], *, judged: bool = False) -> str:
+    """In words; "" for nothing. `judged`: something else than the phone says how an episode ended."""
     for name in params:
         if name not in PARAMS:
             return f"params.{name} is unknown; a task over adb has {', '.join(PARAMS)}"
     if "expect" in params and not params.get("check"):
         return "there is params.expect and no params.check whose output it could be found in"
-    if not params.get("check") and "answer" not in params:
-        return "nothing judges it: give params.check, a shell line, or params.answer, an expression"
+    if not judged and not params.get("check") and "answer" not in params:
+        return (
+            "nothing judges it: give params.check, a shell line, or params.answer, an expression; or a judge "
+            "(rewards.success, with rewards.verifier: ignored)"
+        )
     for name in ("expect", "answer"):
         if (pattern := params.get(name)) is not None and (why := _wrong_pattern(pattern)):
             return f"params.{name} {why}"

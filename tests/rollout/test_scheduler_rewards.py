@@ -1,0 +1,152 @@
+"""Episodes that await their rewards: their phones are free, their groups wait, and a crash asks again."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+from house import LIMITS, POOL, a_house, half_careless, run
+from phones import until
+from scripted import Demonstrator
+
+from tapforge_envs.protocol import Outcome, Reason
+from tapforge_trainer.recording.frames import RecordedFrames
+from tapforge_trainer.recording.queue import RecordingQueue
+from tapforge_trainer.recording.reader import FRAMES, Recording
+from tapforge_trainer.recording.recorder import Recorder
+from tapforge_trainer.records import EpisodeRewards
+from tapforge_trainer.rewards.rewarder import screens_of
+
+
+class Asked:
+    """In the place of a `Rewarder`: says after `gate` what `verdict` says of an episode."""
+
+    def __init__(self, verdict=lambda record: True):
+        self.verdict = verdict
+        self.gate = asyncio.Event()
+        self.asked: Counter[str] = Counter()
+
+    async def rewards(self, record, frames):
+        self.asked[record.id] += 1
+        assert len(screens_of(record, frames)) == len(record.steps) + 1
+        await self.gate.wait()
+        said = self.verdict(record)
+        outcome = Outcome.INVALID if said is None else Outcome.SUCCESS if said else Outcome.FAILURE
+        reason = Reason.VERDICT_MISSING if said is None else record.reason
+        value = None if said is None else float(said)
+        streams = {"judge": (*(0.0,) * (len(record.steps) - 1), value)}
+        return EpisodeRewards(streams, outcome, reason, record.outcome, usage={"requests": 1})
+
+    async def close(self):
+        pass
+
+
+def test_phones_are_free_and_groups_wait_until_the_verdicts_are_there(tmp_path):
+    async def go():
+        asked = Asked(lambda record: record.seed % 2)
+        async with a_house(
+            Demonstrator(POOL, half_careless),
+            recorder=RecordingQueue(Recorder(tmp_path)),
+            rewarder=asked,
+            rewarded=True,
+            verified=False,
+        ) as house:
+            batch = asyncio.create_task(house.scheduler.next_batch())
+            # Every episode that the bound allows has been played, though nothing was judged.
+            most = LIMITS.capacity * LIMITS.group_size
+            await until(lambda: len(asked.asked) == most and house.slots.counts().leased == 0)
+            assert not batch.done() and house.scheduler.stats().episodes == 0
+            asked.gate.set()
+            groups = await batch
+            assert house.scheduler.rewards.usage["requests"] >= 6
+        for group in groups:
+            for episode in group.episodes:
+                assert (episode.outcome is Outcome.SUCCESS) == bool(episode.seed % 2)
+                assert episode.valid and episode.rewards is not None and episode.score is None
+        recorded = {episode.id: episode for episode in Recording(tmp_path).episodes()}
+        assert all(recorded[e.id] == e for group in groups for e in group.episodes)
+        assert set(asked.asked.values()) == {1}
+
+    run(go())
+
+
+def test_an_episode_without_a_verdict_leaves_its_group_and_is_not_played_again():
+    async def go():
+        asked = Asked(lambda record: None if record.id.split(".")[1] == "1" else True)
+        asked.gate.set()
+        async with a_house(Demonstrator(POOL), rewarder=asked, rewarded=True) as house:
+            groups = await house.scheduler.next_batch()
+            stats = house.scheduler.stats()
+        assert {len(group.episodes) for group in groups} == {2}
+        assert stats.invalid == {"verdict_missing": stats.episodes // 3}
+        assert stats.reruns == 0
+        assert house.scheduler.rewards.missing == stats.episodes // 3
+
+    run(go())
+
+
+def test_after_a_crash_what_was_played_is_asked_about_and_not_played_again(tmp_path):
+    async def go():
+        asked = Asked()
+        parts = {"rewarder": asked, "rewarded": True, "verified": False}
+        async with a_house(Demonstrator(POOL), recorder=RecordingQueue(Recorder(tmp_path)), **parts) as house:
+            batch = asyncio.create_task(house.scheduler.next_batch())
+            await until(lambda: len(asked.asked) >= 6)
+            unfinished = house.scheduler.buffer.unfinished()
+            state, order = house.source.state, house.scheduler.buffer.next_order
+            batch.cancel()
+        played = {episode.id for group in unfinished for episode in group.awaiting}
+        assert len(played) >= 6
+        found = Recording(tmp_path).find(played)
+        kept = [replace(g, awaiting=tuple(found[e.id] for e in g.awaiting)) for g in unfinished]
+        again = Asked()
+        again.gate.set()
+        async with a_house(
+            Demonstrator(POOL),
+            recorder=RecordingQueue(Recorder(tmp_path)),
+            resumed=kept,
+            order=order,
+            state=state,
+            prefix="again-",
+            recorded=lambda episode: RecordedFrames(tmp_path / FRAMES, episode.frames),
+            rewarder=again,
+            rewarded=True,
+            verified=False,
+        ) as house:
+            groups = [*await house.scheduler.next_batch()]
+        assert played <= set(again.asked)
+        entered = [episode.id for group in groups for episode in group.episodes]
+        assert len(entered) == len(set(entered)) == 6
+        assert played & set(entered)
+        lines = Counter(episode.id for episode in Recording(tmp_path).episodes())
+        assert all(lines[name] == 1 for name in played)
+
+    run(go())
+
+
+def test_nothing_is_asked_about_a_measurement():
+    async def go():
+        asked = Asked()
+        async with a_house(Demonstrator(POOL), rewarder=asked, rewarded=True, verified=False) as house:
+            records = await house.scheduler.run_fixed(POOL[:3])
+        assert all(record.valid and not record.awaits_rewards for record in records)
+        assert not asked.asked
+
+    run(go())
+
+
+def test_what_breaks_while_rewards_are_asked_for_ends_the_rollout():
+    def broken(record):
+        raise ValueError("a reward of mine")
+
+    async def go():
+        asked = Asked(broken)
+        asked.gate.set()
+        async with a_house(Demonstrator(POOL), rewarder=asked, rewarded=True) as house:
+            try:
+                await house.scheduler.next_batch()
+            except ValueError as error:
+                assert str(error) == "a reward of mine"
+            else:
+                raise AssertionError("the run went on")
+
+    run(go())

@@ -1,0 +1,195 @@
+"""Asks for the rewards of an episode after its end: judges' verdicts, and rewards of installed packages.
+
+- No verdict is made up. What is missing is asked for again, with growing pauses, until `deadline_seconds`; then a step
+  has none, and an episode that misses a verdict on itself leaves its group (`verdict_missing`).
+- An episode that ran out of steps or context, or gave no answer that is an action, has failed whatever a judge would
+  say: none is asked. An answer that was no action has the step verdict 0.
+- Streams of an episode are asked for at once; how many questions an endpoint gets at once is the judge's to bound.
+- What another package's reward raises ends the run: it would happen to every episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tapforge_api.judge import JudgeSpec
+from tapforge_api.rewards import Rewards, RewardStream
+from tapforge_envs.protocol import Outcome, Reason
+
+from ..frames.frame import FittedFrame
+from ..judges.judge import Judge, Kind, judge_of
+from ..judges.verdicts import Trajectory, Verdict, VerdictMissing
+from ..records import EpisodeRecord, EpisodeRewards
+from .registry import Reward, reward_of
+
+T = TypeVar("T")
+
+#: pauses between two questions that got no verdict, seconds
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+#: how an episode ended by its own last action
+_ENDED = (Reason.DONE, Reason.DECLARED_INFEASIBLE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Of a stream: a value and a judge's words per step. `missing`: why the episode can't be without."""
+
+    values: tuple[float | None, ...]
+    words: tuple[str, ...] = ()
+    missing: str = ""
+
+
+class Rewarder:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self,
+        rewards: Rewards,
+        make_judge: Callable[[JudgeSpec, Kind], Judge] = judge_of,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ):
+        """Raises ValueError, TypeError and UnknownName for what can't be asked."""
+        self._spec, self._sleep = rewards, sleep
+        self._judges: dict[str, Judge] = {}
+        self._rewards: dict[str, Reward] = {}
+        for stream in rewards.asked:
+            if stream.judge is not None:
+                self._judges[stream.name] = make_judge(stream.judge, "task" if stream.kind == "judge" else "step")
+            else:
+                self._rewards[stream.name] = reward_of(stream)
+
+    async def rewards(self, episode: EpisodeRecord, frames: Mapping[str, FittedFrame]) -> EpisodeRewards:
+        """`frames`: at least those of the episode."""
+        usage: Counter[str] = Counter()
+        trajectory = Trajectory(episode, await asyncio.to_thread(screens_of, episode, frames))
+        asked = self._spec.asked
+        found = await asyncio.gather(*(self._stream(stream, trajectory, usage) for stream in asked))
+        streams = {stream.name: one for stream, one in zip(asked, found, strict=True)}
+        outcome, reason = self._outcome(episode, streams)
+        lacks = [f"{name}: {one.missing}" for name, one in streams.items() if one.missing]
+        usage["missing"] += sum(value is None for one in found for value in one.values)
+        return EpisodeRewards(
+            streams={name: one.values for name, one in streams.items()},
+            outcome=outcome,
+            reason=reason,
+            verified=episode.outcome,
+            words={name: one.words for name, one in streams.items() if any(one.words)},
+            message="; ".join(lacks),
+            usage=dict(usage),
+        )
+
+    async def close(self) -> None:
+        await asyncio.gather(*(judge.close() for judge in self._judges.values()))
+
+    # --- inside ---
+
+    def _outcome(self, episode: EpisodeRecord, streams: Mapping[str, _Values]) -> tuple[Outcome, Reason]:
+        if any(one.missing for one in streams.values()):
+            return Outcome.INVALID, Reason.VERDICT_MISSING
+        if self._spec.success is None:
+            assert episode.outcome is not None, "without `success` the environment says how an episode ended"
+            return episode.outcome, episode.reason
+        if episode.reason not in _ENDED:
+            return Outcome.FAILURE, episode.reason
+        total = sum(value or 0.0 for value in streams[self._spec.success].values)
+        return (Outcome.SUCCESS if total >= self._spec.threshold else Outcome.FAILURE), episode.reason
+
+    async def _stream(self, stream: RewardStream, trajectory: Trajectory, usage: Counter[str]) -> _Values:
+        judge = self._judges.get(stream.name)
+        if judge is None:
+            return _given(stream, trajectory, await self._rewards[stream.name](trajectory))
+        if stream.kind == "judge":
+            return await self._judged(judge, trajectory, usage)
+        steps = [self._step(judge, trajectory, index, usage) for index in range(len(trajectory.episode.steps))]
+        verdicts = await asyncio.gather(*steps)
+        return _Values(tuple(value for value, _ in verdicts), tuple(words for _, words in verdicts))
+
+    async def _judged(self, judge: Judge, trajectory: Trajectory, usage: Counter[str]) -> _Values:
+        episode = trajectory.episode
+        if episode.reason not in _ENDED:
+            return _at_the_end(episode, 0.0, f"not asked: it ended as {episode.reason}")
+        try:
+            verdict = await self._insisted(lambda: judge.task(trajectory), usage)
+        except VerdictMissing as why:
+            return _Values((None,) * len(episode.steps), missing=str(why))
+        return _at_the_end(episode, verdict.value, verdict.reason)
+
+    async def _step(
+        self, judge: Judge, trajectory: Trajectory, index: int, usage: Counter[str]
+    ) -> tuple[float | None, str]:
+        if trajectory.episode.steps[index].parse_error is not None:
+            return 0.0, "not asked: the answer was no action"
+        try:
+            verdict = await self._insisted(lambda: judge.step(trajectory, index), usage)
+        except VerdictMissing as why:
+            return None, str(why)
+        return verdict.value, verdict.reason
+
+    async def _insisted(self, ask: Callable[[], Awaitable[Verdict]], usage: Counter[str]) -> Verdict:
+        """Raises VerdictMissing when there is none by the deadline."""
+        loop = asyncio.get_running_loop()
+        ends, pause = loop.time() + self._spec.deadline_seconds, _FIRST_PAUSE
+        while True:
+            try:
+                async with asyncio.timeout_at(ends):
+                    verdict = await ask()
+            except TimeoutError as error:
+                why = f"no verdict within {self._spec.deadline_seconds:g} s (spec.rewards.deadlineSeconds)"
+                raise VerdictMissing(why) from error
+            except VerdictMissing as why_not:
+                usage["asked_again"] += 1
+                pause = min(_LONGEST_PAUSE, pause * random.uniform(1.5, 2.0))
+                if why_not.permanent or loop.time() + pause >= ends:
+                    raise
+                await self._sleep(pause)
+                continue
+            usage["verdicts"] += 1
+            usage["requests"] += 0 if verdict.cached else len(verdict.votes)
+            usage["cached"] += verdict.cached
+            usage["unreadable"] += verdict.unreadable
+            usage["prompt_tokens"] += verdict.prompt_tokens
+            usage["answer_tokens"] += verdict.answer_tokens
+            usage["seconds"] += verdict.seconds  # type: ignore[assignment]
+            return verdict
+
+
+def missing(episode: EpisodeRecord, why: str) -> EpisodeRewards:
+    """Of an episode about which nothing can be found out."""
+    return EpisodeRewards({}, Outcome.INVALID, Reason.VERDICT_MISSING, episode.outcome, message=why)
+
+
+def screens_of(episode: EpisodeRecord, frames: Mapping[str, FittedFrame]) -> tuple[bytes, ...]:
+    """PNG: the screen before each step, and the one after the last, where it is known. An answer that was no action
+    leaves the screen as it was."""
+    names = [step.frames[-1] for step in episode.steps]
+    if episode.last_frame is not None:
+        names.append(episode.last_frame)
+    elif episode.steps and episode.steps[-1].parse_error is not None:
+        names.append(names[-1])
+    return tuple(frames[name].data for name in names)
+
+
+def _at_the_end(episode: EpisodeRecord, value: float, words: str) -> _Values:
+    before = len(episode.steps) - 1
+    return _Values((*(0.0,) * before, value), (*("",) * before, words))
+
+
+def _given(stream: RewardStream, trajectory: Trajectory, answer: float | Sequence[float | None]) -> _Values:
+    """What a reward of another package answered. Raises ValueError for what can't be a reward."""
+    episode = trajectory.episode
+    values = _at_the_end(episode, float(answer), "").values if isinstance(answer, int | float) else tuple(answer)
+    if len(values) != len(episode.steps):
+        raise ValueError(
+            f"the reward {stream.kind!r} gave {len(values)} values for episode {episode.id} of {len(episode.steps)} "
+            "steps; it gives one per step, or a single number"
+        )
+    for index, value in enumerate(values):
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"the reward {stream.kind!r} gave {value} at step {index} of episode {episode.id}")
+    return _Values(values)

@@ -1,0 +1,109 @@
+"""Episodes that ended on their phones and await their rewards: asked for beside those that are played.
+
+- An episode is on its way to the recording before its rewards are asked for, and they follow it there: after a crash
+  they are asked for again, and nothing is played again for them.
+- Their phones are free meanwhile; their groups wait, and count against the bound on age.
+- What a session leaves unanswered, the next one asks for: `close` waits for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..attempt import EpisodeResult, Player
+from ..recording.queue import RecordWriter
+
+
+@dataclass(frozen=True, slots=True)
+class RewardCounts:
+    """Totals, of a session or of a part of one. Seconds are those that episodes waited, together."""
+
+    asked: int = 0
+    answered: int = 0
+    #: without a verdict that an episode can't be without
+    missing: int = 0
+    seconds: float = 0.0
+    #: requests, tokens and seconds of judges, by name
+    usage: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def missing_share(self) -> float:
+        return self.missing / self.answered if self.answered else 0.0
+
+    def with_one(self, seconds: float, usage: Mapping[str, float], *, missing: bool) -> RewardCounts:
+        """With an episode more that was answered."""
+        added = {name: self.usage.get(name, 0.0) + usage.get(name, 0.0) for name in {**self.usage, **usage}}
+        return RewardCounts(self.asked, self.answered + 1, self.missing + missing, self.seconds + seconds, added)
+
+    def since(self, earlier: RewardCounts) -> RewardCounts:
+        usage = {name: number - earlier.usage.get(name, 0.0) for name, number in self.usage.items()}
+        return RewardCounts(
+            self.asked - earlier.asked,
+            self.answered - earlier.answered,
+            self.missing - earlier.missing,
+            self.seconds - earlier.seconds,
+            usage,
+        )
+
+    def figures(self) -> dict[str, float | None]:
+        """As an update's event has them."""
+        return {
+            "answered": self.answered,
+            "missing": self.missing,
+            "missing_share": self.missing_share,
+            "seconds_waiting_for_verdicts": self.seconds / self.answered if self.answered else None,
+            **{f"judge_{name}": number for name, number in sorted(self.usage.items())},
+        }
+
+
+class Rewarding:
+    """Belongs to one event loop."""
+
+    def __init__(self, player: Player, recorder: RecordWriter | None, fail: Callable[[BaseException], None]):
+        """`fail` takes what the run can't go on with."""
+        self._player, self._recorder, self._fail = player, recorder, fail
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.counts = RewardCounts()
+        self.last_missing = ""
+
+    @property
+    def waiting(self) -> int:
+        return len(self._tasks)
+
+    def ask(self, result: EpisodeResult, done: Callable[[EpisodeResult], None]) -> None:
+        """`done` takes the episode with its rewards."""
+        name = result.attempt.episode
+        task = asyncio.get_running_loop().create_task(self._asked(result, done), name=f"rewards {name}")
+        self._tasks[name] = task
+        task.add_done_callback(lambda task: self._ended(name, task))
+
+    def forget(self, episode: str) -> None:
+        """Its group is of no use any more."""
+        if (task := self._tasks.get(episode)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _asked(self, result: EpisodeResult, done: Callable[[EpisodeResult], None]) -> None:
+        self.counts = replace(self.counts, asked=self.counts.asked + 1)
+        begun = time.monotonic()
+        rewards = await self._player.reward(result.record, result.frames)
+        record = result.record.rewarded(rewards)
+        self.counts = self.counts.with_one(time.monotonic() - begun, rewards.usage, missing=not record.valid)
+        if not record.valid:
+            self.last_missing = record.message
+        if self._recorder is not None:
+            self._recorder.rewards(record.id, rewards)
+        done(replace(result, record=record))
+
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._tasks[name]
+        if not task.cancelled() and (error := task.exception()):
+            self._fail(error)

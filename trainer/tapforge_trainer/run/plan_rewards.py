@@ -1,0 +1,72 @@
+"""`tapforge plan` on rewards: what an episode is worth, how many verdicts that takes, and where screens are sent."""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from tapforge_api.rewards import RewardStream
+from tapforge_api.training_run import TrainingRunSpec
+
+
+def rewards_line(spec: TrainingRunSpec) -> str:
+    rewards = spec.rewards
+    if not rewards.streams:
+        return "outcome + environment; the environment says what succeeded"
+    text = " + ".join(map(_stream, rewards.streams))
+    if rewards.success is None:
+        return f"{text}; the environment says what succeeded"
+    ignored = ", and no environment is asked" if rewards.verifier == "ignored" else ", the environment is asked beside"
+    return f"{text}; {rewards.success} says what succeeded, from {rewards.threshold:g} on{ignored}"
+
+
+def verdicts_per_update(spec: TrainingRunSpec) -> str:
+    """Verdicts that the judges of an update's episodes give; empty: there is no judge."""
+    episodes = spec.rollout.groups_per_update * spec.rollout.group_size
+    parts = []
+    for stream in spec.rewards.streams:
+        if stream.judge is not None:
+            each = " for each of their steps" if stream.kind == "steps" else ""
+            votes = sum(model.samples for model in stream.judge.models)
+            at_once = sum(model.concurrency for model in stream.judge.models)
+            parts.append(f"{stream.name}: {episodes:,}{each}, {votes} votes each, {at_once} questions at once")
+    return "; ".join(parts)
+
+
+def notes_on_rewards(spec: TrainingRunSpec) -> list[str]:
+    rewards, notes = spec.rewards, []
+    where = {
+        urlsplit(model.url).netloc.rpartition("@")[2]
+        for stream in rewards.streams
+        if stream.judge is not None
+        for model in (*stream.judge.models, *stream.judge.cascade)
+        if not _near(urlsplit(model.url).hostname or "")
+    }
+    notes += [f"screens of the phones are sent to {place}" for place in sorted(where)]
+    if rewards.streams and all(stream.weight == 0 or stream.scale == 0 for stream in rewards.streams):
+        notes.append("every stream of rewards has the weight or scale 0: nothing is learned from")
+    if spec.algorithm.signal == "outcome" and rewards.streams and rewards.success is None:
+        refining = [s.name for s in rewards.streams if s.kind in ("judge", "steps", "format", "length")]
+        if refining:
+            notes.append(
+                f"algorithm.signal is outcome: {', '.join(refining)} refine what outcomes tell, and teach nothing in "
+                "groups that ended alike"
+            )
+    return notes
+
+
+def _stream(stream: RewardStream) -> str:
+    factor = stream.weight * stream.scale
+    name = stream.name if stream.name == stream.kind else f"{stream.name} ({stream.kind})"
+    gate = "" if stream.gate == "always" else f" [{stream.gate}]"
+    return f"{name}{gate}" if factor == 1 else f"{factor:g} x {name}{gate}"
+
+
+def _near(host: str) -> bool:
+    """On this machine or in the cluster."""
+    if host == "localhost" or host.endswith((".svc", ".cluster.local", ".internal")) or "." not in host.strip("[]"):
+        return ":" not in host or ipaddress.ip_address(host.strip("[]")).is_loopback
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_private
+    except ValueError:
+        return False
