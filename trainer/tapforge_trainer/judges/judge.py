@@ -1,26 +1,267 @@
-"""A judge: which screens are shown in which words, who is asked, and what the votes decide."""
+"""A judge: which screens are shown in which words, who is asked, and what the votes decide.
+
+    judge = judge_of(spec, "task", journal=VerdictJournal(folder / VERDICTS))
+    verdict = await judge.task(trajectory)      # raises VerdictMissing
+
+- A verdict of the journal or of the cache is not asked for again; the same question twice at once is asked once.
+- A verdict is put into the journal before it is returned; `journal.flush` is the caller's, before it uses it.
+- `VerdictMissing` comes within the spec's deadline, whatever endpoints do.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+import asyncio
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
 
-from tapforge_api.judge import JudgeSpec
+from tapforge_api.judge import JudgeModel, JudgeSpec
 
-from .verdicts import Trajectory, Verdict, VerdictMissing, Vote
+from .answers import read_answer
+from .conventions import CONVENTIONS, Kind
+from .endpoint import Endpoint, EndpointError, Endpoints, key_of, public
+from .journal import VerdictCache, VerdictJournal
+from .openai_chat import Said, Wire, wire_of
+from .prompt_file import Prompt, PromptError
+from .question import Question, check, step_question, task_question
+from .usage import Usage
+from .verdicts import Trajectory, Verdict, VerdictMissing, Vote, shortened
+from .voting import agree, counted, decide
 
-Kind = Literal["task", "step"]
-__all__ = ["Judge", "Kind", "Trajectory", "Verdict", "VerdictMissing", "Vote", "judge_of"]
-
-
-class Judge(Protocol):
-    """`task` and `step` raise VerdictMissing."""
-
-    async def task(self, trajectory: Trajectory) -> Verdict: ...
-
-    async def step(self, trajectory: Trajectory, index: int) -> Verdict: ...
-
-    async def close(self) -> None: ...
+__all__ = ["Judge", "Kind", "Trajectory", "Verdict", "VerdictMissing", "Vote", "judge_of", "outside"]
 
 
-def judge_of(spec: JudgeSpec, kind: Kind) -> Judge:
-    raise NotImplementedError
+class JudgeError(ValueError):
+    """A judge that can't be made: its prompt, its wire or its key. The message says what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A model, how it is spoken to, and its key."""
+
+    model: JudgeModel
+    wire: Wire
+    endpoint: Endpoint
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Poll:
+    """What the models of one panel said."""
+
+    votes: tuple[Vote, ...]
+    errors: tuple[EndpointError, ...]
+    usage: Usage
+
+
+class Judge:
+    """Made by `judge_of`. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        spec: JudgeSpec,
+        prompt: Prompt,
+        panels: Sequence[Sequence[_Asked]],
+        usage: Usage,
+        cache: VerdictCache,
+        journal: VerdictJournal | None,
+        owned: Endpoints | None,
+    ):
+        self.spec = spec
+        #: totals of everything that was asked
+        self.usage = usage
+        self._prompt = prompt
+        self._panels = panels
+        self._cache = cache
+        self._journal = journal
+        self._owned = owned
+        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._judge = _digest(
+            [_about(asked.model) for asked in panels[0]],
+            [_about(asked.model) for panel in panels[1:] for asked in panel],
+            spec.voting,
+        )
+
+    async def task(self, trajectory: Trajectory) -> Verdict:
+        """Whether the task was done. Raises VerdictMissing."""
+        question = await self._made(trajectory, None)
+        return await self._verdict(question, trajectory.episode.id, None)
+
+    async def step(self, trajectory: Trajectory, index: int) -> Verdict:
+        """Whether step `index`, from 0, helped. Raises VerdictMissing."""
+        question = await self._made(trajectory, index)
+        return await self._verdict(question, trajectory.episode.id, index)
+
+    async def close(self) -> None:
+        if self._owned is not None:
+            await self._owned.close()
+
+    async def _made(self, trajectory: Trajectory, step: int | None) -> Question:
+        """In a thread: screens are large."""
+        keyed = self.spec.answer_key
+        try:
+            if step is None:
+                return await asyncio.to_thread(task_question, self._prompt, trajectory, self.spec.screens, keyed)
+            return await asyncio.to_thread(step_question, self._prompt, trajectory, step, keyed)
+        except PromptError as error:
+            raise VerdictMissing(f"episode {trajectory.episode.id}: {error}", permanent=True) from error
+
+    async def _verdict(self, question: Question, episode: str, step: int | None) -> Verdict:
+        content = _digest(self._judge, question.digest)
+        key = _digest(content, episode, step)
+        lock = self._asking.setdefault(content, asyncio.Lock())
+        async with lock:
+            found = self._journal.get(key) if self._journal is not None else None
+            if found is None:
+                found = self._cache.get(content)
+            if found is not None:
+                verdict = found.from_cache()
+                self.usage.cached += 1
+            else:
+                where = f"episode {episode}" + ("" if step is None else f" step {step + 1}")
+                verdict = await self._asked(question, where)
+            self.usage.verdicts += 1
+            self._cache.put(content, verdict)
+            if self._journal is not None:
+                self._journal.put(key, content, verdict, episode, step)
+            return verdict
+
+    async def _asked(self, question: Question, where: str) -> Verdict:
+        began = time.monotonic()
+        deadline = asyncio.get_running_loop().time() + self.spec.deadline_seconds
+        poll = await self._poll(self._panels[0], question, deadline, cascade=False)
+        votes, usage = poll.votes, poll.usage
+        if len(self._panels) > 1 and not agree([vote.value for vote in votes]):
+            self.usage.cascaded += 1
+            poll = await self._poll(self._panels[1], question, deadline, cascade=True)
+            votes += poll.votes
+            usage.add(poll.usage)
+        values = [vote.value for vote in poll.votes]
+        value = decide(values, self.spec.voting)
+        if value is None:
+            self.usage.missing += 1
+            raise self._missing(where, poll)
+        reason = next((vote.reason for vote in poll.votes if vote.value == value), "")
+        return Verdict(
+            value=value,
+            reason=reason,
+            votes=votes,
+            unreadable=sum(vote.value is None for vote in votes),
+            prompt_tokens=usage.prompt_tokens,
+            answer_tokens=usage.answer_tokens,
+            seconds=time.monotonic() - began,
+            model=", ".join(dict.fromkeys(vote.model for vote in poll.votes)),
+        )
+
+    def _missing(self, where: str, poll: _Poll) -> VerdictMissing:
+        votes = counted([vote.value for vote in poll.votes])
+        words = f"{where} has no verdict: {votes}, and {self.spec.voting} of them decides nothing"
+        if poll.errors:
+            said = "; ".join(str(error) for error in poll.errors[:3])
+            return VerdictMissing(f"{words}. {said}", all(error.permanent for error in poll.errors))
+        unreadable = [vote for vote in poll.votes if vote.value is None]
+        if unreadable:
+            return VerdictMissing(f"{words}. {unreadable[0].model}: {unreadable[0].reason}")
+        return VerdictMissing(f"{words}: a tie; an odd number of votes has none")
+
+    async def _poll(self, panel: Sequence[_Asked], question: Question, deadline: float, cascade: bool) -> _Poll:
+        usage = Usage()
+        found = await asyncio.gather(*(self._votes(asked, question, deadline, cascade, usage) for asked in panel))
+        votes = tuple(vote for votes, _ in found for vote in votes)
+        usage.votes, usage.unreadable = len(votes), sum(vote.value is None for vote in votes)
+        self.usage.add(usage)
+        return _Poll(votes, tuple(error for _, error in found if error is not None), usage)
+
+    async def _votes(
+        self, asked: _Asked, question: Question, deadline: float, cascade: bool, usage: Usage
+    ) -> tuple[list[Vote], EndpointError | None]:
+        """One vote per sample. An endpoint that gives fewer answers at once than it is asked for is asked again."""
+        model, error = asked.model, None
+        votes: list[Vote] = []
+        while len(votes) < model.samples:
+            body = asked.wire.body(question, model, model.samples - len(votes), len(votes))
+            try:
+                said: Said = await asked.endpoint.ask(
+                    asked.wire.path,
+                    body,
+                    asked.wire.headers(asked.key),
+                    model,
+                    deadline,
+                    lambda answer: asked.wire.read(answer, model),
+                    usage,
+                    asked.key,
+                )
+            except EndpointError as failed:
+                error = failed
+                missing = Vote(model.name, None, shortened(f"no answer: {failed}"), cascade)
+                votes += [missing] * (model.samples - len(votes))
+                break
+            usage.answered(model, said.prompt_tokens, said.answer_tokens)
+            for text, why in said.texts[: model.samples - len(votes)]:
+                if text is None:
+                    votes.append(Vote(model.name, None, shortened(why), cascade))
+                else:
+                    answer = read_answer(text, question.key)
+                    votes.append(Vote(model.name, answer.value, answer.reason, cascade))
+        return votes, error
+
+
+def judge_of(
+    spec: JudgeSpec,
+    kind: Kind,
+    *,
+    endpoints: Endpoints | None = None,
+    usage: Usage | None = None,
+    journal: VerdictJournal | None = None,
+    cache: VerdictCache | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Judge:
+    """`endpoints`, `usage`, `journal`, `cache`: what judges share; without them a judge has its own, and no journal.
+    Asks nothing yet. Raises JudgeError."""
+    name = spec.prompt or kind
+    if CONVENTIONS[name].kind != kind:
+        fitting = ", ".join(n for n, convention in CONVENTIONS.items() if convention.kind == kind)
+        raise JudgeError(f"prompt {name} is for {CONVENTIONS[name].kind} judges; for {kind} judges there are {fitting}")
+    given = endpoints or Endpoints()
+    try:
+        prompt = Prompt(name, Path(spec.prompt_file) if spec.prompt_file is not None else None)
+        check(prompt, kind)
+        panels = [
+            [
+                _Asked(model, wire_of(model), given.of(model), key_of(model.api_key, environ, model.name))
+                for model in panel
+            ]
+            for panel in (spec.models, spec.cascade)
+            if panel
+        ]
+    except (PromptError, ValueError) as error:
+        raise JudgeError(str(error)) from error
+    cache = cache or (journal.cache if journal is not None else VerdictCache())
+    return Judge(
+        spec, prompt, panels, usage if usage is not None else Usage(), cache, journal, None if endpoints else given
+    )
+
+
+def outside(spec: JudgeSpec) -> list[str]:
+    """Addresses of endpoints that are not on this machine: screens are sent there."""
+    from yarl import URL
+
+    here = {"localhost", "127.0.0.1", "::1"}
+    urls = dict.fromkeys(model.url for model in (*spec.models, *spec.cascade))
+    return [public(url) for url in urls if URL(url).host not in here]
+
+
+def _about(model: JudgeModel) -> list[Any]:
+    """What of a model its votes depend on."""
+    options = [(option.name, option.value) for option in model.options]
+    return [model.wire, options, model.model, model.samples, model.temperature, model.max_tokens, model.seed]
+
+
+def _digest(*what: Any) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,153 @@
+"""OpenAI's chat completions with images: what most endpoints and vLLM's server speak. Also what a wire is.
+
+A wire of another package is an entry point of the group `tapforge.judges`: called with the model's options (a mapping),
+it returns a `Wire`.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from tapforge_api.judge import JudgeModel
+
+from ..plugins import find, names
+from .question import Question
+from .verdicts import shortened
+
+GROUP: Final = "tapforge.judges"
+#: what an endpoint may add to a model's name: its date
+_DATED: Final = re.compile(r"-\d{4}-?\d{2}-?\d{2}")
+
+
+class WrongAnswer(Exception):
+    """An answer that isn't what was asked for. `permanent`: it would come again."""
+
+    def __init__(self, message: str, permanent: bool = False):
+        super().__init__(message)
+        self.permanent = permanent
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """`texts`: one per answer; None for one that was cut off or refused, with `why`."""
+
+    texts: tuple[tuple[str | None, str], ...]
+    prompt_tokens: int
+    answer_tokens: int
+
+
+class Wire(Protocol):
+    """How an endpoint is spoken to. `body` and `read` do no I/O."""
+
+    #: below the endpoint's url
+    path: str
+
+    def headers(self, key: str | None) -> dict[str, str]: ...
+
+    def body(self, question: Question, model: JudgeModel, count: int, first: int) -> dict[str, Any]:
+        """`count` answers, of which `first` is the number of the first one."""
+        ...
+
+    def read(self, answer: Any, model: JudgeModel) -> Said:
+        """Raises WrongAnswer."""
+        ...
+
+
+class OpenAIChat:
+    path = "/chat/completions"
+
+    def headers(self, key: str | None) -> dict[str, str]:
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+    def body(self, question: Question, model: JudgeModel, count: int, first: int) -> dict[str, Any]:
+        content: list[dict[str, Any]] = []
+        for part in question.parts:
+            if isinstance(part, str):
+                content.append({"type": "text", "text": part})
+            else:
+                url = f"data:image/png;base64,{base64.b64encode(part).decode()}"
+                content.append({"type": "image_url", "image_url": {"url": url}})
+        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+        if question.system:
+            messages.insert(0, {"role": "system", "content": question.system})
+        body = {
+            "model": model.model,
+            "messages": messages,
+            "temperature": model.temperature,
+            "max_tokens": model.max_tokens,
+        }
+        if count > 1:
+            body["n"] = count
+        if model.seed is not None:
+            body["seed"] = model.seed + first
+        return body
+
+    def read(self, answer: Any, model: JudgeModel) -> Said:
+        if not isinstance(answer, dict):
+            raise WrongAnswer(f"the answer is no object of a chat completion: {shortened(repr(answer), 80)}")
+        name = answer.get("model")
+        if isinstance(name, str) and not is_served(name, model):
+            raise WrongAnswer(
+                f"the answer is of model {shortened(name, 80)!r}, asked for was {model.model!r}; if that is another "
+                "name of it, set servedAs",
+                permanent=True,
+            )
+        choices = answer.get("choices")
+        if not isinstance(choices, list) or not choices:
+            raise WrongAnswer("the answer has no choices")
+        used = answer.get("usage")
+        usage = used if isinstance(used, dict) else {}
+        return Said(
+            tuple(_text(choice) for choice in choices),
+            _count(usage.get("prompt_tokens")),
+            _count(usage.get("completion_tokens")),
+        )
+
+
+def is_served(name: str, model: JudgeModel) -> bool:
+    """Whether an answer's model is the one that was asked for: the same name, or with its date."""
+    if model.served_as is not None:
+        return name == model.served_as
+    return name == model.model or (
+        name.startswith(model.model) and _DATED.fullmatch(name[len(model.model) :]) is not None
+    )
+
+
+def _text(choice: Any) -> tuple[str | None, str]:
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(message, dict):
+        return None, "a choice without a message"
+    if choice.get("finish_reason") in ("length", "content_filter"):
+        return None, f"the answer was cut off ({choice['finish_reason']}): maxTokens may be too small"
+    text = message.get("content")
+    if isinstance(text, list):  # parts of text, as some servers answer
+        text = "".join(str(part.get("text", "")) for part in text if isinstance(part, dict))
+    if not isinstance(text, str):
+        return None, shortened(f"no text in the answer: {message.get('refusal') or message}", 200)
+    return text, ""
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else 0
+
+
+_OWN: Final[Mapping[str, Callable[[Mapping[str, str]], Wire]]] = {"openai": lambda options: OpenAIChat()}
+
+
+def wire_of(model: JudgeModel) -> Wire:
+    """Raises ValueError for a wire that isn't there."""
+    options = {option.name: option.value for option in model.options}
+    if model.wire in _OWN and (found := find(GROUP, model.wire, _OWN)) is None:
+        if options:
+            raise ValueError(f"the wire {model.wire} of judge {model.name} has no options: leave them out")
+        return _OWN[model.wire](options)
+    found = find(GROUP, model.wire, _OWN)
+    if found is None:
+        known = ", ".join([*_OWN, *names(GROUP)])
+        raise ValueError(f"judge {model.name}: there is no wire {model.wire!r}; known are {known}")
+    made: Wire = found.load()(options)
+    return made
