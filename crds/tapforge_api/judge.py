@@ -68,6 +68,11 @@ class JudgeModel(Spec):
             cel="self.samples == 1 || self.temperature > 0.0",
             holds=lambda o: o.samples == 1 or o.temperature > 0,
         ),
+        Rule(
+            message="url must have neither a user nor a query: name the endpoint's key in apiKey",
+            cel="!self.url.contains('@') && !self.url.contains('?')",
+            holds=lambda o: "@" not in o.url and "?" not in o.url,
+        ),
     )
 
 

@@ -1,0 +1,121 @@
+"""`tapforge judge serve`: the judge of the simulated phone behind OpenAI's chat wire, with faults on demand.
+
+- POST /v1/chat/completions and GET /v1/models. `n` answers have the sample numbers `seed`, `seed` + 1, ...
+- Faults hold for every request, or for the first ones alone: slow answers, a status (with Retry-After), a page of HTML,
+  ten megabytes of it, another model's name, prose without a score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+from .simulated import Errors, Played, QuestionError, answer, judged, read_question, truth
+
+#: bytes of a question with its screens
+_MAX_REQUEST: Final = 256 * 1024 * 1024
+_HUGE: Final = 10 * 1024 * 1024
+_PAGE: Final = "<!doctype html><title>Sign in</title><p>score: 1</p>"
+#: answers at once
+_MAX_ANSWERS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    #: seconds before an answer
+    slow: float = 0.0
+    status: int | None = None
+    retry_after: float | None = None
+    html: bool = False
+    huge: bool = False
+    wrong_model: bool = False
+    prose: bool = False
+    #: requests that they hold for; None: all
+    first: int | None = None
+
+
+class JudgeServer:
+    def __init__(self, model: str, errors: Errors = Errors(), faults: Faults = Faults()):  # noqa: B008 - frozen
+        self._model = model
+        self._errors = errors
+        self._faults = faults
+        #: questions so far
+        self.requests = 0
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=_MAX_REQUEST)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_get("/v1/models", self._models)
+        return app
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": self._model, "object": "model"}]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        self.requests += 1
+        faulty = self._faults.first is None or self.requests <= self._faults.first
+        faults = self._faults if faulty else Faults()
+        await asyncio.sleep(faults.slow)
+        if faults.status is not None:
+            headers = {} if faults.retry_after is None else {"Retry-After": f"{faults.retry_after:g}"}
+            return _refusal(faults.status, "as --status asks", headers)
+        if faults.html or faults.huge:
+            page = _PAGE * (1 + _HUGE // len(_PAGE)) if faults.huge else _PAGE
+            return web.Response(text=page, content_type="text/html")
+        try:
+            body = await request.json()
+            count, first, text, images = _asked(body, self._model)
+            played = read_question(text)
+            right = await asyncio.to_thread(truth, played)
+        except LookupError as error:
+            return _refusal(404, str(error.args[0]))
+        except QuestionError as error:
+            return _refusal(400, str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            return _refusal(400, f"the request can't be read: {type(error).__name__}: {error}")
+        said = [self._said(played, first + number, right, faults) for number in range(count)]
+        return web.json_response(
+            {
+                "id": f"chatcmpl-{self.requests}",
+                "object": "chat.completion",
+                "model": "another-model" if faults.wrong_model else self._model,
+                "choices": [
+                    {"index": i, "message": {"role": "assistant", "content": one}, "finish_reason": "stop"}
+                    for i, one in enumerate(said)
+                ],
+                # as a model would count, roughly
+                "usage": {
+                    "prompt_tokens": len(text) // 4 + 256 * images,
+                    "completion_tokens": sum(len(one) // 4 for one in said),
+                },
+            }
+        )
+
+    def _said(self, played: Played, sample: int, right: tuple[bool, str], faults: Faults) -> str:
+        if faults.prose:
+            return "It looks as if the agent did rather well, I would say."
+        return answer(played, *judged(played, sample, self._errors, right))
+
+
+def _asked(body: Mapping[str, Any], model: str) -> tuple[int, int, str, int]:
+    """Number of answers, sample number of the first, the user's text, number of images. Raises LookupError for another
+    model, ValueError and its like for what is no question."""
+    if body["model"] != model:
+        raise LookupError(f"the model {str(body['model'])[:80]!r} does not exist; this server has {model!r}")
+    count, first = int(body.get("n") or 1), int(body.get("seed") or 0)
+    if not 1 <= count <= _MAX_ANSWERS:
+        raise ValueError(f"n must be 1 to {_MAX_ANSWERS}, found {count}")
+    (user,) = (message for message in body["messages"] if message["role"] == "user")
+    content = user["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    text = "".join(part["text"] for part in parts if part["type"] == "text")
+    return count, first, text, sum(part["type"] == "image_url" for part in parts)
+
+
+def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = {"error": {"message": message, "type": "invalid_request_error", "code": status}}
+    return web.json_response(body, status=status, headers=headers)
