@@ -31,6 +31,7 @@ from .cluster import cluster
 from .doctor import doctor
 from .env import env
 from .explain import explain
+from .judge import judge
 from .phone import phone
 from .preset import in_plan, preset
 from .reading import LOCAL_PATH, RUNS, Commands, FileCommand, file_option, overridable, read_run
@@ -285,7 +286,7 @@ def top(folder: Path, once: bool, rows: int | None) -> None:
         raise _Problem(str(error)) from error
 
 
-for _command in (agent, cluster, doctor, env, explain, phone, preset, relearn):
+for _command in (agent, cluster, doctor, env, explain, judge, phone, preset, relearn):
     cli.add_command(_command)
 
 

@@ -54,6 +54,7 @@ LOCAL_PATH: Final = _LocalPath()
 _MEANT: Final[Mapping[str, str]] = {
     "bench": "env bench",
     "build": "tiny build",
+    "calibrate": "judge calibrate",
     "check": "plan",
     "dry-run": "plan",
     "eval-only": "eval",

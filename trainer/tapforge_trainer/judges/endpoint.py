@@ -64,6 +64,7 @@ class Endpoints:
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
         self._endpoints: dict[str, Endpoint] = {}
+        self._closed = False
 
     def of(self, model: JudgeModel) -> Endpoint:
         endpoint = self._endpoints.setdefault(model.url, Endpoint(model.url, self._opened))
@@ -71,12 +72,15 @@ class Endpoints:
         return endpoint
 
     def _opened(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise RuntimeError("a question was asked of endpoints that are closed")
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(connector=connector, auto_decompress=True)
         return self._session
 
     async def close(self) -> None:
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None

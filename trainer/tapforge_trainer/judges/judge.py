@@ -161,14 +161,16 @@ class Judge:
 
     def _missing(self, where: str, poll: _Poll) -> VerdictMissing:
         votes = counted([vote.value for vote in poll.votes])
-        words = f"{where} has no verdict: {votes}, and {self.spec.voting} of them decides nothing"
-        if poll.errors:
-            said = "; ".join(str(error) for error in poll.errors[:3])
-            return VerdictMissing(f"{words}. {said}", all(error.permanent for error in poll.errors))
+        words, permanent = f"{where} has no verdict: {votes}, and {self.spec.voting} of them decides nothing", False
         unreadable = [vote for vote in poll.votes if vote.value is None]
-        if unreadable:
-            return VerdictMissing(f"{words}. {unreadable[0].model}: {unreadable[0].reason}")
-        return VerdictMissing(f"{words}: a tie; an odd number of votes has none")
+        if poll.errors:
+            words += f". {'; '.join(str(error) for error in poll.errors[:3])}"
+            permanent = all(error.permanent for error in poll.errors)
+        elif unreadable:
+            words += f". {unreadable[0].model}: {unreadable[0].reason}"
+        else:
+            words += ": a tie; an odd number of votes has none"
+        return VerdictMissing(words, permanent, poll.votes)
 
     async def _poll(self, panel: Sequence[_Asked], question: Question, deadline: float, cascade: bool) -> _Poll:
         usage = Usage()

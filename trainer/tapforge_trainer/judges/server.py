@@ -8,11 +8,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
+
+from tapforge_envs.serving.http import stop_signal
 
 from .simulated import Errors, Played, QuestionError, answer, judged, read_question, truth
 
@@ -40,7 +44,7 @@ class Faults:
 
 class JudgeServer:
     def __init__(self, model: str, errors: Errors = Errors(), faults: Faults = Faults()):  # noqa: B008 - frozen
-        self._model = model
+        self.model = model
         self._errors = errors
         self._faults = faults
         #: questions so far
@@ -53,7 +57,7 @@ class JudgeServer:
         return app
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self._model, "object": "model"}]})
+        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self.requests += 1
@@ -68,7 +72,7 @@ class JudgeServer:
             return web.Response(text=page, content_type="text/html")
         try:
             body = await request.json()
-            count, first, text, images = _asked(body, self._model)
+            count, first, text, images = _asked(body, self.model)
             played = read_question(text)
             right = await asyncio.to_thread(truth, played)
         except LookupError as error:
@@ -82,7 +86,7 @@ class JudgeServer:
             {
                 "id": f"chatcmpl-{self.requests}",
                 "object": "chat.completion",
-                "model": "another-model" if faults.wrong_model else self._model,
+                "model": "another-model" if faults.wrong_model else self.model,
                 "choices": [
                     {"index": i, "message": {"role": "assistant", "content": one}, "finish_reason": "stop"}
                     for i, one in enumerate(said)
@@ -119,3 +123,22 @@ def _asked(body: Mapping[str, Any], model: str) -> tuple[int, int, str, int]:
 def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
     body = {"error": {"message": message, "type": "invalid_request_error", "code": status}}
     return web.json_response(body, status=status, headers=headers)
+
+
+async def listen(server: JudgeServer, host: str, port: int) -> int:
+    """Serves until SIGTERM or Ctrl-C; says in one line of JSON where. Returns 0, or 2 when it can't listen."""
+    stopping = stop_signal()
+    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            print(f"can't listen on {host}:{port} ({error.strerror}); --port 0 takes a free one", file=sys.stderr)
+            return 2
+        shown = f"[{host}]" if ":" in host else host
+        print(json.dumps({"url": f"http://{shown}:{runner.addresses[0][1]}/v1", "model": server.model}), flush=True)
+        await stopping.wait()
+        return 0
+    finally:
+        await runner.cleanup()

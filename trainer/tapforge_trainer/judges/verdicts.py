@@ -87,11 +87,12 @@ class Verdict:
 
 class VerdictMissing(Exception):
     """There is no verdict. The message names the endpoint, what came, and the remedy. `permanent`: asked again, it
-    would be the same."""
+    would be the same. `votes`: those that didn't decide."""
 
-    def __init__(self, message: str, permanent: bool = False):
+    def __init__(self, message: str, permanent: bool = False, votes: tuple[Vote, ...] = ()):
         super().__init__(message)
         self.permanent = permanent
+        self.votes = votes
 
 
 def shortened(text: str, limit: int = REASON) -> str:

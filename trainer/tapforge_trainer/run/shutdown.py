@@ -215,6 +215,7 @@ def _other_errors() -> tuple[type[Exception], ...]:
 
     from ..engine.client import EngineError
     from ..frames.frame import FrameError
+    from ..judges.journal import JournalError
     from ..learner.checkpoints import CheckpointError
     from ..learner.client import LearnerError
     from ..recording.reader import RecordingError
@@ -224,11 +225,13 @@ def _other_errors() -> tuple[type[Exception], ...]:
     from ..sync.sync import SyncMismatch
     from ..tasks.source import TaskError
     from .assembly import SetupError
+    from .calibrate import CalibrationError
     from .report import ReportError
 
     setup = (SetupError, SlotError, TaskError, UnknownTask)
     policy = (LearnerError, EngineError, SyncMismatch, CheckpointError)
-    return (*setup, *policy, StorageError, WorkerError, RolloutError, RecordingError, FrameError, ReportError, OSError)
+    recorded = (RecordingError, FrameError, ReportError, JournalError, CalibrationError)
+    return (*setup, *policy, *recorded, StorageError, WorkerError, RolloutError, OSError)
 
 
 # --- subreaper --------------------------------------------------------------------------------------------------------
