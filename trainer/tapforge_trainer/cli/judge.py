@@ -13,7 +13,6 @@ import click
 
 from .reading import LOCAL_PATH
 
-
 #: columns that the tables need
 _WIDTH: Final = 116
 
