@@ -65,7 +65,7 @@ class JudgeModel(Spec):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             message="samples above 1 need a temperature above 0: a greedy model answers the same each time",
-            cel="self.samples == 1 || self.temperature > 0.0",
+            cel="self.samples == 1 || self.temperature != 0.0",
             holds=lambda o: o.samples == 1 or o.temperature > 0,
         ),
         Rule(

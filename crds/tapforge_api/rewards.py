@@ -86,14 +86,14 @@ class Rewards(Spec):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             message="success must name one of streams",
-            cel="!has(self.success) || self.streams.exists(s, s.name == self.success)",
+            cel="!has(self.success) || !self.streams.all(s, s.name != self.success)",
             holds=lambda o: o.success is None or any(s.name == o.success for s in o.streams),
         ),
         Rule(
             message="success can't be outcome, environment, format, length or steps: name a judge of episodes, or "
             "leave it out for the environment's verdict",
-            cel="!has(self.success) || !self.streams.exists(s, s.name == self.success && (has(s.reward) ? s.reward : "
-            "s.name) in ['outcome', 'environment', 'format', 'length', 'steps'])",
+            cel="!has(self.success) || self.streams.all(s, s.name != self.success || !((has(s.reward) ? s.reward : "
+            "s.name) in ['outcome', 'environment', 'format', 'length', 'steps']))",
             holds=lambda o: (
                 o.success is None
                 or not any(

@@ -38,6 +38,7 @@ from tapforge_api.environment import (
     Settle,
     Urls,
 )
+from tapforge_api.judge import ApiKey, JudgeModel, JudgeSpec
 from tapforge_api.learning import (
     Checkpoints,
     Evaluation,
@@ -49,6 +50,7 @@ from tapforge_api.learning import (
 )
 from tapforge_api.model import Adapter, Lora, Model, ModelSource
 from tapforge_api.pool import EmulatorPoolSpec, External, Kvm, Recycle, Scaling, UpdateStrategy
+from tapforge_api.rewards import Rewards, RewardStream
 from tapforge_api.shapes import model_of
 from tapforge_api.template import Container, ContainerPort, PodSpec, PodTemplate, TemplateMetadata
 from tapforge_api.training_run import RunMetadata, TrainingRun, TrainingRunSpec
@@ -59,7 +61,7 @@ def verdicts(rule: Rule, instance: Spec) -> tuple[bool, bool]:
     return rule.holds(instance), Cel(rule.cel)({"self": data})
 
 
-def unchecked(model: type[Spec], **fields: Any) -> Spec:
+def unchecked(model: type[Spec], /, **fields: Any) -> Spec:
     """An instance that may break its rules."""
     return model.model_construct(**{n: f.get_default() for n, f in model.model_fields.items()} | fields)
 
@@ -96,7 +98,13 @@ def run_specs(draw: st.DrawFn) -> Spec:
     ]
     source = unchecked(EnvironmentSource, **draw(st.sampled_from(sources)))
     environment = spec.environment.model_copy(update={"source": source})
+    judged = RewardStream.model_validate(
+        {"name": "judge", "judge": {"models": [{"url": "http://a:1/v1", "model": "m"}]}}
+    )
+    rewards = draw(st.sampled_from([Rewards(), Rewards(streams=(judged,), success="judge")]))
+    evaluation = spec.evaluation.model_copy(update={"judged": draw(presence)})
     changed = {"rollout": rollout, "learner": learner, "model": model, "cluster": cluster, "environment": environment}
+    changed |= {"rewards": rewards, "evaluation": evaluation}
     changed |= {"engine": engine, "placement": placement}
     return spec.model_copy(update=changed)
 
@@ -182,6 +190,12 @@ corrections = st.builds(
     st.sampled_from([None, IcePop()]),
     st.sampled_from([None, OffPolicyMask(), OffPolicyMask(against="old")]),
 )
+streams = st.builds(
+    lambda a, b, c: unchecked(RewardStream, name=a, reward=b, judge=c),
+    st.sampled_from(["judge", "outcome", "mine"]),
+    st.sampled_from([None, "steps", "format", "other"]),
+    st.sampled_from([None, JudgeSpec.model_validate({"models": [{"url": "http://a:1/v1", "model": "m"}]})]),
+)
 INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
     ModelSource: one_of(ModelSource),
     EnvironmentSource: one_of(EnvironmentSource),
@@ -226,6 +240,19 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
         st.sampled_from([None, Latency()]),
     ),
     WarmStart: st.builds(lambda a, b: unchecked(WarmStart, steps=a, warmup_steps=b), small, small),
+    ApiKey: one_of(ApiKey),
+    JudgeModel: st.builds(
+        lambda a, b: unchecked(JudgeModel, url="http://a", model="m", samples=a, temperature=b),
+        st.sampled_from([1, 2]),
+        st.sampled_from([0.0, 0.5]),
+    ),
+    RewardStream: streams,
+    Rewards: st.builds(
+        lambda a, b, c: unchecked(Rewards, streams=tuple(a), success=b, verifier=c),
+        st.lists(streams, max_size=2),
+        st.sampled_from([None, "judge", "outcome", "mine"]),
+        st.sampled_from(["asked", "ignored"]),
+    ),
     Rollout: st.builds(lambda a, b: unchecked(Rollout, group_size=a, min_valid=b), small, small),
     Evaluation: st.builds(lambda a, b: unchecked(Evaluation, sampled=a, greedy=b), presence, presence),
     TrainingRunSpec: run_specs(),

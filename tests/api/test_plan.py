@@ -279,6 +279,7 @@ def test_the_whole_text() -> None:
             "staleness   at most 1 version: up to 32 groups in flight; old log-probabilities from the learner; new "
             "weights arrive mid-episode"
         ),
+        "rewards     outcome + environment; the environment says what succeeded",
         (
             "algorithm   gigpo (normalization mean_std, gamma 0.95, weight 1.0), clip 0.2/0.28 by token, token_mean, "
             "anchor old, importance weight at most 2, no KL term"

@@ -59,13 +59,9 @@ class Carrier(Protocol):
     """The way to one worker. Its calls raise WorkerLost when the worker is gone or can't be reached."""
 
     async def exchange(self, wanted: Wanted, seconds: float) -> WorkerReport: ...
-
     async def play(self, request: AttemptRequest, terms: LeaseTerms) -> EpisodeResult: ...
-
     async def health(self, phone: PhoneAddress, seconds: float) -> Health: ...
-
     async def reward(self, record: EpisodeRecord, frames: FrameHandle) -> EpisodeRewards: ...
-
     async def close(self) -> None: ...
 
 
@@ -179,23 +175,18 @@ class RemotePlayers:
                 worker.wake.set()
 
     async def reward(self, record: EpisodeRecord, frames: FrameHandle) -> EpisodeRewards:
-        """By the worker that has the fewest; by another one where it is lost meanwhile. Frames from the recording are
-        read here: a worker may be on a node without it."""
+        """By the worker that has the fewest. Frames from the recording are read here: it may be on another node."""
         if isinstance(frames, Mapping) and not isinstance(frames, dict):
             frames = await asyncio.to_thread(dict, frames)
         while True:  # ends: a worker that is lost again and again is a failure
             worker = min(self._workers, key=lambda worker: (worker.rewarding, worker.index))
             worker.rewarding += 1
-            carrier: Carrier | None = None
             try:
-                carrier = await self._carrier(worker)
-                if carrier is None:
-                    assert self._failure is not None
-                    raise self._failure
+                if (carrier := await self._carrier(worker)) is None:
+                    raise self._failure or WorkerError("no rollout worker is left")
                 return await carrier.reward(record, frames)
             except WorkerLost:
-                if carrier is not None:
-                    self._doubt(worker, carrier)
+                self._doubt(worker, carrier)
             finally:
                 worker.rewarding -= 1
 
@@ -267,7 +258,7 @@ class RemotePlayers:
                     wait.cancel()
         return None if self._failure else worker.carrier
 
-    def _doubt(self, worker: _Worker, carrier: Carrier) -> None:
+    def _doubt(self, worker: _Worker, carrier: Carrier | None) -> None:
         """The link is to find out how the worker is, if it has not been replaced already."""
         if worker.carrier is carrier and self._failure is None:
             worker.ready.clear()
