@@ -135,6 +135,8 @@ class _Asking:
     def __init__(self, recording: Recording, judge: Judge):
         self._recording, self._judge = recording, judge
         self._verdicts = 0
+        #: a recording is read by one thread at a time
+        self._reading = asyncio.Lock()
         self.without_screens = 0
         self.missing: list[str] = []
 
@@ -154,7 +156,8 @@ class _Asking:
         if episode.reason not in _ASKED:
             return Compared(*about, verdict=None, asked=False)
         try:
-            trajectory = await asyncio.to_thread(self._trajectory, episode)
+            async with self._reading:
+                trajectory = await asyncio.to_thread(self._trajectory, episode)
         except FrameError:
             self.without_screens += 1
             return None
