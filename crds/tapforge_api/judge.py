@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from .base import Keyed, OneOf, Path, Positive, Rule, Seconds, Seed, Spec, Url, Word
-from .plugin import OPTIONS, PluginOptions
+from .plugin import PluginOptions
 
 ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
 VotingRule = Literal["unanimous", "majority", "any"]
@@ -49,7 +49,9 @@ class JudgeModel(Spec):
     wire: Word = Field(
         "openai", description="openai: chat completions with images; another one by entry point tapforge.judges"
     )
-    options: PluginOptions = OPTIONS
+    options: PluginOptions = Field(
+        (), description="options of the wire; of openai: further fields of each request, with values in JSON"
+    )
     api_key: ApiKey | None = Field(None, description="where the endpoint's key is; without it none is sent")
     samples: Annotated[int, Field(ge=1, le=64)] = Field(1, description="answers per question: each is a vote")
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="temperature of the answers")

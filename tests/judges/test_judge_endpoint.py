@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from tapforge_api.judge import JudgeBudget, JudgeSpec
 from tapforge_envs.phone import catalog
 from tapforge_trainer.judges.endpoint import Endpoints
-from tapforge_trainer.judges.judge import Trajectory, VerdictMissing, judge_of, outside
+from tapforge_trainer.judges.judge import JudgeError, Trajectory, VerdictMissing, judge_of, outside
 from tapforge_trainer.judges.server import Faults, JudgeServer
 from tapforge_trainer.judges.simulated import Errors
 from tapforge_trainer.judges.usage import Usage, spent
@@ -199,6 +199,31 @@ async def test_the_key_is_sent_and_appears_nowhere(tmp_path: Any) -> None:
             await judge.close()
             assert secret not in str(error.value) and "***" in str(error.value)
     assert set(seen) == {f"Bearer {secret}"}
+
+
+async def test_options_are_fields_of_the_request() -> None:
+    bodies = []
+
+    def keep(asked: dict[str, Any]) -> web.Response:
+        bodies.append(asked["body"])
+        return web.json_response({"choices": [_choice("x")]})
+
+    said = [
+        {"name": "chat_template_kwargs", "value": '{"enable_thinking": false}'},
+        {"name": "max_tokens", "value": "null"},
+        {"name": "max_completion_tokens", "value": "99"},
+    ]
+    async with serving(await _answering(keep)) as url:
+        await missing(url, model={"options": said, "seed": 5}, prompt="task-screens")
+    (body,) = bodies
+    assert body["chat_template_kwargs"] == {"enable_thinking": False} and body["max_completion_tokens"] == 99
+    assert "max_tokens" not in body and "n" not in body and body["seed"] == 5
+    images = [part["image_url"]["url"] for part in body["messages"][1]["content"] if part["type"] == "image_url"]
+    assert len(images) == len(EPISODE.screens)
+    assert all(image.startswith("data:image/png;base64,iVBOR") for image in images)
+    for name, value, words in (("n", "1", "can't be set"), ("x", "{", "no JSON")):
+        with pytest.raises(JudgeError, match=words):
+            judge_of(spec("http://127.0.0.1:1/v1", model={"options": [{"name": name, "value": value}]}), "task")
 
 
 async def test_fewer_answers_at_once_than_asked_for_are_asked_again() -> None:

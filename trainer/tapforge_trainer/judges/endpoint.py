@@ -100,7 +100,7 @@ class Endpoint:
     async def ask(
         self,
         path: str,
-        body: Mapping[str, Any],
+        body: Callable[[], bytes],
         headers: Mapping[str, str],
         model: JudgeModel,
         deadline: float,
@@ -108,15 +108,15 @@ class Endpoint:
         usage: Usage,
         secret: str | None = None,
     ) -> T:
-        """What `read` makes of the answer; it may raise WrongAnswer. `deadline`: loop time. Raises EndpointError."""
+        """What `read` makes of the answer; it may raise WrongAnswer. `body` is called in a thread, once it is the
+        question's turn: encoded screens are large. `deadline`: loop time. Raises EndpointError."""
         loop = asyncio.get_running_loop()
         what = f"judge {model.name} at {self.shown}{path} (model {model.model})"
-        data = json.dumps(body).encode()
         pause, wrong, last = _FIRST_PAUSE, 0, "it wasn't its turn: other questions were waiting"
         while True:
             try:
                 async with asyncio.timeout_at(deadline), self._place():
-                    return await self._once(path, data, headers, model, read, usage, secret)
+                    return await self._once(path, body, headers, model, read, usage, secret)
             except TimeoutError:
                 raise EndpointError(f"{what}: no usable answer before the deadline; last: {last}") from None
             except _Failed as failed:
@@ -146,13 +146,14 @@ class Endpoint:
     async def _once(
         self,
         path: str,
-        data: bytes,
+        body: Callable[[], bytes],
         headers: Mapping[str, str],
         model: JudgeModel,
         read: Callable[[Any], T],
         usage: Usage,
         secret: str | None,
     ) -> T:
+        data = await asyncio.to_thread(body)
         began, good = time.monotonic(), False
         limits = aiohttp.ClientTimeout(
             total=model.request_seconds, connect=model.connect_seconds, sock_connect=model.connect_seconds
@@ -161,7 +162,7 @@ class Endpoint:
             async with self._session().post(
                 self.url + path,
                 data=data,
-                headers={"Content-Type": "application/json", **headers},
+                headers={"Content-Type": "application/json", "Accept-Encoding": "identity", **headers},
                 timeout=limits,
                 allow_redirects=False,
             ) as response:

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -187,11 +188,11 @@ class Judge:
         model, error = asked.model, None
         votes: list[Vote] = []
         while len(votes) < model.samples:
-            body = asked.wire.body(question, model, model.samples - len(votes), len(votes))
+            encoded = partial(_encoded, asked, question, model.samples - len(votes), len(votes))
             try:
                 said: Said = await asked.endpoint.ask(
                     asked.wire.path,
-                    body,
+                    encoded,
                     asked.wire.headers(asked.key),
                     model,
                     deadline,
@@ -257,6 +258,10 @@ def outside(spec: JudgeSpec) -> list[str]:
     here = {"localhost", "127.0.0.1", "::1"}
     urls = dict.fromkeys(model.url for model in (*spec.models, *spec.cascade))
     return [public(url) for url in urls if URL(url).host not in here]
+
+
+def _encoded(asked: _Asked, question: Question, count: int, first: int) -> bytes:
+    return json.dumps(asked.wire.body(question, asked.model, count, first)).encode()
 
 
 def _about(model: JudgeModel) -> list[Any]:

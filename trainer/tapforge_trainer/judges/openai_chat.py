@@ -1,5 +1,9 @@
 """OpenAI's chat completions with images: what most endpoints and vLLM's server speak. Also what a wire is.
 
+Its options are further fields of the request, with values in JSON: `chat_template_kwargs` of `{"enable_thinking":
+false}` for a model that thinks. A field that is null is left out, such as `max_tokens` where `max_completion_tokens` is
+wanted.
+
 A wire of another package is an entry point of the group `tapforge.judges`: called with the model's options (a mapping),
 it returns a `Wire`.
 """
@@ -7,6 +11,7 @@ it returns a `Wire`.
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +24,8 @@ from .question import Question
 from .verdicts import shortened
 
 GROUP: Final = "tapforge.judges"
+#: fields of a request that are no option
+_OURS: Final = frozenset({"messages", "model", "n", "stream"})
 #: what an endpoint may add to a model's name: its date
 _DATED: Final = re.compile(r"-\d{4}-?\d{2}-?\d{2}")
 
@@ -60,6 +67,19 @@ class Wire(Protocol):
 class OpenAIChat:
     path = "/chat/completions"
 
+    def __init__(self, options: Mapping[str, str]):
+        """Raises ValueError for an option that is no JSON, or that is ours to say."""
+        self._more: dict[str, Any] = {}
+        for name, value in options.items():
+            if name in _OURS:
+                raise ValueError(f"the option {name} of the wire openai can't be set: it follows from the judge")
+            try:
+                self._more[name] = json.loads(value)
+            except ValueError as error:
+                raise ValueError(
+                    f"the option {name} of the wire openai is no JSON: {shortened(value, 80)!r}"
+                ) from error
+
     def headers(self, key: str | None) -> dict[str, str]:
         return {} if key is None else {"Authorization": f"Bearer {key}"}
 
@@ -84,7 +104,7 @@ class OpenAIChat:
             body["n"] = count
         if model.seed is not None:
             body["seed"] = model.seed + first
-        return body
+        return {name: value for name, value in {**body, **self._more}.items() if value is not None}
 
     def read(self, answer: Any, model: JudgeModel) -> Said:
         if not isinstance(answer, dict):
@@ -135,17 +155,15 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else 0
 
 
-_OWN: Final[Mapping[str, Callable[[Mapping[str, str]], Wire]]] = {"openai": lambda options: OpenAIChat()}
+_OWN: Final[Mapping[str, Callable[[Mapping[str, str]], Wire]]] = {"openai": OpenAIChat}
 
 
 def wire_of(model: JudgeModel) -> Wire:
     """Raises ValueError for a wire that isn't there."""
     options = {option.name: option.value for option in model.options}
-    if model.wire in _OWN and (found := find(GROUP, model.wire, _OWN)) is None:
-        if options:
-            raise ValueError(f"the wire {model.wire} of judge {model.name} has no options: leave them out")
-        return _OWN[model.wire](options)
     found = find(GROUP, model.wire, _OWN)
+    if model.wire in _OWN:
+        return _OWN[model.wire](options)
     if found is None:
         known = ", ".join([*_OWN, *names(GROUP)])
         raise ValueError(f"judge {model.name}: there is no wire {model.wire!r}; known are {known}")
