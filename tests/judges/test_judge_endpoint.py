@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -224,6 +225,50 @@ async def test_options_are_fields_of_the_request() -> None:
     for name, value, words in (("n", "1", "can't be set"), ("x", "{", "no JSON")):
         with pytest.raises(JudgeError, match=words):
             judge_of(spec("http://127.0.0.1:1/v1", model={"options": [{"name": name, "value": value}]}), "task")
+
+
+WIRE = """
+from tapforge_trainer.judges.openai_chat import Said
+
+class Wire:
+    path = "/ask"
+
+    def __init__(self, options):
+        self.options = options
+
+    def headers(self, key):
+        return {"X-Key": key or ""}
+
+    def body(self, question, model, count, first):
+        return {"q": [part for part in question.parts if isinstance(part, str)], "options": self.options}
+
+    def read(self, answer, model):
+        return Said(((answer["text"], ""),), 7, 8)
+"""
+
+
+async def test_another_package_brings_a_wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "someones_wire.py").write_text(WIRE)
+    info = tmp_path / "someones_wire-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: someones-wire\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tapforge.judges]\nsomeones = someones_wire:Wire\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append((await request.json(), request.headers["X-Key"]))
+        return web.json_response({"text": "score: 1"})
+
+    app = web.Application()
+    app.router.add_post("/v1/ask", handler)
+    async with serving(app) as url:
+        model = {"wire": "someones", "options": [{"name": "a", "value": "b"}], "apiKey": {"environment": "K"}}
+        judge = judge_of(spec(url, model=model, answerKey=False), "task", environ={"K": "secret"})
+        verdict = await judge.task(EPISODE)
+        await judge.close()
+    assert verdict.value == 1.0 and (verdict.prompt_tokens, verdict.answer_tokens) == (7, 8)
+    assert seen[0][0]["options"] == {"a": "b"} and seen[0][1] == "secret"
 
 
 async def test_fewer_answers_at_once_than_asked_for_are_asked_again() -> None:
