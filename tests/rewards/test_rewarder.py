@@ -10,7 +10,7 @@ from tapforge_api.rewards import Rewards
 from tapforge_envs.protocol import Outcome, Reason
 from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.judges.verdicts import Trajectory, Verdict, VerdictMissing
-from tapforge_trainer.rewards.rewarder import Rewarder, screens_of
+from tapforge_trainer.rewards.rewarder import Rewarder
 
 FRAMES = {name: FittedFrame(name, name.encode(), 1, 1) for name in ("f", "last")}
 TASK, STEPS = {"name": "judge", "judge": JUDGE}, {"name": "steps", "judge": JUDGE}
@@ -142,9 +142,9 @@ def test_what_never_changes_is_not_asked_for_again():
 
 def test_the_screen_after_an_answer_that_was_no_action_is_the_one_before():
     bad = replace(WON, steps=tuple(replace(step, parse_error="json") for step in WON.steps))
-    assert len(screens_of(bad, FRAMES)) == 4
-    assert len(screens_of(WON, FRAMES)) == 3
-    assert screens_of(replace(WON, last_frame="last"), FRAMES)[-1] == b"last"
+    assert len(Trajectory.of(bad, FRAMES).screens) == 4
+    assert len(Trajectory.of(WON, FRAMES).screens) == 3
+    assert Trajectory.of(replace(WON, last_frame="last"), FRAMES).screens[-1] == b"last"
 
 
 # --- rewards of installed packages ------------------------------------------------------------------------------------

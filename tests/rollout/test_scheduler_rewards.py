@@ -9,12 +9,12 @@ from phones import until
 from scripted import Demonstrator
 
 from tapforge_envs.protocol import Outcome, Reason
+from tapforge_trainer.judges.verdicts import Trajectory
 from tapforge_trainer.recording.frames import RecordedFrames
 from tapforge_trainer.recording.queue import RecordingQueue
 from tapforge_trainer.recording.reader import FRAMES, Recording
 from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.records import EpisodeRewards
-from tapforge_trainer.rewards.rewarder import screens_of
 
 
 class Asked:
@@ -27,7 +27,7 @@ class Asked:
 
     async def rewards(self, record, frames):
         self.asked[record.id] += 1
-        assert len(screens_of(record, frames)) == len(record.steps) + 1
+        assert len(Trajectory.of(record, frames).screens) == len(record.steps) + 1
         await self.gate.wait()
         said = self.verdict(record)
         outcome = Outcome.INVALID if said is None else Outcome.SUCCESS if said else Outcome.FAILURE

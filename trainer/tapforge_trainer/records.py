@@ -148,6 +148,11 @@ class EpisodeRecord:
         return self.outcome in (Outcome.SUCCESS, Outcome.FAILURE) and not self.awaits_rewards
 
     @property
+    def verified(self) -> Outcome | None:
+        """How it ended by the environment; None where that was not asked."""
+        return self.outcome if self.rewards is None else self.rewards.verified
+
+    @property
     def frames(self) -> tuple[str, ...]:
         """Names of all frames, each once, in the order in which they were seen."""
         last = () if self.last_frame is None else (self.last_frame,)

@@ -36,6 +36,7 @@ from .phone import phone
 from .preset import in_plan, preset
 from .reading import LOCAL_PATH, RUNS, Commands, FileCommand, file_option, overridable, read_run
 from .relearn import relearn
+from .rescore import rescore
 from .waiting import saying
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ def top(folder: Path, once: bool, rows: int | None) -> None:
         raise _Problem(str(error)) from error
 
 
-for _command in (agent, cluster, doctor, env, explain, judge, phone, preset, relearn):
+for _command in (agent, cluster, doctor, env, explain, judge, phone, preset, relearn, rescore):
     cli.add_command(_command)
 
 

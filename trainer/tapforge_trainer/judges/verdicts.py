@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from ..frames.frame import FittedFrame
 from ..records import EpisodeRecord
 
 #: characters of a reason that are kept
@@ -31,6 +32,17 @@ class Trajectory:
             raise ValueError(
                 f"episode {self.episode.id} has {steps} steps and {screens} screens: expected {steps} or {steps + 1}"
             )
+
+    @staticmethod
+    def of(episode: EpisodeRecord, frames: Mapping[str, FittedFrame]) -> Trajectory:
+        """`frames`: at least those of the episode. An answer that was no action leaves the screen as it was. Raises
+        what reading a frame raises."""
+        names = [step.frames[-1] for step in episode.steps]
+        if episode.last_frame is not None:
+            names.append(episode.last_frame)
+        elif episode.steps and episode.steps[-1].parse_error is not None:
+            names.append(names[-1])
+        return Trajectory(episode, tuple(frames[name].data for name in names))
 
 
 @dataclass(frozen=True, slots=True)

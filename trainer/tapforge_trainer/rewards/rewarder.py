@@ -67,7 +67,7 @@ class Rewarder:
     async def rewards(self, episode: EpisodeRecord, frames: Mapping[str, FittedFrame]) -> EpisodeRewards:
         """`frames`: at least those of the episode."""
         usage: Counter[str] = Counter()
-        trajectory = Trajectory(episode, await asyncio.to_thread(screens_of, episode, frames))
+        trajectory = await asyncio.to_thread(Trajectory.of, episode, frames)
         asked = self._spec.asked
         found = await asyncio.gather(*(self._stream(stream, trajectory, usage) for stream in asked))
         streams = {stream.name: one for stream, one in zip(asked, found, strict=True)}
@@ -78,7 +78,7 @@ class Rewarder:
             streams={name: one.values for name, one in streams.items()},
             outcome=outcome,
             reason=reason,
-            verified=episode.outcome,
+            verified=episode.verified,
             words={name: one.words for name, one in streams.items() if any(one.words)},
             message="; ".join(lacks),
             usage=dict(usage),
@@ -93,8 +93,8 @@ class Rewarder:
         if any(one.missing for one in streams.values()):
             return Outcome.INVALID, Reason.VERDICT_MISSING
         if self._spec.success is None:
-            assert episode.outcome is not None, "without `success` the environment says how an episode ended"
-            return episode.outcome, episode.reason
+            assert episode.verified is not None, "without `success` the environment says how an episode ended"
+            return episode.verified, episode.reason
         if episode.reason not in _ENDED:
             return Outcome.FAILURE, episode.reason
         total = sum(value or 0.0 for value in streams[self._spec.success].values)
@@ -161,18 +161,7 @@ class Rewarder:
 
 def missing(episode: EpisodeRecord, why: str) -> EpisodeRewards:
     """Of an episode about which nothing can be found out."""
-    return EpisodeRewards({}, Outcome.INVALID, Reason.VERDICT_MISSING, episode.outcome, message=why)
-
-
-def screens_of(episode: EpisodeRecord, frames: Mapping[str, FittedFrame]) -> tuple[bytes, ...]:
-    """PNG: the screen before each step, and the one after the last, where it is known. An answer that was no action
-    leaves the screen as it was."""
-    names = [step.frames[-1] for step in episode.steps]
-    if episode.last_frame is not None:
-        names.append(episode.last_frame)
-    elif episode.steps and episode.steps[-1].parse_error is not None:
-        names.append(names[-1])
-    return tuple(frames[name].data for name in names)
+    return EpisodeRewards({}, Outcome.INVALID, Reason.VERDICT_MISSING, episode.verified, message=why)
 
 
 def _at_the_end(episode: EpisodeRecord, value: float, words: str) -> _Values:

@@ -30,7 +30,8 @@ from ..frames.frame import FrameError
 from ..judges.calibration import Agreement, Calibration, Compared, Rate, calibration
 from ..judges.journal import VERDICTS, VerdictJournal
 from ..judges.judge import Judge, JudgeError, Trajectory, VerdictMissing, Vote, judge_of
-from ..recording.reader import Recording
+from ..recording.frames import RecordedFrames
+from ..recording.reader import FRAMES, Recording
 from ..records import EpisodeRecord
 from .assembly import ConfigurationError
 from .folder import EVALUATION, ROLLOUT
@@ -39,6 +40,7 @@ CALIBRATION: Final = "calibration"
 REPORT: Final = "calibration.json"
 #: reasons after which a judge is asked
 _ASKED: Final = (Reason.DONE, Reason.DECLARED_INFEASIBLE)
+_VERIFIED: Final = (Outcome.SUCCESS, Outcome.FAILURE)
 #: episodes that are judged between two writes of the journal
 _CHUNK: Final = 64
 #: verdicts that may be missing before the first one comes
@@ -96,7 +98,7 @@ async def calibrate(
     recording = Recording(folder / part)
     if not recording.exists:
         raise ConfigurationError(f"{folder} has no recorded episodes in {part}: name the folder of a run")
-    episodes = [one for one in recording.episodes() if one.valid and one.steps]
+    episodes = [one for one in recording.episodes() if one.verified in _VERIFIED and one.steps]
     if limit is not None and len(episodes) > limit:
         episodes = [episodes[place * len(episodes) // limit] for place in range(limit)]
     target = folder / CALIBRATION
@@ -151,7 +153,7 @@ class _Asking:
 
     async def compared(self, episode: EpisodeRecord) -> Compared | None:
         """None: its screens aren't there."""
-        verified = episode.outcome is Outcome.SUCCESS
+        verified = episode.verified is Outcome.SUCCESS
         about = (episode.task.template, len(episode.steps), verified)
         if episode.reason not in _ASKED:
             return Compared(*about, verdict=None, asked=False)
@@ -172,8 +174,7 @@ class _Asking:
         return Compared(*about, verdict=verdict.value == 1.0, votes=_deciding(verdict.votes))
 
     def _trajectory(self, episode: EpisodeRecord) -> Trajectory:
-        names = [step.frames[-1] for step in episode.steps]
-        return Trajectory(episode, tuple(self._recording.frames.frame(name).data for name in names))
+        return Trajectory.of(episode, RecordedFrames(self._recording.folder / FRAMES, episode.frames))
 
 
 def _deciding(votes: Sequence[Vote]) -> tuple[float | None, ...]:
