@@ -13,7 +13,7 @@ from pydantic import Field
 from .base import Keyed, OneOf, Path, Positive, Rule, Seconds, Seed, Spec, Url, Word
 from .plugin import PluginOptions
 
-ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
+ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9@./][!-~]*$")]
 VotingRule = Literal["unanimous", "majority", "any"]
 #: prompts of ours, each with what it shows
 PromptName = Literal[

@@ -31,6 +31,8 @@ RULES: Final[Mapping[str, tuple[str, str]]] = {
     r"^[a-z][a-z0-9+.-]*://[!-~]+$": ("SCHEME://PLACE without blanks", "s3://bucket/folder"),
     r"^[!-~]+$": ("an image without blanks", "registry.example.com/team/image:tag"),
     r"^[0-9]+\.[0-9]+\.[0-9]+[a-z0-9.+-]*$": ("a version of three numbers, as text", '"2.52.0"'),
+    r"^[A-Za-z0-9@./][!-~]*$": ("the name of a model, without blanks", "Qwen/Qwen2.5-VL-32B-Instruct"),
+    r"^[A-Za-z_][A-Za-z0-9_]*$": ("the name of an environment variable", "JUDGE_API_KEY"),
     r"^(True|False|Unknown)$": ("True, False or Unknown", "True"),
     r"^/[!-~]*$": ("a path that begins with /, without blanks", "/health"),
     ADDRESS: (f"{_HTTP}, or HOST:PORT", "http://10.0.0.7:8000"),

@@ -111,7 +111,7 @@ class Endpoint:
         """What `read` makes of the answer; it may raise WrongAnswer. `body` is called in a thread, once it is the
         question's turn: encoded screens are large. `deadline`: loop time. Raises EndpointError."""
         loop = asyncio.get_running_loop()
-        what = f"judge {model.name} at {self.shown}{path} (model {model.model})"
+        what = f"{model.name} at {self.shown}{path} (model {model.model})"
         pause, wrong, last = _FIRST_PAUSE, 0, "it wasn't its turn: other questions were waiting"
         while True:
             try:
