@@ -49,6 +49,8 @@ def test_kappa_has_an_interval_over_templates_and_none_where_it_says_nothing() -
     assert -1 <= kappa.interval.low < kappa.value < kappa.interval.high <= 1
     assert agreement(episodes, seed=0) == agreement(list(reversed(episodes)), seed=0)
     assert agreement(of(5, 0, 0, 0)).kappa.value is None
+    certain = agreement(of(9, 0, 0, 9, "a") + of(9, 0, 0, 9, "b")).kappa
+    assert certain.value == 1.0 and certain.interval is not None and 0.7 < certain.interval.low < 0.9
     empty = agreement([])
     assert empty.precision.value is None and empty.precision.interval is None and empty.kappa.value is None
 

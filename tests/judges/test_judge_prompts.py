@@ -134,6 +134,8 @@ SCREENS = "{% for s in screens %}{{ s.image }}{% endfor %}"
         ("task", "{{ goal }}{{ form }}{{ ''.__class__.__mro__ }}" + SCREENS, "can't be rendered"),
         ("task", "{% block users %}{% endblock %}{{ goal }}{{ form }}" + SCREENS, "has blocks users"),
         ("task", SYSTEM, "into the system message"),
+        ("task", "{{ goal }}{{ form | upper }}" + SCREENS, "doesn't say the form of an answer"),
+        ("task", "{% filter upper %}{{ goal }}{% endfilter %}{{ form }}" + SCREENS, "has a filter block"),
         ("step", "{{ goal }}{{ form }}{{ before.image }}", "doesn't name after"),
         ("step", "{{ goal }}{{ form }}{{ before.image }}{{ after }}", "shows 1 images of 2"),
     ],

@@ -14,7 +14,7 @@ import click
 from .reading import LOCAL_PATH
 
 #: columns that the tables need
-_WIDTH: Final = 116
+_WIDTH: Final = 130
 
 
 @click.group()

@@ -2,7 +2,8 @@
 
 - Precision, recall, false-positive rate and accuracy have Wilson's interval. Kappa is Cohen's (1960): agreement beyond
   what two judges with these rates would have by chance. Its interval resamples whole templates (bootstrap), widened by
-  sqrt(C / (C - 1)) for few templates C; with fewer than two there is none. All at 95 %.
+  sqrt(C / (C - 1)) for few templates C, and is never narrower than Wilson's of the agreement; with fewer than two there
+  is none. All at 95 %.
 - Episodes without a verdict are counted as missing and are in no rate.
 - An episode that ended for a reason by which it has failed whatever a judge would say is not asked about: it is a
   failure for both, and counts only where shares of all episodes are compared (`Gain`).
@@ -84,7 +85,7 @@ class Gain:
     by_judge: float
     by_verifier: float
     false_positives: float
-    #: None with fewer than two templates
+    #: None with fewer than two templates, and where there are none
     false_positives_interval: Interval | None
     false_negatives: float
     #: share of the last part's successes by the judge that may be false: its false positives at the upper end of their
@@ -151,19 +152,33 @@ def agreement(episodes: Iterable[Compared], *, seed: int = 0) -> Agreement:
 
 def _kappa(tables: NDArray[np.float64], seed: int) -> Rate:
     """`tables`: true positives, false negatives, false positives, true negatives of each template."""
-    value = float(_kappas(tables.sum(axis=0, keepdims=True))[0])
+    total = tables.sum(axis=0, keepdims=True)
+    value = float(_kappas(total)[0])
     if math.isnan(value):
         return Rate(None, None)
-    return Rate(value, _resampled(tables, _kappas, value, seed, -1.0))
+    drawn = _resampled(tables, _kappas, value, seed)
+    if drawn is None:
+        return Rate(value, None)
+    # Where all agree, a bootstrap would claim certainty.
+    tp, _, _, tn = total[0]
+    agreed = wilson(int(tp + tn), int(total.sum()))
+    chance = _chance(total)[0]
+    assert agreed is not None and chance < 1  # kappa is a number
+    low, high = ((end - chance) / (1 - chance) for end in (agreed.low, agreed.high))
+    return Rate(value, Interval(max(-1.0, min(drawn.low, low)), min(1.0, max(drawn.high, high))))
+
+
+def _chance(tables: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Agreement of two judges with these rates who don't look."""
+    tp, fn, fp, tn = tables.T
+    return ((tp + fn) * (tp + fp) + (fp + tn) * (fn + tn)) / tables.sum(axis=1) ** 2
 
 
 def _kappas(tables: NDArray[np.float64]) -> NDArray[np.float64]:
     """Of each row; NaN where both judges say one thing alone, or nothing."""
-    tp, fn, fp, tn = tables.T
-    count = tables.sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        agreed = (tp + tn) / count
-        chance = ((tp + fn) * (tp + fp) + (fp + tn) * (fn + tn)) / count**2
+        agreed = (tables[:, 0] + tables[:, 3]) / tables.sum(axis=1)
+        chance = _chance(tables)
         return np.where(chance < 1, (agreed - chance) / (1 - chance), np.nan)
 
 
@@ -172,7 +187,6 @@ def _resampled(
     figure: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     value: float,
     seed: int,
-    lowest: float,
 ) -> Interval | None:
     """Of a figure of the sums of rows, when rows are drawn again with replacement."""
     count = len(rows)
@@ -181,7 +195,7 @@ def _resampled(
     drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=BOOTSTRAP_DRAWS) @ rows
     deviation = (figure(drawn) - value) * math.sqrt(count / (count - 1))
     low, high = value + np.quantile(deviation[~np.isnan(deviation)], [_TAIL, 1 - _TAIL])
-    return Interval(max(lowest, float(low)), min(1.0, float(high)))
+    return Interval(max(-1.0, float(low)), min(1.0, float(high)))
 
 
 def _gain(episodes: Sequence[Compared], seed: int) -> Gain | None:
@@ -219,7 +233,7 @@ def _gain(episodes: Sequence[Compared], seed: int) -> Gain | None:
         by_judge=by_judge,
         by_verifier=by_verifier,
         false_positives=false_positives,
-        false_positives_interval=_resampled(rows, difference, false_positives, seed, -1.0),
+        false_positives_interval=_resampled(rows, difference, false_positives, seed) if rows[:, :2].any() else None,
         false_negatives=false_negatives,
         at_most_false=None if false is None else false.high,
     )

@@ -5,6 +5,7 @@
 - `put` keeps a verdict in memory. When `flush` has returned it is on the disk: call it before anything is made of the
   verdict. Both may be called from any thread.
 - A last line that was cut off is removed and said (`dropped`); a broken line elsewhere is an error with its number.
+- In memory are the latest `KEPT` verdicts: those of episodes under way, and of questions that come again.
 - One writer at a time: the folder belongs to one run, which is locked.
 """
 
@@ -20,6 +21,7 @@ from typing import IO, Any, Final
 from .verdicts import Verdict
 
 VERDICTS: Final = "verdicts.jsonl"
+KEPT: Final = 50_000
 
 
 class JournalError(Exception):
@@ -27,21 +29,21 @@ class JournalError(Exception):
 
 
 class VerdictCache:
-    """Verdicts by content, the latest used ones, at most `limit`."""
+    """Verdicts by key, the latest used ones, at most `limit`."""
 
-    def __init__(self, limit: int = 100_000):
+    def __init__(self, limit: int = KEPT):
         self._limit = limit
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
 
-    def get(self, content: str) -> Verdict | None:
-        found = self._verdicts.get(content)
+    def get(self, key: str) -> Verdict | None:
+        found = self._verdicts.get(key)
         if found is not None:
-            self._verdicts.move_to_end(content)
+            self._verdicts.move_to_end(key)
         return found
 
-    def put(self, content: str, verdict: Verdict) -> None:
-        self._verdicts[content] = verdict
-        self._verdicts.move_to_end(content)
+    def put(self, key: str, verdict: Verdict) -> None:
+        self._verdicts[key] = verdict
+        self._verdicts.move_to_end(key)
         if len(self._verdicts) > self._limit:
             self._verdicts.popitem(last=False)
 
@@ -52,7 +54,8 @@ class VerdictJournal:
     def __init__(self, path: Path):
         self._path = path
         self._lock = threading.Lock()
-        self._verdicts: dict[str, Verdict] = {}
+        self._verdicts = VerdictCache()
+        self._count = 0
         self._waiting: list[bytes] = []
         #: by content, for judges that are given this journal
         self.cache = VerdictCache()
@@ -65,18 +68,21 @@ class VerdictJournal:
             raise JournalError(f"the journal of verdicts {path} can't be opened: {error}") from error
 
     def __len__(self) -> int:
-        return len(self._verdicts)
+        """Verdicts in the file and on their way there."""
+        return self._count
 
     def get(self, key: str) -> Verdict | None:
-        return self._verdicts.get(key)
+        with self._lock:
+            return self._verdicts.get(key)
 
     def put(self, key: str, content: str, verdict: Verdict, episode: str, step: int | None) -> None:
         """A key that is there keeps its verdict."""
         line = {"key": key, "content": content, "episode": episode, "step": step, **verdict.as_json()}
         with self._lock:
-            if key in self._verdicts:
+            if self._verdicts.get(key) is not None:
                 return
-            self._verdicts[key] = verdict
+            self._verdicts.put(key, verdict)
+            self._count += 1
             self._waiting.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
         self.cache.put(content, verdict)
 
@@ -106,28 +112,27 @@ class VerdictJournal:
         if not self._path.exists():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             return
-        good = 0
-        data = self._path.read_bytes()
-        lines = data.splitlines(keepends=True)
-        for number, raw in enumerate(lines, start=1):
-            try:
-                if not raw.endswith(b"\n"):
-                    raise ValueError("it was cut off")
-                line: dict[str, Any] = json.loads(raw)
-                verdict = Verdict.of(line)
-                key, content = str(line["key"]), str(line["content"])
-            except (KeyError, TypeError, ValueError) as error:
-                if number == len(lines):
-                    self.dropped = f"{self._path}:{number}: the last line is damaged and was removed ({error})"
-                    break
-                raise JournalError(
-                    f"{self._path}:{number}: broken verdict ({error!r}); remove the line, and its verdict is asked for "
-                    "again"
-                ) from error
-            good += len(raw)
-            self._verdicts.setdefault(key, verdict)
-            self.cache.put(content, verdict)
-        if good < len(data):
+        good, broken = 0, ""
+        with self._path.open("rb") as file:
+            for number, raw in enumerate(file, start=1):
+                if broken:
+                    raise JournalError(f"{broken}; remove the line, and its verdict is asked for again")
+                try:
+                    if not raw.endswith(b"\n"):
+                        raise ValueError("it was cut off")
+                    line: dict[str, Any] = json.loads(raw)
+                    verdict = Verdict.of(line)
+                    key, content = str(line["key"]), str(line["content"])
+                except (KeyError, TypeError, ValueError) as error:
+                    broken = f"{self._path}:{number}: broken verdict ({error!r})"
+                    continue
+                good += len(raw)
+                if self._verdicts.get(key) is None:
+                    self._verdicts.put(key, verdict)
+                    self._count += 1
+                self.cache.put(content, verdict)
+        if broken:
+            self.dropped = f"{broken}: it was the last line, and was removed"
             with self._path.open("r+b") as file:
                 file.truncate(good)
                 file.flush()

@@ -59,6 +59,8 @@ class _Poll:
     votes: tuple[Vote, ...]
     errors: tuple[EndpointError, ...]
     usage: Usage
+    #: whether the models would say the same again: they are greedy, or have a seed
+    repeats: bool
 
 
 class Judge:
@@ -162,7 +164,8 @@ class Judge:
 
     def _missing(self, where: str, poll: _Poll) -> VerdictMissing:
         votes = counted([vote.value for vote in poll.votes])
-        words, permanent = f"{where} has no verdict: {votes}, and {self.spec.voting} of them decides nothing", False
+        words = f"{where} has no verdict: {votes}, and {self.spec.voting} of them decides nothing"
+        permanent = poll.repeats
         unreadable = [vote for vote in poll.votes if vote.value is None]
         if poll.errors:
             words += f". {'; '.join(str(error) for error in poll.errors[:3])}"
@@ -179,7 +182,9 @@ class Judge:
         votes = tuple(vote for votes, _ in found for vote in votes)
         usage.votes, usage.unreadable = len(votes), sum(vote.value is None for vote in votes)
         self.usage.add(usage)
-        return _Poll(votes, tuple(error for _, error in found if error is not None), usage)
+        errors = tuple(error for _, error in found if error is not None)
+        repeats = all(asked.model.temperature == 0 or asked.model.seed is not None for asked in panel)
+        return _Poll(votes, errors, usage, repeats)
 
     async def _votes(
         self, asked: _Asked, question: Question, deadline: float, cascade: bool, usage: Usage

@@ -58,7 +58,7 @@ class Prompt:
 
     def __init__(self, name: str, path: Path | None = None):
         import jinja2
-        from jinja2 import meta
+        from jinja2 import meta, nodes
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         self.name = name
@@ -75,13 +75,19 @@ class Prompt:
                 source = files(__package__).joinpath("prompts", f"{name}.jinja").read_text(encoding="utf-8")
             else:
                 source = path.read_text(encoding="utf-8")
-            used = meta.find_undeclared_variables(environment.parse(source))
+            tree = environment.parse(source)
+            used = meta.find_undeclared_variables(tree)
             self._template = environment.from_string(source)
         except (OSError, UnicodeDecodeError) as error:
             raise PromptError(f"{self._what} can't be read: {error}") from error
         except jinja2.TemplateError as error:
             raise PromptError(f"{self._what} is no Jinja template: {error}") from error
         known = VARIABLES[self.convention.kind]
+        if tree.find(nodes.FilterBlock) is not None:
+            raise PromptError(
+                f"{self._what} has a filter block, which would take what a variable says out of its quotation: filter "
+                "the variable itself, as in {{ goal | upper }}"
+            )
         if unknown := sorted(used - set(known)):
             raise PromptError(f"{self._what} names {', '.join(unknown)}; known are {', '.join(sorted(known))}")
         if lacking := sorted(self.convention.needs - used):
@@ -95,6 +101,9 @@ class Prompt:
     def check(self, variables: Mapping[str, Any], images: int) -> None:
         """Renders it for a made-up episode of so many screens."""
         system, user = self.render(variables)
+        said = "".join(piece for piece in (*system, *user) if isinstance(piece, str))
+        if "form" in self.convention.needs and str(variables["form"]) not in said:
+            raise PromptError(f"{self._what} doesn't say the form of an answer: {{{{ form }}}} stands there as it is")
         if any(isinstance(piece, int) for piece in system):
             raise PromptError(f"{self._what} puts a screen into the system message; screens stand in the user's")
         placed = [piece for piece in user if isinstance(piece, int)]

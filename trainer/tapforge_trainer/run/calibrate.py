@@ -237,7 +237,7 @@ def _words(found: Calibrated) -> list[str]:
         words.append(
             f"gain, last third less first: {100 * gain.by_judge:+.1f} points by the judge, "
             f"{100 * gain.by_verifier:+.1f} by the verifier; false positives explain "
-            f"{100 * gain.false_positives:+.1f}{within}, false negatives {-100 * gain.false_negatives:+.1f}"
+            f"{100 * gain.false_positives:+.1f}{within}, false negatives {100 * (0.0 - gain.false_negatives):+.1f}"
         )
         if gain.at_most_false is not None:
             words.append(
