@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from judged_episodes import played, spec
 
 from tapforge_envs.phone import catalog
+from tapforge_trainer.cli.main import cli
 from tapforge_trainer.judges.conventions import CONVENTIONS, shown
-from tapforge_trainer.judges.judge import JudgeError, Trajectory, judge_of
+from tapforge_trainer.judges.judge import JudgeError, Trajectory, divided, judge_of
 from tapforge_trainer.judges.prompt_file import Prompt
 from tapforge_trainer.judges.question import Question, step_question, task_question
 
@@ -160,3 +162,18 @@ def test_a_judge_of_the_wrong_kind_a_missing_file_and_a_missing_key_are_refused(
         judge_of(spec(URL, model=keyed), "task", environ={})
     with pytest.raises(JudgeError, match="no wire 'anthropic'; known are openai"):
         judge_of(spec(URL, model={"wire": "anthropic"}), "task")
+
+
+def test_our_prompts_can_be_printed_and_used_as_files(tmp_path: Path) -> None:
+    listed = CliRunner().invoke(cli, ["judge", "prompt"])
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == list(CONVENTIONS)
+    for name in CONVENTIONS:
+        printed = CliRunner().invoke(cli, ["judge", "prompt", name])
+        (tmp_path / name).write_text(printed.stdout)
+        assert Prompt(name, tmp_path / name).digest == Prompt(name).digest
+    assert "there is no prompt 'tusk'" in CliRunner().invoke(cli, ["judge", "prompt", "tusk"]).stderr
+
+
+def test_several_processes_share_what_an_endpoint_may_be_asked_at_once() -> None:
+    whole = spec(URL, model={"concurrency": 16})
+    assert [divided(whole, n).models[0].concurrency for n in (1, 3, 100)] == [16, 5, 1]

@@ -83,6 +83,22 @@ def serve(
 
 
 @judge.command()
+@click.argument("name", required=False)
+def prompt(name: str | None) -> None:
+    """Print the prompt NAME, to begin one of your own with; without NAME, which ones there are."""
+    from ..judges.conventions import CONVENTIONS
+    from ..judges.prompt_file import our_source
+
+    if name is None:
+        for known, convention in CONVENTIONS.items():
+            click.echo(f"{known:22} judges a {convention.kind}")
+        return
+    if name not in CONVENTIONS:
+        raise click.BadParameter(f"there is no prompt {name!r}; known are {', '.join(CONVENTIONS)}", param_hint="NAME")
+    click.echo(our_source(name), nl=False)
+
+
+@judge.command()
 @click.argument("folder", type=LOCAL_PATH)
 @click.option("--judge", "file", type=LOCAL_PATH, help="YAML of a judge, as in spec.rewards.streams[].judge")
 @click.option("--url", help="instead: the endpoint, as in http://127.0.0.1:8700/v1")

@@ -35,7 +35,7 @@ from .usage import Usage
 from .verdicts import Trajectory, Verdict, VerdictMissing, Vote, shortened
 from .voting import agree, counted, decide
 
-__all__ = ["Judge", "Kind", "Trajectory", "Verdict", "VerdictMissing", "Vote", "judge_of", "outside"]
+__all__ = ["Judge", "Kind", "Trajectory", "Verdict", "VerdictMissing", "Vote", "divided", "judge_of", "outside"]
 
 
 class JudgeError(ValueError):
@@ -263,6 +263,18 @@ def outside(spec: JudgeSpec) -> list[str]:
     here = {"localhost", "127.0.0.1", "::1"}
     urls = dict.fromkeys(model.url for model in (*spec.models, *spec.cascade))
     return [public(url) for url in urls if URL(url).host not in here]
+
+
+def divided(spec: JudgeSpec, processes: int) -> JudgeSpec:
+    """The judge for each of so many processes: together they ask no more questions at once than the spec says, as long
+    as it says at least one for each."""
+
+    def part(models: Sequence[JudgeModel]) -> tuple[JudgeModel, ...]:
+        return tuple(
+            model.model_copy(update={"concurrency": max(1, model.concurrency // processes)}) for model in models
+        )
+
+    return spec.model_copy(update={"models": part(spec.models), "cascade": part(spec.cascade)})
 
 
 def _encoded(asked: _Asked, question: Question, count: int, first: int) -> bytes:

@@ -53,6 +53,11 @@ def _escaped(character: str) -> str:
     return "\\u003c" if character == "<" else json.dumps(character)[1:-1] if ord(character) > 127 else " "
 
 
+def our_source(name: str) -> str:
+    """The file of one of our prompts."""
+    return files(__package__).joinpath("prompts", f"{name}.jinja").read_text(encoding="utf-8")
+
+
 class Prompt:
     """`digest` is that of the file's text. Raises PromptError."""
 
@@ -71,10 +76,7 @@ class Prompt:
         )
         environment.filters["tojson"] = lambda value: Plain(quoted(value))
         try:
-            if path is None:
-                source = files(__package__).joinpath("prompts", f"{name}.jinja").read_text(encoding="utf-8")
-            else:
-                source = path.read_text(encoding="utf-8")
+            source = our_source(name) if path is None else path.read_text(encoding="utf-8")
             tree = environment.parse(source)
             used = meta.find_undeclared_variables(tree)
             self._template = environment.from_string(source)
