@@ -35,8 +35,7 @@ from .judge import judge
 from .phone import phone
 from .preset import in_plan, preset
 from .reading import LOCAL_PATH, RUNS, Commands, FileCommand, file_option, overridable, read_run
-from .relearn import relearn
-from .rescore import rescore
+from .relearn import relearn, rescore
 from .waiting import saying
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""`tapforge relearn`: other advantages for what a run has recorded."""
+"""`tapforge relearn` and `tapforge rescore`: other advantages and other rewards for what a run has recorded."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from dataclasses import asdict
@@ -27,6 +28,34 @@ def relearn(folder: Path, overrides: tuple[str, ...], output: str) -> None:
     try:
         with saying(f"reading the recording in {folder}"):
             found = compared(folder, overrides)
+    except Exception as error:
+        if (failure := failure_of(error)) is None:
+            raise
+        click.echo(f"Error: {failure[1]}", err=True)
+        sys.exit(failure[0])
+    click.echo(json.dumps(asdict(found), indent=2) if output == "json" else "\n".join(lines(found)))
+
+
+@click.command()
+@click.argument("folder", type=LOCAL_PATH)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="the other rewards, as in spec.rewards.success=judge",
+)
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def rescore(folder: Path, overrides: tuple[str, ...], output: str) -> None:
+    """Ask for the rewards of the episodes that a run FOLDER has recorded anew, as --set says, and show what changed.
+    The run stays as it is; what judges say is kept in FOLDER/rescored."""
+    from ..run.rescore import lines
+    from ..run.rescore import rescore as rescored
+    from ..run.shutdown import failure_of
+
+    try:
+        with saying(f"asking for rewards of the episodes in {folder}"):
+            found = asyncio.run(rescored(folder, overrides))
     except Exception as error:
         if (failure := failure_of(error)) is None:
             raise
