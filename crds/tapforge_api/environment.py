@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from .base import UNIQUE, Device, DnsLabel, Keyed, OneOf, Path, Positive, Rule, Seconds, Spec, Word, compare
+from .plugin import OPTIONS, PluginOptions
 from .pool import EmulatorPoolSpec, Protocol, is_url
 
 Split = Literal["train", "validation", "test"]
@@ -288,6 +289,42 @@ class EnvironmentSpec(Spec):
     )
 
 
+class Sampler(Spec):
+    """Which of the tasks are practised more often than others."""
+
+    name: Word = Field(
+        "uniform",
+        description="uniform: each as often; near_half: those with a success rate near one half; band: those within a "
+        "band of success; stages: a mix of templates that changes with the updates; or an entry point of "
+        "tapforge.samplers",
+    )
+    options: PluginOptions = OPTIONS
+
+
+class Cooldown(Spec):
+    """Tasks that teach nothing pause for a while and are tried again then."""
+
+    after_failed: Positive | None = Field(
+        None,
+        description="groups in a row in which every valid episode failed, after which a task pauses; without it such "
+        "tasks never do",
+    )
+    after_solved: Positive | None = Field(
+        None,
+        description="groups in a row in which every valid episode succeeded, after which a task pauses; without it "
+        "such tasks never do",
+    )
+    updates: Positive = Field(20, description="updates for which it pauses")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="afterFailed or afterSolved must be set: without both no task ever pauses",
+            cel="has(self.afterFailed) || has(self.afterSolved)",
+            holds=lambda o: o.after_failed is not None or o.after_solved is not None,
+        ),
+    )
+
+
 class Tasks(Spec):
     """What is practised. `evaluation.tasks` says what is measured on."""
 
@@ -301,6 +338,13 @@ class Tasks(Spec):
         description="file with one task per line, instead of the suite: JSONL, or a list as its protocol has them",
     )
     max_tasks: Positive | None = Field(None, description="at most this many different tasks; without it all")
+    sampler: Sampler = Field(Sampler(), description="which of them are practised more often than others")
+    cooldown: Cooldown | None = Field(
+        None, description="pauses of tasks that always fail or always succeed; without it there are none"
+    )
+    half_life: Positive = Field(
+        50, description="updates after which a result counts half in a task's success rate, by which samplers choose"
+    )
 
 
 class EvaluationTasks(Spec):

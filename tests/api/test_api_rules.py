@@ -27,6 +27,7 @@ from tapforge_api.algorithm import (
 from tapforge_api.base import Metadata, Rule, Spec
 from tapforge_api.cluster import ClusterSpec, Head, RayMetadata, Workers
 from tapforge_api.environment import (
+    Cooldown,
     EnvironmentSource,
     EnvironmentSpec,
     EvaluationTasks,
@@ -202,6 +203,11 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
     Urls: one_of(Urls),
     EnvironmentSpec: environments,
     Advantage: one_of(Advantage),
+    Cooldown: st.builds(
+        lambda a, b: unchecked(Cooldown, after_failed=a, after_solved=b),
+        st.sampled_from([None, 2]),
+        st.sampled_from([None, 2]),
+    ),
     EvaluationTasks: st.builds(
         lambda a, b: unchecked(EvaluationTasks, suite=a, file=b),
         st.sampled_from([None, "s"]),

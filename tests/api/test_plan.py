@@ -273,6 +273,7 @@ def test_the_whole_text() -> None:
         "phones      2 simulated phones in 1 server, 96x160 pixels",
         "slots       2; episodes at once: 2; answers sampled at once: 64",
         "tasks       suite quickstart, split train, templates a",
+        "sampler     uniform, every task in its turn",
         "warm start  9,600 demonstrated answers",
         "update      16 groups x 8 = 128 episodes, one sample per step, 1 optimizer step",
         (

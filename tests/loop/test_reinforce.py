@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -31,6 +32,7 @@ from tapforge_trainer.run.assembly import rollout_setup_of
 from tapforge_trainer.run.context import RunContext
 from tapforge_trainer.run.folder import ROLLOUT, read_events
 from tapforge_trainer.run.shutdown import StopReason, StopSignal
+from tapforge_trainer.tasks.figures import task_table
 from tapforge_trainer.telemetry.progress import Progress
 from tapforge_trainer.telemetry.telemetry import ProgressView, Telemetry
 
@@ -166,6 +168,30 @@ async def test_a_recording_tells_which_groups_an_update_had(tmp_path: Path, agai
     number = {order: n for n, order in enumerate(sorted(orders.values()))}
     learned = policy.learner.samples[again:]
     assert [{number[orders[sample.group]] // 4 for sample in samples} for samples in learned] == [{0}, {1}, {2}]
+
+
+async def test_what_tasks_came_to_is_remembered_over_sessions(tmp_path: Path) -> None:
+    """Every valid episode of the groups that updates are past counts once, dropped ones included."""
+    options = ("tasks.maxTasks=6", "tasks.sampler.name=near_half", "tasks.cooldown={afterSolved: 1, updates: 1}")
+    options = (*options, "rollout.dynamicSampling.enabled=true", "rollout.groupSize=2")
+    async with _parts(tmp_path, *options) as context:
+        await reinforce(context, Progress())
+        first: Any = context.policy
+    _, state = first.saved[-1]
+    state = json.loads(json.dumps(state))  # as a checkpoint keeps it
+    assert state["practice"]["memory"]["update"] == 3
+    async with _parts(tmp_path, *options, "stop.maxUpdates=5") as context:
+        await reinforce(context, Progress.of(state))
+        second: Any = context.policy
+    table = task_table(second.saved[-1][1]["practice"])
+    events = [event for event in read_events(tmp_path) if event["event"] == "update"]
+    attempts = sum(row["attempts"] for row in table["tasks"].values())
+    assert attempts == sum(row["attempts"] for row in table["templates"].values())
+    assert attempts == sum(row["episodes"] for event in events for row in event["templates"].values())
+    played = sum(event["attempts"].get(outcome, 0) for event in events for outcome in ("success", "failure"))
+    assert played <= attempts <= played + 16, "plus what the first session played of groups that the second dropped"
+    assert table["tasks_known"] <= 6 and table["paused"] == events[-1]["tasks"]["paused"] > 0
+    assert all(event["staleness"]["max"] <= 1 for event in events)
 
 
 async def test_what_an_estimator_does_wrong_is_said_with_the_update(tmp_path: Path, monkeypatch: Any) -> None:

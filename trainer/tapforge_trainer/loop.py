@@ -38,7 +38,8 @@ from .run.context import RunContext
 from .run.evaluation import measure
 from .run.folder import ROLLOUT, read_events
 from .run.shutdown import Interrupted, unless_stopped
-from .tasks.selection import training_tasks
+from .tasks.figures import figures_of_update
+from .tasks.selection import task_source
 from .tasks.source import TaskSource
 from .telemetry.progress import Counters, Progress, Saved, kept, needed_episodes, resumed
 
@@ -90,6 +91,8 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
                 metrics["seconds_learn"] = time.monotonic() - started
                 metrics["seconds_prepare"] = building + metrics.get("seconds_prepare", 0.0)
                 metrics |= await rollout.sync()
+            practised = figures_of_update(rollout.tasks.learned(progress.update, groups), rollout.tasks.memory)
+            practised["staleness"] = staleness(groups, scheduler.buffer.version)
             scheduler.set_version(progress.version)
             scheduler.resume()
             stats = scheduler.stats()
@@ -97,7 +100,7 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
             stalls = asdict(rollout.stalls.stalls())
             workers = context.rollout_setup.player.metrics()
             phones = asdict(context.rollout_setup.slots.counts())
-            further = {"driver_stall_seconds": stalls, "rollout_workers": workers, "phones": phones}
+            further = {"driver_stall_seconds": stalls, "rollout_workers": workers, "phones": phones, **practised}
             if spec.rewards.asked:
                 further["rewards"] = rollout.rewards(groups)
             telemetry.updated(progress, batch.statistics, stats, attempts, metrics, **further)
@@ -108,6 +111,12 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
             if every and progress.update % every == 0 and not context.finished(progress):
                 async with rollout.paused():
                     await measure(context, f"update-{progress.update}", progress)
+
+
+def staleness(groups: Sequence[GroupRecord], version: int) -> dict[str, float]:
+    """Policy versions that the groups of a batch lagged behind: the learner had `version` when it took them."""
+    ages = [version - group.version for group in groups]
+    return {"mean": sum(ages) / len(ages), "max": max(ages)}
 
 
 def checkpoint_due(update: int, since: float, wrote: float, settings: Checkpoints) -> bool:
@@ -255,7 +264,8 @@ class _Rollout:
         progress, buffer = self.progress, self.scheduler.buffer
         self.counters.count(self.scheduler.stats())
         progress.unfinished, progress.next_order = kept(buffer.unfinished()), buffer.next_order
-        progress.tasks, progress.quarantined = self.tasks.state, dict(self.tasks.quarantined)
+        progress.tasks, progress.practice = self.tasks.state, self.tasks.practice
+        progress.quarantined = dict(self.tasks.quarantined)
         self.saved_at = started = time.monotonic()
         await save(self.context, progress, wait=wait)
         self.saved, self.saving = progress.update, time.monotonic() - started
@@ -281,8 +291,9 @@ async def _rollout(context: RunContext, progress: Progress) -> AsyncIterator[_Ro
     spared = partial(needed_episodes, context.checkpoints)
     recorder = await context.rollout_setup.record(folder, context.rollout_setup.retention, spared)
     progress.starts = 1 + max(progress.starts, _sessions(context))
+    context.telemetry.alarms.replay(read_events(context.folder), progress.update)
     context.telemetry.event("reinforcement", update=progress.update, version=progress.version)
-    tasks = TaskSource(training_tasks(context.run), spec.seed, progress.tasks)
+    tasks = task_source(context.run, progress.tasks, progress.practice, len(progress.unfinished))
     tasks.quarantined.update(progress.quarantined)
     recorded = (folder / FRAMES).absolute()
     scheduler = Scheduler(

@@ -35,6 +35,18 @@ FIGURES: Final[Mapping[str, str]] = {
     "rollout/success_rate": "success over all valid attempts that were played for the update",
     "rollout/sample_age": "mean policy versions between a sample and the weights that learned from it",
     "rollout/attempts_*": "attempts that were played for the update, by outcome",
+    "rollout/staleness_mean": "policy versions that the update's groups lagged behind",
+    "rollout/staleness_max": "of the group that lagged most",
+    "template/*/success": "success over the template's valid episodes of the update, groups included that were dropped",
+    "template/*/low": "its Wilson interval, 95 %",
+    "template/*/high": "its Wilson interval, 95 %",
+    "template/*/episodes": "those episodes",
+    "tasks/known": "different tasks with a result so far",
+    "tasks/pausing": "of which pause now",
+    "tasks/paused": "pauses that began so far",
+    "tasks/retried": "tasks that were tried again after a pause so far",
+    "alarms/active": "alarms that have not cleared",
+    "alarms/*": "1: the alarm of that name has not cleared",
     "batch/groups": "groups of the update",
     "batch/groups_dropped": "groups with too few valid episodes",
     "batch/groups_zero_variance": "groups in which all episodes came to the same",
@@ -174,6 +186,15 @@ def _update(event: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield "rollout/sample_age", value
             case "attempts":
                 yield from ((f"rollout/attempts_{outcome}", count) for outcome, count in value.items())
+            case "staleness":
+                yield from ((f"rollout/staleness_{part}", versions) for part, versions in value.items())
+            case "templates":
+                yield from ((f"template/{t}/{part}", v) for t, parts in value.items() for part, v in parts.items())
+            case "tasks":
+                yield from ((f"tasks/{part}", count) for part, count in value.items())
+            case "alarms":
+                yield "alarms/active", len(value)
+                yield from ((f"alarms/{alarm}", 1) for alarm in value)
             case "driver_stall_seconds":
                 yield from ((f"time/driver_stall_{part}", seconds) for part, seconds in value.items())
             case "rollout_workers":

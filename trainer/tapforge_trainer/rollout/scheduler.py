@@ -348,6 +348,8 @@ class Scheduler:
     def _settle(self, settled: CompletedGroup) -> None:
         if settled.dropped:
             self._frames.drop(settled.group.id)
+            if self._tasks is not None:
+                self._tasks.dropped(settled.group)
         if self._recording:
             self._recording.group(settled.group, settled.dropped.value if settled.dropped else None)
         useless = {attempt.episode for attempt in settled.stop}

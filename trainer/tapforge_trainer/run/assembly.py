@@ -42,7 +42,7 @@ from ..recording.retention import Retention
 from ..rollout.frame_budget import budget_error, engine_frames_mib, frame_budget, largest_frame
 from ..rollout.groups import GroupLimits
 from ..rollout.held_frames import FrameBudget
-from ..tasks.selection import contamination_of, task_errors, training_tasks
+from ..tasks.selection import contamination_of, sampler_errors, task_errors, training_tasks
 from .adapters import adapter_errors, adapter_options
 from .feasibility import judge
 from .learning_errors import algorithm_errors, reward_errors
@@ -84,6 +84,7 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
     local = run.spec.model.source.path
     wrong = [
         *task_errors(run),
+        *sampler_errors(run),
         *reward_errors(run),
         *algorithm_errors(run),
         *(model_errors(run, Path(local.folder)) if local is not None else []),

@@ -24,6 +24,7 @@ from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
 from .plan_algorithm import algorithm_line, notes_on_algorithm, old_logprobs_recomputed
 from .plan_rewards import notes_on_rewards, rewards_line, verdicts_per_update
+from .plan_tasks import notes_on_tasks, sampler_line
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
@@ -47,6 +48,8 @@ class Plan:
     concurrency: int | None
     practised: str
     tasks: int | None
+    #: which tasks are practised more often than others
+    sampler: str
 
     warm_start_answers: int
     groups_per_update: int
@@ -116,6 +119,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         concurrency=rollout.concurrency if slots is None else min(slots, rollout.concurrency or slots),
         practised=_practised(run),
         tasks=files.tasks if spec.tasks.file else spec.tasks.max_tasks,
+        sampler=sampler_line(spec.tasks),
         warm_start_answers=spec.warm_start.steps * spec.warm_start.batch_size if spec.warm_start else 0,
         groups_per_update=rollout.groups_per_update,
         group_size=rollout.group_size,
@@ -236,8 +240,7 @@ def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) ->
         notes.append(f"{at_once} episodes at once, but rollout.maxStaleness admits {bound}: slots will idle")
     if rollout.groups_per_update % learner.mini_batches:
         notes.append(f"{rollout.groups_per_update} groups don't divide into {learner.mini_batches} equal minibatches")
-    notes += notes_on_rewards(spec)
-    notes += notes_on_algorithm(spec)
+    notes += [*notes_on_rewards(spec), *notes_on_algorithm(spec), *notes_on_tasks(spec.tasks)]
     if learner.tokens_per_micro_batch < spec.model.context_tokens:
         notes.append(
             f"a sample may have {spec.model.context_tokens} tokens, more than learner.tokensPerMicroBatch "
@@ -298,6 +301,7 @@ def render(p: Plan) -> str:
         "phones": p.phones,
         "slots": f"{slots}; episodes at once: {at_once}; answers sampled at once: {p.sequences_at_once:,}",
         "tasks": p.practised + (f" ({p.tasks:,} tasks)" if p.tasks is not None else ""),
+        "sampler": p.sampler,
         "warm start": f"{p.warm_start_answers:,} demonstrated answers" if p.warm_start_answers else "none",
         "update": f"{p.groups_per_update:,} groups x {p.group_size:,} = {p.episodes_per_update:,} episodes, one sample "
         f"per step, {_count(p.optimizer_steps_per_update, 'optimizer step')}",

@@ -21,6 +21,7 @@ from ..batch import BatchRules
 from ..placement.machine import Machine
 from ..statistics import Interval
 from ..tasks.contamination import Contamination
+from ..tasks.figures import task_table
 from ..tasks.selection import contamination_of
 from ..telemetry.progress import Progress, ended
 from ..telemetry.throughput import throughput_of
@@ -72,6 +73,7 @@ def summarize(
         "throughput": throughput_of(events),
         "base_model": next((_plain(event) for event in events if event["event"] == "base_model"), None),
         "held_out": _held_out(run, progress.tasks),
+        "practised": task_table(progress.practice),
         "machine": {"cores": machine.cores, "gpus": machine.gpus},
         **wanted(run),
     }

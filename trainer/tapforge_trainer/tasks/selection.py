@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from tapforge_api import TrainingRun
+from tapforge_api.environment import Tasks
 from tapforge_envs.phone import catalog
 from tapforge_envs.phone.tasks import TaskSet as PhoneTasks
 from tapforge_envs.protocol import UnknownTask
@@ -14,7 +16,14 @@ from tapforge_envs.web import catalog as web
 
 from .contamination import Contamination, contamination
 from .files import read_tasks
-from .source import FixedTasks, TaskError, TaskSet, at_most, shortened
+from .memory import CooldownRule, DifficultyMemory
+from .samplers.registry import make_sampler
+from .samplers.sampler import Sampler
+from .samplers.stages import Stages
+from .source import FixedTasks, TaskError, TaskSet, TaskSource, at_most, shortened, weight_of
+
+#: tasks by which it is found out whether a mix has any
+_LOOKED_AT = 1000
 
 
 def task_errors(run: TrainingRun) -> list[str]:
@@ -107,6 +116,53 @@ def training_tasks(run: TrainingRun) -> TaskSet:
     return found if tasks.max_tasks is None else at_most(found, run.spec.seed, tasks.max_tasks)
 
 
+def sampler_of(tasks: Tasks) -> Sampler | None:
+    """None: uniform. Raises ValueError and TypeError as `make_sampler`, and imports another package's."""
+    made = make_sampler(tasks.sampler.name, {one.name: one.value for one in tasks.sampler.options})
+    return None if tasks.sampler.name == "uniform" else made
+
+
+def sampler_errors(run: TrainingRun) -> list[str]:
+    """What is wrong with the sampler, before anything is started."""
+    tasks = run.spec.tasks
+    try:
+        sampler = sampler_of(tasks)
+        if sampler is None:
+            return []
+        try:
+            first = training_tasks(run)
+            found = [first.sample(run.spec.seed, number) for number in range(_LOOKED_AT)]
+        except (TaskError, catalog.UnknownTask):  # reported as what is wrong with the tasks
+            return []
+        weight_of(sampler, found[0], DifficultyMemory())
+    except Exception as error:  # noqa: BLE001 - another package's code, which may break in any way
+        return [f"spec.tasks.sampler: {str(error) or type(error).__name__}"]
+    templates = sorted({task.template for task in found})
+    empty = (
+        [stage.since for stage in sampler.stages if not any(map(stage.weight, templates))]
+        if (isinstance(sampler, Stages))
+        else []
+    )
+    some = ", ".join(templates[:5]) + (", ..." if len(templates) > 5 else "")
+    return [f"spec.tasks.sampler: plan's stage {since} gives none of the templates a weight: {some}" for since in empty]
+
+
+def task_source(run: TrainingRun, state: int, practice: Mapping[str, Any], under_way: int) -> TaskSource:
+    """From where a checkpoint left it, with so many groups under way."""
+    spec, cooldown = run.spec, run.spec.tasks.cooldown
+    rule = None if cooldown is None else CooldownRule(**cooldown.model_dump(by_alias=False))
+    capacity = (spec.rollout.max_staleness + 1) * spec.rollout.groups_per_update
+    return TaskSource(
+        training_tasks(run),
+        spec.seed,
+        state,
+        sampler=sampler_of(spec.tasks),
+        memory=DifficultyMemory(spec.tasks.half_life, rule),
+        ahead=max(0, capacity - under_way),
+        practice=practice,
+    )
+
+
 def demonstrated_tasks(run: TrainingRun) -> PhoneTasks | web.TaskSet:
     """Only suites have demonstrations: a task file has none."""
     tasks = run.spec.tasks
@@ -140,5 +196,7 @@ def contamination_of(run: TrainingRun, drawn: int, most: int | None = None) -> C
     shown = spec.warm_start.demonstrations if spec.warm_start is not None and spec.tasks.file is None else 0
     shown, drawn = (number if most is None else min(number, most) for number in (shown, drawn))
     demonstrated = (demonstrated_tasks(run).sample(spec.seed, number) for number in range(shown))
+    if isinstance(practised, FixedTasks):  # one pass has all of them
+        drawn = min(drawn, len(practised.tasks))
     drawn_tasks = (practised.sample(spec.seed, number) for number in range(drawn))
     return contamination(evaluation_tasks(run, most).tasks, chain(demonstrated, drawn_tasks))

@@ -44,6 +44,8 @@ class Progress:
     version: int = 0
     next_order: int = 0
     tasks: int = 0
+    #: what tasks came to, and those that are drawn: `tasks.source.TaskSource.practice`
+    practice: dict[str, Any] = field(default_factory=dict)
     #: all time of the sessions before this one
     seconds_earlier: float = 0.0
     #: of all sessions until they could work

@@ -26,6 +26,7 @@ from tapforge_envs.slots.source import SlotSource
 from ..batch import BatchStatistics
 from ..recording.reader import RecordingError
 from ..rollout.stats import RolloutStats
+from .alarms import AlarmMonitor
 from .progress import Progress as RunProgress
 from .progress import Saved
 from .throughput import shares
@@ -126,6 +127,7 @@ class Telemetry:
         self.view = view
         self.console = console or Console()
         self.started = time.monotonic()
+        self.alarms = AlarmMonitor()
         self._path = folder / EVENTS
         self._live: Live | None = None
         self._followers: list[Callable[[Mapping[str, Any]], None]] = []
@@ -189,8 +191,11 @@ class Telemetry:
 
     def note(self, text: str) -> None:
         """Something a person should not miss."""
+        self._said(text, "note")
+
+    def _said(self, text: str, event: str, **fields: Any) -> None:
         self.view.notes = [*self.view.notes[-4:], text]
-        self.event("note", text=text)
+        self.event(event, text=text, **fields)
         self._line(text)
 
     def updated(
@@ -225,7 +230,14 @@ class Telemetry:
             "learner": metrics,
         }
         self.view.updated(fields)
-        self.event("update", **fields)
+        fired, cleared = self.alarms.update(fields)
+        self.event("update", **fields, alarms=sorted(self.alarms.active))
+        for name, text in fired.items():
+            self._said(f"update {progress.update}: {text}", "alarm", update=progress.update, alarm=name)
+        for name in cleared:
+            self._said(
+                f"update {progress.update}: {name} has cleared", "alarm_cleared", update=progress.update, alarm=name
+            )
         if metrics.get("gap_alarm"):
             self.note(
                 f"update {progress.update}: engine and learner differ by {metrics['gap_mean']:.2g} per token "
