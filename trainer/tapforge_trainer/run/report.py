@@ -198,6 +198,7 @@ def _write_replay(folder: Path, run: TrainingRun) -> None:
         before=before,
         after=after,
         facts=facts,
+        practised=summary.get("practised"),
     )
     write_replay(folder / REPLAY, replay)
 

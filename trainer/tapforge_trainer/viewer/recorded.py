@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..batch import BatchRules, Credit, batches_of, build_batch
 from ..frames.frame import FrameError
@@ -28,6 +29,7 @@ def replay_of(
     before: Path | None = None,
     after: Path | None = None,
     facts: Mapping[str, str] | None = None,
+    practised: Mapping[str, Mapping[str, Any]] | None = None,
     max_pairs: int = 16,
     max_groups: int = 6,
 ) -> Replay:
@@ -42,6 +44,7 @@ def replay_of(
         title=title,
         frame=_from_any([recording.frames for recording in recordings.values()]),
         facts=facts or {},
+        practised=practised or {},
         before=list(recordings[before].episodes()) if before else (),
         after=list(recordings[after].episodes()) if after else (),
         groups=shown,

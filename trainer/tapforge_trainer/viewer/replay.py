@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
@@ -136,6 +137,8 @@ class Replay:
     lossy: str = ""
     max_pairs: int = 16
     max_groups: int = 6
+    #: templates and tasks with what they came to, as summary.json has them (`tasks/figures.py`)
+    practised: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: nothing was trained: the groups are episodes that were played by hand
     played: bool = False
 
@@ -179,6 +182,7 @@ def replay_html(replay: Replay) -> str:
         absent=len(album.absent),
         lacks=replay.lacks,
         played=replay.played,
+        practised=replay.practised,
         lossy=replay.lossy,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
