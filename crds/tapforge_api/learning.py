@@ -45,6 +45,22 @@ class DynamicSampling(Spec):
     )
 
 
+class SuccessReplay(Spec):
+    """Successes of tasks that seldom succeed are learned from again, with the advantages of their groups. They may be
+    older than maxStaleness."""
+
+    share: Annotated[float, Field(gt=0, le=0.5)] = Field(
+        0.1, description="episodes that come again at most, over groupsPerUpdate x groupSize"
+    )
+    max_success: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.25, description="largest success rate of a group whose successes are kept"
+    )
+    groups: Annotated[int, Field(ge=1, le=65536)] = Field(
+        64, description="groups that are kept; beyond, the oldest ones go"
+    )
+    max_age: Positive = Field(20, description="policy versions after which a group comes no more")
+
+
 class Rollout(Spec):
     """How episodes are played."""
 
@@ -94,6 +110,9 @@ class Rollout(Spec):
         ),
     )
     dynamic_sampling: DynamicSampling = Field(DynamicSampling(), description="replacement of zero-variance groups")
+    replay: SuccessReplay | None = Field(
+        None, description="rare successes that are learned from again; without it each episode is learned from once"
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         compare("min_valid", "<=", "group_size", "no group could ever have that many valid episodes"),

@@ -123,6 +123,22 @@ class TrainingRunSpec(Spec):
             cel="!self.evaluation.judged || has(self.rewards.success)",
             holds=lambda o: not o.evaluation.judged or o.rewards.success is not None,
         ),
+        Rule(
+            message="rollout.replay must be left out with algorithm.loss.anchor old: what comes again is older than "
+            "the old policy, and only anchor behavior compares with the policies that sampled it",
+            cel="!has(self.rollout.replay) || self.algorithm.loss.anchor == 'behavior'",
+            holds=lambda o: o.rollout.replay is None or o.algorithm.loss.anchor == "behavior",
+        ),
+        Rule(
+            message="rollout.replay needs recording.frames all, recording.encoding png and no recording.maxGiB: the "
+            "screens of what comes again are read from the recording",
+            cel="!has(self.rollout.replay) || (self.recording.frames == 'all' && self.recording.encoding == 'png' && "
+            "!has(self.recording.maxGiB))",
+            holds=lambda o: (
+                o.rollout.replay is None
+                or (o.recording.frames, o.recording.encoding, o.recording.max_gib) == ("all", "png", None)
+            ),
+        ),
         *(_enough_slots(name) for name in ("pool", "own_pool")),
     )
 

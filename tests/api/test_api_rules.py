@@ -46,11 +46,13 @@ from tapforge_api.learning import (
     Placement,
     Rollout,
     Storage,
+    SuccessReplay,
     VolumeClaim,
     WarmStart,
 )
 from tapforge_api.model import Adapter, Lora, Model, ModelSource
 from tapforge_api.pool import EmulatorPoolSpec, External, Kvm, Recycle, Scaling, UpdateStrategy
+from tapforge_api.recording import Recording
 from tapforge_api.rewards import Rewards, RewardStream
 from tapforge_api.shapes import model_of
 from tapforge_api.template import Container, ContainerPort, PodSpec, PodTemplate, TemplateMetadata
@@ -81,7 +83,19 @@ def one_of(model: type[Spec], member: Any = "x") -> st.SearchStrategy[Spec]:
 @st.composite
 def run_specs(draw: st.DrawFn) -> Spec:
     spec = TrainingRunSpec()
-    rollout = spec.rollout.model_copy(update={"response_tokens": draw(small), "groups_per_update": draw(small)})
+    rollout = spec.rollout.model_copy(
+        update={
+            "response_tokens": draw(small),
+            "groups_per_update": draw(small),
+            "replay": draw(st.none() | st.just(SuccessReplay())),
+        }
+    )
+    recording = Recording(
+        frames=draw(st.sampled_from(["all", "none"])),
+        encoding=draw(st.sampled_from(["png", "webp"])),
+        max_gib=draw(st.sampled_from([None, 1.0])),
+    )
+    anchored = Algorithm(loss=Loss(anchor=draw(st.sampled_from(["old", "behavior"]))))
     learner = spec.learner.model_copy(update={"mini_batches": draw(small), "ranks": draw(small)})
     engine = spec.engine.model_copy(update={"replicas": draw(small), "tensor_parallel": draw(small)})
     placement = Placement(mode=draw(st.sampled_from(["apart", "colocated"])))
@@ -106,7 +120,7 @@ def run_specs(draw: st.DrawFn) -> Spec:
     evaluation = spec.evaluation.model_copy(update={"judged": draw(presence)})
     changed = {"rollout": rollout, "learner": learner, "model": model, "cluster": cluster, "environment": environment}
     changed |= {"rewards": rewards, "evaluation": evaluation}
-    changed |= {"engine": engine, "placement": placement}
+    changed |= {"engine": engine, "placement": placement, "recording": recording, "algorithm": anchored}
     return spec.model_copy(update=changed)
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from scripted import AGENT, TASKS, Demonstrator
 
 from tapforge_api import load
+from tapforge_envs.protocol import Outcome
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.algorithms import registry
 from tapforge_trainer.frames.handles import FramesLost
@@ -62,6 +63,8 @@ class Learner:
         self.samples: list[Any] = []
         #: updates that find an episode's frames lost, and the episodes
         self.loses, self.lost = 0, list[str]()
+        #: which sample's episode that is
+        self.loses_sample = 0
         self.during: Callable[[], Awaitable[None]] = _nothing
 
     async def update(self, samples: Any, frames: Any, settings: Any, version: int) -> dict[str, Any]:
@@ -72,7 +75,7 @@ class Learner:
         self.samples.append(samples)
         if self.loses:
             self.loses -= 1
-            self.lost.append(samples[0].episode)
+            self.lost.append(samples[self.loses_sample].episode)
             raise FramesLost(self.lost)
         self.updates.append((len(samples), version, settings.seed))
         return {"kl_age_0": 0.01}
@@ -192,6 +195,55 @@ async def test_what_tasks_came_to_is_remembered_over_sessions(tmp_path: Path) ->
     assert played <= attempts <= played + 16, "plus what the first session played of groups that the second dropped"
     assert table["tasks_known"] <= 6 and table["paused"] == events[-1]["tasks"]["paused"] > 0
     assert all(event["staleness"]["max"] <= 1 for event in events)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+async def test_rare_successes_come_again_also_after_a_restart(tmp_path: Path, lost: int) -> None:
+    """The learner looks whether their frames are there: those of the first session are in the recording alone."""
+    options = ("algorithm.loss.anchor=behavior", "rollout.replay={share: 0.5, maxSuccess: 0.75}")
+    async with _parts(tmp_path, *options) as context:
+        await reinforce(context, Progress())
+        first: Any = context.policy
+    _, state = first.saved[-1]
+    state = json.loads(json.dumps(state))
+    assert state["replay"], "as a checkpoint keeps it"
+    async with _parts(tmp_path, *options, "stop.maxUpdates=5") as context:
+        second: Any = context.policy
+        second.learner.loses = lost
+        await reinforce(context, Progress.of(state))
+    recorded = {episode.id: episode for episode in Recording(tmp_path / ROLLOUT).episodes()}
+    seen: set[str] = set()
+    events = [event for event in read_events(tmp_path) if event["event"] == "update"]
+    for event, samples in zip(events, [*first.learner.samples, *second.learner.samples[lost:]], strict=True):
+        again = {sample.episode for sample in samples} & seen
+        assert len(again) == event["replay"]["episodes"] <= 8
+        assert {recorded[name].outcome for name in again} <= {Outcome.SUCCESS}
+        share = sum(sample.episode in again for sample in samples) / len(samples)
+        assert event["replay"]["share"] == pytest.approx(share)
+        seen |= {sample.episode for sample in samples}
+    assert events[0]["replay"]["episodes"] == 0 < events[1]["replay"]["episodes"]
+    kept_then = {name for kept in state["replay"] for name in kept["episodes"]}
+    later = {sample.episode for sample in second.learner.samples[lost]}
+    assert lost or later & kept_then, "of the first session"
+    assert events[1]["replay"]["age_mean"] >= 1
+
+
+async def test_a_success_whose_frames_are_lost_does_not_come_again(tmp_path: Path) -> None:
+    options = ("algorithm.loss.anchor=behavior", "rollout.replay={share: 0.5, maxSuccess: 0.75}")
+    async with _parts(tmp_path, *options) as context:
+        policy: Any = context.policy
+        policy.learner.loses_sample = -1  # what comes again follows on the batch
+
+        async def lose() -> None:
+            policy.learner.loses = int(len(policy.learner.updates) == 1 and not policy.learner.lost)
+
+        policy.learner.during = lose
+        await reinforce(context, Progress())
+        (lost,) = policy.learner.lost
+        assert [version for _, version, _ in policy.learner.updates] == [0, 1, 2]
+        first, failed, *later = ({sample.episode for sample in samples} for samples in policy.learner.samples)
+        assert lost in first & failed and not any(lost in episodes for episodes in later)
+        assert len(later) == 2, "the batch was whole, and came again at once"
 
 
 async def test_what_an_estimator_does_wrong_is_said_with_the_update(tmp_path: Path, monkeypatch: Any) -> None:

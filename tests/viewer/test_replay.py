@@ -186,7 +186,15 @@ def test_what_tasks_came_to_is_a_table():
     row = {"success": 0.5, "interval": [0.25, 0.75], "attempts": 8, "recent": None, "age": 3}
     practised = {"templates": {"open": row}, "tasks": {EVIL: row | {"pauses_until": 9}}, "tasks_known": 2}
     page = Page(replay_html(Replay("a run", get, practised=practised)))
-    for words in ("What was practised", "open", "50 %", "25-75", "pauses until update 9", EVIL, "1 tasks, those with most"):
+    for words in (
+        "What was practised",
+        "open",
+        "50 %",
+        "25-75",
+        "pauses until update 9",
+        EVIL,
+        "1 task, those with most",
+    ):
         assert words in page.text
     assert "What was practised" not in Page(replay_html(Replay("a run", get))).text
 

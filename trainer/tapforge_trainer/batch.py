@@ -21,7 +21,7 @@ Rules:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,6 +195,12 @@ def build_batch(groups: Sequence[GroupRecord], rules: BatchRules) -> Batch:
     )
     statistics = _statistics(ordered, compared, int((~varied).sum()), samples, advantages)
     return Batch(samples, credits, statistics)
+
+
+def replayed_samples(group: GroupRecord, episodes: Collection[str], rules: BatchRules) -> tuple[Sample, ...]:
+    """Samples of these episodes of a group, with the advantages that they have among all of it. Estimators that compare
+    with a whole batch compare with the group alone here."""
+    return tuple(sample for sample in build_batch([group], rules).samples if sample.episode in episodes)
 
 
 def batches_of(groups: Sequence[GroupRecord], per_update: int) -> list[Sequence[GroupRecord]]:

@@ -22,17 +22,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .batch import BatchRules, build_batch
+from .batch import BatchRules, build_batch, replayed_samples
 from .frames.handles import BatchFrames, FramesLost
 from .judges.drift import Drift
 from .learner.checkpoint_storage import FencedOut
 from .recording.frames import RecordedFrames
 from .recording.reader import FRAMES
-from .records import GroupRecord, Sampling
+from .records import GroupRecord, Sample, Sampling
 from .rewards.agreement import agreement, pairs_of
+from .rollout.group import Resumed
 from .rollout.rewarding import RewardCounts
 from .rollout.scheduler import RolloutError, Scheduler
 from .rollout.stall import StallMonitor
+from .rollout.success_replay import Replayed, ReplayLimits, SuccessReplay
 from .run import assembly
 from .run.context import RunContext
 from .run.evaluation import measure
@@ -41,7 +43,7 @@ from .run.shutdown import Interrupted, unless_stopped
 from .tasks.figures import figures_of_update
 from .tasks.selection import task_source
 from .tasks.source import TaskSource
-from .telemetry.progress import Counters, Progress, Saved, kept, needed_episodes, resumed
+from .telemetry.progress import Counters, Progress, Saved, kept, needed_episodes, replayable, resumed
 
 if TYPE_CHECKING:
     from tapforge_api.learning import Checkpoints
@@ -72,18 +74,21 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
             groups = await unless_stopped(context.stop, scheduler.next_batch())
             started = time.monotonic()
             metrics: dict[str, Any] = {"seconds_rollout_wait": started - waiting, "seconds_checkpoint": rollout.saving}
+            replayed = rollout.replay.draw(progress.update + 1, len(groups) * spec.rollout.group_size)
             try:
                 batch = await asyncio.to_thread(build_batch, groups, rules)
+                again = await asyncio.to_thread(_learned_again, replayed, rules)
             except ValueError as error:
                 raise ValueError(f"update {progress.update + 1}: {error}") from error
             building = time.monotonic() - started
             progress.update += 1
-            if batch.samples:
+            if samples := (*batch.samples, *again):
                 settings = assembly.update_settings(context.run, progress.update - 1)
-                frames = BatchFrames(scheduler.frames(groups), rollout.recorded)
+                held = scheduler.frames([*groups, *(one.group for one in replayed)])
+                frames = BatchFrames(held, rollout.recorded)
                 try:
                     async with rollout.learning() as learner:
-                        metrics |= await learner.update(batch.samples, frames, settings, progress.version)
+                        metrics |= await learner.update(samples, frames, settings, progress.version)
                         progress.version += 1
                 except FramesLost as lost:
                     rollout.put_back(groups, lost)
@@ -93,7 +98,10 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
                 metrics |= await rollout.sync()
             practised = figures_of_update(rollout.tasks.learned(progress.update, groups), rollout.tasks.memory)
             practised["staleness"] = staleness(groups, scheduler.buffer.version)
-            scheduler.set_version(progress.version)
+            if spec.rollout.replay is not None:
+                practised["replay"] = replay_figures(replayed, len(again), len(samples), scheduler.buffer.version)
+                rollout.replay.keep(groups, progress.version)
+            scheduler.set_version(progress.version, rollout.replay.holds)
             scheduler.resume()
             stats = scheduler.stats()
             attempts = rollout.counters.update(stats)
@@ -111,6 +119,21 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
             if every and progress.update % every == 0 and not context.finished(progress):
                 async with rollout.paused():
                     await measure(context, f"update-{progress.update}", progress)
+
+
+def _learned_again(replayed: Sequence[Replayed], rules: BatchRules) -> list[Sample]:
+    return [sample for one in replayed for sample in replayed_samples(one.group, one.episodes, rules)]
+
+
+def replay_figures(replayed: Sequence[Replayed], again: int, samples: int, version: int) -> dict[str, float | None]:
+    """`again` of the update's `samples` were replayed. `age_mean`: policy versions, over episodes."""
+    ages = [version - one.group.version for one in replayed for _ in one.episodes]
+    return {
+        "groups": len(replayed),
+        "episodes": len(ages),
+        "share": again / samples if samples else None,
+        "age_mean": sum(ages) / len(ages) if ages else None,
+    }
 
 
 def staleness(groups: Sequence[GroupRecord], version: int) -> dict[str, float]:
@@ -178,6 +201,7 @@ class _Rollout:
     recorded: Path
     counters: Counters
     stalls: StallMonitor
+    replay: SuccessReplay
     #: the last update with a checkpoint of this session
     saved: int | None = None
     #: the weights may be those of half an update
@@ -212,6 +236,7 @@ class _Rollout:
         self.progress.update -= 1
         self.put_backs += 1
         self.scheduler.put_back(groups, lost.episodes)
+        self.replay.discard(lost.episodes)
         if self.put_backs > _PUT_BACKS:
             raise lost
         self.context.telemetry.note(f"update {self.progress.update + 1} waits: {lost}")
@@ -266,6 +291,7 @@ class _Rollout:
         progress.unfinished, progress.next_order = kept(buffer.unfinished()), buffer.next_order
         progress.tasks, progress.practice = self.tasks.state, self.tasks.practice
         progress.quarantined = dict(self.tasks.quarantined)
+        progress.replay = kept([Resumed(one.order, one.task, one.version, one.episodes) for one in self.replay.groups])
         self.saved_at = started = time.monotonic()
         await save(self.context, progress, wait=wait)
         self.saved, self.saving = progress.update, time.monotonic() - started
@@ -318,7 +344,13 @@ async def _rollout(context: RunContext, progress: Progress) -> AsyncIterator[_Ro
         recorded=lambda episode: RecordedFrames(recorded, episode.frames),
         frame_budget=context.rollout_setup.frame_budget,
     )
-    rollout = _Rollout(context, progress, scheduler, tasks, recorded, Counters(progress), StallMonitor())
+    limits = spec.rollout.replay
+    replay = SuccessReplay(
+        None if limits is None else ReplayLimits(**limits.model_dump(by_alias=False)),
+        spec.seed,
+        replayable(progress, folder),
+    )
+    rollout = _Rollout(context, progress, scheduler, tasks, recorded, Counters(progress), StallMonitor(), replay)
     try:
         with suppress(Interrupted):
             yield rollout

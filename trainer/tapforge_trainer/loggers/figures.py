@@ -45,6 +45,10 @@ FIGURES: Final[Mapping[str, str]] = {
     "tasks/pausing": "of which pause now",
     "tasks/paused": "pauses that began so far",
     "tasks/retried": "tasks that were tried again after a pause so far",
+    "replay/groups": "groups of which the update learned again",
+    "replay/episodes": "successful episodes of theirs",
+    "replay/share": "of the update's samples",
+    "replay/age_mean": "policy versions since their groups began, over episodes",
     "alarms/active": "alarms that have not cleared",
     "alarms/*": "1: the alarm of that name has not cleared",
     "batch/groups": "groups of the update",
@@ -190,8 +194,8 @@ def _update(event: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield from ((f"rollout/staleness_{part}", versions) for part, versions in value.items())
             case "templates":
                 yield from ((f"template/{t}/{part}", v) for t, parts in value.items() for part, v in parts.items())
-            case "tasks":
-                yield from ((f"tasks/{part}", count) for part, count in value.items())
+            case "tasks" | "replay":
+                yield from ((f"{name}/{part}", count) for part, count in value.items())
             case "alarms":
                 yield "alarms/active", len(value)
                 yield from ((f"alarms/{alarm}", 1) for alarm in value)

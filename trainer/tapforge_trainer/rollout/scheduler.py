@@ -140,10 +140,10 @@ class Scheduler:
         self._frames.forget([group.id for group in groups], lost)
         self._pump()
 
-    def set_version(self, version: int) -> None:
-        """The update is over, and the engines have the weights of this version."""
+    def set_version(self, version: int, again: Callable[[str], bool] = lambda group: False) -> None:
+        """The update is over, and the engines have its weights. `again`: further groups whose frames are kept."""
         self._buffer.set_version(version)
-        self._frames.keep(self._buffer.holds)
+        self._frames.keep(lambda group: self._buffer.holds(group) or again(group))
         self._pump()
 
     async def run_fixed(

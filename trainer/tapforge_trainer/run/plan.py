@@ -16,6 +16,7 @@ from typing import Literal
 
 from tapforge_api import TrainingRun
 from tapforge_api.environment import EnvironmentSource
+from tapforge_api.learning import Rollout
 from tapforge_api.model import ModelSource
 from tapforge_api.training_run import TrainingRunSpec
 
@@ -55,6 +56,8 @@ class Plan:
     groups_per_update: int
     group_size: int
     episodes_per_update: int
+    #: what is learned from again
+    replay: str | None
     #: groups accepted or running at any moment: what the staleness bound allows
     groups_in_flight: int
     optimizer_steps_per_update: int
@@ -124,6 +127,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         groups_per_update=rollout.groups_per_update,
         group_size=rollout.group_size,
         episodes_per_update=per_update,
+        replay=_replay(rollout),
         groups_in_flight=(rollout.max_staleness + 1) * rollout.groups_per_update,
         optimizer_steps_per_update=learner.mini_batches,
         max_staleness=rollout.max_staleness,
@@ -197,6 +201,17 @@ def _practised(run: TrainingRun) -> str:
     which = f", templates {', '.join(tasks.templates)}" if tasks.templates else ""
     most = f", at most {tasks.max_tasks} tasks" if tasks.max_tasks else ""
     return (f"the tasks in {tasks.file}" if tasks.file else f"suite {tasks.suite}, split {tasks.split}") + which + most
+
+
+def _replay(rollout: Rollout) -> str | None:
+    rule = rollout.replay
+    if rule is None:
+        return None
+    most = int(rule.share * rollout.groups_per_update * rollout.group_size)
+    return (
+        f"up to {most:,} successful episodes per update come again, of groups in which at most {rule.max_success:.0%} "
+        f"succeeded, up to {_count(rule.max_age, 'version')} old; {rule.groups:,} groups are kept"
+    )
 
 
 def _evaluated(run: TrainingRun, tasks: int) -> str:
@@ -305,6 +320,7 @@ def render(p: Plan) -> str:
         "warm start": f"{p.warm_start_answers:,} demonstrated answers" if p.warm_start_answers else "none",
         "update": f"{p.groups_per_update:,} groups x {p.group_size:,} = {p.episodes_per_update:,} episodes, one sample "
         f"per step, {_count(p.optimizer_steps_per_update, 'optimizer step')}",
+        **({"replay": p.replay} if p.replay else {}),
         "staleness": f"at most {_count(p.max_staleness, 'version')}: up to {p.groups_in_flight:,} groups in flight; "
         f"old log-probabilities from the {p.old_logprobs}; new weights arrive {arrive}",
         "rewards": p.rewards,

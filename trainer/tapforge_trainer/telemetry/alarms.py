@@ -25,6 +25,7 @@ Where 90 % of all attempts succeed, little entropy and uniform groups are what a
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,9 @@ class UpdateFigures:
         learner = event.get("learner") or {}
         groups = event.get("groups", 0) - event.get("groups_dropped", 0)
         ages = {name.removeprefix("kl_age_"): kl for name, kl in learner.items() if name.startswith("kl_age_")}
-        older = {age: learner.get(f"tokens_age_{age}", 0.0) for age in ages if age != "0"}
+        # Older than any group of the batch is only what is replayed on purpose.
+        oldest = (event.get("staleness") or {}).get("max", math.inf)
+        older = {age: learner.get(f"tokens_age_{age}", 0.0) for age in ages if 0 < int(age) <= oldest}
         clips = [learner[name] for name in ("clip_fraction_low", "clip_fraction_high") if name in learner]
         return UpdateFigures(
             update=event["update"],

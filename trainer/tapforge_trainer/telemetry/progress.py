@@ -20,6 +20,7 @@ from tapforge_api.reading import read_record
 from tapforge_envs.protocol import Task
 
 from ..recording.reader import Recording
+from ..records import GroupRecord
 from ..rollout.group import Resumed
 from ..rollout.stats import RolloutStats, by_length, rate_of
 from ..storage.object_storage import is_uri
@@ -63,6 +64,8 @@ class Progress:
     #: sessions that played for this run: groups that are played again after a crash get other names
     starts: int = 0
     unfinished: list[dict[str, Any]] = field(default_factory=list)
+    #: groups whose successes may be learned from again, as those
+    replay: list[dict[str, Any]] = field(default_factory=list)
     quarantined: dict[str, str] = field(default_factory=dict)
     #: the run's file, as far as it says something
     spec: dict[str, Any] = field(default_factory=dict)
@@ -208,19 +211,33 @@ def resumed(progress: Progress, rollout: Path) -> list[Resumed]:
     """The groups under way at the last checkpoint, with those of their episodes that are in the recording with all
     their frames, as the model saw them. The others are played again. One that awaited its rewards may have them by
     now."""
-    if not progress.unfinished:
+    return _recorded(progress.unfinished, rollout, "they are played again")
+
+
+def replayable(progress: Progress, rollout: Path) -> list[GroupRecord]:
+    """The groups whose successes might be learned from again at the last checkpoint, as far as all their episodes are
+    in the recording."""
+    found = _recorded(progress.replay, rollout, "they are not learned from again")
+    whole = [
+        one for one, kept in zip(found, progress.replay, strict=True) if len(one.episodes) == len(kept["episodes"])
+    ]
+    return [GroupRecord(g.episodes[0].group, g.order, g.task, g.version, g.episodes) for g in whole]
+
+
+def _recorded(groups: Sequence[Mapping[str, Any]], rollout: Path, otherwise: str) -> list[Resumed]:
+    if not groups:
         return []
-    named = [(*group["episodes"], *group.get("awaiting", ())) for group in progress.unfinished]
+    named = [(*group["episodes"], *group.get("awaiting", ())) for group in groups]
     wanted = {name for names in named for name in names}
     # A run that was warm-started from another run's checkpoint has none of that run's episodes.
     recording = Recording(rollout)
     found = {name: episode for name, episode in recording.find(wanted).items() if recording.is_complete(episode)}
     if lost := len(wanted) - len(found):
-        log.info("%d finished episodes of groups under way were not recorded whole: they are played again", lost)
-    groups = []
-    for group, names in zip(progress.unfinished, named, strict=True):
+        log.info("%d finished episodes were not recorded whole: %s", lost, otherwise)
+    kept = []
+    for group, names in zip(groups, named, strict=True):
         there = [found[name] for name in names if name in found]
-        groups.append(
+        kept.append(
             Resumed(
                 group["order"],
                 read_record(Task, group["task"]),
@@ -229,4 +246,4 @@ def resumed(progress: Progress, rollout: Path) -> list[Resumed]:
                 tuple(episode for episode in there if episode.awaits_rewards),
             )
         )
-    return groups
+    return kept
