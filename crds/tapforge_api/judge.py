@@ -114,6 +114,14 @@ class JudgeSpec(Spec):
         300.0, description="longest wait for a verdict, with all retries; then it is missing"
     )
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="models and cascade must have different names: records name a vote by its model's",
+            cel="self.models.all(m, !self.cascade.exists(c, c.name == m.name))",
+            holds=lambda o: not {model.name for model in o.models} & {model.name for model in o.cascade},
+        ),
+    )
+
 
 class JudgeBudget(Spec):
     """What all judges of a run may use together; a part that is left out is not limited."""

@@ -312,6 +312,8 @@ async def test_several_models_ties_and_a_cascade() -> None:
             assert [(vote.model, vote.cascade) for vote in verdict.votes][-1] == ("dear", True)
         assert judge.usage.cascaded == 6 and judge.usage.requests == 18 and judge.usage.money > 0
         await judge.close()
+        with pytest.raises(ValidationError, match="models and cascade must have different names"):
+            JudgeSpec.model_validate({**told, "cascade": [{**cascade[0], "name": "bad"}]})
         sure = judge_of(JudgeSpec.model_validate({**told, "models": models[:1], "cascade": cascade}), "task")
         assert (await sure.task(EPISODE)).model == "good" and sure.usage.cascaded == 0
         await sure.close()
