@@ -70,6 +70,17 @@ async def test_an_endpoint_that_is_away_or_slow_ends_at_the_deadline() -> None:
         assert "no usable answer before the deadline" in await missing(url, deadlineSeconds=0.3)
 
 
+async def test_equal_questions_end_at_their_own_deadline() -> None:
+    server = JudgeServer("simulated-phone", faults=Faults(slow=30))
+    async with serving(server) as url:
+        judge = judge_of(spec(url, deadlineSeconds=1.0), "task")
+        same = [Trajectory(replace(EPISODE.episode, id=name), EPISODE.screens) for name in "abc"]
+        found = await asyncio.gather(*map(judge.task, same), return_exceptions=True)
+        assert all(isinstance(one, VerdictMissing) for one in found)
+        assert judge.usage.missing == 3 and server.requests == 1
+        await judge.close()
+
+
 async def test_faults_that_pass_are_asked_again() -> None:
     for faults in (Faults(status=503, first=2), Faults(html=True, first=2), Faults(status=429, retry_after=1, first=1)):
         server = JudgeServer("simulated-phone", faults=faults)

@@ -118,8 +118,18 @@ class Judge:
     async def _verdict(self, question: Question, episode: str, step: int | None) -> Verdict:
         content = _digest(self._judge, question.digest)
         key = _digest(content, episode, step)
+        where = f"episode {episode}" + ("" if step is None else f" step {step + 1}")
+        deadline = asyncio.get_running_loop().time() + self.spec.deadline_seconds
         lock = self._asking.setdefault(content, asyncio.Lock())
-        async with lock:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await lock.acquire()
+        except TimeoutError as error:
+            self.usage.missing += 1
+            raise VerdictMissing(
+                f"{where} has no verdict: the same question of another one has no answer yet"
+            ) from error
+        try:
             found = self._journal.get(key) if self._journal is not None else None
             if found is None:
                 found = self._cache.get(content)
@@ -127,17 +137,17 @@ class Judge:
                 verdict = found.from_cache()
                 self.usage.cached += 1
             else:
-                where = f"episode {episode}" + ("" if step is None else f" step {step + 1}")
-                verdict = await self._asked(question, where)
+                verdict = await self._asked(question, where, deadline)
             self.usage.verdicts += 1
             self._cache.put(content, verdict)
             if self._journal is not None:
                 self._journal.put(key, content, verdict, episode, step)
             return verdict
+        finally:
+            lock.release()
 
-    async def _asked(self, question: Question, where: str) -> Verdict:
+    async def _asked(self, question: Question, where: str, deadline: float) -> Verdict:
         began = time.monotonic()
-        deadline = asyncio.get_running_loop().time() + self.spec.deadline_seconds
         poll = await self._poll(self._panels[0], question, deadline, cascade=False)
         votes, usage = poll.votes, poll.usage
         if len(self._panels) > 1 and not agree([vote.value for vote in votes]):
