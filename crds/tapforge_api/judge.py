@@ -72,7 +72,7 @@ class JudgeModel(Spec):
         ),
         Rule(
             message="url must have neither a user nor a query: name the endpoint's key in apiKey",
-            cel="!self.url.contains('@') && !self.url.contains('?')",
+            cel="!self.url.matches('[@?]')",
             holds=lambda o: "@" not in o.url and "?" not in o.url,
         ),
     )

@@ -47,7 +47,7 @@ def rewarder(judge: Scripted, *streams, pauses: list | None = None, **more) -> R
             pauses.append(seconds)
 
     rewards = Rewards.model_validate({"streams": list(streams), **more})
-    return Rewarder(rewards, lambda spec, kind: judge, sleep)
+    return Rewarder(rewards, 1, lambda spec, kind: judge, sleep)
 
 
 def rewards_of(asks: Rewarder, episode):

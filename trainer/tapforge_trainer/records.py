@@ -115,7 +115,7 @@ class EpisodeRewards:
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: why an outcome is missing, or a verdict of a step
     message: str = ""
-    #: requests, prompt_tokens, answer_tokens, seconds, cached, missing: of all streams together
+    #: verdicts, votes, prompt_tokens, answer_tokens, seconds, cached, missing: of all streams together
     usage: Mapping[str, float] = field(default_factory=dict)
 
 

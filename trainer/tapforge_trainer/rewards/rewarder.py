@@ -23,7 +23,7 @@ from tapforge_api.rewards import Rewards, RewardStream
 from tapforge_envs.protocol import Outcome, Reason
 
 from ..frames.frame import FittedFrame
-from ..judges.judge import Judge, Kind, judge_of
+from ..judges.judge import Judge, Kind, divided, judge_of
 from ..judges.verdicts import Trajectory, Verdict, VerdictMissing
 from ..records import EpisodeRecord, EpisodeRewards
 from .registry import Reward, reward_of
@@ -51,16 +51,20 @@ class Rewarder:
     def __init__(
         self,
         rewards: Rewards,
+        processes: int = 1,
         make_judge: Callable[[JudgeSpec, Kind], Judge] = judge_of,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
-        """Raises ValueError, TypeError and UnknownName for what can't be asked."""
+        """`processes`: that ask the same endpoints. Raises ValueError, TypeError and UnknownName for what can't be
+        asked."""
         self._spec, self._sleep = rewards, sleep
         self._judges: dict[str, Judge] = {}
         self._rewards: dict[str, Reward] = {}
         for stream in rewards.asked:
             if stream.judge is not None:
-                self._judges[stream.name] = make_judge(stream.judge, "task" if stream.kind == "judge" else "step")
+                self._judges[stream.name] = make_judge(
+                    divided(stream.judge, processes), "task" if stream.kind == "judge" else "step"
+                )
             else:
                 self._rewards[stream.name] = reward_of(stream)
 
@@ -150,7 +154,7 @@ class Rewarder:
                 await self._sleep(pause)
                 continue
             usage["verdicts"] += 1
-            usage["requests"] += 0 if verdict.cached else len(verdict.votes)
+            usage["votes"] += 0 if verdict.cached else len(verdict.votes)
             usage["cached"] += verdict.cached
             usage["unreadable"] += verdict.unreadable
             usage["prompt_tokens"] += verdict.prompt_tokens

@@ -39,7 +39,7 @@ from .folder import EVALUATION, ROLLOUT
 CALIBRATION: Final = "calibration"
 REPORT: Final = "calibration.json"
 #: reasons after which a judge is asked
-_ASKED: Final = (Reason.DONE, Reason.DECLARED_INFEASIBLE)
+_ASKED: Final = (Reason.DONE, Reason.DECLARED_INFEASIBLE, Reason.VERDICT_MISSING)
 _VERIFIED: Final = (Outcome.SUCCESS, Outcome.FAILURE)
 #: episodes that are judged between two writes of the journal
 _CHUNK: Final = 64

@@ -15,9 +15,10 @@ from ..rewards.rewarder import Rewarder
 from ..rewards.streams import stream_rules
 
 
-def rewarder_of(run: TrainingRun) -> Rewarder | None:
-    """What asks for the rewards of episodes; None: all are computed from records."""
-    return Rewarder(run.spec.rewards) if run.spec.rewards.asked else None
+def rewarder_of(run: TrainingRun, processes: int = 1) -> Rewarder | None:
+    """What asks for the rewards of episodes; None: all are computed from records. `processes`: how many share what an
+    endpoint may be asked at once."""
+    return Rewarder(run.spec.rewards, processes=processes) if run.spec.rewards.asked else None
 
 
 def reward_errors(run: TrainingRun) -> list[str]:

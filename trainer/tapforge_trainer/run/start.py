@@ -169,7 +169,7 @@ def _rollouts(run: TrainingRun, source: ModelRef, model: Path, device: Device, *
         make_agent, seconds = partial(assembly.agent_on_node, run, source), run.spec.deadlines.start_seconds
         # Counted by Ray where Pods are made for it; on one machine engines and ranks would wait for what workers hold.
         cpus = 1 if device != "cpu" and in_cluster() else 0
-        asks = partial(rewarder_of, run)
+        asks = partial(rewarder_of, run, workers)
         player = RemotePlayers(
             lambda _: start_rollout_actor(make_agent, seconds, cpus=cpus, make_rewarder=asks), workers
         )
