@@ -205,6 +205,12 @@ corrections = st.builds(
     st.sampled_from([None, IcePop()]),
     st.sampled_from([None, OffPolicyMask(), OffPolicyMask(against="old")]),
 )
+
+
+def judge_named(name: str) -> JudgeModel:
+    return JudgeModel(name=name, url="http://a:1/v1", model="m")
+
+
 streams = st.builds(
     lambda a, b, c: unchecked(RewardStream, name=a, reward=b, judge=c),
     st.sampled_from(["judge", "outcome", "mine"]),
@@ -262,9 +268,15 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
     WarmStart: st.builds(lambda a, b: unchecked(WarmStart, steps=a, warmup_steps=b), small, small),
     ApiKey: one_of(ApiKey),
     JudgeModel: st.builds(
-        lambda a, b: unchecked(JudgeModel, url="http://a", model="m", samples=a, temperature=b),
+        lambda a, b, c: unchecked(JudgeModel, url=c, model="m", samples=a, temperature=b),
         st.sampled_from([1, 2]),
         st.sampled_from([0.0, 0.5]),
+        st.sampled_from(["http://a:1/v1", "http://me@a:1/v1", "http://a:1/v1?key=1"]),
+    ),
+    JudgeSpec: st.builds(
+        lambda a, b: unchecked(JudgeSpec, models=(judge_named(a),), cascade=tuple(map(judge_named, b))),
+        st.sampled_from(["judge", "dear"]),
+        st.lists(st.sampled_from(["dear", "other"]), max_size=2),
     ),
     RewardStream: streams,
     Rewards: st.builds(
