@@ -262,6 +262,14 @@ def test_what_a_crash_costs_is_a_plain_number(seconds: int, words: str) -> None:
     assert words in render(plan(run(f"checkpoints.everySeconds={seconds}")))
 
 
+def test_what_comes_again_is_in_the_plan() -> None:
+    again = ("rollout.replay={share: 0.2}", "algorithm.loss.anchor=behavior")
+    assert "replay      up to 25 successful episodes per update come again, of groups in which" in render(
+        plan(run(*again))
+    )
+    assert "replay  " not in render(plan(run()))
+
+
 def test_the_whole_text() -> None:
     text = render(
         plan(run("warmStart={}", "stop={maxUpdates: 1, maxSeconds: 90, targetSuccess: 0.9}", "tasks.templates=[a]"))

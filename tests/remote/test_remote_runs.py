@@ -220,10 +220,16 @@ def test_without_a_driver_in_reach_the_status_is_shown() -> None:
 
 def test_with_the_drivers_events_the_view_is_that_of_a_run_on_a_laptop() -> None:
     measured = {"event": "evaluation", "name": "before", "mode": "greedy", "success": 0.25}
-    events = [measured, {"event": "note", "text": "the disk is slow"}, UPDATE]
+    alarm = {"event": "alarm", "update": 4, "alarm": "capped", "text": "update 4: 50% of the tokens are capped"}
+    events = [measured, {"event": "note", "text": "the disk is slow"}, UPDATE, alarm]
     done = _status(4, "Complete", complete=True)
     _, text = _watched(Source(_status(4), done, events=events))
-    assert "valid actions 93.0 %" in text and "the disk is slow" in text and "before: greedy 25.0 %" in text
+    assert (
+        "valid actions 93.0 %" in text
+        and "the disk is slow" in text
+        and alarm["text"] in text
+        and "before: greedy 25.0 %" in text
+    )
     _, drawn = _watched(Source(_status(4), done, events=events), terminal=True)
     for words in ("4/9", "123 (2 invalid)", "1 of 4", "777", "75.0 %", "greedy 25.0 %", "Complete"):
         assert words in drawn, words

@@ -54,6 +54,9 @@ def test_the_summary_is_complete_and_adds_up(trained: Run) -> None:
     assert set(summary["baselines"]) == {"random", "always_infeasible"}
     assert all(baseline["episodes"] == EPISODES for baseline in summary["baselines"].values())
     assert "test" in summary["held_out"]["held_out"]
+    practised = summary["practised"]["templates"].values()
+    assert sum(row["attempts"] for row in practised) == UPDATES * GROUPS * MEMBERS
+    assert trained.events("alarm") == []
 
 
 def test_every_update_says_where_its_time_went_and_the_summary_adds_it_up(trained: Run) -> None:

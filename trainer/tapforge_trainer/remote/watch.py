@@ -113,7 +113,7 @@ class _Screen:
                     self._detailed = True
                     self._view.updated(event)
                     self._line(update_line(self._view))
-                case "note":
+                case "note" | "alarm" | "alarm_cleared":
                     self.note(event["text"])
                 case "evaluation" if event["name"] in self._measured and event["success"] is not None:
                     found = self._measured[event["name"]]

@@ -22,7 +22,7 @@ from tapforge_envs.protocol import Outcome, Task
 from ..records import GroupRecord
 
 #: tasks that are remembered; of suites without an end the least recent ones are forgotten
-MAX_TASKS = 20_000
+MAX_TASKS = 10_000
 #: attempts that the guess before any result counts as: two, as with Laplace's rule
 _PRIOR = 2.0
 #: valid episodes without which a group says nothing of whether a task always fails
