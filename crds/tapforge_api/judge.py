@@ -117,7 +117,7 @@ class JudgeSpec(Spec):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             message="models and cascade must have different names: records name a vote by its model's",
-            cel="self.models.all(m, !self.cascade.exists(c, c.name == m.name))",
+            cel="self.models.all(m, self.cascade.all(c, c.name != m.name))",
             holds=lambda o: not {model.name for model in o.models} & {model.name for model in o.cascade},
         ),
     )
