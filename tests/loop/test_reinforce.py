@@ -243,7 +243,8 @@ async def test_a_success_whose_frames_are_lost_does_not_come_again(tmp_path: Pat
         assert [version for _, version, _ in policy.learner.updates] == [0, 1, 2]
         first, failed, *later = ({sample.episode for sample in samples} for samples in policy.learner.samples)
         assert lost in first & failed and not any(lost in episodes for episodes in later)
-        assert len(later) == 2, "the batch was whole, and came again at once"
+        assert later[0] == failed - first, "the batch was whole, and came again at once, alone"
+        assert len(later) == 2 and later[1] & first
 
 
 async def test_what_an_estimator_does_wrong_is_said_with_the_update(tmp_path: Path, monkeypatch: Any) -> None:

@@ -17,6 +17,16 @@ def test_handles_are_held_by_group_until_it_is_over():
     assert held.of(["a", "b"]) == {"b.0": "z"} and held.bytes == 5
 
 
+def test_of_what_may_be_learned_from_again_the_episodes_are_held_alone():
+    held = HeldFrames(FrameBudget())
+    for episode, size in (("a.0", 3), ("a.1", 4)):
+        held.put("a", episode, f"frames of {episode}", size)
+    held.keep(lambda group: False, {"a.1"})
+    assert held.of(["a"]) == {"a.1": "frames of a.1"} and held.bytes == 4
+    held.keep(lambda group: False, {"a.0"})
+    assert held.of(["a"]) == {} and held.bytes == 0
+
+
 def test_without_a_bound_there_is_always_room():
     held = HeldFrames(FrameBudget())
     held.put("a", "a.0", "x", 10**15)

@@ -101,7 +101,7 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
             if spec.rollout.replay is not None:
                 practised["replay"] = replay_figures(replayed, len(again), len(samples), scheduler.buffer.version)
                 rollout.replay.keep(groups, progress.version)
-            scheduler.set_version(progress.version, rollout.replay.holds)
+            scheduler.set_version(progress.version, rollout.replay.episodes)
             scheduler.resume()
             stats = scheduler.stats()
             attempts = rollout.counters.update(stats)
@@ -231,12 +231,12 @@ class _Rollout:
         self.mid_update, self.put_backs = False, 0
 
     def put_back(self, groups: Sequence[GroupRecord], lost: FramesLost) -> None:
-        """The batch comes again when the episodes whose frames are lost have been played again. Raises `lost` when that
-        doesn't help."""
+        """The batch comes again when the episodes whose frames are lost have been played again, without successes of
+        earlier ones. Raises `lost` when that doesn't help."""
+        self.replay.discard(lost.episodes, self.progress.update)
         self.progress.update -= 1
         self.put_backs += 1
         self.scheduler.put_back(groups, lost.episodes)
-        self.replay.discard(lost.episodes)
         if self.put_backs > _PUT_BACKS:
             raise lost
         self.context.telemetry.note(f"update {self.progress.update + 1} waits: {lost}")

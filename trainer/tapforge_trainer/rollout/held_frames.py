@@ -1,6 +1,7 @@
 """The frames of episodes that no update has used yet, as handles, and whether more of them fit. Pure.
 
-- A handle is held from the end of its episode until the version that follows from its update.
+- A handle is held from the end of its episode until the version that follows from its update; of an episode that may
+  be learned from again, as long as it may.
 - What is held and what the episodes under way will bring stays within `max_bytes`, by admitting no new group; but the
   groups that the next update needs are always admitted, else there would be none.
 - An episode under way is taken to bring what ended ones brought on average; until one has ended, the first guess.
@@ -61,9 +62,12 @@ class HeldFrames:
     def drop(self, group: str) -> None:
         self._groups.pop(group, None)
 
-    def keep(self, holds: Callable[[str], bool]) -> None:
-        """Drops what is of other groups."""
-        self._groups = {group: held for group, held in self._groups.items() if holds(group)}
+    def keep(self, holds: Callable[[str], bool], again: Collection[str] = ()) -> None:
+        """Drops what is of other groups, but for the episodes `again`."""
+        for group in [group for group in self._groups if not holds(group)]:
+            held = self._groups.pop(group)
+            if rest := {episode: handle for episode, handle in held.handles.items() if episode in again}:
+                self._groups[group] = _Held(rest, {episode: held.sizes[episode] for episode in rest})
 
     def room(self, episodes: int) -> bool:
         """Whether the frames of so many more episodes fit, those under way included."""

@@ -140,10 +140,10 @@ class Scheduler:
         self._frames.forget([group.id for group in groups], lost)
         self._pump()
 
-    def set_version(self, version: int, again: Callable[[str], bool] = lambda group: False) -> None:
-        """The update is over, and the engines have its weights. `again`: further groups whose frames are kept."""
+    def set_version(self, version: int, again: Collection[str] = ()) -> None:
+        """The update is over, and the engines have its weights. `again`: episodes whose frames are kept as well."""
         self._buffer.set_version(version)
-        self._frames.keep(lambda group: self._buffer.holds(group) or again(group))
+        self._frames.keep(self._buffer.holds, again)
         self._pump()
 
     async def run_fixed(

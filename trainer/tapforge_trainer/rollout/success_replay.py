@@ -47,14 +47,18 @@ class SuccessReplay:
         self.limits = limits
         self._seed = seed
         self._groups = {group.id: group for group in groups}
+        #: update that goes without
+        self._skipped: int | None = None
 
     @property
     def groups(self) -> list[GroupRecord]:
         """Those that are kept, the oldest first."""
         return list(self._groups.values())
 
-    def holds(self, group: str) -> bool:
-        return group in self._groups
+    @property
+    def episodes(self) -> frozenset[str]:
+        """Those that may come again."""
+        return frozenset(episode.id for group in self._groups.values() for episode in _successes(group))
 
     def keep(self, groups: Sequence[GroupRecord], version: int) -> None:
         """After the update of these groups; `version` is the one that it led to."""
@@ -69,7 +73,7 @@ class SuccessReplay:
 
     def draw(self, update: int, episodes: int) -> list[Replayed]:
         """For update number `update`, which plays so many episodes."""
-        if self.limits is None:
+        if self.limits is None or update == self._skipped:
             return []
         left, drawn = int(self.limits.share * episodes), []
         candidates = self.groups
@@ -82,9 +86,10 @@ class SuccessReplay:
             drawn.append(Replayed(group, frozenset(episode.id for episode in won)))
         return drawn
 
-    def discard(self, episodes: Collection[str]) -> None:
-        """The frames of these episodes are lost: their groups come no more."""
-        gone = set(episodes)
+    def discard(self, episodes: Collection[str], update: int) -> None:
+        """The frames of these episodes are lost: their groups come no more, and this update goes without any, so that
+        it doesn't find the next ones lost as well."""
+        gone, self._skipped = set(episodes), update
         self._groups = {
             name: group
             for name, group in self._groups.items()
