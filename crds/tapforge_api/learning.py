@@ -213,8 +213,9 @@ class Sync(Spec):
     tolerance: Annotated[float, Field(gt=0, le=100)] | None = Field(
         None,
         description="largest difference of a token's log-probability between engine and learner right after new "
-        "weights, more than which ends the run; without it 1e-4 in float32, and in bfloat16 only the median over a "
-        "prompt's tokens is bounded, by 0.1",
+        "weights, more than which ends the run; without it 1e-4 in float32, and in bfloat16 mean, 90th percentile and "
+        "k3 over a thousand tokens are bounded: by three times those of the run's first proof, at most 0.1, 0.25 and "
+        "0.05",
     )
     gap_alarm: Annotated[float, Field(gt=0, le=100)] | None = Field(
         None,

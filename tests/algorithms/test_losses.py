@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from tapforge_trainer.algorithms.loss_registry import BUILT_IN, loss, loss_options
 from tapforge_trainer.algorithms.losses import importance_weight, kl, policy_loss, token_shares
@@ -58,6 +59,18 @@ def batch_of(lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
         "sequence": sequence,
         "score": (per_sequence > 0.5).double()[sequence],
     }
+
+
+@each_objective
+def test_nothing_is_read_from_a_device_before_the_backward_pass_is_queued(objective: Objective) -> None:
+    """Numbers of fake tensors can't be read: it raises."""
+    real = batch_of([3, 1, 4])
+    with FakeTensorMode() as mode:
+        batch = {name: mode.from_tensor(values) for name, values in real.items()}
+        leaf = batch["logp"].detach().requires_grad_()
+        found = policy_loss(**(batch | {"logp": leaf}), objective=objective, counts=Counts(8.0, 3.0), sequences=3)
+        found.loss.backward()
+        assert all(value.numel() == 1 for value in (found.sums | found.maxima).values())
 
 
 def run(batch: dict[str, torch.Tensor], objective: Objective, counts: Counts):

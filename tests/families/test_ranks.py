@@ -15,9 +15,10 @@ from tests.policy.two_ranks import TwoRanks, two_ranks
 
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.learner import lora
+from tapforge_trainer.learner.batch_loss import DeviceFigures, batch_loss
 from tapforge_trainer.learner.batches import MicroBatchPlan
 from tapforge_trainer.learner.metrics import UpdateMetrics
-from tapforge_trainer.learner.rank import MiniBatch, Rank, _policy_loss
+from tapforge_trainer.learner.rank import MiniBatch, Rank
 from tapforge_trainer.learner.sharding import EngineWeights, unsharded
 from tapforge_trainer.placement.settings import LearnerSettings, LoraSettings, UpdateSettings
 
@@ -54,9 +55,10 @@ def gradients(index: int, store: Any, folder: Any, settings: LearnerSettings, pl
         values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
         parameter.detach().to_local().copy_(lora._shard(parameter, 0.1 * values))
     counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in case.samples)
-    loss = partial(_policy_loss, case.data, case.data.behavior, None, OBJECTIVE, counts, UpdateMetrics(), 1, False)
+    figures = DeviceFigures(UpdateMetrics())
+    loss = partial(batch_loss, case.data, case.data.behavior, None, OBJECTIVE, counts, figures, 1, False)
     batch = MiniBatch(tuple(plans[index]), counts)
-    rank.accumulate(case.data, Frames(case.frames), batch, UpdateSettings(), loss, UpdateMetrics())
+    rank.accumulate(case.data, Frames(case.frames), batch, UpdateSettings(), loss, UpdateMetrics(), figures)
     found: dict[str, Any] = {}
     for name, parameter in rank.policy.model.named_parameters():
         if parameter.grad is not None:

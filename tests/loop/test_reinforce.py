@@ -33,6 +33,7 @@ from tapforge_trainer.run.assembly import rollout_setup_of
 from tapforge_trainer.run.context import RunContext
 from tapforge_trainer.run.folder import ROLLOUT, read_events
 from tapforge_trainer.run.shutdown import StopReason, StopSignal
+from tapforge_trainer.sync.history import ProofHistory
 from tapforge_trainer.tasks.figures import task_table
 from tapforge_trainer.telemetry.progress import Progress
 from tapforge_trainer.telemetry.telemetry import ProgressView, Telemetry
@@ -87,6 +88,7 @@ class Policy:
     def __init__(self) -> None:
         self.learner = Learner()
         self.settings = PolicySettings(engine=None, learner=None)
+        self.proofs = ProofHistory({"gap_mean": 0.5})
         self.engine_metrics = {"gap_mean": 0.5, "gap_alarm": 1.0, "sync_resends": 1.0}
         self.generator = Demonstrator([TASKS.sample(3, n) for n in range(80)], lambda s: s.seed % 3 == 0)
         self.saved: list[tuple[int, dict[str, Any]]] = []
@@ -148,6 +150,7 @@ async def test_each_update_is_learned_synced_reported_and_saved_when_due(tmp_pat
         assert len({seed for _, _, seed in policy.learner.updates}) == 3
         assert policy.synced == [1, 2, 3] and progress.version == 3
         assert [update for update, _ in policy.saved] == [2, 3], "when it is due, and at the end"
+        assert policy.saved[0][1]["first_proof"] == {"gap_mean": 0.5}, "by which a resumed run judges later syncs"
         assert context.telemetry.view.update == 3 and len(context.telemetry.view.curve) == 3
         await reinforce(context, progress)
         assert len(policy.learner.updates) == 3, "a finished run learns nothing more"

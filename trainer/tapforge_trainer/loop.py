@@ -154,6 +154,7 @@ async def save(context: RunContext, progress: Progress, *, wait: bool = False) -
     """A checkpoint from which the next update can be made. It is written while the run goes on. `wait`: until it is
     complete."""
     session = time.monotonic() - context.telemetry.started
+    progress.first_proof = context.policy.proofs.first
     state = asdict(replace(progress, seconds_earlier=progress.seconds_earlier + session))
     view = context.telemetry.view
     stage, view.stage = view.stage, "Checkpointing"

@@ -34,8 +34,9 @@ from .placement import ray_environment
 from .placement.machine import missing
 from .placement.placement import Placement, placed
 from .placement.settings import EngineSettings, LearnerSettings, PauseMode
-from .records import Generator
+from .records import Generator, Prompt
 from .storage.object_storage import is_uri
+from .sync.history import ProofHistory
 
 if TYPE_CHECKING:
     from .learner.client import Learner
@@ -70,6 +71,8 @@ class PolicySettings:
     #: mean difference of log-probabilities in a sync's proof from which `gap_alarm` is 1; None: of the number format
     gap_alarm: float | None = None
     sync_seconds: float = 1200.0
+    #: prompts of a made-up episode, with which a sync is proved as well
+    episode: tuple[Prompt, ...] = ()
 
 
 class Policy:
@@ -84,6 +87,8 @@ class Policy:
         self._version = 0
         self._feeding: asyncio.Task[None] | None = None
         self._probe: Any = None
+        #: of syncs; the figures of the first one are kept with the run's progress
+        self.proofs = ProofHistory()
         self._checkpoints: Checkpoints | None = None
         self._engines_ready: asyncio.Task[None] | None = None
         self._ray: asyncio.Task[None] | None = None
@@ -223,22 +228,13 @@ class Policy:
                 return
 
     async def _synchronize(self) -> float:
-        from .sync.proof import make_probe
+        from .sync.proof import probe_of
         from .sync.sync import synchronize
 
         engine = self.settings.engine
         assert engine is not None
         if self._probe is None:
-            config = ModelConfig.of_folder(Path(engine.model))
-            self._probe = make_probe(
-                self._learner.form,
-                engine.allowed_ids,
-                config.image_token,
-                config.vision_start,
-                config.vision_end,
-                engine.context_tokens,
-                engine.largest_frame,
-            )
+            self._probe = probe_of(engine, self._learner.form, self.settings.episode)
         return await synchronize(
             self._learner,
             self._engines,
@@ -247,6 +243,7 @@ class Policy:
             mode=self._mode,
             tolerance=self.settings.tolerance,
             gap_alarm=self.settings.gap_alarm,
+            history=self.proofs,
             deadline=self.settings.sync_seconds,
         )
 

@@ -15,6 +15,7 @@ from tapforge_trainer.engine.client import EngineError
 from tapforge_trainer.engine.pool import Engines
 from tapforge_trainer.learner.client import Learner
 from tapforge_trainer.records import Sampling
+from tapforge_trainer.sync.history import ProofHistory
 from tapforge_trainer.sync.proof import Probe
 from tapforge_trainer.sync.sync import SyncMismatch, synchronize, verify
 
@@ -44,7 +45,7 @@ async def test_a_failed_sync_fails_the_requests_in_flight_and_the_next_one_repai
     await engines.renew(payload, next_version + 1, "keep", END)
     await hand.until(lambda seen: len(seen.in_flight) <= 1)
     with pytest.raises(SyncMismatch) as mismatch:
-        await verify(fresh, engines, probe, next_version + 1, TOLERANCE, END)
+        await verify(fresh, engines, probe, next_version + 1, TOLERANCE, END, ProofHistory())
     assert not running.done() and not longest.done()
     await engines.discard(str(mismatch.value), END)
     for failed in (*await running, *await longest):

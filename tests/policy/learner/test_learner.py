@@ -43,14 +43,15 @@ def gradients(
     """Runs on a rank: whole gradients by name."""
     from functools import partial
 
+    from tapforge_trainer.learner.batch_loss import DeviceFigures, batch_loss
     from tapforge_trainer.learner.metrics import UpdateMetrics
-    from tapforge_trainer.learner.rank import MiniBatch, _policy_loss
+    from tapforge_trainer.learner.rank import MiniBatch
 
     metrics = UpdateMetrics()
-    loss = partial(_policy_loss, data, data.behavior, None, objective, counts, metrics, 1, False)
-    rank.accumulate(
-        data, PlainFrames(frames), MiniBatch(tuple(plans[rank.rank]), counts), UpdateSettings(), loss, metrics
-    )
+    figures = DeviceFigures(metrics)
+    loss = partial(batch_loss, data, data.behavior, None, objective, counts, figures, 1, False)
+    batch = MiniBatch(tuple(plans[rank.rank]), counts)
+    rank.accumulate(data, PlainFrames(frames), batch, UpdateSettings(), loss, metrics, figures)
     found = {}
     for name, parameter in rank.policy.model.named_parameters():
         full = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad

@@ -23,10 +23,11 @@ from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.learner import export as exports
 from tapforge_trainer.learner import lora, sharding
+from tapforge_trainer.learner.batch_loss import DeviceFigures, batch_loss
 from tapforge_trainer.learner.batches import MicroBatchPlan, TokenBatch, plan_micro_batches
 from tapforge_trainer.learner.families import FolderError, ModelConfig
 from tapforge_trainer.learner.metrics import UpdateMetrics
-from tapforge_trainer.learner.rank import MiniBatch, Rank, _policy_loss
+from tapforge_trainer.learner.rank import MiniBatch, Rank
 from tapforge_trainer.learner.sharding import (
     EngineWeights,
     build_policy,
@@ -69,8 +70,9 @@ def one_process(settings: LearnerSettings) -> Rank:
 
 def accumulated(rank: Rank, data: TokenBatch, frames: dict[str, FittedFrame], batch: MiniBatch) -> dict[str, Any]:
     """Gradients of all ranks' samples by name."""
-    loss = partial(_policy_loss, data, data.behavior, None, OBJECTIVE, batch.counts, UpdateMetrics(), 1, False)
-    rank.accumulate(data, PlainFrames(frames), batch, UpdateSettings(), loss, UpdateMetrics())
+    figures = DeviceFigures(UpdateMetrics())
+    loss = partial(batch_loss, data, data.behavior, None, OBJECTIVE, batch.counts, figures, 1, False)
+    rank.accumulate(data, PlainFrames(frames), batch, UpdateSettings(), loss, UpdateMetrics(), figures)
     found = {
         name: unsharded(parameter.grad).numpy().copy()
         for name, parameter in rank.policy.model.named_parameters()
@@ -179,9 +181,9 @@ def _gradient_bytes(
         return (logp * weight).sum()
 
     plans = tuple(MicroBatchPlan((k,)) for k in range(2))
-    rank.accumulate(
-        data, PlainFrames(frames), MiniBatch(plans, Counts(1.0, 1.0)), UpdateSettings(), loss, UpdateMetrics()
-    )
+    metrics = UpdateMetrics()
+    batch = MiniBatch(plans, Counts(1.0, 1.0))
+    rank.accumulate(data, PlainFrames(frames), batch, UpdateSettings(), loss, metrics, DeviceFigures(metrics))
     return seen[1]
 
 

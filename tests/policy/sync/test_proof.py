@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.learner.frame_store import PixelFormat, decode
-from tapforge_trainer.sync.proof import PROBE_TOKENS, Probe, disagreement, least_context, make_probe, shrunk
+from tapforge_trainer.records import Prompt
+from tapforge_trainer.sync.proof import PROBE_TOKENS, STATISTICS, Probe, least_context, make_probe, shrunk
 
 HALF = (0.5, 0.5, 0.5)
 TINY = PixelFormat(16, 2, HALF, HALF, least_tokens=1)
@@ -92,31 +94,29 @@ def test_a_phones_screen_in_a_usual_context() -> None:
     assert sum(lengths(probe)) < 2900
 
 
-@pytest.mark.parametrize(
-    ("dtype", "gaps", "tolerance", "why"),
-    [
-        ("float32", [0.0, 9e-5], None, ""),
-        ("float32", [0.0, 2e-4], None, "tolerance 0.0001"),
-        ("float32", [0.0, 2e-4], 1e-3, ""),
-        ("bfloat16", [0.02, 0.03, 0.9], None, ""),
-        ("bfloat16", [0.02, 0.03, 0.9], 0.5, "tolerance 0.5"),
-        ("bfloat16", [0.2, 0.2, 0.3], 0.5, ""),
-        ("bfloat16", [0.2, 0.2, 0.01], None, "the median of its prompt is 0.2, which may be 0.1 in bfloat16"),
-        ("float16", [0.03, 0.03, 0.01], None, "the median of its prompt is 0.03, which may be 0.02 in float16"),
-        ("bfloat16", [0.0, 0.0, np.nan], 100.0, "not a number"),
-    ],
-)
-def test_what_two_correct_sides_may_differ_by(dtype: str, gaps: list[float], tolerance: float | None, why: str) -> None:
-    assert disagreement(np.asarray(gaps), dtype, tolerance) == why
+def test_where_statistics_decide_there_are_enough_tokens_of_other_words_with_the_largest_screens() -> None:
+    probe = make_probe(TINY, tuple(range(300)), IMAGE, START, END, 8192, (1088, 2400), statistical=True)
+    assert len(probe.prompts) * probe.answer >= STATISTICS and probe.answer == 64
+    assert len({ids[:4] for ids, _ in probe.prompts if len(ids) > 40}) > 3, "not the same words again"
+    large = [ids for ids, names in probe.prompts if probe.frames[names[0]].width == 1088]
+    assert len(large) * probe.answer > STATISTICS / 4
+    assert len(probe.scored) * probe.scored_tokens >= STATISTICS
+    for ids, names in probe.scored:
+        assert IMAGE not in ids[-probe.scored_tokens :] and len(probe.expand(ids, names)) < 300, "vLLM's logits of all"
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.5, 0.8, 1.3])
-def test_correct_syncs_in_bf16_pass_however_their_noise_is_spread(spread: float) -> None:
-    """Root mean square as measured between a trainer and vLLM (0.0227); the scale of a token's noise is log-normal. A
-    run of 200 syncs to four engines is 2,400 prompts: fewer than one such run in a thousand may end."""
-    numbers = np.random.default_rng(1)
-    scale = 0.0227 * np.exp(spread * numbers.standard_normal((400_000, PROBE_TOKENS)) - spread**2)
-    gaps = np.abs(scale * numbers.standard_normal(scale.shape))
-    assert np.sqrt((gaps**2).mean()) == pytest.approx(0.0227, rel=0.1)
-    assert np.median(gaps, axis=1).max() < 0.05, "half of what is allowed"
-    assert disagreement(gaps[0], "bfloat16") == ""
+@given(st.sampled_from([TINY, LARGE]), st.integers(0, 1400))
+def test_statistics_fit_into_a_short_context_too(form: PixelFormat, more: int) -> None:
+    context = least_context(form) + more
+    probe = make_probe(form, tuple(range(300)), IMAGE, START, END, context, statistical=True)
+    assert probe.prompts and len(probe.prompts) * probe.answer >= STATISTICS
+    assert max(lengths(probe)) <= context - probe.answer
+    assert all(len(probe.expand(ids, names)) < context for ids, names in probe.scored)
+
+
+def test_a_made_up_episode_s_steps_are_in_it_where_they_have_room() -> None:
+    shown = FittedFrame.of(np.zeros((64, 64, 3), np.uint8))
+    steps = [Prompt((1, START, IMAGE, END, 2), (shown,), length) for length in (8, 8192)]
+    probe = make_probe(TINY, tuple(range(300)), IMAGE, START, END, 8192, episode=steps)
+    assert probe.episode == (((1, START, IMAGE, END, 2), (shown.name,)),) and probe.frames[shown.name] is shown
+    assert probe.prompts == probe_of(TINY, 8192).prompts

@@ -203,7 +203,7 @@ async def test_a_fault_that_happens_once_is_mended_by_another_full_set_and_what_
     assert await synchronize(fresh, engines, probe, next_version + 1) < TOLERANCE
     figures = engines.metrics
     assert figures["sync_resends"] == 1 and figures["gap_p90"] < TOLERANCE and figures["gap_tokens"] == 48
-    assert ("failed_gap_mean" in figures) == (fault == "a frame"), "bytes that differ leave nothing to compare"
+    assert "failed_gap_mean" not in figures, "bytes and caches that are wrong leave nothing to compare"
     said = await running
     assert {version for one in said for version in one.versions} == {next_version + 1}
     assert await gap(tiny, fresh, prompts, said) < TOLERANCE

@@ -22,7 +22,8 @@ from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.learner.client import Learner, LearnerError
 from tapforge_trainer.placement.settings import UpdateSettings
 from tapforge_trainer.records import Generation, Prompt, Sampling
-from tapforge_trainer.sync.proof import Probe
+from tapforge_trainer.sync.history import ProofHistory
+from tapforge_trainer.sync.proof import STATISTICS, Probe, make_probe
 from tapforge_trainer.sync.sync import SyncMismatch, synchronize
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -101,12 +102,16 @@ def _repack(actor: Any) -> None:
     CPUWeightTransfer.finish_weight_update = actor.finish
 
 
-def _break_reset(actor: Any, cache: str) -> None:
+def _break_reset(actor: Any, cache: str, looked_at: bool) -> None:
     setattr(actor._sampler._llm, cache, lambda **_: True)
+    if not looked_at:
+        actor._sampler._left_in_caches = dict
 
 
-def _mend_reset(actor: Any, cache: str) -> None:
+def _mend_reset(actor: Any, cache: str, looked_at: bool) -> None:
     delattr(actor._sampler._llm, cache)
+    if not looked_at:
+        del actor._sampler._left_in_caches
 
 
 async def test_a_stale_tied_head_is_seen(
@@ -123,20 +128,53 @@ async def test_a_stale_tied_head_is_seen(
     assert await synchronize(fresh, engines, probe, next_version + 2) < TOLERANCE
 
 
-@pytest.mark.parametrize("cache, part", [("reset_prefix_cache", "layers.0"), ("reset_encoder_cache", "visual")])
-async def test_the_probe_sees_a_stale_cache(
-    both: tuple[Engines, Learner], fresh: Learner, probe: Probe, next_version: int, cache: str, part: str
+@pytest.mark.parametrize(
+    "cache, name, part",
+    [("reset_prefix_cache", "prefix cache", "layers.0"), ("reset_encoder_cache", "encoder cache", "visual")],
+)
+@pytest.mark.parametrize("looked_at", [True, False])
+async def test_a_stale_cache_is_seen_by_what_is_left_in_it_and_by_the_probe(
+    both: tuple[Engines, Learner],
+    fresh: Learner,
+    probe: Probe,
+    next_version: int,
+    cache: str,
+    name: str,
+    part: str,
+    looked_at: bool,
 ) -> None:
     """The same probe at each sync: what was computed with the weights before would be found again."""
     engines = both[0]
     actor = engines._engines[0].actor
     await synchronize(fresh, engines, probe, next_version)
     await fresh.run(shake, 0.1, part)
-    await actor.__ray_call__.remote(_break_reset, cache)
-    with pytest.raises(SyncMismatch, match=r"gap_mean .*after a full set was sent once more: .*gap_mean "):
+    await actor.__ray_call__.remote(_break_reset, cache, looked_at)
+    said = f"the {name} of engine 0 has [1-9][0-9]* entries of the time before" if looked_at else "gap_mean "
+    with pytest.raises(SyncMismatch, match=f"{said}.*after a full set was sent once more: .*{said}"):
         await synchronize(fresh, engines, probe, next_version + 1)
-    await actor.__ray_call__.remote(_mend_reset, cache)
+    await actor.__ray_call__.remote(_mend_reset, cache, looked_at)
     assert await synchronize(fresh, engines, probe, next_version + 2) < TOLERANCE
+
+
+async def test_statistics_and_slopes_of_a_whole_proof(
+    tiny: Tiny, both: tuple[Engines, Learner], fresh: Learner, next_version: int
+) -> None:
+    """As in bf16, in a number format in which every token shows a mistake; with steps of a made-up episode."""
+    engines, tokens, history = both[0], tiny.tokens, ProofHistory()
+    episode = [tiny.prompt([SHOTS[0]]), tiny.prompt([SHOTS[1], SHOTS[2]])]
+    marks = tokens.image_pad, tokens.vision_start, tokens.vision_end
+    probe = make_probe(tiny.form, tokens.allowed_ids, *marks, 1024, (352, 320), statistical=True, episode=episode)
+    await synchronize(fresh, engines, probe, next_version, history=history)
+    figures = engines.metrics
+    assert figures["gap_tokens"] >= STATISTICS + 2 * probe.answer and "gap_slope" not in figures
+    assert history.first is not None and history.first["gap_mean"] < TOLERANCE
+    first, scores = history.first, history.scores
+    assert scores is not None and len(scores[0]) >= STATISTICS
+    assert np.abs(scores[0] - scores[1]).max() < TOLERANCE, "over the whole vocabulary on both sides"
+    await fresh.run(shake, 0.02, "")
+    await synchronize(fresh, engines, probe, next_version + 1, history=history)
+    assert engines.metrics["gap_slope"] == pytest.approx(1.0, abs=1e-3)
+    assert history.first is first and history.scores is scores
 
 
 async def test_nothing_but_allowed_tokens_is_sampled(

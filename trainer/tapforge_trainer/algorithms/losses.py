@@ -50,11 +50,13 @@ def policy_loss(
     behavior_logp: Tensor | None = None,
     ref_logp: Tensor | None = None,
     score: Tensor | None = None,
+    sequences: int | None = None,
 ) -> LossResult:
     """All tensors are [tokens]. `old_logp` None: those of `logp` itself. `behavior_logp` (the engine's) switches the
     importance weight on, if the objective has a cap, and is needed by the anchor `behavior` and by corrections;
     `ref_logp` is needed exactly when the objective's KL coefficient is not 0; `score`, the returns of the tokens'
-    episodes, by losses that read them."""
+    episodes, by losses that read them. `sequences`: their number, where it is known without reading `sequence`, for
+    which a GPU would be waited for."""
     if objective.kl_coefficient > 0.0 and ref_logp is None:
         raise ValueError(f"kl_coefficient is {objective.kl_coefficient}, but there is no ref_logp; load a reference")
     if behavior_logp is None and (objective.anchor == "behavior" or objective.corrections):
@@ -70,10 +72,11 @@ def policy_loss(
     old = logp.detach() if old_logp is None else constant(old_logp)
     behavior = None if behavior_logp is None else constant(behavior_logp)
     advantage, weight = constant(advantage), weight.to(logp.dtype)
-    sequences = int(sequence.max()) + 1 if sequence.numel() else 0
+    if sequences is None:
+        sequences = int(sequence.max()) + 1 if sequence.numel() else 0
     anchor = old if objective.anchor == "old" or behavior is None else behavior
     tokens = Tokens(logp, anchor, advantage, counted, sequence, sequences, None if score is None else constant(score))
-    share = token_shares(weight, sequence, objective.aggregation, counts, objective.constant_length)
+    share = token_shares(weight, sequence, objective.aggregation, counts, objective.constant_length, sequences)
     mean_share = weight / max(counts.tokens, 1e-12)
     found = loss_by_name(objective.loss, objective.options)(tokens)
     _check(found, objective.loss, tokens)
@@ -204,13 +207,19 @@ def importance_weight(old_minus_behavior: Tensor, cap: float) -> Tensor:
 
 
 def token_shares(
-    weight: Tensor, sequence: Tensor, aggregation: Aggregation, counts: Counts, constant_length: int = 1
+    weight: Tensor,
+    sequence: Tensor,
+    aggregation: Aggregation,
+    counts: Counts,
+    constant_length: int = 1,
+    sequences: int | None = None,
 ) -> Tensor:
     """The factor of each token's loss in the global one."""
     if aggregation == "token_mean":
         return weight / max(counts.tokens, 1e-12)
     if aggregation == "seq_mean_token_mean":
-        sequences = int(sequence.max()) + 1 if sequence.numel() else 0
+        if sequences is None:
+            sequences = int(sequence.max()) + 1 if sequence.numel() else 0
         length = per_sequence((weight > 0).to(weight.dtype), sequence, sequences)
         return weight / length.clamp_min(1.0)[sequence] / max(counts.sequences, 1e-12)
     share = weight / max(counts.sequences, 1e-12)
@@ -218,7 +227,8 @@ def token_shares(
 
 
 def _largest(values: Tensor, counted: Tensor) -> Tensor:
-    return values[counted].max().detach() if bool(counted.any()) else values.new_zeros(())
+    """Of numbers that are 0 or more; 0 where none counts. Nothing is read from a device for it."""
+    return torch.where(counted, values, 0.0).amax().detach() if values.numel() else values.new_zeros(())
 
 
 def _wide(values: Tensor) -> Tensor:

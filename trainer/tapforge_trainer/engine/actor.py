@@ -100,6 +100,10 @@ class EngineActor:
         """What arrived in this round of weights and how it is held, by worker: `sync/received.py:Report`, or None."""
         return await asyncio.wrap_future(self._sampler.collective("take_arrivals"))
 
+    async def kept(self) -> dict[str, int]:
+        """What its caches had of the time before this round of weights: `Sampler.kept`."""
+        return dict(self._sampler.kept)
+
     async def probe(self, requests: Sequence[tuple], frames: dict[str, bytes], seconds: float) -> list[tuple]:
         """Answers of the engine as it is now, also while results are held back."""
         loop = asyncio.get_running_loop()

@@ -204,6 +204,10 @@ class Engines:
         """Of each engine by index what its workers say of the weights that they got."""
         return [(engine.index, workers) for engine, workers in await self._all("arrivals", deadline=deadline)]
 
+    async def kept(self, deadline: float) -> dict[int, dict[str, int]]:
+        """Of each engine by index what its caches had of the time before this round: `Sampler.kept`."""
+        return {engine.index: caches for engine, caches in await self._all("kept", deadline=deadline)}
+
     async def probe(self, requests: Sequence[tuple], frames: dict[str, bytes], deadline: float) -> list[list[tuple]]:
         answers = await self._all("probe", requests, frames, deadline, deadline=deadline + POLL_GRACE)
         return [rows for _, rows in answers]

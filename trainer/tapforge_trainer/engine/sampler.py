@@ -64,6 +64,8 @@ class Sampler:
         #: results held back while an update is unproven
         self._held: list[GenerateResult] | None = None
         self._unfinished: set[str] = set()
+        #: what was in each cache when the last weights were in and nothing was computed with them: `sync` looks at it
+        self.kept: dict[str, int] = {}
         #: tokens of answered prompts, and how many of them were in the prefix cache
         self._prefix_queries = self._prefix_hits = 0
         self._llm: Any = None
@@ -253,6 +255,7 @@ class Sampler:
             stop_token_ids=[] if request.ignore_stop else list(self.settings.stop_ids),
             ignore_eos=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            prompt_logprobs=0 if request.scored else None,
         )
 
     def _abort(self, keys: Sequence[str]) -> None:
@@ -310,8 +313,19 @@ class Sampler:
             raise RuntimeError("vLLM did not reset its prefix cache, so answers would mix old and new weights")
         self._llm.reset_mm_cache()
         self._llm.reset_encoder_cache()
+        self.kept = self._left_in_caches()
         self._held = []
         self._paused = False
+
+    def _left_in_caches(self) -> dict[str, int]:
+        """Entries that a request could hit now, by cache. vLLM's answers to resets say nothing of them."""
+        scheduler = self._llm.engine_core.engine_core.scheduler
+        blocks = scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
+        return {
+            "prefix cache": len(blocks),
+            "encoder cache": len(scheduler.encoder_cache_manager.cached),
+            "workers' encoder cache": max(self._llm.collective_rpc(encoded_frames)),
+        }
 
     def _admit(self) -> None:
         queued, self._queued = self._queued, []
@@ -341,6 +355,11 @@ class Sampler:
 PROBE = "probe-"
 
 
+def encoded_frames(worker: Any) -> int:
+    """Called on vLLM's workers: how many they keep."""
+    return len(worker.model_runner.encoder_cache)
+
+
 def clear_scratch(worker: Any) -> None:
     """Called on vLLM's workers when the memory of their weights is there again, with whatever lies in it. vLLM puts
     back buffers and takes parameters anew. What Qwen3-VL adds to the first layers' inputs lies in neither: it is
@@ -357,6 +376,9 @@ def _result(output: Any) -> GenerateResult:
     completion = output.outputs[0]
     ids = list(completion.token_ids)
     logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs, ids, strict=True)]
+    if output.prompt_logprobs is not None:
+        of_prompt = zip(output.prompt_logprobs, output.prompt_token_ids, strict=True)
+        logprobs = [float("nan") if entry is None else entry[token].logprob for entry, token in of_prompt]
     return GenerateResult(
         key=output.request_id,
         prompt_ids=np.asarray(output.prompt_token_ids, np.int32).tobytes(),

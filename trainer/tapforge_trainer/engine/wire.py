@@ -35,6 +35,9 @@ class GenerateRequest:
     temperature: float
     seed: int | None = None
     ignore_stop: bool = False
+    #: the result's log-probabilities are of the prompt's tokens, the first one's not a number; over the whole
+    #: vocabulary, whatever may be sampled
+    scored: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,9 +98,10 @@ class RankActor:
             return self._rank.supervised(job.data, frames, mine, settings)
         return self._rank.update(job.data, frames, mine, settings, version)
 
-    def logprobs(self, job: _Job, temperature: float) -> np.ndarray:
+    def logprobs(self, job: _Job, temperature: float, masked: bool) -> np.ndarray:
         (step,) = job.steps
-        return self._rank.logprobs(job.data, self._frames(job), step.plans[self._index], temperature)
+        plans = step.plans[self._index]
+        return self._rank.logprobs(job.data, self._frames(job), plans, temperature, masked=masked)
 
     def _frames(self, job: _Job) -> StoredFrames:
         if job.recorded is not None and job.recorded not in self._recordings:
@@ -228,13 +229,14 @@ class Learner:
         return _Step(plans, Counts(float(weight.sum()), float(weight[first].sum())))
 
     async def logprobs(
-        self, samples: Sequence[Sample], frames: BatchFrames, temperature: float = 1.0
+        self, samples: Sequence[Sample], frames: BatchFrames, temperature: float = 1.0, *, masked: bool = True
     ) -> list[tuple[float, ...]]:
-        """Log-probabilities of each sample's response tokens under the learner's weights."""
+        """Log-probabilities of each sample's response tokens under the learner's weights. `masked`: over the tokens
+        that the policy may say; else over the whole vocabulary."""
         data = token_batch(samples, self.vocabulary)
         step = self._step(data, np.arange(len(samples)))
         job = await asyncio.to_thread(_put_job, data, [step], frames)
-        found: list[np.ndarray] = await self._all("logprobs", job, temperature)
+        found: list[np.ndarray] = await self._all("logprobs", job, temperature, masked)
         merged = found[0]
         for other in found[1:]:
             merged = np.where(np.isnan(merged), other, merged)

@@ -32,14 +32,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from tapforge_trainer.algorithms.losses import policy_loss
-from tapforge_trainer.algorithms.objective import Counts, Objective, recomputed
+from tapforge_trainer.algorithms.objective import Counts, recomputed
 from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.frames.handles import FramesLost
 
 from ..placement.settings import LearnerSettings, UpdateSettings
 from . import lora
 from .age import compare_by_age
+from .batch_loss import DeviceFigures, batch_loss
 from .batches import MicroBatch, MicroBatchPlan, TokenBatch, frames_of, micro_batch
 from .families import ModelConfig, family_of
 from .flops import FlopCounter
@@ -166,6 +166,7 @@ class Rank:
         later = [plan for batch in batches[1:] for plan in batch.plans] if own else []
         old = self.logprobs(data, frames, later, settings.temperature) if later else data.behavior
         compared = own or objective.anchor == "behavior"
+        figures = DeviceFigures(metrics)
         reference = None
         if objective.kl_coefficient > 0:
             with self._referred() as policy:
@@ -173,9 +174,10 @@ class Rank:
         for number, batch in enumerate(batches):
             before = None if compared and (number == 0 or not own) else old
             loss = partial(
-                _policy_loss, data, before, reference, objective, batch.counts, metrics, len(batches), compared
+                batch_loss, data, before, reference, objective, batch.counts, figures, len(batches), compared
             )
-            self._step(data, frames, batch, settings, loss, metrics, compare_with=version if number == 0 else None)
+            newest = version if number == 0 else None
+            self._step(data, frames, batch, settings, loss, metrics, figures, compare_with=newest)
         return self._close(metrics)
 
     def supervised(
@@ -187,15 +189,16 @@ class Rank:
     ) -> UpdateMetrics:
         """Cross-entropy on the response tokens, by weight; the samples' advantages and log-probabilities are unused."""
         metrics = UpdateMetrics()
+        figures = DeviceFigures(metrics)
         self.clock.read()
         for batch in batches:
 
             def loss(logp: Tensor, chosen: np.ndarray, weight: Tensor, counts: Counts = batch.counts) -> Tensor:
                 value = -(weight * logp).sum() / max(counts.tokens, 1e-12)
-                metrics.add("loss", float(value.detach()) / len(batches))
+                figures.add("loss", value.detach(), len(batches))
                 return value
 
-            self._step(data, frames, batch, settings, loss, metrics)
+            self._step(data, frames, batch, settings, loss, metrics, figures)
         return self._close(metrics)
 
     def _step(
@@ -206,11 +209,12 @@ class Rank:
         settings: UpdateSettings,
         loss: Loss,
         metrics: UpdateMetrics,
+        figures: DeviceFigures,
         *,
         compare_with: int | None = None,
     ) -> None:
         started = time.perf_counter()
-        self.accumulate(data, frames, batch, settings, loss, metrics, compare_with=compare_with)
+        self.accumulate(data, frames, batch, settings, loss, metrics, figures, compare_with=compare_with)
         self._apply(settings, metrics)
         metrics.add("seconds", (time.perf_counter() - started) / self.world)
 
@@ -222,11 +226,13 @@ class Rank:
         settings: UpdateSettings,
         loss: Loss,
         metrics: UpdateMetrics,
+        figures: DeviceFigures,
         *,
         compare_with: int | None = None,
     ) -> None:
         """Gradients of the whole batch, reduced over ranks, in `.grad`. `compare_with`: the version of the weights, by
-        which tokens are compared with the log-probabilities that they were sampled with (`age.py`)."""
+        which tokens are compared with the log-probabilities that they were sampled with (`age.py`). `figures`: those of
+        `loss`, for `metrics`."""
         self.optimizer.zero_grad(set_to_none=True)
         self.flops.begin()
         for index, (plan, micro, shown) in enumerate(self._micro_batches(data, batch.plans, frames)):
@@ -235,20 +241,23 @@ class Rank:
             with self.clock.device("forward"):
                 logp, entropy = self.policy(micro, shown, settings.temperature)
                 chosen = micro.response
-                weight = torch.from_numpy(data.weight[chosen] * (0.0 if plan.padding else 1.0)).to(logp.device)
+                counted = torch.from_numpy(data.weight[chosen] * (0.0 if plan.padding else 1.0))
+                weight = counted.to(logp.device)
                 value = loss(logp, chosen, weight) * self.world
             with self.clock.device("backward"):
                 value.backward()
+            if not plan.padding:
+                figures.add("entropy", (entropy * weight).sum())
+            mine = figures.read(logp)
             metrics.add("positions", micro.tokens)
             if plan.padding:
                 continue
             metrics.add("tokens", float(data.lengths[list(plan.samples)].sum()))
             metrics.add("response_tokens", len(chosen))
             metrics.add("flops", self.flops.passes(data.lengths[list(plan.samples)].tolist(), len(chosen), shown))
-            metrics.add("entropy", float((entropy * weight).sum()))
-            metrics.add("weight", float(weight.sum()))
+            metrics.add("weight", float(counted.sum()))
             if compare_with is not None:
-                compare_by_age(logp.detach().cpu().numpy(), data, chosen, compare_with, metrics.add)
+                compare_by_age(mine, data, chosen, compare_with, metrics.add)
 
     def _micro_batches(
         self, data: TokenBatch, plans: Sequence[MicroBatchPlan], frames: FrameSource
@@ -324,10 +333,23 @@ class Rank:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def logprobs(
-        self, data: TokenBatch, frames: FrameSource, plans: Sequence[MicroBatchPlan], temperature: float
+        self,
+        data: TokenBatch,
+        frames: FrameSource,
+        plans: Sequence[MicroBatchPlan],
+        temperature: float,
+        *,
+        masked: bool = True,
     ) -> np.ndarray:
-        """[response tokens] of all samples; those of other ranks' plans stay nan."""
-        return self._logprobs(self.policy, data, frames, plans, temperature)
+        """[response tokens] of all samples; those of other ranks' plans stay nan. `masked`: over what the policy may
+        say; else over the whole vocabulary."""
+        allowed = self.policy.allowed
+        try:
+            if not masked:
+                self.policy.allowed = torch.ones_like(allowed)
+            return self._logprobs(self.policy, data, frames, plans, temperature)
+        finally:
+            self.policy.allowed = allowed
 
     def _logprobs(
         self,
@@ -355,46 +377,3 @@ class Rank:
             if self.rank == 0:
                 found[name] = tensor.cpu()
         return found
-
-
-def _policy_loss(
-    data: TokenBatch,
-    old: np.ndarray | None,
-    reference: np.ndarray | None,
-    objective: Objective,
-    counts: Counts,
-    metrics: UpdateMetrics,
-    steps: int,
-    compared: bool,
-    logp: Tensor,
-    chosen: np.ndarray,
-    weight: Tensor,
-) -> Tensor:
-    """`old` None: the weights are those that old log-probabilities are of, or nobody asks for any. `compared`: the
-    samples' own log-probabilities are another policy's, and enter as anchor, weights and masks."""
-
-    def here(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values[chosen]).to(logp.device)
-
-    _, sequence = np.unique(data.span[chosen], return_inverse=True)
-    result = policy_loss(
-        logp,
-        logp.detach() if old is None else here(old),
-        here(data.advantage),
-        torch.from_numpy(sequence).to(logp.device),
-        objective=objective,
-        counts=counts,
-        weight=weight,
-        behavior_logp=here(data.behavior) if compared else None,
-        ref_logp=None if reference is None else here(reference),
-        score=here(data.score),
-    )
-    # The only step's ratio to itself is 1, whatever the samples are: figures of it would tell nothing.
-    silent = result.of_ratio if old is None and steps == 1 and objective.anchor == "old" else frozenset()
-    for name, value in result.sums.items():
-        if name not in silent:
-            metrics.add(name, float(value) / steps)
-    for name, value in result.maxima.items():
-        if name not in silent:
-            metrics.top(name, float(value))
-    return result.loss

@@ -23,6 +23,7 @@ from tapforge_envs.clients.phones import PhoneAddress
 from tapforge_envs.slots.source import SlotSource
 
 from ..agents import Agent
+from ..agents.made_up import made_up_episode
 from ..learner.checkpoint_storage import CheckpointBackend, place_of
 from ..model_source.ref import ModelError, ModelRef, ModelRefused
 from ..placement.machine import Device, Machine, NoDevice, device_of, rollout_workers
@@ -89,9 +90,11 @@ async def running(
     size = sum(file.size for file in source.files) / 2**30
     fetch = f"; a node that lacks {source.place} fetches {size:,.1f} GiB" if size else ""
     telemetry.phase(f"starting {'phones, engine and learner' if engines else 'the learner'}{fetch}", "Loading")
+    engine = assembly.engine_settings(run, model, rollouts.agent, machine, device, source) if engines else None
+    shown = engine.largest_frame if engine is not None else None
     policy = Policy(
         PolicySettings(
-            engine=assembly.engine_settings(run, model, rollouts.agent, machine, device, source) if engines else None,
+            engine=engine,
             learner=assembly.learner_settings(run, model, rollouts.agent, machine, device, source) if learner else None,
             replicas=run.spec.engine.replicas,
             mid_episode=run.spec.sync.mid_episode,
@@ -100,12 +103,14 @@ async def running(
             tolerance=run.spec.sync.tolerance,
             gap_alarm=run.spec.sync.gap_alarm,
             sync_seconds=run.spec.deadlines.sync_seconds,
+            episode=await asyncio.to_thread(made_up_episode, rollouts.agent, *shown) if shown is not None else (),
         )
     )
     try:
         await _start(run, policy, rollouts, source, telemetry, stop, engines=engines)
         progress, warm_started_from = await resumed_from(run, policy, uid) if learner and resume else (None, "")
         if progress is not None:
+            policy.proofs.first = progress.first_proof
             telemetry.view.resume(progress, await asyncio.to_thread(newest_checkpoint, policy.settings.place))
         setup = await _connect(run, policy, rollouts, stop, started, engines=engines)
         async with written(rollouts.slots, folder) if engines else nullcontext():

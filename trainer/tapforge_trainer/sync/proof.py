@@ -1,38 +1,43 @@
 """The prompts by which a weight sync is proved: the same every time for a model, a context and a run's screens.
 
 Three prompts: one with a small frame, one with two, and one with the largest frame that the run can produce, which is
-longer than 128 tokens; each is answered with `PROBE_TOKENS`. An engine that encodes or places far patches in another
-way than the learner shows at that frame alone. In a short context the texts shrink, the longest first; a large frame
-becomes as large as there is room, and a second one that has no room is left out. What has to fit is one small frame and
-an answer: `least_context`.
+longer than 128 tokens. An engine that encodes or places far patches in another way than the learner shows at that
+frame alone. In a short context the texts shrink, the longest first; a large frame becomes as large as there is room,
+and a second one that has no room is left out. What has to fit is one small frame and an answer: `least_context`.
+Beside them are steps of a made-up episode, as the run's adapter prompts for them (`agents/made_up.py`): its marks, its
+texts and the frames of its history.
 
-What two correct sides may differ by depends on the number format. In fp32 every token has to be within 1e-4. In bf16
-and fp16 single tokens may be far off (their noise has heavy tails: a maximum over the probe's tokens refuses correct
-syncs), so the median of each prompt's tokens is judged: noise leaves it small, and weights, caches or places that are
-wrong move most tokens of a prompt. `sync.tolerance` is a bound for every token instead, in any format.
+How many tokens a proof needs is said by the number format:
+
+- In fp32 each token decides (`agreement.py`): each prompt is answered with `PROBE_TOKENS`, and the episode's steps are
+  in a session's first proof alone. More would find nothing more, and each sync of a small run would wait for them.
+- In bf16 and fp16 statistics decide: the prompts come again with other words until there are `STATISTICS` tokens, with
+  answers of up to 64, and the episode's steps are in every proof. An 8B on a GPU needs a second or two for them, of
+  updates that take minutes. Both sides score as many tokens of given texts as well, the same ones in every proof: of
+  these it is known how both have changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.records import Prompt
 
+from ..learner.families import ModelConfig
 from ..learner.frame_store import PixelFormat
+from ..placement.settings import EngineSettings
 
-#: tokens that each of the probe's prompts is answered with
+#: tokens that each of the probe's prompts is answered with where each of them decides
 PROBE_TOKENS = 16
-#: largest difference of any token's log-probability in a correct sync
-_MOST = {"float32": 1e-4}
-#: largest median of the differences over a prompt's tokens in a correct sync. With the noise that was measured between
-#: a trainer and vLLM in bf16 (root mean square 0.0227), however it is spread over tokens, none of 20 million prompts
-#: made up had more than 0.048 (tests/policy/sync/test_proof.py repeats that on a smaller number)
-_MEDIAN = {"bfloat16": 0.1, "float16": 0.02}
-#: nats that a token's difference counts as in k3 at most, which grows like its exponential
-_K3_RANGE = 20.0
+#: that a proof by statistics is made of, at least, where the context has room
+STATISTICS = 1024
+#: of an answer then, at most, and of a text that is scored
+_ANSWER, _SCORED = 64, 256
 #: tokens before and after a frame
 _ENCLOSED = 2
 #: tokens of the prompts' texts, around and between their frames
@@ -41,12 +46,21 @@ _TEXTS = ((8, 24), (8, 24, 8), (150, 8))
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Prompts with one placeholder per frame."""
+    """Prompts: ids with one placeholder per frame, and the frames' names."""
 
     prompts: tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]
     frames: dict[str, FittedFrame]
     image_id: int
     form: PixelFormat
+    #: tokens of each answer
+    answer: int = PROBE_TOKENS
+    #: steps of a made-up episode
+    episode: tuple[tuple[tuple[int, ...], tuple[str, ...]], ...] = ()
+    #: the episode's steps are in every proof, and not in the first one alone
+    statistical: bool = False
+    #: texts whose last `scored_tokens` are scored and not sampled
+    scored: tuple[tuple[tuple[int, ...], tuple[str, ...]], ...] = ()
+    scored_tokens: int = 0
 
     def expand(self, ids: tuple[int, ...], frames: tuple[str, ...]) -> tuple[int, ...]:
         shown = iter(frames)
@@ -61,39 +75,25 @@ class Probe:
         return tuple(expanded)
 
 
-def figures(gaps: Sequence[np.ndarray]) -> dict[str, float]:
-    """How far engine and learner are apart on the answers to a probe. `gaps`: of each answer [tokens], the engine's
-    log-probability less the learner's, nats. `gap_mean`, `gap_p90` and `gap_max` are absolute; `gap_kl` is the mean of
-    k3 = exp(-gap) - 1 + gap, an estimate of the divergence of the learner's policy from the engine's (Schulman,
-    "Approximating KL Divergence")."""
-    gap = np.concatenate(gaps).astype(np.float64)
-    apart, bounded = np.abs(gap), np.clip(gap, -_K3_RANGE, _K3_RANGE)
-    return {
-        "gap_tokens": float(len(gap)),
-        "gap_mean": float(apart.mean()),
-        "gap_p90": float(np.quantile(apart, 0.9)),
-        "gap_max": float(apart.max()),
-        "gap_kl": float((np.exp(-bounded) - 1 + bounded).mean()),
-    }
-
-
-def disagreement(gaps: np.ndarray, dtype: str, tolerance: float | None = None) -> str:
-    """Why two sides that differ like this can't have the same weights; "" where they can. `gaps`: of the
-    log-probabilities of one prompt's tokens, [tokens], nats, absolute; `tolerance`: of any token, in place of what the
-    format allows."""
-    most, median = (_MOST.get(dtype), _MEDIAN.get(dtype)) if tolerance is None else (tolerance, None)
-    if not np.all(np.isfinite(gaps)):
-        return "not a number"
-    if most is not None and gaps.max() > most:
-        return f"tolerance {most:g}"
-    if median is not None and np.median(gaps) > median:
-        return f"the median of its prompt is {np.median(gaps):.3g}, which may be {median:g} in {dtype}"
-    return ""
-
-
 def least_context(form: PixelFormat) -> int:
     """Tokens of the shortest context that a sync can be proved in."""
     return PROBE_TOKENS + _visible(form, [_size(form, 1)])
+
+
+def probe_of(engine: EngineSettings, form: PixelFormat, episode: Sequence[Prompt] = ()) -> Probe:
+    """The probe of a run's engines."""
+    config = ModelConfig.of_folder(Path(engine.model))
+    return make_probe(
+        form,
+        engine.allowed_ids,
+        config.image_token,
+        config.vision_start,
+        config.vision_end,
+        engine.context_tokens,
+        engine.largest_frame,
+        statistical=engine.dtype != "float32",
+        episode=episode,
+    )
 
 
 def make_probe(
@@ -104,28 +104,58 @@ def make_probe(
     vision_end: int,
     context_tokens: int,
     largest: tuple[int, int] | None = None,
+    *,
+    statistical: bool = False,
+    episode: Sequence[Prompt] = (),
 ) -> Probe:
     """`largest`: width and height of a fitted frame, pixels; None: all frames are small, that is as small as the
-    model's image processor leaves them alone. The context has `least_context`."""
+    model's image processor leaves them alone. The context has `least_context`. `statistical`: the number format is
+    narrower than fp32. `episode`: prompts of a made-up one; those that leave no room for an answer are left out."""
     if context_tokens < least_context(form):
         raise ValueError(
             f"a context of {context_tokens} tokens is too short for a probe: {least_context(form)} at least"
         )
-    sizes = [_size(form, 0), _size(form, 1), _shrunk(form, largest, context_tokens - PROBE_TOKENS)]
+    answer = PROBE_TOKENS
+    if statistical:
+        answer = max(answer, min(_ANSWER, context_tokens // 16, context_tokens - _visible(form, [_size(form, 1)])))
+    sizes = [_size(form, 0), _size(form, 1), _shrunk(form, largest, context_tokens - answer)]
     frames = [_pattern(*size, k) for k, size in enumerate(sizes)]
     marked = (vision_start, image_id, vision_end)
     words = np.asarray(allowed_ids, np.int64)
-    prompts = []
-    for wanted, shown in zip(_TEXTS, ((0,), (0, 1), (2,)), strict=True):
-        room = context_tokens - PROBE_TOKENS - _visible(form, [sizes[k] for k in shown])
-        if room < 0:
-            continue
-        first, *others = [
-            tuple(words[(np.arange(count) * 7 + count) % len(words)].tolist()) for count in shrunk(wanted, room)
-        ]
-        ids = first + tuple(token for text in others for token in marked + text)
-        prompts.append((ids, tuple(frames[k].name for k in shown)))
-    return Probe(tuple(prompts), {frame.name: frame for frame in frames}, image_id, form)
+
+    def text(count: int, repeat: int) -> tuple[int, ...]:
+        return tuple(words[(np.arange(count) * 7 + count + 13 * repeat) % len(words)].tolist())
+
+    prompts: list[tuple[tuple[int, ...], tuple[str, ...]]] = []
+    repeat = 0
+    while not prompts or (statistical and len(prompts) * answer < STATISTICS):
+        for wanted, shown in zip(_TEXTS, ((0,), (0, 1), (2,)), strict=True):
+            room = context_tokens - answer - _visible(form, [sizes[k] for k in shown])
+            if room < 0:
+                continue
+            first, *others = [text(count, repeat) for count in shrunk(wanted, room)]
+            ids = first + tuple(token for words in others for token in marked + words)
+            prompts.append((ids, tuple(frames[k].name for k in shown)))
+        repeat += 1
+    # One token before the frame, and one that the engine samples.
+    scored = min(_SCORED, context_tokens - _visible(form, sizes[:1]) - 2) if statistical else 0
+    texts = (
+        [(text(1, k) + marked + text(scored, k), (frames[0].name,)) for k in range(-(-STATISTICS // scored))]
+        if scored >= PROBE_TOKENS
+        else []
+    )
+    steps = [one for one in episode if one.expanded_length + answer <= context_tokens]
+    return Probe(
+        tuple(prompts),
+        {frame.name: frame for frame in (*frames, *(frame for one in steps for frame in one.frames))},
+        image_id,
+        form,
+        answer,
+        tuple((tuple(one.ids), tuple(frame.name for frame in one.frames)) for one in steps),
+        statistical,
+        tuple(texts),
+        scored if texts else 0,
+    )
 
 
 def shrunk(lengths: Sequence[int], room: int) -> tuple[int, ...]:

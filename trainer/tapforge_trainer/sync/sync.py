@@ -20,13 +20,16 @@ group, in which ranks may wait for ever, and engines that got a part of the weig
 What a round took is in `Engines.round_metrics`: `seconds_sync_gather` (weights of all ranks in one place; between GPUs
 that is part of the transfer), `seconds_sync_transfer`, `seconds_sync_probe`, `sync_bytes` that each engine got,
 `sync_gigabytes_per_second` of gathering and transfer together, `sync_unread_tensors`, `sync_resends` (1: the first
-proof failed), `gap_alarm`, and `proof.py:figures` but for the largest, which is returned; as `failed_gap_*` those of
-the proof that failed, where it came to answers. They are the monitor of engine against learner: the same prompts after
-each sync, answered by the very weights, whatever a busy learner's own batches were sampled with.
+proof failed), `gap_alarm`, and `agreement.py:figures` but for the largest, which is returned; `gap_slope` where it can
+be told; as `failed_gap_*` the figures of the proof that failed, where it came to answers. They are the monitor of
+engine against learner: the same prompts after each sync, answered by the very weights, whatever a busy learner's own
+batches were sampled with.
 
-The proof has two parts: the bytes that arrived and are held (`received.py`), by which a weight that is stale, another's
-or without its adapter shows however little it differs; and the probe (`proof.py`), which is the same every time, by
-which a stale image embedding or a stale prefix shows.
+The proof has three detectors, asked in this order:
+- the bytes that arrived and are held (`received.py`), by which a weight that is stale, another's or without its adapter
+  shows however little it differs;
+- caches (`Sampler.kept`): none may have an entry of the time before the new weights;
+- log-probabilities (`proof.py` asks, `agreement.py` judges, each engine for itself): whether both compute the same.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,7 +51,9 @@ from ..engine.client import EngineError
 from ..engine.pool import Engines
 from ..learner.client import Learner
 from ..placement.settings import GAP_ALARM, PauseMode
-from .proof import PROBE_TOKENS, Probe, disagreement, figures
+from .agreement import Slope, disagreement, figures, slope_of
+from .history import Proof, ProofHistory
+from .proof import Probe
 from .received import difference, unread
 
 log = logging.getLogger(__name__)
@@ -62,19 +67,9 @@ class SyncMismatch(RuntimeError):
     """An engine does not hold the weights that it was given, or does not answer with them."""
 
     def __init__(self, why: str, figures: Mapping[str, float] | None = None):
-        """`figures`: `proof.py:figures` of the answers, where it came to answers."""
+        """`figures`: `agreement.py:figures` of the answers, where it came to answers."""
         super().__init__(why)
         self.figures = dict(figures or {})
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What is known of a round of weights whose proof held."""
-
-    #: `proof.py:figures`
-    figures: Mapping[str, float]
-    #: by name of the tensors that engines keep in a way that can't be read, why; the probe alone is about them
-    unread: Mapping[str, str] = field(default_factory=dict)
 
 
 async def synchronize(
@@ -86,17 +81,19 @@ async def synchronize(
     mode: PauseMode = "keep",
     tolerance: float | None = None,
     gap_alarm: float | None = None,
+    history: ProofHistory | None = None,
     deadline: float = 1200.0,
 ) -> float:
     """Returns the largest difference of a log-probability that the probe saw. `tolerance`: what it may be at most;
-    None: what the engine's number format allows (`proof.py:disagreement`). `gap_alarm`: the mean above which the metric
-    of that name is 1; None: the number format's. `deadline`, seconds, is each step's. Raises
-    `SyncMismatch`."""
+    None: what the engine's number format allows (`agreement.py:disagreement`). `gap_alarm`: the mean above which the
+    metric of that name is 1; None: the number format's. `history`: of the run's proofs, to which this one is added;
+    None: this is the first. `deadline`, seconds, is each step's. Raises `SyncMismatch`."""
+    history = ProofHistory() if history is None else history
 
     async def once() -> tuple[dict[str, float], Proof]:
         took = await _transfer(learner, engines, version, mode, deadline)
         started = time.monotonic()
-        proof = await verify(learner, engines, probe, version, tolerance, deadline)
+        proof = await verify(learner, engines, probe, version, tolerance, deadline, history)
         return took | {"seconds_sync_probe": time.monotonic() - started}, proof
 
     failed: SyncMismatch | None = None
@@ -118,6 +115,7 @@ async def synchronize(
         await engines.discard(str(error), deadline)
         raise
     await engines.release(version, deadline)
+    history.note(proof)
     _warn_of_unread(proof, engines.round_metrics)
     first = (
         {f"failed_{name}": value for name, value in failed.figures.items() if math.isfinite(value)} if failed else {}
@@ -176,60 +174,163 @@ async def _transfer(
 
 
 async def verify(
-    learner: Learner, engines: Engines, probe: Probe, version: int, tolerance: float | None, deadline: float
+    learner: Learner,
+    engines: Engines,
+    probe: Probe,
+    version: int,
+    tolerance: float | None,
+    deadline: float,
+    history: ProofHistory,
 ) -> Proof:
     """The part of `synchronize` that compares. Raises `SyncMismatch`."""
-    sent, arrivals = await asyncio.gather(learner.run(_SENT, deadline=deadline), engines.arrivals(deadline))
+    sent, arrivals, kept = await asyncio.gather(
+        learner.run(_SENT, deadline=deadline), engines.arrivals(deadline), engines.kept(deadline)
+    )
     digests = sent[0][0]  # of the rank that sends
     unmerged = tuple(sorted({name for _, names in sent for name in names}))
-    if why := difference(digests, unmerged, arrivals):
+    if why := difference(digests, unmerged, arrivals) or stale(kept):
         raise SyncMismatch(f"after the sync to version {version} {why}")
-    requests = [
-        (f"{version}-{index}", ids, names, PROBE_TOKENS, 1.0, None, True)
-        for index, (ids, names) in enumerate(probe.prompts)
-    ]
+    episode = probe.episode if probe.statistical or history.scores is None else ()
+    asked = _Asked(probe, version, (*probe.prompts, *episode))
     frames = {name: frame.data for name, frame in probe.frames.items()}
-    answers = await engines.probe(requests, frames, deadline)
-    samples = [_sample(probe, index, row, version) for rows in answers for index, row in enumerate(rows)]
-    mine = await learner.logprobs(samples, BatchFrames({sample.episode: probe.frames for sample in samples}))
-    gaps = [
-        np.asarray(sample.spans[0].logprobs, np.float64) - np.asarray(logprobs, np.float64)
-        for sample, logprobs in zip(samples, mine, strict=True)
-    ]
-    found = figures(gaps)
-    for sample, logprobs, signed in zip(samples, mine, gaps, strict=True):
-        apart = np.abs(signed)
-        at = int(np.argmax(apart)) if np.all(np.isfinite(apart)) else int(np.flatnonzero(~np.isfinite(apart))[0])
-        if why := disagreement(apart, engines.settings.dtype, tolerance):
-            token = sample.ids[sample.spans[0].start + at]
-            raise SyncMismatch(
-                f"after the sync to version {version} engine and learner differ by {apart[at]:.3g} ({why}) at token "
-                f"{at} (id {token}) of {sample.episode}: {sample.spans[0].logprobs[at]:.5f} against "
-                f"{logprobs[at]:.5f}; the engine does not answer with the new weights",
-                found,
-            )
-    return Proof(found, unread(arrivals))
+    answers = await engines.probe(asked.requests, frames, deadline)
+    answered = [[asked.sample(index, row) for index, row in enumerate(rows[: len(asked.prompts)])] for rows in answers]
+    mine = await _logprobs(learner, probe, [sample for samples in answered for sample in samples])
+    scores = None
+    if probe.scored:
+        given = [asked.scored(index) for index in range(len(probe.scored))]
+        scores = np.concatenate(await _logprobs(learner, probe, given, masked=False))
+    everything: list[np.ndarray] = []
+    slopes: list[Slope] = []
+    for rows, samples in zip(answers, answered, strict=True):
+        theirs = [np.asarray(sample.spans[0].logprobs, np.float64) for sample in samples]
+        gaps = [engine - mine.pop(0) for engine in theirs]
+        everything += gaps
+        found, slope = figures(gaps), None
+        if scores is not None and history.scores is not None:
+            slope = slope_of(history.scores, (asked.scores(rows), scores))
+            slopes.append(slope)
+            found |= told(slope)
+        if why := disagreement(
+            found,
+            engines.settings.dtype,
+            tolerance=tolerance,
+            first=history.first,
+            slope=slope,
+            exact=learner.settings.lora is None or engines.settings.dtype == "float32",
+        ):
+            at = _worst(gaps)
+            raise SyncMismatch(f"after the sync to version {version} {_apart(samples, gaps, at, why)}", found)
+    together = figures(everything)
+    if slopes:
+        together |= told(min(slopes, key=lambda slope: slope.value))
+    noted = (asked.scores(answers[0]), scores) if scores is not None else (np.empty(0), np.empty(0))
+    return Proof(together, unread(arrivals), noted)
 
 
-def _sample(probe: Probe, index: int, row: tuple[Any, ...], version: int) -> Sample:
-    _, prompt_ids, ids, logprobs, versions, _, error, missing = row
-    ids_, names = probe.prompts[index]
-    if error or missing:
-        raise SyncMismatch(f"the probe's prompt {index} was not answered: {error or missing}")
-    prompt = probe.expand(ids_, names)
-    if prompt_ids != np.asarray(prompt, np.int32).tobytes():
-        raise SyncMismatch(
-            f"the engine saw another prompt than the probe's prompt {index}; its image processor resized"
-        )
-    if versions != ((version, 0, PROBE_TOKENS),):
-        raise SyncMismatch(f"the probe's prompt {index} was answered by versions {versions}, not by {version} alone")
-    answer = np.frombuffer(ids, np.int32).tolist()
-    span = ResponseSpan(
-        step=0,
-        start=len(ids_),
-        end=len(ids_) + len(answer),
-        logprobs=tuple(np.frombuffer(logprobs, np.float32).tolist()),
-        versions=(version,) * len(answer),
-        advantage=0.0,
+def stale(kept: Mapping[int, Mapping[str, int]]) -> str:
+    """What is wrong with caches that have so many entries right after new weights, by engine and cache; "" where they
+    are empty: whoever hits one of those gets what was computed with the weights before."""
+    for index, caches in kept.items():
+        for name, entries in caches.items():
+            if entries:
+                return f"the {name} of engine {index} has {entries} entries of the time before"
+    return ""
+
+
+def told(slope: Slope) -> dict[str, float]:
+    """As figures, where it counts."""
+    return {"gap_slope": slope.value, "gap_slope_error": slope.error} if slope.counts else {}
+
+
+async def _logprobs(
+    learner: Learner, probe: Probe, samples: Sequence[Sample], *, masked: bool = True
+) -> list[np.ndarray]:
+    frames = BatchFrames({sample.episode: probe.frames for sample in samples})
+    return [np.asarray(row, np.float64) for row in await learner.logprobs(samples, frames, masked=masked)]
+
+
+def _worst(gaps: Sequence[np.ndarray]) -> tuple[int, int]:
+    """Answer and token of the largest gap, or of the first that is no number."""
+    found = [np.where(np.isfinite(gap), np.abs(gap), np.inf) for gap in gaps]
+    row = int(np.argmax([gap.max() for gap in found]))
+    return row, int(np.argmax(found[row]))
+
+
+def _apart(samples: Sequence[Sample], gaps: Sequence[np.ndarray], at: tuple[int, int], why: str) -> str:
+    sample, gap = samples[at[0]], gaps[at[0]][at[1]]
+    span, token = sample.spans[0], sample.ids[sample.spans[0].start + at[1]]
+    return (
+        f"engine and learner differ by {abs(gap):.3g} ({why}) at token {at[1]} (id {token}) of {sample.episode}: "
+        f"{span.logprobs[at[1]]:.5f} against {span.logprobs[at[1]] - gap:.5f}; the engine does not answer with the new "
+        "weights"
     )
-    return Sample(f"probe {index}", "probe", (*ids_, *answer), len(prompt) + len(answer), names, (span,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a proof asks of each engine, and how its answers are read."""
+
+    probe: Probe
+    version: int
+    prompts: tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]
+
+    @property
+    def requests(self) -> list[tuple[Any, ...]]:
+        """As `GenerateRequest` has them: prompts to answer, then texts to score."""
+        answer = self.probe.answer
+        return [
+            (f"{self.version}-{index}", ids, names, answer, 1.0, None, True)
+            for index, (ids, names) in enumerate(self.prompts)
+        ] + [
+            (f"{self.version}-scored-{index}", ids, names, 1, 1.0, None, True, True)
+            for index, (ids, names) in enumerate(self.probe.scored)
+        ]
+
+    def sample(self, index: int, row: tuple[Any, ...]) -> Sample:
+        """The answer to a prompt."""
+        ids_, names = self.prompts[index]
+        _, prompt_ids, ids, logprobs, versions, _, error, missing = row
+        if error or missing:
+            raise SyncMismatch(f"the probe's prompt {index} was not answered: {error or missing}")
+        prompt = self.probe.expand(ids_, names)
+        if prompt_ids != np.asarray(prompt, np.int32).tobytes():
+            raise SyncMismatch(
+                f"the engine saw another prompt than the probe's prompt {index}; its image processor resized"
+            )
+        if versions != ((self.version, 0, self.probe.answer),):
+            raise SyncMismatch(
+                f"the probe's prompt {index} was answered by versions {versions}, not by {self.version} alone"
+            )
+        answer = np.frombuffer(ids, np.int32).tolist()
+        behavior = np.frombuffer(logprobs, np.float32).tolist()
+        return self._spanned(f"probe {index}", (*ids_, *answer), names, len(answer), behavior)
+
+    def scored(self, index: int) -> Sample:
+        """A text whose last tokens are scored."""
+        ids, names = self.probe.scored[index]
+        count = self.probe.scored_tokens
+        return self._spanned(f"probe's text {index}", ids, names, count, [0.0] * count)
+
+    def scores(self, rows: Sequence[tuple[Any, ...]]) -> np.ndarray:
+        """An engine's log-probabilities of the texts' last tokens, [tokens]."""
+        found = []
+        for index, (_, _, _, logprobs, _, _, error, missing) in enumerate(rows[len(self.prompts) :]):
+            if error or missing:
+                raise SyncMismatch(f"the probe's text {index} was not scored: {error or missing}")
+            found.append(np.frombuffer(logprobs, np.float32)[-self.probe.scored_tokens :].astype(np.float64))
+        return np.concatenate(found)
+
+    def _spanned(
+        self, name: str, ids: tuple[int, ...], frames: tuple[str, ...], count: int, logprobs: Sequence[float]
+    ) -> Sample:
+        """With a span of its last `count` tokens."""
+        span = ResponseSpan(
+            step=0,
+            start=len(ids) - count,
+            end=len(ids),
+            logprobs=tuple(logprobs),
+            versions=(self.version,) * count,
+            advantage=0.0,
+        )
+        return Sample(name, "probe", ids, len(self.probe.expand(ids, frames)), frames, (span,))

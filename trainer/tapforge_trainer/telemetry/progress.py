@@ -71,6 +71,8 @@ class Progress:
     spec: dict[str, Any] = field(default_factory=dict)
     #: what was measured before reinforcement, by mode
     before: dict[str, Any] = field(default_factory=dict)
+    #: figures of the run's first proof of a weight sync, `sync/agreement.py:figures`; None: there was none
+    first_proof: dict[str, float] | None = None
     #: what members of groups came to, by length: `rollout.stats.by_length`
     members: dict[str, dict[str, int]] = field(default_factory=dict)
 

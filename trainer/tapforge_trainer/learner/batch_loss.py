@@ -1,0 +1,92 @@
+"""A rank's part of the policy loss on a micro-batch, and figures that are read from its device once.
+
+A GPU computes while the host queues what comes next. Each number that is read of it makes the host wait until the GPU
+has come as far, and the GPU then waits for the host. So figures stay where they are computed (`DeviceFigures`) until
+the backward pass is queued as well, and are read together with the log-probabilities.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tapforge_trainer.algorithms.losses import policy_loss
+from tapforge_trainer.algorithms.objective import Counts, Objective
+
+from .batches import TokenBatch
+from .metrics import UpdateMetrics
+
+
+class DeviceFigures:
+    """Figures of a micro-batch, on their device until `read`."""
+
+    def __init__(self, metrics: UpdateMetrics):
+        """`metrics`: where they come to."""
+        self._metrics = metrics
+        self._sums: list[tuple[str, Tensor, float]] = []
+        self._maxima: list[tuple[str, Tensor]] = []
+
+    def add(self, name: str, value: Tensor, steps: int = 1) -> None:
+        """A scalar, of which a `steps`-th counts."""
+        self._sums.append((name, value, steps))
+
+    def top(self, name: str, value: Tensor) -> None:
+        self._maxima.append((name, value))
+
+    def read(self, logp: Tensor) -> np.ndarray:
+        """Waits for the device, once. Returns `logp` [tokens] on the host."""
+        found = [value for _, value, _ in self._sums] + [value for _, value in self._maxima]
+        joined = torch.cat([logp.detach().float(), *(value.detach().float().reshape(1) for value in found)])
+        values = joined.cpu().numpy()
+        scalars = values[len(logp) :].tolist()
+        for name, _, steps in self._sums:
+            self._metrics.add(name, scalars.pop(0) / steps)
+        for name, _ in self._maxima:
+            self._metrics.top(name, scalars.pop(0))
+        self._sums, self._maxima = [], []
+        return values[: len(logp)]
+
+
+def batch_loss(
+    data: TokenBatch,
+    old: np.ndarray | None,
+    reference: np.ndarray | None,
+    objective: Objective,
+    counts: Counts,
+    figures: DeviceFigures,
+    steps: int,
+    compared: bool,
+    logp: Tensor,
+    chosen: np.ndarray,
+    weight: Tensor,
+) -> Tensor:
+    """`old` None: the weights are those that old log-probabilities are of, or nobody asks for any. `compared`: the
+    samples' own log-probabilities are another policy's, and enter as anchor, weights and masks."""
+
+    def here(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values[chosen]).to(logp.device)
+
+    _, sequence = np.unique(data.span[chosen], return_inverse=True)
+    result = policy_loss(
+        logp,
+        logp.detach() if old is None else here(old),
+        here(data.advantage),
+        torch.from_numpy(sequence).to(logp.device),
+        objective=objective,
+        counts=counts,
+        weight=weight,
+        behavior_logp=here(data.behavior) if compared else None,
+        ref_logp=None if reference is None else here(reference),
+        score=here(data.score),
+        sequences=int(sequence.max()) + 1 if len(sequence) else 0,
+    )
+    # The only step's ratio to itself is 1, whatever the samples are: figures of it would tell nothing.
+    silent = result.of_ratio if old is None and steps == 1 and objective.anchor == "old" else frozenset()
+    for name, value in result.sums.items():
+        if name not in silent:
+            figures.add(name, value, steps)
+    for name, value in result.maxima.items():
+        if name not in silent:
+            figures.top(name, value)
+    return result.loss
