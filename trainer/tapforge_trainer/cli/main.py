@@ -35,7 +35,7 @@ from .judge import judge
 from .phone import phone
 from .preset import in_plan, preset
 from .reading import LOCAL_PATH, RUNS, Commands, FileCommand, file_option, overridable, read_run
-from .relearn import relearn, rescore
+from .relearn import compare, relearn, rescore
 from .waiting import saying
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def top(folder: Path, once: bool, rows: int | None) -> None:
         raise _Problem(str(error)) from error
 
 
-for _command in (agent, cluster, doctor, env, explain, judge, phone, preset, relearn, rescore):
+for _command in (agent, cluster, compare, doctor, env, explain, judge, phone, preset, relearn, rescore):
     cli.add_command(_command)
 
 

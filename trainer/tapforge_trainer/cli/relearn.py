@@ -1,4 +1,4 @@
-"""`tapforge relearn` and `tapforge rescore`: other advantages and other rewards for what a run has recorded."""
+"""`tapforge relearn`, `rescore` and `compare`: what recorded runs would be under other rules, and beside each other."""
 
 from __future__ import annotations
 
@@ -56,6 +56,30 @@ def rescore(folder: Path, overrides: tuple[str, ...], output: str) -> None:
     try:
         with saying(f"asking for rewards of the episodes in {folder}"):
             found = asyncio.run(rescored(folder, overrides))
+    except Exception as error:
+        if (failure := failure_of(error)) is None:
+            raise
+        click.echo(f"Error: {failure[1]}", err=True)
+        sys.exit(failure[0])
+    click.echo(json.dumps(asdict(found), indent=2) if output == "json" else "\n".join(lines(found)))
+
+
+@click.command()
+@click.argument("first", type=LOCAL_PATH)
+@click.argument("second", type=LOCAL_PATH)
+@click.option("--of", "name", default="after-sampled", show_default=True, help="measurement of both")
+@click.option("--of-first", "first_name", help="another one of the first, such as before-sampled")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of the interval")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def compare(first: Path, second: Path, name: str, first_name: str | None, seed: int, output: str) -> None:
+    """Say which of two runs FIRST and SECOND succeeds more, task by task, with the interval of the difference. The same
+    folder twice with --of-first before-sampled is a run's gain."""
+    from ..run.compare import compare as compared
+    from ..run.compare import lines
+    from ..run.shutdown import failure_of
+
+    try:
+        found = compared(first, second, name=first_name or name, other=name, seed=seed)
     except Exception as error:
         if (failure := failure_of(error)) is None:
             raise
