@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from random import Random
+from statistics import mean
 
 import pytest
 from hypothesis import given, settings
@@ -95,6 +96,10 @@ def group_of(order: int, task: Task) -> GroupRecord:
     """What a task comes to depends on the task and the group's order alone."""
     rng = Random(f"{order} {task.key}")
     outcomes = [Outcome.SUCCESS if rng.random() < task.seed / 11 else Outcome.FAILURE for _ in range(4)]
+    return group_with(order, task, outcomes)
+
+
+def group_with(order: int, task: Task, outcomes: list[Outcome]) -> GroupRecord:
     episodes = tuple(
         EpisodeRecord(f"g{order}.{n}.0", f"g{order}", task, 0, "a", n, Reason.DONE, outcome, None, "", (), 0.0, 1.0)
         for n, outcome in enumerate(outcomes)
@@ -186,6 +191,40 @@ def test_when_phones_finish_changes_no_draw():
         return [task.key for task in tasks]
 
     assert drawn(True) == drawn(False)
+
+
+def mixed_groups(name: str, rule: CooldownRule | None, seed: int) -> float:
+    """Share of groups with both outcomes in 60 updates of 16 groups of 8: of 100 tasks 30 always fail, 30 always
+    succeed and 40 do either, at rates that stay as they are."""
+    tasks = FixedTasks(tuple(Task(suite="s", template=f"t{n % 10}", seed=n) for n in range(100)))
+    rng = Random(seed)
+    rate = [0.0] * 30 + [1.0] * 30 + [rng.uniform(0.1, 0.9) for _ in range(40)]
+    source = TaskSource(tasks, seed, sampler=make_sampler(name, {}), memory=DifficultyMemory(50, rule), ahead=32)
+    under_way, mixed = [source.next() for _ in range(32)], 0
+    for update in range(60):
+        groups = []
+        for place, task in enumerate(under_way[:16]):
+            outcomes = [Outcome.SUCCESS if rng.random() < rate[task.seed] else Outcome.FAILURE for _ in range(8)]
+            mixed += len(set(outcomes)) == 2
+            groups.append(group_with(16 * update + place, task, outcomes))
+        source.learned(update + 1, groups)
+        under_way = under_way[16:] + [source.next() for _ in range(16)]
+    return mixed / (60 * 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "least", "most"),
+    [
+        ("uniform", None, 0.34, 0.38),
+        ("near_half", None, 0.55, 0.61),
+        ("band", None, 0.70, 0.75),
+        ("uniform", CooldownRule(2, 2, 20), 0.65, 0.70),
+        ("near_half", CooldownRule(2, 2, 20), 0.69, 0.75),
+    ],
+)
+def test_more_groups_teach_where_many_tasks_are_too_hard_or_solved(name, rule, least, most):
+    """docs/tasks.md has these shares."""
+    assert least < mean(mixed_groups(name, rule, seed) for seed in range(4)) < most
 
 
 # --- in a file --------------------------------------------------------------------------------------------------------
