@@ -32,6 +32,11 @@ WELL: dict[str, Any] = {
     "capped": 0.01,
     "waiting": 0.6,
     "templates": {"open": (8, 16), "rare": (1, 2)},
+    "compared": 16,
+    "judge_above": 0.02,
+    "disagreements": 0.1,
+    "verdict_wait": 0.3,
+    "verdicts_missing": 0.01,
 }
 UP_TO_HALF = [0.2, 0.3, 0.5]
 
@@ -82,6 +87,13 @@ def linear(steps: int, by: float) -> list[float]:
             updates(30, templates=[{"open": (2, 16)}] * 5),
             r"success of open fell from 50% to 12% \(80 episodes\)",
         ),
+        (
+            "judge_and_verifier",
+            updates(9, judge_above=[0.15] * 5, disagreements=[0.2] * 5),
+            r"calls 15 points more of the last 80 episodes .*tapforge judge calibrate",
+        ),
+        ("verdicts_late", updates(9, verdict_wait=[1.5] * 5), r"waits 1.5 times as long .* concurrency"),
+        ("verdicts_missing", updates(9, verdicts_missing=[0.2] * 3), r"20% of the last 3 .* endpoint"),
         ("rollout_waiting", updates(9, waiting=[0.95] * 5), r"waited for episodes in 95% .* More phones"),
     ],
 )
@@ -113,6 +125,12 @@ def test_an_alarm_fires_with_a_remedy(name: str, history: list[UpdateFigures], w
         updates(30, templates=[{"rare": (0, 3)}] * 5),  # too few to tell
         updates(7, templates=[{"open": (0, 16)}] * 7),  # hard from the beginning
         updates(9, waiting=[0.85] * 5),
+        updates(9, judge_above=[-0.2] * 5, disagreements=[0.3] * 5),  # stricter than the verifier
+        updates(9, judge_above=[0.08] * 5),
+        updates(9, judge_above=[0.12] * 5, disagreements=[0.9] * 5),  # errs both ways
+        updates(2, compared=[8] * 2, judge_above=[0.5] * 2),  # too few to tell
+        updates(9, verdict_wait=[0.9] * 5),
+        updates(9, verdicts_missing=[0.12] * 2),
         [UpdateFigures.of({"update": n, "event": "update", "groups": 4, "groups_zero_variance": 2}) for n in range(9)],
     ],
 )

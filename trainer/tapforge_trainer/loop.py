@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from .batch import BatchRules, build_batch, replayed_samples
 from .frames.handles import BatchFrames, FramesLost
-from .judges.drift import Drift
 from .learner.checkpoint_storage import FencedOut
 from .recording.frames import RecordedFrames
 from .recording.reader import FRAMES
@@ -211,10 +210,8 @@ class _Rollout:
     put_backs: int = 0
     #: seconds for which a checkpoint held the learner since the last update
     saving: float = 0.0
-    #: verdicts up to the last update; whether judge and verifier part, and whether that was said
+    #: verdicts up to the last update
     rewarded: RewardCounts = field(default_factory=RewardCounts)
-    drift: Drift = field(default_factory=Drift)
-    parted: bool = False
     #: when the last checkpoint began, or the session, on the monotonic clock
     saved_at: float = field(default_factory=time.monotonic)
 
@@ -252,12 +249,7 @@ class _Rollout:
                 f"{counts.missing} of {counts.answered} episodes have no verdict, more than rewards.maxMissingShare "
                 f"({most:.0%}); the last one: {self.scheduler.last_missing}. Look at the endpoint of the judge"
             )
-        pairs = pairs_of(groups, self.context.run.spec.rewards)
-        parted = self.drift.update(pairs)
-        if parted.parted and not self.parted:
-            self.context.telemetry.note(f"update {self.progress.update + 1}: {parted}")
-        self.parted = parted.parted
-        return {**counts.figures(), **agreement(pairs)}
+        return {**counts.figures(), **agreement(pairs_of(groups, self.context.run.spec.rewards))}
 
     async def sync(self) -> dict[str, Any]:
         """Gives the engines the learner's weights. Not when a stop is requested while the rollout pauses for it: no

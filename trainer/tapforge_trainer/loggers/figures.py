@@ -141,6 +141,7 @@ FIGURES: Final[Mapping[str, str]] = {
     "rewards/missing": "of which without a verdict that an episode can't be without",
     "rewards/missing_share": "of which as a share",
     "rewards/seconds_waiting_for_verdicts": "that an episode waited for its rewards, mean",
+    "rewards/compared": "episodes of the update of which a judge and the verifier said how they ended",
     "rewards/success_judged": "success of the update's episodes by the stream of success, where a verifier was asked",
     "rewards/success_verified": "success of the same episodes by the verifier",
     "rewards/judge_minus_verifier": "their difference: a policy that learns to please its judge lets it grow",

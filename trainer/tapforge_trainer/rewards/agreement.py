@@ -29,11 +29,12 @@ def pairs_of(groups: Sequence[GroupRecord], rewards: Rewards) -> list[tuple[bool
 
 
 def agreement(pairs: Sequence[tuple[bool, bool]]) -> dict[str, float | None]:
-    """Success by either, their difference, and the share in which they differ. Empty without pairs."""
+    """How many, success by either, their difference, and the share in which they differ. Empty without pairs."""
     if not pairs:
         return {}
     judged, verified = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
     return {
+        "compared": len(pairs),
         "success_judged": judged,
         "success_verified": verified,
         "judge_minus_verifier": judged - verified,

@@ -17,6 +17,12 @@ it hasn't held for `CLEARS` updates in a row, so that a figure at its threshold 
   success than the policy.
 - `success_falls/TEMPLATE`: the last 5 updates against the 20 before, down by 10 points and with 99.9 % intervals apart.
   Less is noise where many templates are looked at after each update.
+- `judge_and_verifier`: over the last 5 updates, at least 30 episodes, the judge's success is 10 points or more above
+  the verifier's, and the paired 95 % interval of the difference is above 0. A judge that errs both ways alike doesn't
+  fire it; a policy that learns what the judge likes does.
+- `verdicts_late`: an episode waits longer for its verdict than an update takes, mean of the last 5 updates. Then
+  episodes are a version older than they need to be, or the learner waits.
+- `verdicts_missing`: over 10 % of the last 3 updates' episodes have none. Those that are hard to judge leave first.
 - `rollout_waiting`: over 90 % of the last 5 updates' time. Where phones are slow the learner may well idle for long; at
   90 % twice the phones nearly double the pace.
 
@@ -42,6 +48,8 @@ _SHARE: Final = 0.3
 _NATS: Final = 0.1
 #: of the intervals of a template's success, with the attempts that either needs
 _CONFIDENCE, _ATTEMPTS, _FALL = 0.999, 16, 0.1
+#: episodes from which on a judge and the verifier are compared
+_PAIRS: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,14 @@ class UpdateFigures:
     waiting: float | None = None
     #: template -> (successes, valid episodes)
     templates: Mapping[str, tuple[int, int]] | None = None
+    #: episodes of which judge and verifier said how they ended; the judge's success less the verifier's, and the share
+    #: of the episodes in which they differ
+    compared: int = 0
+    judge_above: float = 0.0
+    disagreements: float = 0.0
+    #: seconds that an episode waits for its verdict over those of the update; share of episodes without
+    verdict_wait: float | None = None
+    verdicts_missing: float | None = None
 
     @staticmethod
     def of(event: Mapping[str, Any]) -> UpdateFigures:
@@ -74,6 +90,8 @@ class UpdateFigures:
         # Older than any group of the batch is only what is replayed on purpose.
         oldest = (event.get("staleness") or {}).get("max", math.inf)
         older = {age: learner.get(f"tokens_age_{age}", 0.0) for age in ages if 0 < int(age) <= oldest}
+        rewards = event.get("rewards") or {}
+        seconds, waited = _seconds(learner), rewards.get("seconds_waiting_for_verdicts")
         clips = [learner[name] for name in ("clip_fraction_low", "clip_fraction_high") if name in learner]
         return UpdateFigures(
             update=event["update"],
@@ -94,6 +112,11 @@ class UpdateFigures:
                 name: (round(row["success"] * row["episodes"]), row["episodes"])
                 for name, row in (event.get("templates") or {}).items()
             },
+            compared=rewards.get("compared", 0),
+            judge_above=rewards.get("judge_minus_verifier", 0.0),
+            disagreements=rewards.get("disagreements", 0.0),
+            verdict_wait=None if waited is None or not seconds else waited / seconds,
+            verdicts_missing=rewards.get("missing_share"),
         )
 
 
@@ -101,9 +124,12 @@ def _waiting(learner: Mapping[str, Any]) -> float | None:
     """None where nothing was learned: then there is nothing else to spend time on."""
     if "seconds_learn" not in learner:
         return None
-    wait = learner.get("seconds_rollout_wait", 0.0)
-    total = wait + sum(learner.get(f"seconds_{part}", 0.0) for part in ("learn", "sync", "checkpoint"))
-    return wait / total if total else None
+    total = _seconds(learner)
+    return learner.get("seconds_rollout_wait", 0.0) / total if total else None
+
+
+def _seconds(learner: Mapping[str, Any]) -> float:
+    return sum(learner.get(f"seconds_{part}", 0.0) for part in ("rollout_wait", "learn", "sync", "checkpoint"))
 
 
 def alarms(updates: Sequence[UpdateFigures]) -> dict[str, str]:
@@ -271,7 +297,49 @@ def _rollout_waiting(updates: Sequence[UpdateFigures]) -> Iterator[tuple[str, st
         yield "rollout_waiting", text
 
 
-_ALSO_WHEN_SOLVED: Final[tuple[Check, ...]] = (_kl_reference, _kl_behavior, _shares, _success_falls, _rollout_waiting)
+def _judge_and_verifier(updates: Sequence[UpdateFigures]) -> Iterator[tuple[str, str]]:
+    recent = updates[-5:]
+    count = sum(one.compared for one in recent)
+    if count < _PAIRS:
+        return
+    above = sum(one.judge_above * one.compared for one in recent) / count
+    # A pair differs by -1, 0 or 1, so its square is whether it differs.
+    spread = sum(one.disagreements * one.compared for one in recent) / count - above**2
+    if above >= _FALL and above - 1.96 * math.sqrt(max(0.0, spread) / count) > 0:
+        text = (
+            f"the judge calls {100 * above:.0f} points more of the last {count} episodes a success than the verifier: "
+            "the policy may be learning what the judge likes. See what it rewarded with `tapforge judge calibrate`, "
+            "and use more votes, another prompt or another model"
+        )
+        yield "judge_and_verifier", text
+
+
+def _verdicts(updates: Sequence[UpdateFigures]) -> Iterator[tuple[str, str]]:
+    wait = _mean(updates, 5, lambda one: one.verdict_wait)
+    if wait is not None and wait > 1:
+        text = (
+            f"an episode waits {wait:.1f} times as long for its verdict as an update takes. Raise the judge's "
+            "concurrency, ask it fewer times, or use a faster one"
+        )
+        yield "verdicts_late", text
+    missing = _mean(updates, 3, lambda one: one.verdicts_missing)
+    if missing is not None and missing > 0.1:
+        text = (
+            f"{missing:.0%} of the last 3 updates' episodes have no verdict and left their groups. Look at the judge's "
+            "endpoint and at rewards/judge_unreadable"
+        )
+        yield "verdicts_missing", text
+
+
+_ALSO_WHEN_SOLVED: Final[tuple[Check, ...]] = (
+    _judge_and_verifier,
+    _verdicts,
+    _kl_reference,
+    _kl_behavior,
+    _shares,
+    _success_falls,
+    _rollout_waiting,
+)
 _CHECKS: Final[tuple[Check, ...]] = (*_ALSO_WHEN_SOLVED, _entropy, _uniform, _step_limit)
 
 
