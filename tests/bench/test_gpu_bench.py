@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gpu
 import pytest
 from load import gpu_part
 
@@ -33,6 +34,57 @@ def _part(*words: str) -> dict[str, Any]:
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_parts_take_an_hour_together_and_what_has_to_be_known_comes_first() -> None:
+    assert sum(seconds for _, seconds in gpu.PARTS.values()) <= 3600
+    assert list(gpu.PARTS)[:3] == ["doctor", "proof", "transfer"]
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("say(a=1); say(a=1, b=2)", {"a": 1, "b": 2}),
+        ("say(a=1); print('{\"a\": 2, \"b', end=''); sys.stdout.flush(); hang()", {"a": 1, "cut_off": "after 3 s"}),
+        ("hang()", {"cut_off": "after 3 s"}),
+        ("say(a=1); sys.exit('no memory')", {"a": 1, "failed": "no memory"}),
+        ("sys.exit(3)", {"failed": "exit code 3"}),
+    ],
+)
+def test_a_part_that_is_cut_off_or_fails_keeps_its_figures(script: str, found: dict[str, Any]) -> None:
+    """Also where something that it has started, and that ignores a SIGTERM, would hold its output open."""
+    words = (
+        "import json, signal, subprocess, sys, time\n"
+        "say = lambda **found: print(json.dumps(found), flush=True)\n"
+        "hang = lambda: subprocess.run([sys.executable, '-c', 'import signal, time; "
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)'])\n"
+    )
+    assert gpu.bounded([sys.executable, "-c", words + script], ENVIRONMENT, 3) == found
+
+
+def _sync_part(name: str, folder: Path) -> dict[str, Any]:
+    write_model(folder / "model", 0)
+    return _part(name, "--folder", str(folder / "model"), "--scale", "16")
+
+
+@pytest.mark.long
+def test_the_proof_s_part_tells_what_heads_of_either_format_differ_by(tmp_path: Path) -> None:
+    found = _sync_part("proof", tmp_path)
+    for heads in ("fp32", "bf16"):
+        assert len(found[f"{heads} rms"]) == len(found["moves"]) == len(found[f"{heads} slope"]) + 1
+        assert min(found[f"{heads} tokens"]) >= 1024
+        assert found[f"{heads} slope"][-1] > 0.5 > found[f"{heads} slope_error"][-1]
+    assert found["bf16 rms"][-1] > found["fp32 rms"][-1] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["transfer", "lora", "tensor_parallel"])
+def test_parts_about_syncs_run_on_cpus(tmp_path: Path, name: str) -> None:
+    found = _sync_part(name, tmp_path)
+    if name == "transfer":
+        assert found["tapforge-cpu"]["sync_bytes"] > 0 and found["tapforge-cpu"]["seconds"] > 0
+    else:
+        assert min(found["tokens"]) >= 1024 and len(found["slope"]) == len(found["rms"]) - 1
 
 
 @pytest.mark.long

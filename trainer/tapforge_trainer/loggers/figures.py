@@ -17,6 +17,7 @@ from tapforge_api import TrainingRun
 _ENGINE: Final = (
     "gap",
     "gap_mean",
+    "gap_rms",
     "gap_p90",
     "gap_kl",
     "gap_tokens",
@@ -110,6 +111,7 @@ FIGURES: Final[Mapping[str, str]] = {
     "learner/peak_mib": "largest memory of a rank so far, MiB",
     "engine/gap": "largest difference of a log-probability in the last sync's proof",
     "engine/gap_mean": "engine and learner apart per token, in the last sync's proof",
+    "engine/gap_rms": "root mean square of the same",
     "engine/gap_p90": "exceeded by a tenth of its tokens",
     "engine/gap_kl": "the same as a divergence, k3",
     "engine/gap_tokens": "tokens of the proof",

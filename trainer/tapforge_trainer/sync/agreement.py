@@ -68,14 +68,15 @@ class Slope:
 
 
 def figures(gaps: Sequence[np.ndarray]) -> dict[str, float]:
-    """How far engine and learner are apart. `gaps`: of each answer [tokens]. `gap_mean`, `gap_p90` and `gap_max` are
-    absolute; `gap_kl` is the mean of k3 = exp(-gap) - 1 + gap, an estimate of the divergence of the learner's policy
-    from the engine's (Schulman, "Approximating KL Divergence")."""
+    """How far engine and learner are apart. `gaps`: of each answer [tokens]. `gap_mean`, `gap_p90` and `gap_max` are of
+    their sizes, `gap_rms` is the root of their mean square; `gap_kl` is the mean of k3 = exp(-gap) - 1 + gap, an
+    estimate of the divergence of the learner's policy from the engine's (Schulman, "Approximating KL Divergence")."""
     gap = np.concatenate(gaps).astype(np.float64)
     apart, bounded = np.abs(gap), np.clip(gap, -_K3_RANGE, _K3_RANGE)
     return {
         "gap_tokens": float(len(gap)),
         "gap_mean": float(apart.mean()),
+        "gap_rms": float(np.sqrt((apart**2).mean())),
         "gap_p90": float(np.quantile(apart, 0.9)),
         "gap_max": float(apart.max()),
         "gap_kl": float((np.exp(-bounded) - 1 + bounded).mean()),

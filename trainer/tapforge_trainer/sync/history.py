@@ -28,8 +28,11 @@ class ProofHistory:
     first: dict[str, float] | None = None
     #: log-probabilities of the texts that are scored: the first engine's and the learner's in the session's first proof
     scores: tuple[np.ndarray, np.ndarray] | None = None
+    #: the last one that held
+    last: Proof | None = None
 
     def note(self, proof: Proof) -> None:
+        self.last = proof
         if self.first is None:
             self.first = dict(proof.figures)
         if self.scores is None:
