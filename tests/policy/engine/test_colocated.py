@@ -50,7 +50,7 @@ class House:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, replicas: int):
         self.log: list[str] = []
         self.actors: list[Actor] = []
-        monkeypatch.setattr(engines, "start_engine", lambda settings, place: self.start())
+        monkeypatch.setattr(engines, "start_engine", lambda settings, place, number: self.start())
         monkeypatch.setattr(engines, "kill_engine", lambda actor: actor.kill())
 
         async def verify(*_: Any) -> sync.Proof:

@@ -161,7 +161,7 @@ class Fleet:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, replicas: int):
         self.actors: list[Actor] = []
-        monkeypatch.setattr(engines, "start_engine", lambda settings, place: self.start())
+        monkeypatch.setattr(engines, "start_engine", lambda settings, place, number: self.start())
         monkeypatch.setattr(engines, "kill_engine", lambda actor: actor.kill())
         self.engines = Engines(SETTINGS, FORM, 99, replicas=replicas)
         self.client = EngineClient(self.engines.connection)

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..placement.actor_log import keep_output
 from ..placement.placement import ANYWHERE, ActorPlacement
 from ..placement.settings import EngineSettings, PauseMode, SleepPart, on_this_node
 from .mailboxes import Collected, Mailboxes
@@ -25,7 +26,8 @@ class EngineActor:
     """Methods are called by `EngineClient`, `Engines` and `sync` only. One event loop, one engine thread, one thread
     for frames."""
 
-    def __init__(self, settings: EngineSettings):
+    def __init__(self, settings: EngineSettings, number: int = 0):
+        keep_output(settings.log, number)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._boxes = Mailboxes(CLIENT_SECONDS)
         self._probes: dict[str, asyncio.Future[GenerateResult]] = {}
@@ -189,8 +191,8 @@ def kill_engine(actor: ActorHandle) -> None:
     ray.kill(actor)
 
 
-def start_engine(settings: EngineSettings, place: ActorPlacement = ANYWHERE) -> ActorHandle:
-    """Returns at once; `ready` says when it answers."""
+def start_engine(settings: EngineSettings, place: ActorPlacement = ANYWHERE, number: int = 0) -> ActorHandle:
+    """Returns at once; `ready` says when it answers. `number`: among the run's engines."""
     import ray
 
     scratch = tempfile.gettempdir()
@@ -200,4 +202,4 @@ def start_engine(settings: EngineSettings, place: ActorPlacement = ANYWHERE) -> 
         runtime_env={"env_vars": environment(settings, scratch) | dict(place.environment)},
         **place.options,
     )
-    return actor.remote(settings)
+    return actor.remote(settings, number)

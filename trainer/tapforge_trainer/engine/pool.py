@@ -121,8 +121,7 @@ class Engines:
         self._round: list[tuple[int, int]] = []
         self._places = places or [ANYWHERE] * replicas
         self._engines = [
-            _Engine(index, start_engine(settings, self._places[index]), RestartBudget(settings.restarts_per_hour))
-            for index in range(replicas)
+            _Engine(index, self._start(index), RestartBudget(settings.restarts_per_hour)) for index in range(replicas)
         ]
 
     async def ready(self) -> None:
@@ -260,6 +259,9 @@ class Engines:
         for engine in self._engines:
             kill_engine(engine.actor)
 
+    def _start(self, index: int) -> Any:
+        return start_engine(self.settings, self._places[index], index)
+
     async def _started(self, engine: _Engine) -> None:
         await self._call(engine, "ready", deadline=self.settings.start_seconds)
         engine.up, engine.current = True, not self._renewed
@@ -304,7 +306,7 @@ class Engines:
         await self._room.wait()
         incarnation = engine.incarnation
         starting = engine.starting = asyncio.get_running_loop().create_future()
-        engine.actor, engine.counts = start_engine(self.settings, self._places[engine.index]), CacheCounts()
+        engine.actor, engine.counts = self._start(engine.index), CacheCounts()
         try:
             await self._started(engine)
         except EngineError as error:

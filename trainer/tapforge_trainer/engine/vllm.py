@@ -47,7 +47,7 @@ def environment(settings: EngineSettings, scratch: str, found: Mapping[str, str]
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_RPC_BASE_PATH": scratch,
-        "VLLM_LOGGING_LEVEL": found.get("VLLM_LOGGING_LEVEL", "ERROR"),
+        "VLLM_LOGGING_LEVEL": found.get("VLLM_LOGGING_LEVEL", "INFO" if settings.log else "ERROR"),
     }
     if settings.tensor_parallel > 1:
         wanted["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would take the actor's threads' locks with it

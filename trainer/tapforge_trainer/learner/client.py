@@ -25,6 +25,7 @@ from tapforge_trainer.frames.handles import BatchFrames, FrameHandle, FramesLost
 from tapforge_trainer.recording.frames import FrameStore
 from tapforge_trainer.records import Sample
 
+from ..placement.actor_log import keep_output
 from ..placement.actors import reason
 from ..placement.placement import ANYWHERE, ActorPlacement
 from ..placement.settings import LearnerSettings, UpdateSettings, on_this_node
@@ -57,6 +58,7 @@ class RankActor:
     """`Rank` behind Ray. One call at a time."""
 
     def __init__(self, settings: LearnerSettings, rank: int):
+        keep_output(settings.log, rank)
         self._settings, self._index = settings, rank
         self._rank: Any = None
         self._store: Any = None

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from .settings import EngineSettings, LearnerSettings
@@ -143,6 +144,14 @@ class Placement:
             from ray.util import remove_placement_group
 
             remove_placement_group(self.group)
+
+
+def ray_logs() -> Path | None:
+    """Where the Ray of this process keeps its own logs on this node; None: it was not started."""
+    import ray
+    from ray._private.worker import global_worker
+
+    return Path(global_worker.node.get_logs_dir_path()) if ray.is_initialized() and global_worker.node else None
 
 
 async def placed(

@@ -59,6 +59,8 @@ class EngineSettings:
     answer_seconds: float = 600.0
     #: for which new weights may stop the time of an answer
     pause_seconds: float = 4800.0
+    #: file that it writes to, with `actor_log.NUMBER` for its number; None: wherever Ray has it
+    log: str | None = None
     #: of one engine; one more death within an hour ends the run
     restarts_per_hour: int = 3
     source: ModelRef | None = None
@@ -106,6 +108,8 @@ class LearnerSettings:
     tokens_per_micro_batch: int = 8192
     seed: int = 0
     transfer: Transfer = "tapforge-cpu"
+    #: as an engine's
+    log: str | None = None
     #: until it can work, and for an update or a checkpoint; seconds
     start_seconds: float = 3600.0
     update_seconds: float = 7200.0

@@ -26,7 +26,9 @@ from ..agents import Agent
 from ..agents.made_up import made_up_episode
 from ..learner.checkpoint_storage import CheckpointBackend, place_of
 from ..model_source.ref import ModelError, ModelRef, ModelRefused
+from ..placement.actor_log import NUMBER, keep_ray_logs, last_lines
 from ..placement.machine import Device, Machine, NoDevice, device_of, rollout_workers
+from ..placement.placement import ray_logs
 from ..policy import Policy, PolicySettings, gpus_in_ray, in_cluster, object_store_bytes, wait_for_gpus
 from ..recording.actor import RecorderProcess
 from ..rollout.actor import start_rollout_actor
@@ -51,6 +53,8 @@ from .resuming import resumed_from
 from .shutdown import StopSignal, together, unless_stopped
 
 log = logging.getLogger(__name__)
+#: in the run's folder: what engines and ranks write where they use GPUs
+_LOGS = "logs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +95,17 @@ async def running(
     fetch = f"; a node that lacks {source.place} fetches {size:,.1f} GiB" if size else ""
     telemetry.phase(f"starting {'phones, engine and learner' if engines else 'the learner'}{fetch}", "Loading")
     engine = assembly.engine_settings(run, model, rollouts.agent, machine, device, source) if engines else None
+    ranks = assembly.learner_settings(run, model, rollouts.agent, machine, device, source) if learner else None
+    logs = (folder / _LOGS).absolute()
+    if device == "cuda":
+        logs.mkdir(parents=True, exist_ok=True)
+        engine = engine and replace(engine, log=str(logs / f"engine-{NUMBER}.log"))
+        ranks = ranks and replace(ranks, log=str(logs / f"rank-{NUMBER}.log"))
     shown = engine.largest_frame if engine is not None else None
     policy = Policy(
         PolicySettings(
             engine=engine,
-            learner=assembly.learner_settings(run, model, rollouts.agent, machine, device, source) if learner else None,
+            learner=ranks,
             replicas=run.spec.engine.replicas,
             mid_episode=run.spec.sync.mid_episode,
             place=place or place_of(checkpoints_of(run, folder), checkpoint_uri(run)),
@@ -115,8 +125,12 @@ async def running(
         setup = await _connect(run, policy, rollouts, stop, started, engines=engines)
         async with written(rollouts.slots, folder) if engines else nullcontext():
             yield RunContext(run, folder, policy, setup, telemetry, stop, warm_started_from), progress
+    except Exception as error:
+        if isinstance(error, policy_errors()) and (lines := last_lines(logs, time.time())):
+            error.add_note(lines)
+        raise
     finally:
-        closing = rollouts.slots.close(), _closed(rollouts.player, policy)
+        closing = _ray_logs_kept(logs), rollouts.slots.close(), _closed(rollouts.player, policy)
         for result in await asyncio.gather(*closing, return_exceptions=True):
             if isinstance(result, Exception):
                 log.warning("closing failed: %s", result)
@@ -212,6 +226,20 @@ async def _start(
 async def _workers_started(policy: Policy, player: RemotePlayers) -> None:
     await policy.start_ray()
     await player.start()
+
+
+async def _ray_logs_kept(folder: Path) -> None:
+    if folder.is_dir():
+        await asyncio.to_thread(keep_ray_logs, ray_logs(), folder)
+
+
+def policy_errors() -> tuple[type[Exception], ...]:
+    """Of engines and learner."""
+    from ..engine.client import EngineError
+    from ..learner.client import LearnerError
+    from ..sync.sync import SyncMismatch
+
+    return EngineError, LearnerError, SyncMismatch
 
 
 async def policy_started(policy: Policy, model: ModelRef, telemetry: Telemetry) -> None:
