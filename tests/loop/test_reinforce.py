@@ -28,10 +28,12 @@ from tapforge_trainer.loop import checkpoint_due, grace_note, reinforce
 from tapforge_trainer.policy import PolicySettings
 from tapforge_trainer.recording.frames import FrameStore
 from tapforge_trainer.recording.reader import Recording
+from tapforge_trainer.rollout.scheduler import RolloutError
 from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.run.assembly import rollout_setup_of
 from tapforge_trainer.run.context import RunContext
 from tapforge_trainer.run.folder import ROLLOUT, read_events
+from tapforge_trainer.run.learning_errors import rewarder_of
 from tapforge_trainer.run.shutdown import StopReason, StopSignal
 from tapforge_trainer.sync.history import ProofHistory
 from tapforge_trainer.tasks.figures import task_table
@@ -123,7 +125,8 @@ async def _parts(folder: Path, *overrides: str) -> AsyncIterator[RunContext]:
         async with phones(4) as server:
             slots = UrlSlots(parse_urls(server.urls, "phones"), PATIENT)
             await slots.start()
-            worker = RolloutWorker(AGENT, {"": policy.generator})  # type: ignore[arg-type]
+            rewarder = rewarder_of(run)
+            worker = RolloutWorker(AGENT, {"": policy.generator}, rewarder=rewarder)  # type: ignore[arg-type]
             try:
                 rollout_setup = rollout_setup_of(run, slots, AGENT, worker, tuple)  # type: ignore[arg-type]
                 yield RunContext(run, folder, policy, rollout_setup, telemetry, StopSignal())  # type: ignore[arg-type]
@@ -448,3 +451,13 @@ async def test_a_measurement_in_between_is_of_one_version_and_training_continues
         assert len(policy.learner.updates) == 5
     measured = [event for event in read_events(tmp_path) if event["event"] == "evaluation"]
     assert [(e["update"], e["policy_version"], e["mode"]) for e in measured] == [(2, 2, "greedy"), (4, 4, "greedy")]
+
+
+async def test_a_judge_that_is_away_ends_the_run_with_its_address(tmp_path: Path) -> None:
+    judge = "{name: judge, judge: {models: [{url: 'http://127.0.0.1:9/v1', model: m}]}}"
+    rewards = f"rewards={{success: judge, deadlineSeconds: 0.2, streams: [{judge}]}}"
+    async with _parts(tmp_path, rewards) as context:
+        with pytest.raises(RolloutError, match="look at the judge .*127.0.0.1:9"):
+            await reinforce(context, Progress())
+    episodes = list(Recording(tmp_path / ROLLOUT).episodes())
+    assert episodes and {episode.attempt for episode in episodes} == {0}, "no phone played again for it"

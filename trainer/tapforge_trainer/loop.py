@@ -247,7 +247,7 @@ class _Rollout:
         if counts.missing_share > most:
             raise RolloutError(
                 f"{counts.missing} of {counts.answered} episodes have no verdict, more than rewards.maxMissingShare "
-                f"({most:.0%}); the last one: {self.scheduler.last_missing}. Look at the endpoint of the judge"
+                f"({most:.0%}); the last one: {now.last_missing}. Look at the endpoint of the judge"
             )
         return {**counts.figures(), **agreement(pairs_of(groups, self.context.run.spec.rewards))}
 

@@ -16,7 +16,10 @@ from ..records import GroupRecord
 
 def pairs_of(groups: Sequence[GroupRecord], rewards: Rewards) -> list[tuple[bool, bool]]:
     """Success by a stream and by the verifier, of each valid episode of which both said how it ended. The stream is
-    `success`, or the first one that judges episodes; without any there are no pairs."""
+    `success`, or the first one that judges episodes; without any, or where verifiers are ignored, there are no
+    pairs."""
+    if rewards.verifier == "ignored":  # some episodes have failed whatever it would say
+        return []
     judges = [stream.name for stream in rewards.streams if stream.kind == "judge"]
     name = rewards.success or next(iter(judges), None)
     return [

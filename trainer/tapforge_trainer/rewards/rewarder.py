@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 #: pauses between two questions that got no verdict, seconds
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+#: of the deadline of rewards that a judge's own may take
+_OWN_SHARE = 0.9
 #: how an episode ended by its own last action
 _ENDED = (Reason.DONE, Reason.DECLARED_INFEASIBLE)
 
@@ -62,9 +64,10 @@ class Rewarder:
         self._rewards: dict[str, Reward] = {}
         for stream in rewards.asked:
             if stream.judge is not None:
-                self._judges[stream.name] = make_judge(
-                    divided(stream.judge, processes), "task" if stream.kind == "judge" else "step"
-                )
+                # The judge gives up first: it knows which endpoint said what.
+                seconds = min(stream.judge.deadline_seconds, _OWN_SHARE * rewards.deadline_seconds)
+                spec = divided(stream.judge.model_copy(update={"deadline_seconds": seconds}), processes)
+                self._judges[stream.name] = make_judge(spec, "task" if stream.kind == "judge" else "step")
             else:
                 self._rewards[stream.name] = reward_of(stream)
 

@@ -26,6 +26,8 @@ class RewardCounts:
     #: without a verdict that an episode can't be without
     missing: int = 0
     seconds: float = 0.0
+    #: why the last one without a verdict has none
+    last_missing: str = ""
     #: requests, tokens and seconds of judges, by name
     usage: Mapping[str, float] = field(default_factory=dict)
 
@@ -33,10 +35,17 @@ class RewardCounts:
     def missing_share(self) -> float:
         return self.missing / self.answered if self.answered else 0.0
 
-    def with_one(self, seconds: float, usage: Mapping[str, float], *, missing: bool) -> RewardCounts:
-        """With an episode more that was answered."""
+    def with_one(self, seconds: float, usage: Mapping[str, float], missing: str) -> RewardCounts:
+        """With an episode more that was answered. `missing`: why it has no verdict, if it has none."""
         added = {name: self.usage.get(name, 0.0) + usage.get(name, 0.0) for name in {**self.usage, **usage}}
-        return RewardCounts(self.asked, self.answered + 1, self.missing + missing, self.seconds + seconds, added)
+        return RewardCounts(
+            self.asked,
+            self.answered + 1,
+            self.missing + bool(missing),
+            self.seconds + seconds,
+            missing or self.last_missing,
+            added,
+        )
 
     def since(self, earlier: RewardCounts) -> RewardCounts:
         usage = {name: number - earlier.usage.get(name, 0.0) for name, number in self.usage.items()}
@@ -45,6 +54,7 @@ class RewardCounts:
             self.answered - earlier.answered,
             self.missing - earlier.missing,
             self.seconds - earlier.seconds,
+            self.last_missing,
             usage,
         )
 
@@ -67,7 +77,6 @@ class Rewarding:
         self._player, self._recorder, self._fail = player, recorder, fail
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.counts = RewardCounts()
-        self.last_missing = ""
 
     @property
     def waiting(self) -> int:
@@ -96,9 +105,8 @@ class Rewarding:
         begun = time.monotonic()
         rewards = await self._player.reward(result.record, result.frames)
         record = result.record.rewarded(rewards)
-        self.counts = self.counts.with_one(time.monotonic() - begun, rewards.usage, missing=not record.valid)
-        if not record.valid:
-            self.last_missing = record.message
+        missing = "" if record.valid else record.message or "no reason was given"
+        self.counts = self.counts.with_one(time.monotonic() - begun, rewards.usage, missing)
         if self._recorder is not None:
             self._recorder.rewards(record.id, rewards)
         done(replace(result, record=record))

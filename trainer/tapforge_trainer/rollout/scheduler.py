@@ -235,11 +235,6 @@ class Scheduler:
         return self._rewarding.counts
 
     @property
-    def last_missing(self) -> str:
-        """Why the last episode without a verdict has none."""
-        return self._rewarding.last_missing
-
-    @property
     def buffer(self) -> GroupBuffer:
         """For checkpoints (`unfinished`, `next_order`) and progress; not for changing it."""
         return self._buffer
@@ -361,7 +356,8 @@ class Scheduler:
             log.warning("group %s is dropped: %d valid episodes", settled.group.id, len(settled.group.episodes))
             if self._dropped_in_a_row >= 4 * self._buffer.limits.groups_per_update:
                 why = f"{self._dropped_in_a_row} groups in a row had too few valid episodes"
-                self._fail(RolloutError(f"{why} (reasons so far: {dict(self._stats.invalid)}): look at the phones"))
+                judge = f"at the judge ({missing})" if (missing := self.rewards.last_missing) else "at the phones"
+                self._fail(RolloutError(f"{why} (reasons so far: {dict(self._stats.invalid)}): look {judge}"))
         elif settled.dropped is None:
             self._dropped_in_a_row = 0
 
