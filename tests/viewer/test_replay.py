@@ -19,7 +19,7 @@ from tapforge_trainer.frames.frame import FittedFrame, FrameError
 from tapforge_trainer.recording.frames import NotRecorded
 from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.recording.retention import Retention
-from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
+from tapforge_trainer.records import EpisodeRecord, EpisodeRewards, Generation, GroupRecord, StepRecord
 from tapforge_trainer.run.report import _before_and_after
 from tapforge_trainer.viewer.recorded import replay_of
 from tapforge_trainer.viewer.replay import LARGEST, Replay, replay_html
@@ -379,3 +379,16 @@ def test_before_and_after_are_of_one_mode(tmp_path, there, mode):
         (tmp_path / name).mkdir()
     wanted = (None, None) if mode is None else (tmp_path / f"before-{mode}", tmp_path / f"after-{mode}")
     assert _before_and_after(tmp_path) == wanted
+
+
+def test_judges_words_are_shown_and_where_the_verifier_says_otherwise():
+    one = episode("judged", Outcome.FAILURE)
+    values = (*(0.0,) * (len(one.steps) - 1), 1.0)
+    said = ("",) * (len(one.steps) - 1) + ("<b>it is open</b>",)
+    rewards = EpisodeRewards(
+        {"judge": values, "steps": (None, *values[1:])}, Outcome.SUCCESS, Reason.DONE, Outcome.FAILURE, {"judge": said}
+    )
+    html = replay_html(Replay("a run", get, groups=[group(replace(one, awaits_rewards=True).rewarded(rewards))]))
+    assert "&lt;b&gt;it is open&lt;/b&gt;" in html and "<b>it is open" not in html
+    assert "judge +1.00" in html and "steps missing" in html and "verifier: failure" in html
+    assert "verifier:" not in replay_html(Replay("a run", get, groups=[group(one)]))

@@ -66,6 +66,15 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a stream of rewards says of a step; `value` None: its verdict is missing."""
+
+    stream: str
+    value: float | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepView:
     record: StepRecord
     picture: Picture | None
@@ -78,6 +87,7 @@ class StepView:
     letter: str = ""
     #: steps of the group in that state, itself included; whether they are compared is the estimator's business
     alike: int = 1
+    verdicts: tuple[Verdict, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +245,7 @@ def _episode(
     credits: Mapping[tuple[str, int], Credit],
     letters: Mapping[tuple[str, int], tuple[str, int]],
 ) -> EpisodeView:
-    steps = []
+    steps: list[StepView] = []
     for step in episode.steps:
         sha256 = step.frames[-1] if step.frames else None
         picture = album.get(sha256) if sha256 else None
@@ -250,9 +260,22 @@ def _episode(
                 credit=credits.get((episode.id, step.index)),
                 letter=letter,
                 alike=alike,
+                verdicts=_verdicts(episode, len(steps)),
             )
         )
     return EpisodeView(episode, tuple(steps))
+
+
+def _verdicts(episode: EpisodeRecord, place: int) -> tuple[Verdict, ...]:
+    """Of the step at this place: what is missing, has words, or counts."""
+    if episode.rewards is None:
+        return ()
+    words = episode.rewards.words
+    found = [
+        Verdict(stream, values[place], words[stream][place] if stream in words else "")
+        for stream, values in episode.rewards.streams.items()
+    ]
+    return tuple(one for one in found if one.words or one.value != 0.0)
 
 
 def _gesture(step: StepRecord, picture: Picture | None) -> Gesture | None:
