@@ -36,8 +36,11 @@ from ..placement.settings import EngineSettings
 PROBE_TOKENS = 16
 #: that a proof by statistics is made of, at least, where the context has room
 STATISTICS = 1024
-#: of an answer then, at most, and of a text that is scored
-_ANSWER, _SCORED = 64, 256
+#: of an answer then, at most
+_ANSWER = 64
+#: of a text that is scored, at most: an engine has logits of a whole prompt at once, for which it has set no memory
+#: apart. With a small frame that are some 200 tokens, 120 MiB at a vocabulary of 152,000
+_SCORED = 128
 #: tokens before and after a frame
 _ENCLOSED = 2
 #: tokens of the prompts' texts, around and between their frames
