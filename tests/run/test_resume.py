@@ -42,6 +42,8 @@ def test_it_goes_on_where_it_stopped(trained: Run, interrupted: Run, resumed: Ru
     assert len(resumed.events("warm_start")) == 1
     assert resumed.summary["success_before"] == trained.summary["success_before"]
     assert resumed.summary["seconds_total"] > trained.summary["seconds_total"]
+    first = trained.state["first_proof"]
+    assert first["gap_tokens"] >= 48 and resumed.state["first_proof"] == interrupted.state["first_proof"] == first
     assert resumed.summary["episodes"] > interrupted.state["episodes"] > trained.summary["episodes"]
 
 

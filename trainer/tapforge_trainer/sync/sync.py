@@ -4,7 +4,7 @@
 the version and drop the prefix, multimodal and encoder caches; then compare digests of the weights, ask the engine for
 tokens and compare their log-probabilities with the learner's. Until the comparison holds, nothing that an engine
 samples leaves it; if it does not hold in the end, every request in flight fails and `SyncMismatch` names the tensor or
-the worst token. What log-probabilities may differ by is in `proof.py`.
+the worst token. What log-probabilities may differ by is in `agreement.py`.
 
 A proof that failed is not the end: requests in flight are thrown away and asked again, a full set is sent once more,
 and nothing is sampled for clients until its proof holds. If it does not either, `SyncMismatch` has the figures of both.
