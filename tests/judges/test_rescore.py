@@ -12,6 +12,7 @@ from judged_episodes import played, serving
 from tapforge_envs.phone import catalog
 from tapforge_trainer.cli.main import cli
 from tapforge_trainer.frames.frame import FittedFrame, decode
+from tapforge_trainer.judges import conventions
 from tapforge_trainer.judges.server import JudgeServer
 from tapforge_trainer.judges.simulated import Errors
 from tapforge_trainer.recording.recorder import Recorder
@@ -67,6 +68,22 @@ async def test_a_judge_that_does_not_err_changes_no_outcome_and_is_asked_once(re
     assert by_name["judge"].before is None and by_name["judge"].after == pytest.approx(by_name["outcome"].before)
     assert by_name["format"].after == pytest.approx(0.1)
     assert asked > 0 and server.requests == asked and again == found
+
+
+async def test_a_prompt_file_that_was_edited_is_asked_with_anew(recorded, tmp_path):
+    ours = Path(conventions.__file__).parent / "prompts" / "simulated-phone.jinja"
+    mine = tmp_path / "mine.jinja"
+    server = JudgeServer("simulated-phone")
+    async with serving(server) as url:
+        model = {"url": url, "model": "simulated-phone"}
+        judge = {"prompt": "simulated-phone", "promptFile": str(mine), "models": [model]}
+        rewards = f"spec.rewards={json.dumps({'streams': [{'name': 'judge', 'judge': judge}], 'success': 'judge'})}"
+        mine.write_text(ours.read_text())
+        await rescore(recorded, [rewards])
+        asked = server.requests
+        mine.write_text(ours.read_text() + "{# of another day #}\n")
+        await rescore(recorded, [rewards])
+    assert server.requests > asked > 0
 
 
 async def test_a_judge_that_errs_shows_where(recorded):

@@ -457,7 +457,7 @@ async def test_a_judge_that_is_away_ends_the_run_with_its_address(tmp_path: Path
     judge = "{name: judge, judge: {models: [{url: 'http://127.0.0.1:9/v1', model: m}]}}"
     rewards = f"rewards={{success: judge, deadlineSeconds: 0.2, streams: [{judge}]}}"
     async with _parts(tmp_path, rewards) as context:
-        with pytest.raises(RolloutError, match="look at the judge .*127.0.0.1:9"):
+        with pytest.raises(RolloutError, match="at the judge; .*127.0.0.1:9"):
             await reinforce(context, Progress())
     episodes = list(Recording(tmp_path / ROLLOUT).episodes())
     assert episodes and {episode.attempt for episode in episodes} == {0}, "no phone played again for it"

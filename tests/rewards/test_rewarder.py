@@ -183,6 +183,30 @@ def test_what_is_no_reward_ends_the_run(answer, why, monkeypatch):
         rewards_of(rewarder(Scripted(0.0), {"name": "mine"}), WON)
 
 
+def test_a_reward_of_another_package_that_never_answers_is_missing_at_the_deadline(monkeypatch):
+    class Hangs:
+        async def __call__(self, trajectory):
+            await asyncio.Event().wait()
+
+    plugin(Hangs, monkeypatch)
+    found = rewards_of(rewarder(Scripted(0.0), {"name": "mine"}, deadlineSeconds=0.05), WON)
+    assert (found.outcome, found.reason) == (Outcome.INVALID, Reason.VERDICT_MISSING)
+    assert "'mine' gave no answer within 0.05 s" in found.message
+
+
+def test_of_an_episode_that_ended_before_its_first_step_nothing_is_asked(monkeypatch):
+    """Its first prompt was too long, say."""
+
+    class Broken:
+        async def __call__(self, trajectory):
+            return float(trajectory.episode.steps[0].index)
+
+    plugin(Broken, monkeypatch)
+    asks = rewarder(Scripted(1.0), TASK, {"name": "mine"}, success="judge")
+    found = rewards_of(asks, replace(LOST, steps=(), reason=Reason.CONTEXT_LIMIT))
+    assert (found.outcome, found.streams) == (Outcome.FAILURE, {"judge": (), "mine": ()})
+
+
 def test_an_unknown_reward_has_the_nearest_name():
     with pytest.raises(ValueError, match="did you mean 'format'"):
         rewarder(Scripted(0.0), {"name": "formatt"})

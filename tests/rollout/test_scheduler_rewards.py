@@ -4,17 +4,20 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from house import LIMITS, POOL, a_house, half_careless, run
 from phones import until
 from scripted import Demonstrator
 
 from tapforge_envs.protocol import Outcome, Reason
+from tapforge_trainer.frames.frame import FrameError
 from tapforge_trainer.judges.verdicts import Trajectory
 from tapforge_trainer.recording.frames import RecordedFrames
 from tapforge_trainer.recording.queue import RecordingQueue
 from tapforge_trainer.recording.reader import FRAMES, Recording
 from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.records import EpisodeRewards
+from tapforge_trainer.rollout.scheduler import RolloutError
 
 
 class Asked:
@@ -34,7 +37,8 @@ class Asked:
         reason = Reason.VERDICT_MISSING if said is None else record.reason
         value = None if said is None else float(said)
         streams = {"judge": (*(0.0,) * (len(record.steps) - 1), value)}
-        return EpisodeRewards(streams, outcome, reason, record.outcome, usage={"requests": 1})
+        message = "401 the key is refused" if said is None else ""
+        return EpisodeRewards(streams, outcome, reason, record.outcome, message=message, usage={"requests": 1})
 
     async def close(self):
         pass
@@ -148,5 +152,61 @@ def test_what_breaks_while_rewards_are_asked_for_ends_the_rollout():
                 assert str(error) == "a reward of mine"
             else:
                 raise AssertionError("the run went on")
+
+    run(go())
+
+
+def test_an_episode_whose_recorded_screens_are_damaged_has_no_verdict_and_ends_no_run():
+    """Raised, the error would come again in every session that takes the checkpoint up."""
+
+    def damaged(record):
+        if record.id.split(".")[1] == "1":
+            raise FrameError("frame 0123 is damaged")
+        return True
+
+    async def go():
+        asked = Asked(damaged)
+        asked.gate.set()
+        async with a_house(Demonstrator(POOL), rewarder=asked, rewarded=True) as house:
+            groups = await house.scheduler.next_batch()
+            assert "its screens are lost: frame 0123 is damaged" in house.scheduler.last_missing
+        assert {len(group.episodes) for group in groups} == {2}
+
+    run(go())
+
+
+def test_where_every_verdict_is_missing_the_run_says_what_the_judge_said():
+    async def go():
+        asked = Asked(lambda record: None)
+        asked.gate.set()
+        async with a_house(Demonstrator(POOL), rewarder=asked, rewarded=True) as house:
+            with pytest.raises(RolloutError, match=r"look at the phones, and at the judge; .*: 401 the key is refused"):
+                await house.scheduler.next_batch()
+
+    run(go())
+
+
+def test_an_episode_that_ends_while_the_rollout_closes_is_asked_about_by_the_next_session():
+    async def go():
+        asked = Asked()
+        async with a_house(Demonstrator(POOL), rewarder=asked, rewarded=True) as house:
+            slots, release = house.slots, house.slots.release
+            at_the_end, goes_on = asyncio.Event(), asyncio.Event()
+
+            async def held(*lease):
+                at_the_end.set()
+                await goes_on.wait()
+                await release(*lease)
+
+            slots.release = held
+            batch = asyncio.create_task(house.scheduler.next_batch())
+            await at_the_end.wait()
+            closing = asyncio.create_task(house.scheduler.close(60))
+            await asyncio.sleep(0)
+            goes_on.set()
+            await closing
+            batch.cancel()
+            await asyncio.sleep(0)
+            assert [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("rewards ")] == []
 
     run(go())

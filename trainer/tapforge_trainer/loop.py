@@ -111,6 +111,7 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
             if spec.rewards.asked:
                 further["rewards"] = rollout.rewards(groups)
             telemetry.updated(progress, batch.statistics, stats, attempts, metrics, **further)
+            rollout.check_verdicts()
             rollout.saving = 0.0
             if rollout.save_due(spec.checkpoints):
                 await rollout.save()
@@ -212,6 +213,8 @@ class _Rollout:
     saving: float = 0.0
     #: verdicts up to the last update
     rewarded: RewardCounts = field(default_factory=RewardCounts)
+    #: of the last update
+    verdicts: RewardCounts = field(default_factory=RewardCounts)
     #: when the last checkpoint began, or the session, on the monotonic clock
     saved_at: float = field(default_factory=time.monotonic)
 
@@ -240,16 +243,20 @@ class _Rollout:
         self.context.telemetry.note(f"update {self.progress.update + 1} waits: {lost}")
 
     def rewards(self, groups: Sequence[GroupRecord]) -> dict[str, float | None]:
-        """Figures of the verdicts since the last update, and how an update's judges and verifiers agree. Raises
-        RolloutError where too many verdicts are missing."""
-        now, most = self.scheduler.rewards, self.context.run.spec.rewards.max_missing_share
+        """Figures of the verdicts since the last update, and how an update's judges and verifiers agree."""
+        now = self.scheduler.rewards
         counts, self.rewarded = now.since(self.rewarded), now
+        self.verdicts = counts
+        return {**counts.figures(), **agreement(pairs_of(groups, self.context.run.spec.rewards))}
+
+    def check_verdicts(self) -> None:
+        """Once the update is written down. Raises RolloutError where too many of its verdicts are missing."""
+        counts, most = self.verdicts, self.context.run.spec.rewards.max_missing_share
         if counts.missing_share > most:
             raise RolloutError(
                 f"{counts.missing} of {counts.answered} episodes have no verdict, more than rewards.maxMissingShare "
-                f"({most:.0%}); the last one: {now.last_missing}. Look at the endpoint of the judge"
+                f"({most:.0%}); the last one: {counts.last_missing}. Look at the endpoint of the judge"
             )
-        return {**counts.figures(), **agreement(pairs_of(groups, self.context.run.spec.rewards))}
 
     async def sync(self) -> dict[str, Any]:
         """Gives the engines the learner's weights. Not when a stop is requested while the rollout pauses for it: no

@@ -5,7 +5,9 @@
 - An episode that ran out of steps or context, or gave no answer that is an action, has failed whatever a judge would
   say: none is asked. An answer that was no action has the step verdict 0.
 - Streams of an episode are asked for at once; how many questions an endpoint gets at once is the judge's to bound.
-- What another package's reward raises ends the run: it would happen to every episode.
+- What another package's reward raises ends the run: it would happen to every episode. One that gives no answer by the
+  deadline is missing, as a verdict is.
+- An episode without a step has nothing to be rewarded.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Rewarder:
                 self._rewards[stream.name] = reward_of(stream)
 
     async def rewards(self, episode: EpisodeRecord, frames: Mapping[str, FittedFrame]) -> EpisodeRewards:
-        """`frames`: at least those of the episode."""
+        """`frames`: at least those of the episode. Raises what reading one raises."""
         usage: Counter[str] = Counter()
         trajectory = await asyncio.to_thread(Trajectory.of, episode, frames)
         asked = self._spec.asked
@@ -108,14 +110,28 @@ class Rewarder:
         return (Outcome.SUCCESS if total >= self._spec.threshold else Outcome.FAILURE), episode.reason
 
     async def _stream(self, stream: RewardStream, trajectory: Trajectory, usage: Counter[str]) -> _Values:
-        judge = self._judges.get(stream.name)
+        judge, steps_of_it = self._judges.get(stream.name), len(trajectory.episode.steps)
+        if not steps_of_it:
+            return _Values(())
         if judge is None:
-            return _given(stream, trajectory, await self._rewards[stream.name](trajectory))
+            return await self._of_package(stream, trajectory)
         if stream.kind == "judge":
             return await self._judged(judge, trajectory, usage)
-        steps = [self._step(judge, trajectory, index, usage) for index in range(len(trajectory.episode.steps))]
+        steps = [self._step(judge, trajectory, index, usage) for index in range(steps_of_it)]
         verdicts = await asyncio.gather(*steps)
         return _Values(tuple(value for value, _ in verdicts), tuple(words for _, words in verdicts))
+
+    async def _of_package(self, stream: RewardStream, trajectory: Trajectory) -> _Values:
+        seconds = self._spec.deadline_seconds
+        try:
+            async with asyncio.timeout(seconds) as alarm:
+                answer = await self._rewards[stream.name](trajectory)
+        except TimeoutError:
+            if not alarm.expired():
+                raise
+            why = f"the reward {stream.kind!r} gave no answer within {seconds:g} s (spec.rewards.deadlineSeconds)"
+            return _Values((None,) * len(trajectory.episode.steps), missing=why)
+        return _given(stream, trajectory, answer)
 
     async def _judged(self, judge: Judge, trajectory: Trajectory, usage: Counter[str]) -> _Values:
         episode = trajectory.episode

@@ -3,6 +3,7 @@
 - An episode is on its way to the recording before its rewards are asked for, and they follow it there: after a crash
   they are asked for again, and nothing is played again for them.
 - Their phones are free meanwhile; their groups wait, and count against the bound on age.
+- An episode whose screens can't be read any more has no verdict: raised, it would end every session that takes it up.
 - What a session leaves unanswered, the next one asks for: `close` waits for nothing.
 """
 
@@ -10,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..attempt import EpisodeResult, Player
+from ..frames.frame import FrameError
 from ..recording.queue import RecordWriter
+from ..rewards.rewarder import missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,12 @@ class Rewarding:
     def waiting(self) -> int:
         return len(self._tasks)
 
+    @property
+    def and_at_the_judge(self) -> str:
+        """For the end of a sentence that says where to look."""
+        why = self.counts.last_missing
+        return f", and at the judge; the last episode without a verdict: {why}" if why else ""
+
     def ask(self, result: EpisodeResult, done: Callable[[EpisodeResult], None]) -> None:
         """`done` takes the episode with its rewards."""
         name = result.attempt.episode
@@ -89,9 +98,9 @@ class Rewarding:
         self._tasks[name] = task
         task.add_done_callback(lambda task: self._ended(name, task))
 
-    def forget(self, episode: str) -> None:
-        """Its group is of no use any more."""
-        if (task := self._tasks.get(episode)) is not None:
+    def forget(self, episodes: Collection[str]) -> None:
+        """Their groups are of no use any more."""
+        for task in [self._tasks[name] for name in episodes if name in self._tasks]:
             task.cancel()
 
     async def close(self) -> None:
@@ -103,7 +112,10 @@ class Rewarding:
     async def _asked(self, result: EpisodeResult, done: Callable[[EpisodeResult], None]) -> None:
         self.counts = replace(self.counts, asked=self.counts.asked + 1)
         begun = time.monotonic()
-        rewards = await self._player.reward(result.record, result.frames)
+        try:
+            rewards = await self._player.reward(result.record, result.frames)
+        except FrameError as lost:
+            rewards = missing(result.record, f"its screens are lost: {lost}")
         record = result.record.rewarded(rewards)
         missing = "" if record.valid else record.message or "no reason was given"
         self.counts = self.counts.with_one(time.monotonic() - begun, rewards.usage, missing)

@@ -201,13 +201,13 @@ class Scheduler:
             self._unsubscribe()
         self._closing = True
         self._jobs.stop(lambda job: True)
-        await self._rewarding.close()
         if self._tasks_alive:
             await asyncio.wait(self._tasks_alive, timeout=seconds)
         rest = list(self._tasks_alive)
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+        await self._rewarding.close()  # last: an episode may have ended by itself until now
         if self._recording:
             await self._recording.flush()
         self._changed.set()
@@ -348,16 +348,15 @@ class Scheduler:
         if self._recording:
             self._recording.group(settled.group, settled.dropped.value if settled.dropped else None)
         useless = {attempt.episode for attempt in settled.stop}
-        for episode in useless:
-            self._rewarding.forget(episode)
+        self._rewarding.forget(useless)
         self._jobs.stop(lambda job: job.attempt.episode in useless)
         if settled.dropped is Dropped.TOO_FEW_VALID:
             self._dropped_in_a_row += 1
             log.warning("group %s is dropped: %d valid episodes", settled.group.id, len(settled.group.episodes))
             if self._dropped_in_a_row >= 4 * self._buffer.limits.groups_per_update:
-                why = f"{self._dropped_in_a_row} groups in a row had too few valid episodes"
-                judge = f"at the judge ({missing})" if (missing := self.rewards.last_missing) else "at the phones"
-                self._fail(RolloutError(f"{why} (reasons so far: {dict(self._stats.invalid)}): look {judge}"))
+                why = f"{self._dropped_in_a_row} groups in a row had too few valid episodes (reasons so far: "
+                look = f"look at the phones{self._rewarding.and_at_the_judge}"
+                self._fail(RolloutError(f"{why}{dict(self._stats.invalid)}): {look}"))
         elif settled.dropped is None:
             self._dropped_in_a_row = 0
 

@@ -131,7 +131,10 @@ def _anew(episode: EpisodeRecord, rewards: EpisodeRewards | None, *, asked: bool
 
 
 def _digest(run: TrainingRun) -> str:
-    return hashlib.sha256(run.spec.rewards.model_dump_json().encode()).hexdigest()[:16]
+    """Of the rewards, and of what the prompt files say that they name. Raises OSError."""
+    judges = [stream.judge for stream in run.spec.rewards.streams if stream.judge is not None]
+    words = [Path(judge.prompt_file).read_bytes() for judge in judges if judge.prompt_file is not None]
+    return hashlib.sha256(b"".join([run.spec.rewards.model_dump_json().encode(), *words])).hexdigest()[:16]
 
 
 def _written(journal: Path) -> Iterator[tuple[str, EpisodeRewards]]:
