@@ -73,8 +73,7 @@ class Scheduler:
         that live, by index. `rewarded`: whether the player is asked for the rewards of training episodes; `verified`:
         whether environments are asked how these ended. `recorded`: the frames of an episode in the recording."""
         self._loop = asyncio.get_running_loop()
-        self._slots = slots
-        self._player = player
+        self._slots, self._player = slots, player
         self._engines = engines
         self._tasks = tasks
         self._acquire_seconds = acquire_seconds
@@ -326,11 +325,12 @@ class Scheduler:
 
     def _counted(self, source: GroupBuffer | EvaluationQueue, result: EpisodeResult) -> None:
         self._stats.episode(result)
-        attempt, group, kept = result.attempt, result.attempt.group, self._frames_recorded(result.attempt.group)
-        if settled := source.ended(attempt, result.record, result.phone_seconds):
+        group, kept = result.attempt.group, self._frames_recorded(result.attempt.group)
+        if settled := source.ended(result.attempt, result.record, result.phone_seconds):
             self._settle(settled)
-        # Those of a worker in another process are at hand where they are needed; they are never fetched here.
-        if result.record.valid and self._buffer.holds(group) and not (kept and isinstance(result.frames, Mapping)):
+        # Those of a worker elsewhere are at hand where needed, never fetched here; those of a recording (0 bytes) stay.
+        at_hand = result.frame_bytes and not (kept and isinstance(result.frames, Mapping))
+        if result.record.valid and at_hand and self._buffer.holds(group):
             self._frames.put(group, result.record.id, result.frames, result.frame_bytes)
 
     def _quarantine(self, key: str, why: str) -> None:
