@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import pickle
 import signal
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from tiny_samples import Tiny
 
-sys.path.append(str(Path(__file__).parent.parent / "slots"))
+sys.path.append(str(Path(__file__).parent.parent.parent / "slots"))
 from phones import PATIENT, phones, until
 
 from tapforge_envs.clients.phones import PhoneAddress
@@ -27,8 +29,9 @@ from tapforge_envs.slots.source import Lease, Verdict
 from tapforge_trainer.agents import make_agent
 from tapforge_trainer.attempt import Attempt, AttemptRequest
 from tapforge_trainer.frames.frame import FittedFrame
-from tapforge_trainer.records import Sampling
-from tapforge_trainer.rollout.actor import RayCarrier, start_rollout_actor
+from tapforge_trainer.records import EpisodeRecord, Sampling
+from tapforge_trainer.rollout import actor
+from tapforge_trainer.rollout.actor import RayCarrier, no_rewarder, start_rollout_actor
 from tapforge_trainer.rollout.remote_players import RemotePlayers, WorkerLost
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -47,7 +50,7 @@ def lease(server, slot: int = 0) -> Lease:
 
 
 @asynccontextmanager
-async def players_on(tiny: Tiny, count: int = 1):
+async def players_on(tiny: Tiny, count: int = 1, rewarder=no_rewarder):
     make = partial(
         make_agent,
         "qwen3-vl",
@@ -59,7 +62,7 @@ async def players_on(tiny: Tiny, count: int = 1):
         response_tokens=64,
     )
     async with phones(2) as server:
-        players = RemotePlayers(lambda _: start_rollout_actor(make, 120, cpus=0), count)
+        players = RemotePlayers(lambda _: start_rollout_actor(make, 120, cpus=0, make_rewarder=rewarder), count)
         await players.start()
         try:
             yield players, server
@@ -95,6 +98,52 @@ async def test_an_actor_that_is_killed_costs_its_attempt_and_another_one_plays(t
         assert (result.record.reason, result.verdict) == (Reason.CANCELLED, Verdict.DIRTY)
         again = await players.play(request(1), lease(server, 1))
         assert again.record.valid and players.metrics()["restarts"] == 1
+
+
+def counting_screens():
+    """In the place of a `Rewarder`: gives an episode the number of its screens. It travels by value."""
+
+    def made():
+        from tapforge_trainer.judges.verdicts import Trajectory
+        from tapforge_trainer.records import EpisodeRewards
+
+        class Counting:
+            async def rewards(self, record, frames):
+                screens = float(len(Trajectory.of(record, frames).screens))
+                return EpisodeRewards({"count": (screens,)}, record.verified, record.reason, record.verified)
+
+            async def close(self):
+                pass
+
+        return Counting()
+
+    return made
+
+
+async def test_any_worker_gives_rewards_from_frames_by_reference_also_after_the_one_that_played_died(
+    tiny: Tiny, ray_cluster: None
+) -> None:
+    async with players_on(tiny, 1, counting_screens()) as (players, server):
+        result = await players.play(replace(request(0), rewarded=True), lease(server))
+        record = result.record
+        assert record.awaits_rewards and record.last_frame is not None and not record.valid
+        os.kill(await players._workers[0].carrier.process(), signal.SIGKILL)
+        screens = (float(len(record.steps) + 1),)
+        assert (await players.reward(record, result.frames)).streams == {"count": screens}
+        assert players.metrics()["restarts"] == 1
+        # Of a recording: read by the driver, which may be on another node.
+        recorded = MappingProxyType(await result.frames)
+        assert (await players.reward(record, recorded)).streams == {"count": screens}
+
+
+async def test_screens_that_never_come_from_another_node_are_lost(monkeypatch) -> None:
+    monkeypatch.setattr(actor, "_FETCH_SECONDS", 0.05)
+    record = EpisodeRecord("e", "g", TASKS.sample(0, 0), 0, "s", 1, Reason.DONE, None, None, "", (), 0.0, 1.0)
+    here = actor.RolloutActor(lambda: None, lambda agent: {}, no_rewarder)
+    here._host = object()
+    packed = await here.reward(pickle.dumps(record), [asyncio.get_running_loop().create_future()])
+    found = pickle.loads(packed)  # noqa: S301 (ours)
+    assert found.reason is Reason.VERDICT_MISSING and "its screens are lost" in found.message
 
 
 async def test_what_is_wrong_with_a_phone_is_told_across_processes(tiny: Tiny, ray_cluster: None) -> None:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 #: for an answer of a worker that is up, seconds
 _READY_SECONDS = 30.0
+#: that the frames of one episode may take to come from another node
+_FETCH_SECONDS = 120.0
 
 MakePolicies = Callable[[Agent], Mapping[str, Generator]]
 MakeRewarder = Callable[[], Rewarder | None]
@@ -71,9 +73,13 @@ class RolloutActor:
         assert self._host is not None
         record: EpisodeRecord = pickle.loads(packed)  # noqa: S301 (the driver's)
         try:
-            frames = handle[0] if isinstance(handle[0], Mapping) else await handle[0]
+            async with asyncio.timeout(_FETCH_SECONDS):
+                frames = handle[0] if isinstance(handle[0], Mapping) else await handle[0]
         except ObjectLostError as lost:
             return pickle.dumps(missing(record, f"its screens are lost: {reason(lost)}"))
+        except TimeoutError:
+            why = f"its screens are lost: they didn't come from their node within {_FETCH_SECONDS:g} s"
+            return pickle.dumps(missing(record, why))
         return pickle.dumps(await self._host.reward(record, frames))
 
     async def exchange(self, wanted: Wanted) -> WorkerReport:
