@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from test_streams import JUDGE, LOST, WON
 
@@ -10,6 +11,7 @@ from tapforge_api.rewards import Rewards
 from tapforge_envs.protocol import Outcome, Reason
 from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.judges.verdicts import Trajectory, Verdict, VerdictMissing
+from tapforge_trainer.recording.lines import encode_rewards
 from tapforge_trainer.rewards.rewarder import Rewarder
 
 FRAMES = {name: FittedFrame(name, name.encode(), 1, 1) for name in ("f", "last")}
@@ -181,6 +183,21 @@ def test_what_is_no_reward_ends_the_run(answer, why, monkeypatch):
     plugin(Broken, monkeypatch)
     with pytest.raises(ValueError, match=why):
         rewards_of(rewarder(Scripted(0.0), {"name": "mine"}), WON)
+
+
+@pytest.mark.parametrize(
+    ("answer", "values"),
+    [(np.float32(0.5), (0.0, 0.0, 0.5)), (np.array([1, 0, 0.5], np.float32), (1.0, 0.0, 0.5)), (True, (0.0, 0.0, 1.0))],
+)
+def test_numbers_of_numpy_are_recorded_as_any_other(answer, values, monkeypatch):
+    class Computed:
+        async def __call__(self, trajectory):
+            return answer
+
+    plugin(Computed, monkeypatch)
+    found = rewards_of(rewarder(Scripted(0.0), {"name": "mine"}), WON)
+    assert found.streams == {"mine": values}
+    assert encode_rewards("e", found)
 
 
 def test_a_reward_of_another_package_that_never_answers_is_missing_at_the_deadline(monkeypatch):

@@ -18,6 +18,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeVar
 
 from tapforge_api.judge import JudgeSpec
@@ -195,7 +196,10 @@ def _at_the_end(episode: EpisodeRecord, value: float, words: str) -> _Values:
 def _given(stream: RewardStream, trajectory: Trajectory, answer: float | Sequence[float | None]) -> _Values:
     """What a reward of another package answered. Raises ValueError for what can't be a reward."""
     episode = trajectory.episode
-    values = _at_the_end(episode, float(answer), "").values if isinstance(answer, int | float) else tuple(answer)
+    if isinstance(answer, float | Real):  # also numpy's, which JSON doesn't know
+        values = _at_the_end(episode, float(answer), "").values
+    else:
+        values = tuple(None if value is None else float(value) for value in answer)
     if len(values) != len(episode.steps):
         raise ValueError(
             f"the reward {stream.kind!r} gave {len(values)} values for episode {episode.id} of {len(episode.steps)} "
