@@ -13,12 +13,12 @@ from tapforge_trainer.rollout.scheduler import RolloutError
 def rollout_of(counts: RewardCounts, **rewards):
     spec = SimpleNamespace(rewards=Rewards.model_validate(rewards))
     context = SimpleNamespace(run=SimpleNamespace(spec=spec))
-    scheduler = SimpleNamespace(rewards=counts, last_missing="http://judge: 503")
+    scheduler = SimpleNamespace(rewards=counts)
     return _Rollout(context, SimpleNamespace(update=3), scheduler, *[None] * 5)
 
 
 def test_too_many_missing_verdicts_stop_the_run_once_their_update_is_written_down():
-    rollout = rollout_of(RewardCounts(asked=8, answered=8, missing=5))
+    rollout = rollout_of(RewardCounts(asked=8, answered=8, missing=5, last_missing="http://judge: 503"))
     assert rollout.rewards(())["missing_share"] == 5 / 8
     with pytest.raises(
         RolloutError, match=r"5 of 8 episodes have no verdict.*\(50%\); the last one: http://judge: 503"

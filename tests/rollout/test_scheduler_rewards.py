@@ -172,7 +172,7 @@ def test_an_episode_whose_recorded_screens_are_damaged_has_no_verdict_and_ends_n
         asked.gate.set()
         async with a_house(Demonstrator(POOL), rewarder=asked, rewarded=True) as house:
             groups = await house.scheduler.next_batch()
-            assert "its screens are lost: frame 0123 is damaged" in house.scheduler.last_missing
+            assert "its screens are lost: frame 0123 is damaged" in house.scheduler.rewards.last_missing
         assert {len(group.episodes) for group in groups} == {2}
 
     run(go())

@@ -117,8 +117,8 @@ class Rewarding:
         except FrameError as lost:
             rewards = missing(result.record, f"its screens are lost: {lost}")
         record = result.record.rewarded(rewards)
-        missing = "" if record.valid else record.message or "no reason was given"
-        self.counts = self.counts.with_one(time.monotonic() - begun, rewards.usage, missing)
+        why = "" if record.valid else record.message or "no reason was given"
+        self.counts = self.counts.with_one(time.monotonic() - begun, rewards.usage, why)
         if self._recorder is not None:
             self._recorder.rewards(record.id, rewards)
         done(replace(result, record=record))
