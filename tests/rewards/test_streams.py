@@ -154,6 +154,17 @@ def test_options_that_can_not_be(stream, why):
         rules_of(stream)
 
 
+def test_a_step_without_a_verdict_gets_the_mean_of_its_group_and_is_pushed_nowhere():
+    one = replace(WON, rewards=judged(1.0, 1.0, None, 0.5))
+    other = replace(LOST, rewards=judged(0.0, 0.0, 0.5, None))
+    rewards = Rewards.model_validate({"streams": [{"name": "steps", "judge": JUDGE, "scale": 2}]})
+    steps = steps_of([(one, other)], BatchRules.of(Algorithm(), rewards, min_valid=2))
+    assert steps.streams["steps"] == pytest.approx([2, 1, 1, 0, 1, 1])
+    silent = replace(one, rewards=judged(1.0, None, None, None))
+    alone = steps_of([(silent, replace(silent, id="b"))], BatchRules.of(Algorithm(), rewards, min_valid=2))
+    assert not alone.streams["steps"].any()
+
+
 def test_a_recording_without_a_stream_names_the_way_to_it():
     with pytest.raises(ValueError, match="tapforge rescore"):
         episode_streams(WON, rules_of({"name": "judge", "judge": JUDGE}), OutcomeRewards())

@@ -35,7 +35,7 @@ from .algorithms.composition import estimator_of
 from .algorithms.registry import NotFinite, estimate
 from .algorithms.steps import Advantages, Steps
 from .records import EpisodeRecord, GroupRecord, ResponseSpan, Sample, StepRecord
-from .rewards.streams import DEFAULT, OutcomeRewards, StreamRule, episode_streams, stream_rules, weights
+from .rewards.streams import DEFAULT, OutcomeRewards, StreamRule, episode_streams, means_of, stream_rules, weights
 from .states.keys import group_states
 
 
@@ -220,9 +220,10 @@ def steps_of(groups: Sequence[Sequence[EpisodeRecord]], rules: BatchRules) -> St
     weight_of = weights(rules.streams)
     streams: dict[str, list[float]] = {name: [] for name in sorted(weight_of)}
     for group in groups:
-        mixed = _is_mixed(group)
+        mixed, unknown = _is_mixed(group), means_of(group, rules.streams)
         for episode in group:
-            for name, rewards in episode_streams(episode, rules.streams, rules.outcomes, mixed=mixed).items():
+            found = episode_streams(episode, rules.streams, rules.outcomes, mixed=mixed, unknown=unknown)
+            for name, rewards in found.items():
                 streams[name] += rewards
     states = [group_states(group, rules.states) for group in groups]
     succeeded = at_each_step([episode.outcome is Outcome.SUCCESS for episode in episodes], np.bool_)

@@ -7,9 +7,10 @@
 | invalid_answer | minus `invalid_answer_penalty` at each answer that could not be parsed; always there |
 | format | share of the answers that could be parsed, on the last step |
 | length | minus response tokens of all answers / `tokens`, on the last step |
-| any other | what was recorded for it after the episode's end; 0 at a step without a verdict |
+| any other | what was recorded for it after the episode's end; at a step without a verdict the mean of its group's |
 
-A value is multiplied by its stream's scale, and is 0 where the stream's gate is closed. The reward of a step is the sum
+The mean of a group's verdicts pushes a step nowhere: with 0, a judge that was away would count as one that said no. A
+value is multiplied by its stream's scale, and is 0 where the stream's gate is closed. The reward of a step is the sum
 of all streams, each times its weight.
 """
 
@@ -60,14 +61,31 @@ def stream_rules(rewards: Rewards) -> tuple[StreamRule, ...]:
 
 
 def episode_streams(
-    episode: EpisodeRecord, rules: Sequence[StreamRule], outcomes: OutcomeRewards, *, mixed: bool = True
+    episode: EpisodeRecord,
+    rules: Sequence[StreamRule],
+    outcomes: OutcomeRewards,
+    *,
+    mixed: bool = True,
+    unknown: Mapping[str, float] | None = None,
 ) -> dict[str, list[float]]:
     """Of a valid episode with steps, by name: a value for each step, scaled and gated, without its weight. `mixed`:
-    whether some episodes of its group succeeded and some didn't."""
-    found = {rule.name: _gated(episode, rule, outcomes, mixed) for rule in rules}
+    whether some episodes of its group succeeded and some didn't. `unknown`: by name, in place of a missing verdict
+    (`means_of`); 0 without."""
+    found = {rule.name: _gated(episode, rule, outcomes, mixed, (unknown or {}).get(rule.name, 0.0)) for rule in rules}
     penalty = outcomes.invalid_answer_penalty
     found[INVALID_ANSWER] = [-penalty if step.parse_error is not None else 0.0 for step in episode.steps]
     return dict(sorted(found.items()))
+
+
+def means_of(group: Sequence[EpisodeRecord], rules: Sequence[StreamRule]) -> dict[str, float]:
+    """By name of stream: the mean of what was recorded for the steps of a group."""
+    found = {}
+    for rule in rules:
+        values = [one.rewards.streams.get(rule.name, ()) for one in group if one.rewards is not None]
+        known = [value for steps in values for value in steps if value is not None]
+        if known:
+            found[rule.name] = sum(known) / len(known)
+    return found
 
 
 def weights(rules: Sequence[StreamRule]) -> dict[str, float]:
@@ -90,15 +108,17 @@ def _rule(stream: RewardStream) -> StreamRule:
     return StreamRule(stream.name, stream.kind, stream.weight, stream.scale, stream.gate, options)
 
 
-def _gated(episode: EpisodeRecord, rule: StreamRule, outcomes: OutcomeRewards, mixed: bool) -> list[float]:
+def _gated(
+    episode: EpisodeRecord, rule: StreamRule, outcomes: OutcomeRewards, mixed: bool, unknown: float
+) -> list[float]:
     won = episode.outcome is Outcome.SUCCESS
     opened = {"always": True, "mixedOutcomes": mixed, "success": won, "failure": not won}[rule.gate]
     if not opened:
         return [0.0] * len(episode.steps)
-    return [value * rule.scale for value in _values(episode, rule, outcomes)]
+    return [value * rule.scale for value in _values(episode, rule, outcomes, unknown)]
 
 
-def _values(episode: EpisodeRecord, rule: StreamRule, outcomes: OutcomeRewards) -> Sequence[float]:
+def _values(episode: EpisodeRecord, rule: StreamRule, outcomes: OutcomeRewards, unknown: float) -> Sequence[float]:
     if rule.kind == "environment":
         return [step.reward for step in episode.steps]
     if rule.kind == "outcome":
@@ -112,7 +132,7 @@ def _values(episode: EpisodeRecord, rule: StreamRule, outcomes: OutcomeRewards) 
         raise ValueError(
             f"episode {episode.id} has no rewards of the stream {rule.name!r}: `tapforge rescore` asks for them anew"
         )
-    return [value or 0.0 for value in recorded]
+    return [unknown if value is None else value for value in recorded]
 
 
 def _length(episode: EpisodeRecord | None, *, tokens: float = 1000.0) -> float:

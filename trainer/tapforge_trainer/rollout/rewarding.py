@@ -4,6 +4,7 @@
   they are asked for again, and nothing is played again for them.
 - Their phones are free meanwhile; their groups wait, and count against the bound on age.
 - An episode whose screens can't be read any more has no verdict: raised, it would end every session that takes it up.
+- At most `AT_ONCE` are asked for at a time: their screens are in memory meanwhile.
 - What a session leaves unanswered, the next one asks for: `close` waits for nothing.
 """
 
@@ -18,6 +19,10 @@ from ..attempt import EpisodeResult, Player
 from ..frames.frame import FrameError
 from ..recording.queue import RecordWriter
 from ..rewards.rewarder import missing
+
+
+#: episodes; a judge of steps has some 15 questions of each
+AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class Rewarding:
     def __init__(self, player: Player, recorder: RecordWriter | None, fail: Callable[[BaseException], None]):
         """`fail` takes what the run can't go on with."""
         self._player, self._recorder, self._fail = player, recorder, fail
+        self._places = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.counts = RewardCounts()
 
@@ -113,7 +119,8 @@ class Rewarding:
         self.counts = replace(self.counts, asked=self.counts.asked + 1)
         begun = time.monotonic()
         try:
-            rewards = await self._player.reward(result.record, result.frames)
+            async with self._places:
+                rewards = await self._player.reward(result.record, result.frames)
         except FrameError as lost:
             rewards = missing(result.record, f"its screens are lost: {lost}")
         record = result.record.rewarded(rewards)

@@ -26,7 +26,7 @@ from ..recording.lines import decode_rewards, encode_rewards
 from ..recording.reader import FRAMES, Recording
 from ..records import EpisodeRecord, EpisodeRewards, GroupRecord
 from ..rewards.rewarder import Rewarder
-from ..rewards.streams import OutcomeRewards, StreamRule, episode_streams, stream_rules, weights
+from ..rewards.streams import OutcomeRewards, StreamRule, episode_streams, means_of, stream_rules, weights
 from .assembly import ConfigurationError
 from .folder import ROLLOUT, SPEC, run_of
 from .learning_errors import reward_errors, rewarder_of
@@ -205,9 +205,10 @@ def _means(groups: Sequence[Sequence[EpisodeRecord]], run: TrainingRun) -> dict[
     outcomes = OutcomeRewards(invalid_answer_penalty=run.spec.algorithm.invalid_answer_penalty)
     weight_of, totals, count = weights(rules), defaultdict[str, float](float), 0
     for group in groups:
+        mixed, unknown = _mixed(group), means_of(group, rules)
         for episode in group:
             count += 1
-            for name, values in episode_streams(episode, rules, outcomes, mixed=_mixed(group)).items():
+            for name, values in episode_streams(episode, rules, outcomes, mixed=mixed, unknown=unknown).items():
                 totals[name] += weight_of[name] * sum(values)
     return {name: total / count for name, total in totals.items()} if count else {}
 
