@@ -10,6 +10,7 @@ from test_streams import JUDGE, LOST, WON
 from tapforge_api.rewards import Rewards
 from tapforge_envs.protocol import Outcome, Reason
 from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.judges.usage import Usage
 from tapforge_trainer.judges.verdicts import Trajectory, Verdict, VerdictMissing
 from tapforge_trainer.recording.lines import encode_rewards
 from tapforge_trainer.rewards.rewarder import Rewarder
@@ -25,6 +26,7 @@ class Scripted:
         self.answers = list(answers)
         self.asked: list[tuple[str, int]] = []
         self.closed = False
+        self.usage = Usage()
 
     async def task(self, trajectory: Trajectory) -> Verdict:
         return self._next(trajectory, -1)
@@ -37,6 +39,8 @@ class Scripted:
 
     def _next(self, trajectory: Trajectory, index: int) -> Verdict:
         self.asked.append((trajectory.episode.id, index))
+        self.usage.sent(0.5, False)
+        self.usage.prompt_tokens += 10
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
@@ -49,7 +53,12 @@ def rewarder(judge: Scripted, *streams, pauses: list | None = None, **more) -> R
             pauses.append(seconds)
 
     rewards = Rewards.model_validate({"streams": list(streams), **more})
-    return Rewarder(rewards, 1, lambda spec, kind: judge, sleep)
+
+    def make(spec, kind, *, endpoints, usage) -> Scripted:
+        judge.usage = usage
+        return judge
+
+    return Rewarder(rewards, 1, make, sleep)
 
 
 def rewards_of(asks: Rewarder, episode):
@@ -118,6 +127,7 @@ def test_a_missing_verdict_is_asked_for_again_with_growing_pauses():
     assert found.streams["judge"][-1] == 1.0
     assert len(pauses) == 2 and pauses[0] < pauses[1]
     assert found.usage["asked_again"] == 2
+    assert found.usage["prompt_tokens"] == 30 and found.usage["requests"] == 3, "also what came to nothing"
 
 
 def test_without_a_verdict_by_the_deadline_the_episode_leaves_its_group():

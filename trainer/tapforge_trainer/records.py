@@ -115,7 +115,7 @@ class EpisodeRewards:
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: why an outcome is missing, or a verdict of a step
     message: str = ""
-    #: verdicts, votes, prompt_tokens, answer_tokens, seconds, cached, missing: of all streams together
+    #: what judges used (`judges/usage.py:Usage`), steps without a verdict and questions that were asked again
     usage: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -148,8 +148,8 @@ FIGURES: Final[Mapping[str, str]] = {
     "rewards/success_verified": "success of the same episodes by the verifier",
     "rewards/judge_minus_verifier": "their difference: a policy that learns to please its judge lets it grow",
     "rewards/disagreements": "share of these episodes in which the two differ",
-    "rewards/judge_*": "of judges since the last update: verdicts, votes, prompt_tokens, answer_tokens, seconds, "
-    "cached, unreadable, asked_again, missing",
+    "rewards/judge_*": "of judges since the last update: verdicts, votes, requests, failed, prompt_tokens, "
+    "answer_tokens, seconds, money, cached, cascaded, unreadable, asked_again, missing",
     "workers/*": "of the rollout workers: how many, their restarts, attempts and stalls",
     "phones/*": "phones by state",
     "warm_start/*": "of the warm start's last step, as learner/*",

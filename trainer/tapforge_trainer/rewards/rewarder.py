@@ -19,14 +19,16 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from tapforge_api.judge import JudgeSpec
 from tapforge_api.rewards import Rewards, RewardStream
 from tapforge_envs.protocol import Outcome, Reason
 
 from ..frames.frame import FittedFrame
+from ..judges.endpoint import Endpoints
 from ..judges.judge import Judge, Kind, divided, judge_of
+from ..judges.usage import Usage
 from ..judges.verdicts import Trajectory, Verdict, VerdictMissing
 from ..records import EpisodeRecord, EpisodeRewards
 from .registry import Reward, reward_of
@@ -50,6 +52,10 @@ class _Values:
     missing: str = ""
 
 
+class MakeJudge(Protocol):
+    def __call__(self, spec: JudgeSpec, kind: Kind, *, endpoints: Endpoints, usage: Usage) -> Judge: ...
+
+
 class Rewarder:
     """Belongs to one event loop."""
 
@@ -57,12 +63,14 @@ class Rewarder:
         self,
         rewards: Rewards,
         processes: int = 1,
-        make_judge: Callable[[JudgeSpec, Kind], Judge] = judge_of,
+        make_judge: MakeJudge = judge_of,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
         """`processes`: that ask the same endpoints. Raises ValueError, TypeError and UnknownName for what can't be
         asked."""
         self._spec, self._sleep = rewards, sleep
+        # Judges of one endpoint share its places, and all of them what is counted.
+        self._endpoints, self._usage, self._reported = Endpoints(), Usage(), Usage().as_json()
         self._judges: dict[str, Judge] = {}
         self._rewards: dict[str, Reward] = {}
         for stream in rewards.asked:
@@ -70,13 +78,14 @@ class Rewarder:
                 # The judge gives up first: it knows which endpoint said what.
                 seconds = min(stream.judge.deadline_seconds, _OWN_SHARE * rewards.deadline_seconds)
                 spec = divided(stream.judge.model_copy(update={"deadline_seconds": seconds}), processes)
-                self._judges[stream.name] = make_judge(spec, "task" if stream.kind == "judge" else "step")
+                kind: Kind = "task" if stream.kind == "judge" else "step"
+                self._judges[stream.name] = make_judge(spec, kind, endpoints=self._endpoints, usage=self._usage)
             else:
                 self._rewards[stream.name] = reward_of(stream)
 
     async def rewards(self, episode: EpisodeRecord, frames: Mapping[str, FittedFrame]) -> EpisodeRewards:
         """`frames`: at least those of the episode. Raises what reading one raises."""
-        usage: Counter[str] = Counter()
+        usage: Counter[str] = Counter()  # also of fractions
         trajectory = await asyncio.to_thread(Trajectory.of, episode, frames)
         asked = self._spec.asked
         found = await asyncio.gather(*(self._stream(stream, trajectory, usage) for stream in asked))
@@ -84,6 +93,7 @@ class Rewarder:
         outcome, reason = self._outcome(episode, streams)
         lacks = [f"{name}: {one.missing}" for name, one in streams.items() if one.missing]
         usage["missing"] += sum(value is None for one in found for value in one.values)
+        usage.update(self._since_the_last())
         return EpisodeRewards(
             streams={name: one.values for name, one in streams.items()},
             outcome=outcome,
@@ -96,8 +106,16 @@ class Rewarder:
 
     async def close(self) -> None:
         await asyncio.gather(*(judge.close() for judge in self._judges.values()))
+        await self._endpoints.close()
 
     # --- inside ---
+
+    def _since_the_last(self) -> dict[str, float]:
+        """What judges used since an episode's rewards were there last, also for others, and for what came to nothing:
+        sums over episodes are exact."""
+        now, before = self._usage.as_json(), self._reported
+        self._reported = now
+        return {name: number - before[name] for name, number in now.items() if name != "missing"}
 
     def _outcome(self, episode: EpisodeRecord, streams: Mapping[str, _Values]) -> tuple[Outcome, Reason]:
         if any(one.missing for one in streams.values()):
@@ -173,13 +191,6 @@ class Rewarder:
                     raise
                 await self._sleep(pause)
                 continue
-            usage["verdicts"] += 1
-            usage["votes"] += 0 if verdict.cached else len(verdict.votes)
-            usage["cached"] += verdict.cached
-            usage["unreadable"] += verdict.unreadable
-            usage["prompt_tokens"] += verdict.prompt_tokens
-            usage["answer_tokens"] += verdict.answer_tokens
-            usage["seconds"] += verdict.seconds  # type: ignore[assignment]
             return verdict
 
 

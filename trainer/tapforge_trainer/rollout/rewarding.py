@@ -20,7 +20,6 @@ from ..frames.frame import FrameError
 from ..recording.queue import RecordWriter
 from ..rewards.rewarder import missing
 
-
 #: episodes; a judge of steps has some 15 questions of each
 AT_ONCE = 128
 
