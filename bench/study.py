@@ -1,0 +1,454 @@
+"""What estimators of advantages are worth, in process: a small policy on phone tasks of up to 25 steps, paired seeds.
+
+    python bench/study.py [--arms grpo,gigpo] [--seeds 1-30] [--sweep] [--updates 60]
+
+- The policy is a softmax over what can be tapped, Home, "done" and "can't be done", linear in hashed features of goal,
+  screen and what was done so far (no pixels, no vLLM). It begins as an imitation of a demonstrator that errs.
+- An episode is a chain of `CHAIN` tasks of the quickstart suite, one after another, and a success if all were solved:
+  10 to 30 steps. Detours end well, leaving a panel drops its draft, and a task that was given up is a dead end. States
+  have exact keys.
+- Every arm gets the same tasks, the same start, about as many environment steps (an update ends when they are used up)
+  and its own learning rate: `--sweep` tries those of `RATES` on seeds that are in no table. Advantages have root mean
+  square 1 in each batch, so that no arm wins by a larger step.
+- `discounted_grpo` has no states, `gigpo_shuffled` has states that are dealt anew among a group's steps, `gigpo_step`
+  has GiGPO's step part alone: what is discounting, and what are states.
+- A pair of arm and seed that is in the file already is not run again: start, stop and go on as you like.
+
+Writes bench-results/algorithms.json, {study: {arms: {arm: {seeds, mean, ci95, vs_grpo: {mean, ci95, p, p_holm}}}}}:
+success on held-out chains after training, differences paired by seed, 95 % intervals by Student's t, p two-sided by a
+sign-flip test, Holm's correction over all arms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from load.machine import machine, show, write
+from numpy.typing import NDArray
+
+from tapforge_envs.phone import catalog
+from tapforge_envs.phone.demonstrator import demonstration
+from tapforge_envs.phone.device import Phone
+from tapforge_envs.phone.screen import Screen, center
+from tapforge_envs.protocol import Action, Home, Tap, Task, Terminate
+from tapforge_trainer.algorithms.registry import estimate
+from tapforge_trainer.algorithms.steps import Steps
+
+FILE, STUDY = Path("bench-results/algorithms.json"), "credit"
+TEMPLATES = ("open_two", "switch_two", "switch_then_open", "two_panels", "missing_switch")
+#: tasks of an episode, its steps at most, and episodes of a group
+CHAIN, MAX_STEPS, SIZE = 3, 30, 8
+#: environment steps of an update, for every arm
+STEPS = 1280
+#: features of an action; hashed into so many weights
+WIDE, WEIGHTS = 6, 1 << 14
+RATES = (0.003, 0.01, 0.03, 0.1)
+#: seeds that choose learning rates
+SWEEP_SEEDS = range(1001, 1005)
+DEMONSTRATIONS, EPOCHS, ERROR_RATE = 200, 4, 0.4
+#: held-out tasks of a measurement
+MEASURED = 300
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Seen:
+    """A step: the features of what could be done [actions, WIDE], what was done, with which probabilities."""
+
+    features: Ints
+    chosen: int
+    probabilities: Floats
+    state: str
+
+
+@dataclass(slots=True)
+class Played:
+    steps: list[Seen] = field(default_factory=list)
+    final: str = ""
+    won: bool = False
+
+
+class Policy:
+    def __init__(self, weights: Floats):
+        self.weights = weights
+        self._first, self._second, self._time = np.zeros_like(weights), np.zeros_like(weights), 0
+
+    def probabilities(self, features: Ints) -> Floats:
+        logits = self.weights[features].sum(axis=1)
+        shifted = np.exp(logits - logits.max())
+        return shifted / shifted.sum()
+
+    def learn(self, steps: Sequence[Seen], advantages: Floats, rate: float) -> None:
+        """One step of Adam along the policy gradient, a mean over steps."""
+        indices = np.concatenate([step.features.ravel() for step in steps])
+        values = []
+        for step, advantage in zip(steps, advantages, strict=True):
+            each = -advantage * step.probabilities
+            each[step.chosen] += advantage
+            values.append(np.repeat(each, WIDE))
+        gradient = np.bincount(indices, np.concatenate(values), len(self.weights)) / len(steps)
+        self._time += 1
+        self._first += 0.1 * (gradient - self._first)
+        self._second += 0.001 * (gradient**2 - self._second)
+        first, second = self._first / (1 - 0.9**self._time), self._second / (1 - 0.999**self._time)
+        self.weights += rate * first / (np.sqrt(second) + 1e-8)
+
+
+# --- the phone as the policy sees it ----------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1 << 18)
+def _hashed(text: str) -> int:
+    return zlib.crc32(text.encode()) % WEIGHTS
+
+
+class Game:
+    """An episode."""
+
+    def __init__(self, tasks: Sequence[Task]):
+        self._left = list(tasks)
+        #: whether the tasks before were solved
+        self._solved: list[bool] = []
+        self._next()
+
+    def _next(self) -> None:
+        self.task = self._left.pop(0)
+        self.template = catalog.template_of(self.task)
+        self.phone: Phone = catalog.phone_for(self.task.suite, 96, 160)
+        self.phone.begin(self.task.seed, self.template.rules(self.task.params))
+        #: what was done so far, in the goal's words
+        self._done: list[str] = []
+
+    @property
+    def over(self) -> bool:
+        return not self._left and self.phone.state["ended"] is not None
+
+    @property
+    def won(self) -> bool:
+        return self.over and all(self._solved)
+
+    @property
+    def state(self) -> str:
+        return f"{self._solved} {self.phone.state_key()}"
+
+    def options(self) -> tuple[list[Action], list[str], Ints]:
+        """Actions, their names, and their features."""
+        screen, here = self.phone.screen(), self._named(self.phone.state["nav"]["app"])
+        names = [_name(screen, widget.id) for widget in screen.widgets if widget.tap]
+        actions: list[Action] = [_tap(screen, widget.id) for widget in screen.widgets if widget.tap]
+        actions += [Home(), Terminate(status="success"), Terminate(status="infeasible")]
+        words = [self._named(name) for name in names] + ["home", "done", "infeasible"]
+        shown = "".join(sorted(key for key, value in self.task.params.items() if any(value in n for n in names)))
+        kind, last, set_ = self.template.name, self._done[-1:], ",".join(sorted(set(self._done)))
+        rows = [
+            [
+                _hashed(f"a {word}"),
+                _hashed(f"b {kind} {here} {word}"),
+                _hashed(f"c {kind} {here} {word} {last}"),
+                _hashed(f"d {kind} {here} {word} {set_}"),
+                _hashed(f"e {kind} {here} {word} {shown}"),
+                _hashed(f"f {kind} {here} {word} {last} {set_}"),
+            ]
+            for word in words
+        ]
+        return actions, words, np.array(rows, dtype=np.int64)
+
+    def act(self, action: Action, word: str) -> None:
+        self._done.append(word)
+        self.phone.act(action)
+        if (ended := self.phone.state["ended"]) is None:
+            return
+        solved = self.phone.evaluate().value >= self.task.threshold
+        self._solved.append(not self.task.feasible if ended == "infeasible" else solved)
+        if self._left:
+            self._next()
+
+    def _named(self, name: str) -> str:
+        """By the part that it plays in the goal: `switch:wifi` of a task about wifi is `switch:<switch>`."""
+        for key, value in self.task.params.items():
+            if value in name.split(":")[-1].split("+")[0]:
+                return name.replace(value, f"<{key}>")
+        return name if ":" not in name else f"{name.split(':')[0]}:other"
+
+
+def _name(screen: Screen, widget: str) -> str:
+    found = screen.find(widget)
+    assert found is not None
+    return widget if found.on is None else f"{widget}{'+on' if found.on else '+off'}"
+
+
+def _tap(screen: Screen, widget: str) -> Tap:
+    found = screen.find(widget)
+    assert found is not None
+    x, y = center(found.box)
+    return Tap(x=x, y=y)
+
+
+def play(policy: Policy, tasks: Sequence[Task], rng: np.random.Generator) -> Played:
+    game, played = Game(tasks), Played()
+    while not game.over and len(played.steps) < MAX_STEPS:
+        actions, words, features = game.options()
+        probabilities = policy.probabilities(features)
+        picked = int(rng.choice(len(actions), p=probabilities))
+        played.steps.append(Seen(features, picked, probabilities, game.state))
+        game.act(actions[picked], words[picked])
+    played.final, played.won = game.state, game.won
+    return played
+
+
+def chain(split: Literal["train", "test"], seed: int, number: int) -> list[Task]:
+    tasks = catalog.tasks("quickstart", split, TEMPLATES)
+    return [tasks.sample(seed, CHAIN * number + place) for place in range(CHAIN)]
+
+
+def imitation(seed: int) -> Floats:
+    """Weights of a policy that imitates a demonstrator that errs."""
+    tasks, policy = catalog.tasks("quickstart", "train", TEMPLATES), Policy(np.zeros(WEIGHTS))
+    steps: list[Seen] = []
+    for number in range(DEMONSTRATIONS):
+        game, rng = Game([tasks.sample(seed + 77, number)]), Random(f"{seed}/{number}")
+        errs = partial(_below, rng, ERROR_RATE)
+        for action in demonstration(game.phone, game.template, game.task.params, errs):
+            actions, words, features = game.options()
+            picked = next((place for place, one in enumerate(actions) if one == action), None)
+            if picked is None:
+                break
+            steps.append(Seen(features, picked, np.empty(0), ""))
+            game.act(action, words[picked])
+    order = np.random.default_rng(seed)
+    for _ in range(EPOCHS):
+        for batch in np.array_split(order.permutation(len(steps)), max(1, len(steps) // 64)):
+            some = [steps[place] for place in batch]
+            for step in some:
+                step.probabilities = policy.probabilities(step.features)
+            policy.learn(some, np.ones(len(some)), 0.02)
+    return policy.weights
+
+
+def _below(rng: Random, share: float) -> bool:
+    return rng.random() < share
+
+
+# --- arms -------------------------------------------------------------------------------------------------------------
+
+
+def arrays(groups: Sequence[Sequence[Played]]) -> Steps:
+    numbers: dict[tuple[int, str], int] = {}
+    group_of, trajectory, states, rewards, won, finals = (list[Any]() for _ in range(6))
+    episodes = [(number, played) for number, group in enumerate(groups) for played in group]
+    for place, (number, played) in enumerate(episodes):
+        length = len(played.steps)
+        final = numbers.setdefault((number, played.final), len(numbers))
+        states += [numbers.setdefault((number, step.state), len(numbers)) for step in played.steps]
+        rewards += [0.0] * (length - 1) + [float(played.won)]
+        for column, value in ((group_of, number), (trajectory, place), (won, played.won), (finals, final)):
+            column += [value] * length
+    success = np.array(won)
+    return Steps(
+        group=np.array(group_of), trajectory=np.array(trajectory), state=np.array(states), reward=np.array(rewards),
+        valid=np.ones(len(won), dtype=bool), success=success, tokens=np.ones(len(won), dtype=np.int64),
+        final_state=np.array(finals), goal=success,
+    )  # fmt: skip
+
+
+def _total(name: str, steps: Steps, rng: np.random.Generator, **options: Any) -> Floats:
+    return estimate(name, steps, **options).total
+
+
+def _shuffled(steps: Steps, rng: np.random.Generator) -> Floats:
+    state = steps.state.copy()
+    for number in np.unique(steps.group):
+        inside = np.flatnonzero(steps.group == number)
+        state[inside] = rng.permutation(state[inside])
+    other = Steps(
+        group=steps.group, trajectory=steps.trajectory, state=state, reward=steps.reward, valid=steps.valid,
+        success=steps.success, tokens=steps.tokens,
+    )  # fmt: skip
+    return estimate("gigpo", other).total
+
+
+def _step_alone(steps: Steps, rng: np.random.Generator) -> Floats:
+    return estimate("gigpo", steps).step
+
+
+Arm = Callable[[Steps, np.random.Generator], Floats]
+ARMS: dict[str, Arm] = {
+    **{
+        name: partial(_total, name)
+        for name in ("grpo", "discounted_grpo", "gigpo", "hgpo", "graphgpo", "dr_grpo", "rloo", "maxrl", "gpg")
+    },
+    "reinforce_plus_plus": partial(_total, "reinforce_plus_plus"),
+    "gigpo_shuffled": _shuffled,
+    "gigpo_step": _step_alone,
+}
+CORE = ("grpo", "discounted_grpo", "gigpo", "gigpo_shuffled", "hgpo")
+
+
+def run(arm: str, seed: int, rate: float, updates: int) -> dict[str, Any]:
+    """Trains and measures. The start, the tasks and what is measured depend on the seed alone."""
+    begun = time.monotonic()
+    policy, rng = Policy(imitation(seed)), np.random.default_rng((seed, 1))
+    before, place, curve = measured(policy, seed), 0, []
+    for _ in range(updates):
+        groups: list[list[Played]] = []
+        used = 0
+        while used < STEPS or len(groups) < 2:
+            tasks = chain("train", seed, place)
+            place += 1
+            groups.append([play(policy, tasks, rng) for _ in range(SIZE)])
+            used += sum(len(played.steps) for played in groups[-1])
+        advantages = ARMS[arm](arrays(groups), rng)
+        scale = math.sqrt(float(np.mean(advantages**2)))
+        curve.append(float(np.mean([played.won for group in groups for played in group])))
+        if scale > 0:
+            steps = [step for group in groups for played in group for step in played.steps]
+            policy.learn(steps, advantages / scale, rate)
+    return {
+        "before": before,
+        "after": measured(policy, seed),
+        "last_updates": round(float(np.mean(curve[-10:])), 4),
+        "rate": rate,
+        "updates": updates,
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+
+
+def measured(policy: Policy, seed: int) -> float:
+    """Success on held-out tasks."""
+    rng = np.random.default_rng((seed, 2))
+    return float(np.mean([play(policy, chain("test", 5, number), rng).won for number in range(MEASURED)]))
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def interval(values: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of the mean, by Student's t."""
+    if len(values) < 2:
+        return None
+    return round(_t975(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values)), 4)
+
+
+def _t975(freedom: int) -> float:
+    """Cornish-Fisher's expansion of Student's quantile; within 0.01 from 4 degrees of freedom on."""
+    z = 1.959964
+    terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+
+
+def sign_flips(differences: Sequence[float], draws: int = 20_000) -> float:
+    """Two-sided p of a mean of 0, where each difference might as well have the other sign."""
+    values = np.array(differences)
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), (draws, len(values)))
+    return float((1 + np.sum(np.abs(signs @ values) >= abs(values.sum()) - 1e-12)) / (1 + draws))
+
+
+def holm(values: dict[str, float]) -> dict[str, float]:
+    found, worst = {}, 0.0
+    for place, name in enumerate(sorted(values, key=values.__getitem__)):
+        worst = max(worst, min(1.0, values[name] * (len(values) - place)))
+        found[name] = round(worst, 4)
+    return found
+
+
+def table(pairs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Of the pairs that were run: arm -> seed -> result."""
+    found: dict[str, Any] = {}
+    for arm, seeds in pairs.items():
+        after = [one["after"] for one in seeds.values()]
+        found[arm] = {"seeds": len(after), "mean": round(float(np.mean(after)), 4), "ci95": interval(after)}
+        common = sorted(seeds.keys() & pairs.get("grpo", {}).keys()) if arm != "grpo" else []
+        if len(common) >= 2:
+            differences = [seeds[seed]["after"] - pairs["grpo"][seed]["after"] for seed in common]
+            found[arm]["vs_grpo"] = {
+                "seeds": len(common),
+                "mean": round(float(np.mean(differences)), 4),
+                "ci95": interval(differences),
+                "p": round(sign_flips(differences), 4),
+            }
+    for arm, value in holm({arm: one["vs_grpo"]["p"] for arm, one in found.items() if "vs_grpo" in one}).items():
+        found[arm]["vs_grpo"]["p_holm"] = value
+    return found
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def commit() -> str:
+    return subprocess.run(
+        ("git", "rev-parse", "--short", "HEAD"), capture_output=True, text=True, check=False
+    ).stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", default=",".join(CORE), help=f"of {', '.join(ARMS)}")
+    parser.add_argument("--seeds", default="1-5", help="first-last")
+    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--rate", type=float, help="of every arm; default: the best of its sweep, or 0.01")
+    parser.add_argument("--sweep", action="store_true", help="choose learning rates, on seeds of their own")
+    parser.add_argument("--file", type=Path, default=FILE)
+    args = parser.parse_args()
+    arms = args.arms.split(",")
+    if unknown := [arm for arm in arms if arm not in ARMS]:
+        parser.error(f"unknown arm {unknown[0]}; known: {', '.join(ARMS)}")
+    first, _, last = args.seeds.partition("-")
+    everything = read(args.file)
+    study = everything.setdefault(
+        STUDY, {"machine": machine(), "commit": commit(), "pairs": {}, "sweep": {}, "arms": {}}
+    )
+
+    def keep() -> None:
+        study["arms"] = table(study["pairs"])
+        write(args.file, everything)
+
+    if args.sweep:
+        for arm in arms:
+            for rate in RATES:
+                for seed in SWEEP_SEEDS:
+                    of = study["sweep"].setdefault(arm, {}).setdefault(str(rate), {})
+                    if str(seed) not in of:
+                        of[str(seed)] = run(arm, seed, rate, args.updates)["after"]
+                        keep()
+    for seed in range(int(first), int(last or first) + 1):
+        for arm in arms:  # side by side, so that a study that ends early has pairs
+            of = study["pairs"].setdefault(arm, {})
+            if str(seed) not in of:
+                of[str(seed)] = run(arm, seed, args.rate or chosen(study["sweep"].get(arm, {})), args.updates)
+                keep()
+    keep()
+    columns = ("arm", "seeds", "mean", "±", "less grpo", "±", "p (Holm)")
+    rows = []
+    for arm, one in sorted(study["arms"].items(), key=lambda item: -item[1]["mean"]):
+        against = one.get("vs_grpo", {})
+        points = [_points(of.get(name)) for of in (one, against) for name in ("mean", "ci95")]
+        rows.append((arm, one["seeds"], *points, against.get("p_holm", "–")))
+    show(f"{STUDY}: success on held-out chains, points", columns, rows)
+
+
+def chosen(sweep: dict[str, dict[str, float]]) -> float:
+    """The learning rate with the best mean."""
+    return max(map(float, sweep), key=lambda rate: np.mean(list(sweep[str(rate)].values())), default=0.01)
+
+
+def _points(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
+if __name__ == "__main__":
+    main()
