@@ -35,6 +35,8 @@ RULES: Final[Mapping[str, tuple[str, str]]] = {
     r"^[A-Za-z_][A-Za-z0-9_]*$": ("the name of an environment variable", "JUDGE_API_KEY"),
     r"^(True|False|Unknown)$": ("True, False or Unknown", "True"),
     r"^/[!-~]*$": ("a path that begins with /, without blanks", "/health"),
+    r"^[a-z][A-Za-z0-9_]*$": ("letters, digits and _, beginning with a lower-case letter", "judge"),
+    r"^https?://[!-.0-~][!-~]*$": (_HTTP, "http://10.0.0.7:8000/v1"),
     ADDRESS: (f"{_HTTP}, or HOST:PORT", "http://10.0.0.7:8000"),
     DEVICE: (f"{_HTTP}, HOST:PORT, a serial or auto", "emulator-5554"),
     r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$": ("OWNER/NAME", "Qwen/Qwen3-VL-8B-Instruct"),
