@@ -1,0 +1,56 @@
+"""The study of estimators: its arithmetic by hand, and that a run depends on its seed alone and is not run again."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import study
+
+SCRIPT = Path("bench/study.py")
+
+
+def test_intervals_flips_and_holms_correction():
+    assert study.interval([0.5]) is None
+    assert study.interval([0.1, 0.2, 0.3, 0.4, 0.5]) == pytest.approx(2.776 * 0.15811 / 5**0.5, rel=0.01)
+    assert study.sign_flips([0.1] * 10) == pytest.approx(2 / 1024, abs=0.002)
+    assert study.sign_flips([0.1, -0.1]) == 1.0
+    assert study.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == {"a": 0.03, "c": 0.06, "b": 0.06}
+
+
+def test_differences_are_paired_by_seed():
+    pairs = {
+        "grpo": {"1": {"after": 0.5}, "2": {"after": 0.7}},
+        "gigpo": {"1": {"after": 0.6}, "2": {"after": 0.9}, "3": {"after": 0.1}},
+    }
+    found = study.table(pairs)
+    assert (found["gigpo"]["seeds"], found["gigpo"]["vs_grpo"]["seeds"]) == (3, 2)
+    assert found["gigpo"]["vs_grpo"]["mean"] == pytest.approx(0.15)
+    assert "vs_grpo" not in found["grpo"]
+
+
+def test_every_arm_gives_each_step_a_number_and_knows_who_won():
+    policy, rng = study.Policy(np.zeros(study.WEIGHTS)), np.random.default_rng(0)
+    groups = [[study.play(policy, study.chain("train", 1, number), rng) for _ in range(3)] for number in range(2)]
+    groups[0][0].won = True
+    steps = study.arrays(groups)
+    assert len(steps) == sum(len(one.steps) for group in groups for one in group)
+    assert steps.success is not None and steps.success[: len(groups[0][0].steps)].all() and steps.reward.sum() == 1
+    for name, arm in study.ARMS.items():
+        assert np.isfinite(arm(steps, rng)).all(), name
+
+
+def test_a_run_depends_on_its_seed_and_is_not_run_again(tmp_path):
+    command = [sys.executable, str(SCRIPT), "--arms", "grpo,gigpo", "--seeds", "1-1", "--updates", "1"]
+    found = []
+    for name in ("a.json", "b.json"):
+        subprocess.run([*command, "--file", str(tmp_path / name)], check=True, capture_output=True, timeout=300)
+        found.append(json.loads((tmp_path / name).read_text())["credit"]["pairs"])
+    for arm in ("grpo", "gigpo"):
+        one, other = (pairs[arm]["1"] for pairs in found)
+        assert (one["before"], one["after"]) == (other["before"], other["after"])
+    before = (tmp_path / "a.json").read_text()
+    subprocess.run([*command, "--file", str(tmp_path / "a.json")], check=True, capture_output=True, timeout=300)
+    assert (tmp_path / "a.json").read_text() == before
