@@ -1,15 +1,17 @@
 """What estimators of advantages are worth, in process: a small policy on phone tasks of up to 25 steps, paired seeds.
 
-    python bench/study.py [--arms grpo,gigpo] [--seeds 1-30] [--sweep] [--updates 60]
+    python bench/study.py [--arms all] [--seeds 1-30] [--sweep] [--signal reward] [--jobs 2]
 
 - The policy is a softmax over what can be tapped, Home, "done" and "can't be done", linear in hashed features of goal,
   screen and what was done so far (no pixels, no vLLM). It begins as an imitation of a demonstrator that errs.
 - An episode is a chain of `CHAIN` tasks of the quickstart suite, one after another, and a success if all were solved:
-  10 to 30 steps. Detours end well, leaving a panel drops its draft, and a task that was given up is a dead end. States
-  have exact keys.
+  some 20 steps, at most 30. Detours end well, leaving a panel drops its draft, and a task that was given up is a dead
+  end. States have exact keys.
 - Every arm gets the same tasks, the same start, about as many environment steps (an update ends when they are used up)
   and its own learning rate: `--sweep` tries those of `RATES` on seeds that are in no table. Advantages have root mean
-  square 1 in each batch, so that no arm wins by a larger step.
+  square 1 in each batch, so that no arm wins by a larger step. The budget ends before everything is learned.
+- `--signal outcome` (the default of runs) gives 0 to what is compared with nothing that ended otherwise; `reward` is
+  what the papers do. Each is a study of its own.
 - `discounted_grpo` has no states, `gigpo_shuffled` has states that are dealt anew among a group's steps, `gigpo_step`
   has GiGPO's step part alone: what is discounting, and what are states.
 - A pair of arm and seed that is in the file already is not run again: start, stop and go on as you like.
@@ -27,7 +29,8 @@ import math
 import subprocess
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -46,23 +49,24 @@ from tapforge_envs.protocol import Action, Home, Tap, Task, Terminate
 from tapforge_trainer.algorithms.registry import estimate
 from tapforge_trainer.algorithms.steps import Steps
 
-FILE, STUDY = Path("bench-results/algorithms.json"), "credit"
+FILE = Path("bench-results/algorithms.json")
 TEMPLATES = ("open_two", "switch_two", "switch_then_open", "two_panels", "missing_switch")
 #: tasks of an episode, its steps at most, and episodes of a group
-CHAIN, MAX_STEPS, SIZE = 3, 30, 8
-#: environment steps of an update, for every arm
-STEPS = 1280
+CHAIN, MAX_STEPS, SIZE = 4, 30, 8
+#: updates, and environment steps of one, for every arm
+UPDATES, STEPS = 12, 400
 #: features of an action; hashed into so many weights
 WIDE, WEIGHTS = 6, 1 << 14
-RATES = (0.003, 0.01, 0.03, 0.1)
+RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
 #: seeds that choose learning rates
-SWEEP_SEEDS = range(1001, 1005)
-DEMONSTRATIONS, EPOCHS, ERROR_RATE = 200, 4, 0.4
+SWEEP_SEEDS = range(1001, 1007)
+DEMONSTRATIONS, EPOCHS, ERROR_RATE = 80, 4, 0.4
 #: held-out tasks of a measurement
 MEASURED = 300
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
+Signal: TypeAlias = Literal["outcome", "reward"]
 
 
 @dataclass(slots=True)
@@ -246,7 +250,7 @@ def _below(rng: Random, share: float) -> bool:
 # --- arms -------------------------------------------------------------------------------------------------------------
 
 
-def arrays(groups: Sequence[Sequence[Played]]) -> Steps:
+def arrays(groups: Sequence[Sequence[Played]], signal: Signal = "outcome") -> Steps:
     numbers: dict[tuple[int, str], int] = {}
     group_of, trajectory, states, rewards, won, finals = (list[Any]() for _ in range(6))
     episodes = [(number, played) for number, group in enumerate(groups) for played in group]
@@ -260,7 +264,8 @@ def arrays(groups: Sequence[Sequence[Played]]) -> Steps:
     success = np.array(won)
     return Steps(
         group=np.array(group_of), trajectory=np.array(trajectory), state=np.array(states), reward=np.array(rewards),
-        valid=np.ones(len(won), dtype=bool), success=success, tokens=np.ones(len(won), dtype=np.int64),
+        valid=np.ones(len(won), dtype=bool), success=success if signal == "outcome" else None,
+        tokens=np.ones(len(won), dtype=np.int64),
         final_state=np.array(finals), goal=success,
     )  # fmt: skip
 
@@ -276,7 +281,7 @@ def _shuffled(steps: Steps, rng: np.random.Generator) -> Floats:
         state[inside] = rng.permutation(state[inside])
     other = Steps(
         group=steps.group, trajectory=steps.trajectory, state=state, reward=steps.reward, valid=steps.valid,
-        success=steps.success, tokens=steps.tokens,
+        success=steps.success, tokens=steps.tokens, final_state=steps.final_state, goal=steps.goal,
     )  # fmt: skip
     return estimate("gigpo", other).total
 
@@ -298,7 +303,7 @@ ARMS: dict[str, Arm] = {
 CORE = ("grpo", "discounted_grpo", "gigpo", "gigpo_shuffled", "hgpo")
 
 
-def run(arm: str, seed: int, rate: float, updates: int) -> dict[str, Any]:
+def run(arm: str, seed: int, rate: float, updates: int, signal: Signal) -> dict[str, Any]:
     """Trains and measures. The start, the tasks and what is measured depend on the seed alone."""
     begun = time.monotonic()
     policy, rng = Policy(imitation(seed)), np.random.default_rng((seed, 1))
@@ -311,7 +316,7 @@ def run(arm: str, seed: int, rate: float, updates: int) -> dict[str, Any]:
             place += 1
             groups.append([play(policy, tasks, rng) for _ in range(SIZE)])
             used += sum(len(played.steps) for played in groups[-1])
-        advantages = ARMS[arm](arrays(groups), rng)
+        advantages = ARMS[arm](arrays(groups, signal), rng)
         scale = math.sqrt(float(np.mean(advantages**2)))
         curve.append(float(np.mean([played.won for group in groups for played in group])))
         if scale > 0:
@@ -320,7 +325,7 @@ def run(arm: str, seed: int, rate: float, updates: int) -> dict[str, Any]:
     return {
         "before": before,
         "after": measured(policy, seed),
-        "last_updates": round(float(np.mean(curve[-10:])), 4),
+        "during": round(float(np.mean(curve)), 4),
         "rate": rate,
         "updates": updates,
         "seconds": round(time.monotonic() - begun, 1),
@@ -370,7 +375,13 @@ def table(pairs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for arm, seeds in pairs.items():
         after = [one["after"] for one in seeds.values()]
-        found[arm] = {"seeds": len(after), "mean": round(float(np.mean(after)), 4), "ci95": interval(after)}
+        rate = next(iter(seeds.values())).get("rate")
+        found[arm] = {
+            "seeds": len(after),
+            "rate": rate,
+            "mean": round(float(np.mean(after)), 4),
+            "ci95": interval(after),
+        }
         common = sorted(seeds.keys() & pairs.get("grpo", {}).keys()) if arm != "grpo" else []
         if len(common) >= 2:
             differences = [seeds[seed]["after"] - pairs["grpo"][seed]["after"] for seed in common]
@@ -385,10 +396,6 @@ def table(pairs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
 def commit() -> str:
     return subprocess.run(
         ("git", "rev-parse", "--short", "HEAD"), capture_output=True, text=True, check=False
@@ -397,53 +404,67 @@ def commit() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arms", default=",".join(CORE), help=f"of {', '.join(ARMS)}")
+    parser.add_argument("--arms", default=",".join(CORE), help=f"all, or some of {', '.join(ARMS)}")
     parser.add_argument("--seeds", default="1-5", help="first-last")
-    parser.add_argument("--updates", type=int, default=60)
-    parser.add_argument("--rate", type=float, help="of every arm; default: the best of its sweep, or 0.01")
+    parser.add_argument("--updates", type=int, default=UPDATES)
+    parser.add_argument("--signal", choices=["outcome", "reward"], default="outcome")
+    parser.add_argument("--rate", type=float, help="of every arm; default: the best of its sweep, or 0.2")
     parser.add_argument("--sweep", action="store_true", help="choose learning rates, on seeds of their own")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--file", type=Path, default=FILE)
     args = parser.parse_args()
-    arms = args.arms.split(",")
+    arms = list(ARMS) if args.arms == "all" else args.arms.split(",")
     if unknown := [arm for arm in arms if arm not in ARMS]:
         parser.error(f"unknown arm {unknown[0]}; known: {', '.join(ARMS)}")
-    first, _, last = args.seeds.partition("-")
-    everything = read(args.file)
-    study = everything.setdefault(
-        STUDY, {"machine": machine(), "commit": commit(), "pairs": {}, "sweep": {}, "arms": {}}
-    )
+    everything = json.loads(args.file.read_text()) if args.file.exists() else {}
+    name = f"credit, signal {args.signal}"
+    empty = {"machine": machine(), "commit": commit(), "updates": args.updates, "pairs": {}, "sweep": {}, "arms": {}}
+    study = everything.setdefault(name, empty)
+    if study["updates"] != args.updates:
+        parser.error(f"{args.file} has this study with {study['updates']} updates: name another --file")
 
     def keep() -> None:
         study["arms"] = table(study["pairs"])
         write(args.file, everything)
 
-    if args.sweep:
-        for arm in arms:
-            for rate in RATES:
-                for seed in SWEEP_SEEDS:
-                    of = study["sweep"].setdefault(arm, {}).setdefault(str(rate), {})
-                    if str(seed) not in of:
-                        of[str(seed)] = run(arm, seed, rate, args.updates)["after"]
-                        keep()
-    for seed in range(int(first), int(last or first) + 1):
-        for arm in arms:  # side by side, so that a study that ends early has pairs
-            of = study["pairs"].setdefault(arm, {})
-            if str(seed) not in of:
-                of[str(seed)] = run(arm, seed, args.rate or chosen(study["sweep"].get(arm, {})), args.updates)
+    with ProcessPoolExecutor(args.jobs) as pool:
+
+        def done(asked: Sequence[tuple[str, int, float]]) -> Iterator[tuple[str, int, float, dict[str, Any]]]:
+            calls = {
+                pool.submit(run, arm, seed, rate, args.updates, args.signal): (arm, seed, rate)
+                for arm, seed, rate in asked
+            }
+            for call in as_completed(calls):
+                yield *calls[call], call.result()
+
+        if args.sweep:
+            tried = study["sweep"]
+            asked = [(a, s, r) for s in SWEEP_SEEDS for a in arms for r in RATES]
+            asked = [(a, s, r) for a, s, r in asked if str(s) not in tried.get(a, {}).get(str(r), {})]
+            for arm, seed, rate, found in done(asked):
+                tried.setdefault(arm, {}).setdefault(str(rate), {})[str(seed)] = found["after"]
                 keep()
+        first, _, last = args.seeds.partition("-")
+        rates = {arm: args.rate or chosen(study["sweep"].get(arm, {})) for arm in arms}
+        # All arms of a seed side by side, so that a study that ends early has pairs.
+        pairs = [(arm, seed, rates[arm]) for seed in range(int(first), int(last or first) + 1) for arm in arms]
+        left = [(arm, seed, rate) for arm, seed, rate in pairs if str(seed) not in study["pairs"].get(arm, {})]
+        for arm, seed, _, found in done(left):
+            study["pairs"].setdefault(arm, {})[str(seed)] = found
+            keep()
     keep()
-    columns = ("arm", "seeds", "mean", "±", "less grpo", "±", "p (Holm)")
+    columns = ("arm", "seeds", "rate", "mean", "±", "less grpo", "±", "p (Holm)")
     rows = []
     for arm, one in sorted(study["arms"].items(), key=lambda item: -item[1]["mean"]):
         against = one.get("vs_grpo", {})
-        points = [_points(of.get(name)) for of in (one, against) for name in ("mean", "ci95")]
-        rows.append((arm, one["seeds"], *points, against.get("p_holm", "–")))
-    show(f"{STUDY}: success on held-out chains, points", columns, rows)
+        points = [_points(of.get(part)) for of in (one, against) for part in ("mean", "ci95")]
+        rows.append((arm, one["seeds"], one["rate"], *points, against.get("p_holm", "–")))
+    show(f"{name}: success on held-out chains, points", columns, rows)
 
 
 def chosen(sweep: dict[str, dict[str, float]]) -> float:
     """The learning rate with the best mean."""
-    return max(map(float, sweep), key=lambda rate: np.mean(list(sweep[str(rate)].values())), default=0.01)
+    return max(map(float, sweep), key=lambda rate: np.mean(list(sweep[str(rate)].values())), default=0.2)
 
 
 def _points(share: float | None) -> str:

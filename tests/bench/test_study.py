@@ -47,7 +47,7 @@ def test_a_run_depends_on_its_seed_and_is_not_run_again(tmp_path):
     found = []
     for name in ("a.json", "b.json"):
         subprocess.run([*command, "--file", str(tmp_path / name)], check=True, capture_output=True, timeout=300)
-        found.append(json.loads((tmp_path / name).read_text())["credit"]["pairs"])
+        found.append(json.loads((tmp_path / name).read_text())["credit, signal outcome"]["pairs"])
     for arm in ("grpo", "gigpo"):
         one, other = (pairs[arm]["1"] for pairs in found)
         assert (one["before"], one["after"]) == (other["before"], other["after"])
