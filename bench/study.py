@@ -54,13 +54,13 @@ TEMPLATES = ("open_two", "switch_two", "switch_then_open", "two_panels", "missin
 #: tasks of an episode, its steps at most, and episodes of a group
 CHAIN, MAX_STEPS, SIZE = 4, 30, 8
 #: updates, and environment steps of one, for every arm
-UPDATES, STEPS = 12, 400
+UPDATES, STEPS = 6, 400
 #: features of an action; hashed into so many weights
 WIDE, WEIGHTS = 6, 1 << 14
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
 #: seeds that choose learning rates
 SWEEP_SEEDS = range(1001, 1007)
-DEMONSTRATIONS, EPOCHS, ERROR_RATE = 80, 4, 0.4
+DEMONSTRATIONS, EPOCHS, ERROR_RATE = 200, 4, 0.4
 #: held-out tasks of a measurement
 MEASURED = 300
 
