@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import study
+from load.credit import WEIGHTS, Policy, chain, play
 
 SCRIPT = Path("bench/study.py")
 
@@ -32,8 +33,8 @@ def test_differences_are_paired_by_seed():
 
 
 def test_every_arm_gives_each_step_a_number_and_knows_who_won():
-    policy, rng = study.Policy(np.zeros(study.WEIGHTS)), np.random.default_rng(0)
-    groups = [[study.play(policy, study.chain("train", 1, number), rng) for _ in range(3)] for number in range(2)]
+    policy, rng = Policy(np.zeros(WEIGHTS)), np.random.default_rng(0)
+    groups = [[play(policy, chain("train", 1, number), rng) for _ in range(3)] for number in range(2)]
     groups[0][0].won = True
     steps = study.arrays(groups)
     assert len(steps) == sum(len(one.steps) for group in groups for one in group)
