@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import Keyed, OneOf, Path, Positive, Rule, Seconds, Seed, Spec, Url, Word
+from .base import Keyed, OneOf, Path, Rule, Seconds, Seed, Spec, Url, Word
 from .plugin import PluginOptions
 
 ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9@./][!-~]*$")]
@@ -31,7 +31,7 @@ class ApiKey(OneOf):
 
 
 class Price(Spec):
-    """What an endpoint charges, in the currency of the budget."""
+    """What an endpoint charges, in a currency of yours."""
 
     prompt: Annotated[float, Field(ge=0, le=1_000_000)] = Field(0.0, description="per million prompt tokens")
     answer: Annotated[float, Field(ge=0, le=1_000_000)] = Field(0.0, description="per million answer tokens")
@@ -62,7 +62,7 @@ class JudgeModel(Spec):
     )
     connect_seconds: Seconds = Field(10.0, description="longest wait for a connection")
     request_seconds: Seconds = Field(120.0, description="longest wait for an answer, from the request on")
-    price: Price = Field(Price(), description="price, for budgets in money")
+    price: Price = Field(Price(), description="price, for the figure rewards/judge_money")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -88,7 +88,7 @@ class JudgeSpec(Spec):
     voting: VotingRule = Field(
         "majority",
         description="unanimous: 1 if every vote is 1; majority: what more than half of all votes say; any: 1 if one "
-        "vote is 1. Unreadable answers are votes that nobody knows: where they could change the verdict, and in a tie, "
+        "vote is 1. Unreadable answers are unknown votes: where they could change the verdict, and in a tie, "
         "there is none",
     )
     cascade: Annotated[tuple[JudgeModel, ...], Field(max_length=8), Keyed("name")] = Field(
@@ -120,16 +120,4 @@ class JudgeSpec(Spec):
             cel="self.models.all(m, self.cascade.all(c, c.name != m.name))",
             holds=lambda o: not {model.name for model in o.models} & {model.name for model in o.cascade},
         ),
-    )
-
-
-class JudgeBudget(Spec):
-    """What all judges of a run may use together; a part that is left out is not limited."""
-
-    requests: Positive | None = Field(None, description="requests, retries included")
-    prompt_tokens: Annotated[int, Field(ge=1, le=2**53)] | None = Field(None, description="prompt tokens")
-    answer_tokens: Annotated[int, Field(ge=1, le=2**53)] | None = Field(None, description="answer tokens")
-    seconds: Seconds | None = Field(None, description="seconds of waiting for endpoints, summed over requests")
-    money: Annotated[float, Field(gt=0, le=1e12)] | None = Field(
-        None, description="money, in the currency of the endpoints' prices"
     )

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import click
 
+from .failing import as_message
 from .reading import LOCAL_PATH
 
 #: columns that the tables need
@@ -128,7 +129,6 @@ def calibrate(
 
     from ..run.calibrate import as_json, judge_spec, tables
     from ..run.calibrate import calibrate as calibrated
-    from ..run.shutdown import failure_of
     from .waiting import saying
 
     if (file is None) == (flags["url"] is None):
@@ -138,15 +138,10 @@ def calibrate(
         raise click.UsageError(f"--judge says all of it: leave out --{next(iter(given)).replace('_', '-')}")
     if file is None and "model" not in given:
         raise click.UsageError("--url needs --model NAME")
-    try:
+    with as_message():
         spec = judge_spec(file, given)
         with saying(f"judging the episodes in {folder}"):
             found = asyncio.run(calibrated(folder, spec, part=of, limit=episodes, seed=seed))
-    except Exception as error:
-        if (failure := failure_of(error)) is None:
-            raise
-        click.echo(f"Error: {failure[1]}", err=True)
-        sys.exit(failure[0])
     if output == "json":
         click.echo(json.dumps(as_json(found), indent=2))
         return

@@ -19,8 +19,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -31,6 +30,7 @@ from .cluster import cluster
 from .doctor import doctor
 from .env import env
 from .explain import explain
+from .failing import Problem, Wrong, as_message
 from .judge import judge
 from .phone import phone
 from .preset import in_plan, preset
@@ -47,18 +47,6 @@ if TYPE_CHECKING:
 FILE = file_option()
 
 
-class _Problem(click.ClickException):
-    """The work failed: a message without a traceback."""
-
-    exit_code = 1
-
-
-class _Wrong(_Problem):
-    """The arguments or the file are wrong."""
-
-    exit_code = 2
-
-
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tapforge")
 def cli() -> None:
@@ -73,7 +61,7 @@ def main() -> None:
 
 
 def _load(file: Path, overrides: tuple[str, ...]) -> TrainingRun:
-    with _as_message():
+    with as_message():
         return read_run(file, overrides)
 
 
@@ -82,7 +70,7 @@ def _checked(run: TrainingRun, runs: Path) -> Any:
     from ..run.assembly import inspect
     from ..run.plan import plan
 
-    with _as_message(), saying(f"checking what {run.metadata.name} names"):
+    with as_message(), saying(f"checking what {run.metadata.name} names"):
         return plan(run, inspect(run, runs), runs)
 
 
@@ -147,19 +135,19 @@ def plan(
         from ..speed.command import SpeedOptions, plan_speed
 
         loaded, asked = _load(file, overrides), {name: options[name] for name in _OF_SPEED}
-        with _as_message(), saying("counting operations"):
+        with as_message(), saying("counting operations"):
             click.echo(plan_speed(loaded, SpeedOptions(output=output, **asked), inspect_files(loaded, runs)))
         return
     if memory:
         from ..memory.command import MemoryOptions, plan_memory
 
         loaded = _load(file, overrides)
-        with _as_message(), saying("adding up the memory" + (" and tracing a step" if options["trace"] else "")):
+        with as_message(), saying("adding up the memory" + (" and tracing a step" if options["trace"] else "")):
             text, fits = plan_memory(
                 loaded, MemoryOptions(output=output, **{name: options[name] for name in _OF_MEMORY})
             )
         click.echo(text)
-        sys.exit(0 if fits else _Wrong.exit_code)
+        sys.exit(0 if fits else Wrong.exit_code)
     from tapforge_api.gpus import cluster_gpus_error
 
     from ..run.plan import as_json, render
@@ -167,7 +155,7 @@ def plan(
     loaded = _load(file, overrides)
     found = _checked(loaded, runs)
     if wrong := cluster_gpus_error(loaded.spec):  # `run` on this machine pays no attention to the cluster's
-        raise _Wrong(wrong)
+        raise Wrong(wrong)
     preset_lines = in_plan(lambda words: _load(file, words), overrides)
     click.echo(as_json(found) if output == "json" else preset_lines + render(found))
 
@@ -199,7 +187,7 @@ def run(file: Path, overrides: tuple[str, ...], runs: Path, restarts: int, grace
     from ..cluster.attempt import RunAttempt
     from ..run.supervisor import beginning
 
-    with _as_message():
+    with as_message():
         attempt = RunAttempt.of(beginning(os.environ))
     if attempt is not None:
         sys.exit(_driven(attempt, lambda: read_run(file, overrides), grace))
@@ -218,7 +206,7 @@ def prestop(seconds: float) -> None:
     from ..cluster.prestop import prestop
 
     if not prestop(os.environ, seconds):
-        raise _Problem(f"the run has not stopped within {seconds:g} s")
+        raise Problem(f"the run has not stopped within {seconds:g} s")
 
 
 @cli.command(cls=FileCommand)
@@ -254,7 +242,7 @@ def view(folder: Path) -> None:
     """Write curve.png and replay.html of a run FOLDER again, from its recording."""
     from ..run.report import write_report
 
-    with _as_message(), saying(f"reading the recording in {folder}"):
+    with as_message(), saying(f"reading the recording in {folder}"):
         for path in write_report(folder):
             click.echo(path)
 
@@ -281,9 +269,9 @@ def top(folder: Path, once: bool, rows: int | None) -> None:
     try:
         show(folder, once=once, rows=rows)
     except FleetError as error:
-        with _as_message():
+        with as_message():
             run_of(folder)
-        raise _Problem(str(error)) from error
+        raise Problem(str(error)) from error
 
 
 for _command in (agent, cluster, compare, doctor, env, explain, judge, phone, preset, relearn, rescore):
@@ -306,13 +294,13 @@ def build_tiny(output: Path | None, seed: int, steps: int | None) -> None:
 
     folder = output or cache_folder()
     if folder.exists() and not folder.is_dir():
-        raise _Wrong(f"{folder} is a file; name a folder")
+        raise Wrong(f"{folder} is a file; name a folder")
 
     def report(step: int, seconds: float, accuracy: dict[int, float]) -> None:
         shares = "  ".join(f"{icons}: {share:.2f}" for icons, share in accuracy.items())
         click.echo(f"{seconds:6.0f} s  step {step:5d}  right answers by number of icons  {shares}")
 
-    with _as_message():
+    with as_message():
         folder.mkdir(parents=True, exist_ok=True)  # before ten minutes of training
         build(folder, seed=seed, steps=steps or STEPS, report=report)
     click.echo(f"the tiny base is in {folder}")
@@ -331,7 +319,7 @@ def _stoppable(work: Callable[[StopSignal], Coroutine[Any, Any, int]], grace: fl
 
     _log()
     try:
-        with _as_message():
+        with as_message():
             code = asyncio.run(stoppable())
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
@@ -355,7 +343,7 @@ def _driven(attempt: RunAttempt, read: Callable[[], TrainingRun], grace: float) 
             return await drive(attempt, access, read, stop, lambda: force_exit(stop.exit_code))
 
     _log()
-    with _as_message(), registered(os.environ):
+    with as_message(), registered(os.environ):
         return asyncio.run(driving())
 
 
@@ -365,7 +353,7 @@ def _supervised(arguments: list[str], restarts: int, file: Path) -> int:
     from ..run.supervisor import driver_command, supervise
 
     if str(file) == "-":
-        raise _Wrong("--restarts reads the file again after a crash: name a file instead of -")
+        raise Wrong("--restarts reads the file again after a crash: name a file instead of -")
 
     async def report_killed(environment: Mapping[str, str], message: str) -> None:
         from ..cluster.driver import report_killed
@@ -379,21 +367,6 @@ def _supervised(arguments: list[str], restarts: int, file: Path) -> int:
 
 def _log() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-
-
-@contextmanager
-def _as_message() -> Iterator[None]:
-    """What can fail though the program is right becomes a message and an exit code."""
-    try:
-        yield
-    except Exception as error:
-        from ..run.shutdown import failure_of
-
-        failure = failure_of(error)
-        if failure is None:
-            raise
-        code, message = failure
-        raise (_Wrong if code == _Wrong.exit_code else _Problem)(message) from error
 
 
 if __name__ == "__main__":

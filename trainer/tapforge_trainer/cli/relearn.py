@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from .failing import as_message
 from .reading import LOCAL_PATH
 from .waiting import saying
 
@@ -23,16 +23,9 @@ def relearn(folder: Path, overrides: tuple[str, ...], output: str) -> None:
     (`tapforge preset`), compared with the run's own step by step. Nothing is learned."""
     from ..run.relearn import lines
     from ..run.relearn import relearn as compared
-    from ..run.shutdown import failure_of
 
-    try:
-        with saying(f"reading the recording in {folder}"):
-            found = compared(folder, overrides)
-    except Exception as error:
-        if (failure := failure_of(error)) is None:
-            raise
-        click.echo(f"Error: {failure[1]}", err=True)
-        sys.exit(failure[0])
+    with as_message(), saying(f"reading the recording in {folder}"):
+        found = compared(folder, overrides)
     click.echo(json.dumps(asdict(found), indent=2) if output == "json" else "\n".join(lines(found)))
 
 
@@ -51,16 +44,9 @@ def rescore(folder: Path, overrides: tuple[str, ...], output: str) -> None:
     The run stays as it is; what judges say is kept in FOLDER/rescored."""
     from ..run.rescore import lines
     from ..run.rescore import rescore as rescored
-    from ..run.shutdown import failure_of
 
-    try:
-        with saying(f"asking for rewards of the episodes in {folder}"):
-            found = asyncio.run(rescored(folder, overrides))
-    except Exception as error:
-        if (failure := failure_of(error)) is None:
-            raise
-        click.echo(f"Error: {failure[1]}", err=True)
-        sys.exit(failure[0])
+    with as_message(), saying(f"asking for rewards of the episodes in {folder}"):
+        found = asyncio.run(rescored(folder, overrides))
     click.echo(json.dumps(asdict(found), indent=2) if output == "json" else "\n".join(lines(found)))
 
 
@@ -76,13 +62,7 @@ def compare(first: Path, second: Path, name: str, first_name: str | None, seed: 
     folder twice with --of-first before-sampled is a run's gain."""
     from ..run.compare import compare as compared
     from ..run.compare import lines
-    from ..run.shutdown import failure_of
 
-    try:
+    with as_message():
         found = compared(first, second, name=first_name or name, other=name, seed=seed)
-    except Exception as error:
-        if (failure := failure_of(error)) is None:
-            raise
-        click.echo(f"Error: {failure[1]}", err=True)
-        sys.exit(failure[0])
     click.echo(json.dumps(asdict(found), indent=2) if output == "json" else "\n".join(lines(found)))

@@ -26,7 +26,7 @@ from tapforge_api.judge import JudgeModel, JudgeSpec
 
 from .answers import read_answer
 from .conventions import CONVENTIONS, Kind
-from .endpoint import Endpoint, EndpointError, Endpoints, key_of, public
+from .endpoint import Endpoint, EndpointError, Endpoints, key_of
 from .journal import VerdictCache, VerdictJournal
 from .openai_chat import Said, Wire, wire_of
 from .prompt_file import Prompt, PromptError
@@ -35,7 +35,7 @@ from .usage import Usage
 from .verdicts import Trajectory, Verdict, VerdictMissing, Vote, shortened
 from .voting import agree, counted, decide
 
-__all__ = ["Judge", "Kind", "Trajectory", "Verdict", "VerdictMissing", "Vote", "divided", "judge_of", "outside"]
+__all__ = ["Judge", "Kind", "Trajectory", "Verdict", "VerdictMissing", "Vote", "divided", "judge_of"]
 
 
 class JudgeError(ValueError):
@@ -264,15 +264,6 @@ def judge_of(
     return Judge(
         spec, prompt, panels, usage if usage is not None else Usage(), cache, journal, None if endpoints else given
     )
-
-
-def outside(spec: JudgeSpec) -> list[str]:
-    """Addresses of endpoints that are not on this machine: screens are sent there."""
-    from yarl import URL
-
-    here = {"localhost", "127.0.0.1", "::1"}
-    urls = dict.fromkeys(model.url for model in (*spec.models, *spec.cascade))
-    return [public(url) for url in urls if URL(url).host not in here]
 
 
 def divided(spec: JudgeSpec, processes: int) -> JudgeSpec:

@@ -108,7 +108,7 @@ class OpenAIChat:
 
     def read(self, answer: Any, model: JudgeModel) -> Said:
         if not isinstance(answer, dict):
-            raise WrongAnswer(f"the answer is no object of a chat completion: {shortened(repr(answer), 80)}")
+            raise WrongAnswer(f"the answer is not a chat completion object: {shortened(repr(answer), 80)}")
         name = answer.get("model")
         if isinstance(name, str) and not is_served(name, model):
             raise WrongAnswer(

@@ -3,7 +3,7 @@
 - The blocks `system` and `user` are the texts of these two messages; a file without blocks is the user's text.
 - Variables are those of `conventions.VARIABLES`. A file that names another one, lacks one that its convention needs,
   leaves out a screen or shows it twice is refused when it is read, by rendering it for a made-up episode.
-- What a variable says of the episode stands in the text as a JSON string, written so that it can't end its quotation,
+- A variable about the episode is a JSON string in the text, written so that it can't end its quotation,
   begin a line, or be a chat template's markup, whatever filters the file uses.
 - A screen is an image where the file says `{{ screen.image }}`, and never text.
 - Jinja runs in a sandbox: the file can render, and nothing else.

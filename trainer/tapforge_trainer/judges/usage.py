@@ -1,4 +1,4 @@
-"""What judges have used, and whether a budget is spent.
+"""What judges have used.
 
 Every request counts that was sent, also one that failed. Tokens are those that endpoints report; money follows from
 their prices.
@@ -6,18 +6,17 @@ their prices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from typing import Final
 
-from tapforge_api.judge import JudgeBudget, JudgeModel
+from tapforge_api.judge import JudgeModel
 
 _MILLION: Final = 1_000_000
 
 
 @dataclass(slots=True)
 class Usage:
-    """Totals of one process, or, with those of earlier sessions added, of a run."""
+    """Totals of one process."""
 
     requests: int = 0
     #: requests without an answer that could be used
@@ -52,24 +51,3 @@ class Usage:
 
     def as_json(self) -> dict[str, float]:
         return asdict(self)
-
-    @staticmethod
-    def of(saved: Mapping[str, Any]) -> Usage:
-        """Counts of another release that are not known here are left out."""
-        known = {field.name for field in fields(Usage)}
-        return Usage(**{name: value for name, value in saved.items() if name in known})
-
-
-def spent(usage: Usage, budget: JudgeBudget) -> str | None:
-    """Which part of a budget is spent, in words; None: none is."""
-    for name, unit in (
-        ("requests", "requests"),
-        ("prompt_tokens", "prompt tokens"),
-        ("answer_tokens", "answer tokens"),
-        ("seconds", "seconds of waiting for endpoints"),
-        ("money", "of money"),
-    ):
-        limit, used = getattr(budget, name), getattr(usage, name)
-        if limit is not None and used >= limit:
-            return f"judges have used {used:,.10g} {unit} of {limit:,.10g}"
-    return None

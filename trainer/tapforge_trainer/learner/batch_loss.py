@@ -61,7 +61,7 @@ def batch_loss(
     chosen: np.ndarray,
     weight: Tensor,
 ) -> Tensor:
-    """`old` None: the weights are those that old log-probabilities are of, or nobody asks for any. `compared`: the
+    """`old` None: the weights are those that old log-probabilities are of, or none are needed. `compared`: the
     samples' own log-probabilities are another policy's, and enter as anchor, weights and masks."""
 
     def here(values: np.ndarray) -> Tensor:

@@ -203,7 +203,7 @@ class GroupBuffer:
             task=group.task,
             seed=seed_of(self._seed, "train", group.order, member, place.reruns),
             avoid=place.avoid,
-            # Somebody has to try phones on probation, also where nothing is played again.
+            # Phones on probation have to be tried, also where nothing is played again.
             spare=not place.reruns or (place.reruns < self.limits.max_reruns and not self._urgent(group)),
             session=self._prefix,
             phone_seconds=self._left(place),

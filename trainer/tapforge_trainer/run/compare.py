@@ -23,6 +23,7 @@ from ..recording.reader import Recording
 from ..records import EpisodeRecord
 from ..statistics import Gain, gain
 from .assembly import ConfigurationError
+from .columns import columns
 from .folder import EVALUATION
 
 #: (template, task)
@@ -164,7 +165,7 @@ def lines(found: Compared, names: int = 10) -> Iterator[str]:
     rows.append(("steps", f"{a.steps:.1f}", f"{b.steps:.1f}"))
     rows.append(("at the step limit", _percent(a.step_limit), _percent(b.step_limit)))
     rows.append(("invalid episodes", f"{a.invalid:,}", f"{b.invalid:,}"))
-    yield from _columns(rows)
+    yield from columns(rows)
     interval = difference.interval
     reach = (
         "; with fewer than two templates there is no interval"
@@ -178,17 +179,11 @@ def lines(found: Compared, names: int = 10) -> Iterator[str]:
     if a.judged != b.judged:
         yield "note: one of them was judged, and the other verified by its environment"
     templates = [(name, _percent(x), _percent(y), f"{count:,}") for name, (x, y, count) in found.by_template.items()]
-    yield from _columns([("by template", "first", "second", "tasks"), *templates])
+    yield from columns([("by template", "first", "second", "tasks"), *templates])
     for what, tasks in (("gained", found.gained), ("lost", found.lost)):
         if tasks:
             more = f" and {len(tasks) - names:,} more" if len(tasks) > names else ""
             yield f"{what}, {len(tasks):,}: {', '.join(tasks[:names])}{more}"
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
 
 
 def _percent(share: float) -> str:

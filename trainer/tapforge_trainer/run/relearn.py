@@ -24,6 +24,7 @@ from ..batch import BatchRules, batches_of, build_batch
 from ..recording.reader import Recording
 from ..records import GroupRecord
 from .assembly import ConfigurationError
+from .columns import columns
 from .folder import ROLLOUT, SPEC, run_of
 
 #: what of a preset decides about advantages
@@ -135,9 +136,7 @@ def lines(found: Relearned) -> Iterator[str]:
         (one.name, _number(one.correlation), _number(one.size), _percent(one.sign_changes), _percent(one.zero))
         for one in found.compared
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+    yield from columns(rows)
     yield from (f"note: {one.name}: {one.error}" for one in found.compared if one.error)
 
 

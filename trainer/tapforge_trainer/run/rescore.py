@@ -28,6 +28,7 @@ from ..records import EpisodeRecord, EpisodeRewards, GroupRecord
 from ..rewards.rewarder import Rewarder
 from ..rewards.streams import OutcomeRewards, StreamRule, episode_streams, means_of, stream_rules, weights
 from .assembly import ConfigurationError
+from .columns import columns
 from .folder import ROLLOUT, SPEC, run_of
 from .learning_errors import reward_errors, rewarder_of
 
@@ -226,18 +227,12 @@ def lines(found: Rescored) -> Iterator[str]:
         yield f"{found.missing:,} have no verdict: they would leave their groups; ask again with the same command"
     rows = [("stream", "before", "after")]
     rows += [(one.name, _number(one.before), _number(one.after)) for one in found.streams]
-    yield from _columns(rows)
-    yield from _columns([("outcome", "episodes"), *((name, f"{count:,}") for name, count in found.outcomes.items())])
+    yield from columns(rows)
+    yield from columns([("outcome", "episodes"), *((name, f"{count:,}") for name, count in found.outcomes.items())])
     rows = [("success of", "before", "after")]
     rows += [(name, f"{100 * one:.1f} %", f"{100 * two:.1f} %") for name, (one, two) in found.templates.items()]
-    yield from _columns(rows)
+    yield from columns(rows)
     yield f"groups in which some succeeded and some didn't: {found.mixed_before:,} before, {found.mixed_after:,} after"
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
 
 
 def _number(value: float | None) -> str:

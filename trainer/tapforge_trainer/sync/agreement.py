@@ -3,7 +3,7 @@
 Bytes and caches have detectors of their own (`received.py`, `Sampler.kept`); what is judged here is whether both sides
 *compute* the same. Rules:
 
-- A gap is the engine's log-probability of a token less the learner's, nats. One that is no number is always a fault.
+- A gap is the engine's log-probability of a token less the learner's, nats. A gap that is NaN is always a fault.
 - In fp32 each token decides: two correct sides are within 1e-4, a thousand times their noise.
 - In bf16 and fp16 single tokens may be far off (their noise has heavy tails: a maximum over tokens refuses correct
   syncs), so three figures over all tokens of an engine are bounded: the mean, the 90th percentile and k3. Each may be
@@ -14,7 +14,7 @@ Bytes and caches have detectors of their own (`received.py`, `Sampler.kept`); wh
   less than a half, even where the noise has become three times what it was, and all of it is the learner's.
 - Where adapters are merged into weights of 16 bits, engines hold less of the learner's change than the learner computes
   with (`exact` False): both figures grow and fall as the run goes on, in syncs that are as correct as they can be. The
-  fixed bounds alone are judged then, and the slope is told.
+  fixed bounds alone are judged then, and the slope is reported.
 - `sync.tolerance` is a bound for every token in place of all that.
 """
 
@@ -135,6 +135,6 @@ def slope_of(before: tuple[np.ndarray, np.ndarray], now: tuple[np.ndarray, np.nd
         return Slope(math.nan, math.inf, 0.0)
     without = (xy.sum() - xy) / (xx.sum() - xx)
     error = math.sqrt((_PARTS - 1) / _PARTS * float(((without - without.mean()) ** 2).sum()))
-    # A fault now makes `now`'s gaps as large as the change: what noise there is, is told by the proof that held.
+    # A fault now makes `now`'s gaps as large as the change: the proof that held has the noise.
     signal = math.sqrt(float(xx.sum()) / max(float((noise[0] ** 2).sum()), 1e-30))
     return Slope(float(xy.sum() / xx.sum()), error, signal)

@@ -251,7 +251,7 @@ async def _logprobs(
 
 
 def _worst(gaps: Sequence[np.ndarray]) -> tuple[int, int]:
-    """Answer and token of the largest gap, or of the first that is no number."""
+    """Answer and token of the largest gap, or of the first that is NaN."""
     found = [np.where(np.isfinite(gap), np.abs(gap), np.inf) for gap in gaps]
     row = int(np.argmax([gap.max() for gap in found]))
     return row, int(np.argmax(found[row]))

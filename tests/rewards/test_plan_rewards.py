@@ -1,0 +1,43 @@
+"""What `tapforge plan` says of rewards."""
+
+import pytest
+from test_streams import JUDGE
+
+from tapforge_api import load
+from tapforge_trainer.run.plan_rewards import notes_on_rewards, rewards_line, verdicts_per_update
+
+HEAD = "apiVersion: tapforge.dev/v1alpha1\nkind: TrainingRun\nmetadata: {name: x}\n"
+
+
+def spec_of(url: str = "http://127.0.0.1:9/v1", **more):
+    model = {**JUDGE["models"][0], "url": url, "samples": 3, "temperature": 1.0, "concurrency": 4}
+    streams = [{"name": "judge", "judge": {"models": [model]}, "weight": 0.5}]
+    return load(
+        HEAD, ["rollout={groupSize: 4, groupsPerUpdate: 2}", f"rewards={ ({'streams': streams, **more})!r}"]
+    ).spec
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("http://127.0.0.1:8001/v1", None),
+        ("http://[::1]:8001/v1", None),
+        ("http://localhost:8001/v1", None),
+        ("http://judge:8001/v1", None),
+        ("http://judge.team.svc:8001/v1", None),
+        ("http://10.1.2.3:8001/v1", None),
+        ("https://api.example.com/v1", "api.example.com"),
+        ("http://8.8.8.8:8001/v1", "8.8.8.8:8001"),
+        ("http://[2001:4860:4860::8888]:8001/v1", "[2001:4860:4860::8888]:8001"),
+    ],
+)
+def test_where_screens_are_sent_is_named_unless_it_is_near(url, named):
+    notes = notes_on_rewards(spec_of(url, success="judge"))
+    assert notes == ([f"screens of the phones are sent to {named}"] if named else [])
+
+
+def test_streams_and_verdicts():
+    spec = spec_of(success="judge", verifier="ignored")
+    assert rewards_line(spec) == "0.5 x judge; judge says what succeeded, from 0.5 on, and no environment is asked"
+    assert verdicts_per_update(spec) == "judge: 8, 3 votes each, 4 questions at once"
+    assert "refine what outcomes tell" in notes_on_rewards(spec_of())[0]
