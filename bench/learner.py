@@ -6,9 +6,9 @@ The tiny Qwen3-VL, FSDP2 ranks as Ray actors, samples of the quickstart's shape 
 learns too unless it is frozen. One update is: check, lay out, plan, send, forward, backward, clip, AdamW. The first one
 warms up and is not counted. Also: seconds for the GiGPO advantages of 100,000 steps. Writes bench-results/learner.json.
 
-Before that the same batch at a real width (`load/real_step.py`): our step with packed sequences and with padded rows,
-TRL's and transformers' own, at equal and at mixed lengths, each in a process of its own. What is done is kept in
-bench-results/learner-real.json, and the next call goes on with the rest; --again measures all.
+Before that the same batch at a real width (`load/real_step.py`): our step, TRL's and transformers' own, at equal and at
+mixed lengths, each in a process of its own. What is done is kept in bench-results/learner-real.json, and the next call
+goes on with the rest; --again measures all.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def real_width(out: Path, threads: int, again: bool) -> None:
     environment |= {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() and not again else {}
     for lengths in ("equal", "mixed"):
-        for contender in ("packed", "padded", "trl", "transformers"):
+        for contender in ("packed", "trl", "transformers"):
             if contender in found.setdefault(lengths, {}):
                 continue
             command = [sys.executable, "-W", "ignore", "-m", "load.real_step", contender, lengths]

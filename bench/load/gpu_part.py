@@ -79,9 +79,9 @@ def learner(device: str, model: str, layers: int | None, scale: int) -> dict[str
     lora.begin(policy.model, 0)
     made, frames = _samples(form, [length // scale for length in LENGTHS], tuple(side // scale for side in FRAME))
     data = token_batch(made, vocabulary)
-    plans = plan_micro_batches(data.lengths, 1, 8192, packed=True)[0]
+    plans = plan_micro_batches(data.lengths, 1, 8192)[0]
     grids = {name: form.grid(one.width, one.height) for name, one in frames.items()}
-    micros = [micro_batch(data, plan, grids, vocabulary, packed=True) for plan in plans]
+    micros = [micro_batch(data, plan, grids, vocabulary) for plan in plans]
     store = FrameStore(form)
     shown = [store.get(micro.frames, frames) for micro in micros]
     trained = [p for p in policy.parameters() if p.requires_grad]

@@ -6,7 +6,7 @@ Qwen3-VL-2B at 2 language layers and 2 vision blocks, random weights, fp32, LoRA
 frozen tower. The batch is the same for all: rows of text with one screen of 20 visual tokens each and an answer. A step
 is forward, backward and AdamW over the whole batch. Contenders:
 
-- `packed`, `padded`: the learner's rank with packed sequences, and with padded rows
+- `packed`: the learner's rank
 - `trl`: the loss of TRL's GRPOTrainer with peft, in micro-batches of `ROWS`
 - `transformers`: the model's own forward pass with labels, with peft, in micro-batches of `ROWS`
 """
@@ -55,15 +55,12 @@ def batch(lengths: list[int], form: PixelFormat) -> tuple[list[Sample], dict[str
     return made, frames
 
 
-def ours(folder: Path, lengths: list[int], packed: bool) -> Callable[[], object]:
+def packed(folder: Path, lengths: list[int]) -> Callable[[], object]:
     from tapforge_trainer.algorithms.objective import Counts, Objective
     from tapforge_trainer.learner.batches import frames_of, plan_micro_batches, token_batch
-    from tapforge_trainer.learner.families import build
     from tapforge_trainer.learner.rank import MiniBatch, Rank
     from tapforge_trainer.placement.settings import LearnerSettings, LoraSettings, UpdateSettings
 
-    # Which form is used goes by device and number format; here it is asked for.
-    build.packs = lambda config, settings: packed
     settings = LearnerSettings(
         str(folder),
         tokens().allowed_ids,
@@ -74,7 +71,7 @@ def ours(folder: Path, lengths: list[int], packed: bool) -> Callable[[], object]
     rank = Rank(settings, 0, torch.distributed.HashStore())
     samples, frames = batch(lengths, rank.form)
     data = token_batch(samples, rank.vocabulary)
-    plans = plan_micro_batches(data.lengths, 1, settings.tokens_per_micro_batch, packed=packed)[0]
+    plans = plan_micro_batches(data.lengths, 1, settings.tokens_per_micro_batch)[0]
     counts = Counts.of((ANSWER, 1.0) for _ in samples)
 
     class Source:
@@ -194,7 +191,7 @@ def trl(folder: Path, lengths: list[int]) -> Callable[[], object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("contender", choices=["packed", "padded", "trl", "transformers"])
+    parser.add_argument("contender", choices=["packed", "trl", "transformers"])
     parser.add_argument("lengths", choices=list(LENGTHS))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", default=MODEL)
@@ -204,8 +201,7 @@ def main() -> None:
     folder = real.folder(args.model, LAYERS, LAYERS)
     lengths = LENGTHS[args.lengths]
     made = {
-        "packed": lambda: ours(folder, lengths, True),
-        "padded": lambda: ours(folder, lengths, False),
+        "packed": lambda: packed(folder, lengths),
         "trl": lambda: trl(folder, lengths),
         "transformers": lambda: transformers(folder, lengths),
     }

@@ -113,16 +113,16 @@ class Case:
     def policy(self, model: Any, **options: Any) -> PackedPolicy:
         return PackedPolicy(model, self.family.vision_arguments, self.form, self.vocabulary, **options)
 
-    def micro(self, plan: MicroBatchPlan, *, packed: bool = True) -> Any:
+    def micro(self, plan: MicroBatchPlan) -> Any:
         grids = {name: self.form.grid(f.width, f.height) for name, f in self.frames.items()}
-        return micro_batch(self.data, plan, grids, self.vocabulary, packed=packed)
+        return micro_batch(self.data, plan, grids, self.vocabulary)
 
     def run(self, policy: Any, *plans: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
         """Log-probabilities of all response tokens, by micro-batches of these samples."""
         result: list[torch.Tensor] = []
         order: list[np.ndarray] = []
         for plan in plans:
-            micro = self.micro(MicroBatchPlan(tuple(plan)), packed=policy.packed)
+            micro = self.micro(MicroBatchPlan(tuple(plan)))
             logp, _ = policy(micro, self.store.get(micro.frames, self.frames), temperature)
             result.append(logp)
             order.append(micro.response)

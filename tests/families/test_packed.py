@@ -11,7 +11,6 @@ from tests.families import real
 from tests.families.samples import Case
 
 from tapforge_trainer.learner.batches import MicroBatchPlan
-from tapforge_trainer.learner.forward import VLPolicy
 from tapforge_trainer.learner.packed import Inputs
 
 FAMILIES = pytest.mark.parametrize("name", real.TINY)
@@ -61,20 +60,6 @@ def test_packed_equals_each_sample_alone(name: str) -> None:
     sdpa = case.model(attn_implementation="sdpa")
     with torch.no_grad():
         assert torch.allclose(case.expected(sdpa), alone, atol=2e-5, rtol=0)
-
-
-def test_packed_equals_padded() -> None:
-    case = Case(real.folder("qwen3-vl-8b-tiny"))
-    padded = VLPolicy(case.model(), case.form, case.vocabulary)
-    packed = case.policy(case.model())
-    results = []
-    for policy in (padded, packed):
-        found = case.run(policy, (0, 1), (2, 3, 4))
-        found.square().sum().backward()
-        results.append((found.detach(), gradients(policy.model)))
-    (one, ours), (other, theirs) = results
-    assert torch.allclose(one, other, atol=1e-5, rtol=0)
-    assert max(gaps(ours, theirs).values()) < 1e-3
 
 
 # --- traps ------------------------------------------------------------------------------------------------------------
@@ -149,13 +134,6 @@ def test_a_frozen_tower_sees_each_frame_once_and_forgets_on_demand() -> None:
     with torch.no_grad():
         case.run(policy, (0,))
     assert sum(seen) == sum(areas) + 18
-
-
-def test_a_padded_micro_batch_is_refused() -> None:
-    case = Case(real.folder("qwen2.5-vl-7b-tiny"))
-    policy = case.policy(case.model())
-    with pytest.raises(ValueError, match="2 padded rows"):
-        policy(case.micro(MicroBatchPlan((0, 1)), packed=False), {}, 1.0)
 
 
 # --- number formats, tracing ------------------------------------------------------------------------------------------

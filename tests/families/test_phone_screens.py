@@ -24,7 +24,7 @@ def test_a_screen_of_1080x2400_is_1272_tokens_with_either_patch(name: str) -> No
         sample(case.form, frames[1:], 2, 3, 9),
     ]
     data = token_batch(samples, case.vocabulary)
-    micro = micro_batch(data, MicroBatchPlan((0, 1, 2)), grids, case.vocabulary, packed=True)
+    micro = micro_batch(data, MicroBatchPlan((0, 1, 2)), grids, case.vocabulary)
     with torch.device("meta"):
         model = real.model_class(name)(real.config(name, 2, 2))
     end = 0

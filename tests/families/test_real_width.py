@@ -65,7 +65,7 @@ def test_a_family_learns_from_screens_of_a_real_phone(
     rank = Rank(settings, 0, torch.distributed.HashStore())
     try:
         ready = time.perf_counter()
-        plans = tuple(plan_micro_batches(data.lengths, 1, 4096, packed=True)[0])
+        plans = tuple(plan_micro_batches(data.lengths, 1, 4096)[0])
         counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
         named = PlainFrames({f.name: f for f in frames})
         before = rank.logprobs(data, named, plans, 1.0)

@@ -22,7 +22,9 @@ from tapforge_trainer.learner.batches import (
     micro_batch,
     token_batch,
 )
+from tapforge_trainer.learner.families.qwen3_vl import FAMILY
 from tapforge_trainer.learner.frame_store import PixelFormat
+from tapforge_trainer.learner.packed import PackedPolicy
 from tapforge_trainer.placement.settings import EngineSettings, LearnerSettings
 from tapforge_trainer.records import Generation, Prompt, ResponseSpan, Sample
 
@@ -49,6 +51,9 @@ class Tiny:
     @property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary.of(self.size, self.tokens.image_pad, self.tokens.allowed_ids)
+
+    def policy(self, model: Any, **options: Any) -> PackedPolicy:
+        return PackedPolicy(model, FAMILY.vision_arguments, self.form, self.vocabulary, **options)
 
     def words(self, count: int, rng: np.random.Generator) -> list[int]:
         return rng.choice(np.asarray(self.tokens.allowed_ids), count).tolist()

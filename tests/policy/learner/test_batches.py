@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_samples import Tiny, frame, plain_model
 
-from tapforge_trainer.learner.batches import MicroBatchPlan, SampleError, micro_batch, padding_share, plan_micro_batches
+from tapforge_trainer.learner.batches import MicroBatchPlan, SampleError, padding_share, plan_micro_batches
 from tapforge_trainer.learner.client import split_groups
 
 
@@ -27,63 +27,19 @@ def test_a_plan_covers_every_sample_once_and_keeps_ranks_in_step(lengths: list[i
     counted = [k for rank in plans for plan in rank if not plan.padding for k in plan.samples]
     assert sorted(counted) == list(range(len(lengths)))
     for plan in (plan for rank in plans for plan in rank):
-        width = max(lengths[k] for k in plan.samples)
-        assert len(plan.samples) == 1 or len(plan.samples) * width <= budget
-
-
-@given(
-    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=60),
-    ranks=st.integers(1, 5),
-    budget=st.integers(50, 1000),
-)
-def test_a_packed_plan_covers_every_sample_once_and_keeps_ranks_in_step(
-    lengths: list[int], ranks: int, budget: int
-) -> None:
-    plans = plan_micro_batches(lengths, ranks, budget, packed=True)
-    assert len(plans) == ranks
-    assert len({len(rank) for rank in plans}) == 1
-    counted = [k for rank in plans for plan in rank if not plan.padding for k in plan.samples]
-    assert sorted(counted) == list(range(len(lengths)))
-    for plan in (plan for rank in plans for plan in rank):
         assert len(plan.samples) == 1 or sum(lengths[k] for k in plan.samples) <= budget
         assert not plan.padding or len(plan.samples) == 1
 
 
-def test_a_packed_plan_wastes_nothing_and_is_balanced_at_every_moment() -> None:
+def test_a_plan_wastes_nothing_and_is_balanced_at_every_moment() -> None:
     lengths = np.random.default_rng(0).integers(40, 800, 640)
-    plans = plan_micro_batches(lengths, 4, 8192, packed=True)
-    assert padding_share(lengths, [plan for rank in plans for plan in rank], packed=True) == 0.0
+    plans = plan_micro_batches(lengths, 4, 8192)
+    assert padding_share(lengths, [plan for rank in plans for plan in rank]) == 0.0
     least = -(-int(lengths.sum()) // 8192)
     assert len(plans[0]) <= -(-least // 4) + 1
     for together in zip(*plans, strict=True):
         loads = [int(lengths[list(plan.samples)].sum()) for plan in together]
         assert max(loads) / min(loads) < 1.1
-
-
-def test_packed_samples_are_the_padded_ones_end_to_end(tiny: Tiny) -> None:
-    samples, frames = tiny.mixed()
-    data = tiny.token_batch(samples)
-    plan = MicroBatchPlan((3, 0, 2, 1))
-    padded = tiny.micro_batch(data, plan, frames)
-    packed = micro_batch(data, plan, tiny.grids(frames), tiny.vocabulary, packed=True)
-    assert packed.ids.shape == (1, packed.lengths.sum()) == (1, padded.lengths.sum())
-    width = padded.ids.shape[1]
-    inside = (np.arange(width) < padded.lengths[:, None]).reshape(-1)
-    assert np.array_equal(packed.ids[0], padded.ids.reshape(-1)[inside])
-    assert np.array_equal(packed.positions[:, 0], padded.positions.reshape(3, -1)[:, inside])
-    place = np.cumsum(inside) - 1
-    for name in ("visual", "predict"):
-        assert np.array_equal(getattr(packed, name), place[getattr(padded, name)])
-    for name in ("feature", "target", "response"):
-        assert np.array_equal(getattr(packed, name), getattr(padded, name))
-
-
-def test_a_plan_is_balanced_and_wastes_little() -> None:
-    lengths = np.random.default_rng(0).integers(40, 80, 640)
-    plans = plan_micro_batches(lengths, 2, 4096)
-    loads = [sum(int(lengths[list(plan.samples)].sum()) for plan in rank) for rank in plans]
-    assert max(loads) / min(loads) < 1.1
-    assert padding_share(lengths, [plan for rank in plans for plan in rank]) < 0.05
 
 
 def test_padding_counts_as_padding() -> None:
@@ -105,14 +61,15 @@ def test_positions_are_those_of_transformers(tiny: Tiny, shapes: list[tuple[int,
     data, named = tiny.token_batch(samples), {f.name: f for f in frames}
     micro = tiny.micro_batch(data, MicroBatchPlan((0, 1, 2)), named)
     model = _plain(tiny)
-    for row, sample in enumerate(samples):
+    ends = np.cumsum(micro.lengths)
+    for begin, end, sample in zip(ends - micro.lengths, ends, samples, strict=True):
         ids = torch.tensor([tiny.expanded(sample, named)])
-        assert micro.ids[row, : ids.shape[1]].tolist() == ids[0].tolist()
+        assert micro.ids[0, begin:end].tolist() == ids[0].tolist()
         grids = [[1, rows * 2, columns * 2] for rows, columns in (tiny.grids(named)[name] for name in sample.frames)]
         expected, _ = model.model.get_rope_index(
             ids, (ids == tiny.tokens.image_pad).int(), image_grid_thw=torch.tensor(grids) if grids else None
         )
-        assert np.array_equal(micro.positions[:, row, : ids.shape[1]], expected[:, 0].numpy())
+        assert np.array_equal(micro.positions[:, 0, begin:end], expected[:, 0].numpy())
 
 
 _models: dict[str, object] = {}

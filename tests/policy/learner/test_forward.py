@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tapforge_trainer.frames.frame import FrameError, decode
 from tapforge_trainer.learner import features, head, linear
 from tapforge_trainer.learner.batches import MicroBatchPlan, plan_micro_batches
-from tapforge_trainer.learner.forward import VLPolicy
 from tapforge_trainer.learner.frame_store import FrameStore, cut
 
 
@@ -28,7 +27,7 @@ def test_micro_batches_equal_single_samples_of_transformers(tiny: Tiny, budget: 
     model = plain_model(tiny)
     with torch.no_grad():
         expected = torch.cat([plain_logprobs(model, tiny, sample, frames, temperature) for sample in samples])
-    policy, store = VLPolicy(model, tiny.form, tiny.vocabulary), FrameStore(tiny.form)
+    policy, store = tiny.policy(model), FrameStore(tiny.form)
     got = torch.full_like(expected, float("nan"))
     for plan in (plan for rank in plan_micro_batches(data.lengths, 1, budget) for plan in rank):
         micro = tiny.micro_batch(data, plan, frames)
@@ -44,7 +43,7 @@ def test_gradients_equal_those_of_transformers(tiny: Tiny) -> None:
     expected = torch.cat([plain_logprobs(plain, tiny, sample, frames) for sample in samples])
     factor = torch.linspace(-1, 1, len(expected))
     (expected * factor).sum().backward()
-    policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary)
+    policy = tiny.policy(plain_model(tiny))
     data = tiny.token_batch(samples)
     micro = tiny.micro_batch(data, MicroBatchPlan(tuple(range(5))), frames)
     logp, _ = policy(micro, FrameStore(tiny.form).get(micro.frames, frames))
@@ -115,7 +114,7 @@ def test_on_a_gpu_the_weight_of_the_head_is_never_cast() -> None:
 def test_the_head_in_pieces_equals_the_head_at_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     samples, frames = tiny.mixed(6)
     data = tiny.token_batch(samples)
-    policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary)
+    policy = tiny.policy(plain_model(tiny))
     micro = tiny.micro_batch(data, MicroBatchPlan(tuple(range(6))), frames)
     patches = FrameStore(tiny.form).get(micro.frames, frames)
     results = []
@@ -132,30 +131,30 @@ def test_the_head_in_pieces_equals_the_head_at_once(tiny: Tiny, monkeypatch: pyt
 def test_a_frozen_tower_sees_each_frame_once(tiny: Tiny) -> None:
     samples, frames = tiny.mixed()
     data = tiny.token_batch(samples)
-    policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary, freeze_vision=True)
-    free = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary)
+    policy = tiny.policy(plain_model(tiny), freeze_vision=True)
+    free = tiny.policy(plain_model(tiny))
     store = FrameStore(tiny.form)
     shown: list[int] = []
-    tower = policy._tower
-    policy._tower = lambda patches: shown.append(len(patches)) or tower(patches)  # type: ignore[method-assign]
+    policy.visual.merger.register_forward_hook(lambda _module, _given, found: shown.append(len(found)))
     for plan in (MicroBatchPlan((0, 1)), MicroBatchPlan((3, 1, 0)), MicroBatchPlan((2,))):
         micro = tiny.micro_batch(data, plan, frames)
         ready = store.get(micro.frames, frames)
         with torch.no_grad():
             assert torch.allclose(policy(micro, ready)[0], free(micro, ready)[0], atol=1e-5)
-    assert sum(shown) == len(frames)
+    assert sum(shown) == sum(rows * columns for rows, columns in tiny.grids(frames).values())
     assert not any(parameter.requires_grad for parameter in policy.visual.parameters())
 
 
 def test_frozen_features_are_bounded(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary, freeze_vision=True)
+    policy = tiny.policy(plain_model(tiny), freeze_vision=True)
     shots = [frame(96, 160, k) for k in range(12)]
     frames = {f.name: f for f in shots}
     one = 15 * 128 * 3 * 4
     monkeypatch.setattr(features, "FEATURES_KEPT", 4 * one)
     store = FrameStore(tiny.form)
-    for shot in shots:
-        policy.features([shot.name], store.get([shot.name], frames))
+    data = tiny.token_batch([tiny.sample([shot], k) for k, shot in enumerate(shots)])
+    for k, shot in enumerate(shots):
+        policy(tiny.micro_batch(data, MicroBatchPlan((k,)), frames), store.get([shot.name], frames))
     assert len(policy._features) == 4
     assert policy._features.nbytes == 4 * one
 

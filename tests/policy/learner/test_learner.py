@@ -26,7 +26,6 @@ from tapforge_trainer.learner import checkpoint_storage, checkpoints, rank_state
 from tapforge_trainer.learner.batches import MicroBatchPlan, SampleError, TokenBatch, plan_micro_batches
 from tapforge_trainer.learner.client import Learner, LearnerError
 from tapforge_trainer.learner.export import export
-from tapforge_trainer.learner.forward import VLPolicy
 from tapforge_trainer.learner.frame_store import FrameStore
 from tapforge_trainer.placement.settings import UpdateSettings
 from tapforge_trainer.recording.frames import FrameWriter
@@ -73,7 +72,7 @@ def _by_value() -> None:
 def expected_gradients(
     tiny: Tiny, data: TokenBatch, frames: dict, counts: Counts, objective: Objective
 ) -> dict[str, Any]:
-    policy = VLPolicy(plain_model(tiny), tiny.form, tiny.vocabulary)
+    policy = tiny.policy(plain_model(tiny))
     micro = tiny.micro_batch(data, MicroBatchPlan(tuple(range(len(data)))), frames)
     logp, _ = policy(micro, FrameStore(tiny.form).get(micro.frames, frames))
     at = micro.response

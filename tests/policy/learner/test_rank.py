@@ -116,7 +116,7 @@ def test_kl_pulls_towards_the_first_weights(tiny: Tiny) -> None:
         assert rank.update(data, PlainFrames(frames), [whole(data, samples)], pulled, 2).sums["kl_loss"] < far / 2
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # padded, packed
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_reference_sees_frames_by_what_the_frozen_tower_made_of_them(tiny: Tiny, dtype: str) -> None:
     """It has no tower and no memory of its own: each frame is computed once, and kept once."""
     samples, frames = tiny.mixed()

@@ -215,9 +215,9 @@ def test_a_frozen_towers_weights_are_narrow_and_its_frequencies_are_not(tiny: Ti
 
 
 def _places(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    from tapforge_trainer.learner.forward import _patch_places
+    from transformers.vision_utils import get_vision_position_ids
 
-    places = _patch_places(rows, 2, 2)
+    places = get_vision_position_ids(torch.tensor([[1, rows, 2]]), 2)
     return places.float(), places
 
 

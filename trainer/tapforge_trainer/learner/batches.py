@@ -7,8 +7,7 @@ Promises:
 - A token batch travels unexpanded; `micro_batch` expands what one micro-batch needs, where its frames are known.
 - `plan_micro_batches` is a pure function of lengths: every rank gets the same number of micro-batches (short ranks get
   padding ones, marked by weight 0), no micro-batch exceeds the token budget unless one sample alone does.
-- A micro-batch is packed, its samples end to end in one row, or padded on the right to its longest sample. Places,
-  targets and positions of a sample's tokens are the same either way.
+- A micro-batch is packed: its samples end to end in one row.
 - Position ids are those of Qwen2-VL and all that came after it: text counts on; a visual token has the position at
   which its frame begins, plus its row and column; after a frame the text goes on at max(rows, columns).
 """
@@ -165,39 +164,15 @@ class MicroBatchPlan:
 
 
 def plan_micro_batches(
-    lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int, *, packed: bool = False
+    lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int
 ) -> list[list[MicroBatchPlan]]:
-    """Micro-batches per rank. The budget bounds the sum of lengths of a packed one, and rows x longest of a padded
-    one, for which samples are sorted by length, so that padding is small."""
+    """Micro-batches per rank: as few as the budget of tokens allows, about equally heavy. Each sample, the longest
+    first, goes to the lightest one; a sample that exceeds the budget is one alone. Those that ranks work on at the same
+    time are neighbours in weight, because ranks wait for each other in every layer; among them the heaviest goes to the
+    rank with the least work."""
     lengths = np.asarray(lengths, np.int64)
     if not len(lengths):
         raise ValueError("there are no samples to learn from")
-    if packed:
-        return _packed_plans(lengths, ranks, token_budget)
-    order = np.argsort(-lengths, kind="stable")
-    batches: list[list[int]] = []
-    longest = 0
-    for k in order.tolist():
-        if batches and (len(batches[-1]) + 1) * longest <= token_budget:
-            batches[-1].append(k)
-        else:
-            batches.append([k])
-            longest = int(lengths[k])
-    batches = _split_for_ranks(batches, ranks)
-    load = [0] * ranks
-    dealt: list[list[MicroBatchPlan]] = [[] for _ in range(ranks)]
-    most = -(-len(batches) // ranks)
-    for batch in sorted(batches, key=lambda b: -len(b) * int(lengths[b[0]])):
-        rank = min((r for r in range(ranks) if len(dealt[r]) < most), key=lambda r: (load[r], r))
-        dealt[rank].append(MicroBatchPlan(tuple(batch)))
-        load[rank] += len(batch) * int(lengths[batch[0]])
-    return _in_step(dealt, most, int(order[-1]))
-
-
-def _packed_plans(lengths: np.ndarray, ranks: int, token_budget: int) -> list[list[MicroBatchPlan]]:
-    """As few micro-batches as the budget allows, about equally heavy: each sample, the longest first, goes to the
-    lightest one. Those that ranks work on at the same time are neighbours in weight, because ranks wait for each other
-    in every layer; among them the heaviest goes to the rank with the least work."""
     order = np.argsort(-lengths, kind="stable").tolist()
     count = ranks * max(1, -(-int(lengths.sum()) // (token_budget * ranks)))
     while (batches := _spread(lengths, order, count, token_budget)) is None:
@@ -210,7 +185,10 @@ def _packed_plans(lengths: np.ndarray, ranks: int, token_budget: int) -> list[li
         for rank, k in zip(np.argsort(load, kind="stable").tolist(), heaviest[first : first + ranks], strict=False):
             dealt[rank].append(MicroBatchPlan(tuple(batches[k])))
             load[rank] += weight[k]
-    return _in_step(dealt, max(map(len, dealt)), order[-1])
+    most = max(map(len, dealt))
+    for plans in dealt:
+        plans.extend(MicroBatchPlan((order[-1],), padding=True) for _ in range(most - len(plans)))
+    return dealt
 
 
 def _spread(lengths: np.ndarray, order: Sequence[int], count: int, token_budget: int) -> list[list[int]] | None:
@@ -227,13 +205,6 @@ def _spread(lengths: np.ndarray, order: Sequence[int], count: int, token_budget:
     return batches
 
 
-def _in_step(dealt: list[list[MicroBatchPlan]], most: int, shortest: int) -> list[list[MicroBatchPlan]]:
-    """Every rank gets `most` micro-batches: padding ones repeat the shortest sample."""
-    for plans in dealt:
-        plans.extend(MicroBatchPlan((shortest,), padding=True) for _ in range(most - len(plans)))
-    return dealt
-
-
 def frames_of(data: TokenBatch, plans: Iterable[MicroBatchPlan]) -> dict[str, set[str]]:
     """Names by episode."""
     names: dict[str, set[str]] = {}
@@ -243,25 +214,11 @@ def frames_of(data: TokenBatch, plans: Iterable[MicroBatchPlan]) -> dict[str, se
     return names
 
 
-def _split_for_ranks(batches: list[list[int]], ranks: int) -> list[list[int]]:
-    """Halves the largest micro-batches until every rank has as many as any other, if there are samples enough."""
-    while len(batches) % ranks:
-        batches.sort(key=len, reverse=True)
-        big = batches[0]
-        if len(big) < 2:
-            break
-        batches[0:1] = [big[: len(big) // 2], big[len(big) // 2 :]]
-    return batches
-
-
-def padding_share(lengths: np.ndarray, plans: Sequence[MicroBatchPlan], *, packed: bool = False) -> float:
-    """Share of computed positions that hold no token of a counted sample."""
-    if packed:
-        computed = sum(int(lengths[list(plan.samples)].sum()) for plan in plans)
-    else:
-        computed = sum(len(plan.samples) * int(lengths[list(plan.samples)].max()) for plan in plans)
-    useful = sum(int(lengths[list(plan.samples)].sum()) for plan in plans if not plan.padding)
-    return 1.0 - useful / computed if computed else 0.0
+def padding_share(lengths: np.ndarray, plans: Sequence[MicroBatchPlan]) -> float:
+    """Share of computed tokens that belong to micro-batches which only keep their rank in step."""
+    tokens = [(int(lengths[list(plan.samples)].sum()), plan.padding) for plan in plans]
+    computed = sum(count for count, _ in tokens)
+    return sum(count for count, padding in tokens if padding) / computed if computed else 0.0
 
 
 # --- micro-batches ----------------------------------------------------------------------------------------------------
@@ -269,16 +226,16 @@ def padding_share(lengths: np.ndarray, plans: Sequence[MicroBatchPlan], *, packe
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Samples end to end in one row, or in right-padded rows. Flat places count row by row: row * width + column."""
+    """Samples end to end in one row of T tokens."""
 
-    ids: np.ndarray  # [rows, width]
-    positions: np.ndarray  # [3, rows, width]
+    ids: np.ndarray  # [1, T]
+    positions: np.ndarray  # [3, 1, T]
     lengths: np.ndarray  # [samples] tokens of each, in order
     #: distinct frames, equal sizes side by side
     frames: tuple[str, ...]
-    visual: np.ndarray  # flat place of each visual token
+    visual: np.ndarray  # place of each visual token
     feature: np.ndarray  # its row among the features of `frames`
-    predict: np.ndarray  # flat place before each response token: where it is predicted
+    predict: np.ndarray  # place before each response token: where it is predicted
     target: np.ndarray  # the response token
     response: np.ndarray  # its index among those of the token batch
     padding: bool
@@ -294,9 +251,7 @@ def micro_batch(
     plan: MicroBatchPlan,
     grids: Mapping[str, tuple[int, int]],
     vocabulary: Vocabulary,
-    pad_id: int = 0,
     *,
-    packed: bool = False,
     place: Positions = grid_positions,
 ) -> MicroBatch:
     """Expands the planned samples. `grids` are (rows, columns) of visual tokens of, at least, their frames; `place`:
@@ -323,19 +278,14 @@ def micro_batch(
     total = int(lengths.sum())
     row = np.repeat(np.arange(len(rows)), lengths)
     column = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    height, width = (1, total) if packed else (len(rows), int(lengths.max()))
-    flat = np.arange(total) if packed else row * width + column
-    tokens = np.repeat(unexpanded, repeats)
-    ids = np.full(height * width, pad_id, np.int64)
-    ids[flat] = tokens
+    tokens = np.repeat(unexpanded, repeats).astype(np.int64)
 
     frames = tuple(sorted(set(shown), key=lambda name: (grids[name], name)))
     area = np.asarray([grids[name] for name in frames], np.int64).reshape(-1, 2).prod(1)
     begin = dict(zip(frames, np.cumsum(area) - area, strict=True))
     visual = np.flatnonzero(tokens == vocabulary.image)
     within = np.arange(len(visual)) - np.repeat(np.cumsum(counts) - counts, counts)
-    positions = np.zeros((3, height * width), np.int64)
-    positions[:, flat] = place(row, column, visual, within, sizes, counts, len(rows))
+    positions = place(row, column, visual, within, sizes, counts, len(rows))
     feature = np.repeat(np.asarray([begin[name] for name in shown], np.int64), counts) + within
 
     order = np.argsort(rows)  # response tokens come in the order of samples
@@ -344,13 +294,13 @@ def micro_batch(
     response = np.concatenate([np.arange(a, b) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)])
     at = data.index[response] - starts[owner] + first[owner]  # in `unexpanded`
     return MicroBatch(
-        ids=ids.reshape(height, width),
-        positions=positions.reshape(3, height, width),
+        ids=tokens[None],
+        positions=np.asarray(positions, np.int64)[:, None],
         lengths=lengths,
         frames=frames,
-        visual=flat[visual],
+        visual=visual,
         feature=feature,
-        predict=flat[np.cumsum(repeats)[at] - 1] - 1,
+        predict=np.cumsum(repeats)[at] - 2,
         target=unexpanded[at].astype(np.int64),
         response=response,
         padding=plan.padding,

@@ -30,8 +30,7 @@ from ..placement.actors import reason
 from ..placement.placement import ANYWHERE, ActorPlacement
 from ..placement.settings import LearnerSettings, UpdateSettings, on_this_node
 from .batches import MicroBatchPlan, TokenBatch, Vocabulary, padding_share, plan_micro_batches, token_batch
-from .families import ModelConfig
-from .families.build import packs
+from .families import ModelConfig, family_of
 from .frame_source import StoredFrames
 from .frame_store import PixelFormat
 from .metrics import UpdateMetrics, summary
@@ -169,7 +168,7 @@ class Learner:
         config = ModelConfig.of_folder(folder)
         #: from the folder's config alone, so that the driver needs no torch
         self.vocabulary = Vocabulary.of(config.vocabulary, config.image_token, settings.allowed_ids)
-        self.packed = packs(config, settings)
+        family_of(config)  # an architecture that is not known is refused before ranks start
         environment = {
             "OMP_NUM_THREADS": str(settings.threads),
             # Shapes vary from batch to batch; each kernel that oneDNN compiles is kept until the cache is full.
@@ -219,11 +218,11 @@ class Learner:
         data = token_batch(samples, self.vocabulary)
         steps = [self._step(data, chosen) for chosen in split_groups(samples, settings.mini_batches, settings.seed)]
         plans = [plan for step in steps for rank in step.plans for plan in rank]
-        return _put_job(data, steps, frames), padding_share(data.lengths, plans, packed=self.packed)
+        return _put_job(data, steps, frames), padding_share(data.lengths, plans)
 
     def _step(self, data: TokenBatch, chosen: np.ndarray) -> _Step:
         budget = self.settings.tokens_per_micro_batch
-        local = plan_micro_batches(data.lengths[chosen], self.settings.ranks, budget, packed=self.packed)
+        local = plan_micro_batches(data.lengths[chosen], self.settings.ranks, budget)
         plans = [[MicroBatchPlan(tuple(chosen[list(p.samples)].tolist()), p.padding) for p in rank] for rank in local]
         counted = np.isin(data.sample, chosen)
         _, first = np.unique(data.span[counted], return_index=True)

@@ -1,13 +1,18 @@
-"""The policy by the modules of transformers, with sequences end to end in one row: no padding, for every family.
+"""The policy as one module: micro-batch in, log-probability and entropy of every response token out. It computes with
+the modules of transformers, and has sequences end to end in one row: no padding, for every family.
 
-What it promises, beyond what `forward.py` does:
+What it promises:
+- Equal to transformers on each sample alone, and to what vLLM calls processed log-probabilities: tokens that the policy
+  may not say are masked out, logits are divided by the temperature, the rest is renormalised.
 - Log-probabilities do not depend on which sequences share a row.
+- Logits exist at response positions only, and for a bounded number of them at a time.
 - `inputs` computes on the host, from plain numbers, everything whose size or value depends on the data; `forward` reads
   nothing back from the device. So it never waits for a GPU, and can be traced with fake tensors: call `inputs` outside
   of the fake mode and give its result, made fake, to `forward`.
 - Each distinct frame of a micro-batch goes through the vision tower once. A tower that learns is entered in every
   micro-batch, without a frame on a stand-in of one visual token, because its parameters are gathered by all ranks
-  together. What a frozen one made of frames is remembered (`features.py`).
+  together. What a frozen one made of frames is remembered by content hash in bounded memory (`features.py`); that never
+  goes stale, because the tower never changes.
 - Numbers have the format of the weights, but for attention on GPUs, which has no kernel for fp32 (`attention.py`) and
   runs do not ask for it there (`placement/machine.py`); the softmax of the head is fp32.
 """
@@ -60,8 +65,6 @@ class Inputs:
 class PackedPolicy(nn.Module):
     """Wraps a model of one of the families, whose parameters keep their names below `model.`."""
 
-    packed = True
-
     def __init__(
         self,
         model: nn.Module,
@@ -111,9 +114,7 @@ class PackedPolicy(nn.Module):
     # --- on the host --------------------------------------------------------------------------------------------------
 
     def inputs(self, batch: MicroBatch, frames: Mapping[str, Patches]) -> Inputs:
-        """`frames`: at least those of the batch. Raises ValueError for a batch with padding."""
-        if len(batch.ids) != 1:
-            raise ValueError(f"the micro-batch has {len(batch.ids)} padded rows; this policy takes packed ones")
+        """`frames`: at least those of the batch."""
         new = tuple(name for name in batch.frames if not (self.freeze_vision and name in self._features))
         shown = [frames[name] for name in new]
         if not batch.frames and not self.freeze_vision:

@@ -50,7 +50,7 @@ from .phase_clock import PhaseClock
 from .sharding import EngineWeights, SentWeights, load_policy, reshard
 
 if TYPE_CHECKING:
-    from .families.build import Policy
+    from .packed import PackedPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Rank:
         self.policy, self.vocabulary = load_policy(settings, self.form, self.mesh)
         #: whom the KL term pulls towards, once `refer_to` has said who that is; with LoRA other adapters in the same
         #: policy, at first those that it begins with
-        self.reference: Policy | None = None
+        self.reference: PackedPolicy | None = None
         self.first_adapters: dict[str, Tensor] = {}
         if settings.reference and settings.lora is not None:
             self.first_adapters = lora.values(self.policy.model)
@@ -283,7 +283,7 @@ class Rank:
         shown = self.store.get((name for k in plan.samples for name in data.frames[k]), found)
         grids = {name: (patches.rows, patches.columns) for name, patches in shown.items()}
         place = self.family.positions
-        return plan, micro_batch(data, plan, grids, self.vocabulary, packed=self.policy.packed, place=place), shown
+        return plan, micro_batch(data, plan, grids, self.vocabulary, place=place), shown
 
     def _agree_on(self, data: TokenBatch, plans: Sequence[MicroBatchPlan], frames: FrameSource) -> None:
         """Raises FramesLost on every rank if one of them can't get at what it needs: together, before anything is
@@ -353,7 +353,7 @@ class Rank:
 
     def _logprobs(
         self,
-        policy: Policy,
+        policy: PackedPolicy,
         data: TokenBatch,
         frames: FrameSource,
         plans: Sequence[MicroBatchPlan],

@@ -34,7 +34,7 @@ from .families.build import build, embedding, head, tied, transformer_layers, vi
 from .frame_store import PixelFormat
 
 if TYPE_CHECKING:
-    from .families.build import Policy
+    from .packed import PackedPolicy
 
 
 def load_policy(
@@ -43,8 +43,8 @@ def load_policy(
     mesh: DeviceMesh,
     *,
     frozen: bool = False,
-    tower_of: Policy | None = None,
-) -> tuple[Policy, Vocabulary]:
+    tower_of: PackedPolicy | None = None,
+) -> tuple[PackedPolicy, Vocabulary]:
     """The model of the settings' folder, sharded over `mesh`; collective. `frozen`: nothing of it is trained, so that
     all of it is in the number format of the pass. `tower_of`: another policy, whose frozen vision tower this one uses
     instead of its own. Raises FolderError where the folder does not hold the model that its config.json announces."""
@@ -59,7 +59,9 @@ def load_policy(
     return policy, vocabulary
 
 
-def build_policy(settings: LearnerSettings, form: PixelFormat, *, frozen: bool = False) -> tuple[Policy, Vocabulary]:
+def build_policy(
+    settings: LearnerSettings, form: PixelFormat, *, frozen: bool = False
+) -> tuple[PackedPolicy, Vocabulary]:
     """Without memory: every parameter and buffer of the model is on the meta device. Raises FolderError."""
     folder = ModelConfig.of_folder(Path(settings.model))
     vocabulary = Vocabulary.of(folder.vocabulary, folder.image_token, settings.allowed_ids)
@@ -89,7 +91,7 @@ def meta_model(folder: ModelConfig) -> Any:
     return model
 
 
-def shard(policy: Policy, mesh: DeviceMesh, settings: LearnerSettings) -> None:
+def shard(policy: PackedPolicy, mesh: DeviceMesh, settings: LearnerSettings) -> None:
     """FSDP2, bottom-up."""
     options: dict[str, Any] = {"mesh": mesh}
     if settings.dtype != "float32":

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..learner.batches import Vocabulary
-    from ..learner.forward import VLPolicy
+    from ..learner.packed import PackedPolicy
 
 WIDTH, HEIGHT = 96, 160
 
 
 @dataclass
 class Scorer:
-    policy: VLPolicy
+    policy: PackedPolicy
     vocabulary: Vocabulary
     agent: Agent
 
@@ -39,8 +39,10 @@ class Scorer:
         from transformers import Qwen3VLForConditionalGeneration
 
         from ..learner.batches import Vocabulary
-        from ..learner.forward import VLPolicy
+        from ..learner.families.qwen3_vl import FAMILY
         from ..learner.frame_store import PixelFormat
+        from ..learner.linear import accelerate
+        from ..learner.packed import PackedPolicy
 
         agent = make_agent(
             "qwen3-vl",
@@ -54,7 +56,9 @@ class Scorer:
         model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         size, image = model.config.text_config.vocab_size, model.config.image_token_id
         vocabulary = Vocabulary.of(size, image, agent.allowed_ids)
-        return Scorer(VLPolicy(model, PixelFormat.of_folder(folder), vocabulary), vocabulary, agent)
+        accelerate(model)
+        policy = PackedPolicy(model, FAMILY.vision_arguments, PixelFormat.of_folder(folder), vocabulary)
+        return Scorer(policy, vocabulary, agent)
 
     def logprobs(self, examples: Sequence[Example]) -> tuple[Tensor, np.ndarray]:
         """(log-probability of each answer token, example of each token)."""

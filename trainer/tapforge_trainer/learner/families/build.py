@@ -1,7 +1,6 @@
 """The learner's policy around a transformers model, and the parts of the model that are sharded on their own.
 
-Packed sequences for every family, but for one case: in fp32 on CPUs, where the padded forward pass knows the family and
-is faster on small screens. torch is imported where a policy is built.
+torch is imported where a policy is built.
 """
 
 from __future__ import annotations
@@ -18,21 +17,12 @@ from .folder import ModelConfig
 if TYPE_CHECKING:
     from torch import nn
 
-    from tapforge_trainer.learner.forward import VLPolicy
     from tapforge_trainer.learner.packed import PackedPolicy
-
-    Policy = VLPolicy | PackedPolicy
-
-
-def packs(config: ModelConfig, settings: LearnerSettings) -> bool:
-    """Whether the policy takes packed micro-batches. Raises FolderError for an architecture that is not known."""
-    padded = settings.device == "cpu" and settings.dtype == "float32" and family_of(config).padded_on_cpus
-    return not padded
 
 
 def build(
     config: ModelConfig, settings: LearnerSettings, form: PixelFormat, vocabulary: Vocabulary, *, model: nn.Module
-) -> Policy:
+) -> PackedPolicy:
     """`model`: the family's `ForConditionalGeneration`, on any device, before it is sharded; its forward functions are
     replaced. Raises FolderError for an architecture that is not known."""
     family = family_of(config)
@@ -40,16 +30,12 @@ def build(
     if settings.activation_checkpointing:
         # Per language layer, and per vision block of a tower that learns.
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    if packs(config, settings):
-        from tapforge_trainer.learner.linear import accelerate
-        from tapforge_trainer.learner.packed import PackedPolicy
+    from tapforge_trainer.learner.linear import accelerate
+    from tapforge_trainer.learner.packed import PackedPolicy
 
-        if settings.device == "cpu":
-            accelerate(model)
-        return PackedPolicy(model, family.vision_arguments, form, vocabulary, freeze_vision=settings.freeze_vision)
-    from tapforge_trainer.learner.forward import VLPolicy
-
-    return VLPolicy(model, form, vocabulary, freeze_vision=settings.freeze_vision)
+    if settings.device == "cpu":
+        accelerate(model)
+    return PackedPolicy(model, family.vision_arguments, form, vocabulary, freeze_vision=settings.freeze_vision)
 
 
 def transformer_layers(model: Any) -> list[nn.Module]:

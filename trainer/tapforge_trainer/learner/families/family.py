@@ -51,8 +51,6 @@ class Family:
     transposed: re.Pattern[str] | None = None
     #: the agent adapter of the model's makers; none where several may be right
     adapter: str | None = None
-    #: the padded forward pass knows this model: on CPUs in fp32 it is faster on small screens
-    padded_on_cpus: bool = False
     #: published models: name -> what config.json says, as far as sizes go
     published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: repositories, without their owner and in lower case, whose model is one of these in size

@@ -87,7 +87,6 @@ FAMILY = Family(
     arguments,
     _shape,
     adapter="qwen3-vl",
-    padded_on_cpus=True,
     published=_PUBLISHED,
     repositories=repositories(_PUBLISHED, "Instruct", "Thinking")
     | {"mai-ui-2b": "Qwen3-VL-2B", "mai-ui-8b": "Qwen3-VL-8B"},
