@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from random import Random
@@ -21,6 +23,8 @@ from tapforge_envs.protocol import Action, Home, Tap, Task, Terminate
 TEMPLATES = ("open_two", "switch_two", "switch_then_open", "two_panels", "missing_switch")
 #: tasks of an episode, its steps at most, and episodes of a group
 CHAIN, MAX_STEPS, SIZE = 4, 30, 8
+#: held-out chains of a measurement
+MEASURED = 300
 #: features of an action; hashed into so many weights
 WIDE, WEIGHTS = 6, 1 << 14
 DEMONSTRATIONS, EPOCHS, ERROR_RATE = 200, 4, 0.4
@@ -58,18 +62,26 @@ class Policy:
 
     def learn(self, steps: Sequence[Seen], advantages: Floats, rate: float) -> None:
         """One step of Adam along the policy gradient, a mean over steps."""
-        indices = np.concatenate([step.features.ravel() for step in steps])
-        values = []
-        for step, advantage in zip(steps, advantages, strict=True):
-            each = -advantage * step.probabilities
-            each[step.chosen] += advantage
-            values.append(np.repeat(each, WIDE))
-        gradient = np.bincount(indices, np.concatenate(values), len(self.weights)) / len(steps)
+        self.move(gradient(steps, advantages), rate)
+
+    def move(self, gradient: Floats, rate: float) -> None:
+        """One step of Adam."""
         self._time += 1
         self._first += 0.1 * (gradient - self._first)
         self._second += 0.001 * (gradient**2 - self._second)
         first, second = self._first / (1 - 0.9**self._time), self._second / (1 - 0.999**self._time)
         self.weights += rate * first / (np.sqrt(second) + 1e-8)
+
+
+def gradient(steps: Sequence[Seen], advantages: Floats) -> Floats:
+    """[WEIGHTS]: the mean over steps of advantage times the derivative of the log-probability."""
+    indices = np.concatenate([step.features.ravel() for step in steps])
+    values = []
+    for step, advantage in zip(steps, advantages, strict=True):
+        each = -advantage * step.probabilities
+        each[step.chosen] += advantage
+        values.append(np.repeat(each, WIDE))
+    return np.bincount(indices, np.concatenate(values), WEIGHTS) / len(steps)
 
 
 # --- the phone as the policy sees it ----------------------------------------------------------------------------------
@@ -108,6 +120,14 @@ class Game:
     @property
     def state(self) -> str:
         return f"{self._solved} {self.phone.state_key()}"
+
+    def fork(self) -> Game:
+        """A second episode at the same moment."""
+        other = copy(self)
+        other._left, other._solved, other._done = list(self._left), list(self._solved), list(self._done)
+        other.phone = copy(self.phone)
+        other.phone.state = json.loads(json.dumps(self.phone.state))
+        return other
 
     def options(self) -> tuple[list[Action], list[str], Ints]:
         """Actions, their names, and their features."""
@@ -162,16 +182,57 @@ def _tap(screen: Screen, widget: str) -> Tap:
     return Tap(x=x, y=y)
 
 
-def play(policy: Policy, tasks: Sequence[Task], rng: np.random.Generator) -> Played:
+def play(policy: Policy, tasks: Sequence[Task], rng: np.random.Generator, *, forks: list[Game] | None = None) -> Played:
+    """`forks` gets the episode as it was before each step."""
     game, played = Game(tasks), Played()
     while not game.over and len(played.steps) < MAX_STEPS:
-        actions, words, features = game.options()
-        probabilities = policy.probabilities(features)
-        picked = int(rng.choice(len(actions), p=probabilities))
-        played.steps.append(Seen(features, picked, probabilities, game.state))
-        game.act(actions[picked], words[picked])
+        if forks is not None:
+            forks.append(game.fork())
+        played.steps.append(step(policy, game, rng))
     played.final, played.won = game.state, game.won
     return played
+
+
+def step(policy: Policy, game: Game, rng: np.random.Generator) -> Seen:
+    actions, words, features = game.options()
+    probabilities = policy.probabilities(features)
+    picked = int(rng.choice(len(actions), p=probabilities))
+    seen = Seen(features, picked, probabilities, game.state)
+    game.act(actions[picked], words[picked])
+    return seen
+
+
+def played(
+    policy: Policy,
+    seed: int,
+    first: int,
+    steps: int,
+    rng: np.random.Generator,
+    *,
+    forks: list[list[Game]] | None = None,
+) -> list[list[Played]]:
+    """Groups of one update, of at least so many environment steps; tasks depend on `seed` and `first` alone. `forks`
+    gets those of each episode."""
+    groups: list[list[Played]] = []
+    while sum(len(one.steps) for group in groups for one in group) < steps or len(groups) < 2:
+        tasks, group = chain("train", seed, first + len(groups)), list[Played]()
+        for _ in range(SIZE):
+            of = None if forks is None else list[Game]()
+            group.append(play(policy, tasks, rng, forks=of))
+            if forks is not None and of is not None:
+                forks.append(of)
+        groups.append(group)
+    return groups
+
+
+def flat(groups: Sequence[Sequence[Played]]) -> list[Seen]:
+    return [seen for group in groups for one in group for seen in one.steps]
+
+
+def measured(policy: Policy, seed: int) -> float:
+    """Success on held-out chains, the same for all seeds."""
+    rng = np.random.default_rng((seed, 2))
+    return float(np.mean([play(policy, chain("test", 5, number), rng).won for number in range(MEASURED)]))
 
 
 def chain(split: Literal["train", "test"], seed: int, number: int) -> list[Task]:

@@ -5,20 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import numpy as np
 import pytest
-import study
-from load.credit import WEIGHTS, Policy, chain, play
+from load import offpolicy, paired
+from load.arms import ARMS, arrays
+from load.credit import WEIGHTS, Policy, chain, play, played, step
 
 SCRIPT = Path("bench/study.py")
 
 
 def test_intervals_flips_and_holms_correction():
-    assert study.interval([0.5]) is None
-    assert study.interval([0.1, 0.2, 0.3, 0.4, 0.5]) == pytest.approx(2.776 * 0.15811 / 5**0.5, rel=0.01)
-    assert study.sign_flips([0.1] * 10) == pytest.approx(2 / 1024, abs=0.002)
-    assert study.sign_flips([0.1, -0.1]) == 1.0
-    assert study.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == {"a": 0.03, "c": 0.06, "b": 0.06}
+    assert paired.interval([0.5]) is None
+    assert paired.interval([0.1, 0.2, 0.3, 0.4, 0.5]) == pytest.approx(2.776 * 0.15811 / 5**0.5, rel=0.01)
+    assert paired.sign_flips([0.1] * 10) == pytest.approx(2 / 1024, abs=0.002)
+    assert paired.sign_flips([0.1, -0.1]) == 1.0
+    assert paired.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == {"a": 0.03, "c": 0.06, "b": 0.06}
 
 
 def test_differences_are_paired_by_seed():
@@ -26,7 +28,7 @@ def test_differences_are_paired_by_seed():
         "grpo": {"1": {"after": 0.5}, "2": {"after": 0.7}},
         "gigpo": {"1": {"after": 0.6}, "2": {"after": 0.9}, "3": {"after": 0.1}},
     }
-    found = study.table(pairs)
+    found = paired.table(pairs)
     assert (found["gigpo"]["seeds"], found["gigpo"]["vs_grpo"]["seeds"]) == (3, 2)
     assert found["gigpo"]["vs_grpo"]["mean"] == pytest.approx(0.15)
     assert "vs_grpo" not in found["grpo"]
@@ -36,11 +38,46 @@ def test_every_arm_gives_each_step_a_number_and_knows_who_won():
     policy, rng = Policy(np.zeros(WEIGHTS)), np.random.default_rng(0)
     groups = [[play(policy, chain("train", 1, number), rng) for _ in range(3)] for number in range(2)]
     groups[0][0].won = True
-    steps = study.arrays(groups)
+    steps = arrays(groups)
     assert len(steps) == sum(len(one.steps) for group in groups for one in group)
     assert steps.success is not None and steps.success[: len(groups[0][0].steps)].all() and steps.reward.sum() == 1
-    for name, arm in study.ARMS.items():
+    for name, arm in ARMS.items():
         assert np.isfinite(arm(steps, rng)).all(), name
+
+
+def test_a_forked_episode_goes_on_as_the_first_would_and_leaves_it_alone():
+    policy, games = Policy(np.zeros(WEIGHTS)), []
+    found = play(policy, chain("train", 1, 0), np.random.default_rng(0), forks=games)
+    assert [game.state for game in games] == [seen.state for seen in found.steps]
+    for game, kept in zip(games, [game.state for game in games], strict=True):
+        step(policy, game.fork(), np.random.default_rng(1))
+        assert game.state == kept
+    again = games[3].fork()
+    for place in range(3, len(found.steps)):
+        seen = found.steps[place]
+        actions, words, features = again.options()
+        assert np.array_equal(features, seen.features)
+        again.act(actions[seen.chosen], words[seen.chosen])
+    assert again.state == found.final
+
+
+def test_true_advantages_of_an_episode_add_up_to_its_end():
+    policy = forks.policy_after(0, 1)
+    groups = played(policy, 1, 0, 100, np.random.default_rng(0), forks=(of := []))
+    truth = forks.truth(policy, groups, of, np.random.default_rng(0))
+    steps = [seen for group in groups for one in group for seen in one.steps]
+    assert truth.shape == (2, len(steps))
+    ends = np.cumsum([len(one.steps) for group in groups for one in group])
+    for begin, end, one in zip([0, *ends[:-1]], ends, [one for group in groups for one in group], strict=True):
+        # The differences of an episode add up to its end less what was to be expected at its beginning.
+        assert (float(one.won) - truth[:, begin:end].sum(axis=1) <= 1).all()
+        assert (float(one.won) - truth[:, begin:end].sum(axis=1) >= 0).all()
+
+
+def test_staleness_keeps_the_actor_behind_and_on_policy_anchors_agree():
+    fresh = offpolicy.run("behavior", 1, 0.1, 2, 0)
+    assert fresh["kl_behavior"] < 0.05 and offpolicy.run("old_truncated", 1, 0.1, 2, 0)["after"] >= 0
+    assert offpolicy.run("behavior", 1, 0.1, 4, 4)["kl_behavior"] > fresh["kl_behavior"]
 
 
 def test_a_run_depends_on_its_seed_and_is_not_run_again(tmp_path):
