@@ -94,14 +94,14 @@ IMAGE   = --no-annotate pyproject.toml $(ARGS)
 LOGGERS = $(addprefix --extra ,tensorboard wandb swanlab mlflow)
 lock: $(UV) ## write requirements/*.txt again from pyproject.toml; newest versions: ARGS=--upgrade
 	@echo "lock: $(LOCK)"
-	@$(COMPILE) $(LOCK) --extra operator --extra trainer-cpu --extra web --extra cluster --extra storage $(LOGGERS) --extra dev pyproject.toml $(ARGS)
+	@$(COMPILE) $(LOCK) --extra operator --extra trainer-cpu --extra web --extra cluster --extra storage --extra data $(LOGGERS) --extra dev pyproject.toml $(ARGS)
 	@echo "lock: requirements of the images"
 	@$(COMPILE) requirements/operator.txt --constraint $(LOCK) --extra operator $(IMAGE) \
 	    $(addprefix --no-emit-package ,numpy pillow psutil rich markdown-it-py mdurl pygments)
 	@$(COMPILE) requirements/phone.txt --constraint $(LOCK) $(IMAGE)
 	@$(COMPILE) requirements/web.txt --constraint $(LOCK) --extra web $(IMAGE)
-	@$(COMPILE) requirements/trainer-cpu.txt --constraint $(LOCK) --extra trainer-cpu --extra storage $(LOGGERS) $(IMAGE)
-	@$(COMPILE) requirements/trainer-gpu.txt --extra trainer-gpu --extra storage $(LOGGERS) $(IMAGE)
+	@$(COMPILE) requirements/trainer-cpu.txt --constraint $(LOCK) --extra trainer-cpu --extra storage --extra data $(LOGGERS) $(IMAGE)
+	@$(COMPILE) requirements/trainer-gpu.txt --extra trainer-gpu --extra storage --extra data $(LOGGERS) $(IMAGE)
 	@echo hatchling | $(COMPILE) requirements/build.txt --no-annotate $(ARGS) -
 
 setup: $(READY) ## only the environment

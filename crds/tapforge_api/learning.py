@@ -10,16 +10,31 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import Count, Fraction, Path, Positive, Rule, Seconds, Seed, Spec, Uri, compare, not_both
+from .base import UNIQUE, Count, Fraction, Path, Positive, Rule, Seconds, Seed, Spec, Uri, compare, not_both
 from .environment import EvaluationTasks
+
+#: how an episode of a data set ended
+Ended = Literal["success", "failure", "unknown"]
 
 # --- warm start -------------------------------------------------------------------------------------------------------
 
 
-class WarmStart(Spec):
-    """A short supervised phase on a demonstrator's episodes before reinforcement learning."""
+class ImitationData(Spec):
+    """A data set that is imitated: recordings, people, published files (`tapforge data`)."""
 
-    demonstrations: Positive = Field(1000, description="episodes shown")
+    path: Path = Field(description="folder of the data set")
+    outcomes: Annotated[tuple[Ended, ...], Field(min_length=1, max_length=3), UNIQUE] = Field(
+        ("success", "unknown"), description="of the episodes that are imitated; unknown: the data doesn't say"
+    )
+
+
+class WarmStart(Spec):
+    """A short supervised phase on demonstrated episodes before reinforcement learning."""
+
+    data: ImitationData | None = Field(
+        None, description="what is imitated; without it a demonstrator plays the tasks of the suite"
+    )
+    demonstrations: Positive = Field(1000, description="episodes shown, without data")
     steps: Positive = Field(300, description="optimizer steps")
     batch_size: Annotated[int, Field(ge=1, le=65536)] = Field(32, description="answers per optimizer step")
     learning_rate: Annotated[float, Field(gt=0, le=1)] = Field(1e-3, description="peak learning rate; cosine decay")

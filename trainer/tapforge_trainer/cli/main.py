@@ -27,6 +27,7 @@ import click
 
 from .agent import agent
 from .cluster import cluster
+from .data import data
 from .doctor import doctor
 from .env import env
 from .explain import explain
@@ -274,7 +275,7 @@ def top(folder: Path, once: bool, rows: int | None) -> None:
         raise Problem(str(error)) from error
 
 
-for _command in (agent, cluster, compare, doctor, env, explain, judge, phone, preset, relearn, rescore):
+for _command in (agent, cluster, compare, data, doctor, env, explain, judge, phone, preset, relearn, rescore):
     cli.add_command(_command)
 
 

@@ -32,6 +32,7 @@ from ..agents import make_agent
 from ..agents.agent import Agent
 from ..algorithms.composition import objective_of
 from ..attempt import EpisodeLimits, Player
+from ..data.imitation import imitated_tasks
 from ..learner.families.check import check_folder
 from ..model_source.ref import ModelError, ModelRef, ModelRefused
 from ..model_source.resolve import resolve
@@ -98,7 +99,7 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
     if errors := [*files.errors, *wrong]:
         raise ConfigurationError("\n".join([*errors, *where_relative(run, errors, Path.cwd())]))
     drawn = run.spec.stop.max_updates * run.spec.rollout.groups_per_update
-    return replace(files, contamination=contamination_of(run, drawn, COMPARED), model=facts)
+    return replace(files, contamination=contamination_of(run, drawn, COMPARED, imitated_tasks(run)), model=facts)
 
 
 def agent_of(run: TrainingRun, folder: Path) -> Agent:

@@ -16,6 +16,8 @@ from typing import Final
 from tapforge_api import TrainingRun
 from tapforge_api.pool import Protocol
 
+from ..data.episodes import DataError
+from ..data.folder import DataFolder
 from ..learner.families import FolderError
 from ..learner.families.check import check_folder
 from ..model_source.folder import folder_faults, quantization_fault
@@ -88,6 +90,11 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
     if (measured := spec.evaluation.tasks.file) is not None:
         held_out = partial(read_tasks, Path(measured), protocol, judged=spec.evaluation.judged)
         errors += _counted(lambda: len(held_out().tasks), "spec.evaluation.tasks.file")[1]
+    if spec.warm_start is not None and (shown := spec.warm_start.data) is not None:
+        try:
+            DataFolder(Path(shown.path))
+        except DataError as error:
+            errors.append(f"spec.warmStart.data.path: {error}")
     kept = checkpoints_of(run, folder_of(run, runs))
     if (resume := spec.checkpoints.resume_from) is not None:
         if is_uri(resume):

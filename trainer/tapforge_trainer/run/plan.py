@@ -53,6 +53,8 @@ class Plan:
     sampler: str
 
     warm_start_answers: int
+    #: whose answers these are
+    warm_start_of: str
     groups_per_update: int
     group_size: int
     episodes_per_update: int
@@ -124,6 +126,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         tasks=files.tasks if spec.tasks.file else spec.tasks.max_tasks,
         sampler=sampler_line(spec.tasks),
         warm_start_answers=spec.warm_start.steps * spec.warm_start.batch_size if spec.warm_start else 0,
+        warm_start_of=_imitated(spec),
         groups_per_update=rollout.groups_per_update,
         group_size=rollout.group_size,
         episodes_per_update=per_update,
@@ -293,6 +296,12 @@ def as_json(p: Plan) -> str:
     return json.dumps(asdict(p), indent=2)
 
 
+def _imitated(spec: TrainingRunSpec) -> str:
+    if spec.warm_start is None or spec.warm_start.data is None:
+        return "demonstrated answers"
+    return f"answers of the data set {spec.warm_start.data.path}"
+
+
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
@@ -317,7 +326,7 @@ def render(p: Plan) -> str:
         "slots": f"{slots}; episodes at once: {at_once}; answers sampled at once: {p.sequences_at_once:,}",
         "tasks": p.practised + (f" ({p.tasks:,} tasks)" if p.tasks is not None else ""),
         "sampler": p.sampler,
-        "warm start": f"{p.warm_start_answers:,} demonstrated answers" if p.warm_start_answers else "none",
+        "warm start": f"{p.warm_start_answers:,} {p.warm_start_of}" if p.warm_start_answers else "none",
         "update": f"{p.groups_per_update:,} groups x {p.group_size:,} = {p.episodes_per_update:,} episodes, one sample "
         f"per step, {_count(p.optimizer_steps_per_update, 'optimizer step')}",
         **({"replay": p.replay} if p.replay else {}),

@@ -18,6 +18,7 @@ from rich.console import Console
 from tapforge_api import TrainingRun
 
 from ..batch import BatchRules
+from ..data.imitation import imitated_tasks
 from ..placement.machine import Machine
 from ..statistics import Interval
 from ..tasks.contamination import Contamination
@@ -87,7 +88,7 @@ def wanted(run: TrainingRun) -> dict[str, Any]:
 
 def _held_out(run: TrainingRun, drawn: int) -> dict[str, Any]:
     """What the measured tasks share with all that were demonstrated and practised, and what not."""
-    found = contamination_of(run, drawn)
+    found = contamination_of(run, drawn, imitated=imitated_tasks(run))
     figures = {name: getattr(found, name) for name in ("practised", "same_task", "same_goal", "same_parameters")}
     return {"tasks": found.measured, **figures, **_shared(run, found)}
 

@@ -213,6 +213,7 @@ def _other_errors() -> tuple[type[Exception], ...]:
     from tapforge_envs.phone.catalog import UnknownTask
     from tapforge_envs.slots.source import SlotError
 
+    from ..data.episodes import DataError
     from ..engine.client import EngineError
     from ..frames.frame import FrameError
     from ..judges.journal import JournalError
@@ -230,7 +231,7 @@ def _other_errors() -> tuple[type[Exception], ...]:
 
     setup = (SetupError, SlotError, TaskError, UnknownTask)
     policy = (LearnerError, EngineError, SyncMismatch, CheckpointError)
-    recorded = (RecordingError, FrameError, ReportError, JournalError, CalibrationError)
+    recorded = (RecordingError, FrameError, ReportError, JournalError, CalibrationError, DataError)
     return (*setup, *policy, *recorded, StorageError, WorkerError, RolloutError, OSError)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from tapforge_api import TrainingRun
 from tapforge_api.environment import Tasks
 from tapforge_envs.phone import catalog
 from tapforge_envs.phone.tasks import TaskSet as PhoneTasks
-from tapforge_envs.protocol import UnknownTask
+from tapforge_envs.protocol import Task, UnknownTask
 from tapforge_envs.web import catalog as web
 
 from .contamination import Contamination, contamination
@@ -40,8 +40,11 @@ def task_errors(run: TrainingRun) -> list[str]:
                 f"spec.evaluation.tasks.suite: {what}; give evaluation.tasks.file, or neither to measure on tasks.file"
             ]
     errors = []
-    if tasks.file is not None and spec.warm_start is not None:
-        errors.append("spec.warmStart: a task file has no demonstrations; leave warmStart out, or name a suite")
+    if tasks.file is not None and spec.warm_start is not None and spec.warm_start.data is None:
+        errors.append(
+            "spec.warmStart: a task file has no demonstrations; name a data set (warmStart.data) or a suite, or leave "
+            "warmStart out"
+        )
     unknown: list[tuple[str, str]] = []
     own = bool(measured.suite or measured.templates)  # otherwise what is measured is what is practised: said once
     for field, tasks_of in (("spec.tasks", training_tasks), ("spec.evaluation.tasks", _measured)):
@@ -189,13 +192,18 @@ def _as_named(run: TrainingRun) -> TaskSet:
     return _suite(suite, measured.split, templates)
 
 
-def contamination_of(run: TrainingRun, drawn: int, most: int | None = None) -> Contamination:
-    """What the measured tasks share with the demonstrated ones and the first `drawn` that are practised; of each no
-    more than `most` are compared."""
+def contamination_of(
+    run: TrainingRun, drawn: int, most: int | None = None, imitated: Iterable[Task] = ()
+) -> Contamination:
+    """What the measured tasks share with the demonstrated ones, or those of a data set (`imitated`), and the first
+    `drawn` that are practised; of each no more than `most` are compared."""
     spec, practised = run.spec, training_tasks(run)
-    shown = spec.warm_start.demonstrations if spec.warm_start is not None and spec.tasks.file is None else 0
+    warm = spec.warm_start if spec.tasks.file is None else None
+    shown = warm.demonstrations if warm is not None and warm.data is None else 0
     shown, drawn = (number if most is None else min(number, most) for number in (shown, drawn))
-    demonstrated = (demonstrated_tasks(run).sample(spec.seed, number) for number in range(shown))
+    demonstrated = chain(
+        (demonstrated_tasks(run).sample(spec.seed, number) for number in range(shown)), islice(imitated, most)
+    )
     if isinstance(practised, FixedTasks):  # one pass has all of them
         drawn = min(drawn, len(practised.tasks))
     drawn_tasks = (practised.sample(spec.seed, number) for number in range(drawn))

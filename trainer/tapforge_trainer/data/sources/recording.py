@@ -1,0 +1,72 @@
+"""What a run has recorded: its folder. Frames are those that the model saw, as large as it saw them.
+
+Measurements have recordings in folders of their own: learning from those would spoil the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tapforge_envs.protocol import ACTION, Outcome
+
+from ...frames.frame import FrameError
+from ...recording.reader import Recording, RecordingError
+from ...records import EpisodeRecord
+from ..convert import Bad, Row, RowStep
+from ..episodes import DataError, wrong
+from ..episodes import Outcome as Ended
+
+
+def recording(
+    path: Path, /, *, successes: bool = False, per_template: int = 0, longest: int = 0
+) -> Iterator[Row | Bad]:
+    """`successes`: nothing else; `per_template`: at most so many of each, the first; `longest`: steps of an episode at
+    most. 0: no limit."""
+    found = Recording(path)
+    if not found.exists:
+        raise DataError(f"{path} has no recording: it is no folder of a run, or recorded nothing (spec.recording)")
+    taken: dict[str, int] = {}
+    trees = dict[str, str]()
+    try:
+        trees.update(found.ui_trees())
+        for episode in found.episodes():
+            if not episode.valid or (successes and episode.outcome is not Outcome.SUCCESS):
+                continue
+            template = f"{episode.task.suite}/{episode.task.template}"
+            if (longest and len(episode.steps) > longest) or (per_template and taken.get(template, 0) >= per_template):
+                continue
+            row = _row(found, episode, trees, path.name)
+            taken[template] = taken.get(template, 0) + isinstance(row, Row)
+            yield row
+    except RecordingError as error:
+        raise DataError(str(error)) from error
+
+
+def _row(found: Recording, episode: EpisodeRecord, trees: dict[str, str], run: str) -> Row | Bad:
+    name = f"{run}/{episode.id}"
+    streams = {} if episode.rewards is None else episode.rewards.streams
+    steps = []
+    try:
+        for place, step in enumerate(episode.steps):
+            rewards = {stream: value for stream, values in streams.items() if (value := values[place]) is not None}
+            steps.append(
+                RowStep(
+                    screen=found.frames.frame(step.frames[-1]).data,
+                    action=None if step.action is None else ACTION.validate_python(step.action),
+                    answer=step.text,
+                    ids=tuple(step.generation.ids),
+                    ui_tree=trees.get(step.ui_tree or "", ""),
+                    app=step.app,
+                    rewards={"environment": step.reward, **rewards} if step.reward else rewards,
+                )
+            )
+        last = None if episode.last_frame is None else found.frames.frame(episode.last_frame).data
+    except FrameError as error:
+        return Bad(name, "image", str(error))
+    except ValidationError as error:
+        return Bad(name, "action", wrong(error))
+    outcome: Ended = "success" if episode.outcome is Outcome.SUCCESS else "failure"
+    return Row(name, episode.task.goal, steps, outcome, (), last, episode.task, model=run)

@@ -1,0 +1,57 @@
+"""Grounding, as ScreenSpot has it: a JSON list or JSON Lines of {img_filename, bbox, instruction}.
+
+`bbox` is [x, y, width, height] in pixels (ScreenSpot, ScreenSpot-v2), or with `box=corners` [left, top, right, bottom]
+(ScreenSpot-Pro). A row is one step: a tap at the middle, right anywhere inside the box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tapforge_envs.protocol import Tap
+
+from ...agents.coordinates import is_number
+from ..convert import Bad, Row, RowStep
+from ..episodes import Box, DataError, wrong
+from ..rows import convention, image_at, json_rows, plane_of
+
+
+def screenspot(path: Path, /, *, images: str = "", box: str = "size") -> Iterator[Row | Bad]:
+    """`images`: the folder of the images; default: the file's own. `box`: size or corners."""
+    if box not in ("size", "corners"):
+        raise DataError(f"box={box}; known are size, corners")
+    folder = Path(images) if images else path.parent
+    for name, value in json_rows(path):
+        if isinstance(value, DataError) or not isinstance(value, dict):
+            yield Bad(name, "row", str(value)[:200])
+            continue
+        try:
+            yield _row(name, value, folder, box)
+        except DataError as error:
+            yield Bad(name, "image", str(error))
+
+
+def _row(name: str, value: dict[str, Any], folder: Path, form: str) -> Row | Bad:
+    goal, numbers, file = value.get("instruction"), value.get("bbox"), value.get("img_filename")
+    if not isinstance(goal, str) or not goal.strip():
+        return Bad(name, "row", "no instruction")
+    if not isinstance(file, str) or not file:
+        return Bad(name, "image", "the row names no image")
+    if not isinstance(numbers, list) or len(numbers) != 4 or not all(map(is_number, numbers)):
+        return Bad(name, "row", f"bbox {str(numbers)[:60]} is not four numbers")
+    image = image_at(folder / file)
+    plane = plane_of(image, convention("pixels"))
+    left, top, right, bottom = numbers
+    if form == "size":
+        right, bottom = left + right, top + bottom
+    sides = plane.width, plane.height
+    try:
+        target = Box(left=left / sides[0], top=top / sides[1], right=right / sides[0], bottom=bottom / sides[1])
+    except ValidationError as error:
+        return Bad(name, "coordinates", f"{wrong(error)}; the image is {sides[0]}x{sides[1]}")
+    tap = Tap(x=(target.left + target.right) / 2, y=(target.top + target.bottom) / 2)
+    return Row(name, goal.strip(), [RowStep(image, tap, target=target)])
