@@ -10,7 +10,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import Fraction, OneOf, Positive, Rule, Spec, Word, not_both
+from .base import Fraction, OneOf, Positive, Rule, Spec, Word
+from .corrections import Corrections, Over
 from .plugin import OPTIONS, PluginOptions
 
 Normalization = Literal["mean", "mean_std"]
@@ -72,118 +73,17 @@ class LossPlugin(Spec):
     """A policy loss by name, in place of the clipped one."""
 
     name: Word = Field(
-        description="cispo, dppo_kl, dppo_tv, dro, gmpo, gspo, ipo, ppo, prime_rl, reinforce, rollout_is, sapo, topr, "
-        "vespo, or an entry point of the group tapforge.losses"
+        description="cispo, clip_cov, dppo_kl, dppo_tv, dro, gmpo, gspo, ipo, kl_cov, ppo, prime_rl, reinforce, "
+        "rollout_is, sapo, topr, vespo, or an entry point of the group tapforge.losses"
     )
     options: PluginOptions = OPTIONS
 
 
-#: of a range of ratios. 1 is inside: outside of it nothing would be left that is on policy
-_Low = Annotated[float, Field(ge=0, le=1)]
-_High = Annotated[float, Field(ge=1, le=1e9)]
+class TopEntropy(Spec):
+    """Only the tokens with the largest entropies have a policy loss; the others still count in means."""
 
-
-class Truncation(Spec):
-    """Truncated importance sampling (TIS): a token is weighted by min(ratio, cap)."""
-
-    by: Literal["token", "sequence"] = Field(
-        "token", description="token: its own ratio; sequence: the product of the ratios of its answer's tokens"
-    )
-    cap: Annotated[float, Field(gt=0, le=1e9)] = Field(2.0, description="largest weight")
-
-
-class IcePop(Spec):
-    """A token is weighted by the ratio where that is inside a range, else masked."""
-
-    by: Literal["token", "sequence", "geometric"] = Field(
-        "token",
-        description="token: its own ratio; sequence: the product of the ratios of its answer's tokens; geometric: "
-        "their geometric mean",
-    )
-    low: _Low = Field(0.5, description="smallest ratio that is kept")
-    high: _High = Field(5.0, description="largest ratio that is kept")
-
-
-class RatioRange(Spec):
-    """Tokens or answers whose ratio is outside a range are masked; the others are not weighted."""
-
-    by: Literal["token", "product", "geometric"] = Field(
-        "geometric",
-        description="token: each token's own ratio; product, geometric: whole answers, by the product or the geometric "
-        "mean of the ratios of their tokens",
-    )
-    low: _Low = Field(0.99, description="smallest ratio that is kept")
-    high: _High = Field(1.01, description="largest ratio that is kept")
-
-
-class Rejection(Spec):
-    """Tokens or answers that are too far off by a measure of the distance are masked. With g, the logarithm of the
-    ratio, k1 is -g, k2 is g^2 / 2, and k3 is exp(g) - 1 - g."""
-
-    by: Literal["token", "sequence_sum", "sequence_mean", "sequence_max"] = Field(
-        "token", description="token: each by itself; else whole answers, by sum, mean or largest over their tokens"
-    )
-    measure: Literal["k1", "k2", "k3"] = Field("k2", description="measure of the distance")
-    low: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="of k1 alone: smallest exp(k1) that is kept, a ratio the other way round (engine / learner)"
-    )
-    high: Annotated[float, Field(gt=0, le=1e9)] = Field(
-        0.05, description="k2 and k3: largest value that is kept; k1: largest exp(k1), at least 1"
-    )
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            message="low must be set with measure k1, with high at least 1, and left out with k2 and k3, which are "
-            "never negative",
-            cel="self.measure == 'k1' ? has(self.low) && 1.0 <= self.high : !has(self.low)",
-            holds=lambda o: o.low is not None and o.high >= 1.0 if o.measure == "k1" else o.low is None,
-        ),
-        Rule(
-            message="by must not be sequence_max with measure k1, which is of both signs; use k2 or k3",
-            cel="!(self.by == 'sequence_max' && self.measure == 'k1')",
-            holds=lambda o: not (o.by == "sequence_max" and o.measure == "k1"),
-        ),
-    )
-
-
-class Veto(Spec):
-    """Answers with a token whose ratio is far off are masked."""
-
-    below: Fraction = Field(1e-4, description="smallest ratio of a token")
-    above: Annotated[float, Field(ge=1, le=1e9)] | None = Field(
-        None, description="largest ratio of a token; without it there is none"
-    )
-
-
-class OffPolicyMask(Spec):
-    """Tokens with a negative advantage are masked in answers that have become unlikely since (DeepSeek-V3.2)."""
-
-    above: Annotated[float, Field(ge=0, le=1000)] = Field(
-        0.1, description="largest mean over an answer's tokens of log-probability then, less that of now"
-    )
-    against: Literal["behavior", "old"] = Field(
-        "behavior", description="whose log-probabilities are those of then: the engine's, or the learner's old ones"
-    )
-
-
-class Corrections(Spec):
-    """What the distance between engine and learner does to tokens; what is set acts together. A ratio is between the
-    learner's old probability of a token and the engine's. What is masked still counts in means."""
-
-    truncate: Truncation | None = Field(None, description="weight: the ratio, at most a cap")
-    icepop: IcePop | None = Field(None, description="weight: the ratio inside a range, else 0")
-    range: RatioRange | None = Field(None, description="mask by a range of the ratio")
-    reject: Rejection | None = Field(None, description="mask by a measure of the distance")
-    veto: Veto | None = Field(None, description="mask of answers by their worst token")
-    opsm: OffPolicyMask | None = Field(None, description="mask of negative answers that have become unlikely")
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        not_both("truncate", "icepop", "both weigh a token by its ratio, which would be squared"),
-    )
-
-    @property
-    def weighing(self) -> bool:
-        return self.truncate is not None or self.icepop is not None
+    share: Annotated[float, Field(gt=0, le=1)] = Field(0.2, description="share of the tokens that are kept")
+    over: Over = "step"
 
 
 class Loss(Spec):
@@ -219,7 +119,13 @@ class Loss(Spec):
     importance_cap: Annotated[float, Field(gt=0, le=1000)] | None = Field(
         None,
         description="truncation of the weight between the learner's old and the engine's log-probabilities; without it "
-        "2, or with anchor behavior, corrections.truncate or corrections.icepop no such weight",
+        "2, or with anchor behavior, corrections.truncate, normalised or icepop no such weight",
+    )
+    entropy_bonus: Annotated[float, Field(ge=0, le=100)] = Field(
+        0.0, description="times the mean entropy of tokens is subtracted from the loss, against a narrowing policy"
+    )
+    top_entropy: TopEntropy | None = Field(
+        None, description="only the tokens with the largest entropies have a policy loss; without it all"
     )
     corrections: Corrections = Field(
         Corrections(), description="further weights and masks by the distance between engine and learner"
@@ -235,16 +141,17 @@ class Loss(Spec):
             ),
         ),
         Rule(
-            message="importanceCap, corrections.truncate and corrections.icepop must be left out with anchor behavior: "
-            "the ratio already is that weight, which would be squared; masks may stay",
+            message="importanceCap, corrections.truncate, corrections.normalised and corrections.icepop must be left "
+            "out with anchor behavior: the ratio already is that weight, which would be squared; masks may stay",
             cel="self.anchor == 'old' || (!has(self.importanceCap) && !has(self.corrections.truncate) && "
-            "!has(self.corrections.icepop))",
+            "!has(self.corrections.normalised) && !has(self.corrections.icepop))",
             holds=lambda o: o.anchor == "old" or (o.importance_cap is None and not o.corrections.weighing),
         ),
         Rule(
-            message="importanceCap must be left out with corrections.truncate and corrections.icepop: it is such a "
-            "weight too",
-            cel="!has(self.importanceCap) || (!has(self.corrections.truncate) && !has(self.corrections.icepop))",
+            message="importanceCap must be left out with corrections.truncate, corrections.normalised and "
+            "corrections.icepop: it is such a weight too",
+            cel="!has(self.importanceCap) || (!has(self.corrections.truncate) && !has(self.corrections.normalised) && "
+            "!has(self.corrections.icepop))",
             holds=lambda o: o.importance_cap is None or not o.corrections.weighing,
         ),
         Rule(

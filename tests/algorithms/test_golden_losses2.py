@@ -20,29 +20,17 @@ from tapforge_trainer.algorithms.corrections import Policies, correction
 from tapforge_trainer.algorithms.losses import corrected, policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.algorithms.tokens import Tokens
+from tapforge_trainer.algorithms.whole_step import StepTokens, TopEntropy
 
 FOLDER = Path(os.environ.get("TAPFORGE_GOLDEN") or Path(__file__).parents[1] / "golden")
 GOLDEN = json.loads((FOLDER / "losses2.json").read_text())
 CASES = GOLDEN["policy"]
 
-_STEP = "selects over the tokens of a whole optimizer step, which needs a pass of its own"
-_ENTROPY = "reads entropies, which no loss gets"
 _TEACHER = "needs a teacher's log-probabilities"
 _DISTILLATION = "needs a teacher's logits"
 #: variant -> why it can't be asked for
 LEFT_OUT = {
-    "clip_cov ratio 0.1 bounds 0.1/5.0 clip 0.2/0.2 token_mean": _STEP,
-    "kl_cov ratio 0.1 coefficient 1.0 token_mean": _STEP,
-    "m2po 0.01": _STEP,
-    "ppo clip 0.2/0.2, mask m2po 0.01 token_mean": _STEP,
     "ppo clip 0.2/0.2, mask seq_mean_k3 0.05, mean over kept": "divides by what a mask keeps of the whole step",
-    "token tis 2.0 batch normalised": "divides by a mean over the whole step",
-    "sequence tis 2.0 batch normalised": "divides by a mean over the whole step",
-    "ppo clip 0.2/0.2 x token tis 2.0 batch normalised token_mean": "divides by a mean over the whole step",
-    "ppo clip 0.2/0.2 x sequence tis 2.0 batch normalised token_mean": "divides by a mean over the whole step",
-    "entropy bonus 0.01 token_mean": _ENTROPY,
-    "top entropy quantile 0.25": _ENTROPY,
-    "top entropy quantile 0.25 ppo clip 0.2/0.2 token_mean": _ENTROPY,
     "opd prime-rl token_mean": _TEACHER,
     "opd k1 policy gradient ppo clip 0.2/0.2 token_mean": _TEACHER,
     "opd k2 supervised token_mean": _TEACHER,
@@ -83,6 +71,10 @@ def correction_of(title: str) -> dict[str, dict[str, Any]]:
         return {"opsm": {"above": float(found[1]), "against": found[2]}}
     if found := re.fullmatch(rf"(token|sequence) icepop {number}/{number}", title):
         return {"icepop": {"by": found[1], "low": float(found[2]), "high": float(found[3])}}
+    if found := re.fullmatch(rf"(token|sequence) tis {number} batch normalised", title):
+        return {"normalised": {"by": found[1], "cap": float(found[2])}}
+    if found := re.fullmatch(rf"m2po {number}", title):
+        return {"second_moment": {"threshold": float(found[1])}}
     if found := re.fullmatch(rf"(?:trl )?(token|sequence)(?: tis|_truncate) {number}", title):
         return {"truncate": {"by": found[1], "cap": float(found[2])}}
     if found := re.fullmatch(rf"trl (token|sequence)_mask {number}", title):
@@ -135,9 +127,20 @@ def objective_of(title: str) -> tuple[Objective, bool]:
     if body in KL:
         kl: Any = {"kl": KL[body], "kl_coefficient": 1.0}
         return Objective(importance_cap=None, aggregation=aggregation, **kl), rows
+    if found := re.fullmatch(rf"entropy bonus {number}", body):
+        return Objective(importance_cap=None, aggregation=aggregation, entropy_bonus=float(found[1])), rows
+    top_entropy = None
+    if found := re.fullmatch(rf"top entropy quantile {number} (.*)", body):
+        top_entropy, body = TopEntropy(share=float(found[1])), found[2]
     two = rf"{number}/{number}"
     clips = {"clip_low": 1, "clip_high": 2}
     titles: list[tuple[str, str, dict[str, int]]] = [
+        (
+            rf"clip_cov ratio {number} bounds {two} clip {two}",
+            "clip_cov",
+            {"share": 1, "low": 2, "high": 3, "clip_low": 4, "clip_high": 5},
+        ),
+        (rf"kl_cov ratio {number} coefficient {number}", "kl_cov", {"share": 1, "coefficient": 2}),
         (rf"ppo clip {two} dual {number}", "ppo", clips | {"dual_clip": 3}),
         (rf"ppo clip {two}", "ppo", clips),
         (rf"gspo-token clip {two}", "ppo", clips),
@@ -175,6 +178,8 @@ def objective_of(title: str) -> tuple[Objective, bool]:
         aggregation = "seq_mean_token_sum"
     if body.startswith(("prime-rl", "rollout_is")):
         anchor = "behavior"
+    if body.startswith("clip_cov"):
+        options["draw"] = "largest"  # published code draws at random
     if body.startswith("reinforce"):
         options["level"] = body.split()[1]
     objective = Objective(
@@ -185,6 +190,7 @@ def objective_of(title: str) -> tuple[Objective, bool]:
         constant_length=constant,
         importance_cap=None,
         corrections=corrections,
+        top_entropy=top_entropy,
     )
     return objective, rows
 
@@ -211,7 +217,7 @@ def test_what_is_left_out_is_what_cannot_be_asked_for():
     parts = {title for case in CASES for title in (*case["masks"], *case["weights"])}
     distilled = {title for case in GOLDEN["distillation"] for title in case["expected"]}
     unknown = {title for title in titles if not known(title, objective_of)}
-    unknown |= {title for title in parts if not known(title, correction_of)}
+    unknown |= {title for title in parts if not known(title, correction_of)} - {"top entropy quantile 0.25"}
     assert unknown | distilled == set(LEFT_OUT)
 
 
@@ -224,7 +230,7 @@ def close(mine: Any, expected: Any) -> None:
 
 def flat(case: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     mask = torch.tensor(case["mask"], dtype=torch.bool)
-    names = ("logp", "old_logp", "behavior_logp", "ref_logp", "advantage")
+    names = ("logp", "old_logp", "behavior_logp", "ref_logp", "advantage", "entropy")
     found = {name: torch.tensor(case[name], dtype=torch.float64)[mask] for name in names}
     sequence = mask.nonzero()[:, 0]
     score = torch.tensor(case["score"], dtype=torch.float64)[sequence]
@@ -239,7 +245,8 @@ def test_loss_and_gradient(case, title):
     if rows:
         counts = Counts(counts.tokens, float(len(mask)))
     leaf = tokens["logp"].requires_grad_()
-    if objective.kl_coefficient:
+    entropy = tokens["entropy"].requires_grad_()
+    if objective.kl_coefficient or objective.entropy_bonus:
         tokens["advantage"] = torch.zeros_like(leaf)
     if title.startswith("bypass"):  # nothing is recomputed
         tokens["old_logp"] = None
@@ -250,6 +257,9 @@ def test_loss_and_gradient(case, title):
     gradient = torch.zeros(mask.shape, dtype=torch.float64)
     gradient[mask] = leaf.grad
     close(gradient, expected["grad"])
+    if "grad_entropy" in expected:
+        gradient[mask] = entropy.grad
+        close(gradient, expected["grad_entropy"])
 
 
 @pytest.mark.parametrize(("case", "title"), [*asked("masks"), *asked("weights")])
@@ -264,7 +274,22 @@ def test_masks_and_weights(case, title):
         tokens["sequence"],
         rows,
     )
-    policies = Policies(view, tokens["old_logp"], tokens["behavior_logp"])
+    step = StepTokens(
+        advantage=tokens["advantage"].numpy(),
+        sequence=tokens["sequence"].numpy(),
+        place=np.arange(len(tokens["sequence"])),
+        entropy=tokens["entropy"].numpy(),
+        old=tokens["old_logp"].numpy(),
+        behavior=tokens["behavior_logp"].numpy(),
+    )
+    if found := re.fullmatch(r"top entropy quantile ([\d.]+)", title):
+        kept = torch.zeros(mask.shape, dtype=torch.float64)
+        kept[mask] = torch.tensor(TopEntropy(share=float(found[1])).gather(step), dtype=torch.float64)
+        close(kept, case["masks"][title])
+        return
+    asked_of = {name: correction(name, options) for name, options in correction_of(title).items()}
+    gathered = {name: torch.tensor(one.gather(step)) for name, one in asked_of.items() if hasattr(one, "gather")}
+    policies = Policies(view, tokens["old_logp"], tokens["behavior_logp"], gathered)
     factor, told = corrected(policies, correction_of(title))
     matrix = torch.zeros(mask.shape, dtype=torch.float64)
     matrix[mask] = factor

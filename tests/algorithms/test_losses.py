@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from torch._subclasses import FakeTensorMode
 from tapforge_trainer.algorithms.loss_registry import BUILT_IN, loss, loss_options
 from tapforge_trainer.algorithms.losses import importance_weight, kl, policy_loss, token_shares
 from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.algorithms.whole_step import StepTokens, TopEntropy
 
 quick = settings(max_examples=25, deadline=None)
 OBJECTIVES = {
@@ -23,6 +25,12 @@ OBJECTIVES = {
     "gspo": Objective(loss="gspo", aggregation="seq_mean_token_mean"),
     "capped kl": Objective(kl_coefficient=0.1, kl_advantage_cap=True, importance_cap=1.2),
 }
+OBJECTIVES["over a whole step"] = Objective(
+    corrections={"second_moment": {"threshold": 0.05}, "normalised": {"by": "sequence", "cap": 1.2}},
+    top_entropy=TopEntropy(share=0.6),
+    entropy_bonus=0.1,
+    importance_cap=None,
+)
 MASKS = {
     "range": {"by": "product", "low": 0.5, "high": 3.0},
     "reject": {"by": "sequence_max", "measure": "k3", "high": 0.3},
@@ -38,7 +46,7 @@ for index, name in enumerate(BUILT_IN):
     weight = {"icepop": {"by": "geometric"}} if index % 2 else {"truncate": {"by": "sequence"}}
     OBJECTIVES[f"{name} with a weight"] = Objective(corrections=weight, kl="k3_ratio", kl_coefficient=0.1, **how)
 #: what pulls towards the anchor, with an advantage or without
-PULLING = {"dro", "prime_rl", "ipo"}
+PULLING = {"dro", "prime_rl", "ipo", "kl_cov"}
 each_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 
 
@@ -58,7 +66,23 @@ def batch_of(lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
         "weight": torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64)[sequence % 3],
         "sequence": sequence,
         "score": (per_sequence > 0.5).double()[sequence],
+        "entropy": torch.rand(n, generator=random, dtype=torch.float64),
     }
+
+
+def decided(batch: dict[str, torch.Tensor], objective: Objective) -> dict[str, torch.Tensor]:
+    """With what is decided over all of it, as after a statistics pass."""
+    chosen = (batch["weight"] > 0).nonzero()[:, 0].numpy()
+    read = {"logp": "logp", "old": "old_logp", "behavior": "behavior_logp", "entropy": "entropy"}
+    found = {name: batch[key].numpy()[chosen] for name, key in read.items()}
+    anchor = found["old" if objective.anchor == "old" else "behavior"]
+    _, sequence = np.unique(batch["sequence"].numpy()[chosen], return_inverse=True)
+    step = StepTokens(batch["advantage"].numpy()[chosen], sequence, chosen, anchor=anchor, **found)
+    told = {}
+    for name, part in objective.whole_step().items():
+        told[f"whole {name}"] = torch.zeros_like(batch["logp"])
+        told[f"whole {name}"][chosen] = torch.tensor(part.gather(step)).double()
+    return batch | told
 
 
 @each_objective
@@ -68,14 +92,19 @@ def test_nothing_is_read_from_a_device_before_the_backward_pass_is_queued(object
     with FakeTensorMode() as mode:
         batch = {name: mode.from_tensor(values) for name, values in real.items()}
         leaf = batch["logp"].detach().requires_grad_()
-        found = policy_loss(**(batch | {"logp": leaf}), objective=objective, counts=Counts(8.0, 3.0), sequences=3)
+        whole = {name: leaf.detach() for name in objective.whole_step()}
+        found = policy_loss(
+            **(batch | {"logp": leaf}), objective=objective, counts=Counts(8.0, 3.0), sequences=3, gathered=whole
+        )
         found.loss.backward()
         assert all(value.numel() == 1 for value in (found.sums | found.maxima).values())
 
 
 def run(batch: dict[str, torch.Tensor], objective: Objective, counts: Counts):
     leaf = batch["logp"].clone().requires_grad_()
-    result = policy_loss(**(batch | {"logp": leaf}), objective=objective, counts=counts)
+    given = {name: values for name, values in batch.items() if not name.startswith("whole ")}
+    whole = {name.removeprefix("whole "): values for name, values in batch.items() if name not in given}
+    result = policy_loss(**(given | {"logp": leaf}), objective=objective, counts=counts, gathered=whole)
     result.loss.backward()
     return result, leaf.grad
 
@@ -103,7 +132,7 @@ def part(batch: dict[str, torch.Tensor], sequences: list[int]) -> tuple[dict[str
     seed=st.integers(0, 99),
 )
 def test_any_split_adds_up_to_the_whole(objective, lengths, owner, seed):
-    batch = batch_of(lengths, seed)
+    batch = decided(batch_of(lengths, seed), objective)
     counts = counts_of(batch)
     whole, gradient = run(batch, objective, counts)
     loss, added = torch.zeros((), dtype=torch.float64), torch.zeros_like(gradient)
@@ -178,7 +207,7 @@ def test_what_options_are_taken_numbers_stay_finite(name):
 @quick
 @given(order=st.permutations(range(5)), seed=st.integers(0, 99))
 def test_the_order_of_sequences_changes_nothing(objective, order, seed):
-    batch = batch_of([3, 1, 2, 5, 4], seed)
+    batch = decided(batch_of([3, 1, 2, 5, 4], seed), objective)
     counts = counts_of(batch)
     expected, gradient = run(batch, objective, counts)
     where = torch.cat([(batch["sequence"] == k).nonzero()[:, 0] for k in order])

@@ -58,7 +58,18 @@ def test_what_is_printed_is_what_is_set(name: str) -> None:
     ("name", "values"),
     [
         ("gigpo", {"gamma": 0.95, "clips": (0.2, 0.2), "dual": 3, "kl": 0.01, "temperature": 1.0, "steps": 1}),
-        ("clawgui", {"gamma": 0.95, "clips": (0.2, 0.28), "dual": 3, "kl": 0.01, "temperature": 0.7, "rounds": 10}),
+        (
+            "clawgui",
+            {
+                "gamma": 0.95,
+                "clips": (0.2, 0.28),
+                "dual": 3,
+                "bonus": 0.001,
+                "kl": 0.01,
+                "temperature": 0.7,
+                "rounds": 10,
+            },
+        ),
         ("zerogui", {"clips": (0.2, 0.2), "dual": None, "kl": 0.1, "temperature": 0.5, "rounds": 64, "steps": 1}),
         ("verl", {"clips": (0.2, 0.2), "dual": 3, "kl": 0.01, "temperature": 0.7, "steps": 8}),
         ("dapo", {"clips": (0.2, 0.28), "dual": None, "kl": 0, "temperature": 1.0}),
@@ -72,6 +83,7 @@ def test_what_scripts_were_published_with(name: str, values: dict) -> None:
         "clips": (algorithm.loss.clip_low, algorithm.loss.clip_high),
         "dual": algorithm.loss.dual_clip,
         "kl": algorithm.kl.coefficient,
+        "bonus": algorithm.loss.entropy_bonus,
         "temperature": spec.rollout.temperature,
         "rounds": spec.rollout.dynamic_sampling.max_rounds,
         "steps": spec.learner.mini_batches,

@@ -10,22 +10,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from tapforge_api import KINDS
-from tapforge_api.algorithm import (
-    Advantage,
-    Algorithm,
-    Corrections,
-    Grpo,
-    IcePop,
-    Kl,
-    Loss,
-    LossPlugin,
-    OffPolicyMask,
-    Rejection,
-    Rloo,
-    Truncation,
-)
+from tapforge_api.algorithm import Advantage, Algorithm, Grpo, Kl, Loss, LossPlugin, Rloo
 from tapforge_api.base import Metadata, Rule, Spec
 from tapforge_api.cluster import ClusterSpec, Head, RayMetadata, Workers
+from tapforge_api.corrections import Corrections, IcePop, OffPolicyMask, Rejection, Truncation
 from tapforge_api.environment import (
     Cooldown,
     EnvironmentSource,

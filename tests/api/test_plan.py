@@ -84,6 +84,10 @@ def test_a_reference_is_loaded_for_a_kl_term_only() -> None:
             "{corrections: {veto: {}, opsm: {above: 0.2}}}",
             "anchor old, importance weight at most 2, veto (below 0.0001), opsm (above 0.2, against behavior),",
         ),
+        (
+            "{entropyBonus: 0.001, topEntropy: {}, corrections: {secondMoment: {}}}",
+            "top entropy (share 0.2, over step), entropy bonus 0.001, importance weight at most 2, second_moment (t",
+        ),
         ("{aggregation: constant}", "by token, constant 256, anchor old,"),
         ("{corrections: {truncate: {}}}", "anchor old, truncate (by token, cap 2.0), no KL"),
         ("{plugin: {name: theirs, options: [{name: a, value: b}]}}", "loss theirs (a b), token_mean,"),
@@ -98,6 +102,27 @@ def test_a_weight_is_told_where_there_is_one() -> None:
     assert (
         "weight" not in plan(run("algorithm.loss.importanceCap=5", "rollout.maxStaleness=0")).algorithm.split("clip")[1]
     )
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (
+            ["algorithm.loss.plugin.name=kl_cov"],
+            "kl_cov over each optimizer step: a forward pass without gradients bef",
+        ),
+        (["algorithm.loss.corrections.secondMoment={}"], "without gradients before each optimizer step,"),
+        (["algorithm.loss.corrections.secondMoment={}", "learner.miniBatches=4"], "before the first optimizer step of"),
+        (["algorithm.loss.topEntropy={}", "learner.miniBatches=4"], "without gradients before each optimizer step,"),
+    ],
+)
+def test_what_a_pass_over_a_whole_step_is_for_is_told_with_its_cost(sets: list[str], words: str) -> None:
+    assert words in render(plan(run(*sets)))
+
+
+@pytest.mark.parametrize("sets", [["algorithm.loss.topEntropy={over: micro_batch}"], ["algorithm.loss.entropyBonus=1"]])
+def test_what_takes_no_pass_is_not_told_to(sets: list[str]) -> None:
+    assert not plan(run(*sets)).statistics
 
 
 @pytest.mark.parametrize(

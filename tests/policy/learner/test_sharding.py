@@ -172,7 +172,7 @@ def _gradient_bytes(
     rank = Rank(settings, index, store)
     seen: list[int] = []
 
-    def loss(logp: Any, chosen: Any, weight: Any) -> Any:
+    def loss(logp: Any, chosen: Any, weight: Any, entropy: Any) -> Any:
         groups = [g for m in rank.policy.modules() if hasattr(m, "_get_fsdp_state") for g in _groups(m)]
         params = [p for g in groups for p in g.fsdp_params]
         kept = [p.unsharded_accumulated_grad for p in params]

@@ -9,6 +9,7 @@ from tapforge_api.algorithm import Algorithm, Loss
 from .loss_registry import loss_options
 from .objective import Objective
 from .registry import options_of
+from .whole_step import TopEntropy
 
 
 def estimator_of(algorithm: Algorithm) -> tuple[str, dict[str, Any]]:
@@ -36,6 +37,8 @@ def objective_of(algorithm: Algorithm, response_tokens: int) -> Objective:
         anchor=loss.anchor,
         importance_cap=loss.weight_cap,
         corrections=loss.corrections.model_dump(by_alias=False, exclude_none=True),
+        entropy_bonus=loss.entropy_bonus,
+        top_entropy=None if loss.top_entropy is None else TopEntropy(**loss.top_entropy.model_dump(by_alias=False)),
         kl=algorithm.kl.estimator,
         kl_coefficient=algorithm.kl.coefficient,
         kl_advantage_cap=algorithm.kl.advantage_cap,

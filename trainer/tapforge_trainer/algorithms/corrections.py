@@ -2,12 +2,15 @@
 
 With g = old - behavior, the log-probability before the update less the one that a token was sampled with:
 
-    truncate   weight min(exp(g), cap); by sequence: of the sum of g. Truncated importance sampling (TIS)
+    truncate   weight min(exp(g), cap); by sequence: of the sum of g. Truncated importance sampling (TIS). Normalised:
+               divided by its mean over a whole optimizer step's tokens, or sequences
     icepop     weight exp(g) where that is in [low, high], else 0; by sequence, by geometric: of g's sum, of its mean
     range      mask: exp(g) is in [low, high]; by product, by geometric: of the sum, of the mean of g over the sequence
     reject     mask: a measure of the distance is small enough; by token, or by sum, mean or maximum over the sequence
     veto       mask: sequences of which no token has exp(g) below `below` or above `above`
     opsm       mask: tokens with a negative advantage in sequences that have become unlikely since (arXiv:2512.02556)
+    second_moment  mask (M2PO): the tokens with the largest g^2 of a whole optimizer step, as many as it takes for the
+               mean of g^2 over the others to be below a threshold; the smallest is always kept (arXiv:2510.01161)
 
 Measures of `reject` are k1 = -g, which is kept where log low <= k1 <= log high (bounds of behavior / old: published
 code's way round), k2 = g^2 / 2 and k3 = exp(g) - 1 - g, which are kept where they are at most `high`.
@@ -20,13 +23,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+import numpy as np
 
 from .options import check_options, unknown
 from .tokens import LOG_RATIO_BOUND, Tokens, check_bound, exp
+from .whole_step import Over, Read, StepTokens, check_over, largest
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 Measure = Literal["k1", "k2", "k3"]
@@ -41,6 +48,8 @@ class Policies:
     tokens: Tokens
     old: Tensor
     behavior: Tensor
+    #: by correction: what its `gather` said of the token over the whole optimizer step (`whole_step.py`)
+    gathered: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def gap(self) -> Tensor:
@@ -80,6 +89,36 @@ class Truncate:
     def __call__(self, policies: Policies) -> tuple[Tensor, Tensor]:
         ratio = exp(policies.over(policies.gap, self.by))
         return ratio.clamp_max(self.cap), ratio > self.cap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normalised:
+    """`Truncate` over its mean. Where that is 1e-8 or less, weights stay as they are (verl)."""
+
+    by: Literal["token", "sequence"] = "token"
+    cap: float = 2.0
+    over: Over = "step"
+
+    def __post_init__(self) -> None:
+        Truncate(by=self.by, cap=self.cap)
+        check_over(self.over)
+
+    @property
+    def reads(self) -> frozenset[Read]:
+        return frozenset({"old"})
+
+    def gather(self, step: StepTokens) -> NDArray[Any]:
+        gap = _gap(step)
+        if self.by == "sequence":
+            gap = np.bincount(step.sequence, gap)[np.unique(step.sequence)]
+        weight = np.exp(gap.clip(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)).clip(None, self.cap)
+        mean = weight.mean() if len(weight) else 0.0
+        return np.full(len(step), mean if mean > 1e-8 else 1.0)
+
+    def __call__(self, policies: Policies) -> tuple[Tensor, Tensor]:
+        weight, cut = Truncate(by=self.by, cap=self.cap)(policies)
+        mean = policies.gathered["normalised"]
+        return weight / mean.where(mean > 0, 1.0), cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,16 +215,49 @@ class Opsm:
         return _mask((policies.tokens.advantage < 0) & (fallen > self.above), fallen)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondMoment:
+    threshold: float = 0.04
+    over: Over = "step"
+
+    def __post_init__(self) -> None:
+        check_over(self.over)
+        check_bound(threshold=self.threshold)
+
+    @property
+    def reads(self) -> frozenset[Read]:
+        return frozenset({"old"})
+
+    def gather(self, step: StepTokens) -> NDArray[Any]:
+        """Which are kept."""
+        if not len(step):
+            return np.zeros(0, dtype=bool)
+        square = _gap(step) ** 2
+        means = np.cumsum(np.sort(square)) / np.arange(1, len(square) + 1)  # they rise
+        kept = max(1, int((means < self.threshold).sum()))
+        return ~largest(square, len(square) - kept)
+
+    def __call__(self, policies: Policies) -> tuple[Tensor, Tensor]:
+        return _mask(policies.gathered["second_moment"] == 0, policies.old)
+
+
+def _gap(step: StepTokens) -> NDArray[Any]:
+    gap: NDArray[Any] = (step.need("old") - step.need("behavior")).clip(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return gap
+
+
 BUILT_IN: Mapping[str, Callable[..., Correction]] = {
     "truncate": Truncate,
+    "normalised": Normalised,
     "icepop": IcePop,
     "range": Range,
     "reject": Reject,
     "veto": Veto,
     "opsm": Opsm,
+    "second_moment": SecondMoment,
 }
 #: what multiplies a token's loss by a ratio; the others are masks
-WEIGHTS = frozenset({"truncate", "icepop"})
+WEIGHTS = frozenset({"truncate", "normalised", "icepop"})
 
 
 def correction(name: str, options: Mapping[str, Any]) -> Correction:

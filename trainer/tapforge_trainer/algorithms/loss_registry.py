@@ -18,10 +18,12 @@ from typing import Any
 from .. import plugins
 from .options import check_options, read_options, unknown
 from .token_losses.cispo import Cispo
+from .token_losses.clip_cov import ClipCov
 from .token_losses.dppo import DppoKl, DppoTv
 from .token_losses.dro import Dro
 from .token_losses.gmpo import Gmpo
 from .token_losses.gspo import Gspo
+from .token_losses.kl_cov import KlCov
 from .token_losses.ppo import Ppo
 from .token_losses.prime_rl import Ipo, PrimeRl
 from .token_losses.reinforce import Reinforce
@@ -35,12 +37,14 @@ ENTRY_POINTS = "tapforge.losses"
 
 BUILT_IN: Mapping[str, Callable[..., Loss]] = {
     "cispo": Cispo,
+    "clip_cov": ClipCov,
     "dppo_kl": DppoKl,
     "dppo_tv": DppoTv,
     "dro": Dro,
     "gmpo": Gmpo,
     "gspo": Gspo,
     "ipo": Ipo,
+    "kl_cov": KlCov,
     "ppo": Ppo,
     "prime_rl": PrimeRl,
     "reinforce": Reinforce,

@@ -6,7 +6,8 @@
   figures are the same for all of them, and here.
 - `policy_loss` divides by *global* counts, so losses and gradients of any split over micro-batches and ranks add up to
   those of the whole. Its `sums` add up the same way; of its `maxima` the largest counts.
-- Gradients flow through `logp` alone. Everything is computed in fp32 at least.
+- Gradients flow through `logp`, and through `entropy` where the objective has a bonus for it. Everything is computed in
+  fp32 at least.
 - Log-ratios are held inside +-20 before they are exponentiated: far outside there is no gradient, never inf or nan.
 - A token of weight 0 contributes exactly nothing, whatever its numbers are.
 """
@@ -24,6 +25,7 @@ from .corrections import WEIGHTS, Policies, correction
 from .loss_registry import loss as loss_by_name
 from .objective import KL, Aggregation, Counts, Objective
 from .tokens import LOG_RATIO_BOUND, TokenLoss, Tokens, exp, per_sequence
+from .whole_step import StepTokens, WholeStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,16 @@ def policy_loss(
     behavior_logp: Tensor | None = None,
     ref_logp: Tensor | None = None,
     score: Tensor | None = None,
+    entropy: Tensor | None = None,
+    gathered: Mapping[str, Tensor] | None = None,
     sequences: int | None = None,
 ) -> LossResult:
     """All tensors are [tokens]. `old_logp` None: those of `logp` itself. `behavior_logp` (the engine's) switches the
     importance weight on, if the objective has a cap, and is needed by the anchor `behavior` and by corrections;
     `ref_logp` is needed exactly when the objective's KL coefficient is not 0; `score`, the returns of the tokens'
-    episodes, by losses that read them. `sequences`: their number, where it is known without reading `sequence`, for
+    episodes, by losses that read them; `entropy`, with its gradient, when the objective has a bonus for it. `gathered`:
+    what parts of the objective decided over the whole optimizer step (`Objective.whole_step`); those that aren't in it
+    decide over these tokens. `sequences`: their number, where it is known without reading `sequence`, for
     which a GPU would be waited for."""
     if objective.kl_coefficient > 0.0 and ref_logp is None:
         raise ValueError(f"kl_coefficient is {objective.kl_coefficient}, but there is no ref_logp; load a reference")
@@ -75,7 +81,13 @@ def policy_loss(
     if sequences is None:
         sequences = int(sequence.max()) + 1 if sequence.numel() else 0
     anchor = old if objective.anchor == "old" or behavior is None else behavior
-    tokens = Tokens(logp, anchor, advantage, counted, sequence, sequences, None if score is None else constant(score))
+    whole = {name: constant(found) for name, found in (gathered or {}).items()}
+    for name, part in objective.whole_step().items():
+        if name not in whole:
+            read = {"logp": logp, "entropy": entropy, "old": old, "behavior": behavior, "anchor": anchor}
+            whole[name] = _gathered_here(part, name, counted, advantage, sequence, read)
+    score = None if score is None else constant(score)
+    tokens = Tokens(logp, anchor, advantage, counted, sequence, sequences, score, whole.get("loss"))
     share = token_shares(weight, sequence, objective.aggregation, counts, objective.constant_length, sequences)
     mean_share = weight / max(counts.tokens, 1e-12)
     found = loss_by_name(objective.loss, objective.options)(tokens)
@@ -94,12 +106,19 @@ def policy_loss(
             sums["importance_mean"] = (mean_share * importance).sum()
             sums["importance_capped"] = (mean_share * (importance >= objective.importance_cap)).sum()
     if behavior is not None and objective.corrections:
-        factor, cut = corrected(Policies(tokens, old, behavior), objective.corrections)
+        factor, cut = corrected(Policies(tokens, old, behavior, whole), objective.corrections)
         token_loss = factor * token_loss
         sums |= {name: (mean_share * value).sum() for name, value in cut.items()}
+    if objective.top_entropy is not None:
+        token_loss = token_loss * whole["top_entropy"]
+        sums["cut_top_entropy"] = (mean_share * (whole["top_entropy"] == 0)).sum()
 
     loss = (share * token_loss).sum()
     sums["policy_loss"] = loss.detach()
+    if objective.entropy_bonus > 0.0:
+        if entropy is None:
+            raise ValueError(f"entropy_bonus is {objective.entropy_bonus}, but there are no entropies")
+        loss = loss - objective.entropy_bonus * (share * torch.where(counted, entropy, 0.0)).sum()
     if objective.kl_coefficient > 0.0 and ref_logp is not None:
         reference = constant(ref_logp)
         cap = advantage.abs() / objective.kl_coefficient if objective.kl_advantage_cap else None
@@ -117,6 +136,29 @@ def policy_loss(
         maxima["ratio_max"] = _largest(ratio, counted)
     sums = {name: value.detach() for name, value in (sums | of_ratio).items()}
     return LossResult(loss, sums, maxima, frozenset({*of_ratio, "ratio_max"}))
+
+
+def _gathered_here(
+    part: WholeStep,
+    name: str,
+    counted: Tensor,
+    advantage: Tensor,
+    sequence: Tensor,
+    read: Mapping[str, Tensor | None],
+) -> Tensor:
+    """[tokens]; 0 where a token doesn't count. As published code has it: over these tokens alone."""
+
+    def shown(values: Tensor) -> Any:
+        return values.detach()[counted].double().cpu().numpy()
+
+    here = {key: shown(values) for key, values in read.items() if values is not None}
+    place = torch.arange(len(advantage), device=advantage.device)
+    found = part.gather(
+        StepTokens(shown(advantage), shown(sequence).astype(int), shown(place).astype(int), **here),
+    )
+    whole = torch.zeros_like(advantage)
+    whole[counted] = torch.as_tensor(found, dtype=advantage.dtype, device=advantage.device)
+    return whole
 
 
 def _check(found: TokenLoss, name: str, tokens: Tokens) -> None:

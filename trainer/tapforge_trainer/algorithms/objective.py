@@ -6,11 +6,14 @@ split to the same loss and gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from .corrections import WEIGHTS, correction
+from .loss_registry import loss as loss_by_name
+from .whole_step import TopEntropy, WholeStep, gathers
 
 #: how token losses become one number: over all tokens; mean over sequences of the mean or of the sum over their tokens;
 #: or of their sum over a constant (Dr. GRPO, arXiv:2503.20783)
@@ -38,6 +41,10 @@ class Objective:
     importance_cap: float | None = 2.0
     #: options of further weights and masks by name (`corrections.py`); they act together
     corrections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: subtracts so much of the mean entropy from the loss, with its gradient
+    entropy_bonus: float = 0.0
+    #: the others of a step's tokens have no policy loss, and still count in means
+    top_entropy: TopEntropy | None = None
     kl: KL = "k2"
     #: 0: no reference is needed
     kl_coefficient: float = 0.0
@@ -53,6 +60,8 @@ class Objective:
         if self.importance_cap is not None and self.importance_cap <= 0.0:
             raise ValueError(f"importance_cap is {self.importance_cap}; it must be over 0, or None for no correction")
         self._check_corrections()
+        if not 0.0 <= self.entropy_bonus < math.inf:
+            raise ValueError(f"entropy_bonus is {self.entropy_bonus}; it must be at least 0")
         if self.kl_coefficient < 0.0:
             raise ValueError(f"kl_coefficient is {self.kl_coefficient}; it must be at least 0")
         if self.kl_coefficient > 0.0 and self.kl == "k1":
@@ -61,6 +70,12 @@ class Objective:
             )
         if self.kl_advantage_cap and self.kl != "k2":
             raise ValueError(f"kl_advantage_cap bounds the gradient of k2, but kl is {self.kl}; set kl to k2")
+
+    def whole_step(self) -> dict[str, WholeStep]:
+        """What decides over all tokens of an optimizer step: the loss, and corrections and masks by name."""
+        parts: dict[str, Any] = {"loss": loss_by_name(self.loss, self.options), "top_entropy": self.top_entropy}
+        parts |= {name: correction(name, options) for name, options in self.corrections.items()}
+        return {name: part for name, part in parts.items() if gathers(part)}
 
     def _check_corrections(self) -> None:
         for name, options in self.corrections.items():

@@ -148,6 +148,34 @@ PRESETS: Final[Mapping[str, Preset]] = {
             _no_kl("arXiv:2506.13585"),
         ),
     ),
+    "clip_cov": Preset(
+        "GRPO without the gradient of a few tokens that move most along with the advantage",
+        (
+            *_grpo("arXiv:2505.22617"),
+            _loss("clip_cov", "arXiv:2505.22617, drawn over a whole step", share="2e-4", low="1", high="5"),
+            _mean("token_mean", "verl's recipe entropy"),
+            _no_kl("verl's recipe entropy"),
+        ),
+    ),
+    "kl_cov": Preset(
+        "GRPO with a pull on the few tokens that move most along with the advantage, and no clip",
+        (
+            *_grpo("arXiv:2505.22617"),
+            _loss("kl_cov", "arXiv:2505.22617, selected over a whole step", share="2e-4", coefficient="1"),
+            _mean("token_mean", "verl's recipe entropy"),
+            _no_kl("verl's recipe entropy"),
+        ),
+    ),
+    "m2po": Preset(
+        "GRPO on stale data: the tokens whose squared log-ratios are largest are masked, nothing is clipped else",
+        (
+            *_grpo("arXiv:2510.01161"),
+            Value("algorithm.loss.corrections.secondMoment.threshold", "0.04", "arXiv:2510.01161"),
+            _mean("token_mean", "AReaL's default"),
+            _no_kl("arXiv:2510.01161"),
+        ),
+        ("clips: those of the file",),
+    ),
     "gigpo": Preset(
         "GRPO's advantage plus one among steps that saw the same state",
         (
@@ -202,6 +230,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
             Value("algorithm.signal", "reward", _PLAIN),
             *_clips("0.2", "0.28", _CLAWGUI),
             Value("algorithm.loss.dualClip", "3", _CLAWGUI),
+            Value("algorithm.loss.entropyBonus", "0.001", _CLAWGUI),
             _mean("token_mean", _CLAWGUI),
             *_kl("0.01", "k3_held", _CLAWGUI),
             Value("algorithm.invalidAnswerPenalty", "0.1", _CLAWGUI),
@@ -210,7 +239,6 @@ PRESETS: Final[Mapping[str, Preset]] = {
             Value("rollout.temperature", "0.7", _CLAWGUI),
         ),
         (
-            "an entropy bonus of 0.001",
             "optimizer steps of 16 answers each",
             "the step judge",
             "its state key, which is what adb printed",

@@ -7,8 +7,8 @@
 - Log-ratios are held inside +-20 before they are exponentiated (`exp`): far outside there is no gradient, never inf or
   nan.
 
-Methods of tensors are all that is used here and in `token_losses/`: the driver reads names and options of losses, and
-has no torch.
+Methods of tensors are all that is used here and in `token_losses/`, and numpy where a loss decides over a whole step:
+the driver reads names and options of losses, and has no torch.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Tokens:
     sequences: int
     #: return of the token's episode; None: not known
     score: Tensor | None = None
+    #: what the loss's own `gather` said of the token over the whole optimizer step (`whole_step.py`)
+    gathered: Tensor | None = None
 
     @property
     def log_ratio(self) -> Tensor:
@@ -87,6 +89,13 @@ class Loss(Protocol):
 def per_sequence(values: Tensor, sequence: Tensor, sequences: int) -> Tensor:
     """[sequences], sums of values of tokens."""
     return values.new_zeros(sequences).index_add(0, sequence, values)
+
+
+def gathered(tokens: Tokens, loss: str) -> Tensor:
+    """Raises ValueError where nothing asked the loss's `gather`."""
+    if tokens.gathered is None:
+        raise ValueError(f"{loss} needs what its gather says of the whole optimizer step (Tokens.gathered)")
+    return tokens.gathered
 
 
 def exp(log_ratio: Tensor, highest: float = LOG_RATIO_BOUND) -> Tensor:

@@ -7,6 +7,8 @@ the backward pass is queued as well, and are read together with the log-probabil
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -60,9 +62,13 @@ def batch_loss(
     logp: Tensor,
     chosen: np.ndarray,
     weight: Tensor,
+    entropy: Tensor,
+    *,
+    gathered: Mapping[str, np.ndarray] | None = None,
 ) -> Tensor:
     """`old` None: the weights are those that old log-probabilities are of, or none are needed. `compared`: the
-    samples' own log-probabilities are another policy's, and enter as anchor, weights and masks."""
+    samples' own log-probabilities are another policy's, and enter as anchor, weights and masks. `gathered`:
+    what was decided over the whole optimizer step (`statistics.py`)."""
 
     def here(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[chosen]).to(logp.device)
@@ -79,6 +85,8 @@ def batch_loss(
         behavior_logp=here(data.behavior) if compared else None,
         ref_logp=None if reference is None else here(reference),
         score=here(data.score),
+        entropy=entropy,
+        gathered={name: here(values) for name, values in (gathered or {}).items()},
         sequences=int(sequence.max()) + 1 if len(sequence) else 0,
     )
     # The only step's ratio to itself is 1, whatever the samples are: figures of it would tell nothing.

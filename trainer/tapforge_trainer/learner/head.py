@@ -1,4 +1,4 @@
-"""Hidden states in, log-probability and entropy of chosen tokens out: the language model's head.
+"""Hidden states in, log-probability and entropy, or what else is asked for, of chosen tokens out: the head.
 
 - Tokens that the policy may not say are masked out, logits are divided by the temperature, the rest is renormalised.
 - Logits are fp32 whatever the number format of hidden states and weight: rounded to bf16, those of 16 to 32 move by up
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,9 @@ from torch.utils.checkpoint import checkpoint
 
 from .linear import linear
 
+#: what is told of a token beside its log-probability, over what may be said: the entropy, as a constant or with its
+#: gradient; or the sum of squared probabilities, a constant
+Beside = Literal["entropy", "entropy_with_gradient", "squared"]
 #: logits (positions x vocabulary) that exist at one time; 64 Mi are 256 MiB in fp32
 LOGITS_AT_ONCE = 64 * 1024 * 1024
 #: numbers of the weight that are cast to fp32 at one time where no kernel has fp32 results of narrower factors
@@ -37,24 +40,29 @@ def install(head: nn.Module) -> None:
 
 
 def token_logprobs(
-    head: Any, hidden: Tensor, target: Tensor, allowed: Tensor, temperature: float
+    head: Any,
+    hidden: Tensor,
+    target: Tensor,
+    allowed: Tensor,
+    temperature: float,
+    beside: Beside = "entropy",
 ) -> tuple[Tensor, Tensor]:
-    """(log-probability, entropy) [tokens] of `target` [tokens] by `hidden` [tokens, width]; entropy has no gradient.
+    """(log-probability, what `beside` says) [tokens] of `target` [tokens] by `hidden` [tokens, width].
     `allowed` [vocabulary] bool."""
     weight = head.weight
     step = max(1, LOGITS_AT_ONCE // weight.shape[0])
-    piece = partial(_piece, weight=weight, allowed=allowed, temperature=temperature)
+    piece = partial(_piece, weight=weight, allowed=allowed, temperature=temperature, beside=beside)
     if len(target) <= step:
         return piece(hidden, target)
     parts = [
         checkpoint(piece, hidden[i : i + step], target[i : i + step], use_reentrant=False)
         for i in range(0, len(target), step)
     ]
-    return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
+    return torch.cat([logp for logp, _ in parts]), torch.cat([other for _, other in parts])
 
 
 def _piece(
-    hidden: Tensor, target: Tensor, weight: Tensor, allowed: Tensor, temperature: float
+    hidden: Tensor, target: Tensor, weight: Tensor, allowed: Tensor, temperature: float, beside: Beside
 ) -> tuple[Tensor, Tensor]:
     logits = _logits(hidden, weight)
     if temperature != 1.0:
@@ -63,9 +71,10 @@ def _piece(
     logits = torch.where(allowed, logits, float("-inf"))
     everything = torch.log_softmax(logits, dim=-1)
     logp = -F.nll_loss(everything, target, reduction="none")
-    with torch.no_grad():
-        entropy = -(everything.exp() * torch.where(allowed, everything, 0.0)).sum(-1)
-    return logp, entropy
+    with torch.set_grad_enabled(beside == "entropy_with_gradient" and torch.is_grad_enabled()):
+        if beside == "squared":
+            return logp, (2.0 * everything).exp().sum(-1)
+        return logp, -(everything.exp() * torch.where(allowed, everything, 0.0)).sum(-1)
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -161,12 +161,16 @@ class PackedPolicy(nn.Module):
     # --- on the device ------------------------------------------------------------------------------------------------
 
     def forward(
-        self, batch: MicroBatch | Inputs, frames: Mapping[str, Patches] | None = None, temperature: float = 1.0
+        self,
+        batch: MicroBatch | Inputs,
+        frames: Mapping[str, Patches] | None = None,
+        temperature: float = 1.0,
+        beside: head.Beside = "entropy",
     ) -> tuple[Tensor, Tensor]:
-        """(log-probability, entropy) [response tokens] in the order of `batch.response`; entropy has no gradient."""
+        """(log-probability, what `beside` says) [response tokens] in the order of `batch.response`."""
         given = batch if isinstance(batch, Inputs) else self.inputs(batch, frames or {})
         hidden = self.hidden(given).index_select(0, given.predict)
-        return self.model.lm_head(hidden, given.target, self.allowed, temperature)
+        return self.model.lm_head(hidden, given.target, self.allowed, temperature, beside)
 
     def hidden(self, given: Inputs) -> Tensor:
         """Final hidden states [T, width]."""

@@ -45,9 +45,11 @@ from .families import ModelConfig, family_of
 from .flops import FlopCounter
 from .frame_source import FrameSource
 from .frame_store import FrameStore, Patches, PixelFormat
+from .head import Beside
 from .metrics import UpdateMetrics
 from .phase_clock import PhaseClock
 from .sharding import EngineWeights, SentWeights, load_policy, reshard
+from .statistics import OptimizerStep, gathered
 
 if TYPE_CHECKING:
     from .packed import PackedPolicy
@@ -65,8 +67,8 @@ class MiniBatch:
 _Ready = tuple[MicroBatchPlan, MicroBatch, dict[str, Patches]]
 #: micro-batches that are made ready beyond the one that is being computed
 _AHEAD = 2
-#: (log-probabilities, indices of response tokens, weights) -> this rank's part of the global loss
-Loss = Callable[[Tensor, np.ndarray, Tensor], Tensor]
+#: (log-probabilities, indices of response tokens, weights, entropies) -> this rank's part of the global loss
+Loss = Callable[[Tensor, np.ndarray, Tensor, Tensor], Tensor]
 
 
 class Rank:
@@ -173,9 +175,10 @@ class Rank:
                 reference = self._logprobs(policy, data, frames, everything, settings.temperature)
         for number, batch in enumerate(batches):
             before = None if compared and (number == 0 or not own) else old
-            loss = partial(
-                batch_loss, data, before, reference, objective, batch.counts, figures, len(batches), compared
-            )
+            step = OptimizerStep(data, batch.plans, before, settings.seed * 1_000_003 + number, number == 0, own)
+            read = partial(self._read, self.policy, data, frames, batch.plans, settings.temperature)
+            given = (data, before, reference, objective, batch.counts, figures, len(batches), compared)
+            loss = partial(batch_loss, *given, gathered=gathered(objective, step, read, self.world))
             newest = version if number == 0 else None
             self._step(data, frames, batch, settings, loss, metrics, figures, compare_with=newest)
         return self._close(metrics)
@@ -193,7 +196,9 @@ class Rank:
         self.clock.read()
         for batch in batches:
 
-            def loss(logp: Tensor, chosen: np.ndarray, weight: Tensor, counts: Counts = batch.counts) -> Tensor:
+            def loss(
+                logp: Tensor, chosen: np.ndarray, weight: Tensor, entropy: Tensor, counts: Counts = batch.counts
+            ) -> Tensor:
                 value = -(weight * logp).sum() / max(counts.tokens, 1e-12)
                 figures.add("loss", value.detach(), len(batches))
                 return value
@@ -235,19 +240,20 @@ class Rank:
         `loss`, for `metrics`."""
         self.optimizer.zero_grad(set_to_none=True)
         self.flops.begin()
+        beside: Beside = "entropy_with_gradient" if settings.objective.entropy_bonus else "entropy"
         for index, (plan, micro, shown) in enumerate(self._micro_batches(data, batch.plans, frames)):
             last = index + 1 == len(batch.plans)
             self.policy.set_requires_gradient_sync(last or self.settings.sharded_gradients)
             with self.clock.device("forward"):
-                logp, entropy = self.policy(micro, shown, settings.temperature)
+                logp, entropy = self.policy(micro, shown, settings.temperature, beside)
                 chosen = micro.response
                 counted = torch.from_numpy(data.weight[chosen] * (0.0 if plan.padding else 1.0))
                 weight = counted.to(logp.device)
-                value = loss(logp, chosen, weight) * self.world
+                value = loss(logp, chosen, weight, entropy) * self.world
             with self.clock.device("backward"):
                 value.backward()
             if not plan.padding:
-                figures.add("entropy", (entropy * weight).sum())
+                figures.add("entropy", (entropy.detach() * weight).sum())
             mine = figures.read(logp)
             metrics.add("positions", micro.tokens)
             if plan.padding:
@@ -359,15 +365,27 @@ class Rank:
         plans: Sequence[MicroBatchPlan],
         temperature: float,
     ) -> np.ndarray:
-        result = np.full(len(data.index), np.nan, np.float32)
+        return self._read(policy, data, frames, plans, temperature)[0]
+
+    def _read(
+        self,
+        policy: PackedPolicy,
+        data: TokenBatch,
+        frames: FrameSource,
+        plans: Sequence[MicroBatchPlan],
+        temperature: float,
+        beside: Beside = "entropy",
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Log-probabilities and what `beside` says, [response tokens] of all samples; nan where another rank has it."""
+        result = np.full((2, len(data.index)), np.nan, np.float32)
         with torch.no_grad():
             for plan, micro, shown in self._micro_batches(data, plans, frames):
                 with self.clock.device("forward"):
-                    logp, _ = policy(micro, shown, temperature)
-                if not plan.padding or np.isnan(result[micro.response]).any():
-                    result[micro.response] = logp.float().cpu().numpy()
+                    found = torch.stack(policy(micro, shown, temperature, beside))
+                if not plan.padding or np.isnan(result[:, micro.response]).any():
+                    result[:, micro.response] = found.float().cpu().numpy()
         reshard(policy)
-        return result
+        return result[0], result[1]
 
     def weights(self) -> dict[str, Tensor]:
         """Whole tensors under checkpoint names in the engine's dtype; gathered by all ranks, kept by the first."""

@@ -92,6 +92,8 @@ FIGURES: Final[Mapping[str, str]] = {
     "learner/clip_fraction_low": "tokens clipped from below",
     "learner/clip_fraction_high": "tokens clipped from above",
     "learner/dual_clip_fraction": "tokens bounded by dual clipping",
+    "learner/clip_cov_fraction": "tokens that Clip-Cov has left without a gradient",
+    "learner/kl_cov_fraction": "tokens that KL-Cov pulls back",
     "learner/importance_mean": "importance weight of what another policy sampled",
     "learner/importance_capped": "share of tokens whose importance weight is at its cap",
     "learner/cut_*": "share of tokens that the correction of that name has capped or masked",

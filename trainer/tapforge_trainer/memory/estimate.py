@@ -195,6 +195,7 @@ def _learner_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, fra
         targets=targets,
         freeze_vision=settings.freeze_vision or lora is not None,
         reference=settings.reference,
+        entropy_gradient=spec.algorithm.loss.entropy_bonus > 0,
         activation_checkpointing=settings.activation_checkpointing,
         sharded_gradients=settings.sharded_gradients,
         cpu_offload=settings.cpu_offload,

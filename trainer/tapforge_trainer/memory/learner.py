@@ -47,6 +47,8 @@ BUCKET_BYTES: Final = 256 * 1024 * 1024
 #: in the backward pass, which computes none, the log-softmax, its gradient and the logits' gradient, all fp32
 _LOGIT_BYTES: Final = 20
 _LOGIT_BYTES_BACKWARD: Final = 12
+#: more of them where the entropy has a gradient: probabilities and masked log-probabilities, and the gradients of both
+_LOGIT_BYTES_ENTROPY: Final = 16
 _MASTER: Final = 4
 #: tensors of its inner width that a vision block's MLP keeps for its backward pass; quick GELU is a product of two
 _KEPT: Final[Mapping[str, int]] = {"swiglu": 4, "quick_gelu": 3, "gelu": 2}
@@ -72,6 +74,8 @@ class LearnerLoad:
     freeze_vision: bool = True
     #: a frozen copy for the KL term
     reference: bool = False
+    #: the loss has an entropy bonus
+    entropy_gradient: bool = False
     activation_checkpointing: bool = True
     sharded_gradients: bool = True
     cpu_offload: bool = False
@@ -189,7 +193,8 @@ def _passes(load: LearnerLoad, static: Moment) -> Iterator[Moment]:
     here = passing.plus("", activations=saved + sum(keeps) + last, unsharded=whole + width * head.size)
     yield here.plus("forward of the head", gather=width * head.size, temporary=_LOGIT_BYTES * logits)
     ahead = width * walked[-1].size if reshards else 0
-    passes = max(_LOGIT_BYTES_BACKWARD * logits + (pieces > 1) * weight, pieces * weight)
+    per_logit = _LOGIT_BYTES_BACKWARD + _LOGIT_BYTES_ENTROPY * load.entropy_gradient
+    passes = max(per_logit * logits + (pieces > 1) * weight, pieces * weight)
     yield here.plus("backward of the head", gather=ahead, temporary=passes)
 
     grads = (

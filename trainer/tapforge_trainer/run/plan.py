@@ -23,7 +23,7 @@ from tapforge_api.training_run import TrainingRunSpec
 from ..tasks.contamination import Contamination
 from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
-from .plan_algorithm import algorithm_line, notes_on_algorithm, old_logprobs_recomputed
+from .plan_algorithm import algorithm_line, notes_on_algorithm, old_logprobs_recomputed, statistics_line
 from .plan_rewards import notes_on_rewards, rewards_line, verdicts_per_update
 from .plan_tasks import notes_on_tasks, sampler_line
 
@@ -70,6 +70,8 @@ class Plan:
     optimizer_steps: int
 
     algorithm: str
+    #: what decides over whole optimizer steps, with the passes that it takes; empty: nothing does
+    statistics: str
     rewards: str
     #: of judges, per update; empty: there is none
     verdicts: str
@@ -139,6 +141,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         episodes=stop.max_updates * per_update,
         optimizer_steps=stop.max_updates * learner.mini_batches,
         algorithm=algorithm_line(run),
+        statistics=statistics_line(spec),
         rewards=rewards_line(spec),
         verdicts=verdicts_per_update(spec),
         ranks=learner.ranks,
@@ -335,6 +338,7 @@ def render(p: Plan) -> str:
         "rewards": p.rewards,
         **({"verdicts": p.verdicts} if p.verdicts else {}),
         "algorithm": p.algorithm,
+        **({"statistics": p.statistics} if p.statistics else {}),
         "context": f"{p.context_tokens:,} tokens: prompt up to {p.prompt_tokens:,}, answer up to {p.response_tokens:,}",
         "screens": p.screens,
         "evaluation": f"{p.evaluated}; {p.evaluation_episodes:,} episodes, {p.evaluations:,} times",

@@ -11,11 +11,13 @@ from tapforge_api import TrainingRun
 from tapforge_api.algorithm import Loss, LossPlugin
 from tapforge_api.training_run import TrainingRunSpec
 
+from ..algorithms.composition import objective_of
 from ..algorithms.loss_registry import BUILT_IN, loss_options
 from ..algorithms.loss_registry import loss as registered
 from ..algorithms.objective import recomputed
 from ..algorithms.token_losses.gspo import Gspo
 from ..algorithms.token_losses.ppo import Ppo
+from ..algorithms.whole_step import passes
 
 #: nearer to 1 no whole answer's ratio stays between engine and learner in bfloat16
 _NARROW = 0.01
@@ -60,6 +62,10 @@ def _loss(run: TrainingRun) -> str:
     length = loss.constant_length or spec.rollout.response_tokens
     parts.append(f"constant {length:,}" if loss.aggregation == "constant" else loss.aggregation)
     parts.append(f"anchor {loss.anchor}")
+    if loss.top_entropy is not None:
+        parts.append(f"top entropy (share {loss.top_entropy.share:g}, over {loss.top_entropy.over})")
+    if loss.entropy_bonus:
+        parts.append(f"entropy bonus {loss.entropy_bonus:g}")
     # Where the engine's log-probabilities stand for the old ones, the ratio is the weight.
     if loss.weight_cap is not None and old_logprobs_recomputed(spec):
         parts.append(f"importance weight at most {loss.weight_cap:g}")
@@ -76,6 +82,25 @@ def _named_loss(plugin: LossPlugin) -> Any:
         return registered(plugin.name, loss_options(plugin.name, options)) if plugin.name in BUILT_IN else None
     except ValueError:
         return None
+
+
+def statistics_line(spec: TrainingRunSpec) -> str:
+    """What decides over whole optimizer steps, and the passes that this takes; "": nothing does."""
+    try:
+        whole = objective_of(spec.algorithm, spec.rollout.response_tokens).whole_step()
+    except ValueError:  # a run is refused for it
+        return ""
+    whole = {name: part for name, part in whole.items() if part.over == "step"}
+    own, steps = old_logprobs_recomputed(spec), spec.learner.mini_batches
+    plugin = spec.algorithm.loss.plugin
+    names = ", ".join(plugin.name if name == "loss" and plugin is not None else name for name in whole)
+    takes = [passes(whole, own=own, first=number == 0) for number in range(min(steps, 2))]
+    if not whole:
+        return ""
+    if not any(takes):
+        return f"{names} over each optimizer step, without a pass of its own"
+    when = "before the first optimizer step of an update" if not all(takes) else "before each optimizer step"
+    return f"{names} over each optimizer step: a forward pass without gradients {when}, a third of a step's work"
 
 
 def old_logprobs_recomputed(spec: TrainingRunSpec) -> bool:

@@ -1,0 +1,167 @@
+"""What is decided over a whole optimizer step, from a file to the gradient: splits and ranks change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_samples import PlainFrames, Tiny, at_hand
+
+from tapforge_api import TrainingRun
+from tapforge_api.loading import from_object
+from tapforge_trainer.algorithms.composition import objective_of
+from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.algorithms.whole_step import StepTokens, passes
+from tapforge_trainer.learner.batches import plan_micro_batches
+from tapforge_trainer.learner.client import Learner
+from tapforge_trainer.learner.rank import MiniBatch, Rank
+from tapforge_trainer.placement.settings import UpdateSettings
+from tapforge_trainer.records import Sample
+
+HEAD = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
+
+
+def written(**loss: Any) -> Objective:
+    run = from_object(TrainingRun, {**HEAD, "spec": {"algorithm": {"loss": loss}}})
+    return objective_of(run.spec.algorithm, 16)
+
+
+def plugin(name: str, **options: str) -> dict[str, Any]:
+    return {"name": name, "options": [{"name": key, "value": value} for key, value in options.items()]}
+
+
+#: nothing is clipped: the samples' log-probabilities are made up, far from the policy's
+WIDE = {"clipLow": 1, "clipHigh": 10}
+CLIP_COV = plugin("clip_cov", share="0.3", low="0", high="50", clip_low="1", clip_high="1e6")
+#: of a file -> the forward passes that an update of one step takes, that with gradients included
+LOSSES: dict[str, tuple[dict[str, Any], int]] = {
+    "kl_cov": ({"plugin": plugin("kl_cov", share="0.3"), "anchor": "behavior"}, 2),
+    "clip_cov": ({"plugin": CLIP_COV, "anchor": "behavior"}, 2),
+    "second moment": (WIDE | {"corrections": {"secondMoment": {"threshold": 0.3}}}, 2),
+    "normalised": (WIDE | {"corrections": {"normalised": {"by": "sequence"}}}, 2),
+    "top entropy": (WIDE | {"topEntropy": {"share": 0.4}}, 2),
+    "top entropy as published": (WIDE | {"topEntropy": {"share": 0.4, "over": "micro_batch"}}, 1),
+    "entropy bonus": (WIDE | {"entropyBonus": 0.5}, 1),
+}
+
+
+def uneven(samples: list[Sample]) -> list[Sample]:
+    """With advantages that differ."""
+    spans = [s.spans[0] for s in samples]
+    return [
+        Sample(s.episode, s.group, s.ids, s.length, s.frames, (_with(span, 1.5 - k),))
+        for k, (s, span) in enumerate(zip(samples, spans, strict=True))
+    ]
+
+
+def _with(span: Any, advantage: float) -> Any:
+    return replace(span, advantage=advantage)
+
+
+@contextmanager
+def one_rank(tiny: Tiny) -> Iterator[Rank]:
+    rank = Rank(tiny.learner_settings(), 0, torch.distributed.HashStore())
+    try:
+        yield rank
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def batch_of(data: Any, samples: list[Sample], budget: int) -> MiniBatch:
+    counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
+    return MiniBatch(tuple(plan_micro_batches(data.lengths, 1, budget)[0]), counts)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_update_does_not_depend_on_how_it_is_split(tiny: Tiny, name: str) -> None:
+    loss, expected_passes = LOSSES[name]
+    samples, frames = tiny.mixed()
+    samples = uneven(samples)
+    data = tiny.token_batch(samples)
+    settings = UpdateSettings(objective=written(**loss), learning_rate=1e-3, gradient_clip=1e9)
+    found, figures, counted = [], [], []
+    for budget in (100_000, 1):  # all at once; a micro-batch for each sample
+        with one_rank(tiny) as rank:
+            batch = batch_of(data, samples, budget)
+            seen: list[bool] = []
+            hook = rank.policy.register_forward_hook(lambda *_, seen=seen: seen.append(torch.is_grad_enabled()))
+            metrics = rank.update(data, PlainFrames(frames), [batch], settings, 0)
+            hook.remove()
+            counted.append(len(seen) // len(batch.plans))
+            figures.append(metrics.maxima["gradient_norm"])
+            found.append(metrics.sums)
+    assert counted == [expected_passes, expected_passes]
+    if "published" in name:
+        assert figures[0] != pytest.approx(figures[1], rel=1e-4), "the split decides what is selected"
+    else:
+        assert figures[0] == pytest.approx(figures[1], rel=1e-4)
+        shares = [key for key in found[0] if "fraction" in key or key.startswith("cut_")]
+        assert {key: found[1][key] for key in shares} == pytest.approx({key: found[0][key] for key in shares})
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_ranks_change_nothing(tiny: Tiny, fresh: Learner) -> None:
+    """Two ranks with a micro-batch each sample, against one rank with all at once."""
+    samples, frames = tiny.mixed()
+    samples = uneven(samples)
+    objective = written(
+        plugin=CLIP_COV,
+        topEntropy={"share": 0.7},
+        corrections={"secondMoment": {"threshold": 0.5}},
+    )
+    settings = UpdateSettings(objective=objective, learning_rate=1e-3, gradient_clip=1e9)
+    two = await fresh.update(samples, at_hand(samples, frames), settings, 0)
+    data = tiny.token_batch(samples)
+
+    def alone() -> Any:
+        with one_rank(tiny) as rank:
+            return rank.update(data, PlainFrames(frames), [batch_of(data, samples, 100_000)], settings, 0)
+
+    one = await asyncio.to_thread(alone)
+    assert two["gradient_norm"] == pytest.approx(one.maxima["gradient_norm"], rel=1e-4)
+    for name in ("cut_top_entropy", "cut_second_moment"):
+        assert two[name] == pytest.approx(one.sums[name]) and 0 < two[name] < 1
+
+
+def test_an_entropy_bonus_widens_the_policy(tiny: Tiny) -> None:
+    samples, frames = tiny.mixed()
+    samples = [Sample(s.episode, s.group, s.ids, s.length, s.frames, (_with(s.spans[0], 0.0),)) for s in samples]
+    data = tiny.token_batch(samples)
+    settings = UpdateSettings(objective=written(entropyBonus=1.0), learning_rate=1e-3)
+    with one_rank(tiny) as rank:
+        batch = batch_of(data, samples, 100_000)
+        told = [rank.update(data, PlainFrames(frames), [batch], settings, k).sums for k in range(4)]
+    entropies = [sums["entropy"] / sums["weight"] for sums in told]
+    assert entropies == sorted(entropies) and entropies[-1] > entropies[0]
+
+
+def test_what_is_drawn_depends_on_the_seed_and_not_on_the_split() -> None:
+    part = written(plugin=plugin("clip_cov", share="0.2", low="-50", high="50")).whole_step()["loss"]
+    random = np.random.default_rng(0)
+    values = {name: random.normal(size=50) for name in ("advantage", "logp")}
+    step = StepTokens(
+        values["advantage"], np.zeros(50, int), np.arange(50), values["logp"], anchor=values["logp"], seed=1
+    )
+    first, again, other = part.gather(step), part.gather(step), part.gather(replace(step, seed=2))
+    assert first.sum() == 10 and (first == again).all() and (first != other).any()
+
+
+@pytest.mark.parametrize(
+    ("loss", "own", "first", "expected"),
+    [
+        ({"plugin": plugin("kl_cov")}, True, False, True),
+        ({"plugin": plugin("kl_cov", over="micro_batch")}, True, True, False),
+        (WIDE | {"corrections": {"secondMoment": {}}}, True, True, True),
+        (WIDE | {"corrections": {"secondMoment": {}}}, True, False, False),
+        (WIDE | {"corrections": {"secondMoment": {}}}, False, True, False),
+        ({}, True, True, False),
+    ],
+)
+def test_what_takes_a_pass(loss: dict[str, Any], own: bool, first: bool, expected: bool) -> None:
+    assert passes(written(**loss).whole_step(), own=own, first=first) is expected
