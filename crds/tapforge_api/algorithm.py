@@ -185,6 +185,12 @@ class Kl(Spec):
         "that of KL(initial, policy); k3+: the value of k3 with the gradient of k2; k3_held: k3, at most 10; k3_ratio: "
         "k3 times the policy ratio, as DeepSeek-V3.2; abs: the difference's size",
     )
+    place: Literal["loss", "reward"] = Field(
+        "loss",
+        description="loss: a term of the loss, with its gradient; reward: k1 of the divergence, added up over an "
+        "answer's tokens, is subtracted from the reward of its step before advantages are made, which takes a pass of "
+        "the policy and one of the reference over every update",
+    )
     advantage_cap: bool = Field(
         False,
         description="true: the gradient of a token's KL term is at most as large as that of its advantage, as in "
@@ -199,11 +205,26 @@ class Kl(Spec):
         ),
         Rule(
             message="estimator must not be k1: the KL term is part of the loss, and there the expected gradient of k1 "
-            "is 0 on the policy's own samples, so that it pulls nowhere (it is an estimator for rewards); use k2 or k3",
-            cel="self.estimator != 'k1'",
-            holds=lambda o: o.estimator != "k1",
+            "is 0 on the policy's own samples, so that it pulls nowhere (it is an estimator for rewards, with place "
+            "reward); use k2 or k3",
+            cel="self.estimator != 'k1' || self.place == 'reward'",
+            holds=lambda o: o.estimator != "k1" or o.place == "reward",
+        ),
+        Rule(
+            message="estimator must be k1 with place reward: others are for the loss's gradient",
+            cel="self.place == 'loss' || self.estimator == 'k1'",
+            holds=lambda o: o.place == "loss" or o.estimator == "k1",
         ),
     )
+
+    @property
+    def in_loss(self) -> float:
+        """The coefficient of the loss's term."""
+        return self.coefficient if self.place == "loss" else 0.0
+
+    @property
+    def in_reward(self) -> float:
+        return self.coefficient if self.place == "reward" else 0.0
 
 
 class Truncated(Spec):

@@ -76,6 +76,7 @@ def build(trajectories) -> Steps:
         streams={"outcome": np.where(reward > 0, reward, 0.0), "penalty": np.where(reward < 0, reward, 0.0)},
         final_state=final,
         goal=goal,
+        score_square=np.sin(np.arange(len(rows))) ** 2,
     )
 
 
@@ -251,7 +252,7 @@ def test_an_epsilon_that_makes_no_sense_is_refused(name, epsilon):
 
 @each
 def test_no_steps(name, options):
-    nothing = Steps([], [], [], [], [], [], None, [], {"outcome": [], "penalty": []}, [], [])
+    nothing = Steps([], [], [], [], [], [], None, [], {"outcome": [], "penalty": []}, [], [], [])
     assert len(estimate(name, nothing, **options).total) == 0
 
 

@@ -75,6 +75,24 @@ def plugin(name: str, **options: str) -> dict:
     return {"plugin": {"name": name, "options": [{"name": key, "value": value} for key, value in options.items()]}}
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"kl": {"place": "reward", "estimator": "k1", "coefficient": 0.1}},
+        {"advantage": {"plugin": {"name": "otb"}}},
+    ],
+)
+def test_what_is_read_of_whole_groups_is_refused_where_parts_of_groups_come_again(algorithm, tmp_path):
+    head = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
+    spec = {
+        "algorithm": {"loss": {"anchor": "behavior"}, **algorithm},
+        "rollout": {"replay": {}},
+        "environment": {"source": {"processes": {"count": 1}}},
+    }
+    with pytest.raises(ConfigurationError, match="spec.rollout.replay: successes that come again have no frames"):
+        inspect(from_object(TrainingRun, {**head, "spec": spec}), tmp_path)
+
+
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_each_of_ours_reads_its_own_defaults(name):
     made = loss(name, {})

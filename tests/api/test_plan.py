@@ -113,6 +113,10 @@ def test_a_weight_is_told_where_there_is_one() -> None:
         ),
         (["algorithm.loss.corrections.secondMoment={}"], "without gradients before each optimizer step,"),
         (["algorithm.loss.corrections.secondMoment={}", "learner.miniBatches=4"], "before the first optimizer step of"),
+        (
+            ["algorithm.advantage.plugin.name=otb", "algorithm.kl={place: reward, estimator: k1, coefficient: 0.1}"],
+            "otb, kl in the reward before advantages: a forward pass of the policy and one of the reference, without",
+        ),
         (["algorithm.loss.topEntropy={}", "learner.miniBatches=4"], "without gradients before each optimizer step,"),
     ],
 )

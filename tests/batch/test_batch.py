@@ -14,8 +14,8 @@ from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.algorithms import registry
 from tapforge_trainer.algorithms.registry import built_in
 from tapforge_trainer.algorithms.steps import NO_STATE, Advantages
-from tapforge_trainer.batch import BatchRules, BatchStatistics, build_batch, steps_of
-from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
+from tapforge_trainer.batch import BatchRules, BatchStatistics, answers_of, build_batch, steps_of
+from tapforge_trainer.records import AnswerFacts, EpisodeRecord, Generation, GroupRecord, StepRecord
 from tapforge_trainer.rewards.streams import episode_streams
 from tapforge_trainer.states.frame import FrameKey
 
@@ -120,6 +120,19 @@ def test_what_estimators_read():
     assert by_reward.goal.tolist() == [True, True, False, False]
 
 
+def test_a_divergence_in_the_reward_is_a_stream_of_its_own():
+    """Of two answers that end alike, the one that is farther from the reference is pushed down."""
+    rules = BatchRules("dr_grpo", signal="reward", kl_reward=0.5)
+    alike = [episode(f"a{i}", Outcome.SUCCESS, ["home", "clock"], "alike", i) for i in range(2)]
+    far = {("a0", 0): 1.0, ("a0", 1): 3.0, ("a1", 0): 1.0, ("a1", 1): 0.0}
+    facts = {key: AnswerFacts(divergence=value) for key, value in far.items()}
+    steps = steps_of([alike], rules, facts)
+    assert steps.streams["kl"].tolist() == [-0.5, -1.5, -0.5, 0.0]
+    assert steps.reward.sum() == pytest.approx(2.0 - 2.5)
+    batch = build_batch([group_of(*alike, name="alike")], rules, facts)
+    assert [one.advantage for one in batch.credits] == pytest.approx([-0.75, -0.75, 0.75, 0.75])
+
+
 @pytest.mark.parametrize("signal", ["outcome", "reward"])
 @pytest.mark.parametrize("states", ["screen", "actions"])
 @pytest.mark.parametrize("name", built_in())
@@ -132,7 +145,11 @@ def test_every_estimator_of_ours_has_what_it_needs(name, states, signal):
         with pytest.raises(ValueError, match="gae needs Steps.value, .* a run has no critic: use gigpo"):
             build_batch(groups, rules)
         return
-    batch = build_batch(groups, rules)
+    facts = {(one.episode, one.spans[0].step): AnswerFacts(0.1, 0.5) for one in answers_of(groups, rules)}
+    if rules.reads:
+        with pytest.raises(ValueError, match="of step 0 of episode won was not read"):
+            build_batch(groups, rules)
+    batch = build_batch(groups, rules, facts)
     advantage = {(one.episode, one.step): one.advantage for one in batch.credits}
     assert len(advantage) == 11
     assert advantage["won", 0] > 0 >= min(advantage["lost", 0], advantage["early", 0])

@@ -28,6 +28,7 @@ from tapforge_trainer.loop import checkpoint_due, grace_note, reinforce
 from tapforge_trainer.policy import PolicySettings
 from tapforge_trainer.recording.frames import FrameStore
 from tapforge_trainer.recording.reader import Recording
+from tapforge_trainer.records import AnswerFacts, Facts
 from tapforge_trainer.rollout.scheduler import RolloutError
 from tapforge_trainer.rollout.worker import RolloutWorker
 from tapforge_trainer.run.assembly import rollout_setup_of
@@ -69,6 +70,17 @@ class Learner:
         #: which sample's episode that is
         self.loses_sample = 0
         self.during: Callable[[], Awaitable[None]] = _nothing
+        #: what is read before advantages are made, and how many answers
+        self.read: list[tuple[list[str], int]] = []
+
+    async def answers(self, samples: Any, frames: Any, temperature: float, reads: Any) -> Facts:
+        self.read.append((sorted(reads), len(samples)))
+        if self.loses:
+            self.loses -= 1
+            self.lost.append(samples[self.loses_sample].episode)
+            raise FramesLost(self.lost)
+        facts = AnswerFacts(divergence=0.5, score_square=1.0)
+        return {(sample.episode, sample.spans[0].step): facts for sample in samples}
 
     async def update(self, samples: Any, frames: Any, settings: Any, version: int) -> dict[str, Any]:
         await self.during()
@@ -93,14 +105,15 @@ class Policy:
         self.proofs = ProofHistory({"gap_mean": 0.5})
         self.engine_metrics = {"gap_mean": 0.5, "gap_alarm": 1.0, "sync_resends": 1.0}
         self.generator = Demonstrator([TASKS.sample(3, n) for n in range(80)], lambda s: s.seed % 3 == 0)
+        self.version = 0
         self.saved: list[tuple[int, dict[str, Any]]] = []
         self.synced: list[int] = []
         self.on_sync: Callable[[], None] = lambda: None
 
     @asynccontextmanager
-    async def learning(self, version: int) -> AsyncIterator[Learner]:
+    async def learning(self, version: int | None = None) -> AsyncIterator[Learner]:
         yield self.learner
-        self.version = version
+        self.version = self.version if version is None else version
 
     async def sync(self, version: int) -> float:
         assert version == self.version
@@ -415,6 +428,23 @@ async def test_a_batch_whose_frames_are_lost_comes_again_with_other_episodes(tmp
     assert _updates(tmp_path) == [1, 2, 3]
     (note, *_) = [event["text"] for event in read_events(tmp_path) if event["event"] == "note"]
     assert "update 1 waits" in note and lost in note
+
+
+async def test_what_advantages_need_of_the_learner_is_read_first(
+    tmp_path: Path,
+) -> None:
+    changes = ("advantage={plugin: {name: otb}}", "kl={place: reward, estimator: k1, coefficient: 0.1}")
+    async with _parts(tmp_path, "rollout.maxStaleness=0", *(f"algorithm.{one}" for one in changes)) as context:
+        policy: Any = context.policy
+        policy.learner.loses = 1
+        progress = Progress()
+        await reinforce(context, progress)
+        assert (progress.update, progress.version) == (3, 3)
+        assert [reads for reads, _ in policy.learner.read] == [["divergence", "score_square"]] * 4
+        learned = [len(samples) for samples in policy.learner.samples]
+        assert all(read >= some for (_, read), some in zip(policy.learner.read[1:], learned, strict=True))
+    (note, *_) = [event["text"] for event in read_events(tmp_path) if event["event"] == "note"]
+    assert "update 1 waits" in note
 
 
 async def test_frames_that_are_lost_again_and_again_end_the_run_and_leave_whole_weights(tmp_path: Path) -> None:

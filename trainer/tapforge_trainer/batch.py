@@ -32,10 +32,10 @@ from tapforge_api.rewards import Rewards
 from tapforge_envs.protocol import Outcome
 
 from .algorithms.composition import estimator_of
-from .algorithms.registry import NotFinite, estimate
+from .algorithms.registry import NotFinite, estimate, reads_of
 from .algorithms.steps import Advantages, Steps
-from .records import EpisodeRecord, GroupRecord, ResponseSpan, Sample, StepRecord
-from .rewards.streams import DEFAULT, OutcomeRewards, StreamRule, episode_streams, means_of, stream_rules, weights
+from .records import EpisodeRecord, Facts, GroupRecord, ResponseSpan, Sample, StepRecord, facts_at_steps
+from .rewards.streams import DEFAULT, KL, OutcomeRewards, StreamRule, episode_streams, means_of, stream_rules, weights
 from .states.keys import group_states
 
 
@@ -56,6 +56,8 @@ class BatchRules:
     mask_step_limit: bool = False
     mask_answer_limit: bool = False
     keep_zero_variance_groups: bool = False
+    #: k1 of the divergence from the reference is a reward, times minus this
+    kl_reward: float = 0.0
     #: what an episode is worth
     streams: tuple[StreamRule, ...] = DEFAULT
 
@@ -73,9 +75,15 @@ class BatchRules:
             mask_step_limit=algorithm.truncated.episodes == "masked",
             mask_answer_limit=algorithm.truncated.answers == "masked",
             # Without a policy gradient they still have the KL term's.
-            keep_zero_variance_groups=algorithm.kl.coefficient > 0,
+            keep_zero_variance_groups=algorithm.kl.in_loss > 0,
+            kl_reward=algorithm.kl.in_reward,
             streams=stream_rules(rewards or Rewards()),
         )
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What the learner has to say of answers first: names of `AnswerFacts`."""
+        return reads_of(self.estimator) | ({"divergence"} if self.kl_reward else frozenset())
 
     @property
     def outcomes(self) -> OutcomeRewards:
@@ -154,18 +162,35 @@ class Batch:
     statistics: BatchStatistics
 
 
-def build_batch(groups: Sequence[GroupRecord], rules: BatchRules) -> Batch:
+def answers_of(groups: Sequence[GroupRecord], rules: BatchRules) -> tuple[Sample, ...]:
+    """The answers of all episodes that are compared, for the learner to read: without advantages."""
+    return tuple(
+        _sample(episode, step, 0.0, 0.0)
+        for _, episodes in _compared(groups, rules)
+        for episode in episodes
+        for step in episode.steps
+        if step.generation.ids
+    )
+
+
+def _compared(groups: Sequence[GroupRecord], rules: BatchRules) -> list[tuple[GroupRecord, list[EpisodeRecord]]]:
+    ordered = sorted(groups, key=lambda group: (group.order, group.id))
+    members = [(group, _comparable(group, rules)) for group in ordered]
+    return [(group, episodes) for group, episodes in members if len(episodes) >= rules.min_valid]
+
+
+def build_batch(groups: Sequence[GroupRecord], rules: BatchRules, facts: Facts | None = None) -> Batch:
+    """`facts`: of all `answers_of` these groups, where the rules read any."""
     ordered = sorted(groups, key=lambda group: (group.order, group.id))
     _check(ordered)
-    members = [(group, _comparable(group, rules)) for group in ordered]
-    compared = [(group, episodes) for group, episodes in members if len(episodes) >= rules.min_valid]
+    compared = _compared(ordered, rules)
     all_steps = [
         (number, episode, step)
         for number, (_, episodes) in enumerate(compared)
         for episode in episodes
         for step in episode.steps
     ]
-    steps = steps_of([episodes for _, episodes in compared], rules)
+    steps = steps_of([episodes for _, episodes in compared], rules, facts)
     try:
         advantages = estimate(rules.estimator, steps, **rules.options)
     except NotFinite as error:
@@ -208,7 +233,7 @@ def batches_of(groups: Sequence[GroupRecord], per_update: int) -> list[Sequence[
     return [groups[start : start + per_update] for start in range(0, len(groups), per_update)]
 
 
-def steps_of(groups: Sequence[Sequence[EpisodeRecord]], rules: BatchRules) -> Steps:
+def steps_of(groups: Sequence[Sequence[EpisodeRecord]], rules: BatchRules, facts: Facts | None = None) -> Steps:
     """What estimators read of groups of valid episodes with steps, in the order of groups, episodes and time. Numbers
     of states mean the same inside a group alone."""
     episodes = [episode for group in groups for episode in group]
@@ -225,6 +250,10 @@ def steps_of(groups: Sequence[Sequence[EpisodeRecord]], rules: BatchRules) -> St
             found = episode_streams(episode, rules.streams, rules.outcomes, mixed=mixed, unknown=unknown)
             for name, rewards in found.items():
                 streams[name] += rewards
+    known = {name: facts_at_steps(name, episodes, facts) for name in rules.reads}
+    if rules.kl_reward:
+        weight_of = {**weight_of, KL: 1.0}
+        streams[KL] = [-rules.kl_reward * value for value in known["divergence"]]
     states = [group_states(group, rules.states) for group in groups]
     succeeded = at_each_step([episode.outcome is Outcome.SUCCESS for episode in episodes], np.bool_)
     named = {name: np.array(rewards, dtype=np.float64) for name, rewards in streams.items()}
@@ -240,6 +269,7 @@ def steps_of(groups: Sequence[Sequence[EpisodeRecord]], rules: BatchRules) -> St
         stream_weights=weight_of,
         final_state=at_each_step([state for group in states for state in group.final], np.int64),
         goal=succeeded,
+        score_square=np.array(known["score_square"]) if "score_square" in known else None,
     )
 
 

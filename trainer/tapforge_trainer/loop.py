@@ -22,12 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .batch import BatchRules, build_batch, replayed_samples
+from .batch import BatchRules, answers_of, build_batch, replayed_samples
 from .frames.handles import BatchFrames, FramesLost
 from .learner.checkpoint_storage import FencedOut
 from .recording.frames import RecordedFrames
 from .recording.reader import FRAMES
-from .records import GroupRecord, Sample, Sampling
+from .records import Facts, GroupRecord, Sample, Sampling
 from .rewards.agreement import agreement, pairs_of
 from .rollout.group import Resumed
 from .rollout.rewarding import RewardCounts
@@ -75,8 +75,13 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
             metrics: dict[str, Any] = {"seconds_rollout_wait": started - waiting, "seconds_checkpoint": rollout.saving}
             replayed = rollout.replay.draw(progress.update + 1, len(groups) * spec.rollout.group_size)
             try:
-                batch = await asyncio.to_thread(build_batch, groups, rules)
+                facts = await _facts(context, scheduler, groups, rules, rollout.recorded)
+                batch = await asyncio.to_thread(build_batch, groups, rules, facts)
                 again = await asyncio.to_thread(_learned_again, replayed, rules)
+            except FramesLost as lost:
+                progress.update += 1
+                rollout.put_back(groups, lost)
+                continue
             except ValueError as error:
                 raise ValueError(f"update {progress.update + 1}: {error}") from error
             building = time.monotonic() - started
@@ -119,6 +124,17 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
             if every and progress.update % every == 0 and not context.finished(progress):
                 async with rollout.paused():
                     await measure(context, f"update-{progress.update}", progress)
+
+
+async def _facts(
+    context: RunContext, scheduler: Scheduler, groups: Sequence[GroupRecord], rules: BatchRules, recorded: Path
+) -> Facts | None:
+    """What the learner says of the answers of these groups before they have advantages; None where nothing asks."""
+    if not (rules.reads and (samples := await asyncio.to_thread(answers_of, groups, rules))):
+        return None
+    frames = BatchFrames(scheduler.frames(groups), recorded)
+    async with context.policy.learning() as learner:
+        return await learner.answers(samples, frames, context.run.spec.rollout.temperature, rules.reads)
 
 
 def _learned_again(replayed: Sequence[Replayed], rules: BatchRules) -> list[Sample]:

@@ -12,7 +12,7 @@ Plain data: no torch, no ray. Invariants:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -177,6 +177,20 @@ class EpisodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerFacts:
+    """What the learner, before an update, says of the tokens of an answer, as sums over them; None: not asked."""
+
+    #: log-probability less that of the reference: k1 of the divergence from it
+    divergence: float | None = None
+    #: 1 - 2 p + sum of p^2 over the vocabulary
+    score_square: float | None = None
+
+
+#: by episode and step
+Facts = Mapping[tuple[str, int], AnswerFacts]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupRecord:
     """Episodes of one task, compared with each other. `order` is the issue order; groups are consumed in it."""
 
@@ -216,3 +230,19 @@ class Sample:
     length: int  # after expansion: one placeholder per visual token
     frames: tuple[str, ...]
     spans: tuple[ResponseSpan, ...] = field(default=())
+
+
+def facts_at_steps(name: str, episodes: Iterable[EpisodeRecord], facts: Facts | None) -> list[float]:
+    """At each step; 0 at one without an answer. Raises ValueError for one that wasn't read."""
+    found = []
+    for episode in episodes:
+        for step in episode.steps:
+            fact = (facts or {}).get((episode.id, step.index), AnswerFacts())
+            value = getattr(fact, name) if step.generation.ids else 0.0
+            if value is None:
+                raise ValueError(
+                    f"the {name} of step {step.index} of episode {episode.id} was not read; the learner reads it in a "
+                    "run, or in `tapforge relearn --gradients`"
+                )
+            found.append(value)
+    return found

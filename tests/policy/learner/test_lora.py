@@ -226,7 +226,7 @@ def test_the_reference_is_the_model_itself_and_nothing_is_loaded_twice(tiny: Tin
         assert np.abs(moved - first).max() > 0.01
         assert learn(rank, tiny, samples, frames, 1, **pulled).sums["kl_loss"] > 1e-4
         assert np.array_equal(logprobs(rank, tiny, samples, frames), moved), "the trained adapters are back"
-        with rank._referred() as policy:
+        with rank.referred() as policy:
             data, batch = batch_of(tiny, samples)
             referred = rank._logprobs(policy, data, PlainFrames(frames), batch.plans, 1.0)
         assert np.array_equal(referred, first)
@@ -259,7 +259,7 @@ def test_after_a_warm_start_its_adapters_are_the_reference(
         assert [path.suffix for path in (cache / "references").iterdir()] == [".lock"], "read, it goes"
         with pytest.raises(ModelError, match="the KL term's reference: .*/nothing holds nothing complete"):
             exports.refer_to(later, str(tmp_path / "elsewhere"), f"file://{tmp_path}/store/nothing")
-        with later._referred() as policy:
+        with later.referred() as policy:
             data, batch = batch_of(tiny, samples)
             assert np.array_equal(later._logprobs(policy, data, PlainFrames(frames), batch.plans, 1.0), warm)
     with one_rank(tiny, reference=True, lora=replace(ADAPTERS, rank=8)) as other:

@@ -18,6 +18,8 @@ from tapforge_api.loading import from_object
 from tapforge_trainer.algorithms.composition import objective_of
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.algorithms.whole_step import StepTokens, passes
+from tapforge_trainer.learner import head
+from tapforge_trainer.learner.answers import answers, read_answers
 from tapforge_trainer.learner.batches import plan_micro_batches
 from tapforge_trainer.learner.client import Learner
 from tapforge_trainer.learner.rank import MiniBatch, Rank
@@ -65,8 +67,8 @@ def _with(span: Any, advantage: float) -> Any:
 
 
 @contextmanager
-def one_rank(tiny: Tiny) -> Iterator[Rank]:
-    rank = Rank(tiny.learner_settings(), 0, torch.distributed.HashStore())
+def one_rank(tiny: Tiny, **changes: Any) -> Iterator[Rank]:
+    rank = Rank(tiny.learner_settings(**changes), 0, torch.distributed.HashStore())
     try:
         yield rank
     finally:
@@ -165,3 +167,66 @@ def test_what_is_drawn_depends_on_the_seed_and_not_on_the_split() -> None:
 )
 def test_what_takes_a_pass(loss: dict[str, Any], own: bool, first: bool, expected: bool) -> None:
     assert passes(written(**loss).whole_step(), own=own, first=first) is expected
+
+
+# --- what is read of answers before advantages are made ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [head.LOGITS_AT_ONCE, 64])
+def test_what_is_told_beside_a_log_probability_is_that_of_the_softmax(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over what may be said alone, whole or in pieces; an entropy's gradient is that of autograd."""
+    monkeypatch.setattr(head, "LOGITS_AT_ONCE", at_once)
+    random = torch.Generator().manual_seed(0)
+    module = torch.nn.Linear(8, 32, bias=False)
+    hidden = torch.randn(5, 8, generator=random, requires_grad=True)
+    allowed = torch.arange(32) % 3 > 0
+    target = torch.tensor([1, 2, 4, 5, 31])
+    chances = torch.softmax((hidden @ module.weight.t() / 0.7)[:, allowed], -1)
+    _, squared = head.token_logprobs(module, hidden, target, allowed, 0.7, "squared")
+    torch.testing.assert_close(squared, chances.square().sum(-1).detach())
+    expected = -(chances * chances.log()).sum(-1)
+    _, entropy = head.token_logprobs(module, hidden, target, allowed, 0.7, "entropy_with_gradient")
+    torch.testing.assert_close(entropy, expected)
+    (mine,) = torch.autograd.grad(entropy.sum(), hidden)
+    (plain,) = torch.autograd.grad(expected.sum(), hidden)
+    torch.testing.assert_close(mine, plain, atol=1e-6, rtol=1e-5)
+    assert not head.token_logprobs(module, hidden, target, allowed, 0.7)[1].requires_grad
+
+
+def test_the_divergence_of_an_answer_is_its_tokens_distance_from_the_reference(tiny: Tiny) -> None:
+    samples, frames = tiny.mixed()
+    samples = uneven(samples)
+    data = tiny.token_batch(samples)
+    batch, reads = batch_of(data, samples, 150), {"divergence", "score_square"}
+    with one_rank(tiny, reference=True) as rank:
+        rank.refer_to(str(tiny.folder))
+        first = answers(data, *read_answers(rank, data, PlainFrames(frames), batch.plans, 1.0, reads))
+        before = rank.logprobs(data, PlainFrames(frames), batch.plans, 1.0)
+        settings = UpdateSettings(objective=written(anchor="behavior", clipLow=1, clipHigh=10), learning_rate=1e-2)
+        rank.update(data, PlainFrames(frames), [batch], settings, 0)
+        later = answers(data, *read_answers(rank, data, PlainFrames(frames), batch.plans, 1.0, reads))
+        moved = rank.logprobs(data, PlainFrames(frames), batch.plans, 1.0) - before
+    assert [fact.divergence for fact in first] == pytest.approx([0.0] * len(data), abs=1e-5)
+    expected = np.bincount(data.sample, moved.astype(np.float64))
+    assert [fact.divergence for fact in later] == pytest.approx(expected.tolist(), abs=1e-4) and abs(expected).max() > 1
+    assert all(fact.score_square > 0 for fact in later)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_ranks_read_the_answers_of_one_rank(tiny: Tiny, fresh: Learner) -> None:
+    samples, frames = tiny.mixed()
+    data = tiny.token_batch(samples)
+    two = await fresh.answers(samples, at_hand(samples, frames), 1.0, {"score_square"})
+
+    def alone() -> Any:
+        with one_rank(tiny) as rank:
+            plans = batch_of(data, samples, 100_000).plans
+            return answers(data, *read_answers(rank, data, PlainFrames(frames), plans, 1.0, {"score_square"}))
+
+    one = await asyncio.to_thread(alone)
+    assert [two[sample.episode, sample.spans[0].step].divergence for sample in samples] == [None] * len(samples)
+    assert [two[sample.episode, sample.spans[0].step].score_square for sample in samples] == pytest.approx(
+        [fact.score_square for fact in one], rel=1e-4
+    )

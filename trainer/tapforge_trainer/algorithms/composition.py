@@ -40,7 +40,7 @@ def objective_of(algorithm: Algorithm, response_tokens: int) -> Objective:
         entropy_bonus=loss.entropy_bonus,
         top_entropy=None if loss.top_entropy is None else TopEntropy(**loss.top_entropy.model_dump(by_alias=False)),
         kl=algorithm.kl.estimator,
-        kl_coefficient=algorithm.kl.coefficient,
+        kl_coefficient=algorithm.kl.in_loss,
         kl_advantage_cap=algorithm.kl.advantage_cap,
     )
 

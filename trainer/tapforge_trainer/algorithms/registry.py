@@ -33,6 +33,7 @@ from .hgpo import hgpo
 from .maxrl import maxrl
 from .opo import opo
 from .options import check_options, read_options, unknown
+from .otb import otb
 from .reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
 from .rloo import rloo
 from .steps import Advantages, Steps
@@ -55,6 +56,7 @@ _BUILT_IN: dict[str, Estimator] = {
     "hgpo": hgpo,
     "maxrl": maxrl,
     "opo": opo,
+    "otb": otb,
     "reinforce_plus_plus": reinforce_plus_plus,
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "rloo": rloo,
@@ -81,6 +83,12 @@ def estimator(name: str) -> Estimator:
     if not callable(found):
         raise TypeError(f"the entry point {point.value!r} of the estimator {name!r} is no function: {found!r}")
     return found
+
+
+def reads_of(name: str) -> frozenset[str]:
+    """What the learner has to say of a batch's answers before the estimator can compare them: an estimator's own
+    attribute `reads`, names of `records.py:AnswerFacts`."""
+    return frozenset(getattr(estimator(name), "reads", ()))
 
 
 def defaults_of(name: str) -> dict[str, Any]:

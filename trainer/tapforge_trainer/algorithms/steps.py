@@ -40,6 +40,7 @@ _TYPES: Mapping[str, type] = {
     "tokens": np.int64,
     "final_state": np.int64,
     "goal": np.bool_,
+    "score_square": np.float64,
 }
 
 
@@ -66,6 +67,9 @@ class Steps:
     final_state: Ints | None = None
     #: whether the trajectory reached its goal, whatever decides what has a signal; equals `success` where that is given
     goal: Bools | None = None
+    #: sum over the step's tokens of the squared length of the gradient of its log-probability by the logits,
+    #: 1 - 2 p + sum of p^2 over the vocabulary
+    score_square: Floats | None = None
     #: by name of stream; one that isn't named has 1
     stream_weights: Mapping[str, float] | None = None
 

@@ -12,7 +12,7 @@ import logging
 import pkgutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,12 +23,13 @@ import numpy as np
 from tapforge_trainer.algorithms.objective import Counts
 from tapforge_trainer.frames.handles import BatchFrames, FrameHandle, FramesLost
 from tapforge_trainer.recording.frames import FrameStore
-from tapforge_trainer.records import Sample
+from tapforge_trainer.records import Facts, Sample
 
 from ..placement.actor_log import keep_output
 from ..placement.actors import reason
 from ..placement.placement import ANYWHERE, ActorPlacement
 from ..placement.settings import LearnerSettings, UpdateSettings, on_this_node
+from .answers import answers, read_answers
 from .batches import MicroBatchPlan, TokenBatch, Vocabulary, padding_share, plan_micro_batches, token_batch
 from .families import ModelConfig, family_of
 from .frame_source import StoredFrames
@@ -103,6 +104,11 @@ class RankActor:
         (step,) = job.steps
         plans = step.plans[self._index]
         return self._rank.logprobs(job.data, self._frames(job), plans, temperature, masked=masked)
+
+    def answers(self, job: _Job, temperature: float, reads: Collection[str]) -> tuple[np.ndarray | None, ...]:
+        (step,) = job.steps
+        frames, plans = self._frames(job), step.plans[self._index]
+        return read_answers(self._rank, job.data, frames, plans, temperature, reads)
 
     def _frames(self, job: _Job) -> StoredFrames:
         if job.recorded is not None and job.recorded not in self._recordings:
@@ -237,11 +243,20 @@ class Learner:
         data = token_batch(samples, self.vocabulary)
         step = self._step(data, np.arange(len(samples)))
         job = await asyncio.to_thread(_put_job, data, [step], frames)
-        found: list[np.ndarray] = await self._all("logprobs", job, temperature, masked)
-        merged = found[0]
-        for other in found[1:]:
-            merged = np.where(np.isnan(merged), other, merged)
+        merged = _merged(await self._all("logprobs", job, temperature, masked))
         return [tuple(merged[data.sample == k].tolist()) for k in range(len(samples))]
+
+    async def answers(
+        self, samples: Sequence[Sample], frames: BatchFrames, temperature: float, reads: Collection[str]
+    ) -> Facts:
+        """What is to be known of answers before they have advantages: `reads` are names of `AnswerFacts`. Raises
+        FramesLost."""
+        data = token_batch(samples, self.vocabulary)
+        job = await asyncio.to_thread(_put_job, data, [self._step(data, np.arange(len(samples)))], frames)
+        found = await self._all("answers", job, temperature, reads)
+        logp, reference, squared = map(_merged, zip(*found, strict=True))
+        facts = answers(data, logp, reference, squared)
+        return {(data.episodes[k], data.steps[k]): fact for k, fact in enumerate(facts)}
 
     async def keep(self, frames: BatchFrames) -> BatchFrames:
         """The same frames in the object store, for several updates."""
@@ -299,6 +314,14 @@ class Learner:
             if isinstance(error.cause, FramesLost):
                 raise error.cause from None
             raise LearnerError(f"{method} failed on a rank: {reason(error)}") from error
+
+
+def _merged(of_ranks: Sequence[Any]) -> Any:
+    """What each rank has of all tokens, nan where another one has it. None: it was not asked for."""
+    merged = of_ranks[0]
+    for other in of_ranks[1:]:
+        merged = None if merged is None else np.where(np.isnan(merged), other, merged)
+    return merged
 
 
 async def _all_of(references: Sequence[Any]) -> list[Any]:

@@ -128,7 +128,7 @@ class Rank:
         self.reference, _ = load_policy(settings, self.form, self.mesh, frozen=True, tower_of=shared)
 
     @contextmanager
-    def _referred(self) -> Iterator[Any]:
+    def referred(self) -> Iterator[Any]:
         """What the KL term pulls towards."""
         if self.reference is not None:
             yield self.reference
@@ -157,7 +157,7 @@ class Rank:
         self.clock.read()  # what was computed since the last update
         everything = [plan for batch in batches for plan in batch.plans]
         with self.clock.host("prepare"):
-            self._agree_on(data, everything, frames)
+            self.agree_on(data, everything, frames)
         objective = settings.objective
         own = recomputed(
             objective.anchor,
@@ -171,12 +171,12 @@ class Rank:
         figures = DeviceFigures(metrics)
         reference = None
         if objective.kl_coefficient > 0:
-            with self._referred() as policy:
+            with self.referred() as policy:
                 reference = self._logprobs(policy, data, frames, everything, settings.temperature)
         for number, batch in enumerate(batches):
             before = None if compared and (number == 0 or not own) else old
             step = OptimizerStep(data, batch.plans, before, settings.seed * 1_000_003 + number, number == 0, own)
-            read = partial(self._read, self.policy, data, frames, batch.plans, settings.temperature)
+            read = partial(self.read, self.policy, data, frames, batch.plans, settings.temperature)
             given = (data, before, reference, objective, batch.counts, figures, len(batches), compared)
             loss = partial(batch_loss, *given, gathered=gathered(objective, step, read, self.world))
             newest = version if number == 0 else None
@@ -291,7 +291,7 @@ class Rank:
         place = self.family.positions
         return plan, micro_batch(data, plan, grids, self.vocabulary, place=place), shown
 
-    def _agree_on(self, data: TokenBatch, plans: Sequence[MicroBatchPlan], frames: FrameSource) -> None:
+    def agree_on(self, data: TokenBatch, plans: Sequence[MicroBatchPlan], frames: FrameSource) -> None:
         """Raises FramesLost on every rank if one of them can't get at what it needs: together, before anything is
         computed, so that no rank waits for another and the learner goes on."""
         lost = frames.lost(frames_of(data, plans))
@@ -365,9 +365,9 @@ class Rank:
         plans: Sequence[MicroBatchPlan],
         temperature: float,
     ) -> np.ndarray:
-        return self._read(policy, data, frames, plans, temperature)[0]
+        return self.read(policy, data, frames, plans, temperature)[0]
 
-    def _read(
+    def read(
         self,
         policy: PackedPolicy,
         data: TokenBatch,

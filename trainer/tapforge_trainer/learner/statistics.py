@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
 from tapforge_trainer.algorithms.objective import Objective
 from tapforge_trainer.algorithms.whole_step import StepTokens, passes
@@ -70,6 +68,9 @@ def _of_all(mine: Mapping[str, np.ndarray], ranks: int) -> dict[str, np.ndarray]
     """Each token is one rank's, and 0 on all others: their sum is exact."""
     if ranks == 1:
         return {name: values.astype(np.float64) for name, values in mine.items()}
+    import torch
+    import torch.distributed as dist
+
     joined = torch.from_numpy(np.stack([values.astype(np.float64) for values in mine.values()]))
     dist.all_reduce(joined)
     return dict(zip(mine, joined.numpy(), strict=True))

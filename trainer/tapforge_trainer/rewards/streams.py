@@ -27,6 +27,8 @@ from ..algorithms.options import check_options, read_options
 from ..records import EpisodeRecord
 
 INVALID_ANSWER = "invalid_answer"
+#: minus algorithm.kl.coefficient times k1 of the divergence from the reference (`batch.py`)
+KL = "kl"
 #: rewards without options
 _PLAIN = ("outcome", "environment", "format")
 
@@ -98,6 +100,8 @@ def _rule(stream: RewardStream) -> StreamRule:
         raise ValueError(
             f"rewards.streams: {INVALID_ANSWER} is the stream of algorithm.invalidAnswerPenalty; take another name"
         )
+    if stream.name == KL:
+        raise ValueError(f"rewards.streams: {KL} is the stream of algorithm.kl.place: reward; take another name")
     given = {option.name: option.value for option in stream.options}
     options: dict[str, Any] = {}
     if stream.kind == "length":

@@ -50,6 +50,14 @@ def algorithm_errors(run: TrainingRun) -> list[str]:
             compose()
         except Exception as error:  # noqa: BLE001 - another package's code, which may break in any way
             wrong.append(f"spec.algorithm.{field}: {str(error) or type(error).__name__}")
+    if not wrong and run.spec.rollout.replay is not None:
+        rules = BatchRules.of(algorithm, run.spec.rewards, min_valid=run.spec.rollout.min_valid)
+        if rules.reads:
+            wrong.append(
+                "spec.rollout.replay: successes that come again have no frames of their group, which "
+                f"{'algorithm.kl.place: reward' if rules.kl_reward else rules.estimator} reads before advantages are "
+                "made; leave one of them out"
+            )
     return wrong
 
 

@@ -31,6 +31,7 @@ def algorithm_line(run: TrainingRun) -> str:
     inside = ", ".join(f"{k} {v}" for k, v in parts.items() if v is not None)
     capped = ", capped by the advantage" if algorithm.kl.advantage_cap else ""
     kl = f"KL {algorithm.kl.coefficient:g} ({algorithm.kl.estimator}{capped})"
+    kl = f"KL {algorithm.kl.coefficient:g} (k1) in the reward" if algorithm.kl.in_reward else kl
     kl = kl if algorithm.kl.coefficient else "no KL term"
     name = algorithm.advantage.kind + (f" ({inside})" if inside else "")
     if (plugin := algorithm.advantage.plugin) is not None:
@@ -85,7 +86,25 @@ def _named_loss(plugin: LossPlugin) -> Any:
 
 
 def statistics_line(spec: TrainingRunSpec) -> str:
-    """What decides over whole optimizer steps, and the passes that this takes; "": nothing does."""
+    """What decides over whole optimizer steps or reads answers before they have advantages, and the passes that this
+    takes; "": nothing does."""
+    return "; ".join(part for part in (_reads(spec), _whole_steps(spec)) if part)
+
+
+def _reads(spec: TrainingRunSpec) -> str:
+    from ..algorithms.registry import reads_of  # pays for numpy
+
+    plugin, kl = spec.algorithm.advantage.plugin, spec.algorithm.kl.in_reward
+    try:
+        read = plugin is not None and reads_of(plugin.name)
+    except ValueError:  # a run is refused for it
+        return ""
+    names = [*([plugin.name] if plugin is not None and read else []), *(["kl in the reward"] if kl else [])]
+    passes = "a forward pass of the policy" + (" and one of the reference" if kl else "")
+    return f"{', '.join(names)} before advantages: {passes}, without gradients, over every update" if names else ""
+
+
+def _whole_steps(spec: TrainingRunSpec) -> str:
     try:
         whole = objective_of(spec.algorithm, spec.rollout.response_tokens).whole_step()
     except ValueError:  # a run is refused for it

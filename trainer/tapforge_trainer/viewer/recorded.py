@@ -61,6 +61,8 @@ def replay_of(
 def _credits(
     groups: Sequence[GroupRecord], shown: Sequence[GroupRecord], rules: BatchRules, per_update: int
 ) -> list[Credit]:
+    if rules.reads:  # no model is loaded to look at a run
+        return []
     wanted = {group.id for group in shown}
     batches = [batch for batch in batches_of(groups, per_update) if wanted & {group.id for group in batch}]
     return [credit for batch in batches for credit in build_batch(batch, rules).credits]

@@ -1,0 +1,53 @@
+"""What the learner says of an update's answers before they have advantages: passes without gradients.
+
+Numbers are those of the policy before the update. Samples that older weights have sampled are read with the new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tapforge_trainer.records import AnswerFacts
+
+from .batches import MicroBatchPlan, TokenBatch
+
+if TYPE_CHECKING:
+    from .frame_source import FrameSource
+    from .rank import Rank
+
+
+def read_answers(
+    rank: Rank,
+    data: TokenBatch,
+    frames: FrameSource,
+    plans: Sequence[MicroBatchPlan],
+    temperature: float,
+    reads: Collection[str],
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """On every rank: (log-probabilities, the reference's, sums of squared probabilities), as far as they are read; nan
+    where another rank has them. Raises FramesLost on all ranks."""
+    rank.agree_on(data, plans, frames)
+    squares = "score_square" in reads
+    logp, squared = rank.read(rank.policy, data, frames, plans, temperature, "squared" if squares else "entropy")
+    reference = None
+    if "divergence" in reads:
+        with rank.referred() as policy:
+            reference, _ = rank.read(policy, data, frames, plans, temperature)
+    return logp, reference, squared if squares else None
+
+
+def answers(
+    data: TokenBatch, logp: np.ndarray, reference: np.ndarray | None, squared: np.ndarray | None
+) -> list[AnswerFacts]:
+    """Of each sample, from numbers of its response tokens."""
+    found: dict[str, np.ndarray] = {}
+    logp = logp.astype(np.float64)
+    if reference is not None:
+        found["divergence"] = logp - reference
+    if squared is not None:
+        found["score_square"] = 1.0 - 2.0 * np.exp(logp.clip(max=0.0)) + squared
+    sums = {name: np.bincount(data.sample, values, minlength=len(data)).tolist() for name, values in found.items()}
+    return [AnswerFacts(**{name: values[k] for name, values in sums.items()}) for k in range(len(data))]
