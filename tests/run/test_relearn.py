@@ -6,14 +6,20 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from tapforge_envs.protocol import Outcome, Reason, Task
+from tapforge_trainer.agents.tokens import Tokens
 from tapforge_trainer.batch import Batch, BatchRules, build_batch
 from tapforge_trainer.cli.main import cli
+from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.learner.frame_store import PixelFormat
 from tapforge_trainer.recording.recorder import Recorder
+from tapforge_trainer.recording.retention import Retention
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
+from tapforge_trainer.tiny.folder import write_model
 
 TASK = Task(suite="quickstart", template="open", seed=1)
 SPEC = """\
@@ -117,7 +123,7 @@ def test_an_estimator_that_nobody_has_is_said(run: Path, plugin: str, words: str
 
 
 def test_an_estimator_that_breaks_on_a_recording_is_a_note(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(groups: object, rules: BatchRules) -> Batch:
+    def build(groups: object, rules: BatchRules, facts: object = None) -> Batch:
         if rules.estimator == "maxrl":
             raise TypeError("its own mistake")
         return build_batch(groups, rules)
@@ -125,3 +131,93 @@ def test_an_estimator_that_breaks_on_a_recording_is_a_note(run: Path, monkeypatc
     monkeypatch.setattr("tapforge_trainer.run.relearn.build_batch", build)
     code, text = said(str(run))
     assert code == 0 and text.endswith("note: maxrl: its own mistake\n")
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+MODEL = """\
+  model: {contextTokens: 256, source: {path: {folder: FOLDER}}, adapter: {name: qwen3-vl, prompt: compact}}
+"""
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording with screens, of the tiny model: three groups, of which one ended alike."""
+    folder = tmp_path_factory.mktemp("learned")
+    model = folder / "model"
+    write_model(model, 0)
+    spec = SPEC.replace("groupsPerUpdate: 2}", "groupsPerUpdate: 2, responseTokens: 24}")
+    (folder / "spec.yaml").write_text(spec + MODEL.replace("FOLDER", str(model)))
+    record(folder, model, Retention())
+    return folder
+
+
+def record(folder: Path, model: Path, retention: Retention) -> None:
+    won, lost = Outcome.SUCCESS, Outcome.FAILURE
+    tokens = Tokens.load(model)
+    form = PixelFormat.of_folder(model)
+    recorder = Recorder(folder / "rollout", retention)
+    random = np.random.default_rng(0)
+    for order, outcomes in enumerate([(won, lost), (lost, lost), (lost, won)]):
+        members = []
+        for number, outcome in enumerate(outcomes):
+            plain, shots, steps = episode(f"g{order}", number, outcome, 2 + number), {}, []
+            for step in plain.steps:
+                pixels = random.integers(0, 256, (64, 96, 3), dtype=np.uint8)
+                shot = FittedFrame.of(pixels)
+                shots[shot.name] = shot
+                ids = (tokens.im_start, tokens.vision_start, tokens.image_pad, tokens.vision_end)
+                rows, columns = form.grid(shot.width, shot.height)
+                said = tuple(random.choice(tokens.allowed_ids, 3).tolist())
+                answer = Generation(ids, said, (-2.0,) * 3, (0,) * 3, "stop", 3 + rows * columns)
+                steps.append(replace(step, frames=(shot.name,), generation=answer))
+            members.append(replace(plain, steps=tuple(steps)))
+            recorder.episode(members[-1], shots)
+        recorder.group(GroupRecord(f"g{order}", order, TASK, 0, tuple(members)))
+    recorder.close()
+
+
+def test_gradients_are_compared_and_are_the_same_to_the_bit(learned: Path) -> None:
+    words = ("--gradients", "--output", "json", "--set", "algorithm.loss={plugin: {name: kl_cov, options: []}}")
+    first, again = said(str(learned), *words), said(str(learned), *words)
+    assert first == again and first[0] == 0, first[1]
+    rows = {row["name"]: row for row in json.loads(first[1])["compared"]}
+    own = rows["the run's own"]["gradient"]
+    assert (own["cosine"], own["size"]) == (pytest.approx(1.0), pytest.approx(1.0)) and own["noise"] > 0
+    other = rows["with --set"]
+    assert other["correlation"] == pytest.approx(1.0), "the same advantages"
+    digests = [row["gradient"]["digest"] for row in rows.values()]
+    assert len(set(digests)) > 4
+    scaled = next(row for name, row in rows.items() if name.startswith("dr_grpo"))
+    assert scaled["gradient"]["cosine"] == pytest.approx(1.0, abs=1e-4), "the deviation is the same in all groups"
+    assert scaled["gradient"]["size"] == pytest.approx(2**-0.5, abs=1e-3)
+
+
+def test_what_reads_answers_first_has_advantages_with_gradients_alone(learned: Path) -> None:
+    otb = ("--set", "algorithm.advantage={plugin: {name: otb}}", "--updates", "1")
+    code, text = said(str(learned), *otb)
+    assert code == 0 and "note: with --set: the score_square of step 0 of episode g0.0 was not read" in text
+    code, text = said(str(learned), *otb, "--gradients")
+    assert code == 0 and "was not read" not in text
+    assert " ".join(text.splitlines()[1].split()).endswith("zero gradient: cosine size noise digest")
+
+
+@pytest.mark.parametrize(
+    ("retention", "words"),
+    [
+        (Retention(frames="none"), "but 6 of 6 episodes lack some (the first: g0.0): "),
+        (Retention(encoding="webp"), "they were recorded as webp. Record with recording.frames: all"),
+    ],
+)
+def test_gradients_without_the_screens_say_what_is_missing(
+    learned: Path, tmp_path: Path, retention: Retention, words: str
+) -> None:
+    (tmp_path / "spec.yaml").write_text((learned / "spec.yaml").read_text())
+    record(tmp_path, learned / "model", retention)
+    code, text = said(str(tmp_path), "--gradients")
+    assert code == 2 and words in text and "Traceback" not in text
+
+
+def test_weights_are_of_gradients(run: Path, tmp_path: Path) -> None:
+    code, text = said(str(run), "--weights", str(tmp_path))
+    assert code == 2 and "--weights is of --gradients" in text

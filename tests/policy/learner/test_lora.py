@@ -228,7 +228,7 @@ def test_the_reference_is_the_model_itself_and_nothing_is_loaded_twice(tiny: Tin
         assert np.array_equal(logprobs(rank, tiny, samples, frames), moved), "the trained adapters are back"
         with rank.referred() as policy:
             data, batch = batch_of(tiny, samples)
-            referred = rank._logprobs(policy, data, PlainFrames(frames), batch.plans, 1.0)
+            referred = rank.read(policy, data, PlainFrames(frames), batch.plans, 1.0)[0]
         assert np.array_equal(referred, first)
 
 
@@ -261,7 +261,7 @@ def test_after_a_warm_start_its_adapters_are_the_reference(
             exports.refer_to(later, str(tmp_path / "elsewhere"), f"file://{tmp_path}/store/nothing")
         with later.referred() as policy:
             data, batch = batch_of(tiny, samples)
-            assert np.array_equal(later._logprobs(policy, data, PlainFrames(frames), batch.plans, 1.0), warm)
+            assert np.array_equal(later.read(policy, data, PlainFrames(frames), batch.plans, 1.0)[0], warm)
     with one_rank(tiny, reference=True, lora=replace(ADAPTERS, rank=8)) as other:
         with pytest.raises(FolderError, match=r"another rank.*lora_A.weight is \[4, 128\], not \[8, 128\]"):
             other.refer_to(str(folder / "adapter"))

@@ -17,15 +17,28 @@ from .waiting import saying
 @click.command()
 @click.argument("folder", type=LOCAL_PATH)
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="an algorithm of yours, too")
+@click.option("--gradients", is_flag=True, help="compute gradients as well: loads the model, needs every screen")
+@click.option("--weights", type=LOCAL_PATH, metavar="FOLDER", help="of which gradients are; else the run's first ones")
+@click.option("--updates", type=click.IntRange(1), help="of so many first updates; else of all")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def relearn(folder: Path, overrides: tuple[str, ...], output: str) -> None:
+def relearn(
+    folder: Path,
+    overrides: tuple[str, ...],
+    gradients: bool,
+    weights: Path | None,
+    updates: int | None,
+    output: str,
+) -> None:
     """Say what other advantages would have made of the episodes that a run FOLDER has recorded: those of all presets
-    (`tapforge preset`), compared with the run's own step by step. Nothing is learned."""
+    (`tapforge preset`), compared with the run's own step by step; with --gradients their gradients as well. Nothing is
+    learned."""
+    if weights is not None and not gradients:
+        raise click.UsageError("--weights is of --gradients: give both")
     from ..run.relearn import lines
     from ..run.relearn import relearn as compared
 
     with as_message(), saying(f"reading the recording in {folder}"):
-        found = compared(folder, overrides)
+        found = compared(folder, overrides, gradients=gradients, weights=weights, updates=updates)
     click.echo(json.dumps(asdict(found), indent=2) if output == "json" else "\n".join(lines(found)))
 
 

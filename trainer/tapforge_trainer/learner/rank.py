@@ -155,6 +155,22 @@ class Rank:
         `behavior` there are none."""
         metrics = UpdateMetrics()
         self.clock.read()  # what was computed since the last update
+        figures = DeviceFigures(metrics)
+        for number, (batch, loss) in enumerate(self.losses(data, frames, batches, settings, figures)):
+            newest = version if number == 0 else None
+            self._step(data, frames, batch, settings, loss, metrics, figures, compare_with=newest)
+        return self._close(metrics)
+
+    def losses(
+        self,
+        data: TokenBatch,
+        frames: FrameSource,
+        batches: Sequence[MiniBatch],
+        settings: UpdateSettings,
+        figures: DeviceFigures,
+    ) -> Iterator[tuple[MiniBatch, Loss]]:
+        """Mini-batches with their losses. What a loss needs of the policy before its step is read when it is asked for.
+        Raises FramesLost on all ranks."""
         everything = [plan for batch in batches for plan in batch.plans]
         with self.clock.host("prepare"):
             self.agree_on(data, everything, frames)
@@ -168,20 +184,16 @@ class Rank:
         later = [plan for batch in batches[1:] for plan in batch.plans] if own else []
         old = self.logprobs(data, frames, later, settings.temperature) if later else data.behavior
         compared = own or objective.anchor == "behavior"
-        figures = DeviceFigures(metrics)
         reference = None
         if objective.kl_coefficient > 0:
             with self.referred() as policy:
-                reference = self._logprobs(policy, data, frames, everything, settings.temperature)
+                reference, _ = self.read(policy, data, frames, everything, settings.temperature)
         for number, batch in enumerate(batches):
             before = None if compared and (number == 0 or not own) else old
             step = OptimizerStep(data, batch.plans, before, settings.seed * 1_000_003 + number, number == 0, own)
             read = partial(self.read, self.policy, data, frames, batch.plans, settings.temperature)
             given = (data, before, reference, objective, batch.counts, figures, len(batches), compared)
-            loss = partial(batch_loss, *given, gathered=gathered(objective, step, read, self.world))
-            newest = version if number == 0 else None
-            self._step(data, frames, batch, settings, loss, metrics, figures, compare_with=newest)
-        return self._close(metrics)
+            yield batch, partial(batch_loss, *given, gathered=gathered(objective, step, read, self.world))
 
     def supervised(
         self,
@@ -353,19 +365,9 @@ class Rank:
         try:
             if not masked:
                 self.policy.allowed = torch.ones_like(allowed)
-            return self._logprobs(self.policy, data, frames, plans, temperature)
+            return self.read(self.policy, data, frames, plans, temperature)[0]
         finally:
             self.policy.allowed = allowed
-
-    def _logprobs(
-        self,
-        policy: PackedPolicy,
-        data: TokenBatch,
-        frames: FrameSource,
-        plans: Sequence[MicroBatchPlan],
-        temperature: float,
-    ) -> np.ndarray:
-        return self.read(policy, data, frames, plans, temperature)[0]
 
     def read(
         self,
