@@ -370,3 +370,19 @@ class Stop(Spec):
         description="success rate from which the run may end: over all valid attempts of the last update, also those "
         "in groups that dynamic sampling dropped",
     )
+    judge_tokens: Annotated[int, Field(ge=1, le=2**53)] | None = Field(
+        None,
+        description="tokens that judges may use, in questions and answers; then the run suspends itself after a "
+        "checkpoint until this is raised; without it none",
+    )
+    judge_money: Annotated[float, Field(gt=0, le=1_000_000_000)] | None = Field(
+        None, description="the same, in money by the prices of the judges' models"
+    )
+
+    def spent_on_judges(self, tokens: int, money: float) -> str:
+        """Which limit of judges is reached by what they have used, and the remedy, in words; empty: none."""
+        if self.judge_tokens is not None and tokens >= self.judge_tokens:
+            return f"judges have used {tokens:,} tokens: raise spec.stop.judgeTokens, which is {self.judge_tokens:,}"
+        if self.judge_money is not None and money >= self.judge_money:
+            return f"judges have cost {money:,.2f}: raise spec.stop.judgeMoney, which is {self.judge_money:,.2f}"
+        return ""

@@ -41,8 +41,12 @@ EXIT_COMPLETE: Final = 0
 EXIT_FAILED: Final = 1
 #: what it was told can't work: it will fail the same way until a person changes something
 EXIT_CONFIGURATION: Final = 2
-#: it was ordered to stop, and did after a checkpoint: to start again is to go on
+#: it was ordered to stop, or what spec.stop gives to judges is spent, and it did after a checkpoint: to start again is
+#: to go on
 EXIT_STOPPED: Final = 75
+
+#: why a driver stopped by itself, and why its run is suspended then
+JUDGE_BUDGET_SPENT: Final = "JudgeBudgetSpent"
 
 _Time = Annotated[str, Field(max_length=40)]
 _Text = Annotated[str, Field(max_length=4096)]
@@ -76,6 +80,8 @@ class Advance(Spec):
     seconds_left: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
         None, description="estimate of the time to the end, seconds; without it unknown"
     )
+    judge_tokens: _Long = Field(0, description="tokens that judges have used, over all attempts")
+    judge_money: Annotated[float, Field(ge=0, le=1e9)] = Field(0.0, description="what they have cost")
 
 
 class Progress(Spec):
@@ -98,6 +104,9 @@ class Progress(Spec):
         "",
         description="what the driver is about to end as: as its exit code. Of failed, only what is not tried again in "
         "place is final",
+    )
+    reason: Annotated[Literal["", "JudgeBudgetSpent"], Otherwise("")] = Field(
+        "", description="of stopped, why it stopped by itself: what spec.stop gives to judges is spent"
     )
     message: _Text = Field("", description="why, as a sentence for people; of a failure, what to do about it")
 

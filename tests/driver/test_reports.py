@@ -39,6 +39,8 @@ def _view() -> ProgressView:
         episodes=64,
         episodes_per_hour=1200.0,
         seconds_rl=40.0,
+        judge_tokens=700,
+        judge_money=0.25,
         curve=[0.25, 0.5],
         saved=Saved(3, 1_700_000_000.0, "/storage/update-00000003"),
         slots_wanted=12,
@@ -72,6 +74,8 @@ async def test_a_report_says_how_far_the_run_is(operator: SmallOperator, authori
         "episodes_per_hour": 1200.0,
         "policy_version": 5,
         "seconds_left": 60.0,
+        "judge_tokens": 700,
+        "judge_money": 0.25,
     }
     assert (report.leases.wanted, report.leases.held) == (12, 0)
     assert report.checkpoint is not None
@@ -152,6 +156,16 @@ def test_how_a_driver_says_that_it_ends(
     said = ending(code, stop, view, left)
     assert said[0] == final
     assert bool(said[1]) == bool(words) and re.search(words, said[1])
+
+
+def test_a_driver_whose_judges_have_used_up_their_budget_says_so_and_what_to_raise() -> None:
+    stop = StopSignal()
+    stop.request(StopReason.JUDGE_BUDGET, remedy="judges have used 700 tokens: raise spec.stop.judgeTokens")
+    final, message = ending(stop.exit_code, stop, _view(), 3)
+    report = report_of(ATTEMPT, 1, _view(), final, message, stop.reason)
+    assert (stop.exit_code, report.final, report.reason) == (75, "stopped", "JudgeBudgetSpent")
+    assert report.message.startswith("judges have used 700 tokens: raise spec.stop.judgeTokens; the run resumes after")
+    assert report_of(ATTEMPT, 1, _view(), "stopped", "", StopReason.SUSPEND).reason == ""
 
 
 # --- what is answered ------------------------------------------------------------------------------------------------

@@ -9,11 +9,13 @@ import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from phones import PATIENT, bounded, phones, until
 from rich.console import Console
 from scripted import AGENT, TASKS, Demonstrator
@@ -23,6 +25,7 @@ from tapforge_envs.protocol import Outcome
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.algorithms import registry
 from tapforge_trainer.frames.handles import FramesLost
+from tapforge_trainer.judges.server import JudgeServer
 from tapforge_trainer.learner.checkpoints import WrittenCheckpoint
 from tapforge_trainer.loop import checkpoint_due, grace_note, reinforce
 from tapforge_trainer.policy import PolicySettings
@@ -36,6 +39,7 @@ from tapforge_trainer.run.context import RunContext
 from tapforge_trainer.run.folder import ROLLOUT, read_events
 from tapforge_trainer.run.learning_errors import rewarder_of
 from tapforge_trainer.run.shutdown import StopReason, StopSignal
+from tapforge_trainer.run.start import judge_budget_of
 from tapforge_trainer.sync.history import ProofHistory
 from tapforge_trainer.tasks.figures import task_table
 from tapforge_trainer.telemetry.progress import Progress
@@ -491,3 +495,34 @@ async def test_a_judge_that_is_away_ends_the_run_with_its_address(tmp_path: Path
             await reinforce(context, Progress())
     episodes = list(Recording(tmp_path / ROLLOUT).episodes())
     assert episodes and {episode.attempt for episode in episodes} == {0}, "no phone played again for it"
+
+
+async def test_judges_that_may_not_go_on_stop_the_run_after_a_checkpoint_and_more_lets_it_go_on(tmp_path: Path) -> None:
+    runner = web.AppRunner(JudgeServer("simulated-phone").application())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    model = f"{{url: '{url}', model: simulated-phone, concurrency: 4}}"
+    judge = f"{{name: judge, judge: {{prompt: simulated-phone, models: [{model}]}}}}"
+    rewards = f"rewards={{success: judge, verifier: ignored, streams: [{judge}]}}"
+
+    async def session(progress: Progress, *limits: str) -> tuple[RunContext, dict[str, Any]]:
+        async with _parts(tmp_path, rewards, *limits) as parts:
+            context = replace(parts, judge_budget=judge_budget_of(parts.run, parts.stop, progress))
+            await reinforce(context, progress)
+            policy: Any = context.policy
+            return context, json.loads(json.dumps(policy.saved[-1][1]))
+
+    try:
+        # Some 100 tokens a verdict, and 48 episodes or more: it ends behind the first update.
+        context, state = await session(Progress(), "stop.judgeTokens=2800")
+        assert context.stop.reason is StopReason.JUDGE_BUDGET and context.stop.exit_code == 75
+        assert "raise spec.stop.judgeTokens, which is 2,800" in context.stop.remedy
+        assert 0 < state["update"] < 3 and any(group["awaiting"] for group in state["unfinished"])
+        assert 2800 <= state["judge_tokens"] == context.telemetry.view.judge_tokens < 5600
+        context, later = await session(Progress.of(state), "stop.judgeTokens=60000")
+        assert not context.stop.requested.is_set() and later["update"] == 3
+        used = [e["rewards"]["judges_used_tokens"] for e in read_events(tmp_path) if e["event"] == "update"]
+        assert used == sorted(used) and used[-1] > state["judge_tokens"]
+    finally:
+        await runner.cleanup()

@@ -4,7 +4,9 @@ import pytest
 from test_streams import JUDGE
 
 from tapforge_api import load
-from tapforge_trainer.run.plan_rewards import notes_on_rewards, rewards_line, verdicts_per_update
+from tapforge_api.learning import Stop
+from tapforge_trainer.run.learning_errors import reward_errors
+from tapforge_trainer.run.plan_rewards import judge_budget, notes_on_rewards, rewards_line, verdicts_per_update
 
 HEAD = "apiVersion: tapforge.dev/v1alpha1\nkind: TrainingRun\nmetadata: {name: x}\n"
 
@@ -41,3 +43,21 @@ def test_streams_and_verdicts():
     assert rewards_line(spec) == "0.5 x judge; judge says what succeeded, from 0.5 on, and no environment is asked"
     assert verdicts_per_update(spec) == "judge: 8, 3 votes each, 4 questions at once"
     assert "refine what outcomes tell" in notes_on_rewards(spec_of())[0]
+
+
+def test_what_judges_may_use_and_what_that_buys():
+    spec = spec_of(success="judge")
+    assert judge_budget(spec) == ""
+    limited = spec.model_copy(update={"stop": Stop(max_updates=10, judge_tokens=480_000, judge_money=1.2)})
+    # 10 updates of 8 episodes with 3 votes each
+    assert judge_budget(limited) == (
+        "480,000 tokens, for each of 240 votes 2,000; 1.2 of money, for each of 240 votes 0.005; then the run suspends "
+        "itself after a checkpoint, until it is raised"
+    )
+    none = load(HEAD, ["stop.judgeTokens=5"]).spec
+    assert judge_budget(none) == "" and "rewards has none" in notes_on_rewards(none)[0]
+
+
+def test_money_needs_a_price():
+    run = load(HEAD, [f"rewards={ ({'streams': [{'name': 'judge', 'judge': JUDGE}]})!r}", "stop.judgeMoney=1.5"])
+    assert any("no model of a judge has a price" in why for why in reward_errors(run))

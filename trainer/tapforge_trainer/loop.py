@@ -4,8 +4,9 @@
   works on one batch, the next one is being played.
 - An update's batch is on disk before it is learned from. A checkpoint holds what the next update needs: weights,
   optimizer, the place in the task order, and the groups under way (their finished episodes are found in the recording).
-- The loop ends after `maxUpdates`, `maxSeconds` or `targetSuccess`, or when a stop is requested; then it saves, also
-  when the rollout fails. Whatever else is under way when a stop is requested is cancelled.
+- The loop ends after `maxUpdates`, `maxSeconds` or `targetSuccess`, when a stop is requested, or when it waits for
+  verdicts that judges may not give any more; then it saves, also when the rollout fails. Whatever else is under way
+  when a stop is requested is cancelled.
 - A measurement in between pauses the rollout; its time is not the reinforcement's.
 """
 
@@ -29,6 +30,7 @@ from .recording.frames import RecordedFrames
 from .recording.reader import FRAMES
 from .records import Facts, GroupRecord, Sample, Sampling
 from .rewards.agreement import agreement, pairs_of
+from .rewards.budget import JudgeBudgetSpent
 from .rollout.group import Resumed
 from .rollout.rewarding import RewardCounts
 from .rollout.scheduler import RolloutError, Scheduler
@@ -38,7 +40,7 @@ from .run import assembly
 from .run.context import RunContext
 from .run.evaluation import measure
 from .run.folder import ROLLOUT, read_events
-from .run.shutdown import Interrupted, unless_stopped
+from .run.shutdown import Interrupted, StopReason, unless_stopped
 from .tasks.figures import figures_of_update
 from .tasks.selection import task_source
 from .tasks.source import TaskSource
@@ -171,8 +173,9 @@ async def save(context: RunContext, progress: Progress, *, wait: bool = False) -
     complete."""
     session = time.monotonic() - context.telemetry.started
     progress.first_proof = context.policy.proofs.first
+    view, budget = context.telemetry.view, context.judge_budget
+    view.judge_tokens, view.judge_money = progress.judge_tokens, progress.judge_money = budget.tokens, budget.money
     state = asdict(replace(progress, seconds_earlier=progress.seconds_earlier + session))
-    view = context.telemetry.view
     stage, view.stage = view.stage, "Checkpointing"
     await context.policy.save(progress.update, state, partial(_saved, context))
     if wait:
@@ -263,7 +266,9 @@ class _Rollout:
         now = self.scheduler.rewards
         counts, self.rewarded = now.since(self.rewarded), now
         self.verdicts = counts
-        return {**counts.figures(), **agreement(pairs_of(groups, self.context.run.spec.rewards))}
+        budget = self.context.judge_budget
+        used = {"judges_used_tokens": budget.tokens, "judges_used_money": budget.money}
+        return {**counts.figures(), **used, **agreement(pairs_of(groups, self.context.run.spec.rewards))}
 
     def check_verdicts(self) -> None:
         """Once the update is written down. Raises RolloutError where too many of its verdicts are missing."""
@@ -359,6 +364,7 @@ async def _rollout(context: RunContext, progress: Progress) -> AsyncIterator[_Ro
         verified=spec.rewards.verifier == "asked",
         recorded=lambda episode: RecordedFrames(recorded, episode.frames),
         frame_budget=context.rollout_setup.frame_budget,
+        budget=context.judge_budget,
     )
     limits = spec.rollout.replay
     replay = SuccessReplay(
@@ -368,8 +374,11 @@ async def _rollout(context: RunContext, progress: Progress) -> AsyncIterator[_Ro
     )
     rollout = _Rollout(context, progress, scheduler, tasks, recorded, Counters(progress), StallMonitor(), replay)
     try:
-        with suppress(Interrupted):
-            yield rollout
+        try:
+            with suppress(Interrupted):
+                yield rollout
+        except JudgeBudgetSpent as spent:
+            context.stop.request(StopReason.JUDGE_BUDGET, remedy=str(spent))
         if rollout.saved != progress.update or context.stop.requested.is_set():  # episodes ended since the checkpoint
             await rollout.save(wait=True)
         await context.policy.settle()

@@ -12,7 +12,8 @@ import asyncio
 import json
 import logging
 import time
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from rich.console import Console
 from tapforge_api import TrainingRun, dump_set
 
 from .doctor.command import preflight
-from .learner.checkpoint_storage import Holder, place_of
+from .learner.checkpoint_storage import CheckpointBackend, Holder, place_of
 from .loggers.session import logged
 from .loop import reinforce, save
 from .placement.machine import Machine
+from .rewards.budget import JudgeBudgetSpent
 from .run.assembly import ConfigurationError, SetupError
 from .run.context import RunContext
 from .run.evaluation import measure, measure_baselines
@@ -43,10 +45,10 @@ from .run.folder import (
 from .run.local_files import checkpoint_uri, checkpoints_of, folder_of
 from .run.report import print_summary, summarize, wanted, write_report
 from .run.resuming import checkpoint_written
-from .run.shutdown import Interrupted, StopSignal, unless_stopped
+from .run.shutdown import Interrupted, StopReason, StopSignal, unless_stopped
 from .run.start import running
 from .run.warm_start import warm_start
-from .telemetry.progress import Progress
+from .telemetry.progress import Progress, ended, newest_checkpoint, progress_of
 from .telemetry.start_progress import waiting_shown
 from .telemetry.telemetry import ProgressView, Telemetry
 
@@ -75,7 +77,8 @@ async def run_session(
                         async with logged(run, folder, telemetry):
                             summary = await _trained(run, folder, telemetry, stop, uid, holder)
                     except Interrupted:
-                        telemetry.phase("stopped; the same command resumes from the last checkpoint", "Stopped")
+                        first = f" once that is done: {stop.remedy}" if stop.remedy else ""
+                        telemetry.phase(f"stopped; the same command resumes from the last checkpoint{first}", "Stopped")
                         raise
             results = [path for name in (SUMMARY, CURVE, REPLAY, EXPORT) if (path := folder / name).exists()]
             print_summary(telemetry.console, summary, results)
@@ -88,11 +91,12 @@ async def _trained(
     """Everything that is left to do of a run. Returns its summary."""
     place = place_of(checkpoints_of(run, folder), checkpoint_uri(run), holder)
     await asyncio.to_thread(place.take_over)
+    await asyncio.to_thread(_judges_may_go_on, run, place, stop)
     async with (
         running(run, folder, telemetry, stop, uid=uid, place=place) as (context, resumed),
         checkpoint_written(context.policy),
+        _suspended_when_spent(context, progress := resumed or Progress()),
     ):
-        progress = resumed or Progress()
         progress.run, progress.uid, progress.spec = run.metadata.name, uid, dump_set(run)
         seconds_start = time.monotonic() - telemetry.started
         progress.seconds_start += seconds_start
@@ -127,6 +131,28 @@ async def _trained(
             await asyncio.to_thread(write_report, folder)
     telemetry.phase("done", "Done")
     return summary
+
+
+def _judges_may_go_on(run: TrainingRun, place: CheckpointBackend, stop: StopSignal) -> None:
+    """Raises Interrupted before anything is started, where what judges may use was spent when the run stopped last."""
+    if run.spec.checkpoints.resume_from is not None or (saved := newest_checkpoint(place)) is None:
+        return
+    progress = progress_of(saved)
+    spent = run.spec.stop.spent_on_judges(progress.judge_tokens, progress.judge_money)
+    if spent and (run.spec.evaluation.judged or not ended(run.spec.stop, progress)):
+        stop.request(StopReason.JUDGE_BUDGET, remedy=spent)
+        raise Interrupted("stopped")
+
+
+@asynccontextmanager
+async def _suspended_when_spent(context: RunContext, progress: Progress) -> AsyncIterator[None]:
+    """A measurement whose judges may not go on is made again by the next session, which knows what this one used."""
+    try:
+        yield
+    except JudgeBudgetSpent as spent:
+        await save(context, progress, wait=True)
+        context.stop.request(StopReason.JUDGE_BUDGET, remedy=str(spent))
+        raise Interrupted("stopped") from spent
 
 
 async def _before(context: RunContext, progress: Progress, resumed: bool) -> dict[str, Any]:

@@ -18,10 +18,12 @@
 8.  To suspend is to order the driver to stop, to wait for its checkpoint within the grace, and to delete the RayJob. It
     can't be taken back half-way; to resume is a new attempt. The same at `activeDeadlineSeconds`, which then is Failed:
     as with Jobs, that time begins anew whenever the run is resumed, by its user or by a queue.
-9.  The own pool exists while the run is active. A driver whose machines a queue takes keeps it for its grace.
-10. A run that a queue holds has no demand for phones, unless the queue has reserved quota and waits for them
+9.  A driver that stops because what spec.stop gives to judges is spent suspends its run, until spec.stop gives more
+    than the driver has reported as used. That counts as no failure.
+10. The own pool exists while the run is active. A driver whose machines a queue takes keeps it for its grace.
+11. A run that a queue holds has no demand for phones, unless the queue has reserved quota and waits for them
     (`kueue.py`). While nobody knows what the queue has decided, nothing is given back.
-11. That an attempt has no RayJob is known only where RayJobs can be read. While they can't, nothing becomes of an
+12. That an attempt has no RayJob is known only where RayJobs can be read. While they can't, nothing becomes of an
     attempt whose RayJob was not seen; its status says why.
 """
 
@@ -30,6 +32,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from tapforge_api.progress import JUDGE_BUDGET_SPENT
 from tapforge_operator.kube.objectmeta import Unavailable, seconds, timestamp
 from tapforge_operator.kube.types import RayJob
 from tapforge_operator.trainingrun import kueue
@@ -60,13 +63,12 @@ from tapforge_operator.trainingrun.state import (
     checkpoints_last,
     storage_note,
 )
-from tapforge_operator.trainingrun.status import Situation, ended, is_true
+from tapforge_operator.trainingrun.status import SUSPENDED, SUSPENSIONS, Situation, ended, is_true
 
 _PODS_REFRESH: Final = 10.0
 _REFUSED_RETRY: Final = 15.0
 _QUEUES_RETRY: Final = 15.0
 
-SUSPENDED: Final = "Suspended"
 DEADLINE: Final = "DeadlineExceeded"
 DISRUPTED: Final = "Disrupted"
 #: KubeRay's words for a RayJob that a queue holds and whose Ray cluster may still be there
@@ -132,16 +134,18 @@ def _wait_for_ray_jobs(plan: PlanBuilder, missing: Unavailable) -> None:
 def _no_attempt(plan: PlanBuilder) -> None:
     run = plan.run
     plan.order("superseded")
-    if run.status.start_time and plan.attempt.reason != SUSPENDED and not run.spec.suspend and plan.overdue:
+    resting = plan.attempt.reason in SUSPENSIONS
+    if run.status.start_time and not resting and not run.spec.suspend and plan.overdue:
         _end_at_deadline(plan)
         return
     if run.spec.suspend:
-        _delete_own_pool(plan)
-        plan.delete(*plan.observed.jobs)
         if run.status.attempts and plan.attempt.reason != SUSPENDED:
             plan.move("Over", SUSPENDED, plan.attempt.message)
-        on = f"; it goes on from {_checkpoint(plan)}" if run.status.attempts else ""
-        plan.set_situation(Situation("good", SUSPENDED, f"the run is suspended{on}", suspended=True))
+        _suspended(plan, SUSPENDED, "the run is suspended")
+        return
+    used = run.status.progress
+    if resting and (spent := run.spec.stop.spent_on_judges(used.judge_tokens, used.judge_money)):
+        _suspended(plan, JUDGE_BUDGET_SPENT, f"the run is suspended: {spent}")
         return
     if plan.observed.jobs:
         plan.delete(*plan.observed.jobs)
@@ -151,6 +155,14 @@ def _no_attempt(plan: PlanBuilder) -> None:
         plan.set_situation(unmet)
         return
     _begin_attempt(plan, plan.run.status.attempts + 1)
+
+
+def _suspended(plan: PlanBuilder, reason: str, message: str) -> None:
+    """Phones and machines are given back."""
+    _delete_own_pool(plan)
+    plan.delete(*plan.observed.jobs)
+    on = f"; it goes on from {_checkpoint(plan)}" if plan.run.status.attempts else ""
+    plan.set_situation(Situation("good", reason, f"{message}{on}", suspended=True))
 
 
 def _begin_attempt(plan: PlanBuilder, number: int) -> None:
@@ -165,7 +177,7 @@ def _begin_attempt(plan: PlanBuilder, number: int) -> None:
         plan.set(resolved=plan.observed.config.run or resolve(plan.run))
     if not status.start_time:
         plan.set(start_time=timestamp(plan.now))
-    if not status.active_time or plan.attempt.reason == SUSPENDED:
+    if not status.active_time or plan.attempt.reason in SUSPENSIONS:
         plan.set(active_time=timestamp(plan.now))
     plan.set(attempts=number, progress=status.progress.model_copy(update={"restarts": 0, "phase": ""}))
     if not checkpoints_last(plan.run):
@@ -210,6 +222,9 @@ def _active(plan: PlanBuilder) -> None:
     match outcome.kind:
         case "succeeded":
             plan.end("Complete", _completed(plan), complete=True)
+        case "stopped" if plan.report is not None and plan.report.reason == JUDGE_BUDGET_SPENT:
+            plan.move("Removing", JUDGE_BUDGET_SPENT, plan.report.message)
+            plan.busy("Stopping", f"attempt {plan.attempt.number} has stopped: {plan.report.message}")
         case "failed" if not (plan.attempt.disruption and outcome.reason in _AT_THE_END):
             plan.end(outcome.reason, outcome.message, complete=False)
         case "failed" | "lost" | "stopped" if plan.attempt.disruption:
@@ -362,14 +377,14 @@ def _removing(plan: PlanBuilder) -> None:
     if plan.job is not None:
         plan.delete(plan.job)
         plan.busy(
-            "Stopping" if attempt.reason in (SUSPENDED, DEADLINE) else "Restarting",
+            "Stopping" if attempt.reason in (*SUSPENSIONS, DEADLINE) else "Restarting",
             _deleting(plan.job, attempt.message),
         )
     elif attempt.reason == DEADLINE:
         _end_at_deadline(plan)
     else:
         plan.move("Over", attempt.reason, attempt.message)
-        plan.busy("Stopping" if attempt.reason == SUSPENDED else "Restarting", attempt.message)
+        plan.busy("Stopping" if attempt.reason in SUSPENSIONS else "Restarting", attempt.message)
 
 
 def _deleting(job: RayJob, message: str) -> str:

@@ -17,7 +17,7 @@ from tapforge_operator.trainingrun import templates
 from tapforge_operator.trainingrun.kueue import queue_of
 from tapforge_operator.trainingrun.rayjob import pool_spec_hash, ray_pods, resolve
 from tapforge_operator.trainingrun.state import MAX_ATTEMPTS, UNDECIDED, PlanBuilder, pool_of, slots_of
-from tapforge_operator.trainingrun.status import Situation
+from tapforge_operator.trainingrun.status import SUSPENSIONS, Situation
 
 #: seconds
 _ARRIVAL_GRACE: Final = 60.0
@@ -198,7 +198,7 @@ def own_pool(plan: PlanBuilder) -> Situation | None:
 def _backoff(plan: PlanBuilder) -> Situation | None:
     """The more clusters were lost in a row, the longer until the next one is asked for."""
     lost, attempt = plan.failures + plan.history.disrupted, plan.attempt
-    if not lost or attempt.reason == "Suspended":
+    if not lost or attempt.reason in SUSPENSIONS:
         return None
     wait = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(lost - 1, 10))
     left = seconds(attempt.since) + wait - plan.now

@@ -5,6 +5,7 @@
 | waits, starts, is moved, stops | False | True | False | |
 | runs | True: Running | False | False | |
 | is suspended, as its user wants | True: Suspended | False | False | Suspended |
+| has spent what judges may use | True: JudgeBudgetSpent | False | False | Suspended |
 | is held by a queue | False | True: Queued | False | Suspended |
 | needs a person | False | False | True | |
 | has come to its end | True: Complete | False | False | Complete |
@@ -21,14 +22,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from tapforge_api import reading
 from tapforge_api.base import Condition
+from tapforge_api.progress import JUDGE_BUDGET_SPENT
 from tapforge_api.run_status import TrainingRunStatus
 from tapforge_operator.kube.objectmeta import ConditionBuilder, readable_conditions, stored_conditions
 from tapforge_operator.kube.types import Event
 
+SUSPENDED: Final = "Suspended"
+#: why an attempt is over of whose run nothing is there, as it should be
+SUSPENSIONS: Final = (SUSPENDED, JUDGE_BUDGET_SPENT)
 #: words for a run that is on its way
 _ORDINARY = ("Queued", "Removing", "Restarting", "Starting", "Stopping", "WaitingForPhones")
 

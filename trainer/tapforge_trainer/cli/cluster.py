@@ -164,7 +164,7 @@ def _watch(run: Run) -> int:
         click.echo(f"{run.name} keeps running; to see it again: {again}", err=True)
         return _INTERRUPTED
     click.echo(f"{status.name}: {status.word}" + (f": {status.message}" if status.message else ""))
-    if status.suspended:
+    if status.suspended and not status.judges_spent:
         click.echo(f"to go on: tapforge cluster resume {run.name} -n {run.namespace}", err=True)
     code = status.exit_code
     return 1 if code is None else code

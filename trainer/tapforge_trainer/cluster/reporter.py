@@ -113,7 +113,7 @@ class Reporter:
 
     def _next(self, final: Final = "", message: str = "") -> Progress:
         self._sequence += 1
-        return report_of(self._attempt, self._sequence, self._view, final, message)
+        return report_of(self._attempt, self._sequence, self._view, final, message, self._stop.reason)
 
     async def _keep_reporting(self) -> None:
         while True:

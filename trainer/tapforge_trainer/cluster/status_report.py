@@ -14,6 +14,7 @@ from tapforge_api.progress import (
     EXIT_COMPLETE,
     EXIT_CONFIGURATION,
     EXIT_STOPPED,
+    JUDGE_BUDGET_SPENT,
     Advance,
     Checkpoint,
     Leases,
@@ -30,7 +31,14 @@ _MESSAGE = 4096
 _LARGE = 1e9
 
 
-def report_of(attempt: RunAttempt, sequence: int, view: ProgressView, final: Final = "", message: str = "") -> Progress:
+def report_of(
+    attempt: RunAttempt,
+    sequence: int,
+    view: ProgressView,
+    final: Final = "",
+    message: str = "",
+    stopped_by: StopReason | None = None,
+) -> Progress:
     held = view.slots.size if view.slots is not None else 0
     saved = view.saved
     return Progress(
@@ -47,12 +55,15 @@ def report_of(attempt: RunAttempt, sequence: int, view: ProgressView, final: Fin
             episodes_per_hour=_figure(view.episodes_per_hour) or 0.0,
             policy_version=min(view.version, INT32),
             seconds_left=_figure(view.seconds_left()),
+            judge_tokens=view.judge_tokens,
+            judge_money=_figure(view.judge_money) or 0.0,
         ),
         leases=Leases(wanted=held if view.slots_wanted is None else view.slots_wanted, held=held),
         checkpoint=None
         if saved is None
         else Checkpoint(update=saved.update, time=_timestamp(saved.time), path=saved.path),
         final=final,
+        reason=JUDGE_BUDGET_SPENT if final == "stopped" and stopped_by is StopReason.JUDGE_BUDGET else "",
         message=_shortened(message),
     )
 
@@ -69,7 +80,7 @@ def ending(code: int, stop: StopSignal, view: ProgressView, restarts_left: int) 
 
 
 def _stopped(stop: StopSignal, view: ProgressView) -> str:
-    why = {
+    why = stop.remedy or {
         StopReason.TERMINATE: "its process received SIGTERM",
         StopReason.SUSPEND: "the run is suspended",
         StopReason.DEADLINE: "the run's deadline has passed",

@@ -91,7 +91,7 @@ class Run:
         return status_of(self._object())
 
     def wait(self, seconds: float = 30 * 86400.0) -> RunStatus:
-        """Until it is complete, has failed, or is suspended as asked; at most so long. Returns what it is then. Once it
+        """Until it is complete, has failed, or is suspended; at most so long. Returns what it is then. Once it
         was found, a cluster that doesn't answer for a while ends nothing."""
         end = time.monotonic() + seconds
         status = self.status()
@@ -156,6 +156,8 @@ class Run:
         status = self.status()
         if status.finished:
             raise ClusterError(f"{self} is {status.word or 'over'}: it can't be suspended or resumed any more")
+        if not suspend and status.judges_spent:
+            raise ClusterError(f"{self} can't go on yet: {status.message}")
         body = {"spec": {"suspend": suspend}}
         self._connection.request("PATCH", self._path, body, query={"fieldManager": FIELD_MANAGER}, kind=MERGE)
         end = time.monotonic() + wait

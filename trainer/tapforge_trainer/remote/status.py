@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tapforge_api.progress import EXIT_COMPLETE, EXIT_CONFIGURATION, EXIT_FAILED, EXIT_STOPPED
+from tapforge_api.progress import EXIT_COMPLETE, EXIT_CONFIGURATION, EXIT_FAILED, EXIT_STOPPED, JUDGE_BUDGET_SPENT
 
 #: reasons of Failed that another try won't change
 _CONFIGURATION: Final = ("Configuration", "ValidationFailed")
@@ -45,6 +45,7 @@ class RunStatus:
     checkpoint: int | None = None
     #: spec.suspend
     suspend: bool = False
+    #: as asked, or because what judges may use is spent
     suspended: bool = False
     complete: bool = False
     failed: bool = False
@@ -59,12 +60,18 @@ class RunStatus:
 
     @property
     def exit_code(self) -> int | None:
-        """As `tapforge run` would have ended; None: it has not. A run that is suspended as asked has stopped."""
+        """As `tapforge run` would have ended; None: it has not. A run that is suspended has stopped, but for one that
+        a queue holds."""
         if self.complete:
             return EXIT_COMPLETE
         if self.failed:
             return EXIT_CONFIGURATION if self.word in _CONFIGURATION else EXIT_FAILED
         return EXIT_STOPPED if self.suspended else None
+
+    @property
+    def judges_spent(self) -> bool:
+        """What spec.stop gives to judges is spent; the message says what to raise."""
+        return self.suspended and self.word == JUDGE_BUDGET_SPENT
 
 
 def status_of(run: Mapping[str, Any]) -> RunStatus:
@@ -79,11 +86,13 @@ def status_of(run: Mapping[str, Any]) -> RunStatus:
     progress, leases = status.get("progress") or {}, status.get("leases") or {}
     checkpoint = status.get("checkpoint") or {}
     limits = (spec.get("stop") or {}).get("maxUpdates")
+    word = conditions.get("Ready", {}).get("reason", "")
+    resting = bool(spec.get("suspend", False)) or word == JUDGE_BUDGET_SPENT
     return RunStatus(
         name=about["name"],
         namespace=about.get("namespace", ""),
         uid=about.get("uid", ""),
-        word=conditions.get("Ready", {}).get("reason", ""),
+        word=word,
         message=status.get("message", ""),
         phase=progress.get("phase", ""),
         update=progress.get("update", 0),
@@ -99,7 +108,7 @@ def status_of(run: Mapping[str, Any]) -> RunStatus:
         restarts=progress.get("restarts", 0),
         checkpoint=checkpoint.get("update"),
         suspend=bool(spec.get("suspend", False)),
-        suspended=current and bool(spec.get("suspend", False)) and holds("Suspended"),
+        suspended=current and resting and holds("Suspended"),
         complete=holds("Complete"),
         failed=holds("Failed"),
         created=about.get("creationTimestamp", ""),

@@ -4,7 +4,8 @@
   they are asked for again, and nothing is played again for them.
 - Their phones are free meanwhile; their groups wait, and count against the bound on age.
 - An episode whose screens can't be read any more has no verdict: raised, it would end every session that takes it up.
-- At most `AT_ONCE` are asked for at a time: their screens are in memory meanwhile.
+- At most `JudgeBudget.at_once` are asked for at a time: their screens are in memory meanwhile. None is once the budget
+  is spent.
 - What a session leaves unanswered, the next one asks for: `close` waits for nothing.
 """
 
@@ -18,10 +19,11 @@ from dataclasses import dataclass, field, replace
 from ..attempt import EpisodeResult, Player
 from ..frames.frame import FrameError
 from ..recording.queue import RecordWriter
+from ..rewards.budget import JudgeBudget
 from ..rewards.rewarder import missing
 
-#: episodes; a judge of steps has some 15 questions of each
-AT_ONCE = 128
+#: between two looks at whether a budget was raised, seconds
+_LOOK = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +81,30 @@ class RewardCounts:
 class Rewarding:
     """Belongs to one event loop."""
 
-    def __init__(self, player: Player, recorder: RecordWriter | None, fail: Callable[[BaseException], None]):
-        """`fail` takes what the run can't go on with."""
-        self._player, self._recorder, self._fail = player, recorder, fail
-        self._places = asyncio.Semaphore(AT_ONCE)
+    def __init__(
+        self,
+        player: Player,
+        recorder: RecordWriter | None,
+        fail: Callable[[BaseException], None],
+        changed: Callable[[], None] = lambda: None,
+        budget: JudgeBudget | None = None,
+    ):
+        """`fail` takes what the run can't go on with; `changed` is called when `stuck` may have changed."""
+        self._player, self._recorder, self._fail, self._changed = player, recorder, fail, changed
+        self._budget = budget or JudgeBudget()
+        self._places = asyncio.Semaphore(self._budget.at_once)
+        self._asking = 0
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.counts = RewardCounts()
 
     @property
     def waiting(self) -> int:
         return len(self._tasks)
+
+    @property
+    def stuck(self) -> str:
+        """Why no episode that awaits its rewards can get them; empty: some may."""
+        return self._budget.spent if self._tasks and not self._asking else ""
 
     @property
     def and_at_the_judge(self) -> str:
@@ -119,15 +135,27 @@ class Rewarding:
         begun = time.monotonic()
         try:
             async with self._places:
-                rewards = await self._player.reward(result.record, result.frames)
+                await self._affordable()
+                self._asking += 1
+                try:
+                    rewards = await self._player.reward(result.record, result.frames)
+                finally:
+                    self._asking -= 1
         except FrameError as lost:
             rewards = missing(result.record, f"its screens are lost: {lost}")
+        self._budget.add(rewards.usage)
         record = result.record.rewarded(rewards)
         why = "" if record.valid else record.message or "no reason was given"
         self.counts = self.counts.with_one(time.monotonic() - begun, rewards.usage, why)
         if self._recorder is not None:
             self._recorder.rewards(record.id, rewards)
         done(replace(result, record=record))
+
+    async def _affordable(self) -> None:
+        """Ends with the session where the budget is not raised."""
+        while self._budget.spent:
+            self._changed()
+            await asyncio.sleep(_LOOK)
 
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         del self._tasks[name]

@@ -25,6 +25,7 @@ from ..engine.choice import engine_of_new_episode
 from ..frames.handles import FrameHandle
 from ..recording.queue import RecordWriter
 from ..records import EpisodeRecord, GroupRecord, Sampling
+from ..rewards.budget import JudgeBudget, JudgeBudgetSpent
 from ..tasks.source import TaskSource
 from .evaluation_queue import EvaluationQueue
 from .fault_tracker import FaultTracker
@@ -68,6 +69,7 @@ class Scheduler:
         rewarded: bool = False,
         verified: bool = True,
         recorded: Callable[[EpisodeRecord], FrameHandle] = lambda episode: {},
+        budget: JudgeBudget | None = None,
     ):
         """`frames_recorded`: whether the frames of a group under way can be read from the recording. `engines`: those
         that live, by index. `rewarded`: whether the player is asked for the rewards of training episodes; `verified`:
@@ -88,7 +90,8 @@ class Scheduler:
         terms = partial(AttemptRequest, sampling=sampling, limits=limits)
         self._as_training = partial(terms, verified=verified, rewarded=rewarded)
         self._as_fixed = self._terms = terms
-        self._rewarding = Rewarding(player, recorder, self._fail)
+        self._changed = asyncio.Event()
+        self._rewarding = Rewarding(player, recorder, self._fail, self._changed.set, budget)
         self._frames = HeldFrames(frame_budget or FrameBudget())
         self._jobs = Jobs(player, concurrency)
         self._tasks_alive: set[asyncio.Task[None]] = set()
@@ -96,7 +99,6 @@ class Scheduler:
         self._fixed_runs = 0
         self._training = self._paused = self._drained = self._closing = False
         self._failure: BaseException | None = None
-        self._changed = asyncio.Event()
         self._dropped_in_a_row = 0
         self.faults = FaultTracker()
         self._stats = RolloutStats()
@@ -119,7 +121,7 @@ class Scheduler:
             raise ValueError("this scheduler has no task source: it only plays fixed lists")
         self._training = True
         self._pump()
-        await self._until(self._buffer.ready)
+        await self._until(self._buffer.ready, verdicts=True)
         await self._written()
         # No await from here on: a caller that is cancelled has either not consumed the batch, or has it.
         batch = self._buffer.consume()
@@ -168,7 +170,7 @@ class Scheduler:
         self._jobs.stop(lambda job: not job.slot)
         try:
             self._pump()
-            await self._until(lambda: queue.done)
+            await self._until(lambda: queue.done, verdicts=judged)
         finally:
             self._fixed = None
             self._jobs.stop(lambda job: job.source is queue)
@@ -243,7 +245,7 @@ class Scheduler:
     def _pump(self) -> None:
         """Begins episodes while there are attempts and a slot may be free."""
         room = self._jobs.room(self._slots.usable)
-        halted = self._paused or self._closing or self._failure
+        halted = self._paused or self._closing or self._failure or self._rewarding.stuck
         while room > 0 and not halted and (job := self._next_job()) is not None:
             room -= not job.attempt.avoid
             self._jobs.add(job)
@@ -362,10 +364,13 @@ class Scheduler:
 
     # --- waiting ---
 
-    async def _until(self, holds: Callable[[], bool]) -> None:
+    async def _until(self, holds: Callable[[], bool], verdicts: bool = False) -> None:
+        """`verdicts`: it may take some that aren't there yet. Raises JudgeBudgetSpent where there won't be any."""
         while not holds():
             if self._failure:
                 raise self._failure
+            if verdicts and (spent := self._rewarding.stuck):
+                raise JudgeBudgetSpent(spent)
             if self._closing:
                 raise RolloutError("the rollout was closed")
             self._changed.clear()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tapforge_api import TrainingRun
 
 from ..policy import Policy
+from ..rewards.budget import JudgeBudget
 from ..telemetry.progress import Progress, ended
 from ..telemetry.telemetry import Telemetry
 from .assembly import RolloutSetup
@@ -26,6 +27,8 @@ class RunContext:
     rollout_setup: RolloutSetup
     telemetry: Telemetry
     stop: StopSignal
+    #: of judges, over all sessions
+    judge_budget: JudgeBudget = field(default_factory=JudgeBudget)
     #: the checkpoint of another run whose weights this one started with, in words; "" for none
     warm_started_from: str = ""
 

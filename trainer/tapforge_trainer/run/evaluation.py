@@ -19,6 +19,7 @@ from typing import Any
 from tapforge_envs.protocol import Outcome, Task
 
 from ..records import EpisodeRecord, Sampling
+from ..rewards.budget import JudgeBudget
 from ..rollout.baselines import baselines
 from ..rollout.scheduler import Scheduler
 from ..statistics import success_of
@@ -42,9 +43,10 @@ async def play(
     seed: int,
     folder: Path,
     judged: bool = False,
+    budget: JudgeBudget | None = None,
 ) -> list[EpisodeRecord]:
     """Plays every task `repeats` times and records it in `folder`, in place of an earlier measurement. `policy`: one of
-    `baselines`; "": the one that learns. `judged`: rewards say how episodes ended."""
+    `baselines`; "": the one that learns. `judged`: rewards say how episodes ended; `budget`: what that may take."""
     if folder.exists():
         await asyncio.to_thread(shutil.rmtree, folder)
     recorder = await rollout_setup.record(folder, replace(rollout_setup.retention, max_bytes=None))
@@ -60,6 +62,7 @@ async def play(
         seed=seed,
         prefix=f"{folder.name}-",
         engines=rollout_setup.engines,
+        budget=budget,
     )
     try:
         return await scheduler.run_fixed(tasks, repeats, policy=policy, judged=judged)
@@ -89,6 +92,7 @@ async def measure(context: RunContext, name: str, progress: Progress) -> dict[st
             seed=evaluation.seed,
             folder=context.folder / EVALUATION / f"{name}-{mode}",
             judged=evaluation.judged,
+            budget=context.judge_budget,
         )
         episodes = await unless_stopped(context.stop, playing)
         played += episodes
@@ -123,6 +127,7 @@ async def measure_baselines(context: RunContext) -> dict[str, dict[str, Any]]:
             seed=evaluation.seed,
             folder=folder,
             judged=evaluation.judged,
+            budget=context.judge_budget,
         )
         episodes = await unless_stopped(context.stop, playing)
         results[name] = measured(episodes, seed=evaluation.seed)

@@ -35,6 +35,10 @@ def reward_errors(run: TrainingRun) -> list[str]:
             f"spec.rewards: {', '.join(s.name for s in rewards.asked)} look at recorded screens, also after a restart: "
             "set recording.frames to all and recording.encoding to png"
         )
+    judges = [stream.judge for stream in rewards.streams if stream.judge is not None]
+    prices = [model.price for judge in judges for model in (*judge.models, *judge.cascade)]
+    if run.spec.stop.judge_money is not None and not any(price.prompt or price.answer for price in prices):
+        wrong.append("spec.stop.judgeMoney: no model of a judge has a price; set one, or limit judgeTokens")
     return wrong
 
 

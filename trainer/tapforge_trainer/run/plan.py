@@ -24,7 +24,7 @@ from ..tasks.contamination import Contamination
 from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
 from .plan_algorithm import algorithm_line, notes_on_algorithm, old_logprobs_recomputed, statistics_line
-from .plan_rewards import notes_on_rewards, rewards_line, verdicts_per_update
+from .plan_rewards import judge_budget, notes_on_rewards, rewards_line, verdicts_per_update
 from .plan_tasks import notes_on_tasks, sampler_line
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -75,6 +75,8 @@ class Plan:
     rewards: str
     #: of judges, per update; empty: there is none
     verdicts: str
+    #: what judges may use; empty: there is no limit
+    judge_budget: str
     ranks: int
     engines: int
     #: of an engine's device; None: what its share of a GPU leaves
@@ -144,6 +146,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         statistics=statistics_line(spec),
         rewards=rewards_line(spec),
         verdicts=verdicts_per_update(spec),
+        judge_budget=judge_budget(spec),
         ranks=learner.ranks,
         engines=engine.replicas,
         kv_cache_mib=engine.kv_cache_mib,
@@ -337,6 +340,7 @@ def render(p: Plan) -> str:
         f"old log-probabilities from the {p.old_logprobs}; new weights arrive {arrive}",
         "rewards": p.rewards,
         **({"verdicts": p.verdicts} if p.verdicts else {}),
+        **({"judge budget": p.judge_budget} if p.judge_budget else {}),
         "algorithm": p.algorithm,
         **({"statistics": p.statistics} if p.statistics else {}),
         "context": f"{p.context_tokens:,} tokens: prompt up to {p.prompt_tokens:,}, answer up to {p.response_tokens:,}",

@@ -33,6 +33,29 @@ def verdicts_per_update(spec: TrainingRunSpec) -> str:
     return "; ".join(parts)
 
 
+def judge_budget(spec: TrainingRunSpec) -> str:
+    """What judges may use, and how much that is for each vote of the run; empty: there is no limit. Votes of steps are
+    known where rollout.maxSteps says how many steps there may be."""
+    stop = spec.stop
+    judges = [stream for stream in spec.rewards.streams if stream.judge is not None]
+    limits = []
+    if stop.judge_tokens is not None:
+        limits.append((f"{stop.judge_tokens:,} tokens", float(stop.judge_tokens), "{:,.0f}"))
+    if stop.judge_money is not None:
+        limits.append((f"{stop.judge_money:,g} of money", stop.judge_money, "{:,.4g}"))
+    if not limits or not judges:
+        return ""
+    votes = 0
+    for stream in judges:
+        steps = 1 if stream.kind != "steps" else spec.rollout.max_steps or 0
+        votes += steps * sum(model.samples for model in stream.judge.models) if stream.judge is not None else 0
+    votes *= stop.max_updates * spec.rollout.groups_per_update * spec.rollout.group_size
+    known = all(stream.kind != "steps" for stream in judges) or spec.rollout.max_steps is not None
+    each = f", for each of {votes:,} votes " if known else ""
+    texts = [text + (each + form.format(limit / votes) if known else "") for text, limit, form in limits]
+    return f"{'; '.join(texts)}; then the run suspends itself after a checkpoint, until it is raised"
+
+
 def notes_on_rewards(spec: TrainingRunSpec) -> list[str]:
     rewards, notes = spec.rewards, []
     where = {
@@ -43,6 +66,9 @@ def notes_on_rewards(spec: TrainingRunSpec) -> list[str]:
         if not _near(urlsplit(model.url).hostname or "")
     }
     notes += [f"screens of the phones are sent to {place}" for place in sorted(where)]
+    limited = spec.stop.judge_tokens is not None or spec.stop.judge_money is not None
+    if limited and not any(stream.judge is not None for stream in rewards.streams):
+        notes.append("stop.judgeTokens and judgeMoney limit judges, and rewards has none")
     if rewards.streams and all(stream.weight == 0 or stream.scale == 0 for stream in rewards.streams):
         notes.append("every stream of rewards has the weight or scale 0: nothing is learned from")
     if spec.algorithm.signal == "outcome" and rewards.streams and rewards.success is None:

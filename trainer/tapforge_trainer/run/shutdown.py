@@ -75,6 +75,7 @@ class StopReason(StrEnum):
     SUSPEND = "suspend"
     DEADLINE = "deadline"
     SUPERSEDED = "superseded"
+    JUDGE_BUDGET = "the judges' budget"
 
 
 class StopSignal:
@@ -87,14 +88,16 @@ class StopSignal:
         #: set when the work shall be cancelled where it stands
         self.aborted = asyncio.Event()
         self.reason: StopReason | None = None
+        #: what a person has to do before the run goes on, if anything
+        self.remedy = ""
         #: spec.stop as it was edited since the run started; None: as the run's file says
         self.limits: Stop | None = None
         self._until: float | None = None
 
-    def request(self, reason: StopReason, grace: float | None = None) -> None:
+    def request(self, reason: StopReason, grace: float | None = None, remedy: str = "") -> None:
         """`grace`: how long the stop may take from now on, seconds; None: as long as it takes."""
         if self.reason is None or reason is StopReason.SUPERSEDED:
-            self.reason = reason
+            self.reason, self.remedy = reason, remedy
         self.requested.set()
         if reason is StopReason.SUPERSEDED:
             self.aborted.set()
@@ -185,8 +188,10 @@ def failure_of(error: BaseException) -> tuple[int, str] | None:
     from tapforge_api.progress import EXIT_CONFIGURATION, EXIT_FAILED, EXIT_STOPPED
 
     from ..learner.checkpoint_storage import FencedOut
+    from ..rewards.budget import JudgeBudgetSpent
 
-    if isinstance(error, FencedOut):  # started again it would only take the run from the other one
+    # Started again, the first would only take the run from the other one, and the second use nothing but machines.
+    if isinstance(error, FencedOut | JudgeBudgetSpent):
         return EXIT_STOPPED, message_of(error)
     if isinstance(error, _configuration_errors()):
         return EXIT_CONFIGURATION, message_of(error)

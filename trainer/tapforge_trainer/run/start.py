@@ -19,6 +19,7 @@ from typing import Any
 
 from tapforge_api import TrainingRun
 from tapforge_api.gpus import gpus_needed
+from tapforge_api.learning import Stop
 from tapforge_envs.clients.phones import PhoneAddress
 from tapforge_envs.slots.source import SlotSource
 
@@ -31,6 +32,7 @@ from ..placement.machine import Device, Machine, NoDevice, device_of, rollout_wo
 from ..placement.placement import ray_logs
 from ..policy import Policy, PolicySettings, gpus_in_ray, in_cluster, object_store_bytes, wait_for_gpus
 from ..recording.actor import RecorderProcess
+from ..rewards.budget import JudgeBudget, episodes_at_once
 from ..rollout.actor import start_rollout_actor
 from ..rollout.baselines import baselines
 from ..rollout.frame_budget import budget_error, frame_budget
@@ -124,7 +126,8 @@ async def running(
             telemetry.view.resume(progress, await asyncio.to_thread(newest_checkpoint, policy.settings.place))
         setup = await _connect(run, policy, rollouts, stop, started, engines=engines)
         async with written(rollouts.slots, folder) if engines else nullcontext():
-            yield RunContext(run, folder, policy, setup, telemetry, stop, warm_started_from), progress
+            budget = judge_budget_of(run, stop, progress or Progress())
+            yield RunContext(run, folder, policy, setup, telemetry, stop, budget, warm_started_from), progress
     except Exception as error:
         if isinstance(error, policy_errors()) and (lines := last_lines(logs, time.time())):
             error.add_note(lines)
@@ -282,6 +285,14 @@ async def _connect(
     if why := budget_error(run, budget):
         raise ConfigurationError(why)
     return replace(setup, record=record, frame_budget=budget)
+
+
+def judge_budget_of(run: TrainingRun, stop: StopSignal, progress: Progress) -> JudgeBudget:
+    def limits() -> Stop:
+        return stop.limits or run.spec.stop
+
+    at_once = episodes_at_once(run.spec.rewards, limits())
+    return JudgeBudget(limits, at_once, progress.judge_tokens, progress.judge_money)
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

@@ -73,6 +73,9 @@ class Progress:
     before: dict[str, Any] = field(default_factory=dict)
     #: figures of the run's first proof of a weight sync, `sync/agreement.py:figures`; None: there was none
     first_proof: dict[str, float] | None = None
+    #: that judges used, prompts and answers; and what they cost
+    judge_tokens: int = 0
+    judge_money: float = 0.0
     #: what members of groups came to, by length: `rollout.stats.by_length`
     members: dict[str, dict[str, int]] = field(default_factory=dict)
 

@@ -61,6 +61,9 @@ class ProgressView:
     #: over all valid attempts; and in the groups that the last update learned from
     success: float | None = None
     success_learned: float | None = None
+    #: what judges have used
+    judge_tokens: int = 0
+    judge_money: float = 0.0
     success_before: str = ""
     success_after: str = ""
     episodes: int = 0
@@ -91,6 +94,7 @@ class ProgressView:
         """Shows a run where its newest checkpoint left it."""
         self.update, self.version, self.success = progress.update, progress.version, progress.success
         self.episodes, self.invalid, self.seconds_rl = progress.episodes, progress.invalid, progress.seconds_rl
+        self.judge_tokens, self.judge_money = progress.judge_tokens, progress.judge_money
         self.saved = saved
 
     def updated(self, event: Mapping[str, Any]) -> None:
