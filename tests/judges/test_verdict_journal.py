@@ -10,7 +10,14 @@ import pytest
 from judged_episodes import played, serving, some, spec
 
 from tapforge_envs.phone import catalog
-from tapforge_trainer.judges.journal import JournalError, VerdictCache, VerdictJournal
+from tapforge_trainer.judges.journal import (
+    JournalError,
+    VerdictCache,
+    VerdictJournal,
+    VerdictRelay,
+    Written,
+    written_down,
+)
 from tapforge_trainer.judges.judge import Trajectory, Verdict, Vote, judge_of
 from tapforge_trainer.judges.server import JudgeServer
 
@@ -69,6 +76,51 @@ async def test_a_last_line_that_was_cut_off_is_asked_again_and_others_are_an_err
         await judge.close()
 
 
+async def test_steps_that_were_judged_before_a_kill_are_not_asked_again(tmp_path: Path) -> None:
+    path, server = tmp_path / "verdicts.jsonl", JudgeServer("simulated-phone")
+    trajectory = max(some(6), key=lambda one: len(one.episode.steps))
+    steps = range(len(trajectory.episode.steps))
+    async with serving(server) as url:
+        judged = spec(url, prompt="simulated-phone-step")
+        journal = VerdictJournal(path)
+        judge = judge_of(judged, "step", journal=journal)
+        async with written_down(journal):
+            first = [await judge.step(trajectory, step) for step in steps[:2]]
+            async with asyncio.timeout(60):
+                while len(path.read_text().splitlines()) < 2:  # noqa: ASYNC110 - a thread writes it
+                    await asyncio.sleep(0.05)
+        await judge.close()  # and the process is killed: the journal is not closed
+        requests = server.requests
+        journal = VerdictJournal(path)
+        assert [line.step for line in journal.of(trajectory.episode.id)] == [0, 1]
+        judge = judge_of(judged, "step", journal=journal)
+        again = [await judge.step(trajectory, step) for step in steps]
+        assert [one.value for one in again[:2]] == [one.value for one in first]
+        assert server.requests == requests + len(steps) - 2
+        # Elsewhere, a judge that is given what is known doesn't ask either, and what it asks for is passed on once.
+        relay = VerdictRelay()
+        relay.know(journal.of(trajectory.episode.id)[:-1])
+        await judge.close()
+        judge, requests = judge_of(judged, "step", journal=relay), server.requests
+        assert [(await judge.step(trajectory, step)).value for step in steps] == [one.value for one in again]
+        assert server.requests == requests + 1
+        _, (new,) = relay.new(0)
+        assert new.step == steps[-1] and relay.new(1) == (1, ())
+        await judge.close()
+        journal.close()
+
+
+def test_a_journal_that_can_not_be_written_says_so_each_time(tmp_path: Path) -> None:
+    journal = VerdictJournal(tmp_path / "verdicts.jsonl")
+    journal.put(Written("k", "c", "e", None, verdict()))
+    assert journal._file is not None
+    journal._file.close()
+    journal._file = open("/dev/full", "ab")  # noqa: SIM115 - the journal closes it
+    for _ in range(2):
+        with pytest.raises(JournalError, match="can't be written: .*No space left"):
+            journal.flush()
+
+
 async def test_equal_questions_are_asked_once(tmp_path: Path) -> None:
     server = JudgeServer("simulated-phone")
     task = catalog.tasks("quickstart", "train").sample(1, 0)
@@ -103,8 +155,8 @@ def test_the_cache_is_bounded_and_the_first_verdict_of_a_key_stays(tmp_path: Pat
         cache.put(name, verdict())
     assert [cache.get(name) is not None for name in "abc"] == [False, True, True]
     journal = VerdictJournal(tmp_path / "verdicts.jsonl")
-    journal.put("k", "c", verdict(1.0), "e", None)
-    journal.put("k", "c", verdict(0.0), "e", None)
+    journal.put(Written("k", "c", "e", None, verdict(1.0)))
+    journal.put(Written("k", "c", "e", None, verdict(0.0)))
     journal.close()
     reopened = VerdictJournal(tmp_path / "verdicts.jsonl")
     assert len(reopened) == 1 and reopened.get("k") == verdict(1.0)

@@ -54,7 +54,7 @@ def rewarder(judge: Scripted, *streams, pauses: list | None = None, **more) -> R
 
     rewards = Rewards.model_validate({"streams": list(streams), **more})
 
-    def make(spec, kind, *, endpoints, usage) -> Scripted:
+    def make(spec, kind, *, endpoints, usage, journal) -> Scripted:
         judge.usage = usage
         return judge
 

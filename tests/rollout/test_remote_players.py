@@ -14,11 +14,20 @@ from tapforge_envs.protocol import EnvironmentFault, Outcome, Reason
 from tapforge_envs.slots.lease_life import LeaseLife
 from tapforge_envs.slots.source import Lease, Verdict
 from tapforge_trainer.attempt import Attempt, AttemptRequest
+from tapforge_trainer.judges.journal import VerdictJournal, VerdictRelay, Written
+from tapforge_trainer.judges.verdicts import Verdict as Judged
 from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout import remote_players
 from tapforge_trainer.rollout.remote_players import RESTART_SECONDS, RESTARTS, RemotePlayers, WorkerError, WorkerLost
 from tapforge_trainer.rollout.worker import RolloutWorker
-from tapforge_trainer.rollout.worker_host import LINK_SECONDS, LeaseTerms, Wanted, WorkerHost, end_on_worker
+from tapforge_trainer.rollout.worker_host import (
+    LINK_SECONDS,
+    LeaseTerms,
+    RewardTerms,
+    Wanted,
+    WorkerHost,
+    end_on_worker,
+)
 from tapforge_trainer.run.shutdown import failure_of
 
 TASK = TASKS.sample(0, 0)
@@ -38,7 +47,9 @@ class Wire:
 
     def __init__(self, generator):
         self.engines = []
-        self.host = WorkerHost(RolloutWorker(AGENT, {"": generator}), self.engines.append, ahead)
+        self.relay = VerdictRelay()
+        self.worker = RolloutWorker(AGENT, {"": generator})
+        self.host = WorkerHost(self.worker, self.engines.append, ahead, self.relay)
         self.silent = asyncio.Event()
         self.dead = asyncio.Event()
         #: the call that plays is lost on its way back, or waits before it says that the process is dead
@@ -80,6 +91,9 @@ class Wire:
 
     async def health(self, phone, seconds):
         return await self.host.health(phone)
+
+    async def reward(self, record, frames, terms):
+        return await self.host.reward(record, frames, terms)
 
     async def close(self):
         self.closed = True
@@ -428,3 +442,88 @@ async def test_workers_that_cannot_be_started_are_a_failure_with_a_message():
         await RemotePlayers(start, 2).start()
     told = (1, "a rollout worker could not be started: it gave no answer within 3600 s")
     assert failure_of(error.value) == told
+
+
+# --- rewards ---
+
+
+class Slow:
+    """In the place of a `Rewarder`: has a verdict on each step, in an order, each once it is let go; then none."""
+
+    def __init__(self, relay):
+        self.relay, self.steps, self.cancelled = relay, asyncio.Queue(), asyncio.Event()
+        #: keys that it had to ask for
+        self.asked = []
+
+    async def rewards(self, record, frames):
+        try:
+            for step in range(2):
+                key = f"{record.id} {step}"
+                if self.relay.get(key) is None:
+                    self.asked.append(key)
+                    await self.steps.get()
+                    verdict = Judged(1.0, "right", (), 0, 1, 1, 0.0, "m")
+                    self.relay.put(Written(key, key, record.id, step, verdict))
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def close(self):
+        pass
+
+
+@asynccontextmanager
+async def asking(journal=None):
+    """An episode was played, and its rewards are asked for."""
+    async with linked(Demonstrator([TASK])) as (players, wires, lease, _):
+        players._journal = journal
+        record = (await players.play(request(), lease())).record
+        wires[0].worker._rewarder = slow = Slow(wires[0].relay)
+        task = asyncio.create_task(players.reward(record, {}))
+        await until(lambda: slow.asked)
+        yield task, slow, record, players, wires
+
+
+async def test_the_rewards_of_a_group_that_is_given_up_are_asked_for_no_longer():
+    async with asking() as (task, slow, *_):
+        await asyncio.sleep(2.5 * remote_players.EXCHANGE_SECONDS)
+        assert not slow.cancelled.is_set(), "while the driver waits, it goes on"
+        task.cancel()
+        async with asyncio.timeout(30):
+            await slow.cancelled.wait()
+
+
+async def test_a_question_that_comes_after_it_was_given_up_is_not_asked():
+    async with asking() as (task, slow, record, _, wires):
+        task.cancel()
+        await slow.cancelled.wait()
+        number = wires[0].wanted[-1].number
+        given_up = await wires[0].reward(record, {}, RewardTerms(number - 1))
+        assert given_up.reason is Reason.VERDICT_MISSING and len(slow.asked) == 1
+
+
+async def test_verdicts_come_while_others_are_asked_for_and_survive_their_worker(tmp_path):
+    journal = VerdictJournal(tmp_path / "verdicts.jsonl")
+    async with asking(journal) as (task, slow, record, players, wires):
+        wires[0].silent.set()
+        slow.steps.put_nowait(None)
+        await until(lambda: len(slow.asked) == 2)
+        assert not journal.of(record.id)
+        wires[0].silent.clear()
+        players._workers[0].wake.set()
+        await until(lambda: journal.of(record.id))
+        await players.verdicts_written()
+        assert len((tmp_path / "verdicts.jsonl").read_text().splitlines()) == 1
+        # A worker that is started in its place is given what is known: only the second step is asked about.
+        task.cancel()
+        wires[0].dead.set()
+        players._workers[0].wake.set()
+        await until(lambda: len(wires) == 2)
+        wires[1].worker._rewarder = again = Slow(wires[1].relay)
+        task = asyncio.create_task(players.reward(record, {}))
+        await until(lambda: again.asked)
+        assert again.asked == [f"{record.id} 1"]
+        again.steps.put_nowait(None)
+        await until(lambda: len(journal.of(record.id)) == 2)
+        task.cancel()

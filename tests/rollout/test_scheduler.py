@@ -334,6 +334,9 @@ class Elsewhere:
     def stop(self, episode, reason):
         self.worker.stop(episode, reason)
 
+    async def verdicts_written(self):
+        await self.worker.verdicts_written()
+
 
 def test_references_to_frames_are_held_until_their_update_is_over():
     async def go():

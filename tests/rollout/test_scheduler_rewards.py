@@ -18,6 +18,7 @@ from tapforge_trainer.recording.reader import FRAMES, Recording
 from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.records import EpisodeRewards
 from tapforge_trainer.rollout.scheduler import RolloutError
+from tapforge_trainer.telemetry.progress import Progress, kept, resumed
 
 
 class Asked:
@@ -174,6 +175,43 @@ def test_an_episode_whose_recorded_screens_are_damaged_has_no_verdict_and_ends_n
             groups = await house.scheduler.next_batch()
             assert "its screens are lost: frame 0123 is damaged" in house.scheduler.rewards.last_missing
         assert {len(group.episodes) for group in groups} == {2}
+
+    run(go())
+
+
+def test_after_a_crash_an_episode_without_a_verdict_is_not_played_again(tmp_path):
+    """Its phone did well: whether it had none before the checkpoint, or between that and the crash."""
+
+    async def go():
+        asked = Asked(lambda record: None if record.id.split(".")[1] == "1" else True)
+        parts = {"rewarder": asked, "rewarded": True, "recorder": RecordingQueue(Recorder(tmp_path))}
+        async with a_house(Demonstrator(POOL), **parts) as house:
+            batch = asyncio.create_task(house.scheduler.next_batch())
+            most = LIMITS.capacity * LIMITS.group_size
+            await until(lambda: len(asked.asked) == most)
+            before = kept(house.scheduler.buffer.unfinished())
+            state, order = house.source.state, house.scheduler.buffer.next_order
+            house.scheduler._pump = lambda: None  # what is consumed makes room for nothing
+            batch.cancel()
+            asked.gate.set()
+            await until(lambda: house.scheduler.rewards.answered == most)
+            after = kept(house.scheduler.buffer.unfinished())
+        assert [len(group["unjudged"]) for group in before] == [0] * 4
+        assert [len(group["unjudged"]) for group in after] == [1] * 4
+        for unfinished in (before, after):
+            again = Asked()
+            again.gate.set()
+            async with a_house(
+                Demonstrator(POOL),
+                resumed=resumed(Progress(unfinished=unfinished), tmp_path),
+                order=order,
+                state=state,
+                prefix="again-",
+                rewarder=again,
+                rewarded=True,
+            ) as house:
+                groups = await house.scheduler.next_batch()
+                assert not again.asked and {len(group.episodes) for group in groups} == {2}
 
     run(go())
 

@@ -4,6 +4,7 @@ outstanding, and gone on with. It can't share the other runs: their rewards are 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -68,6 +69,7 @@ def run(judge: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set
     first.until(lambda: any(event["event"] == "checkpoint" for event in read_events(folder)))
     first.kill()
     first.process.wait(60)
+    shutil.copy(folder / "verdicts.jsonl", folder / "before.jsonl")
     newest = (folder / "checkpoints" / "latest").read_text().strip()
     state = json.loads((folder / "checkpoints" / newest / "state.json").read_text())["driver"]
     awaiting = {name for group in state["unfinished"] for name in group["awaiting"]}
@@ -86,6 +88,18 @@ def test_it_goes_on_and_asks_for_what_was_outstanding(run) -> None:
     # Those that had been recorded by the time of the kill are not played again.
     played = {line["id"] for line in lines if line["kind"] == "episode"}
     assert awaiting & played <= rewarded.keys()
+
+
+def test_verdicts_of_two_workers_are_in_one_journal_and_those_before_the_kill_stay(run) -> None:
+    folder, _, _ = run
+    journal = (folder / "verdicts.jsonl").read_bytes()
+    assert journal.startswith((folder / "before.jsonl").read_bytes().rpartition(b"\n")[0])
+    lines = [json.loads(line) for line in journal.splitlines()]
+    assert len({line["key"] for line in lines}) == len(lines)
+    groups = Recording(folder / "rollout").settled(prompts=False)
+    played = [episode for group in groups for episode in group.episodes]
+    asked = {episode.id for episode in played if episode.reason in ("done", "declared_infeasible")}
+    assert asked and asked <= {line["episode"] for line in lines}
 
 
 def test_success_is_the_judges_and_no_verifier_was_asked(run) -> None:

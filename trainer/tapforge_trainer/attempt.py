@@ -7,6 +7,7 @@ The driver decides (`groups.py`, `evaluation_queue.py` and `scheduler.py` of `ro
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -104,6 +105,27 @@ class EpisodeResult:
     unknown_task: bool = False
 
 
+def unplayed(attempt: Attempt, slot: str, message: str, verdict: Verdict, reason: Reason) -> EpisodeResult:
+    """What is left of an attempt whose steps are lost."""
+    now = time.time()
+    record = EpisodeRecord(
+        id=attempt.episode,
+        group=attempt.group,
+        task=attempt.task,
+        attempt=attempt.rerun,
+        slot=slot,
+        seed=attempt.seed,
+        reason=reason,
+        outcome=None,
+        score=None,
+        message=message,
+        steps=(),
+        started=now,
+        ended=now,
+    )
+    return EpisodeResult(attempt, record, {}, None, verdict=verdict, why=message)
+
+
 class Player(Protocol):
     """Who plays attempts, in this process or another one."""
 
@@ -118,6 +140,10 @@ class Player(Protocol):
     async def reward(self, record: EpisodeRecord, frames: FrameHandle) -> EpisodeRewards:
         """What is found out about an episode that awaits its rewards, after its phone is free. Ends within the run's
         `rewards.deadlineSeconds`. Raises only what the run can't go on with."""
+        ...
+
+    async def verdicts_written(self) -> None:
+        """Returns when every verdict of judges that came so far would survive a power failure. Raises JournalError."""
         ...
 
     def metrics(self) -> dict[str, float]:

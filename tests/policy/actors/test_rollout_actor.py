@@ -29,10 +29,12 @@ from tapforge_envs.slots.source import Lease, Verdict
 from tapforge_trainer.agents import make_agent
 from tapforge_trainer.attempt import Attempt, AttemptRequest
 from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.judges.journal import VerdictJournal
 from tapforge_trainer.records import EpisodeRecord, Sampling
-from tapforge_trainer.rollout import actor
+from tapforge_trainer.rollout import actor, remote_players
 from tapforge_trainer.rollout.actor import RayCarrier, no_rewarder, start_rollout_actor
 from tapforge_trainer.rollout.remote_players import RemotePlayers, WorkerLost
+from tapforge_trainer.rollout.worker_host import RewardTerms
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 TASKS = catalog.tasks("quickstart", "train")
@@ -50,7 +52,7 @@ def lease(server, slot: int = 0) -> Lease:
 
 
 @asynccontextmanager
-async def players_on(tiny: Tiny, count: int = 1, rewarder=no_rewarder):
+async def players_on(tiny: Tiny, count: int = 1, rewarder=no_rewarder, journal=None):
     make = partial(
         make_agent,
         "qwen3-vl",
@@ -62,7 +64,9 @@ async def players_on(tiny: Tiny, count: int = 1, rewarder=no_rewarder):
         response_tokens=64,
     )
     async with phones(2) as server:
-        players = RemotePlayers(lambda _: start_rollout_actor(make, 120, cpus=0, make_rewarder=rewarder), count)
+        players = RemotePlayers(
+            lambda _: start_rollout_actor(make, 120, cpus=0, make_rewarder=rewarder), count, journal=journal
+        )
         await players.start()
         try:
             yield players, server
@@ -103,13 +107,17 @@ async def test_an_actor_that_is_killed_costs_its_attempt_and_another_one_plays(t
 def counting_screens():
     """In the place of a `Rewarder`: gives an episode the number of its screens. It travels by value."""
 
-    def made():
-        from tapforge_trainer.judges.verdicts import Trajectory
+    def made(verdicts):
+        from tapforge_trainer.judges.journal import Written
+        from tapforge_trainer.judges.verdicts import Trajectory, Verdict
         from tapforge_trainer.records import EpisodeRewards
 
         class Counting:
             async def rewards(self, record, frames):
                 screens = float(len(Trajectory.of(record, frames).screens))
+                if verdicts.get(record.id) is None:
+                    verdict = Verdict(1.0, f"in process {os.getpid()}", (), 0, 1, 1, 0.0, "m")
+                    verdicts.put(Written(record.id, "content", record.id, None, verdict))
                 return EpisodeRewards({"count": (screens,)}, record.verified, record.reason, record.verified)
 
             async def close(self):
@@ -121,9 +129,10 @@ def counting_screens():
 
 
 async def test_any_worker_gives_rewards_from_frames_by_reference_also_after_the_one_that_played_died(
-    tiny: Tiny, ray_cluster: None
+    tiny: Tiny, ray_cluster: None, tmp_path: Path
 ) -> None:
-    async with players_on(tiny, 1, counting_screens()) as (players, server):
+    journal = VerdictJournal(tmp_path / "verdicts.jsonl")
+    async with players_on(tiny, 1, counting_screens(), journal) as (players, server):
         result = await players.play(replace(request(0), rewarded=True), lease(server))
         record = result.record
         assert record.awaits_rewards and record.last_frame is not None and not record.valid
@@ -134,6 +143,15 @@ async def test_any_worker_gives_rewards_from_frames_by_reference_also_after_the_
         # Of a recording: read by the driver, which may be on another node.
         recorded = MappingProxyType(await result.frames)
         assert (await players.reward(record, recorded)).streams == {"count": screens}
+        # What its judges said is in the driver's journal, and the one that asked last was told of it.
+        await until(lambda: journal.of(record.id))
+        (first,) = journal.of(record.id)
+        os.kill(await players._workers[0].carrier.process(), signal.SIGKILL)
+        await players.reward(record, recorded)
+        await asyncio.sleep(2 * remote_players.EXCHANGE_SECONDS)
+        assert journal.of(record.id) == (first,)
+        await players.verdicts_written()
+        assert len(VerdictJournal(tmp_path / "verdicts.jsonl")) == 1
 
 
 async def test_screens_that_never_come_from_another_node_are_lost(monkeypatch) -> None:
@@ -141,7 +159,7 @@ async def test_screens_that_never_come_from_another_node_are_lost(monkeypatch) -
     record = EpisodeRecord("e", "g", TASKS.sample(0, 0), 0, "s", 1, Reason.DONE, None, None, "", (), 0.0, 1.0)
     here = actor.RolloutActor(lambda: None, lambda agent: {}, no_rewarder)
     here._host = object()
-    packed = await here.reward(pickle.dumps(record), [asyncio.get_running_loop().create_future()])
+    packed = await here.reward(pickle.dumps((record, RewardTerms())), [asyncio.get_running_loop().create_future()])
     found = pickle.loads(packed)  # noqa: S301 (ours)
     assert found.reason is Reason.VERDICT_MISSING and "its screens are lost" in found.message
 

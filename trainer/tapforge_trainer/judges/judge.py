@@ -27,7 +27,7 @@ from tapforge_api.judge import JudgeModel, JudgeSpec
 from .answers import read_answer
 from .conventions import CONVENTIONS, Kind
 from .endpoint import Endpoint, EndpointError, Endpoints, key_of
-from .journal import VerdictCache, VerdictJournal
+from .journal import VerdictCache, Verdicts, Written
 from .openai_chat import Said, Wire, wire_of
 from .prompt_file import Prompt, PromptError
 from .question import Question, check, step_question, task_question
@@ -73,7 +73,7 @@ class Judge:
         panels: Sequence[Sequence[_Asked]],
         usage: Usage,
         cache: VerdictCache,
-        journal: VerdictJournal | None,
+        journal: Verdicts | None,
         owned: Endpoints | None,
     ):
         self.spec = spec
@@ -141,7 +141,7 @@ class Judge:
             self.usage.verdicts += 1
             self._cache.put(content, verdict)
             if self._journal is not None:
-                self._journal.put(key, content, verdict, episode, step)
+                self._journal.put(Written(key, content, episode, step, verdict))
             return verdict
         finally:
             lock.release()
@@ -236,7 +236,7 @@ def judge_of(
     *,
     endpoints: Endpoints | None = None,
     usage: Usage | None = None,
-    journal: VerdictJournal | None = None,
+    journal: Verdicts | None = None,
     cache: VerdictCache | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Judge:

@@ -27,6 +27,7 @@ from tapforge_envs.protocol import Outcome, Reason
 
 from ..frames.frame import FittedFrame
 from ..judges.endpoint import Endpoints
+from ..judges.journal import Verdicts
 from ..judges.judge import Judge, Kind, divided, judge_of
 from ..judges.usage import Usage
 from ..judges.verdicts import Trajectory, Verdict, VerdictMissing
@@ -53,7 +54,9 @@ class _Values:
 
 
 class MakeJudge(Protocol):
-    def __call__(self, spec: JudgeSpec, kind: Kind, *, endpoints: Endpoints, usage: Usage) -> Judge: ...
+    def __call__(
+        self, spec: JudgeSpec, kind: Kind, *, endpoints: Endpoints, usage: Usage, journal: Verdicts | None
+    ) -> Judge: ...
 
 
 class Rewarder:
@@ -65,9 +68,10 @@ class Rewarder:
         processes: int = 1,
         make_judge: MakeJudge = judge_of,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        journal: Verdicts | None = None,
     ):
-        """`processes`: that ask the same endpoints. Raises ValueError, TypeError and UnknownName for what can't be
-        asked."""
+        """`processes`: that ask the same endpoints; `journal`: of verdicts, which aren't asked for again. Raises
+        ValueError, TypeError and UnknownName for what can't be asked."""
         self._spec, self._sleep = rewards, sleep
         # Judges of one endpoint share its places, and all of them what is counted.
         self._endpoints, self._usage, self._reported = Endpoints(), Usage(), Usage().as_json()
@@ -79,7 +83,9 @@ class Rewarder:
                 seconds = min(stream.judge.deadline_seconds, _OWN_SHARE * rewards.deadline_seconds)
                 spec = divided(stream.judge.model_copy(update={"deadline_seconds": seconds}), processes)
                 kind: Kind = "task" if stream.kind == "judge" else "step"
-                self._judges[stream.name] = make_judge(spec, kind, endpoints=self._endpoints, usage=self._usage)
+                self._judges[stream.name] = make_judge(
+                    spec, kind, endpoints=self._endpoints, usage=self._usage, journal=journal
+                )
             else:
                 self._rewards[stream.name] = reward_of(stream)
 

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 from ..agents.agent import Agent
 from ..attempt import AttemptRequest, EpisodeResult
 from ..frames.handles import FrameHandle
+from ..judges.journal import VerdictRelay, Verdicts
 from ..placement.actors import reason
 from ..records import EpisodeRecord, EpisodeRewards, Generator
 from ..rewards.rewarder import Rewarder, missing
 from .baselines import baselines
 from .remote_players import WorkerLost
 from .worker import RolloutWorker
-from .worker_host import Health, LeaseTerms, Wanted, WorkerHost, WorkerReport
+from .worker_host import Health, LeaseTerms, RewardTerms, Wanted, WorkerHost, WorkerReport
 
 if TYPE_CHECKING:
     from tapforge_envs.clients.phones import PhoneAddress
@@ -42,7 +43,7 @@ _READY_SECONDS = 30.0
 _FETCH_SECONDS = 120.0
 
 MakePolicies = Callable[[Agent], Mapping[str, Generator]]
-MakeRewarder = Callable[[], Rewarder | None]
+MakeRewarder = Callable[[Verdicts], Rewarder | None]
 
 
 class RolloutActor:
@@ -57,8 +58,9 @@ class RolloutActor:
     async def ready(self) -> None:
         agent = await asyncio.to_thread(self._make_agent)
         self._policies.update(self._make_policies(agent))
-        worker = RolloutWorker(agent, self._policies, rewarder=self._make_rewarder())
-        self._host = WorkerHost(worker, self._use_engines)
+        verdicts = VerdictRelay()
+        worker = RolloutWorker(agent, self._policies, rewarder=self._make_rewarder(verdicts))
+        self._host = WorkerHost(worker, self._use_engines, verdicts=verdicts)
 
     async def play(self, request: AttemptRequest, terms: LeaseTerms) -> tuple[bytes, Any]:
         """The first value is pickled here: Ray's own pickler takes twice as long for records."""
@@ -71,7 +73,7 @@ class RolloutActor:
         from ray.exceptions import ObjectLostError
 
         assert self._host is not None
-        record: EpisodeRecord = pickle.loads(packed)  # noqa: S301 (the driver's)
+        record, terms = pickle.loads(packed)  # noqa: S301 (the driver's)
         try:
             async with asyncio.timeout(_FETCH_SECONDS):
                 frames = handle[0] if isinstance(handle[0], Mapping) else await handle[0]
@@ -80,7 +82,7 @@ class RolloutActor:
         except TimeoutError:
             why = f"its screens are lost: they didn't come from their node within {_FETCH_SECONDS:g} s"
             return pickle.dumps(missing(record, why))
-        return pickle.dumps(await self._host.reward(record, frames))
+        return pickle.dumps(await self._host.reward(record, frames, terms))
 
     async def exchange(self, wanted: Wanted) -> WorkerReport:
         assert self._host is not None
@@ -124,10 +126,10 @@ class RayCarrier:
         result: EpisodeResult = pickle.loads(await self._answer(packed, None))  # noqa: S301 (the worker's)
         return replace(result, frames=frames)
 
-    async def reward(self, record: EpisodeRecord, frames: FrameHandle) -> EpisodeRewards:
+    async def reward(self, record: EpisodeRecord, frames: FrameHandle, terms: RewardTerms) -> EpisodeRewards:
         """Ends with the deadline of rewards, or with the worker."""
         async with self._turn:
-            packed = self._actor.reward.remote(pickle.dumps(record), [frames])
+            packed = self._actor.reward.remote(pickle.dumps((record, terms)), [frames])
             await asyncio.sleep(0)
         return pickle.loads(await self._answer(packed, None))  # noqa: S301 (the worker's)
 
@@ -157,7 +159,7 @@ class RayCarrier:
             raise WorkerLost(f"its process {what}: {reason(error)}", dead=dead) from error
 
 
-def no_rewarder() -> None:
+def no_rewarder(verdicts: Verdicts) -> None:
     """For runs whose rewards are all computed from records."""
 
 

@@ -13,17 +13,19 @@ from ..records import EpisodeRecord, GroupRecord
 @dataclass(frozen=True, slots=True)
 class Resumed:
     """A group that was under way when a run was interrupted: finished members are kept, the others are played again.
-    `awaiting`: members that were played to their end, and whose rewards are asked for again."""
+    `awaiting`: members that were played to their end, and whose rewards are asked for again; `unjudged`: whose verdict
+    is missing for good, so that their group goes on without them."""
 
     order: int
     task: Task
     version: int
     episodes: tuple[EpisodeRecord, ...]
     awaiting: tuple[EpisodeRecord, ...] = ()
+    unjudged: tuple[EpisodeRecord, ...] = ()
 
     @property
     def played(self) -> tuple[EpisodeRecord, ...]:
-        return (*self.episodes, *self.awaiting)
+        return (*self.episodes, *self.awaiting, *self.unjudged)
 
 
 @dataclass(slots=True)
@@ -35,6 +37,8 @@ class Place:
     #: played to its end by `running`, and awaiting its rewards
     played: EpisodeRecord | None = None
     lost: bool = False
+    #: why it is lost, where the phone did well and no verdict came
+    unjudged: EpisodeRecord | None = None
     #: that calls to phones took, of attempts that we didn't stop ourselves
     phone_seconds: float = 0.0
     avoid: frozenset[str] = frozenset()
@@ -58,6 +62,9 @@ class Group:
 
     def awaiting(self) -> tuple[EpisodeRecord, ...]:
         return tuple(p.played for p in self.places if p.played is not None)
+
+    def unjudged(self) -> tuple[EpisodeRecord, ...]:
+        return tuple(p.unjudged for p in self.places if p.unjudged is not None)
 
     def as_record(self) -> GroupRecord:
         return GroupRecord(self.id, self.order, self.task, self.version, self.valid())

@@ -153,12 +153,16 @@ class GroupBuffer:
             # Each in its own place: another one would be played with the seed of a finished episode.
             finished = {member_of(episode.id): episode for episode in old.episodes}
             awaiting = {member_of(episode.id): episode for episode in old.awaiting}
+            unjudged = {member_of(episode.id): episode for episode in old.unjudged}
             for member, place in enumerate(group.places):
-                place.record = finished.get(member)
-                if place.record is None and (played := awaiting.get(member)) is not None:
+                place.record, place.unjudged = finished.get(member), unjudged.get(member)
+                place.lost = place.unjudged is not None
+                if place.completed:
+                    continue
+                if (played := awaiting.get(member)) is not None:
                     place.reruns, place.issue = played.attempt, issue_of(played.id)
                     self.played(self._attempt_at(group, member), played)
-                elif place.record is None:
+                else:
                     heapq.heappush(self._pending, (group.order, member, group.id))
             if result := self._settle_if_complete(group):
                 settled.append(result)
@@ -166,7 +170,9 @@ class GroupBuffer:
 
     def unfinished(self) -> list[Resumed]:
         """What `resume` needs after an interruption: every group that no update has consumed."""
-        return [Resumed(g.order, g.task, g.version, g.valid(), g.awaiting()) for g in self._groups.values()]
+        return [
+            Resumed(g.order, g.task, g.version, g.valid(), g.awaiting(), g.unjudged()) for g in self._groups.values()
+        ]
 
     def awaiting(self) -> list[tuple[Attempt, EpisodeRecord]]:
         """Episodes that were played to their end, and await their rewards."""
@@ -232,6 +238,7 @@ class GroupBuffer:
         if why := self._member_ended(place, record, phone_seconds):
             place.record = record if record.valid else None
             place.lost = not record.valid
+            place.unjudged = record if record.reason is Reason.VERDICT_MISSING else None
             self.counts.members[why, length_class(len(record.steps))] += 1
         else:
             heapq.heappush(self._pending, (group.order, attempt.member, group.id))

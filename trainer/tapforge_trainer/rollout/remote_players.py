@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,10 +24,11 @@ from tapforge_envs.protocol import EnvironmentFault, Reason
 from tapforge_envs.slots.lease_life import Clock, wakeful
 from tapforge_envs.slots.source import Lease, Verdict
 
-from ..attempt import AttemptRequest, EpisodeResult
+from ..attempt import AttemptRequest, EpisodeResult, unplayed
 from ..frames.handles import FrameHandle
+from ..judges.journal import VerdictJournal
 from ..records import EpisodeRecord, EpisodeRewards
-from .worker_host import LINK_SECONDS, Health, LeaseTerms, Wanted, WorkerReport, end_on_worker
+from .worker_host import LINK_SECONDS, Health, LeaseTerms, RewardTerms, Wanted, WorkerReport, end_on_worker
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Carrier(Protocol):
     async def exchange(self, wanted: Wanted, seconds: float) -> WorkerReport: ...
     async def play(self, request: AttemptRequest, terms: LeaseTerms) -> EpisodeResult: ...
     async def health(self, phone: PhoneAddress, seconds: float) -> Health: ...
-    async def reward(self, record: EpisodeRecord, frames: FrameHandle) -> EpisodeRewards: ...
+    async def reward(self, record: EpisodeRecord, frames: FrameHandle, terms: RewardTerms) -> EpisodeRewards: ...
     async def close(self) -> None: ...
 
 
@@ -71,6 +71,9 @@ class _Attempt:
     lease: Lease
     stop: Reason | None = None
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def lost(self, why: str, verdict: Verdict, reason: Reason) -> EpisodeResult:
+        return unplayed(self.request.attempt, self.lease.slot, why, verdict, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,9 @@ class _Worker:
     #: what it knows of the engines
     engines: Any = None
     #: episodes whose rewards it asks for
-    rewarding: int = 0
+    rewarding: set[str] = field(default_factory=set)
+    #: verdicts that came from it
+    verdicts: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -115,16 +120,22 @@ class _Home:
 class RemotePlayers:
     """A `Player`. Belongs to one event loop."""
 
-    def __init__(self, start: Callable[[int], Awaitable[Carrier]], workers: int, clock: Clock = wakeful):
-        """`start` begins a worker, given its number, and returns when it can play; it has a deadline of its own."""
+    def __init__(
+        self,
+        start: Callable[[int], Awaitable[Carrier]],
+        workers: int,
+        clock: Clock = wakeful,
+        journal: VerdictJournal | None = None,
+    ):
+        """`start` begins a worker, given its number, and returns when it can play; it has a deadline of its own.
+        `journal`: takes the verdicts that workers get."""
         self._start = start
-        self._clock = clock
+        self._clock, self._journal = clock, journal
         self._workers = [_Worker(index) for index in range(workers)]
         self._home: dict[str, _Home] = {}
         self._links: list[asyncio.Task[None]] = []
-        self._restarted = 0
         self._failure: WorkerError | None = None
-        self._stall = 0.0
+        self._restarted, self._stall = 0, 0.0
         self._engines: Any = None
 
     async def start(self) -> None:
@@ -179,16 +190,22 @@ class RemotePlayers:
         if isinstance(frames, Mapping) and not isinstance(frames, dict):
             frames = await asyncio.to_thread(dict, frames)
         while True:  # ends: a worker that is lost again and again is a failure
-            worker = min(self._workers, key=lambda worker: (worker.rewarding, worker.index))
-            worker.rewarding += 1
+            worker = min(self._workers, key=lambda worker: (len(worker.rewarding), worker.index))
+            worker.rewarding.add(record.id)
             try:
                 if (carrier := await self._carrier(worker)) is None:
                     raise self._failure or WorkerError("no rollout worker is left")
-                return await carrier.reward(record, frames)
+                known = self._journal.of(record.id) if self._journal is not None else ()
+                return await carrier.reward(record, frames, RewardTerms(worker.number, known))
             except WorkerLost:
                 self._doubt(worker, carrier)
             finally:
-                worker.rewarding -= 1
+                worker.rewarding.discard(record.id)
+                worker.wake.set()  # one that is given up is asked about no longer
+
+    async def verdicts_written(self) -> None:
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.flush)
 
     async def health(self, phone: PhoneAddress) -> str:
         worker = self._worker_of(phone.slot)
@@ -216,7 +233,7 @@ class RemotePlayers:
     async def _played(self, worker: _Worker, attempt: _Attempt) -> EpisodeResult:
         carrier = await self._informed(worker, attempt)
         if attempt.stop is not None:
-            return _unplayed(attempt, "stopped before it began", Verdict.UNPROVEN, attempt.stop)
+            return attempt.lost("stopped before it began", Verdict.UNPROVEN, attempt.stop)
         if carrier is None:
             assert self._failure is not None
             raise self._failure
@@ -228,7 +245,7 @@ class RemotePlayers:
             if not lost.dead:
                 left = self._abandon(worker, attempt, str(lost)) - self._clock()
                 await asyncio.sleep(max(0.0, left))
-            return _unplayed(attempt, str(lost), Verdict.DIRTY, Reason.CANCELLED)
+            return attempt.lost(str(lost), Verdict.DIRTY, Reason.CANCELLED)
         except asyncio.CancelledError:
             self._abandon(worker, attempt, "the driver gave the attempt up")
             raise
@@ -291,7 +308,7 @@ class RemotePlayers:
         return home.worker
 
     async def _begin(self, worker: _Worker) -> None:
-        worker.carrier, worker.engines = await self._start(worker.index), None
+        worker.carrier, worker.engines, worker.verdicts = await self._start(worker.index), None, 0
         await self._exchange(worker)
 
     async def _link(self, worker: _Worker) -> None:
@@ -324,6 +341,10 @@ class RemotePlayers:
         worker.worker_now, worker.answered = report.now, self._clock()
         worker.steps, worker.engines = report.steps, engines
         self._stall = max(self._stall, report.stall)
+        if self._journal is not None:
+            for line in report.verdicts[worker.verdicts - report.verdicts_before :]:
+                self._journal.put(line)
+        worker.verdicts = max(worker.verdicts, report.verdicts_before + len(report.verdicts))
         worker.ready.set()
 
     def _wanted(self, worker: _Worker) -> Wanted:
@@ -342,6 +363,8 @@ class RemotePlayers:
             {terms.key: why for terms, attempt in playing if (why := attempt.lease.life.lost)}
             | {key: gone.why for key, gone in abandoned.items()},
             stop,
+            frozenset(worker.rewarding),
+            worker.verdicts,
             None if worker.engines is self._engines else self._engines,
         )
 
@@ -375,24 +398,3 @@ class RemotePlayers:
             self._failure.__cause__ = error
         for worker in self._workers:
             worker.ready.set()
-
-
-def _unplayed(attempt: _Attempt, message: str, verdict: Verdict, reason: Reason) -> EpisodeResult:
-    """What is left of an attempt whose steps are lost."""
-    asked, now = attempt.request.attempt, time.time()
-    record = EpisodeRecord(
-        id=asked.episode,
-        group=asked.group,
-        task=asked.task,
-        attempt=asked.rerun,
-        slot=attempt.lease.slot,
-        seed=asked.seed,
-        reason=reason,
-        outcome=None,
-        score=None,
-        message=message,
-        steps=(),
-        started=now,
-        ended=now,
-    )
-    return EpisodeResult(asked, record, {}, None, verdict=verdict, why=message)

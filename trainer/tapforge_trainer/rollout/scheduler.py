@@ -76,8 +76,7 @@ class Scheduler:
         whether environments are asked how these ended. `recorded`: the frames of an episode in the recording."""
         self._loop = asyncio.get_running_loop()
         self._slots, self._player = slots, player
-        self._engines = engines
-        self._tasks = tasks
+        self._engines, self._tasks = engines, tasks
         self._acquire_seconds = acquire_seconds
         self._seed = seed
         self._prefix = prefix
@@ -379,6 +378,7 @@ class Scheduler:
     async def _written(self) -> None:
         if self._recording:
             await self._recording.flush()
+        await self._player.verdicts_written()
         if self._failure:
             raise self._failure
 

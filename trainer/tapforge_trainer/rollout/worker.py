@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from tapforge_envs.slots.source import Lease, Verdict
 from ..agents.agent import Agent
 from ..attempt import AttemptRequest, EpisodeResult
 from ..frames.handles import FrameHandle
+from ..judges.journal import VerdictJournal
 from ..records import EpisodeRecord, EpisodeRewards, Generator
 from ..rewards.rewarder import Rewarder
 from .episode import Episode
@@ -33,10 +35,11 @@ class RolloutWorker:
         policies: Mapping[str, Generator],
         clients: PhoneClients | None = None,
         rewarder: Rewarder | None = None,
+        journal: VerdictJournal | None = None,
     ):
         """`policies` by name; "" is the one that learns. `clients` and `rewarder` are closed with the worker; without
-        `rewarder` no attempt may ask for rewards."""
-        self._agent, self._rewarder = agent, rewarder
+        `rewarder` no attempt may ask for rewards. `journal`: of its verdicts, where it is written in this process."""
+        self._agent, self._rewarder, self._journal = agent, rewarder, journal
         self._policies = policies
         self._clients = clients or PhoneClients()
         self._playing: dict[str, Episode] = {}
@@ -71,6 +74,10 @@ class RolloutWorker:
         if self._rewarder is None:
             raise ValueError(f"episode {record.id} awaits rewards, and this worker was started without any to ask for")
         return await self._rewarder.rewards(record, frames)
+
+    async def verdicts_written(self) -> None:
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.flush)
 
     def metrics(self) -> dict[str, float]:
         """None: its loop is the driver's."""

@@ -10,6 +10,9 @@ Rules of leases:
 2. Without an answered message a lease ends `LINK_SECONDS` after the last one, however long its claim lives. A driver
    that is started in place of another waits as long before it uses phones that no broker fences.
 3. Shortly before, the worker stops its attempts as cancelled, so that they return their steps.
+
+Rewards: a worker goes on asking for those of an episode as long as the driver says that it waits for them. Verdicts
+that came meanwhile are in every report until the driver says that it has them.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from tapforge_envs.slots.source import Lease
 
 from ..attempt import AttemptRequest, EpisodeResult
 from ..frames.handles import FrameHandle
+from ..judges.journal import VerdictRelay, Written
 from ..records import EpisodeRecord, EpisodeRewards
+from ..rewards.rewarder import missing
 from .stall import StallMonitor
 from .worker import RolloutWorker
 
@@ -61,6 +66,10 @@ class Wanted:
     lost: Mapping[str, str] = field(default_factory=dict)
     #: attempts to end, by the episode's name; one that isn't being played has ended
     stop: Mapping[str, Reason] = field(default_factory=dict)
+    #: episodes whose rewards are waited for
+    rewards: frozenset[str] = frozenset()
+    #: verdicts of this worker that the driver has
+    verdicts: int = 0
     #: how the engines are reached, for `use_engines`; None: as was said before
     engines: Any = None
 
@@ -75,6 +84,17 @@ class WorkerReport:
     steps: Mapping[str, int] = field(default_factory=dict)
     #: the longest time in seconds that the worker's loop stood still, since the last report
     stall: float = 0.0
+    #: verdicts that it had reported before, and those after them
+    verdicts_before: int = 0
+    verdicts: tuple[Written, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTerms:
+    """`number`: of the last message before the question; `known`: verdicts on the episode that the driver has."""
+
+    number: int = 0
+    known: tuple[Written, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +114,22 @@ class Health:
 class WorkerHost:
     """Belongs to one event loop. Its methods are what the driver may call."""
 
-    def __init__(self, worker: RolloutWorker, use_engines: Callable[[Any], None], clock: Clock = wakeful):
-        """`use_engines` takes what the driver says of them, each time that it changes."""
+    def __init__(
+        self,
+        worker: RolloutWorker,
+        use_engines: Callable[[Any], None],
+        clock: Clock = wakeful,
+        verdicts: VerdictRelay | None = None,
+    ):
+        """`use_engines` takes what the driver says of them, each time that it changes. `verdicts`: that the worker's
+        judges give."""
+        self._verdicts = verdicts or VerdictRelay()
+        self._rewards: dict[str, tuple[int, asyncio.Task[EpisodeRewards]]] = {}
+        self._wanted = Wanted(-1)
         self._worker = worker
         self._use_engines = use_engines
         self._clock = clock
         self._lives: dict[str, LeaseLife] = {}
-        self._newest = -1
         self._heard = clock()
         self._stalls: StallMonitor | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -114,8 +143,23 @@ class WorkerHost:
         finally:
             del self._lives[terms.key]
 
-    async def reward(self, record: EpisodeRecord, frames: FrameHandle) -> EpisodeRewards:
-        return await self._worker.reward(record, frames)
+    async def reward(
+        self, record: EpisodeRecord, frames: FrameHandle, terms: RewardTerms = RewardTerms()
+    ) -> EpisodeRewards:
+        """Of one that the driver gives up they are missing."""
+        given_up = missing(record, "its rewards are not waited for any more")
+        if self._given_up(record.id, terms.number):
+            return given_up
+        self._verdicts.know(terms.known)
+        task = asyncio.get_running_loop().create_task(self._worker.reward(record, frames), name=f"rewards {record.id}")
+        self._rewards[record.id] = terms.number, task
+        try:
+            await asyncio.wait({task})
+            return given_up if task.cancelled() else task.result()
+        finally:
+            task.cancel()
+            if self._rewards.get(record.id) == (terms.number, task):
+                del self._rewards[record.id]
 
     def exchange(self, wanted: Wanted) -> WorkerReport:
         """May be called again with the same message."""
@@ -123,8 +167,11 @@ class WorkerHost:
         if self._watch is None or self._stalls is None:
             self._stalls = StallMonitor()
             self._watch = asyncio.get_running_loop().create_task(self._stop_when_silent(), name="silent driver")
-        if wanted.number > self._newest:
-            self._newest = wanted.number
+        if wanted.number > self._wanted.number:
+            self._wanted = wanted
+            for episode, (number, task) in self._rewards.items():
+                if self._given_up(episode, number):
+                    task.cancel()
             if wanted.engines is not None:
                 self._use_engines(wanted.engines)
             for key, ends in wanted.leases.items():
@@ -135,7 +182,9 @@ class WorkerHost:
                     life.lose(why)
             for episode, reason in wanted.stop.items():
                 self._worker.stop(episode, reason)
-        return WorkerReport(wanted.number, self._clock(), self._worker.steps, self._stalls.stalls().longest)
+        before, verdicts = self._verdicts.new(wanted.verdicts)
+        stall = self._stalls.stalls().longest
+        return WorkerReport(wanted.number, self._clock(), self._worker.steps, stall, before, verdicts)
 
     async def health(self, phone: PhoneAddress) -> Health:
         try:
@@ -149,6 +198,10 @@ class WorkerHost:
         if self._stalls is not None:
             self._stalls.close()
         await self._worker.close()
+
+    def _given_up(self, episode: str, number: int) -> bool:
+        """`number`: of the last message before the driver asked."""
+        return self._wanted.number > number and episode not in self._wanted.rewards
 
     async def _stop_when_silent(self) -> None:
         while True:

@@ -11,14 +11,15 @@ from tapforge_api import TrainingRun
 from ..algorithms.composition import objective_of
 from ..algorithms.registry import built_in
 from ..batch import BatchRules, build_batch
+from ..judges.journal import Verdicts
 from ..rewards.rewarder import Rewarder
 from ..rewards.streams import stream_rules
 
 
-def rewarder_of(run: TrainingRun, processes: int = 1) -> Rewarder | None:
+def rewarder_of(run: TrainingRun, processes: int = 1, journal: Verdicts | None = None) -> Rewarder | None:
     """What asks for the rewards of episodes; None: all are computed from records. `processes`: how many share what an
-    endpoint may be asked at once."""
-    return Rewarder(run.spec.rewards, processes=processes) if run.spec.rewards.asked else None
+    endpoint may be asked at once; `journal`: of their verdicts."""
+    return Rewarder(run.spec.rewards, processes=processes, journal=journal) if run.spec.rewards.asked else None
 
 
 def reward_errors(run: TrainingRun) -> list[str]:

@@ -25,6 +25,7 @@ from tapforge_envs.slots.source import SlotSource
 
 from ..agents import Agent
 from ..agents.made_up import made_up_episode
+from ..judges.journal import VERDICTS, VerdictJournal, written_down
 from ..learner.checkpoint_storage import CheckpointBackend, place_of
 from ..model_source.ref import ModelError, ModelRef, ModelRefused
 from ..placement.actor_log import NUMBER, keep_ray_logs, last_lines
@@ -92,7 +93,10 @@ async def running(
     checkpoints_of(run, folder).parent.mkdir(parents=True, exist_ok=True)
     machine, device = await _device(run, telemetry, stop)
     source, model = await _model(run, folder, telemetry, weights, keep=place is not None)
-    rollouts = _rollouts(run, source, model, device, engines=engines)
+    journal = await asyncio.to_thread(VerdictJournal, folder / VERDICTS) if engines and _judged(run) else None
+    if journal is not None and journal.dropped is not None:
+        telemetry.note(journal.dropped)
+    rollouts = _rollouts(run, source, model, device, journal, engines=engines)
     size = sum(file.size for file in source.files) / 2**30
     fetch = f"; a node that lacks {source.place} fetches {size:,.1f} GiB" if size else ""
     telemetry.phase(f"starting {'phones, engine and learner' if engines else 'the learner'}{fetch}", "Loading")
@@ -125,7 +129,8 @@ async def running(
             policy.proofs.first = progress.first_proof
             telemetry.view.resume(progress, await asyncio.to_thread(newest_checkpoint, policy.settings.place))
         setup = await _connect(run, policy, rollouts, stop, started, engines=engines)
-        async with written(rollouts.slots, folder) if engines else nullcontext():
+        writes = written(rollouts.slots, folder) if engines else nullcontext()
+        async with writes, written_down(journal) if journal is not None else nullcontext():
             budget = judge_budget_of(run, stop, progress or Progress())
             yield RunContext(run, folder, policy, setup, telemetry, stop, budget, warm_started_from), progress
     except Exception as error:
@@ -133,7 +138,7 @@ async def running(
             error.add_note(lines)
         raise
     finally:
-        closing = _ray_logs_kept(logs), rollouts.slots.close(), _closed(rollouts.player, policy)
+        closing = _ray_logs_kept(logs), rollouts.slots.close(), _closed(rollouts.player, policy, journal)
         for result in await asyncio.gather(*closing, return_exceptions=True):
             if isinstance(result, Exception):
                 log.warning("closing failed: %s", result)
@@ -173,12 +178,14 @@ async def _model(
     return source, model
 
 
-def _rollouts(run: TrainingRun, source: ModelRef, model: Path, device: Device, *, engines: bool) -> _Rollouts:
+def _rollouts(
+    run: TrainingRun, source: ModelRef, model: Path, device: Device, journal: VerdictJournal | None, *, engines: bool
+) -> _Rollouts:
     """Nothing of it runs yet. Without `engines` nothing will be played."""
     agent = assembly.agent_of(run, model)
     policies: dict[str, Any] = baselines(agent)
-    rewarder = rewarder_of(run) if engines else None
-    player: RolloutWorker | RemotePlayers = RolloutWorker(agent, policies, rewarder=rewarder)
+    rewarder = rewarder_of(run, journal=journal) if engines else None
+    player: RolloutWorker | RemotePlayers = RolloutWorker(agent, policies, rewarder=rewarder, journal=journal)
 
     async def health(phone: PhoneAddress) -> str:
         return await player.health(phone)
@@ -193,7 +200,7 @@ def _rollouts(run: TrainingRun, source: ModelRef, model: Path, device: Device, *
         cpus = 1 if device != "cpu" and in_cluster() else 0
         asks = partial(rewarder_of, run, workers)
         player = RemotePlayers(
-            lambda _: start_rollout_actor(make_agent, seconds, cpus=cpus, make_rewarder=asks), workers
+            lambda _: start_rollout_actor(make_agent, seconds, cpus=cpus, make_rewarder=asks), workers, journal=journal
         )
     return _Rollouts(agent, slots, player, policies)
 
@@ -287,6 +294,10 @@ async def _connect(
     return replace(setup, record=record, frame_budget=budget)
 
 
+def _judged(run: TrainingRun) -> bool:
+    return any(stream.judge is not None for stream in run.spec.rewards.streams)
+
+
 def judge_budget_of(run: TrainingRun, stop: StopSignal, progress: Progress) -> JudgeBudget:
     def limits() -> Stop:
         return stop.limits or run.spec.stop
@@ -298,8 +309,10 @@ def judge_budget_of(run: TrainingRun, stop: StopSignal, progress: Progress) -> J
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-async def _closed(player: RolloutWorker | RemotePlayers, policy: Policy) -> None:
+async def _closed(player: RolloutWorker | RemotePlayers, policy: Policy, journal: VerdictJournal | None = None) -> None:
     try:
         await player.close()
     finally:
         await policy.close()  # and Ray with it
+        if journal is not None:
+            await asyncio.to_thread(journal.close)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapforge_api.learning import Stop
 from tapforge_api.reading import read_record
-from tapforge_envs.protocol import Task
+from tapforge_envs.protocol import Reason, Task
 
 from ..recording.reader import Recording
 from ..records import GroupRecord
@@ -177,7 +177,7 @@ def needed_episodes(checkpoints: Path) -> set[str]:
             unfinished = read_state(folder)["driver"].get("unfinished", ())
         except (CheckpointError, OSError):  # unfinished, removed meanwhile, or of no use for resuming
             continue
-        needed.update(name for group in unfinished for name in (*group["episodes"], *group.get("awaiting", ())))
+        needed.update(name for group in unfinished for name in _names(group))
     return needed
 
 
@@ -207,6 +207,7 @@ def kept(groups: Sequence[Resumed]) -> list[dict[str, Any]]:
             "task": group.task.model_dump(),
             "episodes": [episode.id for episode in group.episodes],
             "awaiting": [episode.id for episode in group.awaiting],
+            "unjudged": [episode.id for episode in group.unjudged],
         }
         for group in groups
     ]
@@ -215,7 +216,7 @@ def kept(groups: Sequence[Resumed]) -> list[dict[str, Any]]:
 def resumed(progress: Progress, rollout: Path) -> list[Resumed]:
     """The groups under way at the last checkpoint, with those of their episodes that are in the recording with all
     their frames, as the model saw them. The others are played again. One that awaited its rewards may have them by
-    now."""
+    now, or have none for good."""
     return _recorded(progress.unfinished, rollout, "they are played again")
 
 
@@ -229,10 +230,15 @@ def replayable(progress: Progress, rollout: Path) -> list[GroupRecord]:
     return [GroupRecord(g.episodes[0].group, g.order, g.task, g.version, g.episodes) for g in whole]
 
 
+def _names(group: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of the episodes of a group under way; a checkpoint of an earlier release has fewer of them."""
+    return (*group["episodes"], *group.get("awaiting", ()), *group.get("unjudged", ()))
+
+
 def _recorded(groups: Sequence[Mapping[str, Any]], rollout: Path, otherwise: str) -> list[Resumed]:
     if not groups:
         return []
-    named = [(*group["episodes"], *group.get("awaiting", ())) for group in groups]
+    named = [_names(group) for group in groups]
     wanted = {name for names in named for name in names}
     # A run that was warm-started from another run's checkpoint has none of that run's episodes.
     recording = Recording(rollout)
@@ -249,6 +255,7 @@ def _recorded(groups: Sequence[Mapping[str, Any]], rollout: Path, otherwise: str
                 group["version"],
                 tuple(episode for episode in there if episode.valid),
                 tuple(episode for episode in there if episode.awaits_rewards),
+                tuple(episode for episode in there if episode.reason is Reason.VERDICT_MISSING),
             )
         )
     return kept
