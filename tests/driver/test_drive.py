@@ -74,12 +74,12 @@ async def _drive(
     return await drive(attempt, authority.access(operator.port), read, StopSignal())
 
 
-def _leave_checkpoint(attempt: RunAttempt, update: int) -> Path:
+def _leave_checkpoint(attempt: RunAttempt, update: int, **more: float) -> Path:
     """As if the attempt had come so far."""
     folder = take_over(attempt.storage, attempt.holder) / RUN
     root = folder / "checkpoints"
     root.mkdir(parents=True)
-    driver = {"run": RUN, "uid": "uid-1", "update": update, "version": update, "episodes": 7, "success": 0.5}
+    driver = {"run": RUN, "uid": "uid-1", "update": update, "version": update, "episodes": 7, "success": 0.5, **more}
     document = {"format": 3, "update": update, "driver": driver}
     draft = CheckpointFolder(root).draft(update)
     CheckpointFolder(root).begin(draft, document)
@@ -239,6 +239,25 @@ async def test_an_end_that_was_moved_counts_from_the_first_moment_on(
         await _drive(operator, authority, _attempt(tmp_path, 2), lambda: run)
     (last,) = operator.finals
     assert last.advance.max_updates == 9
+
+
+async def test_a_run_whose_judges_have_spent_their_budget_starts_nothing_until_that_is_raised(
+    operator: SmallOperator, authority: Authority, run: TrainingRun, tmp_path: Path
+) -> None:
+    """The file is that of the start; what was edited since comes with the first answer."""
+    stop = Stop(max_updates=5, judge_tokens=1000)
+    limited = run.model_copy(update={"spec": run.spec.model_copy(update={"stop": stop})})
+    _leave_checkpoint(_attempt(tmp_path), 3, judge_tokens=1010)
+    operator.orders = Answer(limits=stop)
+    assert await _drive(operator, authority, _attempt(tmp_path, 2), lambda: limited) == 75
+    (last,) = operator.finals
+    assert (last.final, last.reason, last.advance.judge_tokens) == ("stopped", "JudgeBudgetSpent", 1010)
+    assert last.message.startswith(
+        "judges have used 1,010 tokens: raise spec.stop.judgeTokens, which is 1,000; the run"
+    )
+    operator.orders = Answer(limits=stop.model_copy(update={"judge_tokens": 5000}))
+    with pytest.raises(SlotError, match="none of the 1 phones"):  # it goes on: it looks for phones
+        await _drive(operator, authority, _attempt(tmp_path, 3), lambda: limited)
 
 
 async def test_a_run_says_where_it_stands_before_anything_is_loaded(

@@ -81,7 +81,7 @@ async def test_steps_that_were_judged_before_a_kill_are_not_asked_again(tmp_path
     trajectory = max(some(6), key=lambda one: len(one.episode.steps))
     steps = range(len(trajectory.episode.steps))
     async with serving(server) as url:
-        judged = spec(url, prompt="simulated-phone-step")
+        judged = spec(url, prompt="simulated-phone-step", model={"price": {"prompt": 2, "answer": 2}})
         journal = VerdictJournal(path)
         judge = judge_of(judged, "step", journal=journal)
         async with written_down(journal):
@@ -92,6 +92,8 @@ async def test_steps_that_were_judged_before_a_kill_are_not_asked_again(tmp_path
         await judge.close()  # and the process is killed: the journal is not closed
         requests = server.requests
         journal = VerdictJournal(path)
+        assert journal.tokens == sum(one.prompt_tokens + one.answer_tokens for one in first) > 0
+        assert journal.money == pytest.approx(journal.tokens * 2e-6)
         assert [line.step for line in journal.of(trajectory.episode.id)] == [0, 1]
         judge = judge_of(judged, "step", journal=journal)
         again = [await judge.step(trajectory, step) for step in steps]

@@ -42,6 +42,9 @@ def test_streams_and_verdicts():
     spec = spec_of(success="judge", verifier="ignored")
     assert rewards_line(spec) == "0.5 x judge; judge says what succeeded, from 0.5 on, and no environment is asked"
     assert verdicts_per_update(spec) == "judge: 8, 3 votes each, 4 questions at once"
+    evaluation = spec.evaluation.model_copy(update={"judged": True, "episodes": 20, "repeats": 2})
+    measured = spec.model_copy(update={"evaluation": evaluation})
+    assert verdicts_per_update(measured).endswith("at once; for a measurement 60 instead")
     assert "refine what outcomes tell" in notes_on_rewards(spec_of())[0]
 
 

@@ -108,9 +108,10 @@ async def _train(
     if saved is not None:
         run = _with_checkpoints(run, resume_from=None)
     await asyncio.to_thread(inspect, run, runs)
-    # The limit that ends the run by its file may have been edited since: the answer says.
-    finished = view.saved is not None and ended(run.spec.stop, progress_of(view.saved))
-    if not await reporter.answered(FINAL_SECONDS if finished else _FIRST_ANSWER):
+    # The limit that ends or suspends the run by its file may have been edited since: the answer says.
+    limits, done = run.spec.stop, progress_of(view.saved) if view.saved is not None else Progress()
+    reached = ended(limits, done) or limits.spent_on_judges(done.judge_tokens, done.judge_money)
+    if not await reporter.answered(FINAL_SECONDS if reached else _FIRST_ANSWER):
         log.warning("no answer from the operator yet; the run starts as its file says")
     if stop.requested.is_set():
         raise Interrupted("stopped")

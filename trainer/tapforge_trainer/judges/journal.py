@@ -118,6 +118,8 @@ class VerdictJournal:
         self._verdicts = VerdictCache()
         #: by episode, the latest ones
         self._episodes: OrderedDict[str, list[Written]] = OrderedDict()
+        #: what the verdicts in it took
+        self.tokens, self.money = 0, 0.0
         self._count = 0
         self._waiting: list[bytes] = []
         self._failure: JournalError | None = None
@@ -188,6 +190,8 @@ class VerdictJournal:
         self._episodes.move_to_end(line.episode)
         if len(self._episodes) > KEPT:
             self._episodes.popitem(last=False)
+        self.tokens += line.verdict.prompt_tokens + line.verdict.answer_tokens
+        self.money += line.verdict.money
         self._count += 1
         return True
 

@@ -168,6 +168,7 @@ class Judge:
             unreadable=sum(vote.value is None for vote in votes),
             prompt_tokens=usage.prompt_tokens,
             answer_tokens=usage.answer_tokens,
+            money=usage.money,
             seconds=time.monotonic() - began,
             model=", ".join(dict.fromkeys(vote.model for vote in poll.votes)),
         )

@@ -58,7 +58,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`value` is in [0, 1]. Tokens and seconds are those of all requests that it took."""
+    """`value` is in [0, 1]. Tokens, money and seconds are those of all requests that it took."""
 
     value: float
     reason: str
@@ -71,9 +71,10 @@ class Verdict:
     model: str
     #: from the cache or the journal: nothing was asked
     cached: bool = False
+    money: float = 0.0
 
     def from_cache(self) -> Verdict:
-        return replace(self, cached=True, prompt_tokens=0, answer_tokens=0, seconds=0.0)
+        return replace(self, cached=True, prompt_tokens=0, answer_tokens=0, seconds=0.0, money=0.0)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -94,6 +95,7 @@ class Verdict:
             seconds=float(line["seconds"]),
             model=str(line["model"]),
             cached=bool(line["cached"]),
+            money=float(line.get("money", 0.0)),
         )
 
 

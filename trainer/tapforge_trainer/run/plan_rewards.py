@@ -30,7 +30,15 @@ def verdicts_per_update(spec: TrainingRunSpec) -> str:
             votes = sum(model.samples for model in stream.judge.models)
             at_once = sum(model.concurrency for model in stream.judge.models)
             parts.append(f"{stream.name}: {episodes:,}{each}, {votes} votes each, {at_once} questions at once")
+    if parts and spec.evaluation.judged:
+        parts.append(f"for a measurement {judged_episodes(spec):,} instead")
     return "; ".join(parts)
+
+
+def judged_episodes(spec: TrainingRunSpec) -> int:
+    """Of a measurement, where judges say how its episodes end."""
+    evaluation = spec.evaluation
+    return evaluation.episodes * (evaluation.repeats * evaluation.sampled + evaluation.greedy)
 
 
 def judge_budget(spec: TrainingRunSpec) -> str:

@@ -131,7 +131,7 @@ async def running(
         setup = await _connect(run, policy, rollouts, stop, started, engines=engines)
         writes = written(rollouts.slots, folder) if engines else nullcontext()
         async with writes, written_down(journal) if journal is not None else nullcontext():
-            budget = judge_budget_of(run, stop, progress or Progress())
+            budget = judge_budget_of(run, stop, progress or Progress(), journal)
             yield RunContext(run, folder, policy, setup, telemetry, stop, budget, warm_started_from), progress
     except Exception as error:
         if isinstance(error, policy_errors()) and (lines := last_lines(logs, time.time())):
@@ -298,12 +298,17 @@ def _judged(run: TrainingRun) -> bool:
     return any(stream.judge is not None for stream in run.spec.rewards.streams)
 
 
-def judge_budget_of(run: TrainingRun, stop: StopSignal, progress: Progress) -> JudgeBudget:
+def judge_budget_of(
+    run: TrainingRun, stop: StopSignal, progress: Progress, journal: VerdictJournal | None = None
+) -> JudgeBudget:
+    """With what earlier sessions used: the journal has what came after the last checkpoint before a crash as well."""
+
     def limits() -> Stop:
         return stop.limits or run.spec.stop
 
     at_once = episodes_at_once(run.spec.rewards, limits())
-    return JudgeBudget(limits, at_once, progress.judge_tokens, progress.judge_money)
+    tokens, money = (journal.tokens, journal.money) if journal is not None else (0, 0.0)
+    return JudgeBudget(limits, at_once, max(tokens, progress.judge_tokens), max(money, progress.judge_money))
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
