@@ -161,7 +161,7 @@ class House:
             (number,) = self.jobs()
             self.sequence += 1
             said = {"attempt": number, "sequence": self.sequence, **fields}
-            said["advance"] = {"update": said.pop("update", 0)}
+            said["advance"] = {"update": said.pop("update", 0), **said.get("advance", {})}
             try:
                 async with asyncio.timeout(1):  # its operator may have died
                     await self.process.runs.reports.take(self.uid, Progress.model_validate(said))

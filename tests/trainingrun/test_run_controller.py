@@ -72,6 +72,37 @@ async def test_a_finished_run_that_nobody_can_read_any_more_stays_what_it_became
     assert {**house.status, "observedGeneration": before["observedGeneration"]} == before
 
 
+async def test_a_driver_whose_judges_have_spent_their_budget_gives_everything_back_until_more_is_given() -> None:
+    """Written, carried out and read from the API server, as an upgrade or another operator would find it."""
+    house = House()
+    house.api.patch(RUN, {"spec": {"stop": {"judgeTokens": 1000}}})
+    process = house.process = Process(house.api, Line(house.api))
+    await process.begin()
+    try:
+        async with asyncio.timeout(60):
+            await house.until(lambda: len(house.jobs()) == 1)
+            house.kuberay("RUNNING", "Running")
+            why = {"reason": "JudgeBudgetSpent", "message": "judges have used 1,010 tokens", "final": "stopped"}
+            kept = {"checkpoint": {"update": 3, "path": "/storage/3"}}
+            await house.report(advance={"update": 3, "judgeTokens": 1010}, **why, **kept)
+            await house.until(lambda: house.says("Suspended", "JudgeBudgetSpent") and not house.jobs())
+            await house.until(lambda: not house.api.of("emulatorpools"))
+        await process.end()
+        process = house.process = Process(house.api, Line(house.api))
+        await process.begin()
+        async with asyncio.timeout(60):
+            house.api.patch(RUN, {"spec": {"stop": {"judgeTokens": 1005}}})
+            generation = house.api.get(RUN)["metadata"]["generation"]
+            await house.until(lambda: house.status["observedGeneration"] == generation)
+            assert house.says("Ready", "JudgeBudgetSpent") and "which is 1,005" in house.status["message"]
+            assert house.status["progress"]["judgeTokens"] == 1010
+            house.api.patch(RUN, {"spec": {"stop": {"judgeTokens": 2000}}})
+            await house.until(lambda: house.jobs() == [2])
+        assert house.status["lostClusters"] == house.status["failures"] == 0
+    finally:
+        await process.end()
+
+
 class Noting(Line):
     """Keeps what is written into the run's status."""
 

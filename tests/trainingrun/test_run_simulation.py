@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from runs_made import DISK, NOON, SAFE, UID, job, made, pool, report
 
+from tapforge_api.learning import Stop
 from tapforge_operator.kube.types import RayHead, RayJob
 from tapforge_operator.trainingrun import plan, rayjob
 from tapforge_operator.trainingrun.plan import plan_run
@@ -44,6 +45,8 @@ STATES = st.sampled_from(
         ("", "ValidationFailed", "no"),
     ]
 )
+#: that judges may use at first, and more each time that it is raised
+_TOKENS = 100
 TERMINAL = ("Complete", "Failed", "ValidationFailed")
 
 
@@ -55,7 +58,8 @@ class RunMachine(RuleBasedStateMachine):
             cluster["activeDeadlineSeconds"] = deadline
         checkpoints = SAFE if storage else {}
         source = {"pool": {"name": "phones", "slots": 4}}
-        self.run = made(cluster=cluster, checkpoints=checkpoints, environment={"source": source})
+        stop = {"judgeTokens": _TOKENS}
+        self.run = made(cluster=cluster, checkpoints=checkpoints, environment={"source": source}, stop=stop)
         self.limit = limit
         self.now = NOON
         self.pool = pool()
@@ -69,7 +73,7 @@ class RunMachine(RuleBasedStateMachine):
         self.final = ""
         self.release = 0
         self.told: list[str] = []
-        self.suspensions = 0
+        self.suspensions = self.spendings = self.used = 0
         self.skips = 0
         self.operator_starts()
 
@@ -120,6 +124,8 @@ class RunMachine(RuleBasedStateMachine):
             assert not ended(self.run.status)
             others = [one for one in self.jobs.values() if one.attempt != planned.create_job]
             assert not others, "a new attempt begins when nothing of the others is left"
+            spent = self.run.spec.stop.spent_on_judges(self.run.status.progress.judge_tokens, 0.0)
+            assert not (spent and is_true(self.run.status, "Suspended")), spent
             if steps:
                 steps -= 1
                 self.ensure_config()
@@ -188,13 +194,19 @@ class RunMachine(RuleBasedStateMachine):
         final=st.sampled_from(["", "", "", "complete", "failed", "configuration", "stopped"]),
         late=st.booleans(),
         update=st.integers(0, 5),
+        spent=st.booleans(),
     )
-    def the_driver_reports(self, final: str, late: bool, update: int) -> None:
+    def the_driver_reports(self, final: str, late: bool, update: int, spent: bool) -> None:
         number = self.run.status.attempt.number - late
         if number >= 1 and any(one.attempt == number for one in self.jobs.values()):
             self.sequence += 1
             made = {"checkpoint": {"update": update, "path": "p"}} if update else {}
-            self.report = report(number, self.sequence, update, final=final, **made)
+            limit = self.run.spec.stop.judge_tokens
+            if spent and final == "stopped" and limit is not None:
+                made["reason"], self.used = "JudgeBudgetSpent", limit
+                self.spendings += 1
+            advance = {"update": update, "maxUpdates": 10, "judgeTokens": self.used}
+            self.report = report(number, self.sequence, final=final, advance=advance, **made)
             self.reported = self.now
             self.gains += update > self.furthest
             self.furthest = max(update, self.furthest)
@@ -211,6 +223,14 @@ class RunMachine(RuleBasedStateMachine):
         spec = self.run.spec.model_copy(update={"suspend": on})
         self.run = replace(self.run, spec=spec, generation=self.run.generation + 1)
 
+    @rule()
+    def the_user_raises_what_judges_may_use(self) -> None:
+        self.limits(self.used + _TOKENS)
+
+    def limits(self, tokens: int | None) -> None:
+        spec = self.run.spec.model_copy(update={"stop": Stop(judge_tokens=tokens)})
+        self.run = replace(self.run, spec=spec, generation=self.run.generation + 1)
+
     @rule(ready=st.integers(0, 4))
     def phones_come_and_go(self, ready: int) -> None:
         self.pool = pool(ready=ready)
@@ -225,6 +245,11 @@ class RunMachine(RuleBasedStateMachine):
 
     # --- what always holds --------------------------------------------------------------------------------------------
 
+    @property
+    def interruptions(self) -> int:
+        """After which a run that goes on does so with a new attempt, and which count as no failure."""
+        return self.suspensions + self.spendings
+
     @invariant()
     def no_attempt_has_two_rayjobs(self) -> None:
         assert all(count == 1 for count in self.created.values()), self.created
@@ -236,7 +261,7 @@ class RunMachine(RuleBasedStateMachine):
         assert status.failures <= self.limit or ended(status)
         counted = (1 + self.gains) * self.limit
         assert status.lost_clusters <= counted + 1
-        assert sum(self.created.values()) <= 1 + counted + status.disruptions + self.suspensions + self.skips
+        assert sum(self.created.values()) <= 1 + counted + status.disruptions + self.interruptions + self.skips
 
     @invariant()
     def the_end_is_the_end(self) -> None:
@@ -280,6 +305,7 @@ class RunMachine(RuleBasedStateMachine):
         assert ended(self.run.status) or not self.jobs, "a suspended run has no RayJob"
         assert ended(self.run.status) or is_true(self.run.status, "Suspended")
         self.the_user_suspends_or_resumes(False)
+        self.limits(None)
         self.pool = pool()
         for _ in range(200):
             self.passes(1)
