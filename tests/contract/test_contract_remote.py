@@ -1,7 +1,8 @@
 """What the operator writes for people's machines, through `tapforge cluster`: how a run is, where its log is, and where
 its files are; and the program that hands those out, through the client that fetches them.
 
-Writers: `trainingrun.plan`, `trainingrun.rayjob`, `cluster.storage`, `cluster.files`. Readers: `remote`.
+Writers: `trainingrun.plan`, `trainingrun.rayjob`, `cluster.status_report`, `cluster.storage`,
+`cluster.files`. Readers: `remote`.
 """
 
 from __future__ import annotations
@@ -17,20 +18,26 @@ from typing import IO, Any
 import pytest
 from brokers_office import more
 from operators_part import RUN_FILES, environment, made, pods_of, ray_job, seen, written
-from runs_made import UID, Story, job, lasting
+from runs_made import NOON, UID, Story, job, lasting
 from runs_made import made as made_run
 
 from tapforge_api import TrainingRun
 from tapforge_api import attempt as place
+from tapforge_api.learning import Stop
+from tapforge_api.progress import Progress
 from tapforge_operator import labels
 from tapforge_trainer.cluster import storage
 from tapforge_trainer.cluster.attempt import RunAttempt
+from tapforge_trainer.cluster.status_report import ending, report_of
 from tapforge_trainer.remote.events import START, read_on
 from tapforge_trainer.remote.fetch import chosen, fetch_files, fetched
 from tapforge_trainer.remote.pods import RUN_UID_LABEL, log_pods, reader_job, running_head
 from tapforge_trainer.remote.status import RunStatus, status_of
 from tapforge_trainer.remote.target import opened
 from tapforge_trainer.run.local_files import folder_of
+from tapforge_trainer.run.shutdown import StopReason, StopSignal
+from tapforge_trainer.telemetry.progress import Saved
+from tapforge_trainer.telemetry.telemetry import ProgressView
 
 # --- how a run is -----------------------------------------------------------------------------------------------------
 
@@ -100,6 +107,28 @@ def test_a_run_is_suspended_when_its_machines_are_gone_and_not_before() -> None:
     assert (said(story).suspended, said(story).word, said(story).exit_code) == (True, "Suspended", 75)
     story.edit(suspend=False)
     assert not said(story).suspended
+
+
+def test_a_run_whose_judges_have_spent_their_budget_has_stopped_until_more_is_given() -> None:
+    """`status_report.report_of` -> `progress.Progress` -> `plan_run` -> status -> `status_of`."""
+    story = lasting().started()
+    story.edit(stop=Stop(judge_tokens=1000))
+    stop, view = StopSignal(), ProgressView("run", 10, judge_tokens=1010, saved=Saved(3, NOON, "/storage/3"))
+    stop.request(StopReason.JUDGE_BUDGET, remedy=story.run.spec.stop.spent_on_judges(view.judge_tokens, 0.0))
+    final, message = ending(stop.exit_code, stop, view, 0)
+    attempt = RunAttempt("run", "team", UID, 1, Path("/storage"))
+    report = report_of(attempt, int(story.now * 1000), view, final, message, stop.reason)
+    wire = Progress.model_validate_json(report.model_dump_json(by_alias=True))
+    story.plan(report=wire, reported=story.now + 1)
+    assert not said(story).suspended
+    story.plan()
+    story.plan(jobs=())
+    story.plan()
+    found = said(story)
+    assert (found.word, found.suspended, found.judges_spent, found.exit_code) == ("JudgeBudgetSpent", True, True, 75)
+    assert "raise spec.stop.judgeTokens, which is 1,000" in found.message and found.checkpoint == 3
+    story.edit(stop=Stop(judge_tokens=5000))
+    assert not said(story).suspended, "the operator is about to go on"
 
 
 def _told(status: dict[str, Any]) -> RunStatus:

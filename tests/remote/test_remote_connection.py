@@ -171,6 +171,16 @@ def test_an_api_server_that_restarts_ends_no_waiting(server: Server) -> None:
     assert remote().suspend(wait=60).suspended
 
 
+def test_a_run_whose_judges_have_spent_their_budget_is_not_resumed_but_given_more(server: Server) -> None:
+    status = {"observedGeneration": 1, "message": "raise spec.stop.judgeTokens, which is 10"}
+    reasons = (("Ready", "JudgeBudgetSpent"), ("Suspended", "JudgeBudgetSpent"))
+    conditions = [{"type": kind, "status": "True", "reason": reason} for kind, reason in reasons]
+    code, body = run()
+    server.answers = {RUNS: [(code, {**body, "status": {**status, "conditions": conditions}})]}
+    with pytest.raises(ClusterError, match=r"can't go on yet: raise spec.stop.judgeTokens"):
+        remote().resume()
+
+
 def test_another_run_of_the_same_name_is_not_waited_for(server: Server) -> None:
     server.answers = {RUNS: [run(), run(uid="other", Complete=True)]}
     with pytest.raises(ClusterError, match="was deleted, and made again"):

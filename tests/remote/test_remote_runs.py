@@ -50,6 +50,8 @@ def _run(word: str = "Running", suspend: bool = False, observed: int = 2, **true
         # resumed, and the operator has not seen it yet; or suspended, and it still speaks of the time before
         (_run("Suspended", suspend=False, Suspended=True), None),
         (_run("Suspended", suspend=True, observed=1, Suspended=True), None),
+        (_run("JudgeBudgetSpent", Suspended=True), 75),
+        (_run("Queued", Suspended=True), None),
     ],
 )
 def test_a_run_ends_with_the_code_of_tapforge_run(run: dict[str, Any], code: int | None) -> None:

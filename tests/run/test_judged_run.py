@@ -60,8 +60,9 @@ def judge() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def run(judge: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], Finished]:
-    """The folder, the episodes that awaited their verdicts at the last checkpoint before the kill, and the end."""
+def run(judge: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], list[Finished]]:
+    """The folder, the episodes that awaited their verdicts at the last checkpoint before the kill, and the sessions
+    after that: one whose judges may use next to nothing, and the last."""
     place = tmp_path_factory.mktemp("judged")
     (place / "judged.yaml").write_text(SPEC.format(url=judge))
     folder = place / "runs" / "judged"
@@ -73,11 +74,12 @@ def run(judge: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set
     newest = (folder / "checkpoints" / "latest").read_text().strip()
     state = json.loads((folder / "checkpoints" / newest / "state.json").read_text())["driver"]
     awaiting = {name for group in state["unfinished"] for name in group["awaiting"]}
-    return folder, awaiting, Command("run", "-f", "judged.yaml", place=place).wait()
+    poor = Command("run", "-f", "judged.yaml", "--set", "spec.stop.judgeTokens=10", place=place).wait()
+    return folder, awaiting, [poor, Command("run", "-f", "judged.yaml", place=place).wait()]
 
 
 def test_it_goes_on_and_asks_for_what_was_outstanding(run) -> None:
-    folder, awaiting, finished = run
+    folder, awaiting, (_, finished) = run
     assert finished.code == 0, finished.said
     assert finished.left_behind == []
     updates = [event for event in read_events(folder) if event["event"] == "update"]
@@ -100,6 +102,12 @@ def test_verdicts_of_two_workers_are_in_one_journal_and_those_before_the_kill_st
     played = [episode for group in groups for episode in group.episodes]
     asked = {episode.id for episode in played if episode.reason in ("done", "declared_infeasible")}
     assert asked and asked <= {line["episode"] for line in lines}
+
+
+def test_judges_that_may_use_next_to_nothing_end_a_session_with_what_to_raise(run) -> None:
+    _, _, (poor, _) = run
+    assert poor.code == 75 and poor.left_behind == [], poor.said
+    assert "raise spec.stop.judgeTokens, which is 10" in poor.out.splitlines()[-1]
 
 
 def test_success_is_the_judges_and_no_verifier_was_asked(run) -> None:
