@@ -18,6 +18,8 @@ from tapforge_envs.protocol import Outcome, Reason
 from tapforge_trainer.cluster import storage
 from tapforge_trainer.cluster.attempt import RunAttempt
 from tapforge_trainer.cluster.storage import FencedOut, Holder, RunStorageError, folder_of, newest, take_over
+from tapforge_trainer.judges.journal import VERDICTS, VerdictJournal, Written
+from tapforge_trainer.judges.verdicts import Verdict
 from tapforge_trainer.learner.checkpoint_storage import CheckpointFolder
 from tapforge_trainer.recording.reader import Recording, RecordingError
 from tapforge_trainer.recording.recorder import Recorder
@@ -205,19 +207,29 @@ def test_what_a_former_attempt_goes_on_writing_is_not_in_the_recording(tmp_path:
     events = telemetry.Telemetry(first, telemetry.ProgressView("tiny", 3))
     events.event("update", update=1)
     (first / ".lock").write_text("17")
+    verdict = Verdict(1.0, "", (), 0, 1, 1, 0.0, "m")
+    journal = VerdictJournal(first / VERDICTS)
+    journal.put(Written("before", "before", "e", None, verdict))
+    journal.flush()
 
     second = take_over(tmp_path, Holder(2)) / "tiny"
+    going_on = VerdictJournal(second / VERDICTS)
+    going_on.put(Written("after", "after", "e", None, verdict))
     new = Recorder(second / "rollout")
     new.episode(episode("after"), {})
     for late in ("late-0", "late-1"):
         old.episode(episode(late), {})
     events.event("update", update=2)
+    journal.put(Written("late", "late", "e", None, verdict))
+    journal.close()
+    going_on.close()
     with pytest.raises(RecordingError, match="can't be written"):
         old.close()  # its folder has gone: it hears of it at the next batch
     new.close()
     events.close()
     assert [record.id for record in Recording(second / "rollout").episodes()] == ["before", "after"]
     assert (second / telemetry.EVENTS).read_text().count("update") == 2, "the event's name and its figure"
+    assert [line.key for line in VerdictJournal(second / VERDICTS).of("e")] == ["before", "after"]
     assert not (second / ".lock").exists()
 
 

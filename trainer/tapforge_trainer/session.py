@@ -135,6 +135,8 @@ async def _trained(
 
 def _judges_may_go_on(run: TrainingRun, place: CheckpointBackend, stop: StopSignal) -> None:
     """Raises Interrupted before anything is started, where what judges may use was spent when the run stopped last."""
+    if (run.spec.stop.judge_tokens, run.spec.stop.judge_money) == (None, None):
+        return
     if run.spec.checkpoints.resume_from is not None or (saved := newest_checkpoint(place)) is None:
         return
     progress = progress_of(saved)

@@ -81,8 +81,9 @@ def summarize(
 
 
 def wanted(run: TrainingRun) -> dict[str, Any]:
-    """The parts of the spec that say when a run is complete. A summary with the same ones needs no further work."""
-    spec = run.spec.model_dump(mode="json", by_alias=True)
+    """The parts of the spec that say when a run is complete. A summary with the same ones needs no further work,
+    whatever judges may use."""
+    spec = run.spec.model_dump(mode="json", by_alias=True, exclude={"stop": {"judge_tokens", "judge_money"}})
     return {"stop": spec["stop"], "evaluation": spec["evaluation"]}
 
 
