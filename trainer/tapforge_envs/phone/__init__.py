@@ -5,6 +5,7 @@ Pixels         `screen` widgets in relative boxes · `glyphs`, `pen`, `surfaces`
 quickstart     a small image for a tiny model, in one file
 standard       `standard` the image · `view`, `layout`, `keyboard`, `shell` how apps are written and used · `apps` ·
                `judge` · `templates` · `demonstrator` plays a template's plan
+Made tasks     `walks` by playing forward · `own_check` a task that says its check · `difference` of contents
 Over HTTP      `server` and `slot`, `faults` on demand · `mobileworld`
 Over adb       `adbd`
 """

@@ -10,6 +10,7 @@ from tapforge_envs.protocol import Task
 
 from . import quickstart, standard
 from .device import Phone, PhoneImage, Rules
+from .own_check import is_walk, template_of_walk
 from .tasks import SPLITS, Split, TaskSet, Template, pick
 
 
@@ -52,7 +53,13 @@ def tasks(suite_name: str, split: str, templates: Sequence[str] = ()) -> TaskSet
 
 
 def template_of(task: Task) -> Template:
+    """One of the suite's, or, for a task that says its check itself, one of its own. Raises UnknownTask."""
     found = suite(task.suite)
+    if is_walk(task.template):
+        try:
+            return template_of_walk(task, found.image)
+        except ValueError as error:
+            raise UnknownTask(f"template {task.template!r}: {error}") from error
     known = {t.name: t for t in found.templates}
     if task.template not in known:
         raise UnknownTask(unknown(f"template of suite {task.suite!r}", task.template, list(known)))

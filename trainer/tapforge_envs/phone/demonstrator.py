@@ -22,10 +22,11 @@ def demonstration(phone: Phone, template: Template, params: Params, errs: Errs =
     """The actions of a plan. Each must be carried out before the next is asked for. Raises LookupError when something
     that the plan names can't be found."""
     for do in template.plan(params, errs):
-        yield from _carried_out(phone, do)
+        yield from carried_out(phone, do)
 
 
-def _carried_out(phone: Phone, do: Do) -> Iterator[Action]:
+def carried_out(phone: Phone, do: Do) -> Iterator[Action]:
+    """The actions of one step of a plan, under the same conditions."""
     directions = ["down", "up"]
     for _ in range(_PATIENCE):
         if phone.state.get("ui", {}).get("interrupt") and not do.tap.startswith("interrupt:"):

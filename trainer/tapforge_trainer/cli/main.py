@@ -37,6 +37,7 @@ from .phone import phone
 from .preset import in_plan, preset
 from .reading import LOCAL_PATH, RUNS, Commands, FileCommand, file_option, overridable, read_run
 from .relearn import compare, relearn, rescore
+from .tasks import tasks
 from .waiting import saying
 
 if TYPE_CHECKING:
@@ -275,7 +276,7 @@ def top(folder: Path, once: bool, rows: int | None) -> None:
         raise Problem(str(error)) from error
 
 
-for _command in (agent, cluster, compare, data, doctor, env, explain, judge, phone, preset, relearn, rescore):
+for _command in (agent, cluster, compare, data, doctor, env, explain, judge, phone, preset, relearn, rescore, tasks):
     cli.add_command(_command)
 
 

@@ -54,12 +54,12 @@ def contamination(measured: Sequence[Task], practised: Iterable[Task]) -> Contam
     for task in practised:
         if task.key not in keys:
             keys.add(task.key)
-            goals.add(_goal(task))
+            goals.add(goal_of(task))
             parameters.add(_parameters(task))
     goals.discard("")
     different = {task.key: task for task in measured}
     same_task = {key for key in different if key in keys}
-    same_goal = {key for key, task in different.items() if _goal(task) in goals}
+    same_goal = {key for key, task in different.items() if goal_of(task) in goals}
     same_parameters = {key for key, task in different.items() if _parameters(task) in parameters}
     return Contamination(
         measured=len(different),
@@ -71,13 +71,14 @@ def contamination(measured: Sequence[Task], practised: Iterable[Task]) -> Contam
     )
 
 
-def _goal(task: Task) -> str:
+def goal_of(task: Task) -> str:
+    """What the agent is told, in whatever case and spacing."""
     return " ".join(task.goal.casefold().split())
 
 
 def _parameters(task: Task) -> str:
     """Without the seed. A template without parameters may still ask different things: by its goal, or, where the
     environment makes the goals, by the seed that it makes them from."""
-    unnamed = f"goal={_goal(task)}" if _goal(task) else f"seed={task.seed}"
+    unnamed = f"goal={goal_of(task)}" if goal_of(task) else f"seed={task.seed}"
     named = urlencode(sorted(task.params.items())) if task.params else unnamed
     return f"{task.suite}/{task.template}?{named}"

@@ -7,6 +7,7 @@
   that names columns (`Task Name`, `name`, `goal`, `question`, ...) it is a table in CSV; other columns are ignored.
 - A task over adb says its goal and what judges it (`tapforge_envs/clients/adb/tasks.py`). Where a run's rewards say
   how episodes ended, it says its goal, and lists of `NAME,GOAL` are read for adb too.
+- A line of JSON may say what is `about` its task (`lines.py`), which means nothing here.
 - osworld and androidlab read JSONL of `{"domain": ..., "example_id": ...}` too, with `config_base_dir` or without.
 
 Tasks of mobileworld succeed from a score of 0.99, as that benchmark counts, and take at most 50 steps, unless a line
@@ -31,6 +32,7 @@ from tapforge_api.pool import Protocol
 from tapforge_envs.clients.adb.tasks import wrong_with
 from tapforge_envs.protocol import Task
 
+from .lines import ABOUT, MARK, split_line
 from .source import FixedTasks, TaskError
 
 _EXAMPLE: Final = '{"suite": "quickstart", "template": "open", "params": {"app": "mail"}, "seed": 7}'
@@ -46,7 +48,11 @@ _EXAMPLES: Final[Mapping[str, str]] = {
 _NAMED: Final = ("mobileworld", "androidworld")
 _EXAMPLED: Final = ("osworld", "androidlab")
 #: of a task, unless its line says otherwise
-_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {"mobileworld": {"threshold": 0.99, "max_steps": 50}}
+_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "mobileworld": {"threshold": 0.99, "max_steps": 50},
+    # its evaluators know, and are asked
+    "osworld": {"feasible": None},
+}
 #: heads of columns, in small letters with _ for blanks
 _NAME_HEADS: Final = ("task_name", "name", "task")
 _GOAL_HEADS: Final = ("task_goal", "goal", "question", "instruction")
@@ -113,10 +119,11 @@ def _says_something(line: str) -> bool:
 def _json(line: str, here: str, protocol: Protocol, judged: bool) -> Task:
     try:
         if protocol == "tapforge":
-            return Task.model_validate_json(line)
+            return Task.model_validate(split_line(line)[0]) if MARK in line else Task.model_validate_json(line)
         value = json.loads(line)
         if not isinstance(value, dict):
             raise TaskError(f"{here}: {value!r:.60} is no object; a line looks like {_example(protocol)}")
+        value.pop(ABOUT, None)
         if protocol in _EXAMPLED and "domain" in value:
             value = _example_of(value, here, protocol)
         task = Task.model_validate({"suite": protocol, **_DEFAULTS.get(protocol, {}), **value})

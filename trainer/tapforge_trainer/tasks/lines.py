@@ -1,0 +1,86 @@
+"""A line of a task file: a `Task`, and what is `about` it: where it comes from, which apps it uses, how tries ended.
+
+`about` is an object of any JSON. Runs don't read it: `tapforge tasks` and `tapforge eval --regimes` do.
+
+A file that is written task by task may be cut off anywhere: `kept` takes away a last line that isn't whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Final
+
+from tapforge_envs.protocol import Task
+
+from .source import TaskError
+
+ABOUT: Final = "about"
+#: a line that may have it
+MARK: Final = f'"{ABOUT}"'
+
+
+def line_of(task: Task, about: Mapping[str, Any]) -> str:
+    """Without what a task has by default."""
+    said = task.model_dump(exclude_defaults=True) | {"suite": task.suite, "template": task.template}
+    return json.dumps({**said, ABOUT: dict(about)}, ensure_ascii=False)
+
+
+def split_line(line: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what a task is read from, what is about it). Raises ValueError."""
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.60} is no object")
+    about = value.pop(ABOUT, {})
+    if not isinstance(about, dict):
+        raise ValueError(f"{ABOUT}: {about!r:.60} is no object")
+    return value, about
+
+
+def abouts(path: Path) -> Iterator[dict[str, Any]]:
+    """Of each line that is an object, in order; {} for one that says nothing. Raises TaskError."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"the task file {path} can't be read: {error}") from error
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.lstrip().startswith("{"):
+            try:
+                yield split_line(line)[1]
+            except (ValueError, RecursionError) as error:
+                raise TaskError(f"{path}:{number}: {error}") from error
+        elif line.strip() and not line.lstrip().startswith("#"):
+            yield {}
+
+
+def kept(path: Path) -> list[tuple[Task, dict[str, Any]]]:
+    """What an earlier call of a command has written, after a last line that was cut off was taken away. Raises
+    TaskError for a file that no such command wrote."""
+    if not path.exists():
+        return []
+    found, where = [], str(path)
+    try:
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.decode().split("\n")[:-1], start=1):
+            where = f"{path}:{number}"
+            value, about = split_line(line)
+            if "by" not in about:
+                raise ValueError("it doesn't say by what it was made")
+            found.append((Task.model_validate(value), about))
+        if whole != data:
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{where}: what is in this file can't be gone on with: {error}; name another one") from error
+    return found
+
+
+def written(file: IO[str], lines: Iterator[str] | list[str]) -> None:
+    """On disk when it returns."""
+    for line in lines:
+        file.write(line + "\n")
+    file.flush()
+    os.fsync(file.fileno())
