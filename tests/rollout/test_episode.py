@@ -142,6 +142,17 @@ def test_declared_infeasible_is_decided_by_the_task_and_not_by_the_judge():
     assert play(always(INFEASIBLE), task=task)[0].record.outcome is Outcome.SUCCESS
 
 
+def test_where_it_is_not_known_whether_a_task_can_be_done_saying_that_it_cannot_is_judged_as_any_other_end():
+    open_task = TASK.model_copy(update={"feasible": None})
+    record = play(always(INFEASIBLE), task=open_task)[0].record
+    assert (record.reason, record.outcome, record.score) == (Reason.DECLARED_INFEASIBLE, Outcome.FAILURE, 0.0)
+    broken = play(always(INFEASIBLE), {"kind": "error", "calls": ["evaluate"]}, task=open_task)[0].record
+    assert (broken.reason, broken.outcome) == (Reason.JUDGE_ERROR, Outcome.INVALID)
+    late = open_task.model_copy(update={"max_steps": 1})
+    record = play(always(Home()), task=late)[0].record
+    assert (record.reason, record.outcome, record.score) == (Reason.STEP_LIMIT, Outcome.FAILURE, None)
+
+
 class Refusing:
     """A phone that has no Home."""
 

@@ -42,7 +42,7 @@ class Task(BaseModel):
     seed: int = Field(0, description="seed of the layout, the wallpaper and the content that the task does not name")
     goal: str = Field("", description="what the agent is told")
     max_steps: int = Field(16, ge=1, description="model answers after which the episode ends as step_limit")
-    feasible: bool = True
+    feasible: bool | None = Field(True, description="whether it can be done; None: not known, and left to the judge")
     threshold: float = Field(1.0, description="score from which the episode counts as a success")
 
     @property
@@ -341,20 +341,22 @@ _AGENT_FAILED = {Reason.STEP_LIMIT, Reason.PARSE_FAILURES, Reason.CONTEXT_LIMIT}
 _INVALID = {Reason.ENV_ERROR, Reason.DEADLINE, Reason.JUDGE_ERROR, Reason.VERDICT_MISSING, Reason.LEASE_LOST}
 
 
-def needs_score(reason: Reason) -> bool:
-    """Whether the judge is asked at all."""
-    return reason is Reason.DONE
+def needs_score(reason: Reason, feasible: bool | None) -> bool:
+    """Whether the judge is asked at all: also whether a task can't be done, where that isn't known."""
+    return reason is Reason.DONE or (reason is Reason.DECLARED_INFEASIBLE and feasible is None)
 
 
-def outcome_of(reason: Reason, *, feasible: bool, threshold: float, score: float | None = None) -> Outcome | None:
+def outcome_of(
+    reason: Reason, *, feasible: bool | None, threshold: float, score: float | None = None
+) -> Outcome | None:
     """The outcome table. None: we stopped the episode ourselves; it is not counted and is queued again.
 
     Raises ValueError when a reason that is judged comes without a score: there is no default verdict.
     """
-    if reason is Reason.DONE:
+    if needs_score(reason, feasible):
         if score is None:
             raise ValueError(
-                "an episode that ended as 'done' needs the judge's score; use judge_error if there is none"
+                f"an episode that ended as {reason.value!r} needs the judge's score; else it's a judge_error"
             )
         return Outcome.SUCCESS if score >= threshold else Outcome.FAILURE
     if reason is Reason.DECLARED_INFEASIBLE:

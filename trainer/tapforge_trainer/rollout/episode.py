@@ -221,7 +221,7 @@ class Episode:
             if reason is not None:
                 if self._rewarded and result is not None:
                     await self._see_last(result.observation)
-                if not (needs_score(reason) and self._verified):
+                if not (needs_score(reason, task.feasible) and self._verified):
                     return reason, None, ""
                 return reason, *await self._judge(environment)
 
