@@ -355,9 +355,7 @@ def outcome_of(
     """
     if needs_score(reason, feasible):
         if score is None:
-            raise ValueError(
-                f"an episode that ended as {reason.value!r} needs the judge's score; else it's a judge_error"
-            )
+            raise ValueError(f"an episode that ended as {reason.value!r} needs a score; without one it's a judge_error")
         return Outcome.SUCCESS if score >= threshold else Outcome.FAILURE
     if reason is Reason.DECLARED_INFEASIBLE:
         return Outcome.FAILURE if feasible else Outcome.SUCCESS
