@@ -10,7 +10,7 @@ from tapforge_envs.protocol import Task
 
 from . import quickstart, standard
 from .device import Phone, PhoneImage, Rules
-from .own_check import is_walk, template_of_walk
+from .own_check import is_proposed, is_walk, template_of_goal, template_of_walk
 from .tasks import SPLITS, Split, TaskSet, Template, pick
 
 
@@ -60,6 +60,8 @@ def template_of(task: Task) -> Template:
             return template_of_walk(task, found.image)
         except ValueError as error:
             raise UnknownTask(f"template {task.template!r}: {error}") from error
+    if is_proposed(task.template):
+        return template_of_goal(task)
     known = {t.name: t for t in found.templates}
     if task.template not in known:
         raise UnknownTask(unknown(f"template of suite {task.suite!r}", task.template, list(known)))

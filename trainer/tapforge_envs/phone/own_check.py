@@ -4,6 +4,7 @@
   phone's: a fresh phone of that seed is where it begins. So it needs nothing that a server of phones doesn't have.
 - It is done where the content is as the check says and everything else as it was; ended otherwise than by saying so,
   it has failed. What an app holds only until it is left (the quickstart panels' drafts) is no content.
+- A task `proposed-...` has a goal alone, and nothing that judges it.
 - A check that can't be read, or names what this phone doesn't have, is an unknown task: there is no default verdict.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from tapforge_envs.protocol import Score, Task
+from tapforge_envs.protocol import EnvironmentFault, Score, Task
 
 from .device import PhoneImage, State, Trial, fresh_state
 from .difference import Change, apply, read
@@ -21,6 +22,8 @@ from .judge import judge_change
 from .tasks import Do, Errs, Params, Template
 
 PREFIX: Final = "walk-"
+#: templates of tasks without a check begin with it: a goal on the phone of a seed
+PROPOSED: Final = "proposed"
 #: the only parameter
 CHECK: Final = "check"
 
@@ -32,6 +35,27 @@ def is_walk(template: str) -> bool:
 def content_of(state: State) -> dict[str, Any]:
     """App -> what it keeps: without drafts."""
     return {name: {k: v for k, v in own.items() if k != "draft"} for name, own in state["apps"].items()}
+
+
+def is_proposed(template: str) -> bool:
+    return template == PROPOSED or template.startswith(f"{PROPOSED}-")
+
+
+def template_of_goal(task: Task) -> Template:
+    """Of a task that is nothing but a goal: to ask its judge is a fault, for it has none."""
+
+    def refuse(params: Params, trial: Trial) -> Score:
+        raise EnvironmentFault(f"the task {task.template} has a goal and no check: only a judge can say how it ended")
+
+    return Template(
+        task.template,
+        (task.params,),
+        lambda params: task.goal,
+        _no_plan,
+        refuse,
+        lambda params, state: content_of(state),
+        max_steps=lambda params: task.max_steps,
+    )
 
 
 def template_of_walk(task: Task, image: PhoneImage) -> Template:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from uuid import uuid4
 
-from tapforge_envs.protocol import Action, Score, StepResult, Task
+from tapforge_envs.protocol import Action, EnvironmentFault, Score, StepResult, Task
 from tapforge_envs.serving.claims import Claims, Refused
 from tapforge_envs.wire import encode_step
 
@@ -105,7 +105,10 @@ class Slot:
         return result
 
     def evaluate(self, episode: str) -> Score:
-        return self._running(episode).phone.evaluate()
+        try:
+            return self._running(episode).phone.evaluate()
+        except EnvironmentFault as fault:
+            raise Refused(500, str(fault)) from fault
 
     def close(self, episode: str) -> None:
         if episode == self._closed:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -88,3 +89,66 @@ def _writable(path: Path) -> None:
         raise TaskError(f"--output: {path} can't be written: the folder {path.parent} doesn't exist")
     if path.is_dir():
         raise TaskError(f"--output: {path} is a folder; name a file")
+
+
+@tasks.command()
+@OUTPUT
+@click.option("--url", required=True, help="endpoint up to and with the version, as in http://127.0.0.1:8001/v1")
+@click.option("--model", required=True, help="model as the endpoint calls it")
+@click.option("--api-key-env", metavar="NAME", help="environment variable that holds the endpoint's key")
+@click.option("--suite", type=click.Choice(["quickstart", "standard"]), default="standard", show_default=True)
+@click.option("--phone", "urls", multiple=True, metavar="SERIAL", help="instead of the simulated phone: one over adb")
+@click.option(
+    "--phones", type=click.IntRange(1, 1000), default=8, show_default=True, help="states of the simulated one"
+)
+@click.option(
+    "--app", "apps", multiple=True, metavar="NAME", help="whose first page is shown; may be given several times"
+)
+@click.option("--count", type=click.IntRange(1, 100_000), default=100, show_default=True, help="tasks in the file")
+@click.option("--per-question", type=click.IntRange(1, 50), default=10, show_default=True, help="goals of a question")
+@click.option(
+    "--infeasible", type=click.FloatRange(0, 1), default=0.1, show_default=True, help="share that can't be done"
+)
+@click.option("--max-steps", type=click.IntRange(1), default=20, show_default=True, help="answers of a task")
+@click.option("--against", multiple=True, type=LOCAL_PATH, help="task file of an evaluation; no task may be alike")
+@click.option(
+    "--prompts", type=LOCAL_PATH, help="folder with propose.jinja, rewrite.jinja, check.jinja, or some of them"
+)
+@click.option("--prompt", type=click.Choice(["simulated-phone"]), help="for `tapforge tasks serve`: data, and no words")
+@click.option("--rewrite/--no-rewrite", default=True, show_default=True, help="have each goal said as a person would")
+@click.option("--check/--no-check", default=True, show_default=True, help="ask once more whether it can be done")
+@click.option("--temperature", type=click.FloatRange(0, 2), default=1.0, show_default=True)
+@click.option("--max-requests", type=click.IntRange(1), default=2000, show_default=True, help="in all; then it ends")
+@click.option("--max-tokens", type=click.IntRange(1), help="in all; then it ends")
+@click.option("--patience", type=click.IntRange(1), default=8, show_default=True, help="rounds without a new task")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+def generate(path: Path, **options: Any) -> None:
+    """Have a model propose tasks from screens and apps. They are goals: a run on them needs a judge. The answers are
+    kept in OUTPUT.answers: the same command goes on where it was, and asks for nothing again."""
+    import asyncio
+
+    from ..generation.command import GenerateOptions, generate
+
+    with as_message(), _wrong():
+        _writable(path)
+        for line in asyncio.run(generate(path, GenerateOptions(**options), lambda words: click.echo(words, err=True))):
+            click.echo(line)
+    click.echo(path)
+
+
+@tasks.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=8710, show_default=True, help="0 takes a free one")
+@click.option("--host", default="127.0.0.1", show_default=True, help="address that it listens on")
+@click.option("--model", default="simulated-phone", show_default=True, help="name of the model that it answers as")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--repeat", is_flag=True, help="propose the same few goals again and again")
+@click.option("--prose", is_flag=True, help="answer without JSON")
+@click.option("--error-rate", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="of its checks")
+def serve(port: int, host: str, **options: Any) -> None:
+    """Propose tasks for the simulated phone without a model, for `tapforge tasks generate --prompt simulated-phone`.
+    Prints one line of JSON with its url."""
+    import asyncio
+
+    from ..generation.simulated import ProposerServer, listen
+
+    sys.exit(asyncio.run(listen(ProposerServer(**options), host, port)))

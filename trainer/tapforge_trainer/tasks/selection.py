@@ -10,6 +10,7 @@ from typing import Any
 from tapforge_api import TrainingRun
 from tapforge_api.environment import Tasks
 from tapforge_envs.phone import catalog
+from tapforge_envs.phone.own_check import is_proposed
 from tapforge_envs.phone.tasks import TaskSet as PhoneTasks
 from tapforge_envs.protocol import Task, UnknownTask
 from tapforge_envs.web import catalog as web
@@ -59,8 +60,8 @@ def task_errors(run: TrainingRun) -> list[str]:
     errors += [f"{field}: {why}" for field, why in unknown]
     if (processes := spec.environment.source.processes) is not None:
         pages = processes.environment == "miniwob"
-        errors += _unknown_tasks("spec.tasks.file", tasks.file, pages)
-        errors += _unknown_tasks("spec.evaluation.tasks.file", measured.file, pages)
+        errors += _unknown_tasks("spec.tasks.file", tasks.file, pages, spec.rewards.verifier == "ignored")
+        errors += _unknown_tasks("spec.evaluation.tasks.file", measured.file, pages, spec.evaluation.judged)
         if not errors:
             named = {
                 "spec.tasks.suite": None if tasks.file is not None else tasks.suite,
@@ -81,8 +82,8 @@ def _elsewhere(field: str, suite: str) -> str:
     return f"{field}: suite {suite} runs with spec.environment.source.processes.environment {needed}; set that"
 
 
-def _unknown_tasks(field: str, file: str | None, pages: bool) -> list[str]:
-    """Tasks of a file that the environment of this machine doesn't know."""
+def _unknown_tasks(field: str, file: str | None, pages: bool, judged: bool) -> list[str]:
+    """Tasks of a file that the environment of this machine doesn't know, or can't judge."""
     errors: list[str] = []
     try:
         listed = read_tasks(Path(file)).tasks if file is not None else ()
@@ -93,6 +94,13 @@ def _unknown_tasks(field: str, file: str | None, pages: bool) -> list[str]:
             web.page_of(task) if pages else catalog.template_of(task)
         except (catalog.UnknownTask, UnknownTask) as error:
             errors.append(f"{field}: {file}: {task.key}: {error.args[0]}")
+    goals = [task for task in listed if is_proposed(task.template)]
+    if goals and not judged:
+        needed = "spec.evaluation.judged: true" if "evaluation" in field else "spec.rewards.verifier: ignored"
+        errors.append(
+            f"{field}: {file}: {len(goals):,} tasks have a goal and no check, such as {goals[0].goal!r}: name a judge "
+            f"in spec.rewards and set {needed}"
+        )
     return errors
 
 
