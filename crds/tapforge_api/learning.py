@@ -288,6 +288,10 @@ class Evaluation(Spec):
     )
     baselines: bool = Field(True, description="also measure a random and an always-infeasible policy on the same tasks")
     every_updates: Count = Field(0, description="also measure every so many updates; 0: only before and after")
+    other_templates: Count = Field(
+        0,
+        description="before and after, also measure so many tasks of templates that aren't practised, sampled",
+    )
     seed: Seed = Field(1_000_003, description="seed of the choice of tasks; apart from spec.seed so that runs compare")
 
     rules: ClassVar[tuple[Rule, ...]] = (

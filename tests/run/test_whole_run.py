@@ -258,3 +258,27 @@ def test_eval_measures_the_export(trained: Run, tmp_path: Path) -> None:
     assert result["greedy"]["episodes"] == 4
     place = next((copy.folder / "evaluations").iterdir())
     assert json.loads((place / "result.json").read_text()) == result
+
+
+@pytest.mark.long
+def test_eval_in_passes_and_tries_of_a_task_file(trained: Run, tmp_path: Path) -> None:
+    """Whole processes; which tasks, which figures and which file is in tests/loop/test_regimes.py and tests/tasks."""
+    copy = trained.copied(tmp_path)
+    few = ("--set", "spec.evaluation.episodes=4")
+    passes = ("--regimes", "instances", "--passes", "2")
+    measured = tapforge("eval", "-f", trained.file, "--runs", tmp_path, *few, *passes, place=tmp_path)
+    assert measured.code == 0, measured.said
+    result = json.loads(measured.out)["regimes"]["instances"]
+    assert result["episodes"] == 8 and len(result["passes"]) == 2 and result["tasks_with_k"] == 4
+    place = next((copy.folder / "evaluations").iterdir())
+    assert "by instance" in (place / "result.html").read_text() and "by instance" in measured.err
+    file, tried = tmp_path / "walked.jsonl", tmp_path / "tried.jsonl"
+    walk = ("tasks", "walk", "-o", file, "--count", "3", "--rollouts", "8")
+    assert tapforge(*walk, place=tmp_path).code == 0
+    given = ("--set", f"spec.tasks={{file: {file}}}", "--set", "spec.warmStart=null", "--tries", "2", "-o", tried)
+    done = tapforge("tasks", "try", "-f", trained.file, "--runs", tmp_path, *given, place=tmp_path)
+    assert done.code == 0, done.said
+    about = [json.loads(line)["about"] for line in tried.read_text().splitlines()]
+    assert [one["by"] for one in about] == ["walk"] * 3
+    ends = ("done", "failed", "step_limit", "malformed", "infeasible_wrongly", "infeasible")
+    assert all(sum(one["tries"][kind] for kind in ends) == 2 for one in about)

@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,14 @@ from .run.folder import (
     write_spec,
 )
 from .run.local_files import checkpoint_uri, checkpoints_of, folder_of
+from .run.regimes import lines, measure_regimes, page
 from .run.report import print_summary, summarize, wanted, write_report
 from .run.resuming import checkpoint_written
 from .run.shutdown import Interrupted, StopReason, StopSignal, unless_stopped
 from .run.start import running
+from .run.tries import TriedFile, try_tasks
 from .run.warm_start import warm_start
+from .tasks.regimes import Regime, tasks_by_regime
 from .telemetry.progress import Progress, ended, newest_checkpoint, progress_of
 from .telemetry.start_progress import waiting_shown
 from .telemetry.telemetry import ProgressView, Telemetry
@@ -238,7 +241,45 @@ async def sft_session(run: TrainingRun, runs: Path, stop: StopSignal) -> int:
     return 0
 
 
-async def eval_session(run: TrainingRun, runs: Path, model: Path | None, stop: StopSignal) -> int:
+async def eval_session(
+    run: TrainingRun,
+    runs: Path,
+    model: Path | None,
+    stop: StopSignal,
+    regimes: Sequence[Regime] = (),
+    passes: int = 1,
+) -> int:
+    """`regimes`: instead of the measurement that the spec names. Raises TaskError for one that has no task."""
+    folder = folder_of(run, runs)
+    weights = model or folder / EXPORT
+    if not (weights / "config.json").is_file():
+        raise ConfigurationError(f"{weights} holds no model; train first (tapforge run), or name a folder with --model")
+    place = folder / "evaluations" / time.strftime("%Y%m%d-%H%M%S")
+    if regimes:
+        tasks_by_regime(run, regimes)  # before anything is started
+    with closing(Telemetry(place, ProgressView(run.metadata.name, 0), Console(stderr=True))) as telemetry:
+        async with running(run, place, telemetry, stop, weights=weights, learner=False) as (context, _):
+            if regimes:
+                results: dict[str, Any] = await measure_regimes(context, regimes, passes)
+            else:
+                results = await measure(context, "eval", Progress())
+                if run.spec.evaluation.baselines:
+                    results["baselines"] = await measure_baselines(context)
+    text = json.dumps(results, indent=2)
+    write_atomically(place / "result.json", text + "\n")
+    Console().print_json(text)
+    if regimes:
+        write_atomically(place / "result.html", page(f"{run.metadata.name}: held out in {len(regimes)} ways", results))
+        for line in (*lines(results), str(place / "result.html")):
+            Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+    return 0
+
+
+async def try_session(
+    run: TrainingRun, runs: Path, model: Path | None, stop: StopSignal, path: Path, tries: int
+) -> int:
+    """Tries the tasks of the run's file; `path`: of the file that is written. Raises TaskError."""
+    tried = TriedFile(run, path, tries)
     folder = folder_of(run, runs)
     weights = model or folder / EXPORT
     if not (weights / "config.json").is_file():
@@ -246,12 +287,8 @@ async def eval_session(run: TrainingRun, runs: Path, model: Path | None, stop: S
     place = folder / "evaluations" / time.strftime("%Y%m%d-%H%M%S")
     with closing(Telemetry(place, ProgressView(run.metadata.name, 0), Console(stderr=True))) as telemetry:
         async with running(run, place, telemetry, stop, weights=weights, learner=False) as (context, _):
-            results: dict[str, Any] = await measure(context, "eval", Progress())
-            if run.spec.evaluation.baselines:
-                results["baselines"] = await measure_baselines(context)
-    text = json.dumps(results, indent=2)
-    write_atomically(place / "result.json", text + "\n")
-    Console().print_json(text)
+            result = await try_tasks(context, tried)
+    Console().print_json(json.dumps(result))
     return 0
 
 
@@ -272,4 +309,8 @@ async def export_session(folder: Path, target: Path, stop: StopSignal) -> int:
 
 
 def _shown(results: dict[str, dict[str, Any]]) -> str:
-    return "  ".join(f"{mode} {100 * r['success']:.1f} %" for mode, r in results.items() if r["success"] is not None)
+    return "  ".join(
+        f"{mode.replace('_', ' ')} {100 * r['success']:.1f} %"
+        for mode, r in results.items()
+        if r["success"] is not None
+    )

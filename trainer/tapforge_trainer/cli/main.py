@@ -16,10 +16,9 @@ that is stopped leaves a checkpoint and resumes when it is started again. Only a
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -37,14 +36,15 @@ from .phone import phone
 from .preset import in_plan, preset
 from .reading import LOCAL_PATH, RUNS, Commands, FileCommand, file_option, overridable, read_run
 from .relearn import compare, relearn, rescore
-from .tasks import tasks
+from .stoppable import checked, loaded_run, log, stoppable
+from .tasks import REGIMES, tasks
 from .waiting import saying
 
 if TYPE_CHECKING:
     from tapforge_api import TrainingRun
 
     from ..cluster.attempt import RunAttempt
-    from ..run.shutdown import StopSignal
+    from ..tasks.regimes import Regime
 
 FILE = file_option()
 
@@ -60,20 +60,6 @@ def main() -> None:
 
     become_subreaper()
     cli()
-
-
-def _load(file: Path, overrides: tuple[str, ...]) -> TrainingRun:
-    with as_message():
-        return read_run(file, overrides)
-
-
-def _checked(run: TrainingRun, runs: Path) -> Any:
-    """The plan, with what the files that the run names hold."""
-    from ..run.assembly import inspect
-    from ..run.plan import plan
-
-    with as_message(), saying(f"checking what {run.metadata.name} names"):
-        return plan(run, inspect(run, runs), runs)
 
 
 #: options of `plan` that only one of its other plans takes
@@ -136,14 +122,14 @@ def plan(
         from ..run.local_files import inspect_files
         from ..speed.command import SpeedOptions, plan_speed
 
-        loaded, asked = _load(file, overrides), {name: options[name] for name in _OF_SPEED}
+        loaded, asked = loaded_run(file, overrides), {name: options[name] for name in _OF_SPEED}
         with as_message(), saying("counting operations"):
             click.echo(plan_speed(loaded, SpeedOptions(output=output, **asked), inspect_files(loaded, runs)))
         return
     if memory:
         from ..memory.command import MemoryOptions, plan_memory
 
-        loaded = _load(file, overrides)
+        loaded = loaded_run(file, overrides)
         with as_message(), saying("adding up the memory" + (" and tracing a step" if options["trace"] else "")):
             text, fits = plan_memory(
                 loaded, MemoryOptions(output=output, **{name: options[name] for name in _OF_MEMORY})
@@ -154,11 +140,11 @@ def plan(
 
     from ..run.plan import as_json, render
 
-    loaded = _load(file, overrides)
-    found = _checked(loaded, runs)
+    loaded = loaded_run(file, overrides)
+    found = checked(loaded, runs)
     if wrong := cluster_gpus_error(loaded.spec):  # `run` on this machine pays no attention to the cluster's
         raise Wrong(wrong)
-    preset_lines = in_plan(lambda words: _load(file, words), overrides)
+    preset_lines = in_plan(lambda words: loaded_run(file, words), overrides)
     click.echo(as_json(found) if output == "json" else preset_lines + render(found))
 
 
@@ -193,12 +179,12 @@ def run(file: Path, overrides: tuple[str, ...], runs: Path, restarts: int, grace
         attempt = RunAttempt.of(beginning(os.environ))
     if attempt is not None:
         sys.exit(_driven(attempt, lambda: read_run(file, overrides), grace))
-    loaded = _load(file, overrides)
-    _checked(loaded, runs)
+    loaded = loaded_run(file, overrides)
+    checked(loaded, runs)
     from ..session import run_session
     from ..telemetry.telemetry import ProgressView
 
-    sys.exit(_stoppable(lambda stop: run_session(loaded, runs, stop, ProgressView(loaded.metadata.name, 0)), grace))
+    sys.exit(stoppable(lambda stop: run_session(loaded, runs, stop, ProgressView(loaded.metadata.name, 0)), grace))
 
 
 @cli.command(hidden=True)
@@ -217,11 +203,11 @@ def prestop(seconds: float) -> None:
 @RUNS
 def sft(file: Path, overrides: tuple[str, ...], runs: Path) -> None:
     """Only the supervised warm start of a run; writes the model to RUNS/NAME/sft."""
-    loaded = _load(file, overrides)
-    _checked(loaded, runs)
+    loaded = loaded_run(file, overrides)
+    checked(loaded, runs)
     from ..session import sft_session
 
-    sys.exit(_stoppable(lambda stop: sft_session(loaded, runs, stop)))
+    sys.exit(stoppable(lambda stop: sft_session(loaded, runs, stop)))
 
 
 @cli.command(name="eval", cls=FileCommand)
@@ -229,13 +215,24 @@ def sft(file: Path, overrides: tuple[str, ...], runs: Path) -> None:
 @overridable
 @RUNS
 @click.option("--model", type=LOCAL_PATH, help="folder of the weights; default: the run's export")
-def evaluate(file: Path, overrides: tuple[str, ...], runs: Path, model: Path | None) -> None:
+@REGIMES
+@click.option("--passes", type=click.IntRange(1, 100), help="with --regimes: over all of them, one after another")
+def evaluate(
+    file: Path,
+    overrides: tuple[str, ...],
+    runs: Path,
+    model: Path | None,
+    regimes: tuple[Regime, ...],
+    passes: int | None,
+) -> None:
     """Measure success on the run's evaluation tasks; prints JSON."""
-    loaded = _load(file, overrides)
-    _checked(loaded, runs)
+    if passes is not None and not regimes:
+        raise click.UsageError("--passes is about --regimes: add it, or leave --passes out")
+    loaded = loaded_run(file, overrides)
+    checked(loaded, runs)
     from ..session import eval_session
 
-    sys.exit(_stoppable(lambda stop: eval_session(loaded, runs, model, stop)))
+    sys.exit(stoppable(lambda stop: eval_session(loaded, runs, model, stop, regimes, passes or 1)))
 
 
 @cli.command()
@@ -256,7 +253,7 @@ def export(folder: Path, target: Path) -> None:
     """Write the last checkpoint of a run FOLDER as a Hugging Face model to TARGET."""
     from ..session import export_session
 
-    sys.exit(_stoppable(lambda stop: export_session(folder, target, stop)))
+    sys.exit(stoppable(lambda stop: export_session(folder, target, stop)))
 
 
 @cli.command()
@@ -308,28 +305,6 @@ def build_tiny(output: Path | None, seed: int, steps: int | None) -> None:
     click.echo(f"the tiny base is in {folder}")
 
 
-def _stoppable(work: Callable[[StopSignal], Coroutine[Any, Any, int]], grace: float = 60.0) -> int:
-    """Runs a session, which may be asked to stop. Returns its exit code."""
-    from tapforge_api.progress import EXIT_STOPPED
-
-    from ..run.shutdown import EXIT_INTERRUPTED, StopSignal, force_exit, handling_signals, run_until_aborted
-
-    async def stoppable() -> int:
-        stop = StopSignal(grace)
-        with handling_signals(stop):
-            return await run_until_aborted(stop, work(stop), lambda: force_exit(stop.exit_code))
-
-    _log()
-    try:
-        with as_message():
-            code = asyncio.run(stoppable())
-    except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
-    if code in (EXIT_INTERRUPTED, EXIT_STOPPED):
-        click.echo("stopped", err=True)
-    return code
-
-
 def _driven(attempt: RunAttempt, read: Callable[[], TrainingRun], grace: float) -> int:
     """Runs the driver of a run on a cluster."""
     from tapforge_envs.slots.broker_calls import Access
@@ -344,7 +319,7 @@ def _driven(attempt: RunAttempt, read: Callable[[], TrainingRun], grace: float) 
             access = Access.of(os.environ, NEED)
             return await drive(attempt, access, read, stop, lambda: force_exit(stop.exit_code))
 
-    _log()
+    log()
     with as_message(), registered(os.environ):
         return asyncio.run(driving())
 
@@ -362,13 +337,9 @@ def _supervised(arguments: list[str], restarts: int, file: Path) -> int:
 
         await report_killed(environment, message)
 
-    _log()
+    log()
     with registered(os.environ):
         return asyncio.run(supervise(driver_command(arguments), restarts, os.environ, report_killed=report_killed))
-
-
-def _log() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from .failing import Wrong, as_message
-from .reading import LOCAL_PATH
+from .reading import LOCAL_PATH, RUNS, FileCommand, file_option, overridable
 from .waiting import saying
 
 if TYPE_CHECKING:
@@ -20,6 +20,30 @@ if TYPE_CHECKING:
 
 OUTPUT: Final = click.option(
     "--output", "-o", "path", type=LOCAL_PATH, required=True, help="task file (JSONL); gone on with where it is there"
+)
+
+
+class _Regimes(click.ParamType):
+    """Names, separated by commas."""
+
+    name = "regimes"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):  # the default
+            return value
+        known = ("instances", "templates", "apps")
+        names = tuple(dict.fromkeys(name.strip() for name in str(value).split(",")))
+        if unknown := [name for name in names if name not in known]:
+            self.fail(f"{unknown[0]!r} is no regime; known are {', '.join(known)}", param, ctx)
+        return names
+
+
+REGIMES: Final = click.option(
+    "--regimes",
+    type=_Regimes(),
+    default=(),
+    metavar="NAMES",
+    help="how tasks are held out, of instances,templates,apps; instead of the run's own measurement",
 )
 #: tasks between two lines that say how far it is
 _STRIDE: Final = 50
@@ -134,6 +158,27 @@ def generate(path: Path, **options: Any) -> None:
         for line in asyncio.run(generate(path, GenerateOptions(**options), lambda words: click.echo(words, err=True))):
             click.echo(line)
     click.echo(path)
+
+
+@tasks.command(name="try", cls=FileCommand)
+@file_option()
+@overridable
+@RUNS
+@OUTPUT
+@click.option("--tries", type=click.IntRange(1, 1000), default=8, show_default=True, help="of each task")
+@click.option("--model", type=LOCAL_PATH, help="folder of the weights; default: the run's export")
+def try_(file: Path, overrides: tuple[str, ...], runs: Path, path: Path, tries: int, model: Path | None) -> None:
+    """Play each task of the run's task file some times, and write the file again with what became of that: how hard a
+    task is and, where it was unknown, whether it can be done."""
+    from ..session import try_session
+    from .stoppable import checked, loaded_run, stoppable
+
+    with as_message(), _wrong():
+        _writable(path)
+    loaded = loaded_run(file, overrides)
+    checked(loaded, runs)
+    with as_message(), _wrong():
+        sys.exit(stoppable(lambda stop: try_session(loaded, runs, model, stop, path, tries)))
 
 
 @tasks.command()

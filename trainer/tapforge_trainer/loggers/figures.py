@@ -155,7 +155,7 @@ FIGURES: Final[Mapping[str, str]] = {
     "workers/*": "of the rollout workers: how many, their restarts, attempts and stalls",
     "phones/*": "phones by state",
     "warm_start/*": "of the warm start's last step, as learner/*",
-    "evaluation/*": "measurements on held-out tasks by mode: success, success_attempted, episodes, invalid",
+    "evaluation/*": "on held-out tasks by mode, and other_templates: success, success_attempted, episodes, invalid",
     "baseline/*": "the same tasks played by a policy that has learned nothing",
 }
 

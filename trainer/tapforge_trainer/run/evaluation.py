@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tapforge_envs.protocol import Outcome, Task
 
@@ -23,6 +23,7 @@ from ..rewards.budget import JudgeBudget
 from ..rollout.baselines import baselines
 from ..rollout.scheduler import Scheduler
 from ..statistics import success_of
+from ..tasks.regimes import other_templates
 from ..tasks.selection import evaluation_tasks
 from ..telemetry.progress import Progress
 from .assembly import RolloutSetup
@@ -31,6 +32,9 @@ from .context import RunContext
 from .folder import EVALUATION
 from .local_files import COMPARED
 from .shutdown import unless_stopped
+
+#: of the measurement on templates that are not practised, where others have their mode
+OTHERS: Final = "other_templates"
 
 
 async def play(
@@ -98,9 +102,33 @@ async def measure(context: RunContext, name: str, progress: Progress) -> dict[st
         played += episodes
         results[mode] = measured(episodes, seed=evaluation.seed, version=progress.version)
         context.telemetry.event("evaluation", name=name, mode=mode, update=progress.update, **results[mode])
+    if evaluation.other_templates and name in ("before", "after"):
+        others = await asyncio.to_thread(other_templates, context.run, evaluation.other_templates)
+        if others is not None:
+            results[OTHERS] = await _of_others(context, name, others.tasks, progress)
     if name == "before" and played:
         _report_base(context, played)
     return results
+
+
+async def _of_others(context: RunContext, name: str, tasks: Sequence[Task], progress: Progress) -> dict[str, Any]:
+    """Success on templates that are not practised, sampled."""
+    evaluation = context.run.spec.evaluation
+    context.telemetry.phase(
+        f"measuring {name}, sampled: {len(tasks)} tasks of templates that aren't practised", "Evaluating"
+    )
+    playing = play(
+        context.rollout_setup,
+        tasks,
+        repeats=1,
+        temperature=evaluation.sampled_temperature,
+        seed=evaluation.seed,
+        folder=context.folder / EVALUATION / f"{name}-other-templates",
+        judged=evaluation.judged,
+    )
+    found = measured(await unless_stopped(context.stop, playing), seed=evaluation.seed, version=progress.version)
+    context.telemetry.event("evaluation", name=name, mode=OTHERS, update=progress.update, **found)
+    return found
 
 
 def _report_base(context: RunContext, episodes: Sequence[EpisodeRecord]) -> None:

@@ -231,7 +231,8 @@ def _evaluated(run: TrainingRun, tasks: int) -> str:
     where = f"suite {e.tasks.suite}, split {e.tasks.split}" if e.tasks.suite else f"split {e.tasks.split}"
     if file := e.tasks.file or (run.spec.tasks.file if e.tasks.suite is None else None):
         where = f"the tasks in {file}"
-    return f"{where}, {tasks:,} tasks{repeats}, {' and '.join(modes)}{baselines}"
+    others = f"; {e.other_templates:,} of templates that aren't practised" if e.other_templates else ""
+    return f"{where}, {tasks:,} tasks{repeats}, {' and '.join(modes)}{others}{baselines}"
 
 
 def _ends(run: TrainingRun) -> str:

@@ -116,7 +116,7 @@ def print_summary(console: Console, summary: dict[str, Any], paths: list[Path]) 
     for mode in summary["success_before"]:
         before, after = summary["success_before"][mode], summary["success_after"].get(mode, {})
         console.print(
-            f"held-out success, {mode}: {_rate(before)} before, [bold]{_rate(after)}[/bold] after "
+            f"held-out success, {mode.replace('_', ' ')}: {_rate(before)} before, [bold]{_rate(after)}[/bold] after "
             f"({after.get('episodes')} episodes)",
             highlight=False,
             soft_wrap=True,

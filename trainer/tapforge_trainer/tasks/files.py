@@ -82,6 +82,20 @@ def read_tasks(path: Path, protocol: Protocol = "tapforge", *, judged: bool = Fa
     return FixedTasks(tuple(found))
 
 
+def read_abouts(path: Path, protocol: Protocol = "tapforge") -> dict[str, dict[str, Any]]:
+    """Task key -> what is about it, of the lines of JSON that say something. Raises TaskError."""
+    found = {}
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"the task file {path} can't be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if MARK in line and line.lstrip().startswith("{"):
+            key = _json(line, f"{path}:{number}", protocol, judged=True).key
+            found[key] = split_line(line)[1]
+    return found
+
+
 def read_task(line: str, protocol: Protocol, origin: str) -> Task:
     """One task as a line of a file says it; of osworld and androidlab DOMAIN/EXAMPLE_ID too. Raises TaskError, which
     names `origin`."""

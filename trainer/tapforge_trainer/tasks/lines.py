@@ -39,25 +39,9 @@ def split_line(line: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return value, about
 
 
-def abouts(path: Path) -> Iterator[dict[str, Any]]:
-    """Of each line that is an object, in order; {} for one that says nothing. Raises TaskError."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"the task file {path} can't be read: {error}") from error
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.lstrip().startswith("{"):
-            try:
-                yield split_line(line)[1]
-            except (ValueError, RecursionError) as error:
-                raise TaskError(f"{path}:{number}: {error}") from error
-        elif line.strip() and not line.lstrip().startswith("#"):
-            yield {}
-
-
-def kept(path: Path) -> list[tuple[Task, dict[str, Any]]]:
-    """What an earlier call of a command has written, after a last line that was cut off was taken away. Raises
-    TaskError for a file that no such command wrote."""
+def kept(path: Path, mark: str = "by") -> list[tuple[Task, dict[str, Any]]]:
+    """What an earlier call of a command has written, after a last line that was cut off was taken away. `mark`: what
+    such a command says about each task. Raises TaskError for a file that no such command wrote."""
     if not path.exists():
         return []
     found, where = [], str(path)
@@ -67,8 +51,8 @@ def kept(path: Path) -> list[tuple[Task, dict[str, Any]]]:
         for number, line in enumerate(whole.decode().split("\n")[:-1], start=1):
             where = f"{path}:{number}"
             value, about = split_line(line)
-            if "by" not in about:
-                raise ValueError("it doesn't say by what it was made")
+            if mark not in about:
+                raise ValueError(f"about has no {mark!r}, which this command writes")
             found.append((Task.model_validate(value), about))
         if whole != data:
             with path.open("r+b") as file:

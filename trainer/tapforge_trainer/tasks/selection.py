@@ -187,16 +187,19 @@ def evaluation_tasks(run: TrainingRun, most: int | None = None) -> FixedTasks:
 
 
 def _measured(run: TrainingRun) -> TaskSet:
-    return shortened(_as_named(run), run.spec.rollout.max_steps)
+    return shortened(as_named(run), run.spec.rollout.max_steps)
 
 
-def _as_named(run: TrainingRun) -> TaskSet:
+def as_named(run: TrainingRun, *, all_templates: bool = False) -> TaskSet:
+    """What is measured on. `all_templates`: where the file names none, those of the suite that aren't practised too.
+    Raises TaskError and UnknownTask."""
     practised, measured = run.spec.tasks, run.spec.evaluation.tasks
     file = measured.file or (practised.file if measured.suite is None else None)
     if file is not None:
         return read_tasks(Path(file), run.spec.environment.protocol, judged=run.spec.evaluation.judged)
     suite = measured.suite or practised.suite
-    templates = measured.templates or (practised.templates if suite == practised.suite else ())
+    same = suite == practised.suite and not all_templates
+    templates = measured.templates or (practised.templates if same else ())
     return _suite(suite, measured.split, templates)
 
 

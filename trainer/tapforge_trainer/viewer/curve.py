@@ -186,7 +186,7 @@ def _evaluations(axes: Axes, evaluations: Sequence[EvaluationPoint], mode: str, 
         markeredgewidth=1.2,
         elinewidth=1.6,
         capsize=3,
-        label=f"held out, {mode} (95 %)",
+        label=f"held out, {mode.replace('_', ' ')} (95 %)",
         zorder=5,
         transform=beside,
     )

@@ -1,0 +1,137 @@
+"""How far a measured task is from what is practised: three regimes that don't overlap.
+
+- `apps`: it uses an app that no practised task uses.
+- `templates`: its template is not practised, and every app of it is.
+- `instances`: its template is practised. What else is held out (parameters, layouts) is the split's own.
+
+The apps of a task are those that its template's plan opens, those that its check names, or, of a task file, what its
+line says under `about.apps` or `about.app`. A task of which no app is known is never held out by app.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from tapforge_api import TrainingRun
+from tapforge_envs.phone import catalog
+from tapforge_envs.phone.difference import read
+from tapforge_envs.phone.own_check import CHECK, is_proposed, is_walk
+from tapforge_envs.phone.tasks import TaskSet as PhoneTasks
+from tapforge_envs.protocol import Task
+
+from .files import read_abouts
+from .selection import as_named, training_tasks
+from .source import FixedTasks, TaskError, TaskSet, shortened
+
+Regime = Literal["instances", "templates", "apps"]
+REGIMES: Final[tuple[Regime, ...]] = get_args(Regime)
+#: tasks of an endless set by which it is told what is practised, and among which measured ones are looked for
+_PRACTISED, _LOOKED_AT = 4000, 40_000
+
+
+@dataclass(frozen=True, slots=True)
+class Practised:
+    templates: frozenset[str]
+    apps: frozenset[str]
+
+
+def regime_of(task: Task, apps: Iterable[str], practised: Practised) -> Regime:
+    if not practised.apps.issuperset(apps):
+        return "apps"
+    return "instances" if task.template in practised.templates else "templates"
+
+
+def apps_of(task: Task, about: Mapping[str, Any]) -> tuple[str, ...]:
+    """() where none is known."""
+    said = about.get("apps", about.get("app"))
+    if said is not None:
+        return (said,) if isinstance(said, str) else tuple(str(one) for one in said)
+    if is_walk(task.template) and CHECK in task.params:
+        try:
+            return tuple(dict.fromkeys(change.at[0] for change in read(task.params[CHECK])))
+        except ValueError:
+            return ()
+    if task.suite not in catalog.SUITES or is_proposed(task.template):
+        return ()
+    try:
+        template = catalog.template_of(task)
+    except catalog.UnknownTask:
+        return ()
+    steps = list(template.plan(task.params, lambda: False))
+    named = (do.app or do.tap.removeprefix("app:") for do in steps if do.app or do.tap.startswith("app:"))
+    return tuple(dict.fromkeys(named))
+
+
+def tasks_by_regime(run: TrainingRun, regimes: Sequence[Regime]) -> dict[Regime, FixedTasks]:
+    """Up to `spec.evaluation.episodes` different tasks of each, by `spec.evaluation.seed` alone. Raises TaskError for a
+    regime that has none, and UnknownTask."""
+    spec = run.spec
+    files = [name for name in (spec.tasks.file, spec.evaluation.tasks.file) if name is not None]
+    known = {key: about for name in files for key, about in read_abouts(Path(name), spec.environment.protocol).items()}
+
+    def used(task: Task) -> tuple[str, ...]:
+        return apps_of(task, known.get(task.key, {}))
+
+    practised = _practised(training_tasks(run), spec.seed, used)
+    found: dict[Regime, dict[str, Task]] = {regime: {} for regime in regimes}
+    measured = shortened(as_named(run, all_templates=True), spec.rollout.max_steps)
+    every = len(measured.tasks) if isinstance(measured, FixedTasks) else _LOOKED_AT
+    kinds: dict[tuple[str, str], Regime] = {}
+    for index in range(every):
+        task = measured.sample(spec.evaluation.seed, index)
+        kind = (task.template, str(sorted(task.params.items()))) if task.key not in known else (task.key, "")
+        if kind not in kinds:
+            kinds[kind] = regime_of(task, used(task), practised)
+        place = found.get(kinds[kind])
+        if place is not None and len(place) < spec.evaluation.episodes:
+            place.setdefault(task.key, task)
+        if all(len(place) == spec.evaluation.episodes for place in found.values()):
+            break
+    for regime, tasks in found.items():
+        if not tasks:
+            raise TaskError(_none(regime, practised))
+    return {regime: FixedTasks(tuple(tasks.values())) for regime, tasks in found.items()}
+
+
+def other_templates(run: TrainingRun, count: int) -> FixedTasks | None:
+    """Up to `count` tasks of what is measured whose templates are not practised; None where there are none."""
+    practised = _practised(training_tasks(run), run.spec.seed, lambda task: ())
+    measured = shortened(as_named(run, all_templates=True), run.spec.rollout.max_steps)
+    if isinstance(measured, PhoneTasks):
+        left = tuple(template for template in measured.templates if template.name not in practised.templates)
+        if not left:
+            return None
+        measured = shortened(PhoneTasks(measured.suite, measured.split, left), run.spec.rollout.max_steps)
+    every = len(measured.tasks) if isinstance(measured, FixedTasks) else 50 * count
+    drawn = (measured.sample(run.spec.evaluation.seed, index) for index in range(every))
+    different = {task.key: task for task in drawn if task.template not in practised.templates}
+    return FixedTasks(tuple(islice(different.values(), count))) if different else None
+
+
+def _practised(tasks: TaskSet, seed: int, used: Callable[[Task], tuple[str, ...]]) -> Practised:
+    count = len(tasks.tasks) if isinstance(tasks, FixedTasks) else _PRACTISED
+    drawn = [tasks.sample(seed, index) for index in range(count)]
+    kinds = {(task.template, str(task.params)): task for task in drawn}.values()
+    return Practised(frozenset(task.template for task in drawn), frozenset(app for task in kinds for app in used(task)))
+
+
+def _none(regime: Regime, practised: Practised) -> str:
+    if regime == "apps":
+        some = ", ".join(sorted(practised.apps)[:8]) or "no app is known of any"
+        return (
+            f"no measured task is held out by app: each uses practised ones alone ({some}); leave apps out of "
+            "--regimes, or practise fewer of them (spec.tasks.templates, or a file of `tapforge tasks walk --app`)"
+        )
+    if regime == "templates":
+        return (
+            "no measured task is held out by template: every template is practised; leave templates out of --regimes, "
+            "or practise fewer of them (spec.tasks.templates)"
+        )
+    return (
+        "no measured task has a practised template: leave instances out of --regimes, or measure on the practised "
+        "suite (spec.evaluation.tasks)"
+    )
