@@ -61,6 +61,7 @@ _MEANT: Final[Mapping[str, str]] = {
     "evaluate": "eval",
     "fetch": "cluster fetch",
     "fit": "run",
+    "generate": "tasks generate",
     "init": "plan",
     "list": "cluster list",
     "logs": "cluster logs",
