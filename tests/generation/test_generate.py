@@ -5,17 +5,22 @@ import contextlib
 import json
 from contextlib import asynccontextmanager
 from itertools import count as counted
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tapforge_api import load
 from tapforge_trainer.generation.command import GenerateOptions, generate
+from tapforge_trainer.generation.looking import simulated_screens
 from tapforge_trainer.generation.prompts import Prompts, answer_of
 from tapforge_trainer.generation.simulated import ProposerServer
 from tapforge_trainer.judges.prompt_file import PromptError
+from tapforge_trainer.run.looking import screens_of
 from tapforge_trainer.tasks.files import read_tasks
+from tapforge_trainer.tasks.selection import task_errors
 from tapforge_trainer.tasks.source import TaskError
 
 
@@ -32,7 +37,7 @@ async def served(application):
 
 def options(url, **changed):
     given = {
-        "url": url, "model": "simulated-phone", "api_key_env": None, "suite": "quickstart", "urls": (), "phones": 4,
+        "url": url, "model": "simulated-phone", "api_key_env": None, "suite": "quickstart", "phones": 4,
         "apps": (), "count": 30, "per_question": 6, "infeasible": 0.2, "max_steps": 12, "against": (), "prompts": None,
         "prompt": "simulated-phone", "rewrite": True, "check": True, "temperature": 1.0, "max_requests": 2000,
         "max_tokens": None, "patience": 6, "seed": 3,
@@ -68,6 +73,21 @@ async def test_a_file_of_goals_with_its_share_of_impossible_ones_and_no_label(tm
     path.write_bytes(b"")
     await ran(path, server)
     assert path.read_bytes() == whole and server.requests == asked + len(lines) - 1 - 20
+
+
+async def test_a_run_on_goals_needs_a_judge(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    await ran(path, ProposerServer("simulated-phone"), count=3)
+    sample = Path(__file__).parents[2] / "manifests" / "samples" / "quickstart.yaml"
+    practised = [f"spec.tasks={{file: {path}}}", "spec.warmStart=null", "spec.evaluation.tasks.suite=quickstart"]
+    (error,) = task_errors(load(sample, practised))
+    assert "3 tasks have a goal and no check" in error and "spec.rewards.verifier: ignored" in error
+    judge = "{prompt: task, models: [{url: http://127.0.0.1:1/v1, model: m}]}"
+    rewards = f"spec.rewards={{success: judge, verifier: ignored, streams: [{{name: judge, judge: {judge}}}]}}"
+    assert task_errors(load(sample, [*practised, rewards])) == []
+    measured = [*practised[:2], rewards, f"spec.evaluation.tasks={{file: {path}}}"]
+    (error,) = task_errors(load(sample, measured))
+    assert "spec.evaluation.judged: true" in error
 
 
 async def test_nothing_that_is_measured_on_is_taken(tmp_path):
@@ -178,3 +198,21 @@ def test_any_answer_is_read_or_is_unreadable(text):
     for answer in (text, f'{text} {{"tasks": ["a"]}} {text}', f"{{{text}}}"):
         with contextlib.suppress(ValueError):
             answer_of(answer, "tasks")
+
+
+async def test_screens_are_those_of_a_run_s_phones():
+    """Phones of its source, which are leased and given back; the same as the simulated phone shows here."""
+    sample = Path(__file__).parents[2] / "manifests" / "samples" / "quickstart.yaml"
+    run = load(sample, ["spec.environment.source={processes: {count: 2}}"])
+    found = await screens_of(run, "quickstart", ("mail", "clock", "nothing"), 3, seed=1)
+    assert [one.app for one in found].count("") == 3
+    assert {one.app for one in found} <= {"", "mail", "clock"} and len(found) > 3
+    here = {one.sha256 for one in simulated_screens("quickstart", ("mail", "clock"), 1, seed=0)}
+    there = await screens_of(run, "quickstart", ("mail", "clock"), 1, seed=0)
+    assert here <= {one.sha256 for one in there}
+    named = load(
+        sample,
+        ["spec.environment.protocol=mobileworld", "spec.environment.source={urls: {list: [http://127.0.0.1:1]}}"],
+    )
+    with pytest.raises(TaskError, match="know tasks by name"):
+        await screens_of(named, "quickstart", (), 1, seed=0)

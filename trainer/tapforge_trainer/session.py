@@ -12,10 +12,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -51,11 +51,13 @@ from .run.start import running
 from .run.tries import TriedFile, try_tasks
 from .run.warm_start import warm_start
 from .tasks.regimes import Regime, tasks_by_regime
+from .tasks.source import TaskError
 from .telemetry.progress import Progress, ended, newest_checkpoint, progress_of
 from .telemetry.start_progress import waiting_shown
 from .telemetry.telemetry import ProgressView, Telemetry
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 async def run_session(
@@ -249,14 +251,14 @@ async def eval_session(
     regimes: Sequence[Regime] = (),
     passes: int = 1,
 ) -> int:
-    """`regimes`: instead of the measurement that the spec names. Raises TaskError for one that has no task."""
+    """`regimes`: instead of the measurement that the spec names. Raises ConfigurationError for one without tasks."""
     folder = folder_of(run, runs)
     weights = model or folder / EXPORT
     if not (weights / "config.json").is_file():
         raise ConfigurationError(f"{weights} holds no model; train first (tapforge run), or name a folder with --model")
     place = folder / "evaluations" / time.strftime("%Y%m%d-%H%M%S")
     if regimes:
-        tasks_by_regime(run, regimes)  # before anything is started
+        _named(lambda: tasks_by_regime(run, regimes))  # before anything is started
     with closing(Telemetry(place, ProgressView(run.metadata.name, 0), Console(stderr=True))) as telemetry:
         async with running(run, place, telemetry, stop, weights=weights, learner=False) as (context, _):
             if regimes:
@@ -278,8 +280,8 @@ async def eval_session(
 async def try_session(
     run: TrainingRun, runs: Path, model: Path | None, stop: StopSignal, path: Path, tries: int
 ) -> int:
-    """Tries the tasks of the run's file; `path`: of the file that is written. Raises TaskError."""
-    tried = TriedFile(run, path, tries)
+    """Tries the tasks of the run's file; `path`: of the file that is written."""
+    tried = _named(lambda: TriedFile(run, path, tries))
     folder = folder_of(run, runs)
     weights = model or folder / EXPORT
     if not (weights / "config.json").is_file():
@@ -306,6 +308,14 @@ async def export_session(folder: Path, target: Path, stop: StopSignal) -> int:
             await context.policy.export(target)
     Console().print(f"{target} holds the weights after update {progress.update}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _named(make: Callable[[], T]) -> T:
+    """What is wrong with tasks before anything is started is the caller's."""
+    try:
+        return make()
+    except TaskError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _shown(results: dict[str, dict[str, Any]]) -> str:

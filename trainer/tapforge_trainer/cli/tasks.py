@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,15 +116,20 @@ def _writable(path: Path) -> None:
         raise TaskError(f"--output: {path} is a folder; name a file")
 
 
-@tasks.command()
+@tasks.command(cls=FileCommand)
+@file_option("TrainingRun as YAML, whose phones are looked at; default: the simulated phone", required=False)
+@overridable
 @OUTPUT
 @click.option("--url", required=True, help="endpoint up to and with the version, as in http://127.0.0.1:8001/v1")
 @click.option("--model", required=True, help="model as the endpoint calls it")
 @click.option("--api-key-env", metavar="NAME", help="environment variable that holds the endpoint's key")
 @click.option("--suite", type=click.Choice(["quickstart", "standard"]), default="standard", show_default=True)
-@click.option("--phone", "urls", multiple=True, metavar="SERIAL", help="instead of the simulated phone: one over adb")
 @click.option(
-    "--phones", type=click.IntRange(1, 1000), default=8, show_default=True, help="states of the simulated one"
+    "--phones",
+    type=click.IntRange(1, 1000),
+    default=8,
+    show_default=True,
+    help="phones, or states of the simulated one",
 )
 @click.option(
     "--app", "apps", multiple=True, metavar="NAME", help="whose first page is shown; may be given several times"
@@ -146,16 +152,27 @@ def _writable(path: Path) -> None:
 @click.option("--max-tokens", type=click.IntRange(1), help="in all; then it ends")
 @click.option("--patience", type=click.IntRange(1), default=8, show_default=True, help="rounds without a new task")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-def generate(path: Path, **options: Any) -> None:
+def generate(path: Path, file: Path | None, overrides: tuple[str, ...], **options: Any) -> None:
     """Have a model propose tasks from screens and apps. They are goals: a run on them needs a judge. The answers are
     kept in OUTPUT.answers: the same command goes on where it was, and asks for nothing again."""
     import asyncio
 
     from ..generation.command import GenerateOptions, generate
+    from ..run.looking import screens_of
+    from .stoppable import loaded_run
 
+    if overrides and file is None:
+        raise click.UsageError("--set and --preset are about the run of -f: add it, or leave them out")
+    given = GenerateOptions(**options)
+    screens, protocol = None, None
+    if file is not None:
+        run = loaded_run(file, overrides)
+        protocol = run.spec.environment.protocol
+        screens = partial(screens_of, run, given.suite, given.apps, given.phones, given.seed)
     with as_message(), _wrong():
         _writable(path)
-        for line in asyncio.run(generate(path, GenerateOptions(**options), lambda words: click.echo(words, err=True))):
+        say = partial(click.echo, err=True)
+        for line in asyncio.run(generate(path, given, say, screens, protocol or "tapforge")):
             click.echo(line)
     click.echo(path)
 
@@ -177,8 +194,7 @@ def try_(file: Path, overrides: tuple[str, ...], runs: Path, path: Path, tries: 
         _writable(path)
     loaded = loaded_run(file, overrides)
     checked(loaded, runs)
-    with as_message(), _wrong():
-        sys.exit(stoppable(lambda stop: try_session(loaded, runs, model, stop, path, tries)))
+    sys.exit(stoppable(lambda stop: try_session(loaded, runs, model, stop, path, tries)))
 
 
 @tasks.command()

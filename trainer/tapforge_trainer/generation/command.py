@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from tapforge_api.judge import ApiKey, JudgeModel
-from tapforge_envs.clients.phones import PhoneAddress
+from tapforge_api.pool import Protocol
 from tapforge_envs.protocol import EnvironmentFault
 
 from ..judges.endpoint import EndpointError
@@ -20,7 +20,7 @@ from ..tasks.walked import held_out
 from .alike import Goals
 from .asking import Asker
 from .generate import Generated, GenerationError, Generator, Wanted, summary
-from .looking import Screen, phone_screens, simulated_screens
+from .looking import Screen, simulated_screens
 from .prompts import Prompts
 
 
@@ -30,7 +30,6 @@ class GenerateOptions:
     model: str
     api_key_env: str | None
     suite: str
-    urls: tuple[str, ...]
     phones: int
     apps: tuple[str, ...]
     count: int
@@ -49,8 +48,15 @@ class GenerateOptions:
     seed: int
 
 
-async def generate(path: Path, options: GenerateOptions, say: Callable[[str], None]) -> Iterator[str]:
-    """Lines that say what was found. Raises TaskError, for whatever ends it early too."""
+async def generate(
+    path: Path,
+    options: GenerateOptions,
+    say: Callable[[str], None],
+    screens: Callable[[], Awaitable[list[Screen]]] | None = None,
+    protocol: Protocol = "tapforge",
+) -> Iterator[str]:
+    """`screens`: of phones that speak `protocol`; None: of the simulated phone. Returns lines that say what was found.
+    Raises TaskError, for whatever ends it early too."""
     if options.prompt and options.prompts:
         raise TaskError("--prompt simulated-phone has no words: leave --prompts out")
     try:
@@ -78,8 +84,12 @@ async def generate(path: Path, options: GenerateOptions, say: Callable[[str], No
         options.rewrite, options.check,
     )  # fmt: skip
     try:
-        screens = await _screens(options)
-        generator = Generator(asker, prompts, screens, wanted, options.model, _evaluated(options))
+        others = _evaluated(options, protocol)
+        if screens is None:
+            seen = simulated_screens(options.suite, options.apps, options.phones, options.seed)
+        else:
+            seen = await screens()
+        generator = Generator(asker, prompts, seen, wanted, options.model, others)
 
         def report(found: Generated) -> None:
             say(
@@ -93,20 +103,14 @@ async def generate(path: Path, options: GenerateOptions, say: Callable[[str], No
     return summary(generator.found, asker.requests, asker.tokens, asker.kept)
 
 
-async def _screens(options: GenerateOptions) -> list[Screen]:
-    if not options.urls:
-        return simulated_screens(options.suite, options.apps, options.phones, options.seed)
-    return await phone_screens([PhoneAddress(url, url, protocol="adb") for url in options.urls], options.apps)
-
-
-def _evaluated(options: GenerateOptions) -> Goals:
+def _evaluated(options: GenerateOptions, protocol: Protocol) -> Goals:
     """Goals that are measured on: of the files, and of what the suite holds out."""
     goals = Goals()
     for file in options.against:
-        for task in read_tasks(file, "adb" if options.urls else "tapforge", judged=True).tasks:
+        for task in read_tasks(file, protocol, judged=True).tasks:
             if task.goal:
                 goals.add(task.goal, str(file))
-    if not options.urls:
+    if protocol == "tapforge":
         for goal in sorted(held_out(options.suite)):
             goals.add(goal, f"the suite {options.suite}")
     return goals

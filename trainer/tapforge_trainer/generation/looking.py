@@ -1,4 +1,4 @@
-"""Screens that tasks are proposed from: of the simulated phone, drawn here, or of phones by their address.
+"""Screens that tasks are proposed from: of the simulated phone, drawn here, or of a phone that is leased.
 
 A screen is the first page of an app, or the home screen, of a phone in a state that a task can begin in: of the
 simulated phone a seed, of a phone over adb as it is. A phone that has no such app is passed over.
@@ -6,15 +6,14 @@ simulated phone a seed, of a phone over adb as it is. A phone that has no such a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tapforge_envs.clients.phones import PhoneAddress, PhoneClients
 from tapforge_envs.phone import catalog
 from tapforge_envs.phone.device import HOME, Phone, fresh_state, open_app
 from tapforge_envs.phone.tasks import SEEDS
-from tapforge_envs.protocol import EnvironmentFault, OpenApp, UnsupportedAction
+from tapforge_envs.protocol import Environment, Observation, OpenApp, Task, UnsupportedAction
 
 from ..tasks.source import TaskError
 
@@ -57,28 +56,21 @@ def simulated_screens(suite: str, apps: Sequence[str], phones: int, seed: int) -
     return found
 
 
-async def phone_screens(phones: Sequence[PhoneAddress], apps: Sequence[str]) -> list[Screen]:
-    """Of phones over adb: as a reset leaves them, and with each app in front. Raises EnvironmentFault."""
-    clients = PhoneClients()
-    found = []
-    try:
-        for address in phones:
-            phone = clients.open(address)
-            seen = await phone.reset(await clients.some_task(address))
-            try:
-                found.append(Screen(seen.frame.data, seen.frame.sha256, "", tuple(apps), address.protocol))
-                for index, app in enumerate(apps):
-                    try:
-                        result = await phone.step(OpenApp(name=app), index)
-                    except UnsupportedAction:
-                        continue
-                    frame = result.observation.frame
-                    if not result.note:
-                        found.append(Screen(frame.data, frame.sha256, app, tuple(apps), address.protocol))
-            finally:
-                await phone.close()
-    finally:
-        await clients.close()
-    if not found:
-        raise EnvironmentFault("no phone showed a screen")
-    return found
+async def look(phone: Environment, task: Task, apps: Sequence[str]) -> AsyncIterator[Screen]:
+    """The screen that `task` begins with, and each app's first page, of a phone that can open apps by name. Raises
+    EnvironmentFault."""
+    seen = await phone.reset(task)
+    yield _screen(seen, "", apps, task)
+    index = 0
+    for app in apps:
+        try:
+            result = await phone.step(OpenApp(name=app), index)
+        except UnsupportedAction:
+            continue
+        index += 1
+        if not result.note:  # else it has no such app
+            yield _screen(result.observation, app, apps, task)
+
+
+def _screen(seen: Observation, app: str, apps: Sequence[str], task: Task) -> Screen:
+    return Screen(seen.frame.data, seen.frame.sha256, app, tuple(apps), task.suite, task.seed)
