@@ -19,6 +19,7 @@ from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.attempt import Attempt, AttemptRequest
 from tapforge_trainer.records import Sampling
 from tapforge_trainer.rollout.worker import RolloutWorker
+from tapforge_trainer.tasks.files import read_task
 
 TAPS = Task(suite="androidworld", template="TapSomeTimes", params={"task_idx": "0"}, max_steps=8)
 HELLO = p.Type(text="hello")
@@ -104,7 +105,7 @@ async def test_a_score_of_androidworld_that_is_none_is_no_sample():
 )
 async def test_how_tasks_of_osworld_end(template, policy, reason, outcome, last):
     async with osworld() as (stub, slots):
-        result = await play(slots, policy, Task(suite="osworld", template=template, max_steps=3))
+        result = await play(slots, policy, read_task(template, "osworld", "here").model_copy(update={"max_steps": 3}))
         assert (result.record.reason, result.record.outcome) == (reason, outcome)
         assert result.record.task.goal in ("Write hello.", "Fly.") and result.verdict is Verdict.CLEAN
         ((worker, _),) = stub.workers.values()

@@ -100,7 +100,7 @@ def read_task(line: str, protocol: Protocol, origin: str) -> Task:
     """One task as a line of a file says it; of osworld and androidlab DOMAIN/EXAMPLE_ID too. Raises TaskError, which
     names `origin`."""
     if protocol in _EXAMPLED and not line.lstrip().startswith("{"):
-        return Task(suite=protocol, template=line.strip())
+        return Task(suite=protocol, template=line.strip(), **_DEFAULTS.get(protocol, {}))
     for _, task in _tasks([line], Path(origin), protocol):
         return task
     raise TaskError(f"{origin} names no task; it looks like {_example(protocol)}")
