@@ -6,13 +6,14 @@ import pytest
 
 from tapforge_api.rewards import Rewards
 from tapforge_trainer.loop import _Rollout
+from tapforge_trainer.rewards.budget import JudgeBudget
 from tapforge_trainer.rollout.rewarding import RewardCounts
 from tapforge_trainer.rollout.scheduler import RolloutError
 
 
 def rollout_of(counts: RewardCounts, **rewards):
     spec = SimpleNamespace(rewards=Rewards.model_validate(rewards))
-    context = SimpleNamespace(run=SimpleNamespace(spec=spec))
+    context = SimpleNamespace(run=SimpleNamespace(spec=spec), judge_budget=JudgeBudget())
     scheduler = SimpleNamespace(rewards=counts)
     return _Rollout(context, SimpleNamespace(update=3), scheduler, *[None] * 5)
 

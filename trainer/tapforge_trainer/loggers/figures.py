@@ -150,6 +150,8 @@ FIGURES: Final[Mapping[str, str]] = {
     "rewards/success_verified": "success of the same episodes by the verifier",
     "rewards/judge_minus_verifier": "their difference: a policy that learns to please its judge lets it grow",
     "rewards/disagreements": "share of these episodes in which the two differ",
+    "rewards/judges_used_tokens": "of judges since the run began, over all sessions: stop.judgeTokens limits them",
+    "rewards/judges_used_money": "what they have cost since then: stop.judgeMoney limits it",
     "rewards/judge_*": "of judges since the last update: verdicts, votes, requests, failed, prompt_tokens, "
     "answer_tokens, seconds, money, cached, cascaded, unreadable, asked_again, missing",
     "workers/*": "of the rollout workers: how many, their restarts, attempts and stalls",
