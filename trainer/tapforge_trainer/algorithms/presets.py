@@ -156,6 +156,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
             _mean("token_mean", "verl's recipe entropy"),
             _no_kl("verl's recipe entropy"),
         ),
+        ("several optimizer steps per batch, without which no ratio is clipped",),
     ),
     "kl_cov": Preset(
         "GRPO with a pull on the few tokens that move most along with the advantage, and no clip",
@@ -165,6 +166,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
             _mean("token_mean", "verl's recipe entropy"),
             _no_kl("verl's recipe entropy"),
         ),
+        ("several optimizer steps per batch, without which nothing is pulled",),
     ),
     "m2po": Preset(
         "GRPO on stale data: the tokens whose squared log-ratios are largest are masked, nothing is clipped else",
