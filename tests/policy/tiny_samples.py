@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tapforge_trainer.learner.batches import (
 from tapforge_trainer.learner.families.qwen3_vl import FAMILY
 from tapforge_trainer.learner.frame_store import PixelFormat
 from tapforge_trainer.learner.packed import PackedPolicy
+from tapforge_trainer.learner.rank import Rank
 from tapforge_trainer.placement.settings import EngineSettings, LearnerSettings
 from tapforge_trainer.records import Generation, Prompt, ResponseSpan, Sample
 
@@ -184,3 +186,13 @@ def plain_logprobs(
     shift = ids.shape[1] - len(sample.ids)  # all frames come before the answer
     places = torch.cat([torch.arange(span.start, span.end) for span in sample.spans]) + shift
     return logits.log_softmax(-1)[places - 1].gather(1, ids[0, places][:, None])[:, 0]
+
+
+@contextmanager
+def one_rank(tiny: Tiny, **changes: Any) -> Iterator[Rank]:
+    """In this process, without Ray."""
+    rank = Rank(tiny.learner_settings(**changes), 0, torch.distributed.HashStore())
+    try:
+        yield rank
+    finally:
+        torch.distributed.destroy_process_group()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_samples import PlainFrames, Tiny, frame
+from tiny_samples import PlainFrames, Tiny, frame, one_rank
 
 from tapforge_trainer.algorithms.loss_registry import BUILT_IN
 from tapforge_trainer.algorithms.objective import Anchor, Counts, Objective
@@ -24,15 +23,6 @@ from tapforge_trainer.placement.settings import UpdateSettings
 from tapforge_trainer.records import Sample
 
 OBJECTIVE = Objective(importance_cap=None)
-
-
-@contextmanager
-def one_rank(tiny: Tiny, **changes: Any) -> Iterator[Rank]:
-    rank = Rank(tiny.learner_settings(**changes), 0, torch.distributed.HashStore())
-    try:
-        yield rank
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def whole(data: TokenBatch, samples: list[Sample], budget: int = 8192) -> MiniBatch:

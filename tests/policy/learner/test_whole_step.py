@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_samples import PlainFrames, Tiny, at_hand
+from tiny_samples import PlainFrames, Tiny, at_hand, one_rank
 
 from tapforge_api import TrainingRun
 from tapforge_api.loading import from_object
@@ -22,7 +20,7 @@ from tapforge_trainer.learner import head
 from tapforge_trainer.learner.answers import answers, read_answers
 from tapforge_trainer.learner.batches import plan_micro_batches
 from tapforge_trainer.learner.client import Learner
-from tapforge_trainer.learner.rank import MiniBatch, Rank
+from tapforge_trainer.learner.rank import MiniBatch
 from tapforge_trainer.placement.settings import UpdateSettings
 from tapforge_trainer.records import Sample
 
@@ -64,15 +62,6 @@ def uneven(samples: list[Sample]) -> list[Sample]:
 
 def _with(span: Any, advantage: float) -> Any:
     return replace(span, advantage=advantage)
-
-
-@contextmanager
-def one_rank(tiny: Tiny, **changes: Any) -> Iterator[Rank]:
-    rank = Rank(tiny.learner_settings(**changes), 0, torch.distributed.HashStore())
-    try:
-        yield rank
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def batch_of(data: Any, samples: list[Sample], budget: int) -> MiniBatch:
