@@ -28,6 +28,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -41,6 +42,7 @@ from load.arms import ARMS, CORE, Signal, arrays
 from load.credit import Policy, flat, imitation, measured, played
 from load.machine import machine, show, write
 from load.paired import commit, table
+from load.picture import picture
 
 FILE = Path("bench-results/algorithms.json")
 #: updates, and environment steps of one, for every arm
@@ -85,7 +87,13 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="choose learning rates, on seeds of their own")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument(
+        "--publish", type=Path, metavar="FOLDER", help="only write the tables and pictures of what is done"
+    )
     args = parser.parse_args()
+    if args.publish is not None:
+        publish(args.file, args.publish)
+        return
     off = args.staleness is not None
     known = list(offpolicy.ARMS) if off else list(ARMS)
     arms = known if args.arms == "all" else args.arms.split(",") if args.arms else known if off else list(CORE)
@@ -137,6 +145,33 @@ def main() -> None:
         points = [_points(of.get(part)) for of in (one, against) for part in ("mean", "ci95")]
         rows.append((arm, one["seeds"], one["rate"], *points, against.get("p_holm", "–")))
     show(f"{name}: success on held-out chains, points", columns, rows)
+
+
+def publish(file: Path, folder: Path) -> None:
+    """The tables of all studies in one file, {study: {arms: ..., after: {arm: {seed: success}}}}, and a picture of
+    each; those of forks beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {}
+    for name, study in json.loads(file.read_text()).items():
+        after = {arm: {seed: one["after"] for seed, one in of.items()} for arm, of in study["pairs"].items()}
+        rates = {arm: chosen(of) for arm, of in study["sweep"].items()}
+        facts = {key: study[key] for key in ("machine", "commit", "updates", "arms")}
+        found[name] = facts | {"rates": rates, "after": after}
+        baseline = "behavior" if name.startswith("off-policy") else "grpo"
+        made = picture(f"{name}: success less {baseline}'s, paired by seed", study["arms"], baseline)
+        (folder / f"{_slug(name)}.svg").write_text(made)
+    (folder / file.name).write_text(json.dumps(found, indent=1) + "\n")
+    if (forks := file.with_name("forks.json")).exists():
+        tables = {name: of for name, of in json.loads(forks.read_text()).items() if name != "pairs"}
+        (folder / forks.name).write_text(json.dumps(tables, indent=1) + "\n")
+        for name, arms in tables.items():
+            if name.endswith(": one_update"):
+                made = picture(f"{name}, less grpo's", arms, "grpo", unit="hundredths of cosine")
+                (folder / f"forks-{_slug(name)}.svg").write_text(made)
+
+
+def _slug(name: str) -> str:
+    return "-".join(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def chosen(sweep: dict[str, dict[str, float]]) -> float:

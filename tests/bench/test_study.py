@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import forks
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from load import offpolicy, paired
 from load.arms import ARMS, arrays
 from load.credit import WEIGHTS, Policy, chain, play, played, step
+from load.picture import picture
 
 SCRIPT = Path("bench/study.py")
 
@@ -78,6 +80,20 @@ def test_staleness_keeps_the_actor_behind_and_on_policy_anchors_agree():
     fresh = offpolicy.run("behavior", 1, 0.1, 2, 0)
     assert fresh["kl_behavior"] < 0.05 and offpolicy.run("old_truncated", 1, 0.1, 2, 0)["after"] >= 0
     assert offpolicy.run("behavior", 1, 0.1, 4, 4)["kl_behavior"] > fresh["kl_behavior"]
+
+
+def test_a_picture_has_a_row_for_each_arm_and_says_which_intervals_hold_nothing():
+    arms = {
+        "grpo": {"mean": 0.5, "ci95": 0.1},
+        "better": {"vs_grpo": {"mean": 0.2, "ci95": 0.1}},
+        "same": {"vs_grpo": {"mean": -0.05, "ci95": 0.1}},
+        "once": {"vs_grpo": {"mean": 0.3, "ci95": None}},
+    }
+    drawn = ElementTree.fromstring(picture("a < b", arms, "grpo"))
+    texts = ["".join(one.itertext()) for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[:-1] == ["a < b", "grpo", "better", "+20.0 ± 10.0", "same", "-5.0 ± 10.0"]
+    circles = [one.attrib["class"] for one in drawn.iter("{http://www.w3.org/2000/svg}circle")]
+    assert circles == ["b", "n"]
 
 
 def test_a_run_depends_on_its_seed_and_is_not_run_again(tmp_path):
