@@ -28,7 +28,7 @@ from tapforge_trainer.cluster.driver import drive, report_killed
 from tapforge_trainer.cluster.storage import Holder, RunStorageError, folder_of, newest, take_over
 from tapforge_trainer.learner.checkpoint_storage import CheckpointFolder, CheckpointStore
 from tapforge_trainer.run.assembly import ConfigurationError
-from tapforge_trainer.run.report import wanted
+from tapforge_trainer.run.report import holds_what_is_wanted, wanted
 from tapforge_trainer.run.shutdown import StopSignal
 from tapforge_trainer.telemetry.progress import Progress
 
@@ -227,6 +227,18 @@ async def test_a_run_that_is_complete_says_so_again(
         folder_of(_attempt(tmp_path).storage, Holder(2))
         / place.relative_to(folder_of(_attempt(tmp_path).storage, Holder(1)))
     )
+
+
+def test_a_summary_of_an_earlier_release_is_complete_but_not_one_of_another_end(run: TrainingRun) -> None:
+    asked = wanted(run)
+    before = {
+        **asked,
+        "evaluation": {k: v for k, v in asked["evaluation"].items() if k not in ("judged", "otherTemplates")},
+    }
+    assert before["evaluation"] != asked["evaluation"] and holds_what_is_wanted(before, run)
+    assert not holds_what_is_wanted({**asked, "stop": {**asked["stop"], "maxUpdates": 99}}, run)
+    assert not holds_what_is_wanted({**asked, "evaluation": {**asked["evaluation"], "gone": 1}}, run)
+    assert not holds_what_is_wanted({"stop": asked["stop"]}, run)
 
 
 async def test_an_end_that_was_moved_counts_from_the_first_moment_on(

@@ -44,7 +44,7 @@ from .run.folder import (
 )
 from .run.local_files import checkpoint_uri, checkpoints_of, folder_of
 from .run.regimes import lines, measure_regimes, page
-from .run.report import print_summary, summarize, wanted, write_report
+from .run.report import holds_what_is_wanted, print_summary, summarize, write_report
 from .run.resuming import checkpoint_written
 from .run.shutdown import Interrupted, StopReason, StopSignal, unless_stopped
 from .run.start import running
@@ -225,7 +225,7 @@ def _complete(folder: Path, run: TrainingRun) -> dict[str, Any] | None:
         summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except ValueError:
         return None
-    return summary if all(summary.get(name) == value for name, value in wanted(run).items()) else None
+    return summary if holds_what_is_wanted(summary, run) else None
 
 
 async def sft_session(run: TrainingRun, runs: Path, stop: StopSignal) -> int:

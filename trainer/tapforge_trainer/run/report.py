@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from rich.console import Console
 
 from tapforge_api import TrainingRun
@@ -81,10 +82,23 @@ def summarize(
 
 
 def wanted(run: TrainingRun) -> dict[str, Any]:
-    """The parts of the spec that say when a run is complete. A summary with the same ones needs no further work,
-    whatever judges may use."""
-    spec = run.spec.model_dump(mode="json", by_alias=True, exclude={"stop": {"judge_tokens", "judge_money"}})
-    return {"stop": spec["stop"], "evaluation": spec["evaluation"]}
+    """The parts of the spec that say when a run is complete, whatever judges may use."""
+    return {"stop": _dumped(run.spec.stop), "evaluation": _dumped(run.spec.evaluation)}
+
+
+def holds_what_is_wanted(summary: Mapping[str, Any], run: TrainingRun) -> bool:
+    """Whether a run with this summary needs no further work. A field that the release which wrote it didn't have counts
+    as its default."""
+    try:
+        stop = type(run.spec.stop).model_validate(summary["stop"])
+        evaluation = type(run.spec.evaluation).model_validate(summary["evaluation"])
+    except (KeyError, ValueError):
+        return False
+    return {"stop": _dumped(stop), "evaluation": _dumped(evaluation)} == wanted(run)
+
+
+def _dumped(part: BaseModel) -> dict[str, Any]:
+    return part.model_dump(mode="json", by_alias=True, exclude={"judge_tokens", "judge_money"})
 
 
 def _held_out(run: TrainingRun, drawn: int) -> dict[str, Any]:
