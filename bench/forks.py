@@ -166,6 +166,8 @@ def main() -> None:
                         found[f"{name}: {figure}"] = table(these, figure)
             write(args.file, found)
     for name, these in pairs.items():
+        if not these:
+            continue
         rows = [
             [arm, *(_shown(found[f"{name}: {figure}"][arm]) for figure in FIGURES)]
             for arm in sorted(these, key=lambda arm: -found[f"{name}: one_update"][arm]["mean"])

@@ -13,7 +13,7 @@
 - `--signal outcome` (the default of runs) gives 0 to what is compared with nothing that ended otherwise; `reward` is
   what the papers do. Each is a study of its own.
 - `discounted_grpo` has no states, `gigpo_shuffled` has states that are dealt anew among a group's steps, `gigpo_step`
-  has GiGPO's step part alone: what is discounting, and what are states.
+  has GiGPO's step part alone: what is discounting, and what are states. `rejection_sft` imitates successes.
 - `--staleness N` is another study: grpo's advantages, samples of weights that are N updates old and rounded to bf16;
   its arms are anchors and corrections of the loss (`load/offpolicy.py`). Differences are to `behavior`.
 - A pair of arm and seed that is in the file already is not run again: start, stop and go on as you like.

@@ -56,6 +56,12 @@ def _step_alone(steps: Steps, rng: np.random.Generator) -> Floats:
     return estimate("gigpo", steps).step
 
 
+def _successes_alone(steps: Steps, rng: np.random.Generator) -> Floats:
+    """Rejection sampling: what succeeded is imitated, and nothing is pushed down."""
+    assert steps.goal is not None
+    return steps.goal.astype(np.float64)
+
+
 Arm = Callable[[Steps, np.random.Generator], Floats]
 ARMS: dict[str, Arm] = {
     **{
@@ -65,5 +71,6 @@ ARMS: dict[str, Arm] = {
     "reinforce_plus_plus": partial(_total, "reinforce_plus_plus"),
     "gigpo_shuffled": _shuffled,
     "gigpo_step": _step_alone,
+    "rejection_sft": _successes_alone,
 }
 CORE = ("grpo", "discounted_grpo", "gigpo", "gigpo_shuffled", "hgpo")
