@@ -14,14 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 from tapforge_envs.protocol import Action, Task
 
 from .episodes import Box, DataError, Episode, Outcome, Provenance, Step, wrong
 from .folder import DataWriter, Rejected
+
+#: no convention has such numbers; larger integers are no float, and NaN is not below it
+_FAR: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ def convert(
         for count, row in enumerate(rows, start=1):
             if isinstance(row, Bad):
                 rejected.add(row.reason, row.name, row.detail)
-                numbers += [abs(number) for number in row.numbers][: max(0, 10_000 - len(numbers))]
+                numbers += [abs(one) for one in row.numbers if abs(one) < _FAR][: max(0, 10_000 - len(numbers))]
                 continue
             try:
                 episode = _episode(writer, row, name, count)
@@ -96,8 +100,12 @@ def convert(
             if (content := episode.content) in seen:
                 rejected.add("duplicate", row.name, "says what an earlier row says")
                 continue
+            try:
+                writer.episode(episode)
+            except PydanticSerializationError:
+                rejected.add("row", row.name, "a text with half a character (a lone surrogate)")
+                continue
             seen.add(content)
-            writer.episode(episode)
         bad = rejected.total - rejected.counts.get("duplicate", 0)
         rows_read = writer.episodes + rejected.total
         if not writer.episodes or bad > max_bad * rows_read:

@@ -5,15 +5,16 @@
     screens/pack-000001.tar   images as they came, named by the sha256 of their bytes (`recording/packs.py`)
 
 Promises:
-- A folder without data.json isn't finished: it is refused, and written anew.
+- A folder without data.json isn't finished: it is refused, and written anew. One writer has it at a time, and what
+  else lies there is never removed.
 - Reading takes memory for the places of lines and names of screens, 8 and some 200 bytes each, whatever they hold.
 - A damaged line or image is an error with its number, never another episode.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -25,10 +26,13 @@ from typing import Any, Final
 
 from ..recording.packs import PackReader, PackWriter
 from .episodes import VERSION, DataError, Episode, read_line
+from .images import ending_of
 
 EPISODES: Final = "episodes.jsonl"
 SCREENS: Final = "screens"
 ABOUT: Final = "data.json"
+#: there while a folder is written, and locked by its writer
+UNFINISHED: Final = ".unfinished"
 
 
 @dataclass
@@ -60,13 +64,24 @@ class DataWriter:
     """Makes a folder. Use as a context: without `finish` nothing of it counts. Raises DataError, OSError."""
 
     def __init__(self, folder: Path):
-        if (folder / ABOUT).exists():
-            raise DataError(f"{folder} has a data set already; name another folder, or remove it")
-        if folder.exists() and any(one.name not in (EPISODES, SCREENS) for one in folder.iterdir()):
-            raise DataError(f"{folder} holds other files; name another folder")
+        # Removed is only what an earlier writer left: another folder may have `screens` as well.
+        if not (folder / UNFINISHED).exists() and folder.exists() and any(folder.iterdir()):
+            finished = (folder / ABOUT).exists()
+            what = "has a data set already" if finished else "holds other files"
+            raise DataError(f"{folder} {what}; name another folder, or remove it")
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / SCREENS).mkdir(parents=True)
+        self._claim = (folder / UNFINISHED).open("a")
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._claim.close()
+            raise DataError(f"another process is writing {folder}; wait for it, or name another folder") from None
+        if (folder / ABOUT).exists():  # since we looked
+            self._claim.close()
+            raise DataError(f"{folder} has a data set already; name another folder, or remove it")
+        shutil.rmtree(folder / SCREENS, ignore_errors=True)
+        (folder / SCREENS).mkdir()
         self._screens = PackWriter(folder / SCREENS)
         self._lines = (folder / EPISODES).open("wb")
         self.episodes = self.steps = 0
@@ -77,12 +92,13 @@ class DataWriter:
     def __exit__(self, *exception: object) -> None:
         self._lines.close()
         self._screens.close()
+        self._claim.close()
 
     def screen(self, data: bytes) -> str:
         """Keeps an image as it is, once. Returns its name. Raises DataError for bytes that are no image."""
         name = hashlib.sha256(data).hexdigest()
         if not self._screens.knows(name):
-            self._screens.put(name, data, _ending(data))
+            self._screens.put(name, data, ending_of(data))
         return name
 
     def episode(self, episode: Episode) -> None:
@@ -102,8 +118,12 @@ class DataWriter:
             "rejected": rejected.as_json(),
         }
         unfinished = self.folder / f".{ABOUT}.new"
-        unfinished.write_text(json.dumps(about, indent=2) + "\n")
+        with unfinished.open("w") as file:
+            file.write(json.dumps(about, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         unfinished.rename(self.folder / ABOUT)
+        (self.folder / UNFINISHED).unlink()
 
 
 class DataFolder:
@@ -112,16 +132,17 @@ class DataFolder:
     def __init__(self, folder: Path):
         self.folder = folder
         try:
-            self.about: dict[str, Any] = json.loads((folder / ABOUT).read_text())
+            about = json.loads((folder / ABOUT).read_text())
         except FileNotFoundError:
             why = f"{folder} has no {ABOUT}: it is no data set, or wasn't finished; convert it again"
             raise DataError(why) from None
         except (OSError, ValueError) as error:
             raise DataError(f"{folder / ABOUT} can't be read: {error}") from error
-        if self.about.get("version") != VERSION:
-            raise DataError(
-                f"{folder} has version {self.about.get('version')} of the format; this release reads {VERSION}"
-            )
+        if not isinstance(about, dict) or not isinstance(about.get("rejected"), dict):
+            raise DataError(f"{folder / ABOUT} doesn't say what was rejected, so it is no data set's")
+        self.about: dict[str, Any] = about
+        if about.get("version") != VERSION:
+            raise DataError(f"{folder} has version {about.get('version')} of the format; this release reads {VERSION}")
         self._begins = _begins(folder / EPISODES)
         if len(self._begins) - 1 != self.about.get("episodes"):
             raise DataError(
@@ -175,16 +196,3 @@ def _begins(path: Path) -> array[int]:
     if found[-1] != at:
         raise DataError(f"{path} ends in the middle of a line: it was cut off; convert it again")
     return found
-
-
-def _ending(data: bytes) -> str:
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            image.load()
-            return {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}[image.format or ""]
-    except KeyError:
-        raise DataError(f"an image of format {image.format}; PNG, JPEG and WebP are read") from None
-    except Exception as error:
-        raise DataError(f"{len(data)} bytes are no image: {str(error)[:120]}") from error

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
-from tapforge_trainer.agents.coordinates import Coordinates, Fraction, Grid, ImagePixels, Plane
+from tapforge_trainer.agents.coordinates import Coordinates, Fraction, Grid, ImagePixels
 
 from .episodes import DataError
 
 _CHUNK: Final = 1 << 20
-#: a row of a JSON list is none if it is longer
+#: a row is none if it is longer
 _LONGEST: Final = 64 << 20
 #: of rows of a parquet file that are decoded at once: they hold images
 _PARQUET_ROWS: Final = 16
+_BETWEEN: Final = frozenset(" \t\r\n,")
+#: bytes that "surrogateescape" has let in
+_NO_UTF8: Final = re.compile("[\udc80-\udcff]")
 
 #: how numbers of a place are meant, by name
 CONVENTIONS: Final[dict[str, Coordinates]] = {
@@ -27,40 +32,58 @@ CONVENTIONS: Final[dict[str, Coordinates]] = {
 
 
 def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """(place, value) of JSON Lines, or of one JSON list; a line that is no JSON comes as an exception. Raises
-    DataError for a file that can't be read, or a list that breaks off."""
+    """(place, value) of JSON Lines, or of one JSON list; what is no JSON, no UTF-8 or too long comes as a DataError.
+    Raises DataError for a file that can't be read, or a list that breaks off."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with path.open("rb") as file:
+            start = file.read(3)
+            if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise DataError(f"{path} is UTF-16; write it as UTF-8 (iconv -f UTF-16 -t UTF-8)")
+            begin = len(start) if start == codecs.BOM_UTF8 else 0
+            file.seek(begin)
             first = file.read(1)
             while first.isspace():
                 first = file.read(1)
-            if first == "[":
+            if first == b"[":
                 yield from _listed(file, path)
                 return
-            file.seek(0)
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield f"{path.name} line {number}", _decoded(line)
+            file.seek(begin)
+            yield from _lines(file, path)
     except OSError as error:
         raise DataError(f"{path} can't be read: {error}") from error
 
 
-def _decoded(text: str) -> Any:
+def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
+    number = 0
+    while line := file.readline(_LONGEST):
+        number += 1
+        long = len(line) == _LONGEST
+        while len(line) == _LONGEST and not line.endswith(b"\n"):
+            line = file.readline(_LONGEST)
+        if long:
+            yield f"{path.name} line {number}", DataError(f"longer than {_LONGEST >> 20} MiB")
+        elif line.strip():
+            yield f"{path.name} line {number}", _decoded(line)
+
+
+def _decoded(line: bytes) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(line.decode())
     except (ValueError, RecursionError) as error:
         return DataError(f"no JSON: {error}")
 
 
-def _listed(file: Any, path: Path) -> Iterator[tuple[str, Any]]:
+def _listed(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
     """The items of a JSON list whose bracket was read."""
-    decoder, text, number = json.JSONDecoder(), "", 0
+    decoder, utf8 = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    text, at, number, size = "", 0, 0, _CHUNK
     while True:
-        text = text.lstrip(" \t\r\n,")
-        if text.startswith("]"):
+        while text[at : at + 1] in _BETWEEN:
+            at += 1
+        if text.startswith("]", at):
             return
         try:
-            value, end = decoder.raw_decode(text)
+            value, end = decoder.raw_decode(text, at)
             # A number may go on in the next chunk; objects and texts end with a mark of their own.
             whole = end < len(text) or text[-1:] in '}]"'
         except ValueError:
@@ -69,13 +92,15 @@ def _listed(file: Any, path: Path) -> Iterator[tuple[str, Any]]:
             raise DataError(f"{path} item {number + 1}: nested too deeply") from error
         if whole:
             number += 1
-            yield f"{path.name} item {number}", value
-            text = text[end:]
+            broken = _NO_UTF8.search(text, at, end)
+            yield f"{path.name} item {number}", DataError("no UTF-8") if broken else value
+            at, size = end, _CHUNK
             continue
-        chunk = file.read(_CHUNK)
-        if not chunk or len(text) > _LONGEST:
-            raise DataError(f"{path} item {number + 1}: the list breaks off, or isn't JSON: {text[:60]!r}")
-        text += chunk
+        chunk = file.read(size)
+        if not chunk or len(text) - at > _LONGEST:
+            raise DataError(f"{path} item {number + 1}: the list breaks off, or isn't JSON: {text[at : at + 60]!r}")
+        # Twice as much each time: a long item is tried seven times, not sixty.
+        text, at, size = text[at:] + utf8.decode(chunk), 0, 2 * size
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -99,24 +124,3 @@ def convention(name: str) -> Coordinates:
     if name not in CONVENTIONS:
         raise DataError(f"coordinates={name}; known are {', '.join(CONVENTIONS)}")
     return CONVENTIONS[name]
-
-
-def plane_of(image: bytes, coordinates: Coordinates) -> Plane:
-    """Raises DataError for bytes that are no image."""
-    import io
-
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(image)) as found:
-            return Plane(coordinates, *found.size)
-    except Exception as error:
-        raise DataError(f"{len(image)} bytes are no image: {str(error)[:120]}") from error
-
-
-def image_at(path: Path) -> bytes:
-    """Raises DataError."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}") from error

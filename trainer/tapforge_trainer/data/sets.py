@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from .folder import DataFolder, DataWriter, Rejected
 
 #: of whose parts none is in two: an episode, its task, its template
 By = Literal["episode", "task", "template"]
-#: episodes of a group of rows in a parquet file
+#: of a group in a parquet file: they hold images
 _ROWS = 64
 
 
@@ -96,18 +97,23 @@ def export(folder: Path, into: Path) -> int:
         ],
         metadata={"huggingface": json.dumps({"info": {"features": {"image": image}}})},
     )
-    unfinished, count = into.with_name(f".{into.name}.new"), 0
-    with pyarrow.parquet.ParquetWriter(unfinished, schema) as writer:
-        rows: list[dict[str, Any]] = []
-        for episode in data:
-            rows += [_row(episode, place, data) for place in range(len(episode.steps))]
-            if len(rows) >= _ROWS:
+    unfinished, count = into.with_name(f".{into.name}.{os.getpid()}"), 0
+    rows: list[dict[str, Any]] = []
+    try:
+        with pyarrow.parquet.ParquetWriter(unfinished, schema) as writer:
+            for episode in data:
+                for place in range(len(episode.steps)):
+                    rows.append(_row(episode, place, data))
+                    count += 1
+                    if len(rows) == _ROWS:
+                        writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+                        rows = []
+            if rows:
                 writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-                count, rows = count + len(rows), []
-        if rows:
-            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-    unfinished.rename(into)
-    return count + len(rows)
+        unfinished.rename(into)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return count
 
 
 def _row(episode: Episode, place: int, data: DataFolder) -> dict[str, Any]:

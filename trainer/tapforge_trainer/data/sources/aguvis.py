@@ -16,7 +16,8 @@ from ...agents.aguvis import parse
 from ...agents.parsing import ParseFailure
 from ..convert import Bad, Row, RowStep
 from ..episodes import DataError
-from ..rows import convention, image_at, json_rows, plane_of
+from ..images import image_at, plane_of
+from ..rows import convention, json_rows
 
 _INSTRUCTION: Final = re.compile(r"Instruction:\s*(.+?)(?:\n\s*\n|\n\s*Previous actions:|$)", re.DOTALL)
 _BEFORE: Final = re.compile(r"Previous actions:\s*\n(.*?)(?:\n\s*\n|$)", re.DOTALL)
@@ -28,15 +29,16 @@ def aguvis(path: Path, /, *, images: str = "", coordinates: str = "fraction") ->
     """`path`: the JSON file. `images`: the folder of its images; default: the file's own."""
     folder, how = Path(images) if images else path.parent, convention(coordinates)
     for name, value in json_rows(path):
+        if isinstance(value, DataError):
+            yield Bad(name, "row", str(value)[:200])
+            continue
         try:
             yield _row(name, value, folder, how)
         except DataError as error:
-            yield Bad(name, "image" if "image" in str(error) or "read" in str(error) else "row", str(error))
+            yield Bad(name, "image", str(error))
 
 
 def _row(name: str, value: Any, folder: Path, how: Any) -> Row | Bad:
-    if isinstance(value, DataError):
-        raise value
     turns = value.get("conversations") if isinstance(value, dict) else None
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         return Bad(name, "row", "no list of conversations")
@@ -50,7 +52,7 @@ def _row(name: str, value: Any, folder: Path, how: Any) -> Row | Bad:
     said = [str(turn.get("value", "")) for turn in turns if turn.get("from") == "gpt"]
     if not said:
         return Bad(name, "row", "the model says nothing")
-    image = image_at(folder / file)
+    image = image_at(folder, file)
     action = parse(said[-1].strip(), plane_of(image, how))
     if isinstance(action, ParseFailure):
         outside = _numbers(said[-1]) if action.kind == "action" else ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -17,7 +17,11 @@ from tapforge_envs.protocol import Tap
 from ...agents.coordinates import is_number
 from ..convert import Bad, Row, RowStep
 from ..episodes import Box, DataError, wrong
-from ..rows import convention, image_at, json_rows, plane_of
+from ..images import image_at, plane_of
+from ..rows import convention, json_rows
+
+#: pixels that no image has; larger integers are no float
+_FAR: Final = 1e9
 
 
 def screenspot(path: Path, /, *, images: str = "", box: str = "size") -> Iterator[Row | Bad]:
@@ -41,9 +45,13 @@ def _row(name: str, value: dict[str, Any], folder: Path, form: str) -> Row | Bad
         return Bad(name, "row", "no instruction")
     if not isinstance(file, str) or not file:
         return Bad(name, "image", "the row names no image")
-    if not isinstance(numbers, list) or len(numbers) != 4 or not all(map(is_number, numbers)):
+    if (
+        not isinstance(numbers, list)
+        or len(numbers) != 4
+        or not all(is_number(one) and abs(one) < _FAR for one in numbers)
+    ):
         return Bad(name, "row", f"bbox {str(numbers)[:60]} is not four numbers")
-    image = image_at(folder / file)
+    image = image_at(folder, file)
     plane = plane_of(image, convention("pixels"))
     left, top, right, bottom = numbers
     if form == "size":

@@ -16,28 +16,32 @@ from ...agents.coordinates import Coordinates, is_number
 from ...agents.mobile_use import MOBILE_USE
 from ..convert import Bad, Row, RowStep
 from ..episodes import DataError
-from ..rows import convention, image_at, json_rows, parquet_rows, plane_of
+from ..images import image_at, plane_of
+from ..rows import convention, json_rows, parquet_rows
 
 #: fields that verl's tool lets out
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {"long_press": {"time": 1.0}, "wait": {"time": 1.0}}
 
 
-def verl(path: Path, /, *, coordinates: str = "grid") -> Iterator[Row | Bad]:
-    """`path`: a .jsonl or .parquet file; paths of images are relative to its folder."""
-    how = convention(coordinates)
+def verl(path: Path, /, *, images: str = "", coordinates: str = "grid") -> Iterator[Row | Bad]:
+    """`path`: a .jsonl or .parquet file. `images`: the folder of images that are paths; default: the file's own."""
+    folder, how = Path(images) if images else path.parent, convention(coordinates)
     rows = parquet_rows(path) if path.suffix == ".parquet" else json_rows(path)
     for name, value in rows:
         if isinstance(value, DataError) or not isinstance(value, dict):
             yield Bad(name, "row", str(value)[:200])
             continue
         try:
-            yield from _rows(name, value, path.parent, how)
+            yield from _rows(name, value, folder, how)
         except DataError as error:
             yield Bad(name, "image", str(error))
 
 
 def _rows(name: str, value: dict[str, Any], folder: Path, how: Coordinates) -> Iterator[Row | Bad]:
     about = value.get("extra_info") or value
+    if not isinstance(about, dict):
+        yield Bad(name, "row", f"extra_info is {type(about).__name__}, not the fields of a task")
+        return
     goal = about.get("instruction") or value.get("instruction")
     actions = about.get("expected_actions", about.get("actions"))
     shown = value.get("images") or value.get("screenshots")
@@ -78,5 +82,5 @@ def _image(value: Any, folder: Path) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str) and value:
-        return image_at(folder / value)
+        return image_at(folder, value)
     raise DataError(f"an image is {type(value).__name__}, not bytes or a path")
