@@ -71,6 +71,11 @@ class Agent(Protocol):
         a thread. Raises EnvironmentFault for a frame that is not what it says."""
         ...
 
+    def outline(self, observation: Observation) -> Prepared:
+        """As `prepare`, of the frame its size alone: for a step that is history, whose frame most prompts don't show.
+        `prompt.frames` has it as it is here where the prompt shows it. Raises EnvironmentFault."""
+        ...
+
     def prompt(self, goal: str, history: Sequence[Turn], seen: Prepared) -> Prompt | ContextLimit:
         """The prompt for the next step; `history` holds all earlier steps, oldest first."""
         ...

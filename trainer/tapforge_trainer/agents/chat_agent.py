@@ -122,15 +122,16 @@ class ChatAgent:
 
     def prepare(self, observation: Observation) -> tuple[Prepared, Callable[[], Pixels]]:
         frame, pixels = self._frames.fit(observation.frame)
-        seen = Prepared(
-            frame,
-            self.visual_tokens(frame),
-            observation.app,
-            observation.state_key,
-            observation.ui_tree,
-            observation.window,
-        )
-        return seen, pixels
+        return self._prepared(observation, frame), pixels
+
+    def outline(self, observation: Observation) -> Prepared:
+        if self._own.context is not None:  # it may look at any frame
+            return self.prepare(observation)[0]
+        return self._prepared(observation, self._frames.outline(observation.frame))
+
+    def _prepared(self, observation: Observation, frame: FittedFrame) -> Prepared:
+        facts = observation.app, observation.state_key, observation.ui_tree, observation.window
+        return Prepared(frame, self.visual_tokens(frame), *facts)
 
     def prompt(self, goal: str, history: Sequence[Turn], seen: Prepared) -> Prompt | ContextLimit:
         window = self.window

@@ -173,6 +173,10 @@ class FrameFitter:
                 self._bytes -= _kept(old)
         return fitted, lambda: pixels
 
+    def outline(self, frame: Frame) -> FittedFrame:
+        """The frame's size as the model sees it, without pixels, and named as it came. Raises EnvironmentFault."""
+        return FittedFrame(frame.sha256, b"", *_fitted(frame, self.grid))
+
 
 def _kept(frame: FittedFrame) -> int:
     """Bytes of an entry: those of the frame, and about as much as keys and records take."""
@@ -182,10 +186,14 @@ def _kept(frame: FittedFrame) -> int:
 def fit_frame(frame: Frame, grid: VisionGrid) -> tuple[FittedFrame, Pixels]:
     """The frame as the model sees it, and its pixels. Raises EnvironmentFault (see module)."""
     pixels = decode_screen(frame)
-    try:
-        width, height = grid.fit(frame.width, frame.height)
-    except ValueError as error:
-        raise EnvironmentFault(f"frame {frame.sha256[:12]}: {error}") from error
+    width, height = _fitted(frame, grid)
     if (width, height) != (frame.width, frame.height):
         pixels = resize(pixels, width, height)
     return FittedFrame.of(pixels), pixels
+
+
+def _fitted(frame: Frame, grid: VisionGrid) -> tuple[int, int]:
+    try:
+        return grid.fit(frame.width, frame.height)
+    except ValueError as error:
+        raise EnvironmentFault(f"frame {frame.sha256[:12]}: {error}") from error

@@ -108,6 +108,9 @@ class _Player:
         prepared = Prepared(FittedFrame.of(pixels), 1, seen.app, seen.state_key, seen.ui_tree, seen.window)
         return prepared, lambda: pixels
 
+    def outline(self, observation: Observation) -> Prepared:
+        return self.prepare(observation)[0]
+
     def prompt(self, goal: str, history: Sequence[Turn], seen: Prepared) -> Prompt:
         return Prompt((0,), (seen.frame,), 1)
 

@@ -7,6 +7,7 @@ for the step's action. A step that the model can't be asked, or has no word for,
 from __future__ import annotations
 
 import io
+from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +17,14 @@ from PIL import Image
 from tapforge_api import TrainingRun
 from tapforge_envs.protocol import EnvironmentFault, Frame, Observation, Task
 
-from ..agents.agent import Agent, ContextLimit, Prepared, Turn
+from ..agents.agent import Agent, ContextLimit, Turn
 from ..frames.frame import FittedFrame
 from ..records import ResponseSpan, Sample
 from .episodes import DataError, Episode, Outcome, Step
 from .folder import DataFolder, Rejected
 
 #: steps that are tried before anything is learned, and the share of them that may fail
-_TRIED, _MAX_BAD = 200, 0.1
+TRIED, _MAX_BAD = 200, 0.1
 #: how a kind of image is called where observations come from
 _MEDIA = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 
@@ -42,26 +43,34 @@ class ImitationData:
         """Raises DataError where nothing is left."""
         self._agent, self._data = agent, data
         self.episodes, self.left_out = 0, Rejected()
-        #: (episode, step)
-        self.places: list[tuple[int, int]] = []
+        #: steps that could not be made: not tried again, and counted once
+        self._failed = set[int]()
+        #: of each step, its episode and its number there; 8 bytes a step
+        self._episode, self._step = array("I"), array("I")
         for number, episode in enumerate(data):
             if episode.outcome in outcomes:
                 steps = [place for place, step in enumerate(episode.steps) if step.action is not None]
-                self.places += [(number, place) for place in steps]
+                self._episode.extend([number] * len(steps))
+                self._step.extend(steps)
                 self.episodes += bool(steps)
-        if not self.places:
+        if not self._step:
             raise DataError(
                 f"{data.folder} has nothing to imitate: no episode that ended as {' or '.join(sorted(outcomes))} has "
                 "an action; see tapforge data inspect"
             )
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self._step)
+
+    @property
+    def places(self) -> Iterator[tuple[int, int]]:
+        """Of each step, its episode and its number there."""
+        return zip(self._episode, self._step, strict=True)
 
     def check(self, places: Sequence[int]) -> None:
         """Tries some of these. Raises DataError where too many can't be made."""
-        tried = places[:_TRIED]
-        made = len(self.batch(tried).samples)
+        tried = places[:TRIED]
+        made = sum(len(self.batch([place]).samples) for place in tried)  # of screens, one step's at a time
         if made < (1 - _MAX_BAD) * len(tried):
             raise DataError(
                 f"{len(tried) - made} of {len(tried)} steps of {self._data.folder} can't be imitated by this model:\n  "
@@ -72,49 +81,62 @@ class ImitationData:
         """Samples of these steps, by number; fewer where some can't be made."""
         samples, frames = list[Sample](), dict[str, dict[str, FittedFrame]]()
         for number in places:
-            episode_number, place = self.places[number]
-            episode = self._data[episode_number]
+            if number in self._failed:
+                continue
+            place = self._step[number]
+            episode = self._data[self._episode[number]]
             try:
                 sample, shown = self._sample(episode, place)
             except (EnvironmentFault, DataError) as error:
-                self.left_out.add("screen", f"{episode.id} step {place}", str(error))
+                self._leave_out(number, "screen", episode, str(error))
             except ValueError as error:
-                self.left_out.add("action", f"{episode.id} step {place}", str(error))
+                self._leave_out(number, "action", episode, str(error))
             else:
-                if sample is None:
+                if isinstance(sample, ContextLimit):
+                    self._leave_out(number, "context", episode, f"{sample}; raise model.contextTokens")
                     continue
                 samples.append(sample)
                 frames.setdefault(episode.id, {}).update((frame.name, frame) for frame in shown)
         return Imitated(samples, frames)
 
-    def _sample(self, episode: Episode, place: int) -> tuple[Sample | None, Sequence[FittedFrame]]:
+    def _leave_out(self, number: int, reason: str, episode: Episode, why: str) -> None:
+        self._failed.add(number)
+        self.left_out.add(reason, f"{episode.id} step {self._step[number]}", why)
+
+    def _sample(self, episode: Episode, place: int) -> tuple[Sample | ContextLimit, Sequence[FittedFrame]]:
         agent, steps = self._agent, episode.steps
         history = [self._turn(step) for step in steps[:place]]
-        seen = self._seen(steps[place])
+        seen = self._agent.prepare(self._observation(steps[place]))[0]
         prompt = agent.prompt(asked(episode), history, seen)
         if isinstance(prompt, ContextLimit):
-            self.left_out.add("context", f"{episode.id} step {place}", f"{prompt}; raise model.contextTokens")
-            return None, ()
+            return prompt, ()
         action = steps[place].action
         assert action is not None
         answer = agent.answer_ids(action, seen.frame)
         start, end = len(prompt.ids), len(prompt.ids) + len(answer)
         span = ResponseSpan(place, start, end, (0.0,) * len(answer), (0,) * len(answer), 1.0)
-        names = tuple(frame.name for frame in prompt.frames)
+        frames = [self._shown(frame) for frame in prompt.frames]
+        names = tuple(frame.name for frame in frames)
         length = prompt.expanded_length + len(answer)
-        return Sample(episode.id, episode.id, (*prompt.ids, *answer), length, names, (span,)), prompt.frames
+        return Sample(episode.id, episode.id, (*prompt.ids, *answer), length, names, (span,)), frames
 
     def _turn(self, step: Step) -> Turn:
-        seen = self._seen(step)
+        seen = self._agent.outline(self._observation(step))
         if step.action is None:
             return Turn(seen, step.answer or "", None)
         return Turn(seen, self._agent.decode(self._agent.answer_ids(step.action, seen.frame)), step.action)
 
-    def _seen(self, step: Step) -> Prepared:
-        data = self._data.screen(step.screen)
-        with Image.open(io.BytesIO(data)) as image:
-            frame = Frame(data, step.screen, *image.size, _MEDIA[image.format or "PNG"])
-        return self._agent.prepare(Observation(frame, app=step.app, ui_tree=step.ui_tree or None))[0]
+    def _shown(self, frame: FittedFrame) -> FittedFrame:
+        """An outlined one is prepared: few of a long history are shown."""
+        return frame if frame.data else self._agent.prepare(Observation(self._frame(frame.name)))[0].frame
+
+    def _observation(self, step: Step) -> Observation:
+        return Observation(self._frame(step.screen), app=step.app, ui_tree=step.ui_tree or None)
+
+    def _frame(self, name: str) -> Frame:
+        data = self._data.screen(name)
+        with Image.open(io.BytesIO(data), formats=tuple(_MEDIA)) as image:
+            return Frame(data, name, *image.size, _MEDIA[image.format or "PNG"])
 
 
 def imitated_tasks(run: TrainingRun) -> Iterator[Task]:

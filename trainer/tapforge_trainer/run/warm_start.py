@@ -7,13 +7,16 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
+from tapforge_api.learning import ImitationData as Asked
 from tapforge_api.learning import WarmStart
 
+from ..data.episodes import DataError
 from ..data.folder import DataFolder
-from ..data.imitation import ImitationData
+from ..data.imitation import TRIED, ImitationData
 from ..frames.handles import BatchFrames
 from ..placement.settings import UpdateSettings
 from ..policy import Policy
@@ -28,6 +31,8 @@ from .shutdown import unless_stopped
 _Batch = tuple[list[Sample], BatchFrames]
 #: of each optimizer step, the next one
 _Batches = Callable[[], Awaitable[_Batch]]
+#: batches of which nothing can be made, after which a data set is given up: one in ten steps may fail, of one a batch
+_EMPTY: Final = 20
 
 
 async def warm_start(context: RunContext, progress: Progress) -> None:
@@ -37,14 +42,17 @@ async def warm_start(context: RunContext, progress: Progress) -> None:
     if settings is None or progress.warm_started:
         return
     started = time.monotonic()
-    if settings.data is not None:
-        batches = await _of_data(context, settings)
+    data = None if settings.data is None else await _opened(context, settings.data)
+    if data is not None:
+        batches = _of_data(context, settings, data)
     else:
         batches = await _of_demonstrations(context, settings)
     metrics = await unless_stopped(context.stop, _imitate(context.policy, batches, settings))
     progress.warm_started = True
     progress.version += 1
     progress.seconds_sft = time.monotonic() - started
+    if data is not None and data.left_out.total:
+        context.telemetry.event("imitation_left_out", steps=data.left_out.total, reasons=data.left_out.as_json())
     context.telemetry.event("warm_start", seconds=progress.seconds_sft, learner=metrics)
 
 
@@ -74,31 +82,37 @@ async def _of_demonstrations(context: RunContext, settings: WarmStart) -> _Batch
     return batch
 
 
-async def _of_data(context: RunContext, settings: WarmStart) -> _Batches:
-    """Every step once before any comes again, in another order each time."""
-    asked = settings.data
-    assert asked is not None
-    path, rng = Path(asked.path), np.random.default_rng(context.run.spec.seed)
+async def _opened(context: RunContext, asked: Asked) -> ImitationData:
+    path, seed = Path(asked.path), context.run.spec.seed
 
     def opened() -> ImitationData:
         data = ImitationData(context.rollout_setup.agent, DataFolder(path), asked.outcomes)
-        data.check(rng.permutation(len(data)).tolist())
+        data.check(np.random.default_rng(seed).permutation(len(data))[:TRIED].tolist())
         return data
 
     data = await asyncio.to_thread(opened)
     context.telemetry.event("imitation_data", episodes=data.episodes, samples=len(data), path=str(path))
-    left: list[int] = []
+    return data
+
+
+def _of_data(context: RunContext, settings: WarmStart, data: ImitationData) -> _Batches:
+    """Every step once before any comes again, in another order each time."""
+    rng, size = np.random.default_rng(context.run.spec.seed), min(settings.batch_size, len(data))
+    left = np.empty(0, np.int64)
 
     async def batch() -> _Batch:
-        made = list[Sample]()
-        frames: dict = {}
-        while not made:  # of a whole batch that can't be made there is at most one in a thousand: `check`
-            while len(left) < min(settings.batch_size, len(data)):
-                left.extend(rng.permutation(len(data)).tolist())
-            chosen, left[:] = left[: settings.batch_size], left[settings.batch_size :]
-            found = await asyncio.to_thread(data.batch, chosen)
-            made, frames = found.samples, found.frames
-        return made, BatchFrames(frames)
+        nonlocal left
+        for _ in range(_EMPTY):
+            while len(left) < size:
+                left = np.concatenate([left, rng.permutation(len(data))])
+            chosen, left = left[:size].tolist(), left[size:]
+            made = await asyncio.to_thread(data.batch, chosen)
+            if made.samples:
+                return made.samples, BatchFrames(made.frames)
+        raise DataError(
+            f"{_EMPTY} batches in a row of {settings.data and settings.data.path} can't be made; was it changed?\n  "
+            + "\n  ".join(data.left_out.lines())
+        )
 
     return batch
 
