@@ -19,6 +19,7 @@ from rich.console import Console
 from tapforge_api import TrainingRun
 
 from ..batch import BatchRules
+from ..data.episodes import DataError
 from ..data.imitation import imitated_tasks
 from ..placement.machine import Machine
 from ..statistics import Interval
@@ -103,7 +104,10 @@ def _dumped(part: BaseModel) -> dict[str, Any]:
 
 def _held_out(run: TrainingRun, drawn: int) -> dict[str, Any]:
     """What the measured tasks share with all that were demonstrated and practised, and what not."""
-    found = contamination_of(run, drawn, imitated=imitated_tasks(run))
+    try:
+        found = contamination_of(run, drawn, imitated=imitated_tasks(run))
+    except DataError as error:  # hours after it was read; what the run came to counts more
+        return {"held_out": f"not known: {error}"}
     figures = {name: getattr(found, name) for name in ("practised", "same_task", "same_goal", "same_parameters")}
     return {"tasks": found.measured, **figures, **_shared(run, found)}
 
