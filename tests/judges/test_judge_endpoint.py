@@ -60,6 +60,14 @@ async def test_faults_are_named(faults: Faults, requests: int, words: str) -> No
         assert server.requests == requests
 
 
+async def test_a_model_with_a_price_has_to_report_what_it_used() -> None:
+    async with serving(JudgeServer("simulated-phone", faults=Faults(no_usage=True))) as url:
+        assert "no usage, so what it costs is unknown" in await missing(url, model={"price": {"prompt": 1.0}})
+        judge = judge_of(spec(url, **FAST), "task")
+        assert (await judge.task(EPISODE)).value == 1.0
+        await judge.close()
+
+
 async def test_an_endpoint_that_is_away_or_slow_ends_at_the_deadline() -> None:
     found = await missing("http://127.0.0.1:9/v1", deadlineSeconds=1.0)
     assert "can't be reached" in found and "is it running, and is the url right?" in found

@@ -121,11 +121,14 @@ class OpenAIChat:
             raise WrongAnswer("the answer has no choices")
         used = answer.get("usage")
         usage = used if isinstance(used, dict) else {}
-        return Said(
-            tuple(_text(choice) for choice in choices),
-            _count(usage.get("prompt_tokens")),
-            _count(usage.get("completion_tokens")),
-        )
+        asked, said = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+        if not (asked and "completion_tokens" in usage) and (model.price.prompt or model.price.answer):
+            raise WrongAnswer(
+                "the answer has no usage, so what it costs is unknown, and spec.stop.judgeMoney could not hold; leave "
+                "the model's price out, or use an endpoint that reports prompt_tokens and completion_tokens",
+                permanent=True,
+            )
+        return Said(tuple(_text(choice) for choice in choices), asked, said)
 
 
 def is_served(name: str, model: JudgeModel) -> bool:

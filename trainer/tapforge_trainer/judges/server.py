@@ -38,6 +38,7 @@ class Faults:
     huge: bool = False
     wrong_model: bool = False
     prose: bool = False
+    no_usage: bool = False
     #: requests that they hold for; None: all
     first: int | None = None
 
@@ -82,6 +83,11 @@ class JudgeServer:
         except (KeyError, TypeError, ValueError) as error:
             return _refusal(400, f"the request can't be read: {type(error).__name__}: {error}")
         said = [self._said(played, first + number, right, faults) for number in range(count)]
+        # as a model would count, roughly
+        used = {
+            "prompt_tokens": len(text) // 4 + 256 * images,
+            "completion_tokens": sum(len(one) // 4 for one in said),
+        }
         return web.json_response(
             {
                 "id": f"chatcmpl-{self.requests}",
@@ -91,11 +97,7 @@ class JudgeServer:
                     {"index": i, "message": {"role": "assistant", "content": one}, "finish_reason": "stop"}
                     for i, one in enumerate(said)
                 ],
-                # as a model would count, roughly
-                "usage": {
-                    "prompt_tokens": len(text) // 4 + 256 * images,
-                    "completion_tokens": sum(len(one) // 4 for one in said),
-                },
+                **({} if faults.no_usage else {"usage": used}),
             }
         )
 
