@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from tests.data.test_data_sets import aguvis_row, image, made
 
-from tapforge_envs.protocol import Tap, Task
+from tapforge_envs.protocol import Action, Tap, Task
 from tapforge_trainer.data import rows as row_files
 from tapforge_trainer.data.episodes import DataError, Episode, Provenance, Step
 from tapforge_trainer.data.folder import ABOUT, EPISODES, SCREENS, UNFINISHED, DataFolder, DataWriter, Rejected
@@ -186,10 +186,12 @@ def test_a_broken_description_is_said(tmp_path: Path, about: str) -> None:
         DataFolder(tmp_path)
 
 
-def long_episode(folder: Path, steps: int) -> DataFolder:
+def long_episode(folder: Path, steps: int, actions: Mapping[int, Action] = {}) -> DataFolder:
+    """Taps, but for `actions` by their step."""
     with DataWriter(folder) as writer:
         shown = tuple(
-            Step(screen=writer.screen(image(place, 60, 90)), action=Tap(x=0.5, y=0.5)) for place in range(steps)
+            Step(screen=writer.screen(image(place, 60, 90)), action=actions.get(place, Tap(x=0.5, y=0.5)))
+            for place in range(steps)
         )
         task = Task(suite="s", template="t", goal="go")
         writer.episode(Episode(id="one", task=task, steps=shown, provenance=Provenance(source="test", row="1")))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.data.test_bad_input import long_episode
 
+from tapforge_envs.protocol import Swipe
 from tapforge_trainer.agents import make_agent, vision
 from tapforge_trainer.data.imitation import ImitationData
 from tapforge_trainer.tiny.folder import write_model
@@ -39,3 +40,17 @@ def test_a_step_that_fails_is_counted_once(tmp_path: Path) -> None:
     for _ in range(2):
         assert not found.batch([0, 1, 2]).samples
     assert found.left_out.counts == {"context": 3}
+
+
+def test_an_action_without_a_word_costs_its_own_step_alone(tmp_path: Path) -> None:
+    # MAI-UI swipes in directions alone, by strokes of its own.
+    data = long_episode(tmp_path / "set", 4, {1: Swipe(x=0.1, y=0.2, x2=0.7, y2=0.9)})
+    write_model(tmp_path / "model", 0)
+    agent = make_agent(
+        "mai-ui", tmp_path / "model", context_tokens=1024, prompt="compact", history_images=1, history_steps=8,
+        response_tokens=24,
+    )  # fmt: skip
+    found = ImitationData(agent, data, ("unknown",))
+    samples = found.batch(range(4)).samples
+    assert [sample.spans[0].step for sample in samples] == [0, 2, 3]
+    assert found.left_out.counts == {"action": 1}

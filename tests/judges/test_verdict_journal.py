@@ -76,6 +76,17 @@ async def test_a_last_line_that_was_cut_off_is_asked_again_and_others_are_an_err
         await judge.close()
 
 
+@pytest.mark.parametrize(
+    "broken", [bytes(4096), b"[" * 100_000 + b"\n", b'{"step": 1e999, "episode": "e"}\n', b"\xff\n"]
+)
+def test_whatever_a_last_line_holds_it_is_removed(tmp_path: Path, broken: bytes) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    path.write_bytes(broken)
+    journal = VerdictJournal(path)
+    journal.close()
+    assert len(journal) == 0 and "removed" in str(journal.dropped) and path.read_bytes() == b""
+
+
 async def test_steps_that_were_judged_before_a_kill_are_not_asked_again(tmp_path: Path) -> None:
     path, server = tmp_path / "verdicts.jsonl", JudgeServer("simulated-phone")
     trajectory = max(some(6), key=lambda one: len(one.episode.steps))

@@ -87,6 +87,11 @@ def test_measuring_on_what_is_practised_is_said(tmp_path: Path) -> None:
     assert summary_of(same, 5)["same_task"] == 5
 
 
+def test_a_summary_is_written_though_the_imitated_data_set_is_gone(tmp_path: Path) -> None:
+    gone = run(f"warmStart.data.path={tmp_path / 'gone'}")
+    assert summary_of(gone, 5)["held_out"].startswith(f"not known: {tmp_path / 'gone'} has no data.json")
+
+
 def test_a_file_that_holds_words_of_the_suite_that_is_practised(tmp_path: Path) -> None:
     write(tmp_path / "test", "train", 30, seed=5)
     other = run("evaluation.tasks.suite=null", f"evaluation.tasks.file={tmp_path / 'test'}", "stop.maxUpdates=50")

@@ -49,7 +49,7 @@ from .run.resuming import checkpoint_written
 from .run.shutdown import Interrupted, StopReason, StopSignal, unless_stopped
 from .run.start import running
 from .run.tries import TriedFile, try_tasks
-from .run.warm_start import warm_start
+from .run.warm_start import imitated, warm_start
 from .tasks.regimes import Regime, tasks_by_regime
 from .tasks.source import TaskError
 from .telemetry.progress import Progress, ended, newest_checkpoint, progress_of
@@ -176,7 +176,7 @@ async def _before(context: RunContext, progress: Progress, resumed: bool) -> dic
     elif context.warm_started_from:
         context.telemetry.note(f"warm-started from {context.warm_started_from}")
     elif spec.warm_start is not None:
-        context.telemetry.phase("warm start: imitating a demonstrator", "WarmStart")
+        context.telemetry.phase(f"warm start: imitating {imitated(spec.warm_start)}", "WarmStart")
         await warm_start(context, progress)
     if spec.algorithm.kl.coefficient > 0:
         await _refer(context, started=progress.update > 0 or any(e["event"] == "reinforcement" for e in events))
@@ -236,7 +236,7 @@ async def sft_session(run: TrainingRun, runs: Path, stop: StopSignal) -> int:
     folder = folder_of(run, runs)
     with locked(folder), closing(Telemetry(folder, ProgressView(run.metadata.name, 0), Console())) as telemetry:
         async with running(run, folder, telemetry, stop, engines=False, resume=False) as (context, _):
-            telemetry.phase("warm start: imitating a demonstrator")
+            telemetry.phase(f"warm start: imitating {imitated(run.spec.warm_start)}")
             await warm_start(context, Progress())
             await context.policy.export(folder / "sft")
         telemetry.phase(f"the model is in {folder / 'sft'}")

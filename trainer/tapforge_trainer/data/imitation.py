@@ -124,7 +124,11 @@ class ImitationData:
         seen = self._agent.outline(self._observation(step))
         if step.action is None:
             return Turn(seen, step.answer or "", None)
-        return Turn(seen, self._agent.decode(self._agent.answer_ids(step.action, seen.frame)), step.action)
+        try:
+            said = self._agent.decode(self._agent.answer_ids(step.action, seen.frame))
+        except ValueError:  # what came after an action that the model has no word for can be learned all the same
+            said = step.answer or step.action.type
+        return Turn(seen, said, step.action)
 
     def _shown(self, frame: FittedFrame) -> FittedFrame:
         """An outlined one is prepared: few of a long history are shown."""

@@ -208,7 +208,7 @@ class VerdictJournal:
                     if not raw.endswith(b"\n"):
                         raise ValueError("it was cut off")
                     found = _line(json.loads(raw))
-                except (KeyError, TypeError, ValueError) as error:
+                except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                     broken = f"{self._path}:{number}: broken verdict ({error!r})"
                     continue
                 good += len(raw)

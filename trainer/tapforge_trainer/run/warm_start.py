@@ -35,6 +35,11 @@ _Batches = Callable[[], Awaitable[_Batch]]
 _EMPTY: Final = 20
 
 
+def imitated(settings: WarmStart) -> str:
+    """What is imitated, for people."""
+    return "a demonstrator" if settings.data is None else f"the data set {settings.data.path}"
+
+
 async def warm_start(context: RunContext, progress: Progress) -> None:
     """Imitates a demonstrator on the run's tasks, or a data set; does nothing when an earlier session has done it."""
     spec = context.run.spec
