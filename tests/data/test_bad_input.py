@@ -3,6 +3,7 @@ the memory, and nothing that lies there is removed."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from tapforge_trainer.data.folder import ABOUT, EPISODES, SCREENS, UNFINISHED, D
 from tapforge_trainer.data.images import ending_of
 from tapforge_trainer.data.rows import json_rows
 from tapforge_trainer.data.sets import export
+from tapforge_trainer.run.shutdown import message_of
 
 CLICK = [{"action": "click", "coordinate": [5, 5]}]
 
@@ -117,6 +119,17 @@ def test_lines_of_other_encodings_are_counted(tmp_path: Path) -> None:
         list(json_rows(path))
 
 
+def test_a_parquet_row_whose_text_is_no_text_is_counted(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = pyarrow.array([b"see", b"\xff", b"go"]).view(pyarrow.string())
+    table = pyarrow.table({"instruction": texts, "images": [[image(1)]] * 3, "actions": [CLICK] * 3})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    data = made("verl", tmp_path / "rows.parquet", tmp_path / "set")
+    assert len(data) == 2 and rejected(data) == {"row": 1}
+
+
 def test_enormous_rows_are_counted_and_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_files, "_LONGEST", 1000)
     path = tmp_path / "rows.jsonl"
@@ -177,6 +190,18 @@ def test_one_writer_at_a_time_and_what_a_killed_one_left_is_written_anew(tmp_pat
     assert (tmp_path / "set" / UNFINISHED).exists()
     assert len(made("verl", tmp_path / "rows.jsonl", tmp_path / "set")) == 1
     assert sorted(os.listdir(tmp_path / "set")) == [ABOUT, EPISODES, SCREENS]
+
+
+def test_a_full_disk_is_said_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tapforge_trainer.data.folder.os.fsync", full)
+    with pytest.raises(OSError, match="No space left") as found:
+        long_episode(tmp_path / "set", 1)
+    assert str(tmp_path / "set") in message_of(found.value)
+    with pytest.raises(DataError, match="wasn't finished"):
+        DataFolder(tmp_path / "set")
 
 
 @pytest.mark.parametrize("about", ["[]", '"x"', '{"version": 1}', "{"])

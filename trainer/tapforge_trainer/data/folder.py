@@ -20,6 +20,7 @@ import os
 import shutil
 from array import array
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -89,10 +90,11 @@ class DataWriter:
     def __enter__(self) -> DataWriter:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._lines.close()
-        self._screens.close()
-        self._claim.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):  # such as a full disk, which names no file
+            error.add_note(f"while {self.folder} was written")
+        with closing(self._claim), closing(self._screens):
+            self._lines.close()
 
     def screen(self, data: bytes) -> str:
         """Keeps an image as it is, once. Returns its name. Raises DataError for bytes that are no image."""

@@ -103,8 +103,9 @@ def _listed(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
         text, at, size = text[at:] + utf8.decode(chunk), 0, 2 * size
 
 
-def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, row). Raises DataError."""
+def parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """(place, row); a row with a text that is no UTF-8 comes as a DataError. Raises DataError for a file that can't be
+    read."""
     import pyarrow
     import pyarrow.parquet
 
@@ -112,8 +113,12 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         with pyarrow.parquet.ParquetFile(path) as file:
             number = 0
             for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
-                for row in batch.to_pylist():
+                for place in range(batch.num_rows):
                     number += 1
+                    try:
+                        [row] = batch.slice(place, 1).to_pylist()
+                    except UnicodeDecodeError as error:
+                        row = DataError(f"no UTF-8: {error}")
                     yield f"{path.name} row {number}", row
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} can't be read as parquet: {error}") from error
