@@ -14,7 +14,7 @@ from tiny_samples import PlainFrames, Tiny, at_hand, one_rank
 from tapforge_api import TrainingRun
 from tapforge_api.loading import from_object
 from tapforge_trainer.algorithms.composition import objective_of
-from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.algorithms.objective import Counts, Objective, old_known
 from tapforge_trainer.algorithms.whole_step import StepTokens, passes
 from tapforge_trainer.learner import head
 from tapforge_trainer.learner.answers import answers, read_answers
@@ -44,6 +44,10 @@ LOSSES: dict[str, tuple[dict[str, Any], int]] = {
     "kl_cov": ({"plugin": plugin("kl_cov", share="0.3"), "anchor": "behavior"}, 2),
     "clip_cov": ({"plugin": CLIP_COV, "anchor": "behavior"}, 2),
     "second moment": (WIDE | {"corrections": {"secondMoment": {"threshold": 0.3}}}, 2),
+    "second moment, anchored on what sampled": (
+        WIDE | {"corrections": {"secondMoment": {"threshold": 0.3}}, "anchor": "behavior"},
+        2,
+    ),
     "normalised": (WIDE | {"corrections": {"normalised": {"by": "sequence"}}}, 2),
     "top entropy": (WIDE | {"topEntropy": {"share": 0.4}}, 2),
     "top entropy as published": (WIDE | {"topEntropy": {"share": 0.4, "over": "micro_batch"}}, 1),
@@ -148,14 +152,18 @@ def test_what_is_drawn_depends_on_the_seed_and_not_on_the_split() -> None:
     [
         ({"plugin": plugin("kl_cov")}, True, False, True),
         ({"plugin": plugin("kl_cov", over="micro_batch")}, True, True, False),
-        (WIDE | {"corrections": {"secondMoment": {}}}, True, True, True),
-        (WIDE | {"corrections": {"secondMoment": {}}}, True, False, False),
-        (WIDE | {"corrections": {"secondMoment": {}}}, False, True, False),
+        ({"corrections": {"secondMoment": {}}}, True, True, True),
+        ({"corrections": {"secondMoment": {}}}, True, False, False),
+        ({"corrections": {"secondMoment": {}}}, False, True, False),
+        ({"corrections": {"secondMoment": {}}, "anchor": "behavior"}, False, True, True),
+        ({"corrections": {"secondMoment": {}}, "anchor": "behavior"}, False, False, True),
         ({}, True, True, False),
     ],
 )
 def test_what_takes_a_pass(loss: dict[str, Any], own: bool, first: bool, expected: bool) -> None:
-    assert passes(written(**loss).whole_step(), own=own, first=first) is expected
+    objective = written(**loss)
+    known = old_known(objective.anchor, own=own, first=first)
+    assert passes(objective.whole_step(), known=known) is expected
 
 
 # --- what is read of answers before advantages are made ---------------------------------------------------------------

@@ -101,6 +101,13 @@ def recomputed(anchor: Anchor, *, off_policy: bool, steps: int, corrected: bool)
     return anchor == "old" and (off_policy or steps > 1 or corrected)
 
 
+def old_known(anchor: Anchor, *, own: bool, first: bool) -> bool:
+    """Whether old log-probabilities are at hand before an optimizer step. `own`: they are recomputed, for all steps of
+    an update but the `first`, which has them of its own pass. With the anchor `behavior` old is the policy that learns,
+    as it is."""
+    return anchor == "old" and not (own and first)
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Sums of weights over a whole optimizer step."""

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 #: over which tokens is decided
 Over = Literal["step", "micro_batch"]
-#: what is read of the policy before the step. logp, entropy: a forward pass; old: where old log-probabilities are
-#: recomputed anyway, only the first step of an update takes a pass for them
+#: what is read of the policy before the step. logp, entropy: a forward pass; old: only where nothing has old
+#: log-probabilities yet, as before the first step of an update that recomputes them
 Read = Literal["logp", "entropy", "old"]
 
 
@@ -86,11 +86,11 @@ def check_over(over: str) -> None:
         raise ValueError(f"over is {over!r}; it is one of {', '.join(get_args(Over))}")
 
 
-def passes(whole: Mapping[str, WholeStep], *, own: bool, first: bool) -> bool:
-    """Whether an optimizer step begins with a forward pass for them. `own`: old log-probabilities are recomputed;
-    `first`: it is the update's first step, before which nothing has computed them."""
+def passes(whole: Mapping[str, WholeStep], *, known: bool) -> bool:
+    """Whether an optimizer step begins with a forward pass for them. `known`: old log-probabilities are at hand
+    (`objective.py:old_known`)."""
     read = {one for thing in whole.values() if thing.over == "step" for one in thing.reads}
-    return bool(read - {"old"}) or ("old" in read and own and first)
+    return bool(read - {"old"}) or ("old" in read and not known)
 
 
 def largest(values: Floats, count: int) -> NDArray[np.bool_]:

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from tapforge_trainer.algorithms.objective import Counts, recomputed
+from tapforge_trainer.algorithms.objective import Counts, old_known, recomputed
 from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.frames.handles import FramesLost
 
@@ -189,8 +189,8 @@ class Rank:
             with self.referred() as policy:
                 reference, _ = self.read(policy, data, frames, everything, settings.temperature)
         for number, batch in enumerate(batches):
-            before = None if compared and (number == 0 or not own) else old
-            step = OptimizerStep(data, batch.plans, before, settings.seed * 1_000_003 + number, number == 0, own)
+            before = old if old_known(objective.anchor, own=own, first=number == 0) else None
+            step = OptimizerStep(data, batch.plans, before, settings.seed * 1_000_003 + number)
             read = partial(self.read, self.policy, data, frames, batch.plans, settings.temperature)
             given = (data, before, reference, objective, batch.counts, figures, len(batches), compared)
             yield batch, partial(batch_loss, *given, gathered=gathered(objective, step, read, self.world))

@@ -31,10 +31,6 @@ class OptimizerStep:
     old: np.ndarray | None
     #: of the update and the step
     seed: int
-    #: it is the update's first
-    first: bool
-    #: old log-probabilities are the learner's own
-    own: bool
 
 
 def gathered(objective: Objective, step: OptimizerStep, read: Read, ranks: int) -> dict[str, np.ndarray]:
@@ -47,7 +43,7 @@ def gathered(objective: Objective, step: OptimizerStep, read: Read, ranks: int) 
     behavior = data.behavior.astype(np.float64)
     mine = np.isin(data.sample, [k for plan in step.plans if not plan.padding for k in plan.samples])
     columns: dict[str, np.ndarray] = {"counted": mine & (data.weight > 0)}
-    if passes(whole, own=step.own, first=step.first):
+    if passes(whole, known=step.old is not None):
         columns["logp"], columns["entropy"] = read()
     if step.old is not None:
         columns["old"] = step.old

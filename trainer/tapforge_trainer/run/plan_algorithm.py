@@ -14,7 +14,7 @@ from tapforge_api.training_run import TrainingRunSpec
 from ..algorithms.composition import objective_of
 from ..algorithms.loss_registry import BUILT_IN, loss_options
 from ..algorithms.loss_registry import loss as registered
-from ..algorithms.objective import recomputed
+from ..algorithms.objective import old_known, recomputed
 from ..algorithms.token_losses.gspo import Gspo
 from ..algorithms.token_losses.ppo import Ppo
 from ..algorithms.whole_step import passes
@@ -113,7 +113,8 @@ def _whole_steps(spec: TrainingRunSpec) -> str:
     own, steps = old_logprobs_recomputed(spec), spec.learner.mini_batches
     plugin = spec.algorithm.loss.plugin
     names = ", ".join(plugin.name if name == "loss" and plugin is not None else name for name in whole)
-    takes = [passes(whole, own=own, first=number == 0) for number in range(min(steps, 2))]
+    known = (old_known(spec.algorithm.loss.anchor, own=own, first=number == 0) for number in range(min(steps, 2)))
+    takes = [passes(whole, known=one) for one in known]
     if not whole:
         return ""
     if not any(takes):
