@@ -112,19 +112,26 @@ class Policy:
         self.version = 0
         self.saved: list[tuple[int, dict[str, Any]]] = []
         self.synced: list[int] = []
+        #: whether engines that share the learner's GPUs would sleep
+        self.asleep = False
         self.on_sync: Callable[[], None] = lambda: None
 
     @asynccontextmanager
     async def learning(self, version: int | None = None) -> AsyncIterator[Learner]:
+        self.asleep = True
         yield self.learner
         self.version = self.version if version is None else version
 
     async def sync(self, version: int) -> float:
         assert version == self.version
         self.on_sync()
+        self.asleep = False
         self.synced.append(version)
         self.generator.version = version
         return 0.0
+
+    def wake_engines(self) -> None:
+        self.asleep = False
 
     async def save(self, update: int, state: dict[str, Any], report: Callable[[WrittenCheckpoint], None]) -> None:
         self.saved.append((update, state))
@@ -449,6 +456,16 @@ async def test_what_advantages_need_of_the_learner_is_read_first(
         assert all(read >= some for (_, read), some in zip(policy.learner.read[1:], learned, strict=True))
     (note, *_) = [event["text"] for event in read_events(tmp_path) if event["event"] == "note"]
     assert "update 1 waits" in note
+
+
+async def test_an_update_without_samples_wakes_engines_that_slept_while_answers_were_read(tmp_path: Path) -> None:
+    """All groups end alike, and outcomes gate: there is nothing to learn, and no sync."""
+    async with _parts(tmp_path, "algorithm.advantage={plugin: {name: otb}}", "stop.maxUpdates=1") as context:
+        policy: Any = context.policy
+        policy.generator.careless = lambda sampling: True
+        await reinforce(context, Progress())
+        assert policy.learner.read and not policy.learner.updates and not policy.synced
+        assert not policy.asleep
 
 
 async def test_frames_that_are_lost_again_and_again_end_the_run_and_leave_whole_weights(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ async def reinforce(context: RunContext, progress: Progress) -> None:
                 metrics["seconds_learn"] = time.monotonic() - started
                 metrics["seconds_prepare"] = building + metrics.get("seconds_prepare", 0.0)
                 metrics |= await rollout.sync()
+            elif facts is not None:
+                context.policy.wake_engines()
             practised = figures_of_update(rollout.tasks.learned(progress.update, groups), rollout.tasks.memory)
             practised["staleness"] = staleness(groups, scheduler.buffer.version)
             if spec.rollout.replay is not None:

@@ -155,6 +155,11 @@ class Policy:
             if version is not None:
                 self._version = version
 
+    def wake_engines(self) -> None:
+        """For blocks of `learning` that no `sync` follows: engines that share their GPUs get the weights as they are."""
+        if self._engines is not None and self.settings.engine is not None and self.settings.engine.colocated:
+            self._engines.call()
+
     async def _sleep_engines(self) -> bool:
         """Whether the learner has the engines' GPUs for itself from here on."""
         engine = self.settings.engine

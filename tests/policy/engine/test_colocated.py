@@ -117,6 +117,20 @@ async def test_engines_sleep_while_the_learner_works_and_wake_with_its_weights(h
         assert h.log == ["pause", "send", "proceed", "probe", "release"], "they were awake"
 
 
+async def test_engines_that_slept_while_nothing_was_learned_wake_with_the_weights_as_they_are(house: Any) -> None:
+    async with house() as h:
+        (task,) = asking(h.client)
+        await until(lambda: h.actors[0].asked)
+        async with h.policy.learning():
+            pass
+        assert h.engines.asleep
+        h.policy.wake_engines()
+        await until(lambda: not h.engines.asleep)
+        await until(lambda: h.log == ["sleep", *WOKEN])
+        h.actors[0].answer()
+        assert list((await task).versions) == [0, 0]
+
+
 async def test_engines_sleep_again_before_a_full_set_is_sent_once_more(house: Any) -> None:
     """Ranks gather weights in memory that awake engines have taken."""
     async with house() as h:
