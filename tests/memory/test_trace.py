@@ -53,6 +53,7 @@ FEW_LAYERS = [
     ("qwen3-vl-8b", {"accumulates": True}),
     pytest.param("qwen3-vl-8b", {"accumulates": True, "sharded_gradients": False}, marks=pytest.mark.long),
     pytest.param("qwen3-vl-8b", {"lora": 64}, marks=pytest.mark.long),
+    ("qwen3-vl-2b", {"lora": 64, "entropy_gradient": True, "tokens": 2048, "patches": 1024, "responses": 440}),
     pytest.param("qwen3-vl-2b", {"freeze_vision": False}, marks=pytest.mark.long),
     pytest.param("qwen2.5-vl-7b", {"freeze_vision": False, "activation_checkpointing": False}, marks=pytest.mark.long),
 ]

@@ -47,8 +47,9 @@ BUCKET_BYTES: Final = 256 * 1024 * 1024
 #: in the backward pass, which computes none, the log-softmax, its gradient and the logits' gradient, all fp32
 _LOGIT_BYTES: Final = 20
 _LOGIT_BYTES_BACKWARD: Final = 12
-#: more of them where the entropy has a gradient: probabilities and masked log-probabilities, and the gradients of both
-_LOGIT_BYTES_ENTROPY: Final = 16
+#: more of them where the entropy has a gradient: probabilities and masked log-probabilities are kept, and at its widest
+#: moment the gradients of both are there and no other's
+_LOGIT_BYTES_ENTROPY: Final = 8
 _MASTER: Final = 4
 #: tensors of its inner width that a vision block's MLP keeps for its backward pass; quick GELU is a product of two
 _KEPT: Final[Mapping[str, int]] = {"swiglu": 4, "quick_gelu": 3, "gelu": 2}

@@ -132,10 +132,10 @@ def _traced(load: LearnerLoad, folder: Path, micro_batches: int) -> Traced:
             for number in range(micro_batches):
                 policy.set_requires_gradient_sync(number + 1 == micro_batches or load.sharded_gradients)
                 given = _inputs(policy, load, f"{step}.{number}", fake)
-                logp, _entropy = policy(given)
+                logp, entropy = policy(given, beside="entropy_with_gradient" if load.entropy_gradient else "entropy")
                 stages.append(seen(f"forward {step}.{number}", "current"))
-                logp.sum().backward()
-                del logp, _entropy, given
+                (logp.sum() + entropy.sum() if load.entropy_gradient else logp.sum()).backward()
+                del logp, entropy, given
                 stages.append(seen(f"backward {step}.{number}", "current"))
                 tracker.reset_mod_stats()
             for mine, parameter in zip(local, trained, strict=True):
