@@ -156,7 +156,7 @@ class Policy:
                 self._version = version
 
     def wake_engines(self) -> None:
-        """For blocks of `learning` that no `sync` follows: engines that share their GPUs get the weights as they are."""
+        """After a block of `learning` that no `sync` follows: engines that sleep get the weights as they are."""
         if self._engines is not None and self.settings.engine is not None and self.settings.engine.colocated:
             self._engines.call()
 

@@ -14,8 +14,9 @@ from tiny_samples import PlainFrames, Tiny, at_hand, one_rank
 from tapforge_api import TrainingRun
 from tapforge_api.loading import from_object
 from tapforge_trainer.algorithms.composition import objective_of
+from tapforge_trainer.algorithms.losses import policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective, old_known
-from tapforge_trainer.algorithms.whole_step import StepTokens, passes
+from tapforge_trainer.algorithms.whole_step import StepTokens, checked, passes
 from tapforge_trainer.learner import head
 from tapforge_trainer.learner.answers import answers, read_answers
 from tapforge_trainer.learner.batches import plan_micro_batches
@@ -145,6 +146,41 @@ def test_what_is_drawn_depends_on_the_seed_and_not_on_the_split() -> None:
     )
     first, again, other = part.gather(step), part.gather(step), part.gather(replace(step, seed=2))
     assert first.sum() == 10 and (first == again).all() and (first != other).any()
+
+
+def test_a_draw_in_each_micro_batch_is_of_the_step() -> None:
+    """As published: from other tokens each time, not always from the first ones."""
+    objective = written(plugin=plugin("clip_cov", share="0.2", low="-50", high="50", over="micro_batch"))
+    random = torch.Generator().manual_seed(0)
+    values, advantage = torch.randn(2, 50, generator=random)
+    logp = values.requires_grad_()
+
+    def drawn(seed: int) -> list[bool]:
+        counts, sequence = Counts(50, 1), torch.zeros(50, dtype=torch.long)
+        found = policy_loss(logp, None, advantage, sequence, objective=objective, counts=counts, seed=seed)
+        (slope,) = torch.autograd.grad(found.loss, logp)
+        return (slope == 0).tolist()
+
+    assert drawn(1) == drawn(1) != drawn(2) and sum(drawn(1)) == 10
+
+
+def test_what_a_whole_step_takes_out_is_shown_at_the_only_step_as_well(tiny: Tiny) -> None:
+    """No ratio has moved there, and its own figures say nothing."""
+    samples, frames = tiny.mixed()
+    samples = uneven(samples)
+    data = tiny.token_batch(samples)
+    objective = written(plugin=plugin("clip_cov", share="0.3", low="0", high="50"))
+    settings = UpdateSettings(objective=objective, learning_rate=1e-3, off_policy=True)
+    with one_rank(tiny) as rank:
+        told = rank.update(data, PlainFrames(frames), [batch_of(data, samples, 100_000)], settings, 0).sums
+    assert 0 < told["clip_cov_fraction"] < 1 and {"ratio_mean", "clip_fraction_high"}.isdisjoint(told)
+
+
+@pytest.mark.parametrize("answer", [np.ones(3), 1.0, np.array([1.0, np.nan]), np.ones((2, 1))])
+def test_an_answer_that_is_no_number_for_each_token_is_refused(answer: Any) -> None:
+    step = StepTokens(np.zeros(2), np.zeros(2, int), np.array([4, 9]))
+    with pytest.raises(ValueError, match=r"mine gathered .* of a step"):
+        checked(answer, "mine", step)
 
 
 @pytest.mark.parametrize(

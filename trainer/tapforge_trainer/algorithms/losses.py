@@ -25,7 +25,7 @@ from .corrections import WEIGHTS, Policies, correction
 from .loss_registry import loss as loss_by_name
 from .objective import KL, Aggregation, Counts, Objective
 from .tokens import LOG_RATIO_BOUND, TokenLoss, Tokens, exp, per_sequence
-from .whole_step import StepTokens, WholeStep
+from .whole_step import StepTokens, WholeStep, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,15 @@ def policy_loss(
     entropy: Tensor | None = None,
     gathered: Mapping[str, Tensor] | None = None,
     sequences: int | None = None,
+    seed: int = 0,
 ) -> LossResult:
     """All tensors are [tokens]. `old_logp` None: those of `logp` itself. `behavior_logp` (the engine's) switches the
     importance weight on, if the objective has a cap, and is needed by the anchor `behavior` and by corrections;
     `ref_logp` is needed exactly when the objective's KL coefficient is not 0; `score`, the returns of the tokens'
     episodes, by losses that read them; `entropy`, with its gradient, when the objective has a bonus for it. `gathered`:
     what parts of the objective decided over the whole optimizer step (`Objective.whole_step`); those that aren't in it
-    decide over these tokens. `sequences`: their number, where it is known without reading `sequence`, for
-    which a GPU would be waited for."""
+    decide over these tokens, and draw from `seed`. `sequences`: their number, where it is known without reading
+    `sequence`, for which a GPU would be waited for."""
     if objective.kl_coefficient > 0.0 and ref_logp is None:
         raise ValueError(f"kl_coefficient is {objective.kl_coefficient}, but there is no ref_logp; load a reference")
     if behavior_logp is None and (objective.anchor == "behavior" or objective.corrections):
@@ -85,7 +86,7 @@ def policy_loss(
     for name, part in objective.whole_step().items():
         if name not in whole:
             read = {"logp": logp, "entropy": entropy, "old": old, "behavior": behavior, "anchor": anchor}
-            whole[name] = _gathered_here(part, name, counted, advantage, sequence, read)
+            whole[name] = _gathered_here(part, name, counted, advantage, sequence, read, seed)
     score = None if score is None else constant(score)
     tokens = Tokens(logp, anchor, advantage, counted, sequence, sequences, score, whole.get("loss"))
     share = token_shares(weight, sequence, objective.aggregation, counts, objective.constant_length, sequences)
@@ -130,11 +131,14 @@ def policy_loss(
 
     with torch.no_grad():
         ratio = torch.where(counted, exp(tokens.log_ratio) if found.ratio is None else found.ratio, 0.0)
-        of_ratio = {name: (mean_share * changed).sum() for name, changed in found.shares.items()}
+        shares = {name: (mean_share * changed).sum() for name, changed in found.shares.items()}
+        # What the loss has decided over a whole step goes by more than the ratio; its share has the loss's name.
+        decided = f"{objective.loss}_fraction" if "loss" in whole else ""
+        of_ratio = {name: value for name, value in shares.items() if name != decided}
         of_ratio["ratio_mean"] = (mean_share * ratio).sum()
         of_ratio["approx_kl"] = (mean_share * kl(tokens.anchor, logp, "k3")).sum()
         maxima["ratio_max"] = _largest(ratio, counted)
-    sums = {name: value.detach() for name, value in (sums | of_ratio).items()}
+    sums = {name: value.detach() for name, value in (sums | shares | of_ratio).items()}
     return LossResult(loss, sums, maxima, frozenset({*of_ratio, "ratio_max"}))
 
 
@@ -145,6 +149,7 @@ def _gathered_here(
     advantage: Tensor,
     sequence: Tensor,
     read: Mapping[str, Tensor | None],
+    seed: int,
 ) -> Tensor:
     """[tokens]; 0 where a token doesn't count. As published code has it: over these tokens alone."""
 
@@ -153,9 +158,8 @@ def _gathered_here(
 
     here = {key: shown(values) for key, values in read.items() if values is not None}
     place = torch.arange(len(advantage), device=advantage.device)
-    found = part.gather(
-        StepTokens(shown(advantage), shown(sequence).astype(int), shown(place).astype(int), **here),
-    )
+    step = StepTokens(shown(advantage), shown(sequence).astype(int), shown(place).astype(int), seed=seed, **here)
+    found = checked(part.gather(step), name, step)
     whole = torch.zeros_like(advantage)
     whole[counted] = torch.as_tensor(found, dtype=advantage.dtype, device=advantage.device)
     return whole

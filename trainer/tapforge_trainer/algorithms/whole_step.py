@@ -77,6 +77,19 @@ class WholeStep(Protocol):
         ...
 
 
+def checked(found: Any, name: str, step: StepTokens) -> NDArray[Any]:
+    """What `gather` answered with, which may be another package's. Raises ValueError."""
+    values = np.asarray(found)
+    if values.shape != (len(step),):
+        raise ValueError(
+            f"{name} gathered {values.shape} for {len(step)} tokens of a step; one number per token is due"
+        )
+    if not np.isfinite(values).all():
+        at = int(step.place[int(np.flatnonzero(~np.isfinite(values))[0])])
+        raise ValueError(f"{name} gathered {values[~np.isfinite(values)][0]} for token {at} of a step; numbers are due")
+    return values
+
+
 def gathers(thing: Any) -> bool:
     return hasattr(thing, "gather")
 

@@ -65,10 +65,11 @@ def batch_loss(
     entropy: Tensor,
     *,
     gathered: Mapping[str, np.ndarray] | None = None,
+    seed: int = 0,
 ) -> Tensor:
     """`old` None: the weights are those that old log-probabilities are of, or none are needed. `compared`: the
     samples' own log-probabilities are another policy's, and enter as anchor, weights and masks. `gathered`:
-    what was decided over the whole optimizer step (`statistics.py`)."""
+    what was decided over the whole optimizer step (`statistics.py`); `seed`: the step's, for what isn't."""
 
     def here(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[chosen]).to(logp.device)
@@ -88,6 +89,7 @@ def batch_loss(
         entropy=entropy,
         gathered={name: here(values) for name, values in (gathered or {}).items()},
         sequences=int(sequence.max()) + 1 if len(sequence) else 0,
+        seed=seed * 1_000_003 + (int(chosen[0]) if len(chosen) else 0),  # micro-batches draw apart
     )
     # The only step's ratio to itself is 1, whatever the samples are: figures of it would tell nothing.
     silent = result.of_ratio if old is None and steps == 1 and objective.anchor == "old" else frozenset()

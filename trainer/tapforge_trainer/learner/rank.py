@@ -193,7 +193,8 @@ class Rank:
             step = OptimizerStep(data, batch.plans, before, settings.seed * 1_000_003 + number)
             read = partial(self.read, self.policy, data, frames, batch.plans, settings.temperature)
             given = (data, before, reference, objective, batch.counts, figures, len(batches), compared)
-            yield batch, partial(batch_loss, *given, gathered=gathered(objective, step, read, self.world))
+            found = gathered(objective, step, read, self.world)
+            yield batch, partial(batch_loss, *given, gathered=found, seed=step.seed)
 
     def supervised(
         self,

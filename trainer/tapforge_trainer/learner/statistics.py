@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tapforge_trainer.algorithms.objective import Objective
-from tapforge_trainer.algorithms.whole_step import StepTokens, passes
+from tapforge_trainer.algorithms.whole_step import StepTokens, checked, passes
 
 from .batches import MicroBatchPlan, TokenBatch
 
@@ -57,7 +57,10 @@ def gathered(objective: Objective, step: OptimizerStep, read: Read, ranks: int) 
     _, sequence = np.unique(data.span[chosen], return_inverse=True)
     advantage = data.advantage[chosen].astype(np.float64)
     tokens = StepTokens(advantage, sequence, chosen, anchor=anchor, seed=step.seed, **found)
-    return {name: _placed(part.gather(tokens), chosen, len(data.index)) for name, part in whole.items()}
+    return {
+        name: _placed(checked(part.gather(tokens), name, tokens), chosen, len(data.index))
+        for name, part in whole.items()
+    }
 
 
 def _of_all(mine: Mapping[str, np.ndarray], ranks: int) -> dict[str, np.ndarray]:
