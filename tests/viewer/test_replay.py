@@ -293,6 +293,9 @@ def test_credits_are_those_of_the_update_where_an_estimator_compares_its_whole_b
     assert {(c.episode, c.step): c.advantage for c in update if c.episode.startswith(shown.id)} != {
         (c.episode, c.step): c.advantage for c in alone
     }
+    unread = replay_of(title="a run", rules=BatchRules("otb"), training=tmp_path, per_update=2)
+    assert not unread.credits and not replay.lacks
+    assert "tapforge relearn --gradients" in replay_html(unread), "the page says why it shows none"
 
 
 # --- what the recording has not ---------------------------------------------------------------------------------------

@@ -152,13 +152,11 @@ class Policy:
                 if shared:
                     self._engines.call()
                 raise
-            if version is not None:
-                self._version = version
+            self._version = self._version if version is None else version
 
     def wake_engines(self) -> None:
         """After a block of `learning` that no `sync` follows: engines that sleep get the weights as they are."""
-        if self._engines is not None and self.settings.engine is not None and self.settings.engine.colocated:
-            self._engines.call()
+        self._engines.call()
 
     async def _sleep_engines(self) -> bool:
         """Whether the learner has the engines' GPUs for itself from here on."""

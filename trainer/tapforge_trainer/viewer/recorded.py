@@ -19,6 +19,11 @@ from ..records import GroupRecord
 from .replay import Replay
 from .selection import pick_groups
 
+_NO_CREDITS = (
+    "Advantages are not shown: the learner read the answers before it made them, and no recording has what it read; "
+    "`tapforge relearn --gradients` reads them again."
+)
+
 
 def replay_of(
     *,
@@ -49,7 +54,12 @@ def replay_of(
         after=list(recordings[after].episodes()) if after else (),
         groups=shown,
         groups_total=len(groups),
-        lacks=f"{len(seen)} of {len(groups)} groups have all their screens: {lacks}." if lacks else "",
+        lacks=" ".join(
+            [
+                *([f"{len(seen)} of {len(groups)} groups have all their screens: {lacks}."] if lacks else []),
+                *([_NO_CREDITS] if groups and rules.reads else []),
+            ]
+        ),
         lossy=next((kind for r in recordings.values() if (kind := r.frames.lossy)), ""),
         credits=_credits(groups, shown, rules, per_update),
         states=rules.states,
