@@ -218,6 +218,15 @@ def test_gradients_without_the_screens_say_what_is_missing(
     assert code == 2 and words in text and "Traceback" not in text
 
 
+def test_weights_of_a_run_with_adapters_are_refused(learned: Path, tmp_path: Path) -> None:
+    """They would change nothing: gradients are at the adapters that the run begins with."""
+    spec = (learned / "spec.yaml").read_text().replace("model: {", "model: {lora: {rank: 4}, ")
+    (tmp_path / "spec.yaml").write_text(spec)
+    record(tmp_path, learned / "model", Retention())
+    code, text = said(str(tmp_path), "--gradients", "--weights", str(learned / "model"))
+    assert code == 2 and "leave --weights out" in text and "Traceback" not in text
+
+
 def test_weights_are_of_gradients(run: Path, tmp_path: Path) -> None:
     code, text = said(str(run), "--weights", str(tmp_path))
     assert code == 2 and "--weights is of --gradients" in text

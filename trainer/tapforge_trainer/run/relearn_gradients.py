@@ -53,10 +53,15 @@ def opened(
     """The learner's rank of this process. Raises SetupError."""
     from ..learner.gradients import gradients_of
 
-    if weights is None and (folder / REFERENCE / "config.json").is_file():
+    if weights is not None and run.spec.model.lora is not None:
+        raise ConfigurationError(
+            f"--weights {weights}: gradients of a run with adapters (spec.model.lora) are at those it begins with; "
+            "leave --weights out"
+        )
+    if weights is None and run.spec.model.lora is None and (folder / REFERENCE / "config.json").is_file():
         weights = folder / REFERENCE
     try:
-        model = resolve(model_of(run, folder)) if weights is None or run.spec.model.lora is not None else weights
+        model = resolve(model_of(run, folder)) if weights is None else weights
     except ModelError as error:
         raise SetupError(f"{error}; or name a folder with weights in --weights") from error
     agent = assembly.agent_of(run, model)
