@@ -230,6 +230,9 @@ def test_parts_share_no_task_and_make_the_whole_again(demo_set: DataFolder, tmp_
     whole = DataFolder(tmp_path / "c")
     assert {one.content for one in whole} == {one.content for one in demo_set}
     assert whole.about["rejected"]["duplicate"]["rows"] == len(first)
+    with pytest.raises(DataError, match="would be empty"):  # all are of one template
+        split(demo_set.folder, tmp_path / "e", tmp_path / "f", share=0.5, by="template", seed=1)
+    assert not (tmp_path / "e").exists() and not (tmp_path / "f").exists()
     with pytest.raises(DataError, match="has a data set already"):
         merge([tmp_path / "a"], tmp_path / "c")
 

@@ -36,6 +36,17 @@ async def test_an_episode_that_was_cut_short_is_no_success() -> None:
         await judge.close()
 
 
+async def test_a_task_that_has_a_goal_alone_has_no_answer_here() -> None:
+    whole = played(catalog.tasks("quickstart", "train", ["open"]).sample(1, 0))
+    goal = whole.episode.task.model_copy(update={"template": "proposed-1", "params": {}, "goal": "open the mail"})
+    asked = Trajectory(replace(whole.episode, task=goal), whole.screens)
+    async with serving(JudgeServer("simulated-phone")) as url:
+        judge = judge_of(spec(url), "task")
+        with pytest.raises(VerdictMissing, match="has a goal and no check"):
+            await judge.task(asked)
+        await judge.close()
+
+
 async def test_a_step_is_right_where_it_has_an_effect() -> None:
     trajectory = played(catalog.tasks("quickstart", "train", ["switch"]).sample(1, 0))
     steps = list(trajectory.episode.steps)

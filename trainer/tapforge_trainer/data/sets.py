@@ -34,6 +34,9 @@ def split(folder: Path, first: Path, second: Path, *, share: float, by: By, seed
         digest = hashlib.sha256(f"{seed}:{keys[by](episode)}".encode()).digest()
         return int.from_bytes(digest[:8]) < share * 2**64
 
+    held_out = sum(map(chosen, data))
+    if held_out in (0, len(data)):  # before anything is written
+        raise DataError(f"{first if held_out else second} would be empty: choose another --share, or another --by")
     counts = []
     for path, wanted in ((first, False), (second, True)):
         part = (episode for episode in data if chosen(episode) is wanted)
@@ -67,8 +70,6 @@ def _copy(episodes: Iterator[Episode], data: DataFolder, into: Path, made_of: Ma
             for name in episode.screens:
                 writer.screen(data.screen(name))
             writer.episode(episode)
-        if not writer.episodes:
-            raise DataError(f"{into} would be empty: choose another share, or another --by")
         writer.finish(made_of, Rejected())
         return writer.episodes
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tapforge_envs.phone import catalog
 from tapforge_envs.phone.device import Phone
-from tapforge_envs.protocol import ACTION, Task
+from tapforge_envs.protocol import ACTION, EnvironmentFault, Task
 
 
 class QuestionError(ValueError):
@@ -83,14 +83,14 @@ def truth(played: Played) -> tuple[bool, str]:
         note = ""
         for action in played.actions:
             note = phone.act(ACTION.validate_python(action))
-    except (catalog.UnknownTask, ValidationError) as error:
-        raise QuestionError(f"the simulated phone can't play this: {str(error)[:200]}") from error
-    status = phone.state["ended"]
-    if status == "infeasible":
-        solved, why = not template.feasible, "the agent says that it can't be done"
-    else:
-        score = phone.evaluate()
-        solved, why = score.value >= task.threshold, score.reason
+        status = phone.state["ended"]
+        if status == "infeasible":
+            solved, why = not template.feasible, "the agent says that it can't be done"
+        else:
+            score = phone.evaluate()
+            solved, why = score.value >= task.threshold, score.reason
+    except (catalog.UnknownTask, EnvironmentFault, ValidationError) as error:
+        raise QuestionError(f"the simulated phone can't say this: {str(error)[:200]}") from error
     if played.kind == "task":
         return solved, why
     if not played.executed:
