@@ -167,7 +167,7 @@ class _Trace:
 
     def _wrong_verdict(self, episode: EpisodeRecord, there: str) -> str:
         given = [s.score for s in self._calls.get((episode.slot, there, "evaluate"), ()) if s.right]
-        if needs_score(episode.reason):
+        if needs_score(episode.reason, episode.task.feasible):
             return "" if episode.score in given else f"its verdict {episode.score} is none that the phone gave: {given}"
         return "" if episode.score is None else f"it ended as {episode.reason} and has a verdict of {episode.score}"
 

@@ -7,7 +7,7 @@ import pytest
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.attempt import Attempt, EpisodeResult
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
-from tapforge_trainer.rollout.stats import RolloutStats, pace_of, rate_of
+from tapforge_trainer.rollout.stats import BusyMeter, RolloutStats, pace_of, rate_of
 
 TASK = Task(suite="s", template="t")
 WON, LOST, BROKE, STOPPED = Outcome.SUCCESS, Outcome.FAILURE, Outcome.INVALID, None
@@ -87,3 +87,12 @@ def acted(*actions: tuple[str, float]) -> EpisodeRecord:
 )
 def test_a_phone_s_pace_is_told_by_what_it_did_and_not_by_how_long_it_was_asked_to_wait(actions, pace):
     assert pace_of(acted(*actions)) == pace
+
+
+def test_no_more_than_all_slots_are_busy_while_a_lost_phones_lease_ends() -> None:
+    stats = RolloutStats()
+    meter = BusyMeter(stats, 0.0, slots=3)
+    meter.note(1.0, slots=3, leases=3)
+    meter.note(2.0, slots=2, leases=3)
+    meter.note(3.0, slots=2, leases=2)
+    assert (stats.busy_seconds, stats.slot_seconds) == (5.0, 8.0)

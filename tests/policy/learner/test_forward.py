@@ -61,7 +61,7 @@ def test_banned_tokens_have_no_probability_and_no_gradient(tiny: Tiny) -> None:
     weight = torch.randn(tiny.size, 8, generator=generator, requires_grad=True)
     allowed = torch.from_numpy(tiny.vocabulary.allowed)
     target = torch.tensor(tiny.tokens.allowed_ids[:4])
-    logp, entropy = head._piece(hidden, target, weight, allowed, 0.7)
+    logp, entropy = head._piece(hidden, target, weight, allowed, 0.7, "entropy")
     logp.sum().backward()
     assert bool(torch.isfinite(hidden.grad).all())
     assert bool(torch.isfinite(weight.grad).all())

@@ -170,6 +170,7 @@ class BusyMeter:
         """From now on there are this many slots and leases."""
         passed = now - self._at
         self._stats.elapsed += passed
-        self._stats.busy_seconds += passed * self._leases
+        # A phone that is lost is none of the slots at once; its lease ends a moment later.
+        self._stats.busy_seconds += passed * min(self._leases, self._slots)
         self._stats.slot_seconds += passed * self._slots
         self._at, self._slots, self._leases = now, slots, leases
