@@ -119,7 +119,9 @@ async def _batch(load: Load, works: list[Attempt]) -> int:
     while running:
         await _round(load, running)
         running = [p for p in running if p.reason is None]
-    await asyncio.gather(*(p.environment.evaluate() for p in players if p.reason and needs_score(p.reason, p.work.task.feasible)))
+    await asyncio.gather(
+        *(p.environment.evaluate() for p in players if p.reason and needs_score(p.reason, p.work.task.feasible))
+    )
     for lease in leases:
         await load.slots.release(lease, Verdict.CLEAN)
     return sum(p.standing.executed for p in players)
