@@ -165,8 +165,8 @@ def publish(file: Path, folder: Path) -> None:
         tables = {name: of for name, of in json.loads(forks.read_text()).items() if name != "pairs"}
         (folder / forks.name).write_text(json.dumps(tables, indent=1) + "\n")
         for name, arms in tables.items():
-            if name.endswith(": one_update"):
-                made = picture(f"{name}, less grpo's", arms, "grpo", unit="hundredths of cosine")
+            if name.startswith("after 2 updates") and name.endswith((": one_update", ": early")):
+                made = picture(f"{name}, less grpo's", arms, "grpo", unit="hundredths")
                 (folder / f"forks-{_slug(name)}.svg").write_text(made)
 
 
