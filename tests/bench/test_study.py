@@ -96,6 +96,33 @@ def test_a_picture_has_a_row_for_each_arm_and_says_which_intervals_hold_nothing(
     assert circles == ["b", "n"]
 
 
+def rows_of(page: str) -> dict[str, list[str]]:
+    """Cells of the rows that begin with a rule's name."""
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    return {cells[0].strip("`"): [cell.strip(" |") for cell in cells[1:]] for cells in lines}
+
+
+def test_the_page_has_the_figures_of_the_files_beside_it():
+    page = Path("docs/studies.md").read_text()
+    credit, truth = page.split("## Credit beside the truth")
+    arms = json.loads(Path("docs/studies/algorithms.json").read_text())["credit, signal outcome"]["arms"]
+    shown = rows_of(credit)
+    assert shown.keys() == arms.keys()
+    for name, of in arms.items():
+        assert shown[name][0] == f"{100 * of['mean']:.1f} ± {100 * of['ci95']:.1f} %"
+        if name != "grpo":
+            versus = of["vs_grpo"]
+            assert shown[name][1] == f"{100 * versus['mean']:+.1f} ± {100 * versus['ci95']:.1f}"
+    tables = json.loads(Path("docs/studies/forks.json").read_text())
+    figures = ("early", "middle", "late", "wrong_sign", "direction", "one_update")
+    for name, cells in rows_of(truth).items():
+        for figure, cell in zip(figures, cells, strict=True):
+            of = tables[f"after 2 updates, signal outcome: {figure}"][name]
+            versus = of.get("vs_grpo", {})
+            said = f"{versus['mean']:+.2f} ± {versus['ci95']:.2f}" if versus else f"{of['mean']:.2f}"
+            assert cell == said, (name, figure)
+
+
 def test_a_run_depends_on_its_seed_and_is_not_run_again(tmp_path):
     command = [sys.executable, str(SCRIPT), "--arms", "grpo,gigpo", "--seeds", "1-1", "--updates", "1"]
     found = []

@@ -207,7 +207,7 @@ def test_a_list_that_breaks_off_and_names_that_are_unknown(tmp_path: Path) -> No
 def test_recordings_are_a_source_and_only_successes_on_demand(tmp_path: Path) -> None:
     from tests.recording.test_recorder import record
 
-    groups = record(tmp_path / "run")
+    groups = record(tmp_path / "run" / "rollout")
     played = [episode for group in groups for episode in group.episodes if episode.valid]
     data = made("recording", tmp_path / "run", tmp_path / "set")
     assert len(data) + data.about["rejected"].get("duplicate", {"rows": 0})["rows"] == len(played)

@@ -35,7 +35,7 @@ class Judged:
         pass
 
 
-def test_what_is_under_way_counts_and_nothing_more_is_asked():
+def test_questions_that_wait_for_an_answer_count_and_no_more_are_asked():
     async def go():
         judged, stop = Judged(), Stop(judge_tokens=3 * TOKENS)
         budget = JudgeBudget(lambda: stop, at_once=4)

@@ -7,11 +7,17 @@ import math
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from whole import Run, tapforge
 
 from tapforge_envs.protocol import Outcome
+from tapforge_trainer.agents import make_agent
+from tapforge_trainer.data import sources
+from tapforge_trainer.data.convert import convert
+from tapforge_trainer.data.folder import DataFolder
+from tapforge_trainer.data.imitation import ImitationData
 from tapforge_trainer.learner.frame_store import PixelFormat, decode
 from tapforge_trainer.loggers.figures import figures_of, meaning
 from tapforge_trainer.records import EpisodeRecord
@@ -185,6 +191,18 @@ def test_every_step_is_recorded_as_the_engine_saw_it(trained: Run) -> None:
     for name in {name for step in steps for name in step.frames}:
         frame = recording.frames.frame(name)
         assert decode(frame.data, name).shape == (frame.height, frame.width, 3)
+
+
+def test_its_episodes_are_data_that_its_model_can_imitate(trained: Run, tmp_path: Path) -> None:
+    played = [e for e in trained.recording("rollout").episodes() if e.outcome is Outcome.SUCCESS]
+    convert(sources.read("recording", trained.folder, {"successes": "true"}), "recording", tmp_path / "set", {}, 0.0)
+    data = DataFolder(tmp_path / "set")
+    twice = data.about["rejected"].get("duplicate", {"rows": 0})["rows"]
+    assert len(data) + twice == len(played) and {episode.outcome for episode in data} == {"success"}
+    options: dict[str, Any] = {"prompt": "compact", "history_images": 1, "history_steps": 8, "response_tokens": 24}
+    agent = make_agent("qwen3-vl", trained.folder / "export", context_tokens=256, **options)
+    shown = ImitationData(agent, data, ("success",))
+    assert len(shown.batch(range(20)).samples) == 20 and shown.left_out.total == 0
 
 
 def test_groups_are_of_one_task_and_as_old_as_allowed(trained: Run) -> None:

@@ -6,8 +6,8 @@
 - terminate(success) is DONE; failure and infeasible are FAIL, after which OSWorld gives 1 for a task that can't be done
   and 0 for every other. An episode that the agent didn't end gets DONE before it is judged.
 - An answer is DONE, too: it ends the episode, and OSWorld judges the machine and never sees the text.
-- Whether a task can't be done stands in its evaluator alone, and only that reads it: an agent that says so is judged
-  as any other end, unless the task file has a label of its own.
+- Only the evaluator knows whether a task can't be done: an agent that says so is judged as any other end, unless the
+  task file has a label of its own.
 
 OSWorld has no apps by name and no phone gestures: they are refused. It doesn't say when a program fails inside the
 machine; the frame does.

@@ -37,6 +37,7 @@ from ..agents.agent import Prepared, Turn
 from ..agents.parsing import ParseFailure
 from ..attempt import Attempt, AttemptRequest, EpisodeLimits, EpisodeResult
 from ..frames.frame import FittedFrame, FrameError, Pixels, decode
+from ..recording import ROLLOUT
 from ..recording.reader import Recording
 from ..recording.recorder import Recorder
 from ..records import EpisodeRecord, FinishReason, Generation, GroupRecord, Prompt, Sampling
@@ -46,7 +47,6 @@ from ..viewer.replay import Replay, write_replay
 
 #: bytes of a file of actions
 _MAX_SCRIPT = 1024 * 1024
-_ROLLOUT = "rollout"
 #: actions in a row that the phone doesn't have, after which it ends
 _MAX_REFUSED = 8
 #: for all calls together; each call has its own deadline
@@ -194,7 +194,7 @@ async def play(
 ) -> EpisodeRecord:
     """Plays, records and draws. Raises PlayError and EnvironmentFault when there is nothing to play, and
     RecordingError."""
-    if (folder / _ROLLOUT).exists():
+    if (folder / ROLLOUT).exists():
         raise PlayError(f"{folder} has an episode already: give another folder")
     if find_spec("jinja2") is None:
         raise PlayError("replay.html is made with jinja2, which is not installed here: pip install jinja2")
@@ -230,13 +230,13 @@ async def _closed(environment: Environment, say: Callable[[str], None]) -> None:
 def _write(folder: Path, result: EpisodeResult) -> None:
     record = result.record
     folder.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(folder / _ROLLOUT)
+    recorder = Recorder(folder / ROLLOUT)
     try:
         recorder.episode(record, result.frames, result.ui_trees)
         recorder.group(GroupRecord(record.group, 0, record.task, 0, (record,)))
     finally:
         recorder.close()
-    recording = Recording(folder / _ROLLOUT)
+    recording = Recording(folder / ROLLOUT)
     facts = {"phone": record.slot, "reason": record.reason.value}
     title = record.task.goal or record.task.template
     replay = Replay(title, recording.frames.get, facts=facts, groups=list(recording.groups()), played=True)

@@ -210,6 +210,7 @@ def serve(port: int, host: str, **options: Any) -> None:
     Prints one line of JSON with its url."""
     import asyncio
 
-    from ..generation.simulated import ProposerServer, listen
+    from ..generation.simulated import ProposerServer
+    from ..judges.server import listen
 
     sys.exit(asyncio.run(listen(ProposerServer(**options), host, port)))

@@ -274,7 +274,7 @@ class Generator:
         except ValueError as error:
             raise _Unreadable(str(error)) from error
         if not isinstance(goals, list) or not all(isinstance(goal, str) for goal in goals):
-            raise _Unreadable("'tasks' is no list of texts")
+            raise _Unreadable("'tasks' isn't a list of texts")
         return goals
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping
 from random import Random
 from typing import Annotated, Any, Final, Literal
@@ -19,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tapforge_envs.phone.walks import operations
 from tapforge_envs.phone.walks.walk import WalkError, walk
-from tapforge_envs.serving.http import stop_signal
 
 _MAX_REQUEST: Final = 64 * 1024 * 1024
 #: walks that are tried for a goal
@@ -113,22 +111,3 @@ def _text(body: Mapping[str, Any]) -> str:
     (user,) = (message for message in body["messages"] if message["role"] == "user")
     content = user["content"]
     return content if isinstance(content, str) else "".join(p["text"] for p in content if p["type"] == "text")
-
-
-async def listen(server: ProposerServer, host: str, port: int) -> int:
-    """Serves until SIGTERM or Ctrl-C; says in one line of JSON where. Returns 0, or 2 when it can't listen."""
-    stopping = stop_signal()
-    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=0.5)
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            print(f"can't listen on {host}:{port} ({error.strerror}); --port 0 takes a free one", file=sys.stderr)
-            return 2
-        shown = f"[{host}]" if ":" in host else host
-        print(json.dumps({"url": f"http://{shown}:{runner.addresses[0][1]}/v1", "model": server.model}), flush=True)
-        await stopping.wait()
-        return 0
-    finally:
-        await runner.cleanup()

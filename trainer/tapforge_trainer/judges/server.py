@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 
@@ -127,7 +127,15 @@ def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None
     return web.json_response(body, status=status, headers=headers)
 
 
-async def listen(server: JudgeServer, host: str, port: int) -> int:
+class ModelServer(Protocol):
+    """What answers as a model."""
+
+    model: str
+
+    def application(self) -> web.Application: ...
+
+
+async def listen(server: ModelServer, host: str, port: int) -> int:
     """Serves until SIGTERM or Ctrl-C; says in one line of JSON where. Returns 0, or 2 when it can't listen."""
     stopping = stop_signal()
     runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=0.5)

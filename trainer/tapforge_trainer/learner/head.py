@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .linear import linear
 
-#: what is told of a token beside its log-probability, over what may be said: the entropy, as a constant or with its
+#: a token's second number beside its log-probability, over what may be said: the entropy, as a constant or with its
 #: gradient; or the sum of squared probabilities, a constant
 Beside = Literal["entropy", "entropy_with_gradient", "squared"]
 #: logits (positions x vocabulary) that exist at one time; 64 Mi are 256 MiB in fp32

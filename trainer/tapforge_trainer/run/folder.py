@@ -23,12 +23,13 @@ import yaml
 
 from tapforge_api import SpecError, TrainingRun, dump_set, load, to_yaml
 
+from .. import recording
 from ..telemetry.telemetry import EVENTS
 from .assembly import ConfigurationError, SetupError
 from .named_paths import as_written_down
 
 SPEC, SUMMARY, CURVE, REPLAY = "spec.yaml", "summary.json", "curve.png", "replay.html"
-ROLLOUT, EVALUATION, EXPORT, REFERENCE = "rollout", "evaluation", "export", "reference"
+ROLLOUT, EVALUATION, EXPORT, REFERENCE = recording.ROLLOUT, "evaluation", "export", "reference"
 
 #: members of the spec that may differ when a run is resumed, because they are not about what is learned; and members
 #: of the others that may

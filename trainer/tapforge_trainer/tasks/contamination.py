@@ -72,7 +72,7 @@ def contamination(measured: Sequence[Task], practised: Iterable[Task]) -> Contam
 
 
 def goal_of(task: Task) -> str:
-    """What the agent is told, in whatever case and spacing."""
+    """The goal, in one case and spacing."""
     return " ".join(task.goal.casefold().split())
 
 

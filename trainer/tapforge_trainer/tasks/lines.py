@@ -32,10 +32,10 @@ def split_line(line: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what a task is read from, what is about it). Raises ValueError."""
     value = json.loads(line)
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r:.60} is no object")
+        raise ValueError(f"{value!r:.60} isn't an object")
     about = value.pop(ABOUT, {})
     if not isinstance(about, dict):
-        raise ValueError(f"{ABOUT}: {about!r:.60} is no object")
+        raise ValueError(f"{ABOUT}: {about!r:.60} isn't an object")
     return value, about
 
 

@@ -29,7 +29,7 @@ from .source import FixedTasks, TaskError, TaskSet, shortened
 
 Regime = Literal["instances", "templates", "apps"]
 REGIMES: Final[tuple[Regime, ...]] = get_args(Regime)
-#: tasks of an endless set by which it is told what is practised, and among which measured ones are looked for
+#: tasks of an endless set that say what is practised, and among which measured ones are looked for
 _PRACTISED, _LOOKED_AT = 4000, 40_000
 
 

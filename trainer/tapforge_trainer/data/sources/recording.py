@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from tapforge_envs.protocol import ACTION, Outcome
 
 from ...frames.frame import FrameError
+from ...recording import ROLLOUT
 from ...recording.reader import Recording, RecordingError
 from ...records import EpisodeRecord
 from ..convert import Bad, Row, RowStep
@@ -25,7 +26,7 @@ def recording(
 ) -> Iterator[Row | Bad]:
     """`successes`: nothing else; `per_template`: at most so many of each, the first; `longest`: steps of an episode at
     most. 0: no limit."""
-    found = Recording(path)
+    found = Recording(path / ROLLOUT)
     if not found.exists:
         raise DataError(f"{path} has no recording: it is no folder of a run, or recorded nothing (spec.recording)")
     taken: dict[str, int] = {}
