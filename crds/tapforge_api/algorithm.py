@@ -227,6 +227,27 @@ class Kl(Spec):
         return self.coefficient if self.place == "reward" else 0.0
 
 
+class Critic(Spec):
+    """Values of states, for advantages that compare with what was to be expected (gae): a linear layer on the policy's
+    backbone."""
+
+    coefficient: Annotated[float, Field(gt=0, le=100)] = Field(
+        1.0, description="weight of the value loss, half a squared error per step, beside the policy's"
+    )
+    clip: Annotated[float, Field(gt=0, le=1000)] | None = Field(
+        None,
+        description="a value counts as moved at most so far from what it was before the update, in units of reward; "
+        "without it as far as it did",
+    )
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
+        0.05, description="of the layer alone: about how far one optimizer step moves a value, in units of reward"
+    )
+    backbone: Literal["shared", "held"] = Field(
+        "shared",
+        description="shared: the value loss moves the policy's weights as well; held: the layer alone learns from it",
+    )
+
+
 class Truncated(Spec):
     """What a limit cut off: whether that is a failure, or says nothing."""
 
@@ -262,12 +283,21 @@ class Algorithm(Spec):
     )
     loss: Loss = Field(Loss(), description="policy loss")
     kl: Kl = Field(Kl(), description="pull towards the initial policy")
+    critic: Critic | None = Field(
+        None, description="learns values of states, for advantages that read them: plugin gae; without it none"
+    )
     truncated: Truncated = Field(Truncated(), description="episodes and answers that a limit cut off")
     invalid_answer_penalty: Annotated[float, Field(ge=0, le=100)] = Field(
         0.0, description="subtracted from the reward of a step whose answer could not be parsed"
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="critic must be left out unless advantage.plugin reads values, as gae does: grpo, gigpo and rloo "
+            "compare episodes",
+            cel="!has(self.critic) || has(self.advantage.plugin)",
+            holds=lambda o: o.critic is None or o.advantage.plugin is not None,
+        ),
         Rule(
             message="statistics must be trajectories with advantage.rloo, which compares whole episodes; or use grpo "
             "or gigpo",

@@ -403,7 +403,7 @@ def test_rounding_moves_no_group_without_spread_off_zero(name, options):
         ("gdpo", "tokens", "set its option whiten to trajectories"),
         ("graphgpo", "goal", "say which trajectories succeeded, or use gigpo"),
         ("graphgpo", "final_state", "NO_STATE where it isn't known"),
-        ("gae", "value", "a run has no critic: use gigpo, grpo or rloo"),
+        ("gae", "value", "which only a run has: recordings don't hold them"),
     ],
 )
 def test_what_is_not_there_is_named_with_the_remedy(name, absent, said):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tapforge_api import TrainingRun
-from tapforge_api.algorithm import Algorithm
+from tapforge_api.algorithm import Algorithm, Critic
 from tapforge_api.loading import from_object
 from tapforge_trainer import plugins
 from tapforge_trainer.algorithms.options import UnknownName
@@ -112,7 +112,7 @@ def test_a_file_names_an_estimator_of_another_package_and_its_options(tmp_path, 
 
 
 def run_of(algorithm: Algorithm) -> TrainingRun:
-    written = {"advantage": algorithm.advantage.model_dump(by_alias=True, exclude_none=True)}
+    written = algorithm.model_dump(by_alias=True, exclude_none=True, include={"advantage", "critic"})
     return from_object(TrainingRun, {**HEAD, "spec": {"algorithm": written}})
 
 
@@ -148,7 +148,11 @@ def test_options_of_ours_are_those_of_the_file(tmp_path):
         (plugin("grpo", epsilon="-1"), "epsilon is -1; it lies in [0, inf)"),
         (plugin("graphgpo", omega="-1"), "omega is -1; it lies in [0, 1]"),
         (plugin("gdpo", weights="outcom=1"), "weights: unknown stream 'outcom'; did you mean 'outcome'"),
-        (plugin("gae"), "gae needs Steps.value, which is None; a run has no critic: use gigpo, grpo or rloo"),
+        (plugin("gae"), "gae compares with a critic's values, and there is none: add `critic: {}` to algorithm"),
+        (
+            Algorithm(advantage=plugin("grpo").advantage, critic=Critic()),
+            "grpo reads no values, so that algorithm.critic would",
+        ),
     ],
 )
 def test_what_ours_can_not_do_is_said_before_anything_starts(tmp_path, algorithm, said):

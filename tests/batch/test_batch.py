@@ -141,11 +141,7 @@ def test_every_estimator_of_ours_has_what_it_needs(name, states, signal):
     alike = [episode(f"a{i}", Outcome.SUCCESS, ["home", "clock"], "alike", i) for i in range(2)]
     groups = [group_of(*PAIR, third), group_of(*alike, name="alike", order=1)]
     rules = BatchRules(name, signal=signal, states=states)
-    if name == "gae":
-        with pytest.raises(ValueError, match="gae needs Steps.value, .* a run has no critic: use gigpo"):
-            build_batch(groups, rules)
-        return
-    facts = {(one.episode, one.spans[0].step): AnswerFacts(0.1, 0.5) for one in answers_of(groups, rules)}
+    facts = {(one.episode, one.spans[0].step): AnswerFacts(0.1, 0.5, 0.5) for one in answers_of(groups, rules)}
     if rules.reads:
         with pytest.raises(ValueError, match="of step 0 of episode won was not read"):
             build_batch(groups, rules)
@@ -153,7 +149,8 @@ def test_every_estimator_of_ours_has_what_it_needs(name, states, signal):
     advantage = {(one.episode, one.step): one.advantage for one in batch.credits}
     assert len(advantage) == 11
     assert advantage["won", 0] > 0 >= min(advantage["lost", 0], advantage["early", 0])
-    if signal == "outcome" and name != "reinforce_plus_plus":
+    assert (batch.statistics.explained_variance is not None) == (name == "gae")
+    if signal == "outcome" and name not in ("reinforce_plus_plus", "gae"):
         assert not any(advantage[one.id, step.index] for one in alike for step in one.steps)
 
 

@@ -31,7 +31,7 @@ from tapforge_api.algorithm import Algorithm, Signal, StateKey
 from tapforge_api.rewards import Rewards
 from tapforge_envs.protocol import Outcome
 
-from .algorithms.composition import estimator_of
+from .algorithms.composition import check_critic, estimator_of
 from .algorithms.registry import NotFinite, estimate, reads_of
 from .algorithms.steps import Advantages, Steps
 from .records import EpisodeRecord, Facts, GroupRecord, ResponseSpan, Sample, StepRecord, facts_at_steps
@@ -65,6 +65,7 @@ class BatchRules:
     def of(algorithm: Algorithm, rewards: Rewards | None = None, *, min_valid: int) -> BatchRules:
         """Raises ValueError for options that make no sense."""
         estimator, options = estimator_of(algorithm)
+        check_critic(algorithm, reads_of(estimator))
         return BatchRules(
             estimator,
             options,
@@ -152,6 +153,8 @@ class BatchStatistics:
     #: standard deviations
     step_advantage_spread: float | None
     episode_advantage_spread: float | None
+    #: share of the variance of returns that a critic had foreseen; below 0: worse than their mean
+    explained_variance: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,7 @@ class Batch:
 def answers_of(groups: Sequence[GroupRecord], rules: BatchRules) -> tuple[Sample, ...]:
     """The answers of all episodes that are compared, for the learner to read: without advantages."""
     return tuple(
-        _sample(episode, step, 0.0, 0.0)
+        _sample(episode, step)
         for _, episodes in _compared(groups, rules)
         for episode in episodes
         for step in episode.steps
@@ -201,7 +204,14 @@ def build_batch(groups: Sequence[GroupRecord], rules: BatchRules, facts: Facts |
     varied[steps.group[advantages.total != 0.0]] = True
     returns = np.bincount(steps.trajectory, steps.reward)
     samples = tuple(
-        _sample(episode, step, float(advantages.total[i]), float(returns[steps.trajectory[i]]))
+        _sample(
+            episode,
+            step,
+            advantage=float(advantages.total[i]),
+            score=float(returns[steps.trajectory[i]]),
+            value=None if steps.value is None else float(steps.value[i]),
+            target=None if advantages.target is None else float(advantages.target[i]),
+        )
         for i, (number, episode, step) in enumerate(all_steps)
         if (varied[number] or rules.keep_zero_variance_groups) and step.generation.ids
         if not (rules.mask_answer_limit and _cut_off(step))
@@ -218,7 +228,7 @@ def build_batch(groups: Sequence[GroupRecord], rules: BatchRules, facts: Facts |
         )
         for i, (_, episode, step) in enumerate(all_steps)
     )
-    statistics = _statistics(ordered, compared, int((~varied).sum()), samples, advantages)
+    statistics = _statistics(ordered, compared, int((~varied).sum()), samples, steps, advantages)
     return Batch(samples, credits, statistics)
 
 
@@ -270,6 +280,7 @@ def steps_of(groups: Sequence[Sequence[EpisodeRecord]], rules: BatchRules, facts
         final_state=at_each_step([state for group in states for state in group.final], np.int64),
         goal=succeeded,
         score_square=np.array(known["score_square"]) if "score_square" in known else None,
+        value=np.array(known["value"]) if "value" in known else None,
     )
 
 
@@ -301,7 +312,8 @@ def _check(groups: Sequence[GroupRecord]) -> None:
                 )
 
 
-def _sample(episode: EpisodeRecord, step: StepRecord, advantage: float, score: float) -> Sample:
+def _sample(episode: EpisodeRecord, step: StepRecord, *, advantage: float = 0.0, **further: Any) -> Sample:
+    """`further`: what else its span says."""
     answer = step.generation
     if not len(answer.ids) == len(answer.logprobs) == len(answer.versions):
         raise ValueError(
@@ -316,7 +328,7 @@ def _sample(episode: EpisodeRecord, step: StepRecord, advantage: float, score: f
         logprobs=answer.logprobs,
         versions=answer.versions,
         advantage=advantage,
-        score=score,
+        **further,
     )
     ids = array("i", answer.prompt_ids)
     ids.extend(answer.ids)
@@ -328,6 +340,7 @@ def _statistics(
     compared: Sequence[tuple[GroupRecord, list[EpisodeRecord]]],
     zero_variance: int,
     samples: Sequence[Sample],
+    compared_steps: Steps,
     advantages: Advantages,
 ) -> BatchStatistics:
     episodes = [episode for group in groups for episode in group.episodes]
@@ -367,7 +380,14 @@ def _statistics(
         singleton_step_share=_share(alone, steps),
         step_advantage_spread=float(advantages.step.std()) if steps else None,
         episode_advantage_spread=float(advantages.episode.std()) if steps else None,
+        explained_variance=_explained(compared_steps.value, advantages.target),
     )
+
+
+def _explained(value: Any, target: Any) -> float | None:
+    if value is None or target is None or not len(target) or not (variance := float(target.var())):
+        return None
+    return 1.0 - float((target - value).var()) / variance
 
 
 def _is_mixed(episodes: Sequence[EpisodeRecord]) -> bool:

@@ -178,12 +178,15 @@ class EpisodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:
-    """What the learner, before an update, says of the tokens of an answer, as sums over them; None: not asked."""
+    """What the learner, before an update, says of an answer, most of it as sums over its tokens; None: not
+    asked."""
 
     #: log-probability less that of the reference: k1 of the divergence from it
     divergence: float | None = None
     #: 1 - 2 p + sum of p^2 over the vocabulary
     score_square: float | None = None
+    #: a critic's, of the step before its answer; no sum
+    value: float | None = None
 
 
 #: by episode and step
@@ -218,6 +221,9 @@ class ResponseSpan:
     weight: float = 1.0
     #: return of the episode, for losses that ask how it ended
     score: float = 0.0
+    #: what a critic said of the step before the update, and the return that it is to say
+    value: float | None = None
+    target: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +246,9 @@ def facts_at_steps(name: str, episodes: Iterable[EpisodeRecord], facts: Facts | 
             fact = (facts or {}).get((episode.id, step.index), AnswerFacts())
             value = getattr(fact, name) if step.generation.ids else 0.0
             if value is None:
-                raise ValueError(
-                    f"the {name} of step {step.index} of episode {episode.id} was not read; the learner reads it in a "
-                    "run, or in `tapforge relearn --gradients`"
-                )
+                where = "the learner reads it in a run, or in `tapforge relearn --gradients`"
+                if name == "value":
+                    where = "a critic's values are those of a run while it learns, and not recorded"
+                raise ValueError(f"the {name} of step {step.index} of episode {episode.id} was not read; {where}")
             found.append(value)
     return found

@@ -24,7 +24,7 @@ from tapforge_trainer.learner.batches import MicroBatchPlan, plan_micro_batches
 from tapforge_trainer.learner.client import split_groups
 from tapforge_trainer.learner.rank import MiniBatch, Rank
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, Sample, StepRecord
-from tapforge_trainer.run.assembly import update_settings
+from tapforge_trainer.run.assembly import critic_of, update_settings
 
 #: eight groups, so that a group is never split between the optimizer steps of any preset
 RUN = """\
@@ -131,7 +131,8 @@ def updated(rank: Rank, tiny: Tiny, run: TrainingRun, played: Any, number: int) 
 @pytest.mark.parametrize("name", [*PRESETS, *FURTHER])
 def test_three_updates(tiny: Tiny, played: Any, name: str) -> None:
     run = load(RUN, rules_of(name))
-    with one_rank(tiny, reference=run.spec.algorithm.kl.coefficient > 0) as rank:
+    critic = critic_of(run.spec.algorithm.critic)
+    with one_rank(tiny, reference=run.spec.algorithm.kl.coefficient > 0, critic=critic) as rank:
         if run.spec.algorithm.kl.coefficient:
             rank.refer_to(str(tiny.folder))
         before = {key: tensor.clone() for key, tensor in rank.weights().items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from tapforge_api.algorithm import Algorithm, Loss
@@ -22,6 +23,19 @@ def estimator_of(algorithm: Algorithm) -> tuple[str, dict[str, Any]]:
     if algorithm.statistics == "steps":
         options["row_statistics"] = True
     return name, options
+
+
+def check_critic(algorithm: Algorithm, reads: Collection[str]) -> None:
+    """`reads`: what the estimator does (`registry.reads_of`). Raises ValueError where it needs a critic and there is
+    none, or the other way round."""
+    name, needs = estimator_of(algorithm)[0], "value" in reads
+    if needs and algorithm.critic is None:
+        raise ValueError(f"{name} compares with a critic's values, and there is none: add `critic: {{}}` to algorithm")
+    if not needs and algorithm.critic is not None:
+        raise ValueError(
+            f"{name} reads no values, so that algorithm.critic would do nothing: leave it out, or use "
+            "`plugin: {name: gae}`"
+        )
 
 
 def objective_of(algorithm: Algorithm, response_tokens: int) -> Objective:

@@ -274,6 +274,18 @@ PRESETS: Final[Mapping[str, Preset]] = {
         _advantage("maxrl", "arXiv:2602.02710, prime-rl"),
         ("loss and KL: those of the file",),
     ),
+    "ppo": Preset(
+        "PPO: advantages of each step against a critic's values, a clipped loss and a clipped value loss",
+        (
+            *_advantage("gae", "arXiv:1506.02438; gamma and lambda as in verl", whiten="tokens"),
+            Value("algorithm.critic.coefficient", "1", "verl: half a squared error"),
+            Value("algorithm.critic.clip", "0.5", "verl's default"),
+            *_clips("0.2", "0.2", "arXiv:1707.06347"),
+            _mean("token_mean", "verl's default"),
+            _no_kl("verl's default"),
+        ),
+        ("a critic that is a model of its own, with a rate of its own", "values of tokens: here they are of steps"),
+    ),
     "prime_rl": Preset(
         "prime-rl's default: no deviation, DPPO's mask against the engine, a small square on log-ratios",
         (

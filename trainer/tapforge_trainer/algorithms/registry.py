@@ -109,9 +109,11 @@ def estimate(name: str, steps: Steps, /, **options: Any) -> Advantages:
     function = estimator(name)
     check_options(name, function, options)
     result = function(steps, **options)
-    if not all(hasattr(result, one.name) for one in fields(Advantages)):
+    parts = [one.name for one in fields(Advantages)]
+    due = [part for part in parts if part != "target" or getattr(result, part, None) is not None]
+    if not all(hasattr(result, name) for name in due):
         raise ValueError(f"{name} returned {result!r:.80}; Advantages are due (tapforge_trainer.algorithms.steps)")
-    given = {one.name: _numbers(name, one.name, getattr(result, one.name)) for one in fields(Advantages)}
+    given = {part: _numbers(name, part, getattr(result, part)) for part in due}
     if len(given["total"]) != len(steps):
         raise ValueError(
             f"{name} returned {len(given['total'])} advantages for {len(steps)} steps; one per step is due"

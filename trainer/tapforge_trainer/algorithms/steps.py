@@ -141,3 +141,5 @@ class Advantages:
     #: steps that this step was compared with for the state that they saw, itself included; 1 is a singleton, and what
     #: estimators that compare no states give, 0 an invalid step
     state_group_size: Ints
+    #: the return that a critic is to learn, of estimators that have one
+    target: Floats | None = None

@@ -26,21 +26,29 @@ def read_answers(
     plans: Sequence[MicroBatchPlan],
     temperature: float,
     reads: Collection[str],
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """On every rank: (log-probabilities, the reference's, sums of squared probabilities), as far as they are read; nan
-    where another rank has them. Raises FramesLost on all ranks."""
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    """On every rank: (log-probabilities, the reference's, sums of squared probabilities, a critic's values), as far as
+    they are read; nan where another rank has them. Raises FramesLost on all ranks."""
     rank.agree_on(data, plans, frames)
     squares = "score_square" in reads
-    logp, squared = rank.read(rank.policy, data, frames, plans, temperature, "squared" if squares else "entropy")
+    logp, squared, *values = rank.read(
+        rank.policy, data, frames, plans, temperature, "squared" if squares else "entropy"
+    )
+    if "value" in reads and not values:
+        raise ValueError("values are asked for, but the learner was started without a critic")
     reference = None
     if "divergence" in reads:
         with rank.referred() as policy:
-            reference, _ = rank.read(policy, data, frames, plans, temperature)
-    return logp, reference, squared if squares else None
+            reference = rank.read(policy, data, frames, plans, temperature)[0]
+    return logp, reference, squared if squares else None, values[0] if "value" in reads else None
 
 
 def answers(
-    data: TokenBatch, logp: np.ndarray, reference: np.ndarray | None, squared: np.ndarray | None
+    data: TokenBatch,
+    logp: np.ndarray,
+    reference: np.ndarray | None = None,
+    squared: np.ndarray | None = None,
+    value: np.ndarray | None = None,
 ) -> list[AnswerFacts]:
     """Of each sample, from numbers of its response tokens."""
     found: dict[str, np.ndarray] = {}
@@ -50,4 +58,6 @@ def answers(
     if squared is not None:
         found["score_square"] = 1.0 - 2.0 * np.exp(logp.clip(max=0.0)) + squared
     sums = {name: np.bincount(data.sample, values, minlength=len(data)).tolist() for name, values in found.items()}
+    if value is not None:
+        sums["value"] = value[np.searchsorted(data.sample, np.arange(len(data)))].tolist()
     return [AnswerFacts(**{name: values[k] for name, values in sums.items()}) for k in range(len(data))]

@@ -50,6 +50,21 @@ class DeviceFigures:
         return values[: len(logp)]
 
 
+def imitation_loss(
+    counts: Counts,
+    figures: DeviceFigures,
+    steps: int,
+    logp: Tensor,
+    chosen: np.ndarray,
+    weight: Tensor,
+    entropy: Tensor,
+) -> Tensor:
+    """Cross-entropy."""
+    value = -(weight * logp).sum() / max(counts.tokens, 1e-12)
+    figures.add("loss", value.detach(), steps)
+    return value
+
+
 def batch_loss(
     data: TokenBatch,
     old: np.ndarray | None,

@@ -66,6 +66,10 @@ class TokenBatch:
     score: np.ndarray
     weight: np.ndarray
     version: np.ndarray
+    #: per response token, of its step: what a critic said before the update, and the return that it learns; None:
+    #: nothing is said of it
+    value: np.ndarray | None = None
+    target: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -98,10 +102,19 @@ def token_batch(samples: Sequence[Sample], vocabulary: Vocabulary) -> TokenBatch
         score=np.repeat(np.asarray([span.score for _, span in spans], np.float32), count),
         weight=np.repeat(np.asarray([span.weight for _, span in spans], np.float32), count),
         version=_joined([span.versions for _, span in spans], np.int32),
+        **_of_a_critic([span for _, span in spans], count),
     )
     _check_responses(result, vocabulary)
     _check_frames(result, vocabulary)
     return result
+
+
+def _of_a_critic(spans: Sequence[ResponseSpan], count: np.ndarray) -> dict[str, np.ndarray]:
+    pairs = [(span.value, span.target) for span in spans if span.value is not None and span.target is not None]
+    if not pairs or len(pairs) < len(spans):
+        return {}
+    value, target = np.asarray(pairs, np.float32).T
+    return {"value": np.repeat(value, count), "target": np.repeat(target, count)}
 
 
 def _joined(parts: Sequence[Sequence[float]], dtype: type) -> np.ndarray:

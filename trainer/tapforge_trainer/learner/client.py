@@ -254,8 +254,7 @@ class Learner:
         data = token_batch(samples, self.vocabulary)
         job = await asyncio.to_thread(_put_job, data, [self._step(data, np.arange(len(samples)))], frames)
         found = await self._all("answers", job, temperature, reads)
-        logp, reference, squared = map(_merged, zip(*found, strict=True))
-        facts = answers(data, logp, reference, squared)
+        facts = answers(data, *map(_merged, zip(*found, strict=True)))
         return {(data.episodes[k], data.steps[k]): fact for k, fact in enumerate(facts)}
 
     async def keep(self, frames: BatchFrames) -> BatchFrames:

@@ -79,7 +79,7 @@ class Gradients:
 @contextmanager
 def gradients_of(settings: LearnerSettings, reference: str | None, frames: FrameStore) -> Iterator[Gradients]:
     """`reference`: folder of what a KL term pulls towards; None: there is none."""
-    settings = replace(settings, ranks=1, reference=reference is not None)
+    settings = replace(settings, ranks=1, reference=reference is not None, critic=None)
     rank = Rank(settings, 0, dist.HashStore())
     try:
         if reference is not None:

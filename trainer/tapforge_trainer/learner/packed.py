@@ -82,6 +82,8 @@ class PackedPolicy(nn.Module):
         mean, std = (torch.tensor(values).view(1, 3, 1) for values in (form.mean, form.std))
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("std", std, persistent=False)
+        #: hidden states [tokens, width] -> values [tokens]; None: there is no critic
+        self.critic: Callable[[Tensor], Tensor] | None = None
         self._features = FrozenFeatures()
         self._arguments = lru_cache(maxsize=32)(self._computed)
         if freeze_vision:
@@ -166,11 +168,13 @@ class PackedPolicy(nn.Module):
         frames: Mapping[str, Patches] | None = None,
         temperature: float = 1.0,
         beside: head.Beside = "entropy",
-    ) -> tuple[Tensor, Tensor]:
-        """(log-probability, what `beside` says) [response tokens] in the order of `batch.response`."""
+    ) -> tuple[Tensor, ...]:
+        """(log-probability, what `beside` says) [response tokens] in the order of `batch.response`, and where there is
+        a critic, its values."""
         given = batch if isinstance(batch, Inputs) else self.inputs(batch, frames or {})
         hidden = self.hidden(given).index_select(0, given.predict)
-        return self.model.lm_head(hidden, given.target, self.allowed, temperature, beside)
+        found: tuple[Tensor, Tensor] = self.model.lm_head(hidden, given.target, self.allowed, temperature, beside)
+        return found if self.critic is None else (*found, self.critic(hidden))
 
     def hidden(self, given: Inputs) -> Tensor:
         """Final hidden states [T, width]."""

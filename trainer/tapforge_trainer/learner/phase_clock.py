@@ -48,3 +48,12 @@ class PhaseClock:
         for phase, begin, end in events:
             seconds[phase] = seconds.get(phase, 0.0) + begin.elapsed_time(end) / 1000
         return seconds
+
+
+def peak_mib(device: torch.device) -> float:
+    """The most memory that this process has had: of its GPU, or of the host's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

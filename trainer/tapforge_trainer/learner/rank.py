@@ -39,15 +39,16 @@ from tapforge_trainer.frames.handles import FramesLost
 from ..placement.settings import LearnerSettings, UpdateSettings
 from . import lora
 from .age import compare_by_age
-from .batch_loss import DeviceFigures, batch_loss
+from .batch_loss import DeviceFigures, batch_loss, imitation_loss
 from .batches import MicroBatch, MicroBatchPlan, TokenBatch, frames_of, micro_batch
+from .critic import critic_of
 from .families import ModelConfig, family_of
 from .flops import FlopCounter
 from .frame_source import FrameSource
 from .frame_store import FrameStore, Patches, PixelFormat
 from .head import Beside
 from .metrics import UpdateMetrics
-from .phase_clock import PhaseClock
+from .phase_clock import PhaseClock, peak_mib
 from .sharding import EngineWeights, SentWeights, load_policy, reshard
 from .statistics import OptimizerStep, gathered
 
@@ -102,7 +103,9 @@ class Rank:
         self.clock = PhaseClock(self.device)
         config = ModelConfig.of_folder(Path(settings.model))
         self.family = family_of(config)
-        self.flops = FlopCounter(self.family.shape(config), settings, self.clock.device_name)
+        shape = self.family.shape(config)
+        self.flops = FlopCounter(shape, settings, self.clock.device_name)
+        self.critic = critic_of(settings, shape.hidden, self.policy)
         #: the only thread that uses the store
         self._loader = ThreadPoolExecutor(1, "frames")
         #: vLLM's trainer side and the engines that it is connected to, once `sync/gpu.py` has connected it
@@ -149,10 +152,9 @@ class Rank:
         settings: UpdateSettings,
         version: int,
     ) -> UpdateMetrics:
-        """One optimizer step per mini-batch. The old log-probabilities are the engine's own where those are the truth
-        (one step, newest weights, nothing to correct). Else they are the learner's before the first step: for the first
-        step those of its own forward pass, detached; for later ones they are computed beforehand. With the anchor
-        `behavior` there are none."""
+        """One optimizer step per mini-batch. Old log-probabilities are the engine's where those are the truth (one
+        step, newest weights, nothing to correct); else the learner's before the first step: for that one those of its
+        own pass, detached; for later ones computed beforehand. With the anchor `behavior` there are none."""
         metrics = UpdateMetrics()
         self.clock.read()  # what was computed since the last update
         figures = DeviceFigures(metrics)
@@ -169,8 +171,7 @@ class Rank:
         settings: UpdateSettings,
         figures: DeviceFigures,
     ) -> Iterator[tuple[MiniBatch, Loss]]:
-        """Mini-batches with their losses. What a loss needs of the policy before its step is read when it is asked for.
-        Raises FramesLost on all ranks."""
+        """Mini-batches with their losses, which read the policy before a step. Raises FramesLost on all ranks."""
         everything = [plan for batch in batches for plan in batch.plans]
         with self.clock.host("prepare"):
             self.agree_on(data, everything, frames)
@@ -187,7 +188,7 @@ class Rank:
         reference = None
         if objective.kl_coefficient > 0:
             with self.referred() as policy:
-                reference, _ = self.read(policy, data, frames, everything, settings.temperature)
+                reference = self.read(policy, data, frames, everything, settings.temperature)[0]
         for number, batch in enumerate(batches):
             before = old if old_known(objective.anchor, own=own, first=number == 0) else None
             step = OptimizerStep(data, batch.plans, before, settings.seed * 1_000_003 + number)
@@ -208,14 +209,7 @@ class Rank:
         figures = DeviceFigures(metrics)
         self.clock.read()
         for batch in batches:
-
-            def loss(
-                logp: Tensor, chosen: np.ndarray, weight: Tensor, entropy: Tensor, counts: Counts = batch.counts
-            ) -> Tensor:
-                value = -(weight * logp).sum() / max(counts.tokens, 1e-12)
-                figures.add("loss", value.detach(), len(batches))
-                return value
-
+            loss = partial(imitation_loss, batch.counts, figures, len(batches))
             self._step(data, frames, batch, settings, loss, metrics, figures)
         return self._close(metrics)
 
@@ -251,20 +245,23 @@ class Rank:
         """Gradients of the whole batch, reduced over ranks, in `.grad`. `compare_with`: the version of the weights, by
         which tokens are compared with the log-probabilities that they were sampled with (`age.py`). `figures`: those of
         `loss`, for `metrics`."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
         self.flops.begin()
         beside: Beside = "entropy_with_gradient" if settings.objective.entropy_bonus else "entropy"
         for index, (plan, micro, shown) in enumerate(self._micro_batches(data, batch.plans, frames)):
             last = index + 1 == len(batch.plans)
             self.policy.set_requires_gradient_sync(last or self.settings.sharded_gradients)
             with self.clock.device("forward"):
-                logp, entropy = self.policy(micro, shown, settings.temperature, beside)
+                logp, entropy, *values = self.policy(micro, shown, settings.temperature, beside)
                 chosen = micro.response
                 counted = torch.from_numpy(data.weight[chosen] * (0.0 if plan.padding else 1.0))
                 weight = counted.to(logp.device)
-                value = loss(logp, chosen, weight, entropy) * self.world
+                value = loss(logp, chosen, weight, entropy)
+                if self.critic is not None and data.target is not None:
+                    given = (data, chosen, weight, batch.counts, figures, settings.mini_batches)
+                    value = value + self.critic.loss(values[0], *given)
             with self.clock.device("backward"):
-                value.backward()
+                (value * self.world).backward()
             if not plan.padding:
                 figures.add("entropy", (entropy.detach() * weight).sum())
             mine = figures.read(logp)
@@ -323,7 +320,7 @@ class Rank:
             norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         metrics.top("gradient_norm", float(norm))
         if not bool(torch.isfinite(norm)):
-            self.optimizer.zero_grad(set_to_none=True)
+            self._drop_gradients()
             raise FloatingPointError(
                 f"the gradient's norm is {float(norm)} at optimizer step {self.steps}; nothing was updated. Lower the "
                 "learning rate, or look at the samples of this update"
@@ -334,19 +331,21 @@ class Rank:
             group["lr"] = rate
         with self.clock.device("optimizer"):
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+            if self.critic is not None:
+                self.critic.apply(self.world)
+        self._drop_gradients()
         metrics.top("learning_rate", rate)
+
+    def _drop_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.critic is not None:
+            self.critic.forget_gradients()
 
     def _close(self, metrics: UpdateMetrics) -> UpdateMetrics:
         for phase, seconds in self.clock.read().items():
             metrics.add(f"seconds_{phase}", seconds / self.world)
         metrics.top("peak_flops", self.flops.peak)
-        if self.settings.device == "cuda":
-            metrics.top("peak_mib", torch.cuda.max_memory_allocated() / 2**20)
-        else:
-            import resource
-
-            metrics.top("peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        metrics.top("peak_mib", peak_mib(self.device))
         return metrics
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -378,9 +377,10 @@ class Rank:
         plans: Sequence[MicroBatchPlan],
         temperature: float,
         beside: Beside = "entropy",
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Log-probabilities and what `beside` says, [response tokens] of all samples; nan where another rank has it."""
-        result = np.full((2, len(data.index)), np.nan, np.float32)
+    ) -> np.ndarray:
+        """Log-probabilities, what `beside` says, and where there is a critic its values, each [response tokens] of all
+        samples; nan where another rank has it."""
+        result = np.full((2 if policy.critic is None else 3, len(data.index)), np.nan, np.float32)
         with torch.no_grad():
             for plan, micro, shown in self._micro_batches(data, plans, frames):
                 with self.clock.device("forward"):
@@ -388,7 +388,7 @@ class Rank:
                 if not plan.padding or np.isnan(result[:, micro.response]).any():
                     result[:, micro.response] = found.float().cpu().numpy()
         reshard(policy)
-        return result[0], result[1]
+        return result
 
     def weights(self) -> dict[str, Tensor]:
         """Whole tensors under checkpoint names in the engine's dtype; gathered by all ranks, kept by the first."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: of the fingerprint: numbers of each tensor that count
 _SAMPLE: Final = 1024
-_MODEL, _OPTIMIZER = "model", "optimizer"
+_MODEL, _OPTIMIZER, _CRITIC = "model", "optimizer", "critic"
 #: names that a message shows
 _SHOWN: Final = 3
 
@@ -66,7 +66,7 @@ def stage(rank: Rank, target: str) -> dict[str, Any]:
     # An optimizer without state would be given some, and its first step would count as the second.
     moments = bool(rank.optimizer.state)
     state, frozen = _trained(rank)
-    held = {_MODEL: state, **({_OPTIMIZER: _moments(rank)} if moments else {})}
+    held = {_MODEL: state, **({_OPTIMIZER: _moments(rank)} if moments else {}), **_critic(rank)}
     saving.future = dcp.async_save(
         held, storage_writer=_writer(target), process_group=saving.group, async_stager=saving.stager
     )
@@ -124,7 +124,8 @@ def load(rank: Rank, where: str, document: dict[str, Any], moments: bool) -> Non
     moments = moments and counters["moments"]
     rank.optimizer.state.clear()
     reader = _reader(where)
-    saved = {name for name in reader.read_metadata().state_dict_metadata if name.startswith(f"{_MODEL}.")}
+    parts = reader.read_metadata().state_dict_metadata
+    saved = {name for name in parts if name.startswith(f"{_MODEL}.")}
     everything = get_model_state_dict(rank.policy.model)
     wanted = {name: value for name, value in everything.items() if f"{_MODEL}.{name}" in saved}
     _check_names(saved, everything, wanted, set(_trained(rank)[0]))
@@ -132,6 +133,8 @@ def load(rank: Rank, where: str, document: dict[str, Any], moments: bool) -> Non
         folder = rank.settings.model
         _check_base(document.get("base"), fingerprint(Path(folder), wanted), folder)
     found: dict[str, Any] = {_MODEL: wanted, **({_OPTIMIZER: _moments(rank)} if moments else {})}
+    if any(name.startswith(f"{_CRITIC}.") for name in parts):  # a checkpoint of a run without one leaves it as it is
+        found |= _critic(rank)
     try:
         dcp.load(found, storage_reader=reader)
     except (CheckpointException, OSError) as error:
@@ -139,6 +142,8 @@ def load(rank: Rank, where: str, document: dict[str, Any], moments: bool) -> Non
     set_model_state_dict(rank.policy.model, found[_MODEL], options=StateDictOptions(strict=False))
     if moments:
         set_optimizer_state_dict(rank.policy.model, rank.optimizer, found[_OPTIMIZER])
+    if rank.critic is not None and _CRITIC in found:
+        rank.critic.load(found[_CRITIC], moments)
     rank.steps = counters["steps"] if moments or not counters["moments"] else 0
     rank.policy.forget_features()
 
@@ -161,6 +166,10 @@ def _moments(rank: Rank) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     return get_optimizer_state_dict(rank.policy.model, rank.optimizer)
+
+
+def _critic(rank: Rank) -> dict[str, Any]:
+    return {} if rank.critic is None else {_CRITIC: rank.critic.state()}
 
 
 def _check_names(saved: set[str], everything: dict[str, Any], wanted: dict[str, Any], trained: set[str]) -> None:

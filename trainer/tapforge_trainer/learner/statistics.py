@@ -16,8 +16,8 @@ from tapforge_trainer.algorithms.whole_step import StepTokens, checked, passes
 
 from .batches import MicroBatchPlan, TokenBatch
 
-#: (log-probabilities, entropies) of all response tokens; those of other ranks are nan
-Read = Callable[[], tuple[np.ndarray, np.ndarray]]
+#: [2 or more, response tokens]: log-probabilities, entropies, and what else is read; those of other ranks are nan
+Read = Callable[[], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def gathered(objective: Objective, step: OptimizerStep, read: Read, ranks: int) 
     mine = np.isin(data.sample, [k for plan in step.plans if not plan.padding for k in plan.samples])
     columns: dict[str, np.ndarray] = {"counted": mine & (data.weight > 0)}
     if passes(whole, known=step.old is not None):
-        columns["logp"], columns["entropy"] = read()
+        columns["logp"], columns["entropy"] = read()[:2]
     if step.old is not None:
         columns["old"] = step.old
     shared = _of_all({name: np.where(mine, values, 0.0) for name, values in columns.items()}, ranks)

@@ -76,6 +76,20 @@ class LoraSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class CriticSettings:
+    """A value head (`learner/critic.py`)."""
+
+    #: of its loss, beside the policy's
+    coefficient: float = 1.0
+    #: a value counts as moved at most so far in an update; None: as far as it did
+    clip: float | None = None
+    #: of the head alone
+    learning_rate: float = 0.05
+    #: its loss moves the policy's backbone as well
+    shared: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerSettings:
     """The FSDP2 ranks."""
 
@@ -93,6 +107,7 @@ class LearnerSettings:
     lora: LoraSettings | None = None
     #: load the initial weights a second time, frozen, for the KL term
     reference: bool = False
+    critic: CriticSettings | None = None
     #: keep only the layers' inputs and compute the rest again in the backward pass: less memory, a third more work
     activation_checkpointing: bool = False
     #: reduce gradients after every micro-batch and keep a share of them, instead of all of them until the step

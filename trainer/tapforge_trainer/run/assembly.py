@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from tapforge_api import TrainingRun
+from tapforge_api.algorithm import Critic
 from tapforge_api.attempt import RUN_UID
 from tapforge_api.environment import Processes, Screen
 from tapforge_envs.clients.androidlab import DIALECT as ANDROIDLAB
@@ -37,7 +38,14 @@ from ..learner.families.check import check_folder
 from ..model_source.ref import ModelError, ModelRef, ModelRefused
 from ..model_source.resolve import resolve
 from ..placement.machine import Device, Machine
-from ..placement.settings import EngineSettings, LearnerSettings, LoraSettings, Transfer, UpdateSettings
+from ..placement.settings import (
+    CriticSettings,
+    EngineSettings,
+    LearnerSettings,
+    LoraSettings,
+    Transfer,
+    UpdateSettings,
+)
 from ..recording.queue import OpenRecording, record_here
 from ..recording.retention import Retention
 from ..rollout.frame_budget import budget_error, engine_frames_mib, frame_budget, largest_frame
@@ -302,6 +310,12 @@ def gpu_share_of(run: TrainingRun, device: Device) -> float:
     return run.spec.engine.gpu_memory_share or (0.5 if _colocated(run, device) else 0.9)
 
 
+def critic_of(critic: Critic | None) -> CriticSettings | None:
+    if critic is None:
+        return None
+    return CriticSettings(critic.coefficient, critic.clip, critic.learning_rate, critic.backbone == "shared")
+
+
 def _colocated(run: TrainingRun, device: Device) -> bool:
     return device == "cuda" and run.spec.placement.mode == "colocated"
 
@@ -332,6 +346,7 @@ def learner_settings(
         freeze_vision=spec.model.freeze_vision,
         lora=None if lora is None else LoraSettings(lora.rank, lora.alpha, lora.targets),
         reference=spec.algorithm.kl.coefficient > 0,
+        critic=critic_of(spec.algorithm.critic),
         activation_checkpointing=device == "cuda"
         if spec.learner.activation_checkpointing is None
         else spec.learner.activation_checkpointing,

@@ -43,6 +43,10 @@ def algorithm_line(run: TrainingRun) -> str:
         options |= {one.name: one.value for one in plugin.options}
         given = ", ".join(f"{key} {value}" for key, value in options.items() if value != "")
         name = plugin.name + ("" if ours else " of another package") + (f" ({given})" if given else "")
+    if (critic := algorithm.critic) is not None:
+        clip = "" if critic.clip is None else f", clip {critic.clip:g}"
+        where = "backbone held" if critic.backbone == "held" else "shared backbone"
+        name += f", critic ({where}, coefficient {critic.coefficient:g}{clip}, rate {critic.learning_rate:g})"
     if algorithm.states == "actions":
         name += ", states by executed actions"
     for what, fate in algorithm.truncated.model_dump().items():
@@ -144,6 +148,8 @@ def _notes_on_advantages(spec: TrainingRunSpec) -> list[str]:
         why = ""
         if name == "reinforce_plus_plus":
             why = "reinforce_plus_plus compares them with the whole batch"
+        elif algorithm.critic is not None:
+            why = "steps are compared with a critic's values"
         elif algorithm.signal == "reward":
             why = "algorithm.signal is reward"
         if why:

@@ -35,7 +35,13 @@ if TYPE_CHECKING:
     from ..learner.gradients import Gradients
 
 #: what of a preset decides about advantages
-_ADVANTAGE = ("algorithm.advantage", "algorithm.signal", "algorithm.statistics", "algorithm.invalidAnswerPenalty")
+_ADVANTAGE = (
+    "algorithm.advantage",
+    "algorithm.critic",
+    "algorithm.signal",
+    "algorithm.statistics",
+    "algorithm.invalidAnswerPenalty",
+)
 
 #: takes out what the run says of them
 _NOTHING = tuple(f"spec.{path}=null" for path in _ADVANTAGE)
@@ -78,8 +84,8 @@ def relearn(
     weights: Path | None = None,
     updates: int | None = None,
 ) -> Relearned:
-    """The run's own advantages, those of its file with `overrides`, if there are any, and those of all presets; with
-    `gradients` at `weights` those, too. `updates`: only of so many first batches. Raises SetupError and
+    """The run's own advantages, those of its file with `overrides`, if there are any, and those of all presets without
+    a critic; with `gradients` at `weights` those, too. `updates`: only of so many first batches. Raises SetupError and
     RecordingError."""
     run = run_of(folder)
     groups = Recording(folder / ROLLOUT).settled(prompts=gradients)
@@ -99,7 +105,9 @@ def _others(folder: Path, run: TrainingRun, overrides: Sequence[str]) -> dict[st
     if overrides:
         others["with --set"] = load(folder / SPEC, overrides)
     for name in PRESETS:
-        values = (value for value in preset(name).values if value.path.startswith(_ADVANTAGE))
+        values = [value for value in preset(name).values if value.path.startswith(_ADVANTAGE)]
+        if any(value.path.startswith("algorithm.critic") for value in values):
+            continue  # what a critic said is not recorded
         others[name] = load(folder / SPEC, [*_NOTHING, *(f"spec.{value.path}={value.value}" for value in values)])
     return others
 

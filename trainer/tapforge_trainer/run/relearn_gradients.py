@@ -90,9 +90,10 @@ def facts_of(
     rank: Gradients | None, run: TrainingRun, groups: Sequence[GroupRecord], rules: BatchRules
 ) -> Facts | None:
     """What the rules read of answers before there are advantages, as far as there is who reads."""
-    if rank is None or not rules.reads or not (samples := answers_of(groups, rules)):
+    reads = rules.reads - {"value"}  # the critic is not recorded
+    if rank is None or not reads or not (samples := answers_of(groups, rules)):
         return None
-    return rank.facts(samples, run.spec.rollout.temperature, rules.reads)
+    return rank.facts(samples, run.spec.rollout.temperature, reads)
 
 
 def compared(
