@@ -56,7 +56,7 @@ from tapforge_trainer.agents.agent import Agent
 from tapforge_trainer.batch import BatchRules, build_batch
 from tapforge_trainer.learner.batches import Vocabulary, token_batch
 from tapforge_trainer.placement.machine import PHONES_PER_WORKER
-from tapforge_trainer.policy import _start_ray
+from tapforge_trainer.placement.ray_start import start_ray
 from tapforge_trainer.recording.actor import RecorderProcess
 from tapforge_trainer.recording.queue import RecordWriter
 from tapforge_trainer.recording.retention import Retention
@@ -141,7 +141,7 @@ class Play:
 
 async def start(phones: int, base: str, folder: Path) -> tuple[Play, UrlSlots]:
     """As on a cluster: rollout workers and the recorder are Ray actors, and the driver has references to frames."""
-    await asyncio.to_thread(_start_ray)
+    await asyncio.to_thread(start_ray)
     adapter(folder / "model")
 
     async def worker(number: int) -> RayCarrier:

@@ -41,7 +41,7 @@ from load.worker_engine import policies
 from tapforge_api.algorithm import Algorithm
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.batch import BatchRules, build_batch
-from tapforge_trainer.policy import _start_ray
+from tapforge_trainer.placement.ray_start import start_ray
 from tapforge_trainer.recording.actor import RecorderProcess
 from tapforge_trainer.recording.retention import Retention
 from tapforge_trainer.rollout.actor import RayCarrier, start_rollout_actor
@@ -81,7 +81,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     screens.mkdir()
     for number, png in enumerate(draw(SCREENS, WIDTH, HEIGHT)):
         (screens / f"{number:03}.png").write_bytes(png)
-    await asyncio.to_thread(_start_ray)
+    await asyncio.to_thread(start_ray)
     adapter(folder / "model")
     share = -(-args.phones // SERVERS)
     serving = [str(screens), "--slots", str(share), "--median", "0"]

@@ -215,7 +215,9 @@ class Engine(Spec):
         "show, from 256 to 2,048",
     )
     max_restarts_per_hour: Annotated[int, Field(ge=0, le=1000)] = Field(
-        3, description="how often within an hour an engine that dies is started again; one more death ends the run"
+        3,
+        description="how often within an hour an engine that dies is started again, and learner and engines together "
+        "where a learner rank died or, between GPUs, an engine in a transfer; one more death ends the run",
     )
 
 

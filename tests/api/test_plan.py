@@ -335,7 +335,8 @@ def test_the_whole_text() -> None:
         "written to  runs/x; checkpoints in runs/x/checkpoints",
         (
             "a crash     costs 10 updates at most, or 15 minutes and the update then under way, whichever is less; "
-            "more where a checkpoint takes long to write; and the start"
+            "more where a checkpoint takes long to write; and the start: of the learner and the engines alone where "
+            "these died, up to 3 times an hour, with the same driver and phones"
         ),
     ]
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from tapforge_api import TrainingRun, dump_set, to_yaml
 from tapforge_api.gpus import cluster_gpus_error, gpus_needed, gpus_offered
 from tapforge_api.loading import from_object
-from tapforge_trainer import policy as driver
 from tapforge_trainer.cli.main import cli
+from tapforge_trainer.placement import ray_start as driver
 from tapforge_trainer.placement.machine import (
     Machine,
     NoDevice,
@@ -229,7 +229,7 @@ def test_gpus_that_this_process_may_not_see_are_not_there(visible, left):
 
 async def test_gpus_that_are_not_there_yet_are_waited_for_and_told_of(monkeypatch):
     there, told = iter([0, 0, 1, 2]), []
-    monkeypatch.setattr(driver, "_start_ray", lambda: None)
+    monkeypatch.setattr(driver, "start_ray", lambda: None)
     monkeypatch.setattr(driver, "_resources", lambda: {"GPU": float(next(there))})
     monkeypatch.setattr(driver, "_GPU_LOOK_SECONDS", 0.0)
     await driver.wait_for_gpus(2, told.append, 3600.0)
@@ -241,7 +241,7 @@ async def test_gpus_that_are_not_there_yet_are_waited_for_and_told_of(monkeypatc
 
 
 async def test_the_wait_has_an_end(monkeypatch):
-    monkeypatch.setattr(driver, "_start_ray", lambda: None)
+    monkeypatch.setattr(driver, "start_ray", lambda: None)
     monkeypatch.setattr(driver, "_resources", dict)
     with pytest.raises(TimeoutError, match="0 of 1 are in the Ray cluster, after 0 s: look at the Pods"):
         await asyncio.wait_for(driver.wait_for_gpus(1, lambda words: None, 0.0), 60)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tapforge_trainer import policy as driver
 from tapforge_trainer.placement import ray_environment
+from tapforge_trainer.placement import ray_start as driver
 
 #: how often a driver starts Ray at most
 MOST = driver._RAY_STARTS
@@ -19,13 +19,13 @@ MOST = driver._RAY_STARTS
 STARTING = """
 import asyncio, os, signal
 from tapforge_trainer.run.shutdown import StopSignal, become_subreaper, handling_signals
-from tapforge_trainer import policy as driver
+from tapforge_trainer.placement import ray_start as driver
 
 async def starting():
     stop = StopSignal()
     with handling_signals(stop):
-        with driver._own_signals():
-            await asyncio.to_thread(driver._start_ray)
+        with driver.own_signals():
+            await asyncio.to_thread(driver.start_ray)
             os.kill(os.getpid(), signal.SIGTERM)
             print(signal.alarm(0))
         await stop.requested.wait()
@@ -79,10 +79,10 @@ def test_a_ray_that_did_not_come_up_in_time_is_started_again(
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.delenv(driver.RAY_ADDRESS, raising=False)
     if comes:
-        driver._start_ray()
+        driver.start_ray()
     else:
         with pytest.raises(Exception, match=words):
-            driver._start_ray()
+            driver.start_ray()
     assert begun == ["local"] * starts
 
 
@@ -149,8 +149,8 @@ class Finder:
             raise SystemExit("waits " + os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s", "as Ray does"))
 
 sys.meta_path.insert(0, Finder())
-from tapforge_trainer import policy as driver
-driver._start_ray()
+from tapforge_trainer.placement import ray_start as driver
+driver.start_ray()
 """
 
 

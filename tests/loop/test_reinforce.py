@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,160 +13,28 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from phones import PATIENT, bounded, phones, until
-from rich.console import Console
-from scripted import AGENT, TASKS, Demonstrator
+from counted import SPEC, group_of, parts, updates
+from phones import until
 
 from tapforge_api import load
 from tapforge_envs.protocol import Outcome
-from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.algorithms import registry
 from tapforge_trainer.frames.handles import FramesLost
 from tapforge_trainer.judges.server import JudgeServer
-from tapforge_trainer.learner.checkpoints import WrittenCheckpoint
-from tapforge_trainer.loop import checkpoint_due, grace_note, reinforce
-from tapforge_trainer.policy import PolicySettings
-from tapforge_trainer.recording.frames import FrameStore
+from tapforge_trainer.loop import reinforce
 from tapforge_trainer.recording.reader import Recording
-from tapforge_trainer.records import AnswerFacts, Facts
 from tapforge_trainer.rollout.scheduler import RolloutError
-from tapforge_trainer.rollout.worker import RolloutWorker
-from tapforge_trainer.run.assembly import rollout_setup_of
 from tapforge_trainer.run.context import RunContext
 from tapforge_trainer.run.folder import ROLLOUT, read_events
-from tapforge_trainer.run.learning_errors import rewarder_of
-from tapforge_trainer.run.shutdown import StopReason, StopSignal
+from tapforge_trainer.run.saving import checkpoint_due, grace_note
+from tapforge_trainer.run.shutdown import StopReason
 from tapforge_trainer.run.start import judge_budget_of
-from tapforge_trainer.sync.history import ProofHistory
 from tapforge_trainer.tasks.figures import task_table
 from tapforge_trainer.telemetry.progress import Progress
-from tapforge_trainer.telemetry.telemetry import ProgressView, Telemetry
-
-SPEC = """
-apiVersion: tapforge.dev/v1alpha1
-kind: TrainingRun
-metadata: {name: counted}
-spec:
-  seed: 3
-  tasks: {suite: quickstart, split: train}
-  rollout: {groupSize: 4, groupsPerUpdate: 4, maxStaleness: 1}
-  evaluation: {episodes: 2, sampled: false}
-  checkpoints: {everyUpdates: 2}
-  stop: {maxUpdates: 3}
-"""
-
-
-async def _nothing() -> None:
-    pass
-
-
-class Learner:
-    """Counts updates. `during` is called in each of them."""
-
-    def __init__(self) -> None:
-        self.updates: list[tuple[int, int, int]] = []
-        self.samples: list[Any] = []
-        #: updates that find an episode's frames lost, and the episodes
-        self.loses, self.lost = 0, list[str]()
-        #: which sample's episode that is
-        self.loses_sample = 0
-        self.during: Callable[[], Awaitable[None]] = _nothing
-        #: what is read before advantages are made, and how many answers
-        self.read: list[tuple[list[str], int]] = []
-
-    async def answers(self, samples: Any, frames: Any, temperature: float, reads: Any) -> Facts:
-        self.read.append((sorted(reads), len(samples)))
-        if self.loses:
-            self.loses -= 1
-            self.lost.append(samples[self.loses_sample].episode)
-            raise FramesLost(self.lost)
-        facts = AnswerFacts(divergence=0.5, score_square=1.0)
-        return {(sample.episode, sample.spans[0].step): facts for sample in samples}
-
-    async def update(self, samples: Any, frames: Any, settings: Any, version: int) -> dict[str, Any]:
-        await self.during()
-        recorded = FrameStore(frames.recorded)
-        for sample in samples:
-            assert all(map(recorded.has, sample.frames)) or set(sample.frames) <= set(frames.handles[sample.episode])
-        self.samples.append(samples)
-        if self.loses:
-            self.loses -= 1
-            self.lost.append(samples[self.loses_sample].episode)
-            raise FramesLost(self.lost)
-        self.updates.append((len(samples), version, settings.seed))
-        return {"kl_age_0": 0.01}
-
-
-class Policy:
-    """What the loop needs of one; answers are a demonstrator's that fails at times."""
-
-    def __init__(self) -> None:
-        self.learner = Learner()
-        self.settings = PolicySettings(engine=None, learner=None)
-        self.proofs = ProofHistory({"gap_mean": 0.5})
-        self.engine_metrics = {"gap_mean": 0.5, "gap_alarm": 1.0, "sync_resends": 1.0}
-        self.generator = Demonstrator([TASKS.sample(3, n) for n in range(80)], lambda s: s.seed % 3 == 0)
-        self.version = 0
-        self.saved: list[tuple[int, dict[str, Any]]] = []
-        self.synced: list[int] = []
-        #: whether engines that share the learner's GPUs would sleep
-        self.asleep = False
-        self.on_sync: Callable[[], None] = lambda: None
-
-    @asynccontextmanager
-    async def learning(self, version: int | None = None) -> AsyncIterator[Learner]:
-        self.asleep = True
-        yield self.learner
-        self.version = self.version if version is None else version
-
-    async def sync(self, version: int) -> float:
-        assert version == self.version
-        self.on_sync()
-        self.asleep = False
-        self.synced.append(version)
-        self.generator.version = version
-        return 0.0
-
-    def wake_engines(self) -> None:
-        self.asleep = False
-
-    async def save(self, update: int, state: dict[str, Any], report: Callable[[WrittenCheckpoint], None]) -> None:
-        self.saved.append((update, state))
-        report(WrittenCheckpoint(update, f"update-{update}", 0.0, 0.0, 0, 0.0))
-
-    async def settle(self) -> None:
-        return
-
-
-@asynccontextmanager
-async def _parts(folder: Path, *overrides: str) -> AsyncIterator[RunContext]:
-    run = load(SPEC, overrides)
-    policy = Policy()
-    with bounded(), closing(Telemetry(folder, ProgressView("counted", 0), Console(file=io.StringIO()))) as telemetry:
-        async with phones(4) as server:
-            slots = UrlSlots(parse_urls(server.urls, "phones"), PATIENT)
-            await slots.start()
-            rewarder = rewarder_of(run)
-            worker = RolloutWorker(AGENT, {"": policy.generator}, rewarder=rewarder)  # type: ignore[arg-type]
-            try:
-                rollout_setup = rollout_setup_of(run, slots, AGENT, worker, tuple)  # type: ignore[arg-type]
-                yield RunContext(run, folder, policy, rollout_setup, telemetry, StopSignal())  # type: ignore[arg-type]
-                assert slots.counts().leased == 0, "every lease was returned"
-            finally:
-                await slots.close()
-                await worker.close()
-
-
-def group_of(episode: str) -> str:
-    return episode.split(".")[0]
-
-
-def _updates(folder: Path) -> list[int]:
-    return [event["update"] for event in read_events(folder) if event["event"] == "update"]
 
 
 async def test_each_update_is_learned_synced_reported_and_saved_when_due(tmp_path: Path) -> None:
-    async with _parts(tmp_path) as context:
+    async with parts(tmp_path) as context:
         progress = Progress()
         await reinforce(context, progress)
         policy: Any = context.policy
@@ -181,7 +46,7 @@ async def test_each_update_is_learned_synced_reported_and_saved_when_due(tmp_pat
         assert context.telemetry.view.update == 3 and len(context.telemetry.view.curve) == 3
         await reinforce(context, progress)
         assert len(policy.learner.updates) == 3, "a finished run learns nothing more"
-    assert _updates(tmp_path) == [1, 2, 3]
+    assert updates(tmp_path) == [1, 2, 3]
     learner = [event["learner"] for event in read_events(tmp_path) if event["event"] == "update"]
     assert all(metrics["seconds_rollout_wait"] >= 0 and metrics["seconds_prepare"] > 0 for metrics in learner)
     assert [metrics["seconds_checkpoint"] > 0 for metrics in learner] == [False, False, True], "after a checkpoint"
@@ -193,7 +58,7 @@ async def test_each_update_is_learned_synced_reported_and_saved_when_due(tmp_pat
 @pytest.mark.parametrize("again", [0, 1])
 async def test_a_recording_tells_which_groups_an_update_had(tmp_path: Path, again: int) -> None:
     """The replay puts batches together by the order of groups alone."""
-    async with _parts(tmp_path, "rollout.dynamicSampling.enabled=true") as context:
+    async with parts(tmp_path, "rollout.dynamicSampling.enabled=true") as context:
         policy: Any = context.policy
         policy.learner.loses = again
         await reinforce(context, Progress())
@@ -207,13 +72,13 @@ async def test_what_tasks_came_to_is_remembered_over_sessions(tmp_path: Path) ->
     """Every valid episode of the groups that updates are past counts once, dropped ones included."""
     options = ("tasks.maxTasks=6", "tasks.sampler.name=near_half", "tasks.cooldown={afterSolved: 1, updates: 1}")
     options = (*options, "rollout.dynamicSampling.enabled=true", "rollout.groupSize=2")
-    async with _parts(tmp_path, *options) as context:
+    async with parts(tmp_path, *options) as context:
         await reinforce(context, Progress())
         first: Any = context.policy
     _, state = first.saved[-1]
     state = json.loads(json.dumps(state))  # as a checkpoint keeps it
     assert state["practice"]["memory"]["update"] == 3
-    async with _parts(tmp_path, *options, "stop.maxUpdates=5") as context:
+    async with parts(tmp_path, *options, "stop.maxUpdates=5") as context:
         await reinforce(context, Progress.of(state))
         second: Any = context.policy
     table = task_table(second.saved[-1][1]["practice"])
@@ -231,13 +96,13 @@ async def test_what_tasks_came_to_is_remembered_over_sessions(tmp_path: Path) ->
 async def test_rare_successes_come_again_also_after_a_restart(tmp_path: Path, lost: int) -> None:
     """The learner looks whether their frames are there: those of the first session are in the recording alone."""
     options = ("algorithm.loss.anchor=behavior", "rollout.replay={share: 0.5, maxSuccess: 0.75}")
-    async with _parts(tmp_path, *options) as context:
+    async with parts(tmp_path, *options) as context:
         await reinforce(context, Progress())
         first: Any = context.policy
     _, state = first.saved[-1]
     state = json.loads(json.dumps(state))
     assert state["replay"], "as a checkpoint keeps it"
-    async with _parts(tmp_path, *options, "stop.maxUpdates=5") as context:
+    async with parts(tmp_path, *options, "stop.maxUpdates=5") as context:
         second: Any = context.policy
         second.learner.loses = lost
         await reinforce(context, Progress.of(state))
@@ -260,7 +125,7 @@ async def test_rare_successes_come_again_also_after_a_restart(tmp_path: Path, lo
 
 async def test_a_success_whose_frames_are_lost_does_not_come_again(tmp_path: Path) -> None:
     options = ("algorithm.loss.anchor=behavior", "rollout.replay={share: 0.5, maxSuccess: 0.75}")
-    async with _parts(tmp_path, *options) as context:
+    async with parts(tmp_path, *options) as context:
         policy: Any = context.policy
         policy.learner.loses_sample = -1  # what comes again follows on the batch
 
@@ -282,7 +147,7 @@ async def test_what_an_estimator_does_wrong_is_said_with_the_update(tmp_path: Pa
         raise ValueError("too few groups")
 
     monkeypatch.setitem(registry._BUILT_IN, "broken", broken)
-    async with _parts(tmp_path, "algorithm.advantage={plugin: {name: broken}}") as context:
+    async with parts(tmp_path, "algorithm.advantage={plugin: {name: broken}}") as context:
         with pytest.raises(ValueError, match="^update 1: too few groups\n"):
             await reinforce(context, Progress())
 
@@ -293,7 +158,7 @@ async def test_what_an_estimator_does_wrong_is_said_with_the_update(tmp_path: Pa
 )
 async def test_an_update_has_its_frames_whatever_is_recorded(tmp_path: Path, recording: str, whole: set[bool]) -> None:
     """The learner looks whether every sample's frames are there."""
-    async with _parts(tmp_path, f"recording.{recording}") as context:
+    async with parts(tmp_path, f"recording.{recording}") as context:
         await reinforce(context, Progress())
         policy: Any = context.policy
         assert len(policy.learner.updates) == 3
@@ -302,12 +167,12 @@ async def test_an_update_has_its_frames_whatever_is_recorded(tmp_path: Path, rec
 
 
 async def test_unfinished_groups_that_were_not_recorded_are_rerun(tmp_path: Path) -> None:
-    async with _parts(tmp_path, "recording.frames=none", "rollout.maxStaleness=3") as context:
+    async with parts(tmp_path, "recording.frames=none", "rollout.maxStaleness=3") as context:
         await reinforce(context, Progress())
         first: Any = context.policy
     _, state = first.saved[-1]
     assert any(group["episodes"] for group in state["unfinished"])
-    async with _parts(tmp_path, "recording.frames=none", "stop.maxUpdates=5") as context:
+    async with parts(tmp_path, "recording.frames=none", "stop.maxUpdates=5") as context:
         await reinforce(context, Progress(**state))
         second: Any = context.policy
         assert len(second.learner.updates) == 2
@@ -316,10 +181,10 @@ async def test_unfinished_groups_that_were_not_recorded_are_rerun(tmp_path: Path
 
 
 async def test_counters_and_the_order_of_tasks_continue_over_sessions(tmp_path: Path) -> None:
-    async with _parts(tmp_path) as context:
+    async with parts(tmp_path) as context:
         await reinforce(context, Progress())
         first: Any = context.policy
-    async with _parts(tmp_path, "stop.maxUpdates=4") as context:
+    async with parts(tmp_path, "stop.maxUpdates=4") as context:
         _, state = first.saved[-1]
         progress = Progress(**state)
         await reinforce(context, progress)
@@ -329,7 +194,7 @@ async def test_counters_and_the_order_of_tasks_continue_over_sessions(tmp_path: 
     assert later["episodes"] >= state["episodes"] >= 3 * 4 * 4, "a batch may have been played ahead"
     assert later["tasks"] >= state["tasks"] and later["next_order"] >= state["next_order"]
     assert later["seconds_rl"] > state["seconds_rl"]
-    assert _updates(tmp_path) == [1, 2, 3, 4]
+    assert updates(tmp_path) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -368,7 +233,7 @@ def test_a_checkpoint_is_due_by_updates_and_by_time(update: int, since: float, w
 
 async def test_slow_updates_are_saved_by_time(tmp_path: Path) -> None:
     often = ("checkpoints.everyUpdates=1000", "checkpoints.everySeconds=1", "stop.maxUpdates=2")
-    async with _parts(tmp_path, *often) as context:
+    async with parts(tmp_path, *often) as context:
         policy: Any = context.policy
         policy.learner.during = partial(asyncio.sleep, 1.0)
         await reinforce(context, Progress())
@@ -376,7 +241,7 @@ async def test_slow_updates_are_saved_by_time(tmp_path: Path) -> None:
 
 
 async def test_a_checkpoint_counts_when_it_is_complete(tmp_path: Path) -> None:
-    async with _parts(tmp_path, "stop.maxUpdates=2") as context:
+    async with parts(tmp_path, "stop.maxUpdates=2") as context:
         await reinforce(context, Progress())
         (event,) = [one for one in read_events(tmp_path) if one["event"] == "checkpoint"]
         assert {"update", "path", "seconds", "seconds_stalled", "bytes"} <= set(event)
@@ -387,7 +252,7 @@ async def test_a_checkpoint_counts_when_it_is_complete(tmp_path: Path) -> None:
 async def test_a_stop_finishes_the_update_and_saves_it(tmp_path: Path, mid_episode: str) -> None:
     # Phones have more to play than they can before the update, however late that comes on a busy machine.
     staleness = "rollout.maxStaleness=64"
-    async with _parts(tmp_path, "stop.maxUpdates=50", staleness, f"sync.midEpisode={mid_episode}") as context:
+    async with parts(tmp_path, "stop.maxUpdates=50", staleness, f"sync.midEpisode={mid_episode}") as context:
         policy: Any = context.policy
 
         async def stop() -> None:
@@ -401,11 +266,11 @@ async def test_a_stop_finishes_the_update_and_saves_it(tmp_path: Path, mid_episo
         assert (progress.update, progress.version) == (1, 1)
         assert [update for update, _ in policy.saved] == [1]
         assert policy.synced == ([1] if mid_episode == "true" else []), "nobody waits for episodes only to sync"
-    assert _updates(tmp_path) == [1]
+    assert updates(tmp_path) == [1]
 
 
 async def test_a_stop_while_a_batch_is_played_saves_what_was_finished(tmp_path: Path) -> None:
-    async with _parts(tmp_path) as context:
+    async with parts(tmp_path) as context:
         asyncio.get_running_loop().call_later(0.05, context.stop.request, StopReason.INTERRUPT)
         policy: Any = context.policy
         policy.generator.seconds = 3600.0
@@ -417,7 +282,7 @@ async def test_an_update_that_fails_is_not_saved(tmp_path: Path) -> None:
     async def fail() -> None:
         raise RuntimeError("rank 1 died")
 
-    async with _parts(tmp_path) as context:
+    async with parts(tmp_path) as context:
         policy: Any = context.policy
         policy.learner.during = fail
         with pytest.raises(RuntimeError, match="rank 1 died") as caught:
@@ -426,7 +291,7 @@ async def test_an_update_that_fails_is_not_saved(tmp_path: Path) -> None:
 
 
 async def test_a_batch_whose_frames_are_lost_comes_again_with_other_episodes(tmp_path: Path) -> None:
-    async with _parts(tmp_path, "rollout.maxStaleness=0") as context:
+    async with parts(tmp_path, "rollout.maxStaleness=0") as context:
         policy: Any = context.policy
         policy.learner.loses = 1
         progress = Progress()
@@ -436,7 +301,7 @@ async def test_a_batch_whose_frames_are_lost_comes_again_with_other_episodes(tmp
         first, again, *_ = ({sample.episode for sample in samples} for samples in policy.learner.samples)
         (lost,) = policy.learner.lost
         assert lost not in again and {group_of(name) for name in again} == {group_of(name) for name in first}
-    assert _updates(tmp_path) == [1, 2, 3]
+    assert updates(tmp_path) == [1, 2, 3]
     (note, *_) = [event["text"] for event in read_events(tmp_path) if event["event"] == "note"]
     assert "update 1 waits" in note and lost in note
 
@@ -445,7 +310,7 @@ async def test_what_advantages_need_of_the_learner_is_read_first(
     tmp_path: Path,
 ) -> None:
     changes = ("advantage={plugin: {name: otb}}", "kl={place: reward, estimator: k1, coefficient: 0.1}")
-    async with _parts(tmp_path, "rollout.maxStaleness=0", *(f"algorithm.{one}" for one in changes)) as context:
+    async with parts(tmp_path, "rollout.maxStaleness=0", *(f"algorithm.{one}" for one in changes)) as context:
         policy: Any = context.policy
         policy.learner.loses = 1
         progress = Progress()
@@ -460,7 +325,7 @@ async def test_what_advantages_need_of_the_learner_is_read_first(
 
 async def test_an_update_without_samples_wakes_engines_that_slept_while_answers_were_read(tmp_path: Path) -> None:
     """All groups end alike, and outcomes gate: there is nothing to learn, and no sync."""
-    async with _parts(tmp_path, "algorithm.advantage={plugin: {name: otb}}", "stop.maxUpdates=1") as context:
+    async with parts(tmp_path, "algorithm.advantage={plugin: {name: otb}}", "stop.maxUpdates=1") as context:
         policy: Any = context.policy
         policy.generator.careless = lambda sampling: True
         await reinforce(context, Progress())
@@ -469,7 +334,7 @@ async def test_an_update_without_samples_wakes_engines_that_slept_while_answers_
 
 
 async def test_frames_that_are_lost_again_and_again_end_the_run_and_leave_whole_weights(tmp_path: Path) -> None:
-    async with _parts(tmp_path, "rollout.maxStaleness=0") as context:
+    async with parts(tmp_path, "rollout.maxStaleness=0") as context:
         policy: Any = context.policy
         policy.learner.loses = 100
         with pytest.raises(FramesLost):
@@ -485,7 +350,7 @@ async def test_an_update_is_saved_when_what_comes_after_it_fails(tmp_path: Path)
     def fail() -> None:
         raise RuntimeError("an engine died")
 
-    async with _parts(tmp_path) as context:
+    async with parts(tmp_path) as context:
         policy: Any = context.policy
         policy.on_sync = fail
         with pytest.raises(RuntimeError, match="an engine died") as caught:
@@ -496,7 +361,7 @@ async def test_an_update_is_saved_when_what_comes_after_it_fails(tmp_path: Path)
 
 
 async def test_a_measurement_in_between_is_of_one_version_and_training_continues(tmp_path: Path) -> None:
-    async with _parts(tmp_path, "evaluation.everyUpdates=2", "stop.maxUpdates=5") as context:
+    async with parts(tmp_path, "evaluation.everyUpdates=2", "stop.maxUpdates=5") as context:
         await reinforce(context, Progress())
         policy: Any = context.policy
         assert len(policy.learner.updates) == 5
@@ -507,7 +372,7 @@ async def test_a_measurement_in_between_is_of_one_version_and_training_continues
 async def test_a_judge_that_is_away_ends_the_run_with_its_address(tmp_path: Path) -> None:
     judge = "{name: judge, judge: {models: [{url: 'http://127.0.0.1:9/v1', model: m}]}}"
     rewards = f"rewards={{success: judge, deadlineSeconds: 0.2, streams: [{judge}]}}"
-    async with _parts(tmp_path, rewards) as context:
+    async with parts(tmp_path, rewards) as context:
         with pytest.raises(RolloutError, match="at the judge; .*127.0.0.1:9"):
             await reinforce(context, Progress())
     episodes = list(Recording(tmp_path / ROLLOUT).episodes())
@@ -524,8 +389,8 @@ async def test_judges_that_may_not_go_on_stop_the_run_after_a_checkpoint_and_mor
     rewards = f"rewards={{success: judge, verifier: ignored, streams: [{judge}]}}"
 
     async def session(progress: Progress, *limits: str) -> tuple[RunContext, dict[str, Any]]:
-        async with _parts(tmp_path, rewards, *limits) as parts:
-            context = replace(parts, judge_budget=judge_budget_of(parts.run, parts.stop, progress))
+        async with parts(tmp_path, rewards, *limits) as found:
+            context = replace(found, judge_budget=judge_budget_of(found.run, found.stop, progress))
             await reinforce(context, progress)
             policy: Any = context.policy
             return context, json.loads(json.dumps(policy.saved[-1][1]))

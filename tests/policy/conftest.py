@@ -17,7 +17,7 @@ from tiny_samples import Tiny
 
 from tapforge_trainer.engine.pool import Engines
 from tapforge_trainer.learner.client import Learner
-from tapforge_trainer.policy import _start_ray
+from tapforge_trainer.placement.ray_start import start_ray
 from tapforge_trainer.sync.proof import Probe, make_probe
 from tapforge_trainer.tiny.folder import write_model
 
@@ -60,7 +60,7 @@ def ray_cluster(s3_proxy: Proxy) -> Iterator[None]:
     import tiny_samples
 
     os.environ |= {**CREDENTIALS, "AWS_ENDPOINT_URL": s3_proxy.endpoint}
-    _start_ray()
+    start_ray()
     for module in (tiny_samples, both_ends):
         ray.cloudpickle.register_pickle_by_value(module)
     yield

@@ -1,8 +1,7 @@
 """One tiny run for all tests of this room, in three sessions; each fixture is the run's folder as a session left it.
 
-`trained` begins and ends by itself, with two ranks. `interrupted` goes on with it until Ctrl-C, and
-loses its engine on the way. `resumed` goes on to
-the end with one rank and on other phones: some of them sick, one of them dead.
+`trained` begins and ends by itself, with two ranks. `interrupted` goes on with it until Ctrl-C, and loses its engine
+and then a rank on the way. `resumed` goes on to the end with one rank and on other phones: some of them sick, one dead.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from whole import PHONES, SICK, SPEC, Command, Finished, Run, restarts
@@ -28,6 +28,11 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("house")
     (folder / "tiny.yaml").write_text(SPEC)
     return folder
+
+
+def _since_restart(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    found = list(events)
+    return found[[e["event"] for e in [*found, {"event": "restart"}]].index("restart") :]
 
 
 def _left(house: Path, name: str, finished: Finished) -> Run:
@@ -50,6 +55,8 @@ def interrupted(house: Path, trained: Run) -> Run:
     command.until(lambda: any(e["event"] == "update" and e["update"] > first for e in read_events(updates)))
     command.kill_one("EngineActor")
     command.until(lambda: any(e["event"] == "update" and restarts(e) for e in read_events(updates)))
+    command.kill_one("RankActor", of=2)
+    command.until(lambda: "update" in [e["event"] for e in _since_restart(read_events(updates))])
     command.interrupt()
     return _left(house, "interrupted", command.wait())
 

@@ -6,6 +6,7 @@ import pytest
 from whole import PHONES, SICK, Run, restarts
 
 from tapforge_envs.protocol import Outcome, Reason
+from tapforge_trainer.run.folder import read_events
 
 GROUPS = 4
 
@@ -20,9 +21,18 @@ def test_ctrl_c_ends_with_a_checkpoint_and_leaves_no_process(trained: Run, inter
 
 
 def test_a_run_goes_on_when_its_engine_dies(interrupted: Run) -> None:
-    updates = interrupted.events("update")
-    assert restarts(updates[-1]) == 1
+    assert max(restarts(update) for update in interrupted.events("update")) == 1
     assert "engine 0 died" in interrupted.finished.err
+
+
+def test_a_run_goes_on_from_its_checkpoint_when_a_rank_dies(interrupted: Run) -> None:
+    """In the same driver, with the same phones."""
+    (event,) = interrupted.events("restart")
+    assert "a rank died during" in event["why"]
+    events = list(read_events(interrupted.folder))
+    again = next(k for k, e in enumerate(events) if k > events.index(event) and e["event"] == "update")
+    assert events[again]["update"] == 1 + max(e["update"] for e in events[:again] if e["event"] == "checkpoint")
+    assert sum(e["event"] == "started" for e in events) == 2, "of the sessions, one each"
 
 
 def test_what_was_recorded_is_still_there(trained: Run, interrupted: Run, resumed: Run) -> None:
@@ -37,7 +47,7 @@ def test_it_goes_on_where_it_stopped(trained: Run, interrupted: Run, resumed: Ru
     assert resumed.finished.code == 0, resumed.finished.said
     assert resumed.finished.left_behind == []
     last = interrupted.state["update"] + 3
-    assert [event["update"] for event in resumed.events("update")] == list(range(1, last + 1))
+    assert sorted({event["update"] for event in resumed.events("update")}) == list(range(1, last + 1))
     assert resumed.summary["updates"] == last
     assert len(resumed.events("warm_start")) == 1
     assert resumed.summary["success_before"] == trained.summary["success_before"]

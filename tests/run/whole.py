@@ -92,10 +92,11 @@ class Command:
             with suppress(ProcessLookupError):  # it ended meanwhile
                 os.kill(pid, signal.SIGKILL)
 
-    def kill_one(self, words: str) -> None:
-        """The process with these words in its command line."""
-        (pid,) = [pid for pid, line in self.processes().items() if words in line]
-        os.kill(pid, signal.SIGKILL)
+    def kill_one(self, words: str, of: int = 1) -> None:
+        """One of so many processes with these words in their command line."""
+        found = [pid for pid, line in self.processes().items() if words in line]
+        assert len(found) == of
+        os.kill(found[-1], signal.SIGKILL)
 
     def _left_behind(self, grace: float) -> list[str]:
         """Command lines of processes that this command started and that outlive it."""

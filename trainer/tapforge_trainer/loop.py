@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,29 +40,35 @@ from .run import assembly
 from .run.context import RunContext
 from .run.evaluation import measure
 from .run.folder import ROLLOUT, read_events
+from .run.restarting import restart
+from .run.saving import checkpoint_due, save
 from .run.shutdown import Interrupted, StopReason, unless_stopped
 from .tasks.figures import figures_of_update
 from .tasks.selection import task_source
 from .tasks.source import TaskSource
-from .telemetry.progress import Counters, Progress, Saved, kept, needed_episodes, replayable, resumed
+from .telemetry.progress import Counters, Progress, kept, needed_episodes, replayable, resumed
 
 if TYPE_CHECKING:
     from tapforge_api.learning import Checkpoints
 
-    from .learner.checkpoints import WrittenCheckpoint
     from .learner.client import Learner
 
 
-#: of a stop's grace that a checkpoint may take: an update is finished before
-_SHARE_OF_GRACE = 0.5
-#: of a run's time that checkpoints by time may take to write
-_SHARE_OF_WRITING = 0.1
 #: times that a batch whose frames are lost comes again: where they are lost each time, object stores are too small
 _PUT_BACKS = 3
 
 
 async def reinforce(context: RunContext, progress: Progress) -> None:
-    """From where `progress` says the run is, until a limit is reached or a stop is requested."""
+    """From where `progress` says the run is, until a limit is reached or a stop is requested. Where learner and engines
+    are lost, it goes on from the last checkpoint, as the next session would, with the phones that there are."""
+    while True:
+        try:
+            return await _reinforce(context, progress)
+        except Exception as error:  # noqa: BLE001 - raised again unless the learner is lost, whatever that led to
+            await restart(context, progress, error)
+
+
+async def _reinforce(context: RunContext, progress: Progress) -> None:
     spec, telemetry = context.run.spec, context.telemetry
     if context.finished(progress):
         return
@@ -160,52 +166,6 @@ def staleness(groups: Sequence[GroupRecord], version: int) -> dict[str, float]:
     """Policy versions that the groups of a batch lagged behind: the learner had `version` when it took them."""
     ages = [version - group.version for group in groups]
     return {"mean": sum(ages) / len(ages), "max": max(ages)}
-
-
-def checkpoint_due(update: int, since: float, wrote: float, settings: Checkpoints) -> bool:
-    """Whether there is to be a checkpoint after this update. `since`: seconds from the last one, or from the start of
-    the session; `wrote`: seconds that the last one took to write, infinite while it is being written."""
-    if update % settings.every_updates == 0:
-        return True
-    return since >= max(settings.every_seconds, wrote / _SHARE_OF_WRITING)
-
-
-async def save(context: RunContext, progress: Progress, *, wait: bool = False) -> None:
-    """A checkpoint from which the next update can be made. It is written while the run goes on. `wait`: until it is
-    complete."""
-    session = time.monotonic() - context.telemetry.started
-    progress.first_proof = context.policy.proofs.first
-    view, budget = context.telemetry.view, context.judge_budget
-    view.judge_tokens, view.judge_money = progress.judge_tokens, progress.judge_money = budget.tokens, budget.money
-    state = asdict(replace(progress, seconds_earlier=progress.seconds_earlier + session))
-    stage, view.stage = view.stage, "Checkpointing"
-    await context.policy.save(progress.update, state, partial(_saved, context))
-    if wait:
-        await context.policy.settle()
-    view.stage = stage
-
-
-def _saved(context: RunContext, written: WrittenCheckpoint) -> None:
-    """The checkpoint is complete."""
-    telemetry, stop = context.telemetry, context.stop
-    telemetry.view.saved = Saved(written.update, written.saved, written.path, written.seconds)
-    figures = {name: getattr(written, name) for name in ("seconds", "seconds_stalled", "bytes")}
-    telemetry.event("checkpoint", update=written.update, path=written.path, **figures)
-    if short := grace_note(written.seconds, stop.grace, stop.requested.is_set()):
-        telemetry.note(short)
-
-
-def grace_note(seconds: float, grace: float, stopping: bool) -> str:
-    """Why the grace of a stop is too short for a checkpoint that took so long; empty: it is enough. Times are
-    seconds."""
-    if seconds <= grace * _SHARE_OF_GRACE:
-        return ""
-    said = "took" if stopping else "takes"
-    return (
-        f"a checkpoint {said} {seconds:.0f} s, and a stop has {grace:.0f} s for it and for the update under way: what "
-        "doesn't fit is lost. Set spec.cluster.suspendGraceSeconds (on a laptop --grace) to "
-        f"{seconds / _SHARE_OF_GRACE:.0f} or more"
-    )
 
 
 # --- the rollout beside the loop --------------------------------------------------------------------------------------
@@ -385,7 +345,7 @@ async def _rollout(context: RunContext, progress: Progress) -> AsyncIterator[_Ro
             await rollout.save(wait=True)
         await context.policy.settle()
     except Exception as error:
-        if not rollout.mid_update and not isinstance(error, FencedOut):
+        if not rollout.mid_update and not isinstance(error, FencedOut) and context.policy.lost is None:
             await rollout.rescue(error)
         raise
     finally:

@@ -3,7 +3,8 @@
     learner.supervised -> sync -> generate ... learner.update -> sync -> ...; save, resume, export; close
 
 An engine that dies is started again while the run goes on (`engine/pool.py`); when no other one lives, it gets the
-learner's weights as soon as the learner has a moment, that is between two updates.
+learner's weights as soon as the learner has a moment, that is between two updates. Where ranks can't be used again
+(`lost`), `restart` ends them and all engines, and starts all of them anew: `run/restarting.py` says with which weights.
 
 Where learner and engines share GPUs (`EngineSettings.colocated`) they take turns: the engines sleep before the learner
 works, and wake with its next weights; what was asked of them waits. They start one after another, so that an engine
@@ -17,22 +18,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from .learner.checkpoint_storage import CheckpointBackend, CheckpointFolder
+from .engine.restart_budget import RestartBudget
+from .learner.checkpoint_storage import CheckpointBackend, CheckpointError, CheckpointFolder
 from .learner.checkpoints import Checkpoints, WrittenCheckpoint, load
 from .learner.export import export, fetch
 from .learner.families import ModelConfig
-from .placement import ray_environment
-from .placement.machine import missing
 from .placement.placement import Placement, placed
+from .placement.ray_start import own_signals, start_ray
 from .placement.settings import EngineSettings, LearnerSettings, PauseMode
 from .records import Generator, Prompt
 from .storage.object_storage import is_uri
@@ -41,17 +40,7 @@ from .sync.history import ProofHistory
 if TYPE_CHECKING:
     from .learner.client import Learner
 
-#: environment variable by which a cluster's job finds its Ray
-RAY_ADDRESS = "RAY_ADDRESS"
-#: how often Ray is started on this machine: its agents have 15 s and its node 30 s, which can't be set, and a busy
-#: machine takes longer while their files are read for the first time
-_RAY_STARTS: Final = 5
-#: what Ray says then: of its node, and of a port that a part of it has not chosen yet
-_RAY_LATE: Final = ("timed out during startup", "Timed out waiting for file")
-
 log = logging.getLogger(__name__)
-#: between two looks at what the Ray cluster has
-_GPU_LOOK_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +82,22 @@ class Policy:
         self._engines_ready: asyncio.Task[None] | None = None
         self._ray: asyncio.Task[None] | None = None
         self._placement = Placement()
+        #: of the KL term; None: there is none
+        self._reference: Path | None = None
+        self._restarts = RestartBudget(settings.engine.restarts_per_hour if settings.engine is not None else 0)
 
     async def start_ray(self) -> None:
         """For who needs it before learner and engines; may be called again."""
-        with _own_signals():
+        with own_signals():
             if self._ray is None:
-                self._ray = asyncio.create_task(asyncio.to_thread(_start_ray))
+                self._ray = asyncio.create_task(asyncio.to_thread(start_ray))
             await asyncio.shield(self._ray)
 
     async def start(self, report: Callable[[str], None] = lambda words: None) -> None:
         """Starts Ray, the learner ranks and the engines; `report` gets what is waited for. Raises what their own start
         raises, and PlacementError; may be cancelled."""
         await self.start_ray()
-        from .engine.client import EngineClient
-        from .engine.pool import Engines
         from .learner.client import Learner
-        from .learner.frame_store import PixelFormat
 
         engine, learner = self.settings.engine, self.settings.learner
         self._placement = await placed(engine, self.settings.replicas, learner, report)
@@ -117,16 +106,7 @@ class Policy:
             self._learner = Learner(learner, self._placement.ranks)
             await self._learner.ready()
         if engine is not None:
-            folder = Path(engine.model)
-            self._engines = Engines(
-                engine,
-                PixelFormat.of_folder(folder),
-                ModelConfig.of_folder(folder).image_token,
-                replicas=self.settings.replicas,
-                places=self._placement.engines,
-            )
-            self._client = EngineClient(self._engines.connection)
-            self._engines.follow(self._client.use)
+            self._start_engines(engine)
             self._engines_ready = asyncio.create_task(self._engines.ready())
             self._feeding = asyncio.create_task(self._feed(), name="feed-engines")
         if learner is not None and not turns:
@@ -134,6 +114,51 @@ class Policy:
             await self._learner.ready()
         elif self._engines_ready is not None:
             await self._engines_ready
+
+    def _start_engines(self, engine: EngineSettings) -> None:
+        from .engine.client import EngineClient
+        from .engine.pool import Engines
+        from .learner.frame_store import PixelFormat
+
+        if self._engines is not None:  # they are the ones that clients know
+            self._engines.start(self._placement.engines)
+            return
+        folder = Path(engine.model)
+        self._engines = Engines(
+            engine,
+            PixelFormat.of_folder(folder),
+            ModelConfig.of_folder(folder).image_token,
+            replicas=self.settings.replicas,
+            places=self._placement.engines,
+        )
+        self._client = EngineClient(self._engines.connection)
+        self._engines.follow(self._client.use)
+
+    @property
+    def lost(self) -> Exception | None:
+        """Why the ranks, and with them the engines, can't be used again; None: they can."""
+        return self._learner.lost if self._learner is not None else None
+
+    def may_restart(self) -> bool:
+        """Whether learner and engines may be started anew once more, which counts from here on."""
+        return self._restarts.spend(time.monotonic())
+
+    async def restart(self, report: Callable[[str], None] = lambda words: None) -> None:
+        """Ends ranks and engines, gives their GPUs back and starts all of them anew, with the weights that a run begins
+        with: `resume` and `sync` are next. Clients and what was said of the reference stay. Raises as `start` does."""
+        await self._stop_feeding()
+        if self._learner is not None:
+            await self._learner.close()
+            self._learner = None
+        with suppress(CheckpointError):  # without its ranks it ends at once, and complete if they had written it
+            await self.settle()
+        self._checkpoints = None
+        if self._engines is not None:
+            await self._engines.stop()
+        self._placement.close()
+        await self.start(report)
+        if self._reference is not None:
+            await self.refer_to(self._reference)
 
     async def waiting(self) -> list[str]:
         """What has not started yet, in words."""
@@ -149,7 +174,7 @@ class Policy:
             try:
                 yield self._learner
             except Exception:
-                if shared:
+                if shared and self.lost is None:
                     self._engines.call()
                 raise
             self._version = self._version if version is None else version
@@ -291,6 +316,7 @@ class Policy:
             await self._learner.run(
                 "tapforge_trainer.learner.export:refer_to", str(folder.absolute()), self._stored(folder)
             )
+            self._reference = folder
 
     async def close(self) -> None:
         """Ends what `start` started, however far it came."""
@@ -300,10 +326,7 @@ class Policy:
             await asyncio.gather(self._ray, return_exceptions=True)
         if self._checkpoints is not None:
             self._checkpoints.abandon()
-        tasks = [task for task in (self._engines_ready, self._feeding) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._stop_feeding()
         if self._engines is not None:
             await self._engines.close()
         if self._learner is not None:
@@ -312,89 +335,13 @@ class Policy:
         if self._ray is not None and ray.is_initialized():  # a Ray that somebody else of this process uses stays
             await asyncio.to_thread(ray.shutdown)
 
+    async def _stop_feeding(self) -> None:
+        tasks = [task for task in (self._engines_ready, self._feeding) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
 
 def _fresh_optimizer(rank: Any) -> None:
     rank.optimizer.state.clear()
     rank.steps = 0
-
-
-def in_cluster() -> bool:
-    """This process is a driver in a Ray cluster that somebody else started."""
-    return bool(os.environ.get(RAY_ADDRESS))
-
-
-async def gpus_in_ray() -> int:
-    """That the Ray cluster has now, on all its nodes."""
-    with _own_signals():
-        await asyncio.to_thread(_start_ray)  # once; it is there afterwards
-    return int((await asyncio.to_thread(_resources)).get("GPU", 0))
-
-
-async def wait_for_gpus(needed: int, report: Callable[[str], None], seconds: float) -> None:
-    """Until the Ray cluster has so many GPUs, wherever they are: the head has often none, and a Pod that has some may
-    just be being replaced. `report` is called with what is missing, each time that it changes. Raises TimeoutError."""
-    reported, end = "", asyncio.get_running_loop().time() + seconds
-    while words := missing(needed, await gpus_in_ray()):
-        if words != reported:
-            report(reported := words)
-        if asyncio.get_running_loop().time() >= end:
-            raise TimeoutError(f"{words}, after {seconds:g} s: look at the Pods of the run's workers")
-        await asyncio.sleep(_GPU_LOOK_SECONDS)
-
-
-def object_store_bytes() -> int:
-    """Of all nodes of the Ray that was started."""
-    return int(_resources().get("object_store_memory", 0))
-
-
-def _resources() -> dict[str, float]:
-    from ray import cluster_resources
-
-    return dict(cluster_resources())
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Handlers of signals are afterwards as they were before, whatever Ray puts in front of them while it starts."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [(number, signal.getsignal(number)) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            if handler is not None:
-                signal.signal(number, handler)
-                signal.siginterrupt(number, False)  # as asyncio has it
-
-
-def _start_ray() -> None:
-    if not (address := os.environ.get(RAY_ADDRESS)):
-        ray_environment.prepare()
-    import ray
-    from ray._private import ray_constants
-
-    if address and ray.is_initialized():
-        return
-    # Ray's workers are nice (15) by default: on a machine without an idle core, engines and ranks would hardly run
-    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
-        os.environ.setdefault(name, "0")
-    # Its handler of SIGTERM prints a stack and aborts what has not ended three seconds later: no time for a checkpoint.
-    # Not by the environment variable: workers would have that too, and their crashes shall leave a stack.
-    ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
-    if not address:
-        for tries_left in reversed(range(_RAY_STARTS)):
-            try:
-                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-                break
-            except Exception as error:  # nothing more special is raised; what is left of it ends with this process
-                if not tries_left or not any(words in str(error) for words in _RAY_LATE):
-                    raise
-                log.warning("Ray did not come up in time on this machine; it is started again")
-    else:
-        try:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError as error:
-            raise ray_environment.refused(address, error) from error

@@ -24,7 +24,7 @@ from tapforge_api import TrainingRun, dump_set
 from .doctor.command import preflight
 from .learner.checkpoint_storage import CheckpointBackend, Holder, place_of
 from .loggers.session import logged
-from .loop import reinforce, save
+from .loop import reinforce
 from .placement.machine import Machine
 from .rewards.budget import JudgeBudgetSpent
 from .run.assembly import ConfigurationError, SetupError
@@ -45,7 +45,9 @@ from .run.folder import (
 from .run.local_files import checkpoint_uri, checkpoints_of, folder_of
 from .run.regimes import lines, measure_regimes, page
 from .run.report import holds_what_is_wanted, print_summary, summarize, write_report
+from .run.restarting import restart
 from .run.resuming import checkpoint_written
+from .run.saving import save
 from .run.shutdown import Interrupted, StopReason, StopSignal, unless_stopped
 from .run.start import running
 from .run.tries import TriedFile, try_tasks
@@ -183,7 +185,10 @@ async def _before(context: RunContext, progress: Progress, resumed: bool) -> dic
     if not resumed:
         await save(context, progress)
     async with waiting_shown(context.telemetry, context.policy.waiting):
-        await unless_stopped(context.stop, context.policy.sync(progress.version))
+        try:
+            await unless_stopped(context.stop, context.policy.sync(progress.version))
+        except Exception as error:  # noqa: BLE001 - raised again unless the learner is lost, whatever that led to
+            await restart(context, progress, error)
     before = progress.before or {
         e["mode"]: {k: v for k, v in e.items() if k not in ("at", "event", "name", "mode", "update")}
         for e in events

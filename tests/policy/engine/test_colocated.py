@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,8 @@ from tapforge_trainer.engine import pool as engines
 from tapforge_trainer.engine.client import EngineClient, EngineDied
 from tapforge_trainer.engine.pool import Engines
 from tapforge_trainer.frames.handles import FramesLost
-from tapforge_trainer.learner.client import LearnerError
+from tapforge_trainer.learner.client import LearnerError, RanksLost
+from tapforge_trainer.placement.placement import Placement
 from tapforge_trainer.placement.settings import LearnerSettings
 from tapforge_trainer.policy import Policy, PolicySettings
 from tapforge_trainer.sync import sync
@@ -32,16 +34,32 @@ class Ranks:
     def __init__(self, log: list[str]):
         self.log = log
         self.dead = False
+        self.lost: RanksLost | None = None
+        #: called when they send
+        self.sending: Callable[[], None] = lambda: None
+
+    def lose(self, why: str) -> RanksLost:
+        self.lost = RanksLost(why)
+        return self.lost
 
     async def run(self, function: str, *arguments: Any, deadline: float | None = None) -> list[int]:
-        assert deadline == END, "a sync's, not an update's"
+        assert deadline == END or function.endswith("refer_to"), "a sync's, not an update's"
         if self.dead:
             raise LearnerError("a rank died during run")
         self.log.append(function.rsplit(":")[-1])
+        if function.endswith(":send"):
+            self.sending()
         return [1000, 1000]
 
-    async def address(self) -> str:
+    async def address(self, deadline: float) -> str:
+        assert deadline == END
         return "tcp://127.0.0.1:1"
+
+    async def ready(self) -> None:
+        self.log.append("ranks start")
+
+    async def close(self) -> None:
+        self.log.append("ranks end")
 
 
 class House:
@@ -252,6 +270,70 @@ async def test_engines_that_do_not_wake_answer_nobody_and_the_sync_says_so(house
         with pytest.raises(Exception, match="CUDA out of memory"):
             await h.policy.sync(1)
         assert h.engines.version == 0 and h.engines.asleep
+
+
+async def test_an_engine_that_dies_in_a_transfer_is_the_end_of_all_and_they_start_anew(
+    house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPUs are given back in between, and who waits for an answer gets one."""
+    from tapforge_trainer import policy as driver
+    from tapforge_trainer.learner import client as learner
+
+    async with house(2) as h:
+        await h.policy.sync(1)
+        (task,) = asking(h.client, engine=0)
+        await until(lambda: h.actors[0].asked)
+
+        def die() -> None:
+            h.actors[1].kill()
+            raise LearnerError("send failed on a rank: ncclRemoteError")
+
+        h.ranks.sending = die
+        with pytest.raises(RanksLost, match="an engine died while it got its weights: send failed on a rank"):
+            await h.policy.sync(2)
+        assert h.policy.lost is h.ranks.lost is not None
+        h.policy._feeding.cancel()
+        h.policy.settings = replace(h.policy.settings, learner=LearnerSettings("nowhere", (1,)))
+        fresh, places = Ranks(h.log), list[str]()
+        monkeypatch.setattr(learner, "Learner", lambda settings, given: fresh)
+
+        async def placed(*_: Any) -> Any:
+            places.append("placed")
+            return Placement()
+
+        async def start_ray() -> None:
+            pass
+
+        monkeypatch.setattr(driver, "placed", placed)
+        monkeypatch.setattr(h.policy, "start_ray", start_ray)
+        h.policy._placement = SimpleNamespace(close=lambda: places.append("given back"))
+        h.policy._reference = Path("reference")
+        h.log.clear()
+        await asyncio.wait_for(h.policy.restart(), END)
+        assert places == ["given back", "placed"] and h.log == ["ranks end", "ranks start", "refer_to"]
+        assert all(actor.killed for actor in h.actors[:3]) and h.policy.lost is None
+        assert all(replica.incarnation > 0 for replica in h.engines.replicas.live)
+        await h.policy.sync(1)
+        assert {actor.version for actor in h.actors[-2:]} == {1}
+        await until(lambda: any(actor.asked for actor in h.actors[-2:]))
+        for actor in h.actors[-2:]:
+            actor.answer()
+        assert list((await asyncio.wait_for(task, END)).versions) == [1, 1]
+
+
+async def test_a_transfer_that_fails_while_all_live_is_the_end_of_the_run(
+    house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "_DEATH_IS_KNOWN", 0.05)
+    async with house(2) as h:
+
+        def refuse() -> None:
+            raise LearnerError("send failed on a rank: weights can't be handed over within a GPU")
+
+        h.ranks.sending = refuse
+        with pytest.raises(LearnerError, match="within a GPU"):
+            await h.policy.sync(1)
+        assert h.policy.lost is None, "it would fail the same way again"
 
 
 async def test_learner_and_engines_start_one_after_another_where_they_share_gpus(

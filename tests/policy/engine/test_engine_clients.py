@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tapforge_trainer.engine.client import EngineClient, EngineDied, EngineError, called
 from tapforge_trainer.engine.mailboxes import Mailboxes
 from tapforge_trainer.engine.pauses import Deadline, PauseMeter, PauseReading
-from tapforge_trainer.engine.pool import RestartBudget
+from tapforge_trainer.engine.restart_budget import RestartBudget
 from tapforge_trainer.engine.wire import DEAD, GenerateResult, Replica, Replicas, engine_key
 from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.records import Prompt, Sampling

@@ -16,7 +16,7 @@ from ..memory.command import MemoryOptions, plan_memory
 from ..model_source.folder import incomplete
 from ..model_source.hub import cached_snapshot
 from ..placement.machine import Machine, NoDevice, device_of
-from ..policy import in_cluster
+from ..placement.ray_start import in_cluster
 from ..run.assembly import ConfigurationError, SetupError, inspect
 from ..run.local_files import RUNS, checkpoints_of, folder_of
 from ..telemetry.telemetry import Telemetry

@@ -50,6 +50,10 @@ class EngineDied(EngineError):
     """The engine's process or its vLLM is gone."""
 
 
+class EngineLate(EngineError):
+    """A call of an engine had no answer in time."""
+
+
 class PromptMismatch(EngineError):
     """The engine saw another prompt than the learner would."""
 
@@ -320,7 +324,7 @@ class EngineClient:
 
 
 async def called(reference: Any, where: str, method: str, seconds: float) -> Any:
-    """What a Ray call of an engine returns. Raises `EngineError` after `seconds`, and `EngineDied`. An answer that came
+    """What a Ray call of an engine returns. Raises `EngineLate` after `seconds`, and `EngineDied`. An answer that came
     in time counts, however late this process's event loop gets to see it."""
     from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
@@ -330,7 +334,7 @@ async def called(reference: Any, where: str, method: str, seconds: float) -> Any
         for wait in (seconds, _LATE_SECONDS):
             await asyncio.wait({call}, timeout=wait)
         if not call.done():
-            raise EngineError(f"{where}: {method} took longer than {seconds:.0f} s")
+            raise EngineLate(f"{where}: {method} took longer than {seconds:.0f} s")
         return call.result()
     except ActorUnavailableError as error:
         raise EngineError(f"{where} could not be reached for {method}: {reason(error)}") from error

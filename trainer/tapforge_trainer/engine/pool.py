@@ -10,8 +10,9 @@
   that dies meanwhile is started again when that round begins: until then its GPU has no room. One that is starting when
   the others are to sleep is waited for.
 - A round of weights is: `renew`, or `pause`, `wake` and `proceed`; then `probe`; then `release` or `discard`. It is
-  about the engines that were up when it began; those that die on the way are left out, but for the last one, and but
-  for a death while ranks and engines hand over weights between GPUs, which is the end of the run (`sync/sync.py`).
+  about the engines that were up when it began; those that die on the way, or don't answer in time, are left out and
+  started again, but for a death while ranks and engines hand over weights between GPUs (`sync/sync.py`): then all of
+  them `stop`, and `start` again with the ranks. Clients live on: who waits for an answer waits for the new ones.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,31 +29,14 @@ from ..learner.frame_store import PixelFormat
 from ..placement.placement import ANYWHERE, ActorPlacement
 from ..placement.settings import EngineSettings, PauseMode, SleepPart
 from .actor import kill_engine, start_engine
-from .client import POLL, POLL_GRACE, EngineDied, EngineError, called
+from .client import POLL, POLL_GRACE, EngineDied, EngineError, EngineLate, called
+from .restart_budget import RestartBudget
 from .wire import CacheCounts, EngineConnection, Replica, Replicas
 
 log = logging.getLogger(__name__)
 
-_HOUR = 3600.0
 #: for an engine's word on what it does
 _STAGE_SECONDS = 2.0
-
-
-class RestartBudget:
-    """So many restarts within an hour."""
-
-    def __init__(self, per_hour: int):
-        self._per_hour = per_hour
-        self._spent: deque[float] = deque()
-
-    def spend(self, now: float) -> bool:
-        """Whether there may be one more."""
-        while self._spent and now - self._spent[0] >= _HOUR:
-            self._spent.popleft()
-        if len(self._spent) >= self._per_hour:
-            return False
-        self._spent.append(now)
-        return True
 
 
 @dataclass(slots=True)
@@ -139,6 +122,15 @@ class Engines:
     def replicas(self) -> Replicas:
         live = [Replica(e.index, e.incarnation, e.actor) for e in self._engines if e.live]
         return Replicas(self._serial, tuple(live) if not self._failure else (), self._failure)
+
+    async def died(self, members: Sequence[tuple[int, int]], seconds: float) -> bool:
+        """Whether one of these is dead, as far as is known within this time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while set(members) <= set(self._up()):
+                    self._changed.clear()
+                    await self._changed.wait()
+        return not set(members) <= set(self._up())
 
     @property
     def connection(self) -> EngineConnection:
@@ -252,6 +244,26 @@ class Engines:
 
     async def close(self) -> None:
         self.fail("the engines were closed")
+        await self._end()
+
+    async def stop(self) -> None:
+        """Until `start` nobody may be asked; who waits for an answer waits."""
+        await self._end()
+        for engine in self._engines:
+            engine.up = False
+            engine.incarnation += 1
+        self._round, self._failure = [], ""
+        self.asleep = self._called = self._renewed = False
+        self._room.set()
+        self._publish()
+
+    def start(self, places: Sequence[ActorPlacement] = ()) -> None:
+        """After `stop`: all anew, with the weights of the model's folder. `ready` returns when they have started."""
+        self._places = places or [ANYWHERE] * len(self._engines)
+        for engine in self._engines:
+            engine.actor, engine.counts, engine.current = self._start(engine.index), CacheCounts(), True
+
+    async def _end(self) -> None:
         tasks = [task for engine in self._engines for task in (engine.watch, engine.restart) if task is not None]
         for task in tasks:
             task.cancel()
@@ -349,17 +361,17 @@ class Engines:
         calls = [self._call(engine, method, *args, deadline=deadline) for engine, _ in members]
         results = await asyncio.gather(*calls, return_exceptions=True)
         answers: list[tuple[_Engine, Any]] = []
-        deaths: list[EngineDied] = []
+        deaths: list[str] = []
         for (engine, incarnation), result in zip(members, results, strict=True):
-            if isinstance(result, EngineDied):
+            if isinstance(result, EngineDied | EngineLate):
                 self._lose(engine, incarnation, str(result))
-                deaths.append(result)
+                deaths.append(str(result))
             elif isinstance(result, BaseException):
                 raise result
             else:
                 answers.append((engine, result))
         if not answers:
-            raise deaths[0]
+            raise EngineDied(deaths[0])
         return answers
 
     async def _call(self, engine: _Engine, method: str, *args: Any, deadline: float) -> Any:

@@ -176,6 +176,22 @@ class MicroBatchPlan:
     padding: bool = False
 
 
+def split_groups(samples: Sequence[Sample], mini_batches: int, seed: int) -> list[np.ndarray]:
+    """Indices of samples per optimizer step: groups in an order drawn from the seed, dealt out so that steps get about
+    equally many samples. A group stays whole; with fewer groups than steps there are fewer steps."""
+    if mini_batches == 1:
+        return [np.arange(len(samples))]
+    groups: dict[str, list[int]] = {}
+    for k, sample in enumerate(samples):
+        groups.setdefault(sample.group, []).append(k)
+    names = list(groups)
+    order = np.random.default_rng(seed).permutation(len(names))
+    steps: list[list[int]] = [[] for _ in range(min(mini_batches, len(names)))]
+    for index in order:
+        min(steps, key=len).extend(groups[names[index]])
+    return [np.asarray(sorted(step), np.int64) for step in steps]
+
+
 def plan_micro_batches(
     lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int
 ) -> list[list[MicroBatchPlan]]:

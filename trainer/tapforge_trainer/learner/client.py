@@ -30,7 +30,15 @@ from ..placement.actors import reason
 from ..placement.placement import ANYWHERE, ActorPlacement
 from ..placement.settings import LearnerSettings, UpdateSettings, on_this_node
 from .answers import answers, read_answers
-from .batches import MicroBatchPlan, TokenBatch, Vocabulary, padding_share, plan_micro_batches, token_batch
+from .batches import (
+    MicroBatchPlan,
+    TokenBatch,
+    Vocabulary,
+    padding_share,
+    plan_micro_batches,
+    split_groups,
+    token_batch,
+)
 from .families import ModelConfig, family_of
 from .frame_source import StoredFrames
 from .frame_store import PixelFormat
@@ -52,6 +60,10 @@ _DEATH_IS_KNOWN = 30.0
 
 class LearnerError(RuntimeError):
     """A rank failed, died or did not answer in time."""
+
+
+class RanksLost(LearnerError):
+    """A rank died, or one waits for what never comes: the others can't be used again either."""
 
 
 class RankActor:
@@ -166,6 +178,8 @@ class Learner:
         import ray
 
         self.settings = settings
+        #: why its ranks can't be used again; None: they can
+        self.lost: RanksLost | None = None
         #: what its ranks do until they can work; "" from then on
         self.stage = "fetching the model"
         self._deadline = settings.update_seconds
@@ -236,14 +250,20 @@ class Learner:
         return _Step(plans, Counts(float(weight.sum()), float(weight[first].sum())))
 
     async def logprobs(
-        self, samples: Sequence[Sample], frames: BatchFrames, temperature: float = 1.0, *, masked: bool = True
+        self,
+        samples: Sequence[Sample],
+        frames: BatchFrames,
+        temperature: float = 1.0,
+        *,
+        masked: bool = True,
+        deadline: float | None = None,
     ) -> list[tuple[float, ...]]:
         """Log-probabilities of each sample's response tokens under the learner's weights. `masked`: over the tokens
-        that the policy may say; else over the whole vocabulary."""
+        that the policy may say; else over the whole vocabulary. `deadline`: as of `run`."""
         data = token_batch(samples, self.vocabulary)
         step = self._step(data, np.arange(len(samples)))
         job = await asyncio.to_thread(_put_job, data, [step], frames)
-        merged = _merged(await self._all("logprobs", job, temperature, masked))
+        merged = _merged(await self._all("logprobs", job, temperature, masked, deadline=deadline))
         return [tuple(merged[data.sample == k].tolist()) for k in range(len(samples))]
 
     async def answers(
@@ -261,20 +281,21 @@ class Learner:
         """The same frames in the object store, for several updates."""
         return BatchFrames(await asyncio.to_thread(_put_frames, frames.handles), frames.recorded)
 
-    async def weights(self) -> Any:
-        """A reference to the packed weights in Ray's object store, for `Engines.renew`."""
+    async def weights(self, deadline: float | None = None) -> Any:
+        """A reference to the packed weights in Ray's object store, for `Engines.renew`. `deadline`: as of `run`."""
+        seconds = deadline or self._deadline
         references = [rank.weights.remote() for rank in self._ranks]
-        await self._call(references[1:], "weights", self._deadline)
+        await self._call(references[1:], "weights", seconds)
         import ray
 
-        done, _ = await asyncio.to_thread(ray.wait, references[:1], timeout=self._deadline, fetch_local=False)
+        done, _ = await asyncio.to_thread(ray.wait, references[:1], timeout=seconds, fetch_local=False)
         if not done:
-            raise LearnerError(f"rank 0 did not gather its weights within {self._deadline:.0f} s")
+            raise self.lose(f"rank 0 did not gather its weights within {seconds:.0f} s")
         return references[0]
 
-    async def address(self) -> str:
-        """A port that is free on the first rank's node just now, as tcp://HOST:PORT."""
-        return (await self._call([self._ranks[0].address.remote()], "address", self._deadline))[0]
+    async def address(self, deadline: float | None = None) -> str:
+        """A port that is free on the first rank's node just now, as tcp://HOST:PORT. `deadline`: as of `run`."""
+        return (await self._call([self._ranks[0].address.remote()], "address", deadline or self._deadline))[0]
 
     async def run(self, function: Any, *arguments: Any, deadline: float | None = None) -> list[Any]:
         """Calls `function(rank, *arguments)` on every rank. `function` is a MODULE:NAME where the driver must not
@@ -287,7 +308,12 @@ class Learner:
             rank.run_concurrently.options(concurrency_group=_BESIDE).remote(function, *arguments)
             for rank in self._ranks
         ]
-        return await self._call(references, function, self._deadline)
+        return await self._call(references, function, self._deadline, beside=True)
+
+    def lose(self, why: str) -> RanksLost:
+        """From here on nothing is to be asked of the ranks. Returns the error to raise."""
+        self.lost = RanksLost(why)
+        return self.lost
 
     async def close(self) -> None:
         import ray
@@ -299,16 +325,20 @@ class Learner:
         references = [getattr(rank, method).remote(*arguments) for rank in self._ranks]
         return await self._call(references, method, deadline or self._deadline)
 
-    async def _call(self, references: Sequence[Any], method: str, deadline: float) -> list[Any]:
+    async def _call(
+        self, references: Sequence[Any], method: str, deadline: float, *, beside: bool = False
+    ) -> list[Any]:
+        """`beside`: what is late there holds up nothing."""
         from ray.exceptions import RayActorError, RayTaskError
 
         try:
             async with asyncio.timeout(deadline):
                 return await _all_of(references)
         except TimeoutError as error:
-            raise LearnerError(f"{method} took longer than {deadline:.0f} s on {len(references)} ranks") from error
+            late = f"{method} took longer than {deadline:.0f} s on {len(references)} ranks"
+            raise (LearnerError(late) if beside else self.lose(late)) from error
         except RayActorError as error:
-            raise LearnerError(f"a rank died during {method}: {reason(error)}") from error
+            raise self.lose(f"a rank died during {method}: {reason(error)}") from error
         except RayTaskError as error:
             if isinstance(error.cause, FramesLost):
                 raise error.cause from None
@@ -365,19 +395,3 @@ def _put_frames(handles: Mapping[str, FrameHandle]) -> dict[str, Any]:
             handle = seen[id(handle)]
         references[episode] = handle
     return references
-
-
-def split_groups(samples: Sequence[Sample], mini_batches: int, seed: int) -> list[np.ndarray]:
-    """Indices of samples per optimizer step: groups in an order drawn from the seed, dealt out so that steps get about
-    equally many samples. A group stays whole; with fewer groups than steps there are fewer steps."""
-    if mini_batches == 1:
-        return [np.arange(len(samples))]
-    groups: dict[str, list[int]] = {}
-    for k, sample in enumerate(samples):
-        groups.setdefault(sample.group, []).append(k)
-    names = list(groups)
-    order = np.random.default_rng(seed).permutation(len(names))
-    steps: list[list[int]] = [[] for _ in range(min(mini_batches, len(names)))]
-    for index in order:
-        min(steps, key=len).extend(groups[names[index]])
-    return [np.asarray(sorted(step), np.int64) for step in steps]

@@ -99,6 +99,8 @@ class Plan:
     checkpoints: str
     checkpoint_updates: int
     checkpoint_seconds: float
+    #: within an hour, of learner and engines beside phones that stay
+    restarts: int
     #: what is allowed and probably not meant
     notes: tuple[str, ...]
 
@@ -164,6 +166,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         checkpoints=checkpoint_uri(run) or str(checkpoints_of(run, folder_of(run, runs))),
         checkpoint_updates=spec.checkpoints.every_updates,
         checkpoint_seconds=spec.checkpoints.every_seconds,
+        restarts=spec.engine.max_restarts_per_hour,
         notes=(*_notes(run, slots, shared), *judge(run, files.model).notes),
     )
 
@@ -351,7 +354,9 @@ def render(p: Plan) -> str:
         "ends": f"{p.ends}; {p.episodes:,} episodes and {_count(p.optimizer_steps, 'optimizer step')} at most",
         "written to": f"{p.folder}; checkpoints in {p.checkpoints}",
         "a crash": f"costs {_count(p.checkpoint_updates, 'update')} at most, or {_minutes(p.checkpoint_seconds)} and "
-        "the update then under way, whichever is less; more where a checkpoint takes long to write; and the start",
+        "the update then under way, whichever is less; more where a checkpoint takes long to write; and the start: of "
+        "the learner and the engines alone where these died, up to "
+        f"{p.restarts} times an hour, with the same driver and phones",
     }
     width = max(map(len, lines))
     return "\n".join([*(f"{k:<{width}}  {v}" for k, v in lines.items()), *(f"note: {n}" for n in p.notes)])

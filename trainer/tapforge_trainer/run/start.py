@@ -31,7 +31,8 @@ from ..model_source.ref import ModelError, ModelRef, ModelRefused
 from ..placement.actor_log import NUMBER, keep_ray_logs, last_lines
 from ..placement.machine import Device, Machine, NoDevice, device_of, rollout_workers
 from ..placement.placement import ray_logs
-from ..policy import Policy, PolicySettings, gpus_in_ray, in_cluster, object_store_bytes, wait_for_gpus
+from ..placement.ray_start import gpus_in_ray, in_cluster, object_store_bytes, wait_for_gpus
+from ..policy import Policy, PolicySettings
 from ..recording.actor import RecorderProcess
 from ..rewards.budget import JudgeBudget, episodes_at_once
 from ..rollout.actor import start_rollout_actor

@@ -14,8 +14,9 @@ back what memory they keep for later, engines take that of their weights, weight
 caches.
 
 Whoever fails in the middle leaves engines that answer nobody. On CPUs the next full set mends them. Between GPUs a
-failed transfer is the end of the run (`LearnerError`), also where only one engine died in it: ranks and engines are one
-group, in which ranks may wait for ever, and engines that got a part of the weights take no other set.
+transfer in which a process died, or that didn't end in time, is the end of all ranks and engines (`RanksLost`), also
+where only one engine died in it: they are one group, in which ranks may wait for ever, and engines that got a part of
+the weights take no other set. So is a dead rank anywhere. `policy.py:Policy.restart` starts all of them anew.
 
 What a round took is in `Engines.round_metrics`: `seconds_sync_gather` (weights of all ranks in one place; between GPUs
 that is part of the transfer), `seconds_sync_transfer`, `seconds_sync_probe`, `sync_bytes` that each engine got,
@@ -49,7 +50,7 @@ from tapforge_trainer.records import ResponseSpan, Sample
 
 from ..engine.client import EngineError
 from ..engine.pool import Engines
-from ..learner.client import Learner
+from ..learner.client import Learner, LearnerError
 from ..placement.settings import GAP_ALARM, PauseMode
 from .agreement import Slope, disagreement, figures, slope_of
 from .history import Proof, ProofHistory
@@ -58,6 +59,8 @@ from .received import difference, unread
 
 log = logging.getLogger(__name__)
 
+#: seconds after which a transfer that failed was not an engine's death
+_DEATH_IS_KNOWN = 30.0
 #: by name: the module imports torch and vLLM, which the driver's event loop would wait for
 _SENDER = "tapforge_trainer.sync.gpu"
 _SENT = "tapforge_trainer.learner.sharding:sent"
@@ -153,7 +156,7 @@ async def _transfer(
     started = time.monotonic()
     settings = engines.settings
     if settings.transfer == "tapforge-cpu":
-        payload = await learner.weights()
+        payload = await learner.weights(deadline)
         gathered = time.monotonic()
         size = await engines.renew(payload, version, mode, deadline)
         figures = {"seconds_sync_gather": gathered - started, "seconds_sync_transfer": time.monotonic() - gathered}
@@ -162,10 +165,16 @@ async def _transfer(
             await learner.run(f"{_SENDER}:give_back_memory", deadline=deadline)
         await engines.pause(mode, deadline)
         await engines.wake("weights", deadline)
-        place = await learner.address()
-        size, *_ = await learner.run(
-            f"{_SENDER}:send", engines.members, engines.actors, settings, place, deadline, deadline=deadline
-        )
+        place = await learner.address(deadline)
+        members = engines.members
+        try:
+            size, *_ = await learner.run(
+                f"{_SENDER}:send", members, engines.actors, settings, place, deadline, deadline=deadline
+            )
+        except LearnerError as error:
+            if learner.lost is None and await engines.died(members, _DEATH_IS_KNOWN):
+                raise learner.lose(f"an engine died while it got its weights: {error}") from error
+            raise
         await engines.wake("kv_cache", deadline)
         await engines.proceed(version, deadline)
         figures = {"seconds_sync_transfer": time.monotonic() - started}
@@ -195,11 +204,11 @@ async def verify(
     frames = {name: frame.data for name, frame in probe.frames.items()}
     answers = await engines.probe(asked.requests, frames, deadline)
     answered = [[asked.sample(index, row) for index, row in enumerate(rows[: len(asked.prompts)])] for rows in answers]
-    mine = await _logprobs(learner, probe, [sample for samples in answered for sample in samples])
+    mine = await _logprobs(learner, probe, [sample for samples in answered for sample in samples], deadline)
     scores = None
     if probe.scored:
         given = [asked.scored(index) for index in range(len(probe.scored))]
-        scores = np.concatenate(await _logprobs(learner, probe, given, masked=False))
+        scores = np.concatenate(await _logprobs(learner, probe, given, deadline, masked=False))
     everything: list[np.ndarray] = []
     slopes: list[Slope] = []
     for rows, samples in zip(answers, answered, strict=True):
@@ -244,10 +253,11 @@ def told(slope: Slope) -> dict[str, float]:
 
 
 async def _logprobs(
-    learner: Learner, probe: Probe, samples: Sequence[Sample], *, masked: bool = True
+    learner: Learner, probe: Probe, samples: Sequence[Sample], deadline: float, *, masked: bool = True
 ) -> list[np.ndarray]:
     frames = BatchFrames({sample.episode: probe.frames for sample in samples})
-    return [np.asarray(row, np.float64) for row in await learner.logprobs(samples, frames, masked=masked)]
+    rows = await learner.logprobs(samples, frames, masked=masked, deadline=deadline)
+    return [np.asarray(row, np.float64) for row in rows]
 
 
 def _worst(gaps: Sequence[np.ndarray]) -> tuple[int, int]:

@@ -162,7 +162,9 @@ class AlarmMonitor:
         return fired, cleared
 
     def replay(self, events: Iterable[Mapping[str, Any]], update: int) -> None:
-        """Takes in what earlier sessions reported, up to an update: what they said isn't said again."""
+        """Takes in what was reported up to an update, in place of what is known: what was said isn't said again."""
+        self._updates.clear()
+        self.active = {}
         last: dict[int, Mapping[str, Any]] = {}
         for event in events:
             if event["event"] == "update" and event["update"] <= update:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tapforge_api.learning import Stop
 from tapforge_api.reading import read_record
@@ -84,6 +84,30 @@ class Progress:
         """What a checkpoint keeps, and `more` in its place. Fields of a later release are left out."""
         known = {member.name for member in fields(cls)}
         return cls(**{name: value for name, value in {**state, **more}.items() if name in known})
+
+    def go_back(self, saved: Progress) -> None:
+        """To a checkpoint, within a session: what was played and learned since counts no longer. What is known of the
+        run itself, of the session's time and of judges, whose tokens are spent, stays."""
+        for member in fields(self):
+            if member.name not in _STAYS:
+                setattr(self, member.name, getattr(saved, member.name))
+
+
+#: of `Progress`, when a session goes back to a checkpoint
+_STAYS: Final = frozenset(
+    [
+        "run",
+        "uid",
+        "spec",
+        "before",
+        "first_proof",
+        "starts",
+        "seconds_earlier",
+        "seconds_start",
+        "judge_tokens",
+        "judge_money",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
