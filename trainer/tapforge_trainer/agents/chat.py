@@ -99,6 +99,10 @@ class ChatTemplate:
         return ChatTemplate(_CHATML, "ChatML, as the folder has no chat template")
 
 
+#: of a conversation that is rendered elsewhere: what its texts say is all there is to say
+CHATML: Final = ChatTemplate(_CHATML, "ChatML")
+
+
 class Chat:
     """Conversations of one model. `tools`: schemas for the template; `writes_tools` says whether it shows them."""
 

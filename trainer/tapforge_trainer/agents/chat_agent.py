@@ -157,6 +157,20 @@ class ChatAgent:
             else:
                 return ContextLimit(length, window.response_tokens, window.context_tokens)
 
+    def conversation(
+        self, goal: str, history: Sequence[Turn], seen: Prepared
+    ) -> tuple[list[Message], tuple[FittedFrame, ...]]:
+        """The messages of a full prompt and its frames in order, for an endpoint that renders them itself: images and
+        texts as the window says, and no bound in tokens, which are the endpoint's own."""
+        added, images = self._added(goal, history, seen)
+        if added.history is not None:
+            history = added.history
+        now = len(history)
+        first_image = max(0, now - (self.window.history_images - len(images)) + 1)
+        first_text = max(0, now - self.window.history_steps)
+        frames = (*images, *(turn.seen.frame for turn in history[first_image:]), seen.frame)
+        return self.messages(goal, history, first_image, first_text, seen, added, len(images)), frames
+
     def _added(self, goal: str, history: Sequence[Turn], seen: Prepared) -> tuple[Added, tuple[FittedFrame, ...]]:
         if self._own.context is None:
             return _NOTHING, ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,9 @@ from .. import plugins
 from .agent import Agent, PromptStyle
 
 if TYPE_CHECKING:
+    from .chat import ChatTemplate
+    from .chat_agent import ChatAgent
+    from .coordinates import Coordinates
     from .dialect import Dialect
 
 ENTRY_POINTS = "tapforge.agents"
@@ -53,6 +57,52 @@ def make_agent(
         max_pixels=max_pixels,
         prompt_file=None if prompt_file is None else Path(prompt_file),
         context=context,
+    )
+
+
+#: tokens; the endpoint has a bound of its own
+_ENDLESS = 1_000_000
+
+
+def conversation_agent(
+    name: str,
+    model_folder: Path,
+    *,
+    history_images: int,
+    history_steps: int,
+    response_tokens: int,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+    prompt_file: Path | None = None,
+    context: str | None = None,
+    coordinates: Coordinates | None = None,
+) -> ChatAgent:
+    """The built-in adapter `name` for a model behind an endpoint (`ChatAgent.conversation`): its prompt says the tool
+    in words, whatever the folder's chat template does. The folder has the image processor. `coordinates`: instead of
+    the family's own. Raises as `make_agent`, and ValueError for an adapter of another package."""
+    from .chat import CHATML
+
+    if name not in _BUILT_IN:
+        raise ValueError(f"the adapter {name!r} says no conversation; use one of {', '.join(_BUILT_IN)}")
+    dialect = _BUILT_IN[name]
+
+    def chosen(folder: Path) -> Dialect:
+        found = dialect(folder)
+        return found if coordinates is None else replace(found, coordinates=coordinates)
+
+    return _chat_agent(
+        chosen,
+        model_folder,
+        prompt="full",
+        history_images=history_images,
+        history_steps=history_steps,
+        context_tokens=_ENDLESS,
+        response_tokens=response_tokens,
+        min_pixels=min_pixels,
+        max_pixels=max_pixels,
+        prompt_file=prompt_file,
+        context=context,
+        template=CHATML,
     )
 
 
@@ -102,7 +152,9 @@ def _chat_agent(
     max_pixels: int | None = None,
     prompt_file: Path | None = None,
     context: str | None = None,
-) -> Agent:
+    template: ChatTemplate | None = None,
+) -> ChatAgent:
+    """`template`: instead of the folder's."""
     from .chat import ChatTemplate  # Pillow and tokenizers are for those who have a model
     from .chat_agent import ChatAgent, Own, Window
     from .context import context_of
@@ -124,7 +176,8 @@ def _chat_agent(
         min_pixels, max_pixels, otherwise=tokens_per_frame(context_tokens, response_tokens, history_images)
     )
     tokens = Tokens.load(model_folder, sayable=(*dialect.markup, *dialect.sayable), stop=dialect.stop)
-    return ChatAgent(dialect, tokens, FrameFitter(grid), ChatTemplate.of_folder(model_folder), window, own)
+    chat = template or ChatTemplate.of_folder(model_folder)
+    return ChatAgent(dialect, tokens, FrameFitter(grid), chat, window, own)
 
 
 def model_type(model_folder: Path) -> str:

@@ -26,6 +26,7 @@ import click
 
 from .agent import agent
 from .cluster import cluster
+from .collect import collect, teacher
 from .data import data
 from .doctor import doctor
 from .env import env
@@ -273,7 +274,23 @@ def top(folder: Path, once: bool, rows: int | None) -> None:
         raise Problem(str(error)) from error
 
 
-for _command in (agent, cluster, compare, data, doctor, env, explain, judge, phone, preset, relearn, rescore, tasks):
+for _command in (
+    agent,
+    cluster,
+    collect,
+    compare,
+    data,
+    doctor,
+    env,
+    explain,
+    judge,
+    phone,
+    preset,
+    relearn,
+    rescore,
+    tasks,
+    teacher,
+):
     cli.add_command(_command)
 
 

@@ -124,8 +124,14 @@ def _hint(numbers: Sequence[float]) -> str:
     if not numbers:
         return ""
     most = max(numbers)
-    looks = "fraction" if most <= 1 else "grid" if most <= 999 else "grid1000" if most <= 1000 else "pixels"
-    return f"\ncoordinates that can't be read go up to {most:g}, which looks like --option coordinates={looks}"
+    return (
+        f"\ncoordinates that can't be read go up to {most:g}, which looks like --option coordinates={looks_like(most)}"
+    )
+
+
+def looks_like(most: float) -> str:
+    """The convention of numbers up to this one."""
+    return "fraction" if most <= 1 else "grid" if most <= 999 else "grid1000" if most <= 1000 else "pixels"
 
 
 def _episode(writer: DataWriter, row: Row, source: str, count: int) -> Episode:

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import aiohttp
 from yarl import URL
@@ -50,12 +50,18 @@ class EndpointError(Exception):
         self.permanent = permanent
 
 
+#: what becomes of a request that fails: its kind, for counting, and words
+Failing: TypeAlias = Callable[[str, str], None]
+
+
 class _Failed(Exception):
     """One request failed. `after`: seconds until it may be sent again, as the endpoint says."""
 
-    def __init__(self, message: str, permanent: bool = False, wrong: bool = False, after: float | None = None):
+    def __init__(
+        self, kind: str, message: str, permanent: bool = False, wrong: bool = False, after: float | None = None
+    ):
         super().__init__(message)
-        self.permanent, self.wrong, self.after = permanent, wrong, after
+        self.kind, self.permanent, self.wrong, self.after = kind, permanent, wrong, after
 
 
 class Endpoints:
@@ -107,9 +113,11 @@ class Endpoint:
         read: Callable[[Any], T],
         usage: Usage,
         secret: str | None = None,
+        failing: Failing | None = None,
     ) -> T:
         """What `read` makes of the answer; it may raise WrongAnswer. `body` is called in a thread, once it is the
-        question's turn: encoded screens are large. `deadline`: loop time. Raises EndpointError."""
+        question's turn: encoded screens are large. `deadline`: loop time. `failing` is called for each request that
+        fails, also if the next one doesn't. Raises EndpointError."""
         loop = asyncio.get_running_loop()
         what = f"{model.name} at {self.shown}{path} (model {model.model})"
         pause, wrong, last = _FIRST_PAUSE, 0, "it wasn't its turn: other questions were waiting"
@@ -121,6 +129,8 @@ class Endpoint:
                 raise EndpointError(f"{what}: no usable answer before the deadline; last: {last}") from None
             except _Failed as failed:
                 last, wrong = str(failed), wrong + failed.wrong
+                if failing is not None:
+                    failing(failed.kind, last)
                 if failed.permanent or wrong >= _WRONG:
                     again = "" if failed.permanent else f", {wrong} times"
                     raise EndpointError(f"{what}: {last}{again}", failed.permanent) from failed
@@ -170,12 +180,12 @@ class Endpoint:
             good = True
             return found
         except WrongAnswer as error:
-            raise _Failed(_hidden(str(error), secret), permanent=error.permanent, wrong=True) from error
+            raise _Failed("answer", _hidden(str(error), secret), permanent=error.permanent, wrong=True) from error
         except (aiohttp.ServerTimeoutError, TimeoutError) as error:
-            raise _Failed(f"no answer within {model.request_seconds:g} s") from error
+            raise _Failed("slow", f"no answer within {model.request_seconds:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             words = shortened(_hidden(f"{type(error).__name__}: {error}", secret), _EXCERPT)
-            raise _Failed(f"can't be reached: {words}; is it running, and is the url right?") from error
+            raise _Failed("unreachable", f"can't be reached: {words}; is it running, and is the url right?") from error
         finally:
             usage.sent(time.monotonic() - began, failed=not good)
 
@@ -186,21 +196,23 @@ class Endpoint:
             size += len(chunk)
             if size > MAX_ANSWER:
                 response.close()
-                raise _Failed(f"the answer is longer than {MAX_ANSWER} bytes; is the url right?", wrong=True)
+                raise _Failed("long", f"the answer is longer than {MAX_ANSWER} bytes; is the url right?", wrong=True)
             chunks.append(chunk)
         text = b"".join(chunks).decode("utf-8", "replace")
         excerpt = shortened(_hidden(text, secret), _EXCERPT) or "an empty body"
         if (status := response.status) != 200:
             again = status in _AGAIN or status >= 500
             after = _retry_after(response.headers.get("Retry-After")) if again else None
-            raise _Failed(f"{status} {_REMEDIES.get(status, '')}: {excerpt}".replace(" :", ":"), not again, after=after)
+            words = f"{status} {_REMEDIES.get(status, '')}: {excerpt}".replace(" :", ":")
+            raise _Failed(f"status {status}", words, not again, after=after)
         if response.content_type != "application/json" and not response.content_type.endswith("+json"):
             kind = shortened(response.content_type, 60)
-            raise _Failed(f"the answer is {kind} and no JSON; is the url right? It begins: {excerpt}", wrong=True)
+            words = f"the answer is {kind} and no JSON; is the url right? It begins: {excerpt}"
+            raise _Failed("no json", words, wrong=True)
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise _Failed(f"the answer is no JSON; it begins: {excerpt}", wrong=True) from error
+            raise _Failed("no json", f"the answer is no JSON; it begins: {excerpt}", wrong=True) from error
 
 
 _REMEDIES: Final = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -89,12 +89,17 @@ class OpenAIChat:
             if isinstance(part, str):
                 content.append({"type": "text", "text": part})
             else:
-                url = f"data:image/png;base64,{base64.b64encode(part).decode()}"
-                content.append({"type": "image_url", "image_url": {"url": url}})
+                content.append(image_part(part))
         messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if question.system:
             messages.insert(0, {"role": "system", "content": question.system})
-        body = {
+        return self.request(messages, model, count, first)
+
+    def request(
+        self, messages: Sequence[Mapping[str, Any]], model: JudgeModel, count: int = 1, first: int = 0
+    ) -> dict[str, Any]:
+        """The body for a conversation."""
+        body: dict[str, Any] = {
             "model": model.model,
             "messages": messages,
             "temperature": model.temperature,
@@ -107,6 +112,12 @@ class OpenAIChat:
         return {name: value for name, value in {**body, **self._more}.items() if value is not None}
 
     def read(self, answer: Any, model: JudgeModel) -> Said:
+        choices, asked, said = self.choices(answer, model)
+        return Said(tuple(_text(choice) for choice in choices), asked, said)
+
+    def choices(self, answer: Any, model: JudgeModel) -> tuple[list[Any], int, int]:
+        """What is offered, and the tokens of question and answers; 0 where the endpoint doesn't say. Raises
+        WrongAnswer."""
         if not isinstance(answer, dict):
             raise WrongAnswer(f"the answer is not a chat completion object: {shortened(repr(answer), 80)}")
         name = answer.get("model")
@@ -128,7 +139,12 @@ class OpenAIChat:
                 "the model's price out, or use an endpoint that reports prompt_tokens and completion_tokens",
                 permanent=True,
             )
-        return Said(tuple(_text(choice) for choice in choices), asked, said)
+        return choices, asked, said
+
+
+def image_part(png: bytes) -> dict[str, Any]:
+    """Of a message's content."""
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(png).decode()}"}}
 
 
 def is_served(name: str, model: JudgeModel) -> bool:
@@ -140,15 +156,21 @@ def is_served(name: str, model: JudgeModel) -> bool:
     )
 
 
+def content_of(message: Mapping[str, Any]) -> Any:
+    """A string, or whatever is there instead."""
+    text = message.get("content")
+    if isinstance(text, list):  # parts of text, as some servers answer
+        return "".join(str(part.get("text", "")) for part in text if isinstance(part, dict))
+    return text
+
+
 def _text(choice: Any) -> tuple[str | None, str]:
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(message, dict):
         return None, "a choice without a message"
     if choice.get("finish_reason") in ("length", "content_filter"):
         return None, f"the answer was cut off ({choice['finish_reason']}): maxTokens may be too small"
-    text = message.get("content")
-    if isinstance(text, list):  # parts of text, as some servers answer
-        text = "".join(str(part.get("text", "")) for part in text if isinstance(part, dict))
+    text = content_of(message)
     if not isinstance(text, str):
         return None, shortened(f"no text in the answer: {message.get('refusal') or message}", 200)
     return text, ""

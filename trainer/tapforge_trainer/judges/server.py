@@ -42,6 +42,22 @@ class Faults:
     #: requests that they hold for; None: all
     first: int | None = None
 
+    def at(self, request: int) -> Faults:
+        """Those of a request, by its number from 1."""
+        return self if self.first is None or request <= self.first else Faults()
+
+
+async def broken(faults: Faults) -> web.Response | None:
+    """What is answered instead of an answer; None: nothing, after the time that a slow one takes."""
+    await asyncio.sleep(faults.slow)
+    if faults.status is not None:
+        headers = {} if faults.retry_after is None else {"Retry-After": f"{faults.retry_after:g}"}
+        return refusal(faults.status, "as --status asks", headers)
+    if faults.html or faults.huge:
+        page = _PAGE * (1 + _HUGE // len(_PAGE)) if faults.huge else _PAGE
+        return web.Response(text=page, content_type="text/html")
+    return None
+
 
 class JudgeServer:
     def __init__(self, model: str, errors: Errors = Errors(), faults: Faults = Faults()):  # noqa: B008 - frozen
@@ -62,26 +78,20 @@ class JudgeServer:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self.requests += 1
-        faulty = self._faults.first is None or self.requests <= self._faults.first
-        faults = self._faults if faulty else Faults()
-        await asyncio.sleep(faults.slow)
-        if faults.status is not None:
-            headers = {} if faults.retry_after is None else {"Retry-After": f"{faults.retry_after:g}"}
-            return _refusal(faults.status, "as --status asks", headers)
-        if faults.html or faults.huge:
-            page = _PAGE * (1 + _HUGE // len(_PAGE)) if faults.huge else _PAGE
-            return web.Response(text=page, content_type="text/html")
+        faults = self._faults.at(self.requests)
+        if (instead := await broken(faults)) is not None:
+            return instead
         try:
             body = await request.json()
             count, first, text, images = _asked(body, self.model)
             played = read_question(text)
             right = await asyncio.to_thread(truth, played)
         except LookupError as error:
-            return _refusal(404, str(error.args[0]))
+            return refusal(404, str(error.args[0]))
         except QuestionError as error:
-            return _refusal(400, str(error))
+            return refusal(400, str(error))
         except (KeyError, TypeError, ValueError) as error:
-            return _refusal(400, f"the request can't be read: {type(error).__name__}: {error}")
+            return refusal(400, f"the request can't be read: {type(error).__name__}: {error}")
         said = [self._said(played, first + number, right, faults) for number in range(count)]
         # as a model would count, roughly
         used = {
@@ -122,7 +132,7 @@ def _asked(body: Mapping[str, Any], model: str) -> tuple[int, int, str, int]:
     return count, first, text, sum(part["type"] == "image_url" for part in parts)
 
 
-def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
+def refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
     body = {"error": {"message": message, "type": "invalid_request_error", "code": status}}
     return web.json_response(body, status=status, headers=headers)
 

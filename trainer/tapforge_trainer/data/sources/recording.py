@@ -5,7 +5,7 @@ Measurements have recordings in folders of their own: learning from those would 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -39,14 +39,15 @@ def recording(
             template = f"{episode.task.suite}/{episode.task.template}"
             if (longest and len(episode.steps) > longest) or (per_template and taken.get(template, 0) >= per_template):
                 continue
-            row = _row(found, episode, trees, path.name)
+            row = row_of(found, episode, trees, path.name)
             taken[template] = taken.get(template, 0) + isinstance(row, Row)
             yield row
     except RecordingError as error:
         raise DataError(str(error)) from error
 
 
-def _row(found: Recording, episode: EpisodeRecord, trees: dict[str, str], run: str) -> Row | Bad:
+def row_of(found: Recording, episode: EpisodeRecord, trees: Mapping[str, str], run: str) -> Row | Bad:
+    """`trees`: UI trees by name; `run`: for messages and provenance."""
     name = f"{run}/{episode.id}"
     streams = {} if episode.rewards is None else episode.rewards.streams
     steps = []

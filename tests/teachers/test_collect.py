@@ -1,0 +1,170 @@
+"""`tapforge collect` on phones of this machine, with the demonstrator behind an endpoint of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tapforge_api import TrainingRun, load
+from tapforge_trainer.agents import make_agent
+from tapforge_trainer.data.folder import DataFolder
+from tapforge_trainer.data.imitation import ImitationData
+from tapforge_trainer.judges.server import Faults
+from tapforge_trainer.run.assembly import ConfigurationError, SetupError
+from tapforge_trainer.run.collect import CollectOptions, collect_session
+from tapforge_trainer.run.shutdown import StopSignal
+from tapforge_trainer.tasks.selection import training_tasks
+from tapforge_trainer.teachers.ledger import Ledger
+from tapforge_trainer.teachers.simulated import Demonstrator, TeacherFaults, TeacherServer, dialect_named
+from tapforge_trainer.tiny.folder import write_model
+
+SAMPLE = Path("manifests/samples/quickstart.yaml").absolute()
+#: two phones of one process, and tasks of few steps
+PHONES = ("spec.environment.source.processes.count=2", "spec.tasks.templates=[open, switch]")
+
+
+def run_of(*overrides: str) -> TrainingRun:
+    return load(SAMPLE, [*PHONES, *overrides])
+
+
+def teacher_of(run: TrainingRun, *, error_rate: float = 0.0, **faults: Any) -> TeacherServer:
+    own = TeacherFaults(**{name: faults.pop(name) for name in ("two_calls", "pixels") if name in faults})
+    tasks, screen = training_tasks(run), run.spec.environment.screen
+    known = (tasks.sample(run.spec.seed, number) for number in range(60))
+    demonstrator = Demonstrator(known, screen.width, screen.height, error_rate=error_rate)
+    return TeacherServer("teacher", demonstrator, dialect_named("qwen3-vl"), Faults(**faults), own)
+
+
+@asynccontextmanager
+async def served(server: TeacherServer) -> AsyncIterator[str]:
+    runner = web.AppRunner(server.application(), shutdown_timeout=0.2)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+async def collected(tmp_path: Path, server: TeacherServer, run: TrainingRun | None = None, **given: Any) -> list[str]:
+    said: list[str] = []
+    async with served(server) as url:
+        options = CollectOptions(
+            **{"teacher": url, "model": "teacher", "into": tmp_path / "set", "episodes": 6} | given
+        )
+        await collect_session(run or run_of(), tmp_path / "runs", StopSignal(10), options, said.append)
+    return said
+
+
+async def test_what_a_teacher_did_well_is_data_that_a_model_imitates(tmp_path: Path) -> None:
+    run = run_of()
+    await collected(tmp_path, teacher_of(run, error_rate=0.5))
+    data = DataFolder(tmp_path / "set")
+    assert len(data) == 6 and data.about["made_of"]["model"] == "teacher"
+    for episode in data:
+        assert episode.outcome == "success" and episode.provenance.model == "teacher"
+        assert all(step.action is not None and step.answer and not step.ids for step in episode.steps)
+
+    write_model(tmp_path / "model", 0)
+    agent = make_agent(
+        "qwen3-vl", tmp_path / "model", context_tokens=256, prompt="compact", history_images=1, history_steps=8,
+        response_tokens=24,
+    )  # fmt: skip
+    imitated = ImitationData(agent, data, ("success",))
+    samples = imitated.batch(range(len(imitated))).samples
+    assert len(samples) == len(imitated) and not imitated.left_out.total
+    assert "<tool_call>" in agent.decode(samples[0].ids[samples[0].spans[0].start :])
+
+    # asked for no more, nothing is played; asked for more, it goes on
+    silent = teacher_of(run)
+    await collected(tmp_path, silent, episodes=5)
+    assert silent.requests == 0 and len(DataFolder(tmp_path / "set")) == 5
+    said = await collected(tmp_path, silent, episodes=8, keep="all", tool_calls=False)
+    assert len(DataFolder(tmp_path / "set")) == 8 and said
+    with pytest.raises(ConfigurationError, match="temperature was 0.7 and is 0.1"):
+        await collected(tmp_path, silent, episodes=9, temperature=0.1)
+
+
+async def test_calls_as_tool_calls(tmp_path: Path) -> None:
+    await collected(tmp_path, teacher_of(run_of()), episodes=2, tool_calls=True)
+    assert len(DataFolder(tmp_path / "set")) == 2
+
+
+async def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
+    server = teacher_of(run_of(), slow=0.05)
+    async with served(server) as url:
+        command = [
+            sys.executable, "-m", "tapforge_trainer.cli.main", "collect", "-f", str(SAMPLE), "--teacher", url,
+            "--model", "teacher", "--episodes", "30", "--into", str(tmp_path / "set"), "--runs", str(tmp_path / "runs"),
+            *(word for one in PHONES for word in ("--set", one)),
+        ]  # fmt: skip
+        process = await asyncio.create_subprocess_exec(*command, start_new_session=True)
+        try:
+            async with asyncio.timeout(120):
+                while not _recorded(tmp_path / "set"):
+                    assert process.returncode is None
+                    await asyncio.sleep(0.05)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    before = _recorded(tmp_path / "set")
+    ledger = Ledger(tmp_path / "set" / "collect.jsonl")
+    used, begun = ledger.tokens, ledger.parts[0]
+    ledger.close()
+    assert 0 < before < 30 and used and len(begun) == 30
+
+    await collected(tmp_path, teacher_of(run_of()), episodes=30)
+    assert len(DataFolder(tmp_path / "set")) == 30
+    ledger = Ledger(tmp_path / "set" / "collect.jsonl")
+    assert ledger.tokens > used and set(ledger.parts[1]) < set(begun), "what was cut off is played, and nothing twice"
+    assert len(ledger.parts[1]) <= 30 - before
+    ledger.close()
+
+
+def _recorded(folder: Path) -> int:
+    lines = (line for path in folder.glob("played/*/rollout/*.jsonl") for line in path.read_bytes().splitlines())
+    return sum(line.startswith(b'{"kind":"episode"') for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        ({"prose": True}, "no action: .* x no_tool_call, first .* I would tap the button"),
+        ({"two_calls": True}, "no action: .* x several_tool_calls"),
+        ({"html": True}, "8 answers in a row didn't come"),
+    ],
+    ids=str,
+)
+async def test_a_teacher_of_another_kind_is_counted_and_shown(tmp_path: Path, faults: dict, words: str) -> None:
+    with pytest.raises(SetupError) as told:
+        await collected(tmp_path, teacher_of(run_of(), **faults), max_episodes=2)
+    assert re.search(words, str(told.value)), str(told.value)
+
+
+async def test_another_convention_of_coordinates_is_named(tmp_path: Path) -> None:
+    run = run_of("spec.environment.screen.width=96")
+    said = await collected(tmp_path, teacher_of(run, pixels=True), coordinates="fraction", keep="all", episodes=3)
+    assert any("look like --coordinates grid" in line for line in said), said
+
+
+async def test_a_budget_of_tokens_ends_it_with_what_there_is(tmp_path: Path) -> None:
+    said = await collected(tmp_path, teacher_of(run_of()), episodes=50, max_tokens=4000)
+    assert 0 < len(DataFolder(tmp_path / "set")) < 50
+    assert any("--max-tokens 4,000 are used" in line for line in said)
+
+
+async def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigurationError, match="holds other files"):
+        await collected(tmp_path, teacher_of(run_of()))

@@ -1,0 +1,1 @@
+"""Models behind endpoints that play a run's tasks, so that another model can imitate them."""
