@@ -29,6 +29,14 @@ def test_the_same_in_other_words(one, other):
         ("Open Mail then Clock", "Open Clock then Mail"),
         ('Write "eggs" into the note Trip', 'Write "milk" into the note Trip'),
         ("Add 2 in shop", "Add 3 in shop"),
+        (
+            "Turn the do not disturb mode on and open the album Trip in Photos, Clock, Notes, Mail and Maps",
+            "Turn the do not disturb mode off and open the album Trip in Photos, Clock, Notes, Mail and Maps",
+        ),
+        (
+            "Open the album Trip in Photos and let the list Home show done items of Anna and Ben",
+            "Open the album Trip in Photos and don\u2019t let the list Home show done items of Anna and Ben",
+        ),
         ("Like the song Night Train in Music.", "Like the song Slow River in Music."),
     ],
 )

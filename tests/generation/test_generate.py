@@ -87,7 +87,13 @@ async def test_a_run_on_goals_needs_a_judge(tmp_path):
     assert task_errors(load(sample, [*practised, rewards])) == []
     measured = [*practised[:2], rewards, f"spec.evaluation.tasks={{file: {path}}}"]
     (error,) = task_errors(load(sample, measured))
-    assert "spec.evaluation.judged: true" in error
+    assert "spec.evaluation.tasks.file" in error and "spec.evaluation.judged: true" in error
+    # what is practised is measured on, too, where nothing else is named; and on phones of another machine
+    elsewhere = "spec.environment.source={urls: {list: [http://127.0.0.1:1]}}"
+    (error,) = task_errors(load(sample, [*practised[:2], rewards, elsewhere]))
+    assert "spec.evaluation: " in error and "spec.evaluation.judged: true" in error
+    (error,) = task_errors(load(sample, [*practised, elsewhere]))
+    assert "spec.rewards.verifier: ignored" in error
 
 
 async def test_nothing_that_is_measured_on_is_taken(tmp_path):
@@ -120,8 +126,23 @@ async def test_each_end_has_a_name_and_keeps_what_was_found(tmp_path, server, ch
     with pytest.raises(TaskError, match=words):
         await asyncio.wait_for(ran(path, server, **changed), 60)
     assert server.requests < 200
-    if path.exists() and path.stat().st_size:
-        assert read_tasks(path).tasks
+    found = read_tasks(path).tasks if path.exists() and path.stat().st_size else ()
+    if "max_requests" in changed:
+        assert found, "a round that ended early left what it found"
+        await ran(path, server, max_requests=2000)
+        whole = tmp_path / "whole.jsonl"
+        await ran(whole, ProposerServer("simulated-phone"))
+        assert path.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("line", [b"no json", b'{"key": "a", "tokens": 3}', b'{"key": "a", "texts": [], "tokens": 3}'])
+async def test_a_journal_that_is_none_is_named_and_stays(tmp_path, line):
+    path = tmp_path / "tasks.jsonl"
+    answers = path.with_name("tasks.jsonl.answers")
+    answers.write_bytes(line + b"\n{")
+    with pytest.raises(TaskError, match=r"tasks\.jsonl\.answers:1 is no answer"):
+        await ran(path, ProposerServer("simulated-phone"), count=3)
+    assert answers.read_bytes() == line + b"\n{"
 
 
 async def test_a_file_of_another_call_is_not_gone_on_with(tmp_path):

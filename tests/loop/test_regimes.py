@@ -10,6 +10,7 @@ from tapforge_api import load
 from tapforge_envs.phone import catalog
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.records import EpisodeRecord, Generation, StepRecord
+from tapforge_trainer.run.evaluation import parts_of_before
 from tapforge_trainer.run.regimes import figures, lines, page, steps_of
 from tapforge_trainer.tasks.lines import line_of
 from tapforge_trainer.tasks.regimes import apps_of, other_templates, tasks_by_regime
@@ -34,6 +35,9 @@ def test_templates_that_are_not_practised_are_held_out_by_template_and_no_task_i
     assert again == found, "the run's seed chooses none of them"
     assert {task.template for task in other_templates(run_of(), 30).tasks} == {"count", "count_then_open"}
     assert other_templates(run_of("spec.tasks.templates=null"), 30) is None
+    # so that a start which was killed before the last of them measures again
+    assert parts_of_before(run_of("spec.evaluation.greedy=false")) == {"sampled", "other_templates"}
+    assert parts_of_before(run_of("spec.tasks.templates=null")) == {"sampled", "greedy"}
 
 
 def test_a_task_whose_app_was_never_practised_is_held_out_by_app(tmp_path):
@@ -58,17 +62,25 @@ def test_columns_of_task_files_say_template_and_app(tmp_path):
         return path
 
     practised = file("a.jsonl", ("one", {"app": "Mail"}), ("two", {"apps": ["Mail", "Clock"]}))
+    # the first one is practised itself: it isn't held out at all
     measured = file(
-        "b.jsonl", ("one", {"app": "Clock"}), ("three", {"app": "Mail"}), ("four", {"app": "Maps"}), ("two", {})
-    )
-    run = run_of(
-        f"spec.tasks={{file: {practised}}}", NO_START, f"spec.evaluation.tasks={{file: {measured}}}",
-        "spec.environment.source={urls: {list: [http://127.0.0.1:1]}}",
+        "b.jsonl", ("one", {"app": "Clock"}), ("three", {"app": "Mail"}), ("four", {"app": "Maps"}), ("two", {}),
+        ("one", {"app": "Clock"}),
     )  # fmt: skip
+    settings = [
+        f"spec.tasks={{file: {practised}}}", NO_START, "spec.environment.source={urls: {list: [http://127.0.0.1:1]}}",
+    ]  # fmt: skip
+    run = run_of(*settings, f"spec.evaluation.tasks={{file: {measured}}}")
     found = tasks_by_regime(run, ["instances", "templates", "apps"])
     assert {name: sorted(t.template for t in tasks.tasks) for name, tasks in found.items()} == {
         "instances": ["one", "two"], "templates": ["three"], "apps": ["four"],
     }  # fmt: skip
+    assert Task(suite="s", template="one", seed=0) not in found["instances"].tasks
+    with pytest.raises(TaskError, match="without being practised itself"):
+        tasks_by_regime(run_of(*settings), ["instances"])
+    broken = file("c.jsonl", ("one", {"apps": 5}))
+    with pytest.raises(TaskError, match="about.apps is 5"):
+        tasks_by_regime(run_of(*settings, f"spec.evaluation.tasks={{file: {broken}}}"), ["instances"])
 
 
 @pytest.mark.parametrize("suite", list(catalog.SUITES))

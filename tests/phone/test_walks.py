@@ -105,7 +105,11 @@ def test_drafts_are_no_content():
         ({CHECK: "[]"}, "at least 1"),
         ({CHECK: "score: 1"}, "Invalid JSON"),
         ({CHECK: '[{"at": ["clock", "stored", "wifi"]}]'}, "says neither"),
-        ({CHECK: '[{"at": ["nowhere", "stored", "wifi"], "is": 1}]'}, "there is no nowhere.stored.wifi"),
+        ({CHECK: '[{"at": ["nowhere", "stored", "wifi"], "is": 1}]'}, "none keeps nowhere.stored"),
+        ({CHECK: '[{"at": ["nowhere"], "is": 1}]'}, "none keeps nowhere"),
+        ({CHECK: '[{"at": ["clock"], "is": 1}]'}, "none keeps clock"),
+        ({CHECK: '[{"at": ["clock", "draft"], "is": {}}]'}, "none keeps clock.draft"),
+        ({CHECK: '[{"at": ["clock", "stored", "wifi", "x"], "is": 1}]'}, "there is no clock.stored.wifi.x"),
         ({CHECK: '[{"at": ["clock", "shown"], "minus": ["walls"]}]'}, 'has no "walls"'),
     ],
 )

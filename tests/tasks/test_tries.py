@@ -16,6 +16,7 @@ from tapforge_trainer.tasks.tries import tries_of
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "quickstart.yaml"
 TASK = Task(suite="quickstart", template="open", params={"app": "mail"}, feasible=None)
+WEIGHTS = Path("weights")
 WON, LOST = Outcome.SUCCESS, Outcome.FAILURE
 LIMIT, SAID, DONE = Reason.STEP_LIMIT, Reason.DECLARED_INFEASIBLE, Reason.DONE
 
@@ -66,13 +67,13 @@ def test_the_file_is_written_again_with_what_was_found_and_gone_on_with(tmp_path
         for part, _ in zip(tried.parts(), range(parts), strict=False):
             tried.write(part, [episode(SAID, WON, task) for task in part for _ in range(3)])
 
-    play(TriedFile(run, path, 3), 9)
+    play(TriedFile(run, path, 3, WEIGHTS), 9)
     whole = path.read_bytes()
     for cut in (0, 30, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        play(TriedFile(run, path, 3), 9)
+        play(TriedFile(run, path, 3, WEIGHTS), 9)
         assert path.read_bytes() == whole
-    tried = TriedFile(run, path, 3)
+    tried = TriedFile(run, path, 3, WEIGHTS)
     assert list(tried.parts()) == [] and tried.summary()["infeasible"] == 5
     tasks, about = read_tasks(path).tasks, read_abouts(path)
     assert [task.key for task in tasks] == [task.key for task in tried.tasks]
@@ -80,12 +81,14 @@ def test_the_file_is_written_again_with_what_was_found_and_gone_on_with(tmp_path
     assert [task.feasible for task in tasks] == [True, False, True, False, True]
     assert all(one["by"] == "test" and one["tries"]["infeasible"] == 3 for one in about.values())
     with pytest.raises(TaskError, match="with --tries 3"):
-        TriedFile(run, path, 4)
+        TriedFile(run, path, 4, WEIGHTS)
+    with pytest.raises(TaskError, match="with the weights of .*/weights: name another one"):
+        TriedFile(run, path, 3, Path("others"))
     with pytest.raises(TaskError, match="is the file that is tried"):
-        TriedFile(run, tmp_path / "tasks.jsonl", 3)
+        TriedFile(run, tmp_path / "tasks.jsonl", 3, WEIGHTS)
     other = tasks_file(tmp_path / "other.jsonl", 2)
     with pytest.raises(TaskError, match="more tasks than"):
-        TriedFile(other, path, 3)
+        TriedFile(other, path, 3, WEIGHTS)
     with pytest.raises(TaskError, match=r"spec\.tasks\.file is not set"):
-        TriedFile(load(SAMPLE, []), path, 3)
+        TriedFile(load(SAMPLE, []), path, 3, WEIGHTS)
     assert json.loads(path.read_text().splitlines()[0])["about"]["tries_asked"] == 3

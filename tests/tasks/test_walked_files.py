@@ -6,9 +6,11 @@ import pytest
 from click.testing import CliRunner
 
 from tapforge_envs.phone import catalog
+from tapforge_envs.protocol import Task
 from tapforge_trainer.cli.main import cli
 from tapforge_trainer.tasks.contamination import contamination
 from tapforge_trainer.tasks.files import read_tasks
+from tapforge_trainer.tasks.lines import line_of
 from tapforge_trainer.tasks.source import at_most
 
 
@@ -65,6 +67,43 @@ def test_what_is_wrong_is_named(whole, tmp_path):
     before = other.read_bytes()
     result = type_walk(other)
     assert result.exit_code == 2 and "other.jsonl:1" in result.stderr and other.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a text without a line end",
+        '{"suite": "quickstart", "template": "open", "params": {"app": "mail"}, "seed": 7}',
+        '{"template": "OpenFlightMo',
+    ],
+)
+def test_a_file_that_no_such_command_wrote_stays_as_it_is(tmp_path, text):
+    path = tmp_path / "mine.txt"
+    path.write_text(text)
+    result = type_walk(path, "--count", "1")
+    assert result.exit_code == 2 and "mine.txt:1" in result.stderr and path.read_text() == text
+
+
+@pytest.mark.parametrize("suite, protocol", [("mobileworld", "mobileworld"), ("osworld", "osworld"), ("adb", "adb")])
+def test_a_line_is_read_as_the_task_that_it_was_written_from(tmp_path, suite, protocol):
+    path = tmp_path / "tasks.jsonl"
+    tasks = [
+        Task(suite=suite, template=f"a{number}", goal="Do it", **values)
+        for number, values in enumerate(
+            ({}, {"feasible": None}, {"feasible": False}, {"threshold": 0.99, "max_steps": 50}, {"max_steps": 4})
+        )
+    ]
+    path.write_text("".join(line_of(task, {"by": "test"}) + "\n" for task in tasks))
+    assert read_tasks(path, protocol, judged=True).tasks == tuple(tasks)
+
+
+def test_what_numbers_a_proposed_task_is_no_parameter_of_its():
+    one, other = (
+        Task(suite="standard", template="proposed-home", params={"number": "0-0"}, seed=seed, goal=goal)
+        for seed, goal in ((3, "Open Mail"), (4, "Add an alarm"))
+    )
+    assert contamination([one], [other]).clean
+    assert contamination([one], [other.model_copy(update={"goal": "open  mail"})]).same_goal == 1
 
 
 def test_what_has_no_more_tasks_ends(tmp_path):

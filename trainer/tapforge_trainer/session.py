@@ -29,7 +29,7 @@ from .placement.machine import Machine
 from .rewards.budget import JudgeBudgetSpent
 from .run.assembly import ConfigurationError, SetupError
 from .run.context import RunContext
-from .run.evaluation import measure, measure_baselines
+from .run.evaluation import OTHERS, measure, measure_baselines, parts_of_before
 from .run.folder import (
     CURVE,
     EXPORT,
@@ -194,8 +194,10 @@ async def _before(context: RunContext, progress: Progress, resumed: bool) -> dic
         for e in events
         if e["event"] == "evaluation" and e["name"] == "before"
     }
-    modes = {mode for mode in ("sampled", "greedy") if getattr(spec.evaluation, mode)}
-    if not resumed or not modes <= set(before):
+    parts = await asyncio.to_thread(parts_of_before, context.run)
+    if progress.update:  # it would be of another policy
+        parts.discard(OTHERS)
+    if not resumed or not parts <= set(before):
         before = await measure(context, "before", progress)
     progress.before = before  # the run's folder may be lost, and with it what was measured
     context.telemetry.view.success_before = _shown(before)
@@ -286,9 +288,9 @@ async def try_session(
     run: TrainingRun, runs: Path, model: Path | None, stop: StopSignal, path: Path, tries: int
 ) -> int:
     """Tries the tasks of the run's file; `path`: of the file that is written."""
-    tried = _named(lambda: TriedFile(run, path, tries))
     folder = folder_of(run, runs)
     weights = model or folder / EXPORT
+    tried = _named(lambda: TriedFile(run, path, tries, weights))
     if not (weights / "config.json").is_file():
         raise ConfigurationError(f"{weights} holds no model; train first (tapforge run), or name a folder with --model")
     place = folder / "evaluations" / time.strftime("%Y%m%d-%H%M%S")

@@ -63,8 +63,12 @@ def template_of_walk(task: Task, image: PhoneImage) -> Template:
     if set(task.params) != {CHECK}:
         raise ValueError(f"a task {PREFIX}... has the parameter {CHECK} and no other, found {sorted(task.params)}")
     wanted = read(task.params[CHECK])
+    content = content_of(fresh_state(image, task.seed))
+    for change in wanted:  # what an app keeps has names of its own, below which keys may come and go
+        if len(change.at) < 2 or change.at[1] not in content.get(change.at[0], {}):
+            raise ValueError(f"the check doesn't fit the phone: none keeps {'.'.join(change.at[:2])}")
     try:
-        apply(content_of(fresh_state(image, task.seed)), wanted)
+        apply(content, wanted)
     except LookupError as error:
         raise ValueError(f"the check doesn't fit the phone of seed {task.seed}: {error.args[0]}") from error
     return Template(

@@ -41,7 +41,8 @@ _LEFT_OUT: Final = frozenset(
 )
 _ORDER: Final = frozenset({"then", "before", "after", "afterwards", "first"})
 _POLAR: Final = frozenset({"enable", "disable"})
-_NOT: Final = frozenset({"not", "no", "never", "without"})
+#: "on" says too many other things
+_NOT: Final = frozenset({"not", "no", "never", "without", "off"})
 _WORD: Final = re.compile(r"[^\W_]+(?:[.:@'-][^\W_]+)*")
 _QUOTED: Final = re.compile(r"[\"“']([^\"”']{1,200})[\"”']")
 
@@ -56,13 +57,14 @@ class Meaning:
 
 
 def meaning(goal: str) -> Meaning:
-    text = " ".join(goal.casefold().split())
+    text = " ".join(goal.casefold().replace("\u2019", "'").split())
     exact = set(_QUOTED.findall(text))
     ordered = not _ORDER.isdisjoint(_WORD.findall(text))
     for pattern, word in _SAME:
         text = re.sub(pattern, word, text)
     words = [word for word in _WORD.findall(text) if word not in _LEFT_OUT]
-    exact |= {word for word in words if any(c.isdecimal() for c in word)} | ((_POLAR | _NOT) & set(words))
+    exact |= {word for word in words if any(c.isdecimal() for c in word) or word.endswith("n't")}
+    exact |= (_POLAR | _NOT) & set(words)
     return Meaning(tuple(_cut(word) for word in words), frozenset(exact), ordered)
 
 

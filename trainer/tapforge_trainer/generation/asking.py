@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pydantic import BaseModel, Field, ValidationError
+
 from tapforge_api.judge import JudgeModel
 
 from ..judges.endpoint import Endpoints, key_of
@@ -25,6 +27,14 @@ from ..judges.usage import Usage
 
 class SpentError(Exception):
     """The bound on what may be asked is reached."""
+
+
+class _Entry(BaseModel):
+    """A line of the journal."""
+
+    key: str
+    texts: list[str | None] = Field(min_length=1)
+    tokens: int
 
 
 class Asker:
@@ -41,7 +51,7 @@ class Asker:
         environ: Mapping[str, str] | None = None,
     ):
         """`max_tokens`: of questions and answers together, as the endpoint counts them; both bounds count what the
-        journal has. Raises ValueError for a key or a wire that isn't there."""
+        journal has. Raises ValueError for a key or a wire that isn't there, and for a journal that isn't one."""
         self._model = model
         self._wire = wire_of(model)
         self._key = key_of(model.api_key, os.environ if environ is None else environ, model.name)
@@ -65,13 +75,17 @@ class Asker:
             return
         data = self._path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                entry = _Entry.model_validate_json(line)
+            except ValidationError as error:
+                why = error.errors(include_url=False)[0]["msg"]
+                raise ValueError(f"{self._path}:{number} is no answer that was kept: {why}; remove it") from error
+            self._answers[entry.key] = entry.texts
+            self.requests += 1
+            self.tokens += entry.tokens
         if whole != data:
             os.truncate(self._path, len(whole))
-        for line in whole.decode().splitlines():
-            entry = json.loads(line)
-            self._answers[entry["key"]] = entry["texts"]
-            self.requests += 1
-            self.tokens += entry["tokens"]
 
     async def ask(self, text: str, picture: bytes | None, round_: int) -> str | None:
         """The answer's text; None for one that was cut off or refused. Raises EndpointError and SpentError."""

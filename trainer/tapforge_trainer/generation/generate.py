@@ -114,11 +114,14 @@ class Generator:
         idle = 0
         with path.open("a", encoding="utf-8") as file:
             while self.found.tasks < self._wanted.count:
+                lines: list[str] = []
                 try:
-                    lines = [line async for line in self._round(round_)]
+                    async for line in self._round(round_):
+                        lines.append(line)  # noqa: PERF401 - what came before an error stays
                 except SpentError as error:
                     raise GenerationError(f"{error}: {path} has {self._has()}; raise it to go on") from error
-                written(file, lines)
+                finally:  # of a round that ended early too: it is gone through again
+                    written(file, lines)
                 self.found.rounds += 1
                 report(self.found)
                 idle = 0 if lines else idle + 1
@@ -150,7 +153,7 @@ class Generator:
             lines = path.read_bytes().split(b"\n")[: len(whole)]
             os.truncate(path, sum(len(line) + 1 for line in lines))
         for task, about in whole:
-            self._take(task.goal, about["claimed"] == "infeasible")
+            self._take(task.goal, about.get("claimed") == "infeasible")
         return int(last)
 
     def _take(self, goal: str, infeasible: bool) -> None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from tapforge_api import TrainingRun
 from tapforge_envs.protocol import Outcome, Task
 
 from ..records import EpisodeRecord, Sampling
@@ -111,6 +112,14 @@ async def measure(context: RunContext, name: str, progress: Progress) -> dict[st
     return results
 
 
+def parts_of_before(run: TrainingRun) -> set[str]:
+    """Names of what is measured before reinforcement."""
+    evaluation = run.spec.evaluation
+    modes = {mode for mode in ("sampled", "greedy") if getattr(evaluation, mode)}
+    others = evaluation.other_templates and other_templates(run, evaluation.other_templates) is not None
+    return modes | {OTHERS} if others else modes
+
+
 async def _of_others(context: RunContext, name: str, tasks: Sequence[Task], progress: Progress) -> dict[str, Any]:
     """Success on templates that are not practised, sampled."""
     evaluation = context.run.spec.evaluation
@@ -125,6 +134,7 @@ async def _of_others(context: RunContext, name: str, tasks: Sequence[Task], prog
         seed=evaluation.seed,
         folder=context.folder / EVALUATION / f"{name}-other-templates",
         judged=evaluation.judged,
+        budget=context.judge_budget,
     )
     found = measured(await unless_stopped(context.stop, playing), seed=evaluation.seed, version=progress.version)
     context.telemetry.event("evaluation", name=name, mode=OTHERS, update=progress.update, **found)

@@ -57,6 +57,7 @@ async def measure_regimes(context: RunContext, regimes: Sequence[Regime], passes
                 seed=evaluation.seed + number,
                 folder=context.folder / EVALUATION / f"{regime}-{number + 1}",
                 judged=evaluation.judged,
+                budget=context.judge_budget,
             )
             played[regime].append(await unless_stopped(context.stop, playing))
     found = {regime: figures(played[regime], steps_of(tasks[regime].tasks), seed=evaluation.seed) for regime in regimes}

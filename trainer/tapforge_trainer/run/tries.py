@@ -33,22 +33,25 @@ _TRIES: Final = "tries"
 class TriedFile:
     """What is to be tried, and what an earlier call has done of it. Raises TaskError."""
 
-    def __init__(self, run: TrainingRun, path: Path, count: int):
+    def __init__(self, run: TrainingRun, path: Path, count: int, weights: Path):
+        """`weights`: folder of the policy's."""
         file = run.spec.tasks.file
         if file is None:
             raise TaskError("spec.tasks.file is not set: there is no task file to try; name one with --set")
         if path.exists() and path.samefile(file):
             raise TaskError(f"{path} is the file that is tried; name another one for the result")
         protocol, judged = run.spec.environment.protocol, run.spec.rewards.verifier == "ignored"
-        self.path, self.count = path, count
+        self.path = path
+        self.count, self._asked = count, {"tries_asked": count, "tries_of": str(weights.absolute())}
         self.tasks = read_tasks(Path(file), protocol, judged=judged).tasks
         self._about = read_abouts(Path(file), protocol)
         there = kept(path, _TRIES)
         for (task, about), own in zip(there, self.tasks, strict=False):
-            if task.key != own.key or about["tries_asked"] != count:
-                raise TaskError(
-                    f"{path} was begun with another file, or with --tries {about['tries_asked']}: name another one"
-                )
+            if task.key != own.key:
+                raise TaskError(f"{path} was begun with another file: {own.key} was {task.key}; name another one")
+            for name, words in (("tries_asked", "--tries"), ("tries_of", "the weights of")):
+                if about.get(name, self._asked[name]) != self._asked[name]:
+                    raise TaskError(f"{path} was begun with {words} {about.get(name)}: name another one")
         if len(there) > len(self.tasks):
             raise TaskError(f"{path} has more tasks than {file}: name another one")
         self.done = [about[_TRIES] for _, about in there]
@@ -67,7 +70,7 @@ class TriedFile:
             tries = tries_of(by_task[task.key])
             known = tries.feasible if task.feasible is None else task.feasible
             said = tries.as_json()
-            about = {**self._about.get(task.key, {}), _TRIES: said, "tries_asked": self.count}
+            about = {**self._about.get(task.key, {}), _TRIES: said, **self._asked}
             lines.append(line_of(task.model_copy(update={"feasible": known}), about))
             self.done.append(said)
         with self.path.open("a", encoding="utf-8") as file:
@@ -95,6 +98,7 @@ async def try_tasks(context: RunContext, tried: TriedFile) -> dict[str, Any]:
             seed=evaluation.seed,
             folder=context.folder / EVALUATION / f"tries-{number:06d}",
             judged=evaluation.judged,
+            budget=context.judge_budget,
         )
         episodes = await unless_stopped(context.stop, playing)
         await asyncio.to_thread(tried.write, part, episodes)

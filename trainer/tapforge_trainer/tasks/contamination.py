@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
+from tapforge_envs.phone.own_check import is_proposed
 from tapforge_envs.protocol import Task
 
 
@@ -78,7 +79,8 @@ def goal_of(task: Task) -> str:
 
 def _parameters(task: Task) -> str:
     """Without the seed. A template without parameters may still ask different things: by its goal, or, where the
-    environment makes the goals, by the seed that it makes them from."""
+    environment makes the goals, by the seed that it makes them from. Those of a proposed task only number it."""
     unnamed = f"goal={goal_of(task)}" if goal_of(task) else f"seed={task.seed}"
-    named = urlencode(sorted(task.params.items())) if task.params else unnamed
+    own = task.params and not is_proposed(task.template)
+    named = urlencode(sorted(task.params.items())) if own else unnamed
     return f"{task.suite}/{task.template}?{named}"

@@ -32,7 +32,7 @@ from tapforge_api.pool import Protocol
 from tapforge_envs.clients.adb.tasks import wrong_with
 from tapforge_envs.protocol import Task
 
-from .lines import ABOUT, MARK, split_line
+from .lines import ABOUT, DEFAULTS, MARK, split_line
 from .source import FixedTasks, TaskError
 
 _EXAMPLE: Final = '{"suite": "quickstart", "template": "open", "params": {"app": "mail"}, "seed": 7}'
@@ -47,12 +47,6 @@ _EXAMPLES: Final[Mapping[str, str]] = {
 }
 _NAMED: Final = ("mobileworld", "androidworld")
 _EXAMPLED: Final = ("osworld", "androidlab")
-#: of a task, unless its line says otherwise
-_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "mobileworld": {"threshold": 0.99, "max_steps": 50},
-    # its evaluators know, and are asked
-    "osworld": {"feasible": None},
-}
 #: heads of columns, in small letters with _ for blanks
 _NAME_HEADS: Final = ("task_name", "name", "task")
 _GOAL_HEADS: Final = ("task_goal", "goal", "question", "instruction")
@@ -91,8 +85,11 @@ def read_abouts(path: Path, protocol: Protocol = "tapforge") -> dict[str, dict[s
         raise TaskError(f"the task file {path} can't be read: {error}") from error
     for number, line in enumerate(lines, start=1):
         if MARK in line and line.lstrip().startswith("{"):
-            key = _json(line, f"{path}:{number}", protocol, judged=True).key
-            found[key] = split_line(line)[1]
+            key = _json(line, here := f"{path}:{number}", protocol, judged=True).key
+            try:
+                found[key] = split_line(line)[1]
+            except ValueError as error:
+                raise TaskError(f"{here}: {error}") from error
     return found
 
 
@@ -100,7 +97,7 @@ def read_task(line: str, protocol: Protocol, origin: str) -> Task:
     """One task as a line of a file says it; of osworld and androidlab DOMAIN/EXAMPLE_ID too. Raises TaskError, which
     names `origin`."""
     if protocol in _EXAMPLED and not line.lstrip().startswith("{"):
-        return Task(suite=protocol, template=line.strip(), **_DEFAULTS.get(protocol, {}))
+        return Task(suite=protocol, template=line.strip(), **DEFAULTS.get(protocol, {}))
     for _, task in _tasks([line], Path(origin), protocol):
         return task
     raise TaskError(f"{origin} names no task; it looks like {_example(protocol)}")
@@ -140,7 +137,7 @@ def _json(line: str, here: str, protocol: Protocol, judged: bool) -> Task:
         value.pop(ABOUT, None)
         if protocol in _EXAMPLED and "domain" in value:
             value = _example_of(value, here, protocol)
-        task = Task.model_validate({"suite": protocol, **_DEFAULTS.get(protocol, {}), **value})
+        task = Task.model_validate({"suite": protocol, **DEFAULTS.get(protocol, {}), **value})
     except ValidationError as error:
         raise TaskError(f"{here}: {_why(error)}; a line looks like {_example(protocol)}") from error
     except (ValueError, RecursionError) as error:
@@ -214,7 +211,7 @@ def _task(name: str, goal: str, here: str, protocol: Protocol) -> Task:
         raise TaskError(f"{here}: {name!r:.60} is no name of a task; a line looks like {_example(protocol)}")
     if protocol == "adb" and not goal:
         raise TaskError(f"{here}: {name} has no goal; a line looks like wifi-off,Turn Wi-Fi off")
-    return Task(suite=protocol, template=name, goal=goal, **_DEFAULTS.get(protocol, {}))
+    return Task(suite=protocol, template=name, goal=goal, **DEFAULTS.get(protocol, {}))
 
 
 def _example(protocol: Protocol) -> str:

@@ -2,7 +2,9 @@
 
 - `apps`: it uses an app that no practised task uses.
 - `templates`: its template is not practised, and every app of it is.
-- `instances`: its template is practised. What else is held out (parameters, layouts) is the split's own.
+- `instances`: its template is practised, and it isn't. What else is held out (parameters, layouts) is the split's own.
+
+A task of the list that is practised, or that is asked for in the same words, is in no regime.
 
 The apps of a task are those that its template's plan opens, those that its check names, or, of a task file, what its
 line says under `about.apps` or `about.app`. A task of which no app is known is never held out by app.
@@ -23,9 +25,10 @@ from tapforge_envs.phone.own_check import CHECK, is_proposed, is_walk
 from tapforge_envs.phone.tasks import TaskSet as PhoneTasks
 from tapforge_envs.protocol import Task
 
+from .contamination import goal_of
 from .files import read_abouts
 from .selection import as_named, training_tasks
-from .source import FixedTasks, TaskError, TaskSet, shortened
+from .source import FixedTasks, TaskError, shortened
 
 Regime = Literal["instances", "templates", "apps"]
 REGIMES: Final[tuple[Regime, ...]] = get_args(Regime)
@@ -37,6 +40,12 @@ _PRACTISED, _LOOKED_AT = 4000, 40_000
 class Practised:
     templates: frozenset[str]
     apps: frozenset[str]
+    #: keys and goals of a file's; what a suite holds out is its split's
+    tasks: frozenset[str] = frozenset()
+    goals: frozenset[str] = frozenset()
+
+    def has(self, task: Task) -> bool:
+        return task.key in self.tasks or goal_of(task) in self.goals
 
 
 def regime_of(task: Task, apps: Iterable[str], practised: Practised) -> Regime:
@@ -46,10 +55,13 @@ def regime_of(task: Task, apps: Iterable[str], practised: Practised) -> Regime:
 
 
 def apps_of(task: Task, about: Mapping[str, Any]) -> tuple[str, ...]:
-    """() where none is known."""
+    """() where none is known. Raises TaskError."""
     said = about.get("apps", about.get("app"))
     if said is not None:
-        return (said,) if isinstance(said, str) else tuple(str(one) for one in said)
+        names = [said] if isinstance(said, str) else said
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TaskError(f"{task.key}: about.apps is {said!r:.60}; it names an app, or a list of them")
+        return tuple(names)
     if is_walk(task.template) and CHECK in task.params:
         try:
             return tuple(dict.fromkeys(change.at[0] for change in read(task.params[CHECK])))
@@ -76,13 +88,15 @@ def tasks_by_regime(run: TrainingRun, regimes: Sequence[Regime]) -> dict[Regime,
     def used(task: Task) -> tuple[str, ...]:
         return apps_of(task, known.get(task.key, {}))
 
-    practised = _practised(training_tasks(run), spec.seed, used)
+    practised = _practised(run, used)
     found: dict[Regime, dict[str, Task]] = {regime: {} for regime in regimes}
     measured = shortened(as_named(run, all_templates=True), spec.rollout.max_steps)
     every = len(measured.tasks) if isinstance(measured, FixedTasks) else _LOOKED_AT
     kinds: dict[tuple[str, str], Regime] = {}
     for index in range(every):
         task = measured.sample(spec.evaluation.seed, index)
+        if practised.has(task):
+            continue
         kind = (task.template, str(sorted(task.params.items()))) if task.key not in known else (task.key, "")
         if kind not in kinds:
             kinds[kind] = regime_of(task, used(task), practised)
@@ -99,7 +113,7 @@ def tasks_by_regime(run: TrainingRun, regimes: Sequence[Regime]) -> dict[Regime,
 
 def other_templates(run: TrainingRun, count: int) -> FixedTasks | None:
     """Up to `count` tasks of what is measured whose templates are not practised; None where there are none."""
-    practised = _practised(training_tasks(run), run.spec.seed, lambda task: ())
+    practised = _practised(run, lambda task: ())
     measured = shortened(as_named(run, all_templates=True), run.spec.rollout.max_steps)
     if isinstance(measured, PhoneTasks):
         left = tuple(template for template in measured.templates if template.name not in practised.templates)
@@ -112,11 +126,18 @@ def other_templates(run: TrainingRun, count: int) -> FixedTasks | None:
     return FixedTasks(tuple(islice(different.values(), count))) if different else None
 
 
-def _practised(tasks: TaskSet, seed: int, used: Callable[[Task], tuple[str, ...]]) -> Practised:
+def _practised(run: TrainingRun, used: Callable[[Task], tuple[str, ...]]) -> Practised:
+    tasks = training_tasks(run)
     count = len(tasks.tasks) if isinstance(tasks, FixedTasks) else _PRACTISED
-    drawn = [tasks.sample(seed, index) for index in range(count)]
+    drawn = [tasks.sample(run.spec.seed, index) for index in range(count)]
     kinds = {(task.template, str(task.params)): task for task in drawn}.values()
-    return Practised(frozenset(task.template for task in drawn), frozenset(app for task in kinds for app in used(task)))
+    listed = drawn if run.spec.tasks.file is not None else []
+    return Practised(
+        frozenset(task.template for task in drawn),
+        frozenset(app for task in kinds for app in used(task)),
+        frozenset(task.key for task in listed),
+        frozenset(goal_of(task) for task in listed) - {""},
+    )
 
 
 def _none(regime: Regime, practised: Practised) -> str:
@@ -132,6 +153,6 @@ def _none(regime: Regime, practised: Practised) -> str:
             "or practise fewer of them (spec.tasks.templates)"
         )
     return (
-        "no measured task has a practised template: leave instances out of --regimes, or measure on the practised "
-        "suite (spec.evaluation.tasks)"
+        "no measured task has a practised template without being practised itself: leave instances out of --regimes, "
+        "or measure on other tasks of the practised templates (spec.evaluation.tasks)"
     )

@@ -57,11 +57,11 @@ def task_errors(run: TrainingRun) -> list[str]:
             pass
     if len({why for _, why in unknown}) == 1 and not own:
         unknown = unknown[:1]
-    errors += [f"{field}: {why}" for field, why in unknown]
+    errors += [f"{field}: {why}" for field, why in unknown] + _goals_alone(run)
     if (processes := spec.environment.source.processes) is not None:
         pages = processes.environment == "miniwob"
-        errors += _unknown_tasks("spec.tasks.file", tasks.file, pages, spec.rewards.verifier == "ignored")
-        errors += _unknown_tasks("spec.evaluation.tasks.file", measured.file, pages, spec.evaluation.judged)
+        errors += _unknown_tasks("spec.tasks.file", tasks.file, pages)
+        errors += _unknown_tasks("spec.evaluation.tasks.file", measured.file, pages)
         if not errors:
             named = {
                 "spec.tasks.suite": None if tasks.file is not None else tasks.suite,
@@ -82,11 +82,38 @@ def _elsewhere(field: str, suite: str) -> str:
     return f"{field}: suite {suite} runs with spec.environment.source.processes.environment {needed}; set that"
 
 
-def _unknown_tasks(field: str, file: str | None, pages: bool, judged: bool) -> list[str]:
-    """Tasks of a file that the environment of this machine doesn't know, or can't judge."""
+def _goals_alone(run: TrainingRun) -> list[str]:
+    """Tasks of a file that nothing judges."""
+    spec, own = run.spec, run.spec.evaluation.tasks.file
+    measured = own or (spec.tasks.file if spec.evaluation.tasks.suite is None else None)
+    judged = "set spec.evaluation.judged: true, or measure on tasks that have checks (spec.evaluation.tasks)"
+    errors = []
+    for field, file, ignored, remedy in (
+        ("spec.tasks.file", spec.tasks.file, spec.rewards.verifier == "ignored", "set spec.rewards.verifier: ignored"),
+        ("spec.evaluation.tasks.file" if own else "spec.evaluation", measured, spec.evaluation.judged, judged),
+    ):
+        try:
+            goals = [task for task in _listed(file) if is_proposed(task.template)]
+        except TaskError:  # reported by `inspect_files`
+            continue
+        if goals and not ignored:
+            errors.append(
+                f"{field}: {file}: {len(goals):,} tasks have a goal and no check, such as {goals[0].goal!r}: name a "
+                f"judge in spec.rewards and {remedy}"
+            )
+    return errors
+
+
+def _listed(file: str | None) -> tuple[Task, ...]:
+    """Raises TaskError."""
+    return read_tasks(Path(file)).tasks if file is not None else ()
+
+
+def _unknown_tasks(field: str, file: str | None, pages: bool) -> list[str]:
+    """Tasks of a file that the environment of this machine doesn't know."""
     errors: list[str] = []
     try:
-        listed = read_tasks(Path(file)).tasks if file is not None else ()
+        listed = _listed(file)
     except TaskError:  # reported by `inspect_files`
         return errors
     for task in listed:
@@ -94,13 +121,6 @@ def _unknown_tasks(field: str, file: str | None, pages: bool, judged: bool) -> l
             web.page_of(task) if pages else catalog.template_of(task)
         except (catalog.UnknownTask, UnknownTask) as error:
             errors.append(f"{field}: {file}: {task.key}: {error.args[0]}")
-    goals = [task for task in listed if is_proposed(task.template)]
-    if goals and not judged:
-        needed = "spec.evaluation.judged: true" if "evaluation" in field else "spec.rewards.verifier: ignored"
-        errors.append(
-            f"{field}: {file}: {len(goals):,} tasks have a goal and no check, such as {goals[0].goal!r}: name a judge "
-            f"in spec.rewards and set {needed}"
-        )
     return errors
 
 
