@@ -62,6 +62,38 @@ class Lora(Spec):
     )
 
 
+class SlidingHistory(Spec):
+    """The newest historyImages screens, and the newest historySteps answers."""
+
+
+class HistoryBlocks(Spec):
+    """Screens are added until there are upTo, then the window moves at once: prompts extend each other."""
+
+    keep: Annotated[int, Field(ge=1, le=63)] = Field(
+        2, description="screens that are left when the window moves, the current one included"
+    )
+    up_to: Annotated[int, Field(ge=2, le=64)] = Field(
+        6, description="screens in a prompt at most, the current one included; takes the place of historyImages"
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="keep must be < upTo: the window has to move by a screen at least",
+            cel="self.keep < self.upTo",
+            holds=lambda o: o.keep < o.up_to,
+        ),
+    )
+
+
+class History(OneOf):
+    """Which earlier steps a prompt shows."""
+
+    sliding: SlidingHistory | None = Field(None, description="the newest ones; write `sliding: {}`")
+    blocks: HistoryBlocks | None = Field(
+        None, description="a window that grows and moves in blocks, for samples and caches that are shared by steps"
+    )
+
+
 class Adapter(Spec):
     """How screens and history become a prompt, and an answer an action."""
 
@@ -79,6 +111,9 @@ class Adapter(Spec):
     history_images: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="frames in the prompt, the current one included"
     )
+    history: History = Field(
+        History(sliding=SlidingHistory()), description="which earlier steps a prompt shows; exactly one member"
+    )
     history_steps: Annotated[int, Field(ge=0, le=512)] = Field(
         16, description="earlier answers in the prompt, as text; the oldest go first"
     )
@@ -89,6 +124,24 @@ class Adapter(Spec):
     max_parse_failures: Annotated[int, Field(ge=1, le=100)] = Field(
         3, description="malformed answers in a row after which an episode fails"
     )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="history.blocks needs prompt full: a compact prompt has no turns",
+            cel="!has(self.history.blocks) || self.prompt == 'full'",
+            holds=lambda o: o.history.blocks is None or o.prompt == "full",
+        ),
+        Rule(
+            message="historyImages must be left out with history.blocks, whose upTo takes its place",
+            cel="!has(self.history.blocks) || self.historyImages == 1",
+            holds=lambda o: o.history.blocks is None or o.history_images == 1,
+        ),
+    )
+
+    @property
+    def images(self) -> int:
+        """Frames in a prompt at most, the current one included."""
+        return self.history_images if self.history.blocks is None else self.history.blocks.up_to
 
 
 class Model(Spec):

@@ -38,7 +38,7 @@ from tapforge_api.learning import (
     VolumeClaim,
     WarmStart,
 )
-from tapforge_api.model import Adapter, Lora, Model, ModelSource
+from tapforge_api.model import Adapter, History, HistoryBlocks, Lora, Model, ModelSource, SlidingHistory
 from tapforge_api.pool import EmulatorPoolSpec, External, Kvm, Recycle, Scaling, UpdateStrategy
 from tapforge_api.recording import Recording
 from tapforge_api.rewards import Rewards, RewardStream
@@ -292,6 +292,16 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
         st.sampled_from([None, 1024, 2048]),
         st.sampled_from([None, Lora()]),
         presence,
+    ),
+    History: st.sampled_from(
+        [unchecked(History, sliding=a, blocks=b) for a in (None, SlidingHistory()) for b in (None, HistoryBlocks())]
+    ),
+    HistoryBlocks: st.builds(lambda a, b: unchecked(HistoryBlocks, keep=a, up_to=b), small, small),
+    Adapter: st.builds(
+        lambda a, b, c: unchecked(Adapter, history=a, prompt=b, history_images=c),
+        st.sampled_from([History(sliding=SlidingHistory()), History(blocks=HistoryBlocks())]),
+        st.sampled_from(["full", "compact"]),
+        st.sampled_from([1, 3]),
     ),
     Head: start_params.map(lambda given: unchecked(Head, ray_start_params=given)),
     Workers: start_params.map(lambda given: unchecked(Workers, name="w", ray_start_params=given)),

@@ -206,3 +206,28 @@ def test_a_thinking_template_opens_the_reasoning(tmp_path: Path) -> None:
     assert agent.read(f"hm</think>{call}", "stop", frame) == Back()
     failure = agent.read(f"I could say {call}", "stop", frame)
     assert "reasoning" in str(failure)
+
+
+def test_in_blocks_prompts_extend_each_other_token_by_token(folder: Path) -> None:
+    """Of every adapter, with its published template: until the window moves, the next prompt begins with this one and
+    with the answer as it was sampled, though half of these answers are sampled in pieces that no encoder makes."""
+    for name in names_of(folder):
+        agent = build(folder, name, history_images=4, keep=2)
+        history: list[Turn] = []
+        extended, shown, before = "", [], ()
+        for seen in (screens(agent, 5) * 2)[:9]:
+            prompt = agent.prompt("Open the Clock", history, seen)
+            assert isinstance(prompt, Prompt)
+            assert prompt.frames[-1] == seen.frame
+            extended += "+" if before and prompt.ids[: len(before)] == before else "|"
+            shown.append(len(prompt.frames))
+            answer = agent.answer_ids(Tap(x=0.5, y=0.5), seen.frame)
+            said = agent.decode(answer)
+            if len(history) % 2:
+                pieces = [agent._tokens.split(letter, agent.dialect.markup) for letter in said]
+                ids = [id for piece in pieces for one in piece for id in agent._tokens.encode(str(one))]
+                answer = (*ids, agent._tokens.stop)
+                assert agent.decode(answer) == said
+            before = (*prompt.ids, *answer)
+            history.append(Turn(seen, said, Tap(x=0.5, y=0.5), answer))
+        assert extended == "|+++|++|+" and shown == [1, 2, 3, 4, 2, 3, 4, 2, 3], name

@@ -20,7 +20,6 @@ Rules:
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,8 +33,9 @@ from tapforge_envs.protocol import Outcome
 from .algorithms.composition import check_critic, estimator_of
 from .algorithms.registry import NotFinite, estimate, reads_of
 from .algorithms.steps import Advantages, Steps
-from .records import EpisodeRecord, Facts, GroupRecord, ResponseSpan, Sample, StepRecord, facts_at_steps
+from .records import EpisodeRecord, Facts, GroupRecord, Sample, StepRecord, facts_at_steps
 from .rewards.streams import DEFAULT, KL, OutcomeRewards, StreamRule, episode_streams, means_of, stream_rules, weights
+from .samples import sample_of, sequences
 from .states.keys import group_states
 
 
@@ -140,6 +140,7 @@ class BatchStatistics:
     step_limit_rate: float | None
     #: without an end at the longest answer, over all answers of valid episodes
     answer_limit_rate: float | None
+    #: answers that are learned from
     samples: int
     response_tokens: int
     # Of the steps that were compared:
@@ -167,8 +168,8 @@ class Batch:
 
 def answers_of(groups: Sequence[GroupRecord], rules: BatchRules) -> tuple[Sample, ...]:
     """The answers of all episodes that are compared, for the learner to read: without advantages."""
-    return tuple(
-        _sample(episode, step)
+    return sequences(
+        sample_of(episode, step)
         for _, episodes in _compared(groups, rules)
         for episode in episodes
         for step in episode.steps
@@ -204,7 +205,7 @@ def build_batch(groups: Sequence[GroupRecord], rules: BatchRules, facts: Facts |
     varied[steps.group[advantages.total != 0.0]] = True
     returns = np.bincount(steps.trajectory, steps.reward)
     samples = tuple(
-        _sample(
+        sample_of(
             episode,
             step,
             advantage=float(advantages.total[i]),
@@ -229,7 +230,7 @@ def build_batch(groups: Sequence[GroupRecord], rules: BatchRules, facts: Facts |
         for i, (_, episode, step) in enumerate(all_steps)
     )
     statistics = _statistics(ordered, compared, int((~varied).sum()), samples, steps, advantages)
-    return Batch(samples, credits, statistics)
+    return Batch(sequences(samples), credits, statistics)
 
 
 def replayed_samples(group: GroupRecord, episodes: Collection[str], rules: BatchRules) -> tuple[Sample, ...]:
@@ -310,29 +311,6 @@ def _check(groups: Sequence[GroupRecord]) -> None:
                     f"episode {episode.id} of task {episode.task.key} is in group {group.id} of task {group.task.key}; "
                     "only attempts at the same task are compared"
                 )
-
-
-def _sample(episode: EpisodeRecord, step: StepRecord, *, advantage: float = 0.0, **further: Any) -> Sample:
-    """`further`: what else its span says."""
-    answer = step.generation
-    if not len(answer.ids) == len(answer.logprobs) == len(answer.versions):
-        raise ValueError(
-            f"step {step.index} of episode {episode.id} has {len(answer.ids)} tokens, {len(answer.logprobs)} "
-            f"log-probabilities and {len(answer.versions)} versions; the recording is damaged"
-        )
-    start = len(answer.prompt_ids)
-    span = ResponseSpan(
-        step=step.index,
-        start=start,
-        end=start + len(answer.ids),
-        logprobs=answer.logprobs,
-        versions=answer.versions,
-        advantage=advantage,
-        **further,
-    )
-    ids = array("i", answer.prompt_ids)
-    ids.extend(answer.ids)
-    return Sample(episode.id, episode.group, ids, answer.prompt_length + len(answer.ids), step.frames, (span,))
 
 
 def _statistics(

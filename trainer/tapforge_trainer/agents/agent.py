@@ -40,6 +40,8 @@ class Turn:
     seen: Prepared
     text: str
     action: Action | None
+    #: the answer as it was sampled, with its end mark if it had one; none where it is known as a text alone
+    ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,17 @@ class Markup:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A text by the ids that a model has sampled for it, which are not encoded again. Templates add the end mark."""
+
+    text: str
+    ids: Sequence[int]
+
+
 #: the place of an image
 IMAGE: Final = None
-Part = str | Markup | None
+Part = str | Markup | Said | None
 #: of a conversation's shape: an image, a text (True), or a blank one as it is, for which templates may do something
 #: else
 Kind = Literal[True] | str | None
@@ -143,7 +151,11 @@ class Chat:
             if isinstance(piece, _Slot):
                 part = texts[piece.index]
                 said = piece.stripped(_text(part))
-                found = [said] if isinstance(part, str) else self._tokens.split(said, self._markup)
+                found: list[str | int]
+                if isinstance(part, Said) and said == part.text:  # what a template strips was not what was sampled
+                    found = list(part.ids)
+                else:
+                    found = [said] if isinstance(part, str) else self._tokens.split(said, self._markup)
             else:
                 found = [piece]
             for one in found:
@@ -245,7 +257,7 @@ class _Slot:
 _Piece = _Slot | str | int
 
 
-def _text(part: str | Markup) -> str:
+def _text(part: str | Markup | Said) -> str:
     return part if isinstance(part, str) else part.text
 
 

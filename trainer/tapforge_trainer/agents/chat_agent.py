@@ -16,6 +16,9 @@ Window rules, the same for both styles:
 - At most `history_images` images, the current screen and a context's included, and at most `history_steps` earlier
   texts or words.
 - An earlier screen always comes with its answer; its step is not listed a second time.
+- In blocks the window begins at step 0, and moves at once to the newest `keep` screens when there would be one too
+  many; earlier texts move with it. Until then a prompt extends the last one, token by token: earlier answers are the
+  ids that were sampled.
 - If prompt and answer don't fit the context, up to half of the earlier screens go at a time, oldest first, and the
   first one that is left stands at a round step number: it stays the first for several steps, so that prompts share
   their beginning and the engine's prefix cache holds. When no earlier screen is left, texts go in the same way. When
@@ -33,7 +36,7 @@ from tapforge_envs.protocol import Action, EnvironmentFault, Observation
 from ..frames.frame import FittedFrame, Pixels
 from ..records import FinishReason, Prompt
 from .agent import ContextLimit, Prepared, PromptStyle, Turn
-from .chat import IMAGE, Chat, ChatTemplate, Markup, Message, Part
+from .chat import IMAGE, Chat, ChatTemplate, Markup, Message, Part, Said
 from .context import Added, Context, ContextError, added_by
 from .coordinates import Plane
 from .dialect import Dialect
@@ -56,18 +59,35 @@ class Window:
     context_tokens: int
     response_tokens: int
     image_first: bool = False
+    #: in blocks: the screens that are left when the window moves; None: it slides
+    keep: int | None = None
 
     def __post_init__(self) -> None:
         if self.prompt not in ("full", "compact"):
             raise ValueError(f"unknown prompt style {self.prompt!r}; known are full, compact")
         if self.history_images < 1:
             raise ValueError(f"history_images is {self.history_images}; 1 (the current screen) is the least")
+        if self.keep is not None and not (0 < self.keep < self.history_images and self.prompt == "full"):
+            raise ValueError(
+                f"keep is {self.keep} of {self.history_images} screens in a {self.prompt} prompt; blocks leave 1 or "
+                "more and less than all of them, in a full prompt"
+            )
         if self.history_steps < 0:
             raise ValueError(f"history_steps is {self.history_steps}; 0 (no history) is the least")
         if not 0 < self.response_tokens < self.context_tokens:
             raise ValueError(
                 f"response_tokens {self.response_tokens} must lie between 0 and context_tokens {self.context_tokens}"
             )
+
+    def begins(self, now: int, images: int) -> tuple[int, int]:
+        """The first step with a screen, and the first one with a text, of a prompt after `now` steps. `images`: of a
+        context."""
+        shown = self.history_images - images
+        if self.keep is None:
+            return max(0, now - shown + 1), max(0, now - self.history_steps)
+        moved = max(1, shown - self.keep + 1)
+        first = max(0, -(-(now + 1 - shown) // moved)) * moved
+        return first, max(0, first + min(self.keep, shown) - 1 - self.history_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +160,7 @@ class ChatAgent:
             history = added.history
         now = len(history)
         room = window.context_tokens - window.response_tokens
-        first_image = max(0, now - (window.history_images - len(images)) + 1)
-        first_text = max(0, now - window.history_steps)
+        first_image, first_text = window.begins(now, len(images))
         while True:
             frames = (*images, *(turn.seen.frame for turn in history[first_image:]), seen.frame)
             visual = [self.visual_tokens(frame) for frame in images]
@@ -166,8 +185,7 @@ class ChatAgent:
         if added.history is not None:
             history = added.history
         now = len(history)
-        first_image = max(0, now - (self.window.history_images - len(images)) + 1)
-        first_text = max(0, now - self.window.history_steps)
+        first_image, first_text = self.window.begins(now, len(images))
         frames = (*images, *(turn.seen.frame for turn in history[first_image:]), seen.frame)
         return self.messages(goal, history, first_image, first_text, seen, added, len(images)), frames
 
@@ -257,9 +275,15 @@ class ChatAgent:
             if screen and (every or number):
                 messages.append(Message("user", (IMAGE,)))
             if number < len(screens) - 1:
-                said = dialect.spoken(history[first_turn + number].text)
-                messages.append(Message("assistant", (Markup(said),)))
+                messages.append(Message("assistant", (self._spoken(history[first_turn + number]),)))
         return messages
+
+    def _spoken(self, turn: Turn) -> Markup | Said:
+        said = self.dialect.spoken(turn.text)
+        if self.window.keep is None or not turn.ids or said != turn.text:
+            return Markup(said)
+        ended = turn.ids[-1] in self.stop_ids
+        return Said(said, turn.ids[:-1] if ended else turn.ids)
 
     def plane(self, screen: FittedFrame) -> Plane:
         """What coordinates mean on this screen."""

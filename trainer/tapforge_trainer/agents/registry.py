@@ -39,10 +39,12 @@ def make_agent(
     max_pixels: int | None = None,
     prompt_file: Path | None = None,
     context: str | None = None,
+    keep: int | None = None,
 ) -> Agent:
     """The adapter `name` for the model in this folder. `min_pixels` and `max_pixels` bound a frame as the model sees
     it; None: the image processor's bound, and for the most what leaves room for texts. `prompt_file`: a prompt instead
-    of the adapter's own; `context`: an entry point that adds to each prompt. Raises ValueError for an unknown name,
+    of the adapter's own; `context`: an entry point that adds to each prompt; `keep`: the window moves
+    in blocks (`chat_agent.py`). Raises ValueError for an unknown name,
     with the nearest one, for bounds that no frame keeps, for a prompt file or a context that can't be used, and
     FileNotFoundError for a folder that lacks what the adapter reads."""
     return _factory(name)(
@@ -57,6 +59,7 @@ def make_agent(
         max_pixels=max_pixels,
         prompt_file=None if prompt_file is None else Path(prompt_file),
         context=context,
+        **({} if keep is None else {"keep": keep}),  # adapters of other packages may not know it
     )
 
 
@@ -152,6 +155,7 @@ def _chat_agent(
     max_pixels: int | None = None,
     prompt_file: Path | None = None,
     context: str | None = None,
+    keep: int | None = None,
     template: ChatTemplate | None = None,
 ) -> ChatAgent:
     """`template`: instead of the folder's."""
@@ -164,7 +168,7 @@ def _chat_agent(
 
     if not model_folder.is_dir():
         raise FileNotFoundError(f"model folder {model_folder} does not exist")
-    window = Window(prompt, history_images, history_steps, context_tokens, response_tokens, image_first)
+    window = Window(prompt, history_images, history_steps, context_tokens, response_tokens, image_first, keep)
     dialect = dialect_for(model_folder)
     if prompt_file is not None and prompt != "full":
         raise ValueError(f"the prompt file {prompt_file} needs the prompt style full, not {prompt}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tapforge_trainer.records import AnswerFacts
+from tapforge_trainer.records import AnswerFacts, Facts, Sample
 
 from .batches import MicroBatchPlan, TokenBatch
 
@@ -50,14 +50,21 @@ def answers(
     squared: np.ndarray | None = None,
     value: np.ndarray | None = None,
 ) -> list[AnswerFacts]:
-    """Of each sample, from numbers of its response tokens."""
+    """Of each response span, in order, from numbers of its tokens."""
     found: dict[str, np.ndarray] = {}
     logp = logp.astype(np.float64)
     if reference is not None:
         found["divergence"] = logp - reference
     if squared is not None:
         found["score_square"] = 1.0 - 2.0 * np.exp(logp.clip(max=0.0)) + squared
-    sums = {name: np.bincount(data.sample, values, minlength=len(data)).tolist() for name, values in found.items()}
+    first = np.flatnonzero(np.diff(data.span, prepend=-1))
+    sums = {name: np.bincount(data.span, values).tolist() for name, values in found.items()}
     if value is not None:
-        sums["value"] = value[np.searchsorted(data.sample, np.arange(len(data)))].tolist()
-    return [AnswerFacts(**{name: values[k] for name, values in sums.items()}) for k in range(len(data))]
+        sums["value"] = value[first].tolist()
+    return [AnswerFacts(**{name: values[k] for name, values in sums.items()}) for k in range(len(first))]
+
+
+def by_step(samples: Sequence[Sample], found: Sequence[AnswerFacts]) -> Facts:
+    """What `answers` says of these samples."""
+    spans = [(sample.episode, span.step) for sample in samples for span in sample.spans]
+    return dict(zip(spans, found, strict=True))

@@ -29,7 +29,7 @@ from ..placement.actor_log import keep_output
 from ..placement.actors import reason
 from ..placement.placement import ANYWHERE, ActorPlacement
 from ..placement.settings import LearnerSettings, UpdateSettings, on_this_node
-from .answers import answers, read_answers
+from .answers import answers, by_step, read_answers
 from .batches import (
     MicroBatchPlan,
     TokenBatch,
@@ -274,8 +274,7 @@ class Learner:
         data = token_batch(samples, self.vocabulary)
         job = await asyncio.to_thread(_put_job, data, [self._step(data, np.arange(len(samples)))], frames)
         found = await self._all("answers", job, temperature, reads)
-        facts = answers(data, *map(_merged, zip(*found, strict=True)))
-        return {(data.episodes[k], data.steps[k]): fact for k, fact in enumerate(facts)}
+        return by_step(samples, answers(data, *map(_merged, zip(*found, strict=True))))
 
     async def keep(self, frames: BatchFrames) -> BatchFrames:
         """The same frames in the object store, for several updates."""

@@ -20,7 +20,7 @@ from tapforge_trainer.recording.frames import FrameStore
 from tapforge_trainer.records import Facts, Sample
 
 from ..placement.settings import LearnerSettings, UpdateSettings
-from .answers import answers, read_answers
+from .answers import answers, by_step, read_answers
 from .batch_loss import DeviceFigures
 from .batches import MicroBatchPlan, TokenBatch, plan_micro_batches, token_batch
 from .metrics import UpdateMetrics
@@ -68,8 +68,7 @@ class Gradients:
     def facts(self, samples: Sequence[Sample], temperature: float, reads: Collection[str]) -> Facts:
         """As `Learner.answers`."""
         data, plans = self._planned(samples)
-        found = answers(data, *read_answers(self.rank, data, self.frames, plans, temperature, reads))
-        return {(data.episodes[k], data.steps[k]): fact for k, fact in enumerate(found)}
+        return by_step(samples, answers(data, *read_answers(self.rank, data, self.frames, plans, temperature, reads)))
 
     def _planned(self, samples: Sequence[Sample]) -> tuple[TokenBatch, list[MicroBatchPlan]]:
         data = token_batch(samples, self.rank.vocabulary)

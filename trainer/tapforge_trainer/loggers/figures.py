@@ -70,7 +70,7 @@ FIGURES: Final[Mapping[str, str]] = {
     "batch/valid_action_ratio": "answers that could be read as an action, over all answers",
     "batch/step_limit_rate": "episodes that failed at their step limit, over valid episodes",
     "batch/answer_limit_rate": "answers without an end at the longest length, over all answers",
-    "batch/samples": "samples that the learner got",
+    "batch/samples": "answers that the learner got",
     "batch/response_tokens": "tokens that the policy produced in them",
     "batch/state_groups": "states in which steps are compared",
     "batch/state_group_size_mean": "steps of a state",

@@ -101,7 +101,7 @@ def changes(run: TrainingRun, now: Estimate) -> Iterator[Change]:
 def _shorter(run: TrainingRun, now: Estimate, context: int) -> tuple[str, ...]:
     """A context in which the screens that a prompt shows still have room beside text and answer, with smaller ones
     where it needs that; (): the screens would have too few pixels."""
-    model, images = run.spec.model, run.spec.model.adapter.history_images
+    model, images = run.spec.model, run.spec.model.adapter.images
     said = (f"model.contextTokens={context}", f"learner.tokensPerMicroBatch={context}")
     room = context - run.spec.rollout.response_tokens - TEXT
     if not (model.max_pixels or model.adapter.max_pixels):

@@ -168,7 +168,7 @@ def visual_tokens(run: TrainingRun, shape: Shape) -> int:
     model = run.spec.model
     cells = frame_pixels(run) // shape.vision.cell**2
     if not (model.max_pixels or model.adapter.max_pixels):
-        fitting = tokens_per_frame(model.context_tokens, run.spec.rollout.response_tokens, model.adapter.history_images)
+        fitting = tokens_per_frame(model.context_tokens, run.spec.rollout.response_tokens, model.adapter.images)
         cells = min(fitting, cells)
     return max(1, cells)
 
@@ -177,7 +177,7 @@ def _learner_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, fra
     """A micro-batch of as many frames and answers as its tokens hold. A sample that is longer goes alone."""
     spec = run.spec
     tokens = max(settings.tokens_per_micro_batch, spec.model.context_tokens)
-    shown = min(spec.model.context_tokens, spec.model.adapter.history_images * frame)
+    shown = min(spec.model.context_tokens, spec.model.adapter.images * frame)
     samples = -(-tokens // (shown + _LEAST_TEXT))
     visual = tokens * shown // (shown + _LEAST_TEXT)
     lora = settings.lora
@@ -189,7 +189,8 @@ def _learner_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, fra
         ranks=settings.ranks,
         tokens=tokens,
         patches=visual * shape.vision.merge**2,
-        responses=min(tokens, samples * spec.rollout.response_tokens),
+        # A sequence may hold an answer for each screen of its prompt.
+        responses=min(tokens, samples * spec.model.adapter.images * spec.rollout.response_tokens),
         width=_WIDTH[settings.dtype],
         lora=0 if lora is None else lora.rank,
         targets=targets,

@@ -209,11 +209,11 @@ class Episode:
             standing, reason = after_answer(standing, answer, task.max_steps, limits.max_parse_failures)
             if isinstance(answer, ParseFailure) or result is None:
                 self._steps.append(replace(step, parse_error=str(answer)))
-                history.append(Turn(seen, text, None))
+                history.append(Turn(seen, text, None, generation.ids))
             else:
                 seconds = time.perf_counter() - begun
                 self._steps.append(replace(step, reward=result.reward, note=result.note, seconds_environment=seconds))
-                history.append(Turn(seen, text, answer))
+                history.append(Turn(seen, text, answer, generation.ids))
                 if result.done and reason in (None, Reason.STEP_LIMIT):
                     reason = Reason.DONE
                 if reason is None:

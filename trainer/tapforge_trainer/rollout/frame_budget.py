@@ -34,8 +34,7 @@ def frame_pixels(run: TrainingRun) -> int:
     bound = (
         model.max_pixels
         or model.adapter.max_pixels
-        or _TOKEN_PIXELS
-        * tokens_per_frame(model.context_tokens, spec.rollout.response_tokens, model.adapter.history_images)
+        or _TOKEN_PIXELS * tokens_per_frame(model.context_tokens, spec.rollout.response_tokens, model.adapter.images)
     )
     # Other phones than those of this machine have the screens that they have.
     shown = max(screen.width * screen.height, model.min_pixels or 0)
@@ -50,7 +49,7 @@ def largest_frame(run: TrainingRun, folder: Path) -> tuple[int, int]:
     grid = VisionGrid.load(folder).bounded(
         model.min_pixels,
         model.max_pixels or model.adapter.max_pixels,
-        otherwise=tokens_per_frame(model.context_tokens, spec.rollout.response_tokens, model.adapter.history_images),
+        otherwise=tokens_per_frame(model.context_tokens, spec.rollout.response_tokens, model.adapter.images),
     )
     own = spec.environment.source.processes is not None
     return grid.fit(screen.width, screen.height) if own else grid.fit(*_LARGE_SCREEN)
@@ -58,7 +57,7 @@ def largest_frame(run: TrainingRun, folder: Path) -> tuple[int, int]:
 
 def screens_shown(run: TrainingRun) -> str:
     """How many screens a prompt shows, and how large they are at most, for people."""
-    pixels, images = frame_pixels(run), run.spec.model.adapter.history_images
+    pixels, images = frame_pixels(run), run.spec.model.adapter.images
     shown = "1 screen" if images == 1 else f"{images} screens"
     return f"{shown} per prompt, of at most {pixels:,} pixels ({pixels // _TOKEN_PIXELS:,} visual tokens of 32x32)"
 
@@ -98,4 +97,4 @@ def engine_frames_mib(run: TrainingRun) -> int:
     the context."""
     spec = run.spec
     frame = 3 * _TOKEN_PIXELS * spec.model.context_tokens / 2**20
-    return int(min(2048, max(256, frame * spec.engine.max_concurrent_sequences * spec.model.adapter.history_images)))
+    return int(min(2048, max(256, frame * spec.engine.max_concurrent_sequences * spec.model.adapter.images)))

@@ -13,7 +13,7 @@ def adapter_options(run: TrainingRun) -> dict[str, Any]:
     model, adapter = run.spec.model, run.spec.model.adapter
     return {
         "prompt": adapter.prompt,
-        "history_images": adapter.history_images,
+        "history_images": adapter.images,
         "history_steps": adapter.history_steps,
         "context_tokens": model.context_tokens,
         "response_tokens": run.spec.rollout.response_tokens,
@@ -21,6 +21,7 @@ def adapter_options(run: TrainingRun) -> dict[str, Any]:
         "max_pixels": model.max_pixels or adapter.max_pixels,
         "prompt_file": None if adapter.prompt_file is None else Path(adapter.prompt_file),
         "context": adapter.context,
+        "keep": None if adapter.history.blocks is None else adapter.history.blocks.keep,
     }
 
 

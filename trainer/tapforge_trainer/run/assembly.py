@@ -284,7 +284,7 @@ def engine_settings(
         enforce_eager=spec.engine.enforce_eager,
         colocated=_colocated(run, device),
         gpu_memory_share=gpu_share_of(run, device),
-        images_per_prompt=max(2, spec.model.adapter.history_images),
+        images_per_prompt=max(2, spec.model.adapter.images),
         largest_frame=largest_frame(run, folder),
         threads=spec.engine.threads or (_share(machine, spec.engine.replicas) if device == "cpu" else None),
         seed=spec.seed,

@@ -171,7 +171,7 @@ def _divides(model: ModelFacts, parallel: int) -> bool:
 
 def _model_odd(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
     spec = run.spec
-    context, answer, images = spec.model.context_tokens, spec.rollout.response_tokens, spec.model.adapter.history_images
+    context, answer, images = spec.model.context_tokens, spec.rollout.response_tokens, spec.model.adapter.images
     # The default is nobody's choice, also where an API server wrote it into the file.
     chosen = context != type(spec.model).model_fields["context_tokens"].default
     if chosen and model.positions is not None and context > model.positions:

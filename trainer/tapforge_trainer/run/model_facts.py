@@ -103,7 +103,7 @@ def _grid(run: TrainingRun, config: ModelConfig, folder: Path | None) -> tuple[V
     else:
         vision = shape_of(config).vision
         whole = VisionGrid(vision.patch, vision.merge, 1, _MOST_VISUAL)
-    otherwise = tokens_per_frame(model.context_tokens, spec.rollout.response_tokens, model.adapter.history_images)
+    otherwise = tokens_per_frame(model.context_tokens, spec.rollout.response_tokens, model.adapter.images)
     bounds = model.min_pixels, model.max_pixels or model.adapter.max_pixels
     return whole.bounded(*bounds, otherwise=otherwise), whole.bounded(*bounds, otherwise=whole.max_tokens)
 

@@ -83,7 +83,8 @@ def work_of(run: TrainingRun, shape: Shape, files: LocalFiles = NO_FILES) -> Wor
     return Work(
         Costs.of(shape),
         episodes=spec.rollout.groups_per_update * spec.rollout.group_size,
-        screens=spec.model.adapter.history_images,
+        screens=spec.model.adapter.images,
+        keep=None if spec.model.adapter.history.blocks is None else spec.model.adapter.history.blocks.keep,
         screen_tokens=frame,
         screen_patches=frame * shape.vision.merge**2,
         context_tokens=spec.model.context_tokens,

@@ -7,6 +7,8 @@
   under way, and each answer's cache. While an engine passes over prompts its answers stand still: one that does so for
   a share b of the time answers at 1 - b of its rate. How many answers are under way follows from how long they take
   (Little's law), so that both are found together.
+- With a history in blocks the learner has a sequence for each window, and an engine passes over what a step adds: its
+  screen and the answer before it, or after the window has moved all but the text.
 - With `maxStaleness` 0 the two take turns, and where they share GPUs; else the longer one decides.
 
 Neither boots, measurements and checkpoints are counted, nor what a network takes between nodes.
@@ -65,6 +67,8 @@ class Work:
     episodes: int
     #: of a prompt
     screens: int
+    #: of a history in blocks, those that are left when its window moves; None: the window slides
+    keep: int | None
     screen_tokens: int
     screen_patches: int
     context_tokens: int
@@ -116,28 +120,65 @@ def speed(work: Work, assumed: Assumed, card: CardSpeed, share: float) -> Speed:
 
 
 def prompt_tokens(work: Work, assumed: Assumed) -> int:
+    """Of a step; in blocks the mean of an episode."""
     shown = work.screens * work.screen_tokens + assumed.text_tokens
+    if work.keep is not None:
+        screens = sum(sum(window) for window in _windows(work, assumed)) / assumed.steps
+        shown = round(screens * work.screen_tokens + (screens - 1) * assumed.answer_tokens) + assumed.text_tokens
     return max(1, min(shown, work.context_tokens - assumed.answer_tokens))
 
 
+def _windows(work: Work, assumed: Assumed) -> list[list[int]]:
+    """Screens that an episode's steps show, by window in blocks."""
+    keep, found = work.keep or work.screens, [[1]]
+    for _ in range(assumed.steps - 1):
+        if (last := found[-1][-1]) < work.screens:
+            found[-1].append(last + 1)
+        else:
+            found.append([keep])
+    return found
+
+
+def _sequences(work: Work, assumed: Assumed) -> list[tuple[int, int, int]]:
+    """(tokens, answers, screens) of an episode's sequences for the learner."""
+    if work.keep is None:
+        length = prompt_tokens(work, assumed) + assumed.answer_tokens
+        return [(length, 1, work.screens)] * assumed.steps
+    turn = work.screen_tokens + assumed.answer_tokens
+    whole = [(window[-1] * turn + assumed.text_tokens, len(window), window[-1]) for window in _windows(work, assumed)]
+    return [(min(length, work.context_tokens), answers, screens) for length, answers, screens in whole]
+
+
+def _new_tokens(work: Work, assumed: Assumed) -> float:
+    """Of a step's prompt, that an engine has not in its cache."""
+    prompt = prompt_tokens(work, assumed)
+    if work.keep is None:
+        return (1 - assumed.cached) * prompt
+    turn, windows = work.screen_tokens + assumed.answer_tokens, _windows(work, assumed)
+    moved = sum(window[0] * turn for window in windows[1:])
+    added = windows[0][0] * work.screen_tokens + assumed.text_tokens + sum(len(one) - 1 for one in windows) * turn
+    return min(prompt, (moved + added) / assumed.steps)
+
+
 def learner_operations(work: Work, assumed: Assumed, tower: float = 1.0) -> float:
-    """Of an update, on all ranks together. Every sample's screens are counted: features are kept for some of them only.
-    `tower`: what an operation of the vision tower counts."""
-    samples = work.episodes * assumed.steps
-    length = prompt_tokens(work, assumed) + assumed.answer_tokens
-    forward = work.costs.text([length], assumed.answer_tokens)
-    backward = work.costs.backward([length], assumed.answer_tokens, (), weights=work.weights, tower=False)
-    seen = work.costs.vision([work.screen_patches] * work.screens)
-    frames = seen * (3 + work.more_forwards if work.tower else 1)
-    return samples * ((1 + work.more_forwards) * forward + backward + tower * frames)
+    """Of an update, on all ranks together. Every sequence's screens are counted: features are kept for some of them
+    only. `tower`: what an operation of the vision tower counts."""
+    total = 0.0
+    for length, answers, screens in _sequences(work, assumed):
+        said = answers * assumed.answer_tokens
+        forward = work.costs.text([length], said)
+        backward = work.costs.backward([length], said, (), weights=work.weights, tower=False)
+        frames = work.costs.vision([work.screen_patches] * screens) * (3 + work.more_forwards if work.tower else 1)
+        total += (1 + work.more_forwards) * forward + backward + tower * frames
+    return work.episodes * total
 
 
 def _rollout(work: Work, assumed: Assumed, card: CardSpeed, share: float) -> tuple[float, float, float]:
     """(seconds of an update's episodes, seconds of a step, share of an engine's time in passes over prompts)."""
     prompt = prompt_tokens(work, assumed)
-    new = (1 - assumed.cached) * prompt
+    new = _new_tokens(work, assumed)
     text = new * work.costs.token + work.costs.square * (prompt**2 - (prompt - new) ** 2)
-    seen = work.costs.vision([work.screen_patches] * work.screens)
+    seen = work.costs.vision([work.screen_patches] * (work.screens if work.keep is None else 1))
     reach = card.peak * work.tensor_parallel * min(1.0, share * _PREFILL)
     passing = text / reach + seen * _PREFILL / _TOWER / reach
     rate = card.bandwidth * _READING * work.tensor_parallel

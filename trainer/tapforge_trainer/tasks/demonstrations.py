@@ -81,7 +81,7 @@ class _Episode:
         self.frames.update((frame.name, frame) for frame in prompt.frames)
         length = prompt.expanded_length + len(answer)
         self.samples.append(Sample(name, name, (*prompt.ids, *answer), length, shown, (span,)))
-        self.history.append(Turn(seen, agent.decode(answer), action))
+        self.history.append(Turn(seen, agent.decode(answer), action, answer))
 
 
 def _on_phone(
