@@ -160,6 +160,11 @@ class Learner(Spec):
         None,
         description="keep only each layer's input and compute the rest again in the backward pass; without it on GPUs",
     )
+    checkpointed_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0,
+        description="with activationCheckpointing, the share of the layers (the first ones) that it is for; the others "
+        "keep what their backward pass needs, which is faster and takes memory",
+    )
     gradient_accumulation: Literal["sharded", "unsharded"] | None = Field(
         None,
         description="sharded: ranks reduce gradients after every micro-batch and keep a share each; unsharded: once "

@@ -94,6 +94,21 @@ def test_advice_is_true(name: str, overrides: tuple[str, ...], card: str) -> Non
     assert (code, plan["fits"]) == ((2, False) if "that takes" in line else (0, True))
 
 
+@pytest.mark.parametrize(("card", "share"), [("80GiB", 0.75), ("141GiB", 0.5)])
+def test_a_run_with_room_is_told_what_is_faster_and_fits(card: str, share: float) -> None:
+    name = "run-qwen3-vl-8b.yaml"
+    code, plan = document(name, "--gpu-memory", card)
+    (line,) = plan["faster"]
+    advised = shlex.split(line.partition("fits with ")[2].partition(",")[0])
+    assert code == 0 and advised == ["--set", f"spec.learner.checkpointedShare={share}"]
+    code, better = document(name, *advised, "--gpu-memory", card)
+    assert (code, better["fits"], better["faster"]) == (0, True, [])
+    assert better["roles"]["learner"]["peak_bytes"] > plan["roles"]["learner"]["peak_bytes"]
+    code, more = document(name, "--set", f"spec.learner.checkpointedShare={share - 0.25}", "--gpu-memory", card)
+    assert code == 2 and not more["fits"]
+    assert "learner.checkpointedShare=" in more["advice"][0]
+
+
 @pytest.mark.parametrize("name", GPU_SAMPLES)
 @pytest.mark.parametrize("card", ["40GiB", "24GiB", "16GiB", "12GiB", "8GiB"])
 @pytest.mark.parametrize(
@@ -232,6 +247,7 @@ def test_any_run_that_the_api_takes_ends_in_an_estimate(data: st.DataObject) -> 
         "learner.ranks": draw(st.sampled_from([1, 2, 7, 64])),
         "learner.tokensPerMicroBatch": draw(st.integers(64, 2_000_000)),
         "learner.activationCheckpointing": draw(st.sampled_from(["true", "false", "null"])),
+        "learner.checkpointedShare": draw(st.sampled_from([0.01, 0.5, 1.0])),
         "learner.gradientAccumulation": draw(st.sampled_from(["sharded", "unsharded", "null"])),
         "learner.cpuOffload": draw(st.sampled_from(["true", "false"])),
         "learner.reshardAfterForward": draw(st.sampled_from(["true", "false"])),

@@ -56,6 +56,8 @@ FEW_LAYERS = [
     ("qwen3-vl-2b", {"lora": 64, "entropy_gradient": True, "tokens": 2048, "patches": 1024, "responses": 440}),
     pytest.param("qwen3-vl-2b", {"freeze_vision": False}, marks=pytest.mark.long),
     pytest.param("qwen2.5-vl-7b", {"freeze_vision": False, "activation_checkpointing": False}, marks=pytest.mark.long),
+    ("qwen3-vl-8b", {"checkpointed_share": 0.5, "tokens": 4096}),
+    pytest.param("qwen2.5-vl-7b", {"freeze_vision": False, "checkpointed_share": 0.5}, marks=pytest.mark.long),
 ]
 
 
@@ -90,6 +92,9 @@ A_THIRD = [
     ("qwen3-vl-8b", {"freeze_vision": False, "tokens": 16384, "patches": 30912}),
     ("qwen3-vl-8b", {"activation_checkpointing": False}),
     ("qwen3-vl-8b", {"reshard_after_forward": False}),
+    ("qwen3-vl-8b", {"checkpointed_share": 0.5, "accumulates": True}),
+    ("qwen3-vl-8b", {"checkpointed_share": 0.25, "reshard_after_forward": False}),
+    ("qwen3-vl-8b", {"lora": 64, "checkpointed_share": 0.5}),
     ("qwen3-vl-8b", {"lora": 64, "activation_checkpointing": False}),
     ("qwen2.5-vl-7b", {"freeze_vision": False}),
     ("qwen2.5-vl-3b", {"freeze_vision": False, "tokens": 16384}),

@@ -18,6 +18,7 @@ from tapforge_trainer.algorithms.objective import Anchor, Counts, Objective
 from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.frames.handles import FramesLost
 from tapforge_trainer.learner.batches import TokenBatch, plan_micro_batches
+from tapforge_trainer.learner.families.build import transformer_layers, vision_blocks
 from tapforge_trainer.learner.rank import MiniBatch, Rank
 from tapforge_trainer.placement.settings import UpdateSettings
 from tapforge_trainer.records import Sample
@@ -63,11 +64,16 @@ def test_a_frozen_tower_stays_and_the_rest_learns_the_same(tiny: Tiny) -> None:
 def test_recomputed_activations_change_nothing(tiny: Tiny) -> None:
     samples, frames = tiny.mixed()
     found = []
-    for recompute in (False, True):
-        with one_rank(tiny, activation_checkpointing=recompute) as rank:
+    for share in (0.0, 0.5, 1.0):
+        with one_rank(tiny, activation_checkpointing=share > 0, checkpointed_share=share or 1.0) as rank:
+            layers, blocks = transformer_layers(rank.policy.model), vision_blocks(rank.policy.model)
+            for stack in (layers, blocks):
+                again = round(share * len(stack))
+                assert [one.gradient_checkpointing for one in stack] == [k < again for k in range(len(stack))]
             found.append(learn(rank, tiny, samples, frames))
     for name, tensor in found[0].items():
         assert torch.allclose(tensor, found[1][name], atol=1e-6), name
+        assert torch.allclose(tensor, found[2][name], atol=1e-6), name
 
 
 @pytest.mark.parametrize("freeze", [True, False])

@@ -24,6 +24,8 @@ from .estimate import Estimate
 
 #: changes of one combination
 MOST: Final = 4
+#: of the layers whose activations are computed again, that are tried beside all and none
+SHARES: Final = (0.25, 0.5, 0.75)
 #: tokens of a prompt that its text keeps where its context is made shorter: system prompt, goal, earlier answers
 TEXT: Final = 1000
 #: of a screen whose text can still be read
@@ -56,11 +58,29 @@ def advice(run: TrainingRun, now: Estimate, again: Estimator) -> tuple[str, ...]
     )
 
 
+def faster(run: TrainingRun, now: Estimate, again: Estimator) -> tuple[str, ...]:
+    """Overrides with which a run that fits computes less again and fits all the same, the least; empty: none."""
+    load = now.learner
+    if not (now.fits and load.activation_checkpointing):
+        return ()
+    search = _Search(run, again)
+    none = (("learner.activationCheckpointing=false",), 0.0)
+    passes = (2 if load.lora else 3) + load.checkpointed_share  # in forward passes: itself, what comes back, backward
+    options = [none, *(((f"learner.checkpointedShare={one:g}",), one) for one in SHARES)]
+    for overrides, share in options:
+        if share < load.checkpointed_share and search.fits(overrides):
+            less = (load.checkpointed_share - share) / passes
+            return (f"it also fits with {search.said(overrides)}, which computes about {less:.0%} less in an update",)
+    return ()
+
+
 def changes(run: TrainingRun, now: Estimate) -> Iterator[Change]:
     """Those that change something in this run, in the order in which they are tried."""
     spec, load = run.spec, now.learner
-    if not load.activation_checkpointing:
-        yield _one("learner.activationCheckpointing=true")
+    share = load.checkpointed_share if load.activation_checkpointing else 0.0
+    on = () if load.activation_checkpointing else ("learner.activationCheckpointing=true",)
+    if more := [one for one in (*SHARES, 1.0) if one > share]:
+        yield Change(tuple((*on, f"learner.checkpointedShare={one:g}") for one in more))
     if not load.sharded_gradients:
         yield _one("learner.gradientAccumulation=sharded")
     if not load.reshard_after_forward:
@@ -183,6 +203,9 @@ class _Search:
             else:
                 levels[number] = strongest
         return overrides()
+
+    def fits(self, overrides: tuple[str, ...]) -> bool:
+        return self._outcome(overrides)[0]
 
     def said(self, overrides: tuple[str, ...]) -> str:
         said, more = " ".join(f"--set spec.{override}" for override in overrides), self._outcome(overrides)[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from ..model_source.hub import cached_snapshot
 from ..rollout.frame_budget import episode_bytes
 from ..run.assembly import ConfigurationError
 from ..tasks.selection import training_tasks
-from .advice import advice
+from .advice import advice, faster
 from .estimate import UnknownCard, card_of, estimate
 from .known import config_of, published
 from .learner import LearnerLoad, Moment
@@ -44,12 +45,13 @@ def plan_memory(run: TrainingRun, options: MemoryOptions) -> tuple[str, bool]:
         card = card_of(run, options.gpu_memory)
         held = held_frames(run)
         found = estimate(run, shape, card, held_frames=held)
-        advised = advice(run, found, lambda other: estimate(other, shape, card, held_frames=held))
+        again = partial(estimate, shape=shape, card=card, held_frames=held)
+        advised, quicker = advice(run, found, again), faster(run, found, again)
         recorded = measured(options.measured) if options.measured is not None else None
         traced = _trace(found.learner, config) if options.trace else None
     except (FolderError, UnknownCard, ValueError) as error:
         raise ConfigurationError(str(error)) from error
-    figures = Figures(options.disk_rate, options.tokens_per_second, recorded, traced)
+    figures = Figures(options.disk_rate, options.tokens_per_second, recorded, traced, quicker)
     fits = found.fits and cluster_gpus_error(run.spec) is None
     if options.output == "json":
         document: dict[str, Any] = as_json(run, found, advised, figures)

@@ -198,6 +198,7 @@ def _learner_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, fra
         reference=settings.reference,
         entropy_gradient=spec.algorithm.loss.entropy_bonus > 0,
         activation_checkpointing=settings.activation_checkpointing,
+        checkpointed_share=settings.checkpointed_share,
         sharded_gradients=settings.sharded_gradients,
         cpu_offload=settings.cpu_offload,
         reshard_after_forward=settings.reshard_after_forward,

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..learner.families import LayerShape, Shape
+from ..learner.families.build import checkpointed
 
 CATEGORIES: Final = (
     "weights",
@@ -78,6 +79,8 @@ class LearnerLoad:
     #: the loss has an entropy bonus
     entropy_gradient: bool = False
     activation_checkpointing: bool = True
+    #: of the layers, the first ones
+    checkpointed_share: float = 1.0
     sharded_gradients: bool = True
     cpu_offload: bool = False
     reshard_after_forward: bool = True
@@ -131,6 +134,8 @@ class _Group:
     passing: int = 0
     #: parameters whose gradients are there at its widest moment
     first: int = 0
+    #: of what it needs its input alone is kept
+    again: bool = False
 
     @property
     def size(self) -> int:
@@ -182,7 +187,7 @@ def _passes(load: LearnerLoad, static: Moment) -> Iterator[Moment]:
     saved = width * shape.hidden * ((1 + vision.deepstack) * _visual_tokens(load) + load.responses)
     saved += 2 * width * shape.attention.head_dim * load.tokens + (0 if load.freeze_vision else _mergers(load))
     walked = [*embedding, *blocks, *layers]
-    keeps = [group.kept if load.activation_checkpointing else max(group.kept, group.needed) for group in walked]
+    keeps = [group.kept if group.again else max(group.kept, group.needed) for group in walked]
     whole = 0 if reshards else width * sum(group.size for group in walked)
 
     # Pieces of the head's logits, and the gradients of its weight: of earlier pieces, of this one, and their sum.
@@ -217,7 +222,7 @@ def _passes(load: LearnerLoad, static: Moment) -> Iterator[Moment]:
         # end of the pass it is the other way round, and the weights have been given up before gradients are reduced.
         yield inside.plus(
             f"backward of {group.name}",
-            activations=group.needed if load.activation_checkpointing else 0,
+            activations=group.needed if group.again else 0,
             unsharded=width * group.size if reshards else whole,
             gradients=width * group.first,
             temporary=group.passing,
@@ -281,20 +286,28 @@ def _groups(load: LearnerLoad) -> tuple[_Group, list[_Group], list[_Group], list
         needed = int(_block_bytes(load) * load.patches)
         passing = 2 * load.width * vision.intermediate * load.patches
         first = vision.width * vision.intermediate
-        blocks = [_Group("a vision block", vision.block, 0, needed, kept, passing, first)] * vision.depth
+        again = _again(load, vision.depth)
+        blocks = [
+            _Group("a vision block", vision.block, 0, needed, kept, passing, first, number < again)
+            for number in range(vision.depth)
+        ]
     tied = shape.embedding if shape.tied else 0
     root = _of("the root", rest + tied, full)
     embedding = [] if shape.tied else [_of("the embedding", shape.embedding, full)]
     kept = load.width * shape.hidden * load.tokens
-    layers = []
-    for layer, adapters in zip(shape.layers, load.adapters, strict=True):
+    layers, again = [], _again(load, len(shape.layers))
+    for number, (layer, adapters) in enumerate(zip(shape.layers, load.adapters, strict=True)):
         needed = int(_layer_bytes(load, layer) * load.tokens)
         # gradients of its MLP's two products; of an adapted one by both ways, and their sum
         passing = (3 if load.lora else 2) * load.width * layer.intermediate * load.tokens
         trained, frozen = (adapters, layer.parameters) if load.lora else (layer.parameters, 0)
         first = 0 if load.lora else layer.parameters if layer.sparse else shape.hidden * layer.intermediate
-        layers.append(_Group("a layer", trained, frozen, needed, kept, passing, first))
+        layers.append(_Group("a layer", trained, frozen, needed, kept, passing, first, number < again))
     return root, blocks, embedding, layers, _of("the head", shape.head, full)
+
+
+def _again(load: LearnerLoad, layers: int) -> int:
+    return checkpointed(layers, load.checkpointed_share) if load.activation_checkpointing else 0
 
 
 def _of(name: str, size: int, trained: bool) -> _Group:

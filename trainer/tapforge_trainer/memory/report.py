@@ -28,6 +28,8 @@ class Figures:
     measured: tuple[str, float, float] | None = None
     #: the fullest moment of a learner rank alone, as traced
     traced: Moment | None = None
+    #: what would be faster and fits as well
+    faster: tuple[str, ...] = ()
 
 
 def measured(folder: Path) -> tuple[str, float, float]:
@@ -81,6 +83,7 @@ def as_json(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Fig
         "learner_tokens_per_hour": figures.tokens_per_second * 3600 if figures.tokens_per_second else None,
         "traced": None if figures.traced is None else _traced(e, figures.traced),
         "advice": list(advice),
+        "faster": list(figures.faster),
     }
 
 
@@ -128,9 +131,8 @@ def render(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Figu
     missing = [] if lacking is None else [f"too few: {lacking}"]
     problems = [f"{names[role.role]}: {role.problem}" for role in e.roles if role.problem]
     text = [f"{name:<{width}}  {value}" for name, value in lines.items()]
-    return "\n".join(
-        [*table, "", *text, *missing, *(f"too much: {p}" for p in problems), *(f"advice: {a}" for a in advice)]
-    )
+    said = [*(f"advice: {one}" for one in advice), *(f"faster: {one}" for one in figures.faster)]
+    return "\n".join([*table, "", *text, *missing, *(f"too much: {problem}" for problem in problems), *said])
 
 
 def _frames(e: Estimate) -> str:

@@ -105,6 +105,7 @@ def _traced(load: LearnerLoad, folder: Path, micro_batches: int) -> Traced:
         freeze_vision=load.freeze_vision,
         lora=LoraSettings(load.lora, 2.0 * load.lora, load.targets) if load.lora else None,
         activation_checkpointing=load.activation_checkpointing,
+        checkpointed_share=load.checkpointed_share,
         sharded_gradients=load.sharded_gradients,
         reshard_after_forward=load.reshard_after_forward,
     )

@@ -110,6 +110,8 @@ class LearnerSettings:
     critic: CriticSettings | None = None
     #: keep only the layers' inputs and compute the rest again in the backward pass: less memory, a third more work
     activation_checkpointing: bool = False
+    #: of the layers, the first ones, that this is for
+    checkpointed_share: float = 1.0
     #: reduce gradients after every micro-batch and keep a share of them, instead of all of them until the step
     sharded_gradients: bool = False
     #: master weights, gradients and moments are in the host's memory

@@ -350,6 +350,7 @@ def learner_settings(
         activation_checkpointing=device == "cuda"
         if spec.learner.activation_checkpointing is None
         else spec.learner.activation_checkpointing,
+        checkpointed_share=spec.learner.checkpointed_share,
         sharded_gradients=(spec.learner.gradient_accumulation or ("sharded" if device == "cuda" else "unsharded"))
         == "sharded",
         cpu_offload=spec.learner.cpu_offload,

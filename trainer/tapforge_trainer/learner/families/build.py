@@ -30,12 +30,21 @@ def build(
     if settings.activation_checkpointing:
         # Per language layer, and per vision block of a tower that learns.
         model.gradient_checkpointing_enable({"use_reentrant": False})
+        for stack in (transformer_layers(model), vision_blocks(model)):
+            for one in stack[checkpointed(len(stack), settings.checkpointed_share) :]:
+                one.gradient_checkpointing = False
     from tapforge_trainer.learner.linear import accelerate
     from tapforge_trainer.learner.packed import PackedPolicy
 
     if settings.device == "cpu":
         accelerate(model)
     return PackedPolicy(model, family.vision_arguments, form, vocabulary, freeze_vision=settings.freeze_vision)
+
+
+def checkpointed(layers: int, share: float) -> int:
+    """How many of the layers, the first ones, keep their inputs alone: at least one. The backward pass begins with the
+    last ones, so that what they keep is gone before an earlier layer is computed again."""
+    return max(1, round(share * layers))
 
 
 def transformer_layers(model: Any) -> list[nn.Module]:
