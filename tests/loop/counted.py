@@ -98,6 +98,7 @@ class Policy:
         #: whether engines that share the learner's GPUs would sleep
         self.asleep = False
         self.on_sync: Callable[[], None] = lambda: None
+        self.proof_prompts = ""
         #: why learner and engines can't be used again
         self.lost: Exception | None = None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from whole import PHONES, SICK, Run, restarts
 
@@ -55,6 +57,18 @@ def test_it_goes_on_where_it_stopped(trained: Run, interrupted: Run, resumed: Ru
     first = trained.state["first_proof"]
     assert first["gap_tokens"] >= 48 and resumed.state["first_proof"] == interrupted.state["first_proof"] == first
     assert resumed.summary["episodes"] > interrupted.state["episodes"] > trained.summary["episodes"]
+
+
+def test_syncs_are_proved_by_the_same_recorded_prompts_in_all_sessions(
+    trained: Run, interrupted: Run, resumed: Run
+) -> None:
+    files = [run.folder / "proof" / "prompts.json" for run in (trained, interrupted, resumed)]
+    assert len({file.read_bytes() for file in files}) == 1
+    steps = {tuple(s.generation.prompt_ids) for e in trained.recording("rollout").episodes() for s in e.steps}
+    assert all(tuple(one["ids"]) in steps and one["frames"] for one in json.loads(files[0].read_text()))
+    assert trained.state["proof_prompts"] == resumed.state["proof_prompts"] != ""
+    (tokens,) = {event["learner"]["gap_tokens"] for event in resumed.events("update")}
+    assert tokens == trained.state["first_proof"]["gap_tokens"] == 16 * (3 + 2)
 
 
 def test_a_logger_has_every_update_of_all_sessions_once(resumed: Run) -> None:

@@ -40,6 +40,7 @@ from .run import assembly
 from .run.context import RunContext
 from .run.evaluation import measure
 from .run.folder import ROLLOUT, read_events
+from .run.proof_prompts import adopt
 from .run.restarting import restart
 from .run.saving import checkpoint_due, save
 from .run.shutdown import Interrupted, StopReason, unless_stopped
@@ -107,6 +108,7 @@ async def _reinforce(context: RunContext, progress: Progress) -> None:
                     continue
                 metrics["seconds_learn"] = time.monotonic() - started
                 metrics["seconds_prepare"] = building + metrics.get("seconds_prepare", 0.0)
+                await adopt(context, groups, held, rollout.recorded)
                 metrics |= await rollout.sync()
             elif facts is not None:
                 context.policy.wake_engines()

@@ -84,6 +84,9 @@ class Policy:
         self._placement = Placement()
         #: of the KL term; None: there is none
         self._reference: Path | None = None
+        #: of the run itself, by which syncs are proved, and a name for them; (): a made-up episode
+        self.recorded_prompts: tuple[Prompt, ...] = ()
+        self.proof_prompts = ""
         self._restarts = RestartBudget(settings.engine.restarts_per_hour if settings.engine is not None else 0)
 
     async def start_ray(self) -> None:
@@ -239,6 +242,20 @@ class Policy:
                 except EngineDied:  # all of them; as often as they may be started again
                     await self._engines.any_up()
 
+    def prove_with(self, prompts: tuple[Prompt, ...], name: str) -> None:
+        """The next sync, and those after it, are proved by these recorded prompts."""
+        self.recorded_prompts, self.proof_prompts, self._probe = prompts, name, None
+
+    @property
+    def longest_proof_prompt(self) -> int:
+        """Tokens, as the engine sees it."""
+        from .learner.frame_store import PixelFormat
+        from .sync.proof import longest_prompt
+
+        engine = self.settings.engine
+        assert engine is not None
+        return longest_prompt(engine, PixelFormat.of_folder(Path(engine.model)))
+
     async def _feed(self) -> None:
         """Gives engines weights that were started again while no other one lived, or that sleep for nothing."""
         from .engine.client import EngineDied
@@ -262,7 +279,7 @@ class Policy:
         engine = self.settings.engine
         assert engine is not None
         if self._probe is None:
-            self._probe = probe_of(engine, self._learner.form, self.settings.episode)
+            self._probe = probe_of(engine, self._learner.form, self.settings.episode, self.recorded_prompts)
         return await synchronize(
             self._learner,
             self._engines,

@@ -55,6 +55,45 @@ def test_in_the_shortest_context_the_largest_prompt_fills_it() -> None:
             probe_of(form, least - 1)
 
 
+def recorded(count: int, length: int) -> list[Prompt]:
+    shown = FittedFrame.of(np.zeros((32, 64, 3), np.uint8))
+    return [Prompt((k, START, IMAGE, END), (shown,), length) for k in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("statistical", "count", "asked"), [(True, 16, 16), (True, 3, 16), (False, 16, 2), (False, 1, 1)]
+)
+def test_recorded_prompts_take_the_place_of_what_is_made_up(statistical: bool, count: int, asked: int) -> None:
+    made_up = recorded(2, 40)
+    probe = make_probe(
+        TINY,
+        tuple(range(300)),
+        IMAGE,
+        START,
+        END,
+        2048,
+        statistical=statistical,
+        episode=made_up,
+        recorded=[*recorded(count, 1900), *recorded(2, 2040)],
+    )
+    assert probe.episode == () and len(probe.prompts) == 3 + asked, "those that leave no room are left out"
+    assert [ids[0] for ids, _ in probe.prompts[3:]] == [k % count for k in range(asked)]
+    if statistical:
+        assert asked * probe.answer >= STATISTICS and probe.scored
+    none = make_probe(
+        TINY,
+        tuple(range(300)),
+        IMAGE,
+        START,
+        END,
+        2048,
+        statistical=statistical,
+        episode=made_up,
+        recorded=recorded(2, 2048),
+    )
+    assert len(none.prompts) * none.answer >= (STATISTICS if statistical else 3)
+
+
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=4), st.integers(0, 400))
 def test_the_longest_gives_way_first(wanted: list[int], room: int) -> None:
     found = shrunk(wanted, room)

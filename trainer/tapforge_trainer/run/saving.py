@@ -33,7 +33,7 @@ async def save(context: RunContext, progress: Progress, *, wait: bool = False) -
     """A checkpoint from which the next update can be made. It is written while the run goes on. `wait`: until it is
     complete."""
     session = time.monotonic() - context.telemetry.started
-    progress.first_proof = context.policy.proofs.first
+    progress.first_proof, progress.proof_prompts = context.policy.proofs.first, context.policy.proof_prompts
     view, budget = context.telemetry.view, context.judge_budget
     view.judge_tokens, view.judge_money = progress.judge_tokens, progress.judge_money = budget.tokens, budget.money
     state = asdict(replace(progress, seconds_earlier=progress.seconds_earlier + session))

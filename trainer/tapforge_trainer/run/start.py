@@ -45,7 +45,7 @@ from ..tasks.selection import training_tasks
 from ..telemetry.progress import Progress, newest_checkpoint
 from ..telemetry.start_progress import waiting_shown
 from ..telemetry.telemetry import Telemetry
-from . import assembly
+from . import assembly, proof_prompts
 from .assembly import ConfigurationError, RolloutSetup, SetupError
 from .context import RunContext
 from .fleet import written
@@ -126,8 +126,11 @@ async def running(
     try:
         await _start(run, policy, rollouts, source, telemetry, stop, engines=engines)
         progress, warm_started_from = await resumed_from(run, policy, uid) if learner and resume else (None, "")
+        if learner and (prompts := await asyncio.to_thread(proof_prompts.kept, folder)):
+            policy.prove_with(prompts, proof_prompts.name_of(prompts))
         if progress is not None:
-            policy.proofs.first = progress.first_proof
+            if progress.proof_prompts == policy.proof_prompts:
+                policy.proofs.first = progress.first_proof
             telemetry.view.resume(progress, await asyncio.to_thread(newest_checkpoint, policy.settings.place))
         setup = await _connect(run, policy, rollouts, stop, started, engines=engines)
         writes = written(rollouts.slots, folder) if engines else nullcontext()

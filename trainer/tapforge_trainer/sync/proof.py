@@ -4,23 +4,26 @@ Three prompts: one with a small frame, one with two, and one with the largest fr
 longer than 128 tokens. An engine that encodes or places far patches in another way than the learner shows at that
 frame alone. In a short context the texts shrink, the longest first; a large frame becomes as large as there is room,
 and a second one that has no room is left out. What has to fit is one small frame and an answer: `least_context`.
-Beside them are steps of a made-up episode, as the run's adapter prompts for them (`agents/made_up.py`): its marks, its
-texts and the frames of its history.
+Beside them are steps of an episode, as the run's adapter prompts for them: its marks, its texts and the frames of its
+history. Before a run has played they are of a made-up one (`agents/made_up.py`), from then on they are prompts that the
+run itself has recorded, those with the most visual tokens, for ever the same (`run/proof_prompts.py`).
 
 How many tokens a proof needs is said by the number format:
 
-- In fp32 each token decides (`agreement.py`): each prompt is answered with `PROBE_TOKENS`, and the episode's steps are
-  in a session's first proof alone. More would find nothing more, and each sync of a small run would wait for them.
-- In bf16 and fp16 statistics decide: the prompts come again with other words until there are `STATISTICS` tokens, with
-  answers of up to 64, and the episode's steps are in every proof. An 8B on a GPU needs a second or two for them, of
-  updates that take minutes. Both sides score as many tokens of given texts as well, the same ones in every proof: of
-  these it is known how both have changed.
+- In fp32 each token decides (`agreement.py`): each prompt is answered with `PROBE_TOKENS`. The steps of a made-up
+  episode are in a session's first proof alone, of recorded ones `_FEW` are in every one: more would find nothing more,
+  and each sync of a small run would wait for them.
+- In bf16 and fp16 statistics decide: there are `STATISTICS` tokens at least, in answers of up to 64 to the recorded
+  prompts, before there are any to the three, which come again with other words, and to the made-up episode on top. Both
+  sides score as many tokens of given texts as well, the same ones in every proof: of these it is known how both have
+  changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +44,8 @@ _ANSWER = 64
 #: of a text that is scored, at most: an engine has logits of a whole prompt at once, for which it has set no memory
 #: apart. With a small frame that are some 200 tokens, 120 MiB at a vocabulary of 152,000
 _SCORED = 128
+#: recorded prompts of a proof where each token decides
+_FEW = 2
 #: tokens before and after a frame
 _ENCLOSED = 2
 #: tokens of the prompts' texts, around and between their frames
@@ -83,7 +88,24 @@ def least_context(form: PixelFormat) -> int:
     return PROBE_TOKENS + _visible(form, [_size(form, 1)])
 
 
-def probe_of(engine: EngineSettings, form: PixelFormat, episode: Sequence[Prompt] = ()) -> Probe:
+def answer_tokens(form: PixelFormat, context_tokens: int, *, statistical: bool) -> int:
+    """Of each answer of a proof."""
+    room = context_tokens - _visible(form, [_size(form, 1)])
+    return max(PROBE_TOKENS, min(_ANSWER, context_tokens // 16, room)) if statistical else PROBE_TOKENS
+
+
+def longest_prompt(engine: EngineSettings, form: PixelFormat) -> int:
+    """Tokens of a prompt that leaves room for a proof's answer."""
+    return engine.context_tokens - answer_tokens(form, engine.context_tokens, statistical=_statistical(engine))
+
+
+def _statistical(engine: EngineSettings) -> bool:
+    return engine.dtype != "float32"
+
+
+def probe_of(
+    engine: EngineSettings, form: PixelFormat, episode: Sequence[Prompt] = (), recorded: Sequence[Prompt] = ()
+) -> Probe:
     """The probe of a run's engines."""
     config = ModelConfig.of_folder(Path(engine.model))
     return make_probe(
@@ -94,8 +116,9 @@ def probe_of(engine: EngineSettings, form: PixelFormat, episode: Sequence[Prompt
         config.vision_end,
         engine.context_tokens,
         engine.largest_frame,
-        statistical=engine.dtype != "float32",
+        statistical=_statistical(engine),
         episode=episode,
+        recorded=recorded,
     )
 
 
@@ -110,17 +133,17 @@ def make_probe(
     *,
     statistical: bool = False,
     episode: Sequence[Prompt] = (),
+    recorded: Sequence[Prompt] = (),
 ) -> Probe:
     """`largest`: width and height of a fitted frame, pixels; None: all frames are small, that is as small as the
     model's image processor leaves them alone. The context has `least_context`. `statistical`: the number format is
-    narrower than fp32. `episode`: prompts of a made-up one; those that leave no room for an answer are left out."""
+    narrower than fp32. `episode`: prompts of a made-up one; `recorded`: of the run, in their place. Those that leave no
+    room for an answer are left out."""
     if context_tokens < least_context(form):
         raise ValueError(
             f"a context of {context_tokens} tokens is too short for a probe: {least_context(form)} at least"
         )
-    answer = PROBE_TOKENS
-    if statistical:
-        answer = max(answer, min(_ANSWER, context_tokens // 16, context_tokens - _visible(form, [_size(form, 1)])))
+    answer = answer_tokens(form, context_tokens, statistical=statistical)
     sizes = [_size(form, 0), _size(form, 1), _shrunk(form, largest, context_tokens - answer)]
     frames = [_pattern(*size, k) for k, size in enumerate(sizes)]
     marked = (vision_start, image_id, vision_end)
@@ -131,7 +154,9 @@ def make_probe(
 
     prompts: list[tuple[tuple[int, ...], tuple[str, ...]]] = []
     repeat = 0
-    while not prompts or (statistical and len(prompts) * answer < STATISTICS):
+    steps = [one for one in recorded or episode if one.expanded_length + answer <= context_tokens]
+    asked = bool(recorded and steps)
+    while not prompts or (statistical and not asked and len(prompts) * answer < STATISTICS):
         for wanted, shown in zip(_TEXTS, ((0,), (0, 1), (2,)), strict=True):
             room = context_tokens - answer - _visible(form, [sizes[k] for k in shown])
             if room < 0:
@@ -147,14 +172,16 @@ def make_probe(
         if scored >= PROBE_TOKENS
         else []
     )
-    steps = [one for one in episode if one.expanded_length + answer <= context_tokens]
+    as_asked = [(tuple(one.ids), tuple(frame.name for frame in one.frames)) for one in steps]
+    if asked:
+        prompts += islice(cycle(as_asked), -(-STATISTICS // answer) if statistical else min(_FEW, len(steps)))
     return Probe(
         tuple(prompts),
         {frame.name: frame for frame in (*frames, *(frame for one in steps for frame in one.frames))},
         image_id,
         form,
         answer,
-        tuple((tuple(one.ids), tuple(frame.name for frame in one.frames)) for one in steps),
+        () if asked else tuple(as_asked),
         statistical,
         tuple(texts),
         scored if texts else 0,

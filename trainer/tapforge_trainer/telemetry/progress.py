@@ -73,6 +73,8 @@ class Progress:
     before: dict[str, Any] = field(default_factory=dict)
     #: figures of the run's first proof of a weight sync, `sync/agreement.py:figures`; None: there was none
     first_proof: dict[str, float] | None = None
+    #: by which recorded prompts that was, `run/proof_prompts.py:name_of`; "": by made-up ones
+    proof_prompts: str = ""
     #: that judges used, prompts and answers; and what they cost
     judge_tokens: int = 0
     judge_money: float = 0.0
@@ -101,6 +103,7 @@ _STAYS: Final = frozenset(
         "spec",
         "before",
         "first_proof",
+        "proof_prompts",
         "starts",
         "seconds_earlier",
         "seconds_start",
