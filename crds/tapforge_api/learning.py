@@ -229,6 +229,13 @@ class Engine(Spec):
 class Sync(Spec):
     """How new weights reach the engines, and how far the two sides may differ."""
 
+    lora: Literal["merged", "adapter"] = Field(
+        "merged",
+        description="with model.lora, what engines get. merged: whole weights with the adapters added, which rounds "
+        "small changes away in bfloat16. adapter: the adapters alone, a fiftieth of the bytes, which engines add to "
+        "each layer's output",
+    )
+
     mid_episode: bool = Field(
         True, description="new weights arrive while episodes run; otherwise no episode sees two versions"
     )

@@ -119,6 +119,11 @@ class TrainingRunSpec(Spec):
             ),
         ),
         Rule(
+            message="sync.lora adapter needs model.lora: without adapters engines get whole weights",
+            cel="self.sync.lora != 'adapter' || has(self.model.lora)",
+            holds=lambda o: o.sync.lora != "adapter" or o.model.lora is not None,
+        ),
+        Rule(
             message="evaluation.judged needs rewards.success, the stream that says how episodes ended",
             cel="!self.evaluation.judged || has(self.rewards.success)",
             holds=lambda o: not o.evaluation.judged or o.rewards.success is not None,

@@ -97,6 +97,23 @@ def test_the_loss_is_told_as_it_is_written(loss: str, words: str) -> None:
     assert words in plan(run(f"algorithm.loss={loss}")).algorithm
 
 
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["sync.lora=adapter", "model.lora.rank=48"], "adapters    of rank 48; engines get them alone, as rank 64,"),
+        (
+            ["sync.lora=adapter"],
+            "of rank 32; engines get them alone, and round as the learner does (sync.lora",
+        ),
+        ([], "engines get whole weights with them merged, which is exact in float32 and rounds small changes away"),
+        (["model.dtype=float32"], "with them merged, which is exact in float32\n"),
+    ],
+)
+def test_how_engines_get_adapters_is_told_and_why(sets: list[str], words: str) -> None:
+    assert words in render(plan(run("model.lora={}", *sets)))
+    assert "adapters" not in render(plan(run()))
+
+
 def test_a_weight_is_told_where_there_is_one() -> None:
     """On policy the engine's log-probabilities are the old ones, and their ratio to themselves weighs nothing."""
     assert (

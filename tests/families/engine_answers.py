@@ -25,6 +25,8 @@ class Job:
     frames: dict[str, bytes]
     #: model folders whose weights come in one after another
     weights: list[str] = field(default_factory=list)
+    #: files of packed adapters that come in one after another, instead of weights
+    adapters: list[str] = field(default_factory=list)
     #: before weights come in, the engine sleeps and wakes around them
     sleeping: bool = False
     answers: str = ""
@@ -98,7 +100,7 @@ def renewed_asleep(sampler: Any, version: int, data: bytes, job: Job) -> list[st
 def main() -> None:
     job: Job = pickle.load(sys.stdin.buffer)  # noqa: S301 - the test's own
     from tapforge_trainer.agents.tokens import Tokens
-    from tapforge_trainer.engine.vllm import environment
+    from tapforge_trainer.engine.vllm import ADAPTER_ID, environment
     from tapforge_trainer.placement.settings import EngineSettings
 
     tokens = Tokens.load(Path(job.settings["model"]))
@@ -138,6 +140,16 @@ def main() -> None:
             llm.collective_rpc("finish_weight_update")
 
         sampler.renew("keep", load, version).result(END)
+        check_arrivals(sampler.collective("take_arrivals").result(END), data)
+        sampler.release().result(END)
+        rounds.append(asked(version))
+    for version, path in enumerate(job.adapters, 1):
+        data = Path(path).read_bytes()
+
+        def replace(llm: Any, data: bytes = data) -> None:
+            llm.collective_rpc("load_adapter", kwargs={"adapter_id": ADAPTER_ID, "payload": data})
+
+        sampler.renew("keep", replace, version).result(END)
         check_arrivals(sampler.collective("take_arrivals").result(END), data)
         sampler.release().result(END)
         rounds.append(asked(version))

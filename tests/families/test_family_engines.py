@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ from engine_answers import END, Job
 
 from tapforge_trainer.agents.tokens import Tokens
 from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.learner.families import families
+from tapforge_trainer.placement.settings import LoraSettings
 
 pytestmark = pytest.mark.long
 
 #: fp32; the log-probabilities of a prompt's tokens have a spread (standard deviation) of 1.2
 TOLERANCE = 5e-5
+LORA = LoraSettings(6, 12.0)
 IMAGE, START, VISION_START, VISION_END = 151655, 151644, 151652, 151653
 #: of every family, then a tied head; with config.json as it was published, where that has another layout
 FAMILIES = [
@@ -78,7 +82,7 @@ def _prompt(shown: Sequence[int], words: int, seed: int) -> tuple[tuple[int, ...
 def engine_answers(job: Job, folder: Path) -> list[list[Any]]:
     """Rounds of results: with the engine's first weights, then with each of the job's."""
     answers = folder / "answers"
-    given = Job(job.settings, job.requests, job.frames, job.weights, job.sleeping, str(answers))
+    given = replace(job, answers=str(answers))
     here = str(Path(__file__).parent)
     environment = os.environ | {"TMPDIR": str(folder), "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
     script = str(Path(here) / "engine_answers.py")
@@ -90,14 +94,24 @@ def engine_answers(job: Job, folder: Path) -> list[list[Any]]:
     return pickle.loads(answers.read_bytes())  # noqa: S301
 
 
-def gap(name: str, folder: Path, asked: Asked, answers: Sequence[Any], since: int = 0) -> float:
+def gap(
+    name: str,
+    folder: Path,
+    asked: Asked,
+    answers: Sequence[Any],
+    since: int = 0,
+    adapter: Mapping[str, Any] | None = None,
+) -> float:
     """The largest difference of a sampled token's log-probability to what transformers says of it; of tokens of policy
-    version `since` or newer."""
+    version `since` or newer. `adapter`: matrices that the folder's weights are merged with."""
     import torch
     from PIL import Image
     from transformers import AutoImageProcessor
 
     model = real.model_class(name).from_pretrained(folder, dtype=torch.float32).eval()
+    for layer in {key.rpartition(".lora_")[0] for key in adapter or {}}:
+        first, second = (adapter[f"{layer}.lora_{part}.weight"] for part in "AB")
+        model.get_submodule(layer).weight.data += second @ first
     processor = AutoImageProcessor.from_pretrained(folder)
     allowed = torch.zeros(model.get_input_embeddings().weight.shape[0], dtype=torch.bool)
     allowed[list(Tokens.load(folder).allowed_ids)] = True
@@ -169,3 +183,41 @@ def test_an_engine_of_two_workers_answers_and_takes_weights_as_one_of_one_does(n
                 (Path("/dev/shm") / left).unlink(missing_ok=True)
     assert gap(name, first, asked, before) < TOLERANCE
     assert gap(name, second, asked, after) < TOLERANCE
+
+
+def adapter_of(name: str, seed: int) -> dict[str, Any]:
+    """Random matrices for the layers that LoRA adapts in a family, as the learner sends them."""
+    import torch
+
+    pattern, generator = re.compile(families()[real.family(name)].lora_pattern()), torch.Generator().manual_seed(seed)
+    with torch.device("meta"):
+        model = real.model_class(name)(real.config(name, 3, 3))
+    found = {}
+    for key, layer in model.named_modules():
+        if pattern.fullmatch(key):
+            sizes = {"A": (LORA.rank, layer.in_features), "B": (layer.out_features, LORA.rank)}
+            for part, size in sizes.items():
+                found[f"{key}.lora_{part}.weight"] = 0.05 * torch.randn(size, generator=generator)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name, flat, parallel", [(*one, 1) for one in FAMILIES[:-1]] + [("qwen3-vl-8b-tiny", False, 2)]
+)
+def test_an_engine_answers_with_the_adapter_that_came_last(
+    name: str, flat: bool, parallel: int, tmp_path: Path
+) -> None:
+    """Alone, beside the weights of the folder; on two workers as well."""
+    from safetensors.torch import save_file
+
+    folder, asked = real.folder(name, 3, 3, flat=flat), Asked.of(name)
+    adapters = [adapter_of(name, seed) for seed in (0, 1)]
+    for number, adapter in enumerate(adapters):
+        save_file(adapter, tmp_path / str(number))
+    job = job_of(name, asked, folder, [], lora=LORA, tensor_parallel=parallel)
+    given = replace(job, adapters=[str(tmp_path / str(number)) for number in range(2)])
+    first, *later = engine_answers(given, tmp_path)
+    assert gap(name, folder, asked, first) < TOLERANCE
+    for adapter, answers in zip(adapters, later, strict=True):
+        assert gap(name, folder, asked, answers, adapter=adapter) < TOLERANCE
+        assert gap(name, folder, asked, answers) > 0.1, "the adapter changes nothing"

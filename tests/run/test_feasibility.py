@@ -73,6 +73,11 @@ def test_defaults_are_accepted_with_a_published_model() -> None:
         (["engine.kvCacheMiB=287", "engine.tensorParallel=4"], {}, "which take 288 MiB on each device"),
         (["learner.learningRate=1.0"], {}, "spec.learner.learningRate: 1 moves every weight"),
         (["learner.learningRate=0.1"], {}, "usual are 1e-6"),
+        (
+            ["model.lora.rank=513", "sync.lora=adapter"],
+            {},
+            "spec.model.lora.rank: engines take adapters of a rank up to 512 with sync.lora adapter, not of 513",
+        ),
         ([], {"adapter_refused": "the adapter x is for models built on y"}, "spec.model.adapter.name: the adapter x"),
     ],
 )
@@ -92,6 +97,8 @@ def test_what_can_not_work_is_refused(overrides: list[str], facts: dict[str, obj
         (["engine.tensorParallel=4"], {"heads": 28, "kv_heads": 4}),
         (["engine.maxBatchedTokens=64", "engine.maxConcurrentSequences=64"], {}),
         (["learner.learningRate=1.0", "model.lora={}"], {}),
+        (["model.lora.rank=512", "sync.lora=adapter"], {}),
+        (["model.lora.rank=513"], {}),
     ],
 )
 def test_what_just_works_is_not_refused(overrides: list[str], facts: dict[str, object]) -> None:

@@ -21,7 +21,7 @@ from tapforge_trainer.engine.pool import Engines
 from tapforge_trainer.frames.handles import FramesLost
 from tapforge_trainer.learner.client import LearnerError, RanksLost
 from tapforge_trainer.placement.placement import Placement
-from tapforge_trainer.placement.settings import LearnerSettings
+from tapforge_trainer.placement.settings import LearnerSettings, LoraSettings
 from tapforge_trainer.policy import Policy, PolicySettings
 from tapforge_trainer.sync import sync
 
@@ -50,6 +50,11 @@ class Ranks:
         if function.endswith(":send"):
             self.sending()
         return [1000, 1000]
+
+    async def weights(self, deadline: float, *, adapters: bool) -> bytes:
+        assert adapters and deadline == END
+        self.log.append("weights")
+        return bytes(10)
 
     async def address(self, deadline: float) -> str:
         assert deadline == END
@@ -133,6 +138,21 @@ async def test_engines_sleep_while_the_learner_works_and_wake_with_its_weights(h
         h.log.clear()
         await h.policy.sync(2)
         assert h.log == ["pause", "send", "proceed", "probe", "release"], "they were awake"
+
+
+async def test_adapters_that_come_alone_come_to_engines_that_are_awake(house: Any) -> None:
+    """They lie beside weights that only the engine's own copy brings back, and are gathered while ranks have room."""
+    async with house() as h:
+        h.engines.settings = replace(SHARED, lora=LoraSettings(4, 8.0))
+        async with h.policy.learning(1):
+            pass
+        await h.policy.sync(1)
+        woken = ["weights", "give_back_memory", "pause", "wake weights", "wake kv_cache", "renew", "probe", "release"]
+        assert h.log == ["sleep", *woken] and not h.engines.asleep
+        assert h.policy.engine_metrics["sync_bytes"] == 10
+        h.log.clear()
+        await h.policy.sync(2)
+        assert h.log == ["weights", "renew", "probe", "release"], "they were awake"
 
 
 async def test_engines_that_slept_while_nothing_was_learned_wake_with_the_weights_as_they_are(house: Any) -> None:

@@ -22,7 +22,7 @@ from tapforge_trainer.learner.batches import plan_micro_batches
 from tapforge_trainer.learner.digest import digest
 from tapforge_trainer.learner.families import FolderError, families
 from tapforge_trainer.learner.rank import MiniBatch, Rank
-from tapforge_trainer.learner.sharding import sent, unsharded
+from tapforge_trainer.learner.sharding import adapters, sent, unsharded
 from tapforge_trainer.model_source.ref import ModelError, ModelRef
 from tapforge_trainer.placement.settings import LoraSettings, UpdateSettings
 from tapforge_trainer.records import Sample
@@ -122,6 +122,54 @@ def test_weights_that_are_sent_without_their_adapter_are_named(
             rank.weights()
         assert sent(rank) == (digests, unmerged)
         assert "without the adapter" in difference(digests, unmerged, [(0, [Report(digests, {})])])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_engines_get_the_bytes_that_the_forward_pass_computes_with(tiny: Tiny, dtype: Any) -> None:
+    """With all weights trained: masters are fp32, and what FSDP gathers for a pass is rounded from them as what is
+    sent."""
+    samples, frames = tiny.mixed(4)
+    data = tiny.token_batch(samples)
+    (plans,) = plan_micro_batches(data.lengths, 1, 8192)
+    computed: dict[str, int] = {}
+
+    def note(name: str) -> Any:
+        def before(module: Any, _: Any) -> None:
+            for part, parameter in module.named_parameters(recurse=False):
+                if not isinstance(parameter, torch.distributed.tensor.DTensor):
+                    computed[f"{name}.{part}"] = int(digest(parameter.detach().clone()))
+
+        return before
+
+    with one_rank(tiny, dtype=dtype, lora=None) as rank:
+        batch = MiniBatch(tuple(plans), Counts(float(len(data.index)), float(len(samples))))
+        rank.supervised(data, PlainFrames(frames), [batch], UpdateSettings(learning_rate=1e-3))
+        for name, module in rank.policy.model.named_modules():
+            module.register_forward_pre_hook(note(name))
+        rank.logprobs(data, PlainFrames(frames), plans, 1.0)
+        rank.weights()
+        digests, _ = sent(rank)
+    found = {name: value for name, value in computed.items() if name in digests}  # a tied head is the embedding
+    assert len(found) > 0.9 * len(digests)
+    assert found == {name: digests[name] for name in found}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_are_sent_as_the_forward_pass_computes_with_them(tiny: Tiny, dtype: Any) -> None:
+    samples, frames = tiny.mixed()
+    with one_rank(tiny, dtype=dtype) as rank:
+        learn(rank, tiny, samples, frames)
+        found = adapters(rank)
+        digests, unmerged = sent(rank)
+        layers = lora.layers(rank.policy.model)
+        assert digests == {name: int(digest(tensor)) for name, tensor in found.items()} and not unmerged
+        assert set(found) == set(lora.matrices(rank.policy.model))
+        for name, layer in layers.items():
+            first, second = (found[f"{name}.{part}.weight"] for part in ("lora_A", "lora_B"))
+            assert first.dtype == second.dtype == getattr(torch, dtype)
+            change = second.float() @ first.float()
+            expected = (layer.merged() - layer.weight.float()).detach().to_local()
+            assert torch.allclose(change, expected, atol=2e-2 * float(expected.abs().max()))
 
 
 def test_weights_that_are_sent_with_another_adapter_are_named_and_those_summed_in_another_order_are_not() -> None:

@@ -12,7 +12,7 @@ from ..placement.placement import ANYWHERE, ActorPlacement
 from ..placement.settings import EngineSettings, PauseMode, SleepPart, on_this_node
 from .mailboxes import Collected, Mailboxes
 from .sampler import PROBE, Sampler
-from .vllm import environment
+from .vllm import ADAPTER_ID, environment
 from .wire import CacheCounts, GenerateRequest, GenerateResult, engine_key
 
 if TYPE_CHECKING:
@@ -64,10 +64,13 @@ class EngineActor:
     # --- new weights --------------------------------------------------------------------------------------------------
 
     async def renew(self, payload: Any, version: int, mode: PauseMode) -> int:
-        """New weights, packed by `learner/sharding.py`; results are held back until `release`. Returns the number of
-        bytes."""
+        """New weights, or adapters alone, packed by `learner/sharding.py`; results are held back until `release`.
+        Returns the number of bytes."""
 
         def load(llm: Any) -> None:
+            if self._settings.lora is not None:
+                llm.collective_rpc("load_adapter", kwargs={"adapter_id": ADAPTER_ID, "payload": payload})
+                return
             llm.collective_rpc("start_weight_update")
             llm.collective_rpc("watch_arrivals")
             llm.collective_rpc("update_weights", kwargs={"update_info": {"payload": payload}})

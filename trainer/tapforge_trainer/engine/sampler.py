@@ -34,7 +34,7 @@ from ..learner.frame_store import PixelFormat
 from ..placement.settings import EngineSettings, PauseMode, SleepPart
 from ..placement.start_stage import stage_of_thread
 from .preprocessor import PreparedInput, Preprocessor
-from .vllm import build, image_id
+from .vllm import adapter_request, build, image_id
 from .wire import DEAD, REPEAT, CacheCounts, GenerateRequest, GenerateResult
 
 T = TypeVar("T")
@@ -69,6 +69,7 @@ class Sampler:
         #: tokens of answered prompts, and how many of them were in the prefix cache
         self._prefix_queries = self._prefix_hits = 0
         self._llm: Any = None
+        self._version = 0
         self._thread = threading.Thread(target=self._main, name="vllm", daemon=True)
         self._thread.start()
 
@@ -226,7 +227,8 @@ class Sampler:
                 self._queued.append(one)
                 continue
             try:
-                self._llm.add_request(request.key, one.prompt, self._sampling(request))
+                adapter = adapter_request(self.settings, self._version)
+                self._llm.add_request(request.key, one.prompt, self._sampling(request), lora_request=adapter)
                 self._unfinished.add(request.key)
             except Exception as error:  # noqa: BLE001 - vLLM refuses this prompt; others are unharmed
                 failed.append(GenerateResult(request.key, error=f"{type(error).__name__}: {error}"))
@@ -297,8 +299,8 @@ class Sampler:
 
     def _sleep(self, mode: PauseMode) -> None:
         self._pause(mode)
-        # Level 2: weights come from the learner, so no copy is kept in the host's memory.
-        self._llm.sleep(level=2, mode="keep")
+        # Level 2: weights come from the learner, so the host's memory keeps no copy, but where adapters come alone.
+        self._llm.sleep(level=2 if self.settings.lora is None else 1, mode="keep")
 
     def _wake(self, part: SleepPart) -> None:
         self._llm.wake_up(tags=[part])
@@ -306,7 +308,7 @@ class Sampler:
             self._llm.collective_rpc(clear_scratch)
 
     def _proceed(self, version: int) -> None:
-        self._broken = ""
+        self._broken, self._version = "", version
         self._llm.set_weight_version(str(version))
         # Keys and values, processed images and image embeddings are all functions of the old weights.
         if not self._llm.reset_prefix_cache(reset_running_requests=True):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..learner.families import ModelConfig, family_of
-from ..placement.settings import EngineSettings
+from ..placement.settings import EngineSettings, engine_rank
 
 #: key of the banned tokens in vLLM's additional_config (`mask.OnlyAllowed`)
 BANNED = "tapforge_banned_ids"
@@ -33,6 +33,8 @@ _CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _FULL_LOGITS = {"head_dtype": "float32", "text_config": {"head_dtype": "float32"}}
 #: key-value cache on CPUs where none is given, MiB
 _CPU_CACHE_MIB = 128
+#: of an engine's one adapter
+ADAPTER_ID = 1
 
 
 def image_id(folder: Path) -> int:
@@ -88,6 +90,13 @@ def arguments(settings: EngineSettings, config: ModelConfig) -> dict[str, Any]:
         "tensor_parallel_size": settings.tensor_parallel,
         "worker_extension_cls": "tapforge_trainer.sync.transfer.WeightReceiver",
     }
+    if settings.lora is not None:
+        found |= {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": engine_rank(settings.lora.rank),
+            "lora_target_modules": list(family_of(config).adapted(settings.lora.targets)),
+        }
     if settings.dtype != "float32":
         found["hf_overrides"] = _FULL_LOGITS
     if settings.tensor_parallel > 1:
@@ -119,6 +128,16 @@ def arguments(settings: EngineSettings, config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def adapter_request(settings: EngineSettings, version: int) -> Any:
+    """What a request says of the adapter that answers it; None where weights are whole. vLLM's prefix cache tells
+    adapters apart by their name, so the version is in it; which of them a worker has, `sync/adapters.py` decides."""
+    if settings.lora is None:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(f"tapforge-{version}", ADAPTER_ID, f"version {version} of this run's adapter")
+
+
 def build(settings: EngineSettings) -> Any:
     """An `LLMEngine`. Raises what vLLM raises; RuntimeError with a remedy where memory is short."""
     from vllm.engine.arg_utils import EngineArgs
@@ -137,7 +156,10 @@ def build(settings: EngineSettings) -> Any:
     _keep_pixels()
     args = EngineArgs(**arguments(settings, config))
     try:
-        return LLMEngine.from_engine_args(args, UsageContext.LLM_CLASS)
+        llm = LLMEngine.from_engine_args(args, UsageContext.LLM_CLASS)
+        if settings.lora is not None:
+            llm.collective_rpc("load_adapter", kwargs={"adapter_id": ADAPTER_ID, "payload": None})
+        return llm
     except Exception as error:
         if advice := memory_advice(str(error), settings):
             raise RuntimeError(advice) from error

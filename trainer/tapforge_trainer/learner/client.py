@@ -128,10 +128,11 @@ class RankActor:
         recorded = None if job.recorded is None else self._recordings[job.recorded]
         return StoredFrames(job.references, job.foreign, recorded)
 
-    def weights(self) -> bytes | None:
+    def weights(self, adapters: bool) -> bytes | None:
+        from .sharding import adapters as adapters_of
         from .sharding import pack
 
-        found = self._rank.weights()
+        found = adapters_of(self._rank) if adapters else self._rank.weights()
         return pack(found) if self._index == 0 else None
 
     def run(self, function: Any, *arguments: Any) -> Any:
@@ -280,10 +281,11 @@ class Learner:
         """The same frames in the object store, for several updates."""
         return BatchFrames(await asyncio.to_thread(_put_frames, frames.handles), frames.recorded)
 
-    async def weights(self, deadline: float | None = None) -> Any:
-        """A reference to the packed weights in Ray's object store, for `Engines.renew`. `deadline`: as of `run`."""
+    async def weights(self, deadline: float | None = None, *, adapters: bool = False) -> Any:
+        """A reference to the packed weights, or adapters alone, in Ray's object store, for `Engines.renew`. `deadline`:
+        as of `run`."""
         seconds = deadline or self._deadline
-        references = [rank.weights.remote() for rank in self._ranks]
+        references = [rank.weights.remote(adapters) for rank in self._ranks]
         await self._call(references[1:], "weights", seconds)
         import ray
 

@@ -5,6 +5,9 @@
 Rules:
 - A layer keeps its own weight and name; the adapter's matrices lie below it as `lora_A.weight` and `lora_B.weight`.
   They are fp32, whatever the base is, and the only parameters that are trained.
+- In bf16 the adapter's output is added to a base output that is rounded already, as vLLM's engines add it: changes of
+  less than half a step vanish on both sides alike. Summed in fp32 here alone they would show at once, and the learner
+  would be five times as far from what engines sample with (`bench/lora.py`).
 - Only linear layers of the language model are adapted: vision towers have layers of the same names.
 - B begins as zero: before the first step the adapted model is the model itself, so that the adapters of that moment are
   the reference of a KL term. `exchanged` puts other adapters in for a while; nothing is loaded twice.
@@ -111,6 +114,16 @@ def begin(model: nn.Module, seed: int) -> None:
         first = torch.empty(layer.lora_A.weight.shape).uniform_(-bound, bound, generator=generator)
         _local(layer.lora_A.weight).copy_(_shard(layer.lora_A.weight, first))
         layer.lora_B.weight.zero_()
+
+
+@torch.no_grad()
+def for_engine(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Whole matrices by name in `dtype`, B times alpha / rank, so that engines count them once; collective."""
+    for name, layer in layers(model).items():
+        for part, factor in (("lora_A", 1.0), ("lora_B", layer.scale)):
+            shards = (factor * getattr(layer, part).weight.detach()).to(dtype)
+            whole = shards.full_tensor() if isinstance(shards, DTensor) else shards
+            yield f"{name}.{part}.weight", whole.contiguous()
 
 
 def values(model: nn.Module) -> dict[str, Tensor]:

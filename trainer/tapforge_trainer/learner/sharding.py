@@ -251,6 +251,17 @@ class EngineWeights:
         return [(name, p) for name, p in self._model.named_parameters() if name not in adapters]
 
 
+def adapters(rank: Any) -> dict[str, Tensor]:
+    """All matrices of the rank's adapters as an engine takes them (`lora.for_engine`), on the host; collective, kept by
+    the first rank, and noted as what was sent."""
+    found: dict[str, Tensor] = {}
+    note = rank.sent = SentWeights(digested=rank.rank == 0)
+    for name, whole in lora.for_engine(rank.policy.model, getattr(torch, rank.settings.dtype)):
+        if note.digested:
+            note.digests[name], found[name] = digest(whole), whole.cpu()
+    return found
+
+
 def sent(rank: Any) -> tuple[dict[str, int], tuple[str, ...]]:
     """Digests of what the rank sent last, by name, and what of it lacks its adapter."""
     return rank.sent.read() if rank.sent is not None else ({}, ())

@@ -35,6 +35,15 @@ class EngineLoad:
     width: int = 2
     #: key-value cache that the run asks for; None: what is left
     kv_cache: int | None = None
+    #: rank of adapters that come in alone, as vLLM has room for it, and the layers that have them; 0: none
+    lora: int = 0
+    targets: tuple[str, ...] = ()
+
+    @property
+    def weights(self) -> float:
+        """Bytes on one GPU, with the room for an adapter: each worker has its first or its second matrix whole."""
+        adapter = sum(self.shape.adapters(self.lora, self.targets)) if self.lora else 0
+        return self.width * (self.shape.parameters / self.tensor_parallel + adapter)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -71,7 +80,7 @@ def engine_moment(load: EngineLoad, budget: int) -> Moment:
     logits = min(load.sequences, load.batched) * shape.vocabulary * 3 * 4  # fp32 from the head on
     rest = Moment("", {}).plus(
         "sampling",
-        weights=width * shape.parameters / parallel,
+        weights=load.weights,
         temporary=max(tokens + logits, tower),
         frames=width * shape.hidden * (1 + vision.deepstack) * encoded,
     )

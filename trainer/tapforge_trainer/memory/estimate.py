@@ -17,7 +17,7 @@ from tapforge_api import TrainingRun
 from ..agents.vision import tokens_per_frame
 from ..learner.families import Shape, family_named
 from ..placement.machine import Machine
-from ..placement.settings import LearnerSettings
+from ..placement.settings import LearnerSettings, engine_rank
 from ..rollout.frame_budget import engine_frames_mib, frame_pixels
 from ..run.assembly import gpu_share_of, learner_settings
 from .engine import EngineLoad, batched_tokens, engine_moment, problem
@@ -206,7 +206,7 @@ def _learner_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, fra
 
 
 def _engine_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, frame: int, card: Card) -> EngineLoad:
-    engine = run.spec.engine
+    engine, lora = run.spec.engine, settings.lora if run.spec.sync.lora == "adapter" else None
     return EngineLoad(
         shape,
         engine.tensor_parallel,
@@ -216,6 +216,8 @@ def _engine_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, fram
         frame,
         _WIDTH[settings.dtype],
         None if engine.kv_cache_mib is None else engine.kv_cache_mib * MIB,
+        0 if lora is None else engine_rank(lora.rank),
+        () if lora is None else family_named(shape.model_type).adapted(lora.targets),
     )
 
 
@@ -226,10 +228,13 @@ def _host(run: TrainingRun, load: LearnerLoad, checkpoint: int, frames: int) -> 
     """Of all nodes together. Weights are read shard by shard: no rank holds more than one tensor of a file."""
     engine = run.spec.engine
     stores = engine.replicas * (engine.frame_store_mib or engine_frames_mib(run)) * MIB
+    sleeping = run.spec.sync.lora == "adapter" and run.spec.placement.mode == "colocated"
     offloaded = 4 * 4 * load.trained + load.width * load.shape.text * (bool(load.lora) or load.reference)
     return {
         "optimizer": offloaded if load.cpu_offload else 0,
         "checkpoint": checkpoint,
+        # Where adapters come alone, nothing brings back the weights of an engine that sleeps but its own copy.
+        "sleeping engines": engine.replicas * load.width * load.shape.parameters if sleeping else 0,
         "loading": load.ranks * (4 + load.width) * load.shape.embedding,
         "frames": frames + stores,
         "processes": (load.ranks + engine.replicas * engine.tensor_parallel) * _PROCESS,

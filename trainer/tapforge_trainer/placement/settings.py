@@ -18,6 +18,28 @@ Transfer = Literal["tapforge-cpu", "nccl", "ipc"]
 
 
 @dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """Adapters of `rank` count alpha / rank times. `targets`: names of linear layers; none: the family's."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = ()
+
+
+#: ranks of adapters that vLLM has room and kernels for (its `MaxLoRARanks`)
+ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def engine_rank(rank: int) -> int:
+    """That an engine has room for where adapters of `rank` come in: the next one that vLLM has. Raises ValueError where
+    it has none."""
+    fitting = [one for one in ENGINE_RANKS if one >= rank]
+    if not fitting:
+        raise ValueError(f"an engine takes adapters of a rank up to {ENGINE_RANKS[-1]}, not of {rank}")
+    return fitting[0]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """One vLLM engine."""
 
@@ -63,16 +85,9 @@ class EngineSettings:
     log: str | None = None
     #: of one engine; one more death within an hour ends the run
     restarts_per_hour: int = 3
+    #: adapters come in alone, beside the folder's weights; None: whole weights do, with adapters merged where there are
+    lora: LoraSettings | None = None
     source: ModelRef | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LoraSettings:
-    """Adapters of `rank` count alpha / rank times. `targets`: names of linear layers; none: the family's."""
-
-    rank: int
-    alpha: float
-    targets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,8 +296,14 @@ def engine_settings(
         pause_seconds=_SYNC_STEPS * spec.deadlines.sync_seconds
         + (spec.deadlines.update_seconds if _colocated(run, device) else 0.0),
         restarts_per_hour=spec.engine.max_restarts_per_hour,
+        lora=lora_settings(run) if spec.sync.lora == "adapter" else None,
         source=source,
     )
+
+
+def lora_settings(run: TrainingRun) -> LoraSettings | None:
+    lora = run.spec.model.lora
+    return None if lora is None else LoraSettings(lora.rank, lora.alpha, lora.targets)
 
 
 def dtype_of(run: TrainingRun, device: Device) -> Literal["float32", "bfloat16"]:
@@ -335,7 +341,7 @@ def answer_seconds(run: TrainingRun) -> float:
 def learner_settings(
     run: TrainingRun, folder: Path, agent: Agent, machine: Machine, device: Device, source: ModelRef | None = None
 ) -> LearnerSettings:
-    spec, lora = run.spec, run.spec.model.lora
+    spec = run.spec
     return LearnerSettings(
         model=str(folder),
         allowed_ids=agent.allowed_ids,
@@ -344,7 +350,7 @@ def learner_settings(
         device=device,
         dtype=dtype_of(run, device),
         freeze_vision=spec.model.freeze_vision,
-        lora=None if lora is None else LoraSettings(lora.rank, lora.alpha, lora.targets),
+        lora=lora_settings(run),
         reference=spec.algorithm.kl.coefficient > 0,
         critic=critic_of(spec.algorithm.critic),
         activation_checkpointing=device == "cuda"

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from tapforge_api import TrainingRun
 from tapforge_api.environment import Adb, Settle
 
+from ..placement.settings import ENGINE_RANKS
+
 #: AdamW moves a weight by about the rate in each step, and a weight of these models is about 0.02
 _HOPELESS_RATE = 0.1
 #: parameters from which on a model is a published one, whose usual rates are known
@@ -79,6 +81,11 @@ def _impossible(run: TrainingRun) -> Iterator[str]:
             f"spec.engine.maxBatchedTokens: {engine.max_batched_tokens} tokens in a pass are fewer than "
             f"maxConcurrentSequences ({engine.max_concurrent_sequences}), each of which takes one: give at least that "
             "many"
+        )
+    if model.lora is not None and run.spec.sync.lora == "adapter" and model.lora.rank > ENGINE_RANKS[-1]:
+        yield (
+            f"spec.model.lora.rank: engines take adapters of a rank up to {ENGINE_RANKS[-1]} with sync.lora adapter, "
+            f"not of {model.lora.rank}; lower it, or set sync.lora: merged"
         )
     if model.lora is None and learner.learning_rate >= _HOPELESS_RATE:
         yield (

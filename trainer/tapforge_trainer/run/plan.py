@@ -20,6 +20,7 @@ from tapforge_api.learning import Rollout
 from tapforge_api.model import ModelSource
 from tapforge_api.training_run import TrainingRunSpec
 
+from ..placement.settings import ENGINE_RANKS
 from ..tasks.contamination import Contamination
 from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
@@ -40,6 +41,8 @@ class Plan:
     dtype: str
     #: a frozen copy of the initial policy, for the KL term
     reference: bool
+    #: how engines get adapters, and why; empty: all weights are trained
+    adapters: str
     #: whose log-probabilities stand for the policy that acted
     old_logprobs: Literal["engine", "learner"]
 
@@ -124,6 +127,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         policy=_policy(spec.model.source),
         dtype=spec.model.dtype or "bfloat16 on GPUs, float32 on CPUs",
         reference=spec.algorithm.kl.coefficient > 0,
+        adapters=_adapters(spec),
         old_logprobs="learner" if own else "engine",
         phones=_phones(run),
         slots=slots,
@@ -186,6 +190,22 @@ def _policy(source: ModelSource) -> str:
     if source.hugging_face is not None:
         return f"{source.hugging_face.repo} at {source.hugging_face.revision}, from Hugging Face"
     return "the built-in tiny Qwen3-VL"
+
+
+def _adapters(spec: TrainingRunSpec) -> str:
+    lora = spec.model.lora
+    if lora is None:
+        return ""
+    if spec.sync.lora == "adapter":
+        room = next((rank for rank in ENGINE_RANKS if rank >= lora.rank), lora.rank)
+        rounded = f", as rank {room}" if room != lora.rank else ""
+        return (
+            f"of rank {lora.rank}; engines get them alone{rounded}, and round as the learner does (sync.lora adapter)"
+        )
+    exact = "which is exact in float32"
+    if spec.model.dtype != "float32":
+        exact += " and rounds small changes away in bfloat16, where sync.lora adapter is closer to the learner"
+    return f"of rank {lora.rank}; engines get whole weights with them merged, {exact}"
 
 
 def _phones(run: TrainingRun) -> str:
@@ -332,6 +352,7 @@ def render(p: Plan) -> str:
         "run": f"{p.name}, seed {p.seed}",
         "policy": f"{p.policy}, {p.dtype}",
         "loaded": f"{_count(p.ranks, 'learner rank')}, {_count(p.engines, 'engine')} with {cache}, {reference}",
+        **({"adapters": p.adapters} if p.adapters else {}),
         "phones": p.phones,
         "slots": f"{slots}; episodes at once: {at_once}; answers sampled at once: {p.sequences_at_once:,}",
         "tasks": p.practised + (f" ({p.tasks:,} tasks)" if p.tasks is not None else ""),

@@ -155,9 +155,14 @@ async def _transfer(
 ) -> dict[str, float]:
     started = time.monotonic()
     settings = engines.settings
-    if settings.transfer == "tapforge-cpu":
-        payload = await learner.weights(deadline)
+    if settings.transfer == "tapforge-cpu" or settings.lora is not None:
+        payload = await learner.weights(deadline, adapters=settings.lora is not None)
         gathered = time.monotonic()
+        if engines.asleep:  # with the weights of the folder, which adapters are beside
+            await learner.run(f"{_SENDER}:give_back_memory", deadline=deadline)
+            await engines.pause(mode, deadline)
+            await engines.wake("weights", deadline)
+            await engines.wake("kv_cache", deadline)
         size = await engines.renew(payload, version, mode, deadline)
         figures = {"seconds_sync_gather": gathered - started, "seconds_sync_transfer": time.monotonic() - gathered}
     else:
@@ -226,7 +231,9 @@ async def verify(
             tolerance=tolerance,
             first=history.first,
             slope=slope,
-            exact=learner.settings.lora is None or engines.settings.dtype == "float32",
+            exact=learner.settings.lora is None
+            or engines.settings.lora is not None
+            or engines.settings.dtype == "float32",
         ):
             at = _worst(gaps)
             raise SyncMismatch(f"after the sync to version {version} {_apart(samples, gaps, at, why)}", found)

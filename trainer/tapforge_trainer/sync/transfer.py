@@ -28,6 +28,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from .adapters import AdapterArrival, replace_adapter
 from .arrivals import Arrivals
 from .received import Report
 
@@ -82,6 +83,7 @@ class WeightReceiver:
     """What vLLM's workers do more, on any device. vLLM imports this before it makes the transfer engine."""
 
     weight_transfer_engine: Any
+    model_runner: Any
 
     def watch_arrivals(self) -> None:
         """Called after `start_weight_update`."""
@@ -90,12 +92,18 @@ class WeightReceiver:
 
     def take_arrivals(self) -> Report | None:
         """`Arrivals.read` of the last round, once; None: there was none."""
-        arrivals: Arrivals | None = vars(self).pop("tapforge_arrivals", None)
+        arrivals: Arrivals | AdapterArrival | None = vars(self).pop("tapforge_arrivals", None)
         if arrivals is None:
             return None
         found = arrivals.read()
-        vars(self)["tapforge_pieces"] = arrivals.pieces
+        if isinstance(arrivals, Arrivals):
+            vars(self)["tapforge_pieces"] = arrivals.pieces
         return found
+
+    def load_adapter(self, adapter_id: int, payload: bytes | None) -> None:
+        """`adapters.py:replace_adapter`, with what `learner/sharding.py` packed; None: one that changes nothing."""
+        tensors = None if payload is None else load(bytes(payload))
+        vars(self)["tapforge_arrivals"] = replace_adapter(self.model_runner, adapter_id, tensors)
 
 
 def register() -> None:
