@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from .base import UNIQUE, Device, DnsLabel, Keyed, OneOf, Path, Positive, Rule, Seconds, Spec, Word, compare
+from .dataset import DataSet
 from .plugin import OPTIONS, PluginOptions
 from .pool import EmulatorPoolSpec, Protocol, is_url
 
@@ -100,12 +101,13 @@ class OwnPool(Spec):
 
 
 class EnvironmentSource(OneOf):
-    """Where phones come from."""
+    """Where phones come from, or what stands in for them."""
 
     processes: Processes | None = Field(None, description="simulated phones, or web pages, on the driver's machine")
     urls: Urls | None = Field(None, description="servers that already run")
     pool: PoolReference | None = Field(None, description="an EmulatorPool of the cluster")
     own_pool: OwnPool | None = Field(None, description="an EmulatorPool of the run's own, made for it on the cluster")
+    dataset: DataSet | None = Field(None, description="recorded steps: no phone is used")
 
 
 class Screen(Spec):
@@ -267,6 +269,11 @@ class EnvironmentSpec(Spec):
             message="protocol must be tapforge with source.processes: the phones on the driver's machine speak it",
             cel="!has(self.source.processes) || self.protocol == 'tapforge'",
             holds=lambda o: o.source.processes is None or o.protocol == "tapforge",
+        ),
+        Rule(
+            message="protocol must be tapforge with source.dataset: recorded steps are asked by nothing else",
+            cel="!has(self.source.dataset) || self.protocol == 'tapforge'",
+            holds=lambda o: o.source.dataset is None or o.protocol == "tapforge",
         ),
         Rule(
             message="screen must be 160x210, 320x420 or 640x840 pixels with source.processes.environment miniwob",

@@ -144,6 +144,29 @@ class TrainingRunSpec(Spec):
                 or (o.recording.frames, o.recording.encoding, o.recording.max_gib) == ("all", "png", None)
             ),
         ),
+        Rule(
+            message="tasks.file must be left out with environment.source.dataset: its steps are the tasks",
+            cel="!has(self.environment.source.dataset) || (!has(self.tasks.file) && !has(self.evaluation.tasks.file))",
+            holds=lambda o: (
+                o.environment.source.dataset is None or (o.tasks.file is None and o.evaluation.tasks.file is None)
+            ),
+        ),
+        Rule(
+            message="rewards.streams: the gate of the reward format must be mixedOutcomes or success with "
+            "environment.source.dataset: where no answer is right, form alone would be learned",
+            cel="!has(self.environment.source.dataset) || self.rewards.streams.all(s, (has(s.reward) ? s.reward : "
+            "s.name) != 'format' || s.gate in ['mixedOutcomes', 'success'])",
+            holds=lambda o: (
+                o.environment.source.dataset is None
+                or all(s.kind != "format" or s.gate in ("mixedOutcomes", "success") for s in o.rewards.streams)
+            ),
+        ),
+        Rule(
+            message="algorithm.invalidAnswerPenalty must be 0 with environment.source.dataset: it would separate "
+            "answers by their form where none is right",
+            cel="!has(self.environment.source.dataset) || self.algorithm.invalidAnswerPenalty == 0.0",
+            holds=lambda o: o.environment.source.dataset is None or o.algorithm.invalid_answer_penalty == 0,
+        ),
         *(_enough_slots(name) for name in ("pool", "own_pool")),
     )
 

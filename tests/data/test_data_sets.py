@@ -18,7 +18,7 @@ from tapforge_trainer.data.convert import Bad, convert
 from tapforge_trainer.data.demo import ROWS, demo
 from tapforge_trainer.data.episodes import Box, DataError, Episode, read_line
 from tapforge_trainer.data.folder import ABOUT, EPISODES, DataFolder
-from tapforge_trainer.data.imitation import ImitationData, asked
+from tapforge_trainer.data.imitation import ImitationData
 from tapforge_trainer.data.sets import export, merge, split
 from tapforge_trainer.tiny.folder import write_model
 
@@ -136,7 +136,7 @@ def test_aguvis_rows_and_what_is_wrong_with_some(tmp_path: Path) -> None:
     data = made("aguvis", tmp_path / "rows.json", tmp_path / "set")
     first, second, third = data
     assert first.steps[0].action == Tap(x=0.25, y=0.5) and first.before == ("Swipe up", "Go home")
-    assert asked(first) == "Open the clock\nBefore: Swipe up\nBefore: Go home" and asked(third) == "Go back"
+    assert first.asked == "Open the clock\nBefore: Swipe up\nBefore: Go home" and third.asked == "Go back"
     assert isinstance(second.steps[0].action, Swipe) and second.task.goal == "開く 時計 🕒"
     assert {reason: one["rows"] for reason, one in data.about["rejected"].items()} == {
         "duplicate": 1, "action": 2, "image": 2, "row": 2,

@@ -24,6 +24,7 @@ WELL: dict[str, Any] = {
     "groups": 16,
     "varied": 9,
     "step_limit": 0.1,
+    "understood": 0.9,
     "entropy": 0.5,
     "kl_reference": 0.02,
     "kl_behavior": 0.003,
@@ -83,6 +84,12 @@ def linear(steps: int, by: float) -> list[float]:
         ("capped", updates(9, capped=[0.35] * 3), r"35% of the tokens .* at its cap"),
         ("step_limit", updates(9, step_limit=[0.6] * 5), r"60% of .* step limit. Raise"),
         (
+            # what a published run logged: format from 0.008 to 0.86 within 13 updates, and nothing right
+            "format_alone",
+            updates(13, success=[0.0] * 13, understood=[0.008 + n * 0.071 for n in range(13)]),
+            r"rose from 1% to 86% and none was right: .* gate mixedOutcomes",
+        ),
+        (
             "success_falls/open",
             updates(30, templates=[{"open": (2, 16)}] * 5),
             r"success of open fell from 50% to 12% \(80 episodes\)",
@@ -121,6 +128,8 @@ def test_an_alarm_fires_with_a_remedy(name: str, history: list[UpdateFigures], w
         updates(9, kl_behavior=[0.12, 0.01, 0.12]),
         updates(9, clipped=[0.4] * 2),
         updates(9, step_limit=[0.45] * 5),
+        updates(13, success=[0.0] * 12 + [0.1], understood=[0.07 * n for n in range(13)]),  # form, and then the matter
+        updates(13, success=[0.0] * 13, understood=[0.8] * 13),  # hard from the beginning, and well-formed
         updates(30, templates=[{"open": (6, 16)}] * 5),  # within noise
         updates(30, templates=[{"rare": (0, 3)}] * 5),  # too few to tell
         updates(7, templates=[{"open": (0, 16)}] * 7),  # hard from the beginning

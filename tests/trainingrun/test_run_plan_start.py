@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from runs_made import NO_KUBERAY, NOON, OWN, POOL, SAFE, WORKERS, Story, job, made, pool
 
-from tapforge_operator.trainingrun.state import DryRunResult, ObservedVolume, Refusal
+from tapforge_operator.trainingrun.state import DryRunResult, ObservedVolume, Refusal, pool_of, slots_of
 from tapforge_operator.trainingrun.status import is_true
 from tapforge_operator.trainingrun.templates import StoredConfig
 
@@ -118,6 +118,14 @@ def test_the_machines_wait_for_the_phones() -> None:
     assert story.plan().create_job == 1
     story.plan(pool=pool(ready=0), jobs=(job(1, "RUNNING/Running"),))
     assert story.ready == ("True", "Running"), "what runs isn't stopped"
+
+
+def test_a_run_on_recorded_steps_waits_for_no_phone() -> None:
+    recorded = {"source": {"dataset": {"path": "/data/set"}}}
+    story = Story(made(environment=recorded, cluster={"image": "i", "minReadySlots": 3}))
+    story.plan()
+    assert story.run.status.start_time and story.plan().create_job == 1
+    assert pool_of(story.run) == "" and slots_of(story.run) == 0, "no claim and no pool"
 
 
 def test_a_run_that_needs_more_gpus_than_its_pods_ask_for_asks_for_no_pods() -> None:

@@ -94,6 +94,11 @@ class Episode(_Record):
         return tuple(dict.fromkeys([*(step.screen for step in self.steps), *last]))
 
     @property
+    def asked(self) -> str:
+        """The goal, with what had been done before the first screen that there is."""
+        return "\n".join([self.task.goal, *(f"Before: {words}" for words in self.before)])
+
+    @property
     def content(self) -> str:
         """Equal for episodes that say the same, whatever they are called."""
         steps = [(step.screen, None if step.action is None else step.action.model_dump_json()) for step in self.steps]

@@ -6,27 +6,23 @@ for the step's action. A step that the model can't be asked, or has no word for,
 
 from __future__ import annotations
 
-import io
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
 from tapforge_api import TrainingRun
-from tapforge_envs.protocol import EnvironmentFault, Frame, Observation, Task
+from tapforge_envs.protocol import EnvironmentFault, Observation, Task
 
 from ..agents.agent import Agent, ContextLimit, Turn
 from ..frames.frame import FittedFrame
 from ..records import ResponseSpan, Sample
 from .episodes import DataError, Episode, Outcome, Step
 from .folder import DataFolder, Rejected
+from .recorded import frame_of, observation_of
 
 #: steps that are tried before anything is learned, and the share of them that may fail
 TRIED, _MAX_BAD = 200, 0.1
-#: how a kind of image is called where observations come from
-_MEDIA = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +102,8 @@ class ImitationData:
     def _sample(self, episode: Episode, place: int) -> tuple[Sample | ContextLimit, Sequence[FittedFrame]]:
         agent, steps = self._agent, episode.steps
         history = [self._turn(step) for step in steps[:place]]
-        seen = self._agent.prepare(self._observation(steps[place]))[0]
-        prompt = agent.prompt(asked(episode), history, seen)
+        seen = self._agent.prepare(observation_of(self._data, steps[place]))[0]
+        prompt = agent.prompt(episode.asked, history, seen)
         if isinstance(prompt, ContextLimit):
             return prompt, ()
         action = steps[place].action
@@ -121,7 +117,7 @@ class ImitationData:
         return Sample(episode.id, episode.id, (*prompt.ids, *answer), length, names, (span,)), frames
 
     def _turn(self, step: Step) -> Turn:
-        seen = self._agent.outline(self._observation(step))
+        seen = self._agent.outline(observation_of(self._data, step))
         if step.action is None:
             return Turn(seen, step.answer or "", None)
         try:
@@ -132,15 +128,7 @@ class ImitationData:
 
     def _shown(self, frame: FittedFrame) -> FittedFrame:
         """An outlined one is prepared: few of a long history are shown."""
-        return frame if frame.data else self._agent.prepare(Observation(self._frame(frame.name)))[0].frame
-
-    def _observation(self, step: Step) -> Observation:
-        return Observation(self._frame(step.screen), app=step.app, ui_tree=step.ui_tree or None)
-
-    def _frame(self, name: str) -> Frame:
-        data = self._data.screen(name)
-        with Image.open(io.BytesIO(data), formats=tuple(_MEDIA)) as image:
-            return Frame(data, name, *image.size, _MEDIA[image.format or "PNG"])
+        return frame if frame.data else self._agent.prepare(Observation(frame_of(self._data, frame.name)))[0].frame
 
 
 def imitated_tasks(run: TrainingRun) -> Iterator[Task]:
@@ -149,8 +137,3 @@ def imitated_tasks(run: TrainingRun) -> Iterator[Task]:
     if warm is not None and warm.data is not None:
         wanted = frozenset(warm.data.outcomes)
         yield from (e.task for e in DataFolder(Path(warm.data.path)) if e.outcome in wanted)
-
-
-def asked(episode: Episode) -> str:
-    """The goal, with what had been done before the first screen that there is."""
-    return "\n".join([episode.task.goal, *(f"Before: {words}" for words in episode.before)])

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -48,6 +48,8 @@ from ..records import EpisodeRecord, Generation, Generator, Prompt, StepRecord
 from ..states.reading import StateReading, is_free, read_state
 
 T = TypeVar("T")
+#: what was seen and answered before a task's first screen; may raise EnvironmentFault
+Earlier = Callable[[Task], Sequence[Turn]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,9 @@ class Episode:
         agent: Agent,
         generator: Generator,
         clock: Callable[[], float] = time.time,
+        earlier: Earlier | None = None,
     ):
+        """`earlier`: what came before the first screen, where it was recorded; called in a thread."""
         self._attempt = request.attempt
         self._task = request.attempt.task
         self._agent = agent
@@ -101,7 +105,7 @@ class Episode:
         self._sampling = request.sampling
         self._limits = request.limits
         self._verified, self._rewarded = request.verified, request.rewarded
-        self._clock = clock
+        self._clock, self._earlier = clock, earlier
         self._steps: list[StepRecord] = []
         self._frames: dict[str, FittedFrame] = {}
         self._ui_trees: dict[str, str] = {}
@@ -182,7 +186,7 @@ class Episode:
             what = f"neither the task {task.key} nor its environment says a goal: write one into the task file"
             raise UnknownTask(f"{self._slot}: reset: {what}")
         seen, state = await self._see(first)
-        history: list[Turn] = []
+        history = [] if self._earlier is None else list(await asyncio.to_thread(self._earlier, self._task))
         standing = Standing()
         while True:
             prompt = self._agent.prompt(task.goal, history, seen)

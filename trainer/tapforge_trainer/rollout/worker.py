@@ -19,11 +19,12 @@ from tapforge_envs.slots.source import Lease, Verdict
 
 from ..agents.agent import Agent
 from ..attempt import AttemptRequest, EpisodeResult
+from ..data.recorded import RecordedSteps
 from ..frames.handles import FrameHandle
 from ..judges.journal import VerdictJournal
 from ..records import EpisodeRecord, EpisodeRewards, Generator
 from ..rewards.rewarder import Rewarder
-from .episode import Episode
+from .episode import Earlier, Episode
 
 
 class RolloutWorker:
@@ -33,15 +34,17 @@ class RolloutWorker:
         self,
         agent: Agent,
         policies: Mapping[str, Generator],
-        clients: PhoneClients | None = None,
+        clients: PhoneClients | RecordedSteps | None = None,
         rewarder: Rewarder | None = None,
         journal: VerdictJournal | None = None,
+        earlier: Earlier | None = None,
     ):
         """`policies` by name; "" is the one that learns. `clients` and `rewarder` are closed with the worker; without
-        `rewarder` no attempt may ask for rewards. `journal`: of its verdicts, where it is written in this process."""
-        self._agent, self._rewarder, self._journal = agent, rewarder, journal
+        `rewarder` no attempt may ask for rewards. `journal`: of its verdicts, where it is written in this process.
+        `earlier`: what came before the first screen of a task; without it nothing."""
+        self._agent, self._rewarder, self._journal, self._earlier = agent, rewarder, journal, earlier
         self._policies = policies
-        self._clients = clients or PhoneClients()
+        self._clients: PhoneClients | RecordedSteps = clients or PhoneClients()
         self._playing: dict[str, Episode] = {}
 
     @property
@@ -51,7 +54,7 @@ class RolloutWorker:
 
     async def play(self, request: AttemptRequest, lease: Lease) -> EpisodeResult:
         """Raises what the engine or our own code does wrong; what the phone does wrong is in the result."""
-        episode = Episode(request, self._agent, self._policies[request.policy])
+        episode = Episode(request, self._agent, self._policies[request.policy], earlier=self._earlier)
         name = request.attempt.episode
         if name in self._playing:
             raise ValueError(f"episode {name} is being played already; names are unique")

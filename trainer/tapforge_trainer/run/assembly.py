@@ -25,6 +25,7 @@ from tapforge_envs.slots.broker import BrokerSlots
 from tapforge_envs.slots.broker_calls import Access
 from tapforge_envs.slots.claim_journal import ClaimJournal
 from tapforge_envs.slots.managed import ManagedSlots
+from tapforge_envs.slots.places import Places
 from tapforge_envs.slots.processes import ProcessSlots, Recycle, ServerCommand
 from tapforge_envs.slots.source import HealthProbe, SlotSource
 from tapforge_envs.slots.urls import UrlSlots, parse_urls, read_urls
@@ -33,7 +34,11 @@ from ..agents import make_agent
 from ..agents.agent import Agent
 from ..algorithms.composition import objective_of
 from ..attempt import EpisodeLimits, Player
+from ..data.episodes import DataError
+from ..data.folder import DataFolder
 from ..data.imitation import imitated_tasks
+from ..data.recorded import RecordedSteps
+from ..data.recorded_tasks import HELD_OUT, PRACTISED
 from ..learner.families.check import check_folder
 from ..model_source.ref import ModelError, ModelRef, ModelRefused
 from ..model_source.resolve import resolve
@@ -129,6 +134,8 @@ def slots_of(run: TrainingRun, health: HealthProbe) -> SlotSource:
     """`health` asks phones from where they are used."""
     environment = run.spec.environment
     source, calls = environment.source, environment.call_seconds
+    if source.dataset is not None:
+        return Places(answers_at_once(run))
     deadlines = Deadlines(reset=calls.reset, step=calls.step, evaluate=calls.evaluate)
     if source.processes is not None:
         command = _server_command(source.processes, environment.screen)
@@ -173,6 +180,25 @@ def slots_of(run: TrainingRun, health: HealthProbe) -> SlotSource:
     )
 
 
+def answers_at_once(run: TrainingRun) -> int:
+    """Of all engines."""
+    return run.spec.engine.replicas * run.spec.engine.max_concurrent_sequences
+
+
+def recorded_steps(run: TrainingRun, agent: Agent) -> RecordedSteps | None:
+    """What is played in place of phones; None: phones are. Raises ConfigurationError."""
+    source = run.spec.environment.source.dataset
+    if source is None:
+        return None
+    try:
+        folders = {PRACTISED: DataFolder(Path(source.path))}
+        if source.held_out is not None:
+            folders[HELD_OUT] = DataFolder(Path(source.held_out))
+    except DataError as error:
+        raise ConfigurationError(f"spec.environment.source.dataset: {error}") from error
+    return RecordedSteps(agent, folders, source.reward, run.spec.model.adapter.history_images)
+
+
 def options_of(run: TrainingRun) -> PhoneOptions:
     """How phones of other people's making are used."""
     environment = run.spec.environment
@@ -198,8 +224,10 @@ def slots_wanted(run: TrainingRun) -> int | None:
 
 
 def episode_limits(run: TrainingRun) -> EpisodeLimits:
+    # A recorded step takes one answer: what is no action ended it, and no limit of steps did.
+    once = run.spec.environment.source.dataset is not None
     return EpisodeLimits(
-        max_parse_failures=run.spec.model.adapter.max_parse_failures,
+        max_parse_failures=1 if once else run.spec.model.adapter.max_parse_failures,
         episode_seconds=run.spec.environment.call_seconds.episode,
     )
 

@@ -103,6 +103,8 @@ async def collect_session(
 ) -> int:
     """Raises SetupError for what can't work, Interrupted when a stop was requested."""
     folder, why = options.into, ""
+    if run.spec.environment.source.dataset is not None:
+        raise ConfigurationError("spec.environment.source.dataset has no phone that a teacher could play on")
     if folder.exists() and any(folder.iterdir()) and not (folder / _ASKED).exists():
         raise ConfigurationError(f"--into {folder} holds other files; name a new folder")
     with locked(folder):

@@ -19,6 +19,7 @@ from typing import Any, Final
 from tapforge_api import TrainingRun
 from tapforge_envs.protocol import Outcome, Task
 
+from ..data.recorded_tasks import SUITES
 from ..records import EpisodeRecord, Sampling
 from ..rewards.budget import JudgeBudget
 from ..rollout.baselines import baselines
@@ -199,4 +200,21 @@ def measured(episodes: Sequence[EpisodeRecord], *, seed: int = 0, version: int |
         "policy_version": versions.pop() if versions else None,
         "by_template": {name: round(sum(won) / len(won), 4) for name, won in sorted(templates.items())},
         "reasons": dict(Counter(e.reason.value for e in episodes)),
+        **_of_recorded(episodes),
+    }
+
+
+def _of_recorded(episodes: Sequence[EpisodeRecord]) -> dict[str, float | None]:
+    """Of answers to recorded steps, also where no reward was asked for: the share with the recorded type, which is the
+    task's template, and of those the share that says the right thing. Joint, they are the success."""
+    answers = [e for e in episodes if e.valid and e.task.suite in SUITES]
+    if not answers:
+        return {}
+    typed = [e for e in answers if any(s.action is not None and s.action["type"] == e.task.template for s in e.steps)]
+    right = sum(e.outcome is Outcome.SUCCESS for e in typed)
+    understood = sum(s.parse_error is None for e in answers for s in e.steps)
+    return {
+        "type_accuracy": len(typed) / len(answers),
+        "parameter_accuracy": right / len(typed) if typed else None,
+        "understood": understood / sum(len(e.steps) for e in answers),
     }

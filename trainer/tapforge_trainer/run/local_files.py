@@ -18,6 +18,7 @@ from tapforge_api.pool import Protocol
 
 from ..data.episodes import DataError
 from ..data.folder import DataFolder
+from ..data.recorded_tasks import recorded_tasks
 from ..learner.families import FolderError
 from ..learner.families.check import check_folder
 from ..model_source.folder import folder_faults, quantization_fault
@@ -95,6 +96,13 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
             DataFolder(Path(shown.path))
         except DataError as error:
             errors.append(f"spec.warmStart.data.path: {error}")
+    if (recorded := spec.environment.source.dataset) is not None:
+        for field, named in (("path", recorded.path), ("heldOut", recorded.held_out)):
+            try:
+                if named is not None:
+                    recorded_tasks(Path(named), recorded.outcomes)
+            except DataError as error:
+                errors.append(f"spec.environment.source.dataset.{field}: {error}")
     kept = checkpoints_of(run, folder_of(run, runs))
     if (resume := spec.checkpoints.resume_from) is not None:
         if is_uri(resume):

@@ -118,6 +118,8 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
     between = (stop.max_updates - 1) // evaluation.every_updates if evaluation.every_updates else 0
     own = old_logprobs_recomputed(spec)
     slots = known_slots(spec.environment.source, files)
+    if spec.environment.source.dataset is not None:
+        slots = engine.replicas * engine.max_concurrent_sequences
     shared = files.contamination
     # Of more than that only the first ones were drawn.
     measured = evaluation.episodes if shared is None or shared.measured == COMPARED else shared.measured
@@ -222,6 +224,8 @@ def _phones(run: TrainingRun) -> str:
         return f"up to {pool.slots:,} of the pool {pool.name}, claimed from the operator{urgency}"
     if source.own_pool is not None:
         return f"up to {source.own_pool.slots:,} of a pool of its own, which the operator makes"
+    if source.dataset is not None:
+        return f"none: each episode is an answer to a recorded step of {source.dataset.path}"
     assert source.urls is not None
     if run.spec.environment.protocol == "adb":
         return f"the phones that {source.urls.file or ', '.join(source.urls.list or ())} names to adb"
@@ -229,7 +233,10 @@ def _phones(run: TrainingRun) -> str:
 
 
 def _practised(run: TrainingRun) -> str:
-    tasks = run.spec.tasks
+    tasks, recorded = run.spec.tasks, run.spec.environment.source.dataset
+    if recorded is not None:
+        most = f", at most {tasks.max_tasks}" if tasks.max_tasks else ""
+        return f"steps of {recorded.path}, of episodes that ended as {' or '.join(recorded.outcomes)}{most}"
     which = f", templates {', '.join(tasks.templates)}" if tasks.templates else ""
     most = f", at most {tasks.max_tasks} tasks" if tasks.max_tasks else ""
     return (f"the tasks in {tasks.file}" if tasks.file else f"suite {tasks.suite}, split {tasks.split}") + which + most
@@ -254,6 +261,8 @@ def _evaluated(run: TrainingRun, tasks: int) -> str:
     where = f"suite {e.tasks.suite}, split {e.tasks.split}" if e.tasks.suite else f"split {e.tasks.split}"
     if file := e.tasks.file or (run.spec.tasks.file if e.tasks.suite is None else None):
         where = f"the tasks in {file}"
+    if (recorded := run.spec.environment.source.dataset) is not None:
+        where = f"steps of {recorded.held_out or recorded.path}"
     others = f"; {e.other_templates:,} of templates that aren't practised" if e.other_templates else ""
     return f"{where}, {tasks:,} tasks{repeats}, {' and '.join(modes)}{others}{baselines}"
 
@@ -304,7 +313,11 @@ def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) ->
             "short episodes"
         )
     if shared is not None and not shared.clean:
-        notes.append(f"{shared}: evaluation.tasks should name others")
+        recorded = spec.environment.source.dataset
+        remedy = "evaluation.tasks should name others" if recorded is None else "name another data set in heldOut"
+        notes.append(f"{shared}: {remedy}")
+    elif spec.environment.source.dataset is not None:
+        pass  # what is shared says it
     elif shared is None and spec.evaluation.tasks.split == spec.tasks.split and spec.tasks.file is None:
         notes.append(f"practised and evaluated on the same split ({spec.tasks.split}): nothing is held out")
     if spec.tasks.file is not None and {"suite", "split"} & spec.tasks.model_fields_set:

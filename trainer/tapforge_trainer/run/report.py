@@ -139,6 +139,10 @@ def print_summary(console: Console, summary: dict[str, Any], paths: list[Path]) 
             highlight=False,
             soft_wrap=True,
         )
+        if (typed := after.get("type_accuracy")) is not None:
+            right = after["parameter_accuracy"]
+            said = "" if right is None else f"; of these {right:.1%} say the right thing"
+            console.print(f"  of the recorded type: {typed:.1%}{said}", highlight=False, soft_wrap=True)
     for name, baseline in summary["baselines"].items():
         console.print(f"baseline, {name.replace('_', ' ')}: {_rate(baseline)}", highlight=False, soft_wrap=True)
     seconds = ", ".join(f"{summary[f'seconds_{part}']:.0f} s {part}" for part in ("start", "sft", "rl"))

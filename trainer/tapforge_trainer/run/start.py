@@ -189,14 +189,17 @@ def _rollouts(
     agent = assembly.agent_of(run, model)
     policies: dict[str, Any] = baselines(agent)
     rewarder = rewarder_of(run, journal=journal) if engines else None
-    player: RolloutWorker | RemotePlayers = RolloutWorker(agent, policies, rewarder=rewarder, journal=journal)
+    recorded = assembly.recorded_steps(run, agent) if engines else None
+    player: RolloutWorker | RemotePlayers = RolloutWorker(
+        agent, policies, recorded, rewarder, journal, None if recorded is None else recorded.earlier
+    )
 
     async def health(phone: PhoneAddress) -> str:
         return await player.health(phone)
 
     slots = assembly.slots_of(run, health)
     workers = 0
-    if engines:
+    if engines and recorded is None:  # a recorded step costs no more than its screen
         workers = rollout_workers(run, assembly.slots_wanted(run) or slots.size, device, in_cluster=in_cluster())
     if workers:
         make_agent, seconds = partial(assembly.agent_on_node, run, source), run.spec.deadlines.start_seconds

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tapforge_api import TrainingRun
+from tapforge_api.dataset import DataSet
 from tapforge_api.environment import Tasks
 from tapforge_envs.phone import catalog
 from tapforge_envs.phone.own_check import is_proposed
@@ -15,6 +16,8 @@ from tapforge_envs.phone.tasks import TaskSet as PhoneTasks
 from tapforge_envs.protocol import Task, UnknownTask
 from tapforge_envs.web import catalog as web
 
+from ..data.episodes import DataError
+from ..data.recorded_tasks import HELD_OUT, PRACTISED, RecordedTasks, recorded_tasks
 from .contamination import Contamination, contamination
 from .files import read_tasks
 from .memory import CooldownRule, DifficultyMemory
@@ -31,6 +34,8 @@ def task_errors(run: TrainingRun) -> list[str]:
     """What is wrong with the tasks that a run names, before anything is started. A phone by its address has suites of
     its own, but only in a task file."""
     spec, tasks, measured = run.spec, run.spec.tasks, run.spec.evaluation.tasks
+    if spec.environment.source.dataset is not None:
+        return _recorded_errors(run)
     protocol = spec.environment.protocol
     if protocol != "tapforge":
         what = f"with protocol {protocol} tasks come from a file: which suites its servers have is not known here"
@@ -71,6 +76,13 @@ def task_errors(run: TrainingRun) -> list[str]:
                 _elsewhere(field, suite) for field, suite in named.items() if suite and _on_pages(suite) != pages
             ]
     return list(dict.fromkeys(errors))
+
+
+def _recorded_errors(run: TrainingRun) -> list[str]:
+    """Of a run on recorded steps."""
+    if run.spec.warm_start is not None and run.spec.warm_start.data is None:
+        return ["spec.warmStart: a data set has no demonstrator; name a data set (warmStart.data), or leave it out"]
+    return []
 
 
 def _on_pages(suite: str) -> bool:
@@ -137,14 +149,25 @@ def _suite(name: str, split: str, templates: Sequence[str]) -> PhoneTasks | web.
 
 
 def training_tasks(run: TrainingRun) -> TaskSet:
-    tasks = run.spec.tasks
+    tasks, recorded = run.spec.tasks, run.spec.environment.source.dataset
+    if recorded is not None:
+        found: TaskSet = _recorded(Path(recorded.path), recorded, PRACTISED)
+        return found if tasks.max_tasks is None else at_most(found, run.spec.seed, tasks.max_tasks)
     if tasks.file is not None:
         judged = run.spec.rewards.verifier == "ignored"
-        found: TaskSet = read_tasks(Path(tasks.file), run.spec.environment.protocol, judged=judged)
+        found = read_tasks(Path(tasks.file), run.spec.environment.protocol, judged=judged)
     else:
         found = _suite(tasks.suite, tasks.split, tasks.templates)
     found = shortened(found, run.spec.rollout.max_steps)
     return found if tasks.max_tasks is None else at_most(found, run.spec.seed, tasks.max_tasks)
+
+
+def _recorded(folder: Path, recorded: DataSet, suite: str) -> RecordedTasks:
+    """Raises TaskError."""
+    try:
+        return recorded_tasks(folder, recorded.outcomes, suite)
+    except DataError as error:
+        raise TaskError(str(error)) from error
 
 
 def sampler_of(tasks: Tasks) -> Sampler | None:
@@ -213,7 +236,10 @@ def _measured(run: TrainingRun) -> TaskSet:
 def as_named(run: TrainingRun, *, all_templates: bool = False) -> TaskSet:
     """What is measured on. `all_templates`: where the file names none, those of the suite that aren't practised too.
     Raises TaskError and UnknownTask."""
-    practised, measured = run.spec.tasks, run.spec.evaluation.tasks
+    practised, measured, recorded = run.spec.tasks, run.spec.evaluation.tasks, run.spec.environment.source.dataset
+    if recorded is not None:
+        held_out = recorded.held_out is not None
+        return _recorded(Path(recorded.held_out or recorded.path), recorded, HELD_OUT if held_out else PRACTISED)
     file = measured.file or (practised.file if measured.suite is None else None)
     if file is not None:
         return read_tasks(Path(file), run.spec.environment.protocol, judged=run.spec.evaluation.judged)

@@ -23,6 +23,8 @@ it hasn't held for `CLEARS` updates in a row, so that a figure at its threshold 
 - `verdicts_late`: an episode waits longer for its verdict than an update takes, mean of the last 5 updates. Then
   episodes are a version older than they need to be, or the learner waits.
 - `verdicts_missing`: over 10 % of the last 3 updates' episodes have none. Those that are hard to judge leave first.
+- `format_alone`: no attempt of the last 5 updates or more succeeded, and the share of answers that could be read rose
+  by 20 points over them. A published case: format from 0.008 to 0.86 within 13 steps, accuracy 0 in all.
 - `rollout_waiting`: over 90 % of the last 5 updates' time. Where phones are slow the learner may well idle for long; at
   90 % twice the phones nearly double the pace.
 
@@ -48,6 +50,8 @@ _SHARE: Final = 0.3
 _NATS: Final = 0.1
 #: of the intervals of a template's success, with the attempts that either needs
 _CONFIDENCE, _ATTEMPTS, _FALL = 0.999, 16, 0.1
+#: of the share of answers that can be read, while none is right
+_FORMAT_RISE: Final = 0.2
 #: episodes from which on a judge and the verifier are compared
 _PAIRS: Final = 30
 
@@ -62,6 +66,8 @@ class UpdateFigures:
     groups: int = 0
     varied: int = 0
     step_limit: float | None = None
+    #: share of the answers that could be read as an action
+    understood: float | None = None
     entropy: float | None = None
     kl_reference: float | None = None
     kl_behavior: float | None = None
@@ -99,6 +105,7 @@ class UpdateFigures:
             groups=groups,
             varied=groups - event.get("groups_zero_variance", 0),
             step_limit=event.get("step_limit_rate"),
+            understood=event.get("valid_action_ratio"),
             entropy=learner.get("entropy"),
             kl_reference=learner.get("kl_reference"),
             kl_behavior=sum(ages[age] * tokens for age, tokens in older.items()) / sum(older.values())
@@ -273,6 +280,22 @@ def _step_limit(updates: Sequence[UpdateFigures]) -> Iterator[tuple[str, str]]:
         yield "step_limit", text
 
 
+def _format_alone(updates: Sequence[UpdateFigures]) -> Iterator[tuple[str, str]]:
+    failed: list[UpdateFigures] = []
+    for one in reversed(updates):
+        if one.success or one.success is None:
+            break
+        failed.append(one)
+    understood = [one.understood for one in reversed(failed) if one.understood is not None]
+    if len(understood) >= 5 and understood[-1] - min(understood) >= _FORMAT_RISE:
+        text = (
+            f"in {len(understood)} updates answers that can be read rose from {min(understood):.0%} to "
+            f"{understood[-1]:.0%} and none was right: the policy learns the form of an answer and nothing else. Give "
+            "rewards of format the gate mixedOutcomes, and begin with a warm start, easier tasks or a larger tolerance"
+        )
+        yield "format_alone", text
+
+
 def _success_falls(updates: Sequence[UpdateFigures]) -> Iterator[tuple[str, str]]:
     recent, before = _pooled(updates[-5:]), _pooled(updates[-25:-5])
     for template, (won, played) in sorted(recent.items()):
@@ -342,7 +365,7 @@ _ALSO_WHEN_SOLVED: Final[tuple[Check, ...]] = (
     _success_falls,
     _rollout_waiting,
 )
-_CHECKS: Final[tuple[Check, ...]] = (*_ALSO_WHEN_SOLVED, _entropy, _uniform, _step_limit)
+_CHECKS: Final[tuple[Check, ...]] = (*_ALSO_WHEN_SOLVED, _entropy, _uniform, _step_limit, _format_alone)
 
 
 def _mean(updates: Sequence[UpdateFigures], count: int, figure: Figure) -> float | None:
