@@ -19,7 +19,8 @@ from tapforge_api import TrainingRun, load
 from tapforge_trainer.agents import make_agent
 from tapforge_trainer.data.folder import DataFolder
 from tapforge_trainer.data.imitation import ImitationData
-from tapforge_trainer.judges.server import Faults
+from tapforge_trainer.judges.server import Faults, JudgeServer, ModelServer
+from tapforge_trainer.judges.simulated import Errors
 from tapforge_trainer.run.assembly import ConfigurationError, SetupError
 from tapforge_trainer.run.collect import CollectOptions, collect_session
 from tapforge_trainer.run.shutdown import StopSignal
@@ -46,7 +47,7 @@ def teacher_of(run: TrainingRun, *, error_rate: float = 0.0, **faults: Any) -> T
 
 
 @asynccontextmanager
-async def served(server: TeacherServer) -> AsyncIterator[str]:
+async def served(server: ModelServer) -> AsyncIterator[str]:
     runner = web.AppRunner(server.application(), shutdown_timeout=0.2)
     await runner.setup()
     try:
@@ -161,6 +162,17 @@ async def test_a_budget_of_tokens_ends_it_with_what_there_is(tmp_path: Path) -> 
     said = await collected(tmp_path, teacher_of(run_of()), episodes=50, max_tokens=4000)
     assert 0 < len(DataFolder(tmp_path / "set")) < 50
     assert any("--max-tokens 4,000 are used" in line for line in said)
+
+
+async def test_a_judge_says_what_went_well_where_no_verifier_is_asked(tmp_path: Path) -> None:
+    judge = JudgeServer("simulated-phone", Errors(1.0))
+    async with served(judge) as url:
+        model = f"{{url: '{url}', model: simulated-phone}}"
+        streams = f"[{{name: judge, judge: {{prompt: simulated-phone, models: [{model}]}}}}]"
+        run = run_of(f"spec.rewards={{verifier: ignored, success: judge, streams: {streams}}}")
+        with pytest.raises(SetupError, match="no episode is kept"):
+            await collected(tmp_path, teacher_of(run), run, episodes=2, max_episodes=2)
+    assert judge.requests >= 2, "this judge is always wrong, and the teacher never"
 
 
 async def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ async def _collect(
         await unless_stopped(stop, together(slots.start()))
         while True:
             found = await asyncio.to_thread(_found, options.into, ledger, options.keep)
-            left = options.most - found.valid
+            left = options.most - len(found.done | _ended(ledger))
             wanted = min(left, _PART, math.ceil((options.episodes - len(found.kept)) / found.share))
             if len(found.kept) >= options.episodes:
                 return ""
@@ -273,8 +273,11 @@ async def _collect(
                 folder=_recording_of(options.into, part, make=True),
                 judged=judged,
             )
-            await unless_stopped(stop, playing)
+            episodes = await unless_stopped(stop, playing)
             ledger.end(part)
+            if not any(episode.valid for episode in episodes):
+                reasons = ", ".join(sorted({episode.reason.value for episode in episodes}))
+                return f"none of {len(numbers):,} tasks had a valid episode ({reasons}); look at the phones"
     except BudgetUsed as spent:
         return str(spent)
     except TeacherError as error:
@@ -285,10 +288,15 @@ async def _collect(
                 log.warning("closing failed: %s", result)
 
 
+def _ended(ledger: Ledger) -> set[int]:
+    """Numbers of tasks that were played to their end, whatever came of them."""
+    return {number for part in ledger.ended for number in ledger.parts[part]}
+
+
 def _next_numbers(ledger: Ledger, found: _Found, count: int) -> list[int]:
     """First those of parts that were cut off, without a valid episode."""
     begun = [number for part, numbers in ledger.parts.items() if part not in ledger.ended for number in numbers]
-    ended = {number for part in ledger.ended for number in ledger.parts[part]}
+    ended = _ended(ledger)
     again = [number for number in dict.fromkeys(begun) if number not in found.done and number not in ended]
     fresh = max((number for numbers in ledger.parts.values() for number in numbers), default=-1) + 1
     return [*again, *range(fresh, fresh + count)][:count]
