@@ -31,6 +31,7 @@ from .model import Model
 from .recording import Recording
 from .rewards import Rewards
 from .run_status import TrainingRunStatus
+from .stages import Stage
 
 #: Kubernetes objects derived from a run append a suffix to its name and still have to fit in 63 characters
 MAX_RUN_NAME = 43
@@ -94,6 +95,9 @@ class TrainingRunSpec(Spec):
     recording: Recording = Field(Recording(), description="what is recorded of the episodes")
     logging: Logging = Field(Logging(), description="where metrics go besides the run's folder")
     checkpoints: Checkpoints = Field(Checkpoints(), description="what is kept")
+    stages: Annotated[tuple[Stage, ...], Field(max_length=4)] = Field(
+        (), description="what is practised one after another, instead of tasks all the time; without any there is one"
+    )
     stop: Stop = Field(Stop(), description="when the run ends")
     cluster: ClusterSpec | None = Field(
         None, description="the machines on a cluster; needed there. A laptop pays no attention"
@@ -166,6 +170,11 @@ class TrainingRunSpec(Spec):
             "answers by their form where none is right",
             cel="!has(self.environment.source.dataset) || self.algorithm.invalidAnswerPenalty == 0.0",
             holds=lambda o: o.environment.source.dataset is None or o.algorithm.invalid_answer_penalty == 0,
+        ),
+        Rule(
+            message="evaluation.judged must be false where stages set rewards: what other judges say can't be compared",
+            cel="!self.evaluation.judged || self.stages.all(s, !has(s.rewards))",
+            holds=lambda o: not o.evaluation.judged or all(stage.rewards is None for stage in o.stages),
         ),
         *(_enough_slots(name) for name in ("pool", "own_pool")),
     )

@@ -43,6 +43,7 @@ from tapforge_api.pool import EmulatorPoolSpec, External, Kvm, Recycle, Scaling,
 from tapforge_api.recording import Recording
 from tapforge_api.rewards import Rewards, RewardStream
 from tapforge_api.shapes import model_of
+from tapforge_api.stages import Stage, StageStop
 from tapforge_api.template import Container, ContainerPort, PodSpec, PodTemplate, TemplateMetadata
 from tapforge_api.training_run import RunMetadata, TrainingRun, TrainingRunSpec
 
@@ -107,7 +108,9 @@ def run_specs(draw: st.DrawFn) -> Spec:
     rewards = draw(st.sampled_from([Rewards(), Rewards(streams=(judged,), success="judge")]))
     evaluation = spec.evaluation.model_copy(update={"judged": draw(presence)})
     changed = {"rollout": rollout, "learner": learner, "model": model, "cluster": cluster, "environment": environment}
-    changed |= {"rewards": rewards, "evaluation": evaluation}
+    staged = st.sampled_from([{}, {"rewards": {}}, {"temperature": 0.5}])
+    stages = draw(st.lists(staged.map(lambda s: Stage.model_validate({**s, "stop": {"maxUpdates": 1}})), max_size=2))
+    changed |= {"rewards": rewards, "evaluation": evaluation, "stages": tuple(stages)}
     changed |= {"engine": engine, "placement": placement, "recording": recording, "algorithm": anchored}
     return spec.model_copy(update=changed)
 
@@ -275,6 +278,7 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
     ),
     Rollout: st.builds(lambda a, b: unchecked(Rollout, group_size=a, min_valid=b), small, small),
     Evaluation: st.builds(lambda a, b: unchecked(Evaluation, sampled=a, greedy=b), presence, presence),
+    StageStop: one_of(StageStop, 1),
     TrainingRunSpec: run_specs(),
     TrainingRun: runs(),
     Checkpoints: st.builds(

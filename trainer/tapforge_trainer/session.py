@@ -14,12 +14,14 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
 from tapforge_api import TrainingRun, dump_set
+from tapforge_api.stages import updates_at_most
 
 from .doctor.command import preflight
 from .learner.checkpoint_storage import CheckpointBackend, Holder, place_of
@@ -54,7 +56,8 @@ from .run.tries import TriedFile, try_tasks
 from .run.warm_start import imitated, warm_start
 from .tasks.regimes import Regime, tasks_by_regime
 from .tasks.source import TaskError
-from .telemetry.progress import Progress, ended, newest_checkpoint, progress_of
+from .tasks.stages import of_stage
+from .telemetry.progress import Progress, begin_stage, finished, newest_checkpoint, progress_of
 from .telemetry.start_progress import waiting_shown
 from .telemetry.telemetry import ProgressView, Telemetry
 
@@ -72,7 +75,8 @@ async def run_session(
     with locked(folder):
         write_spec(folder, run)
         run = _limited(run, stop)
-        view.max_updates, view.max_seconds = run.spec.stop.max_updates, run.spec.stop.max_seconds
+        view.max_updates = updates_at_most(run.spec.stop.max_updates, run.spec.stages)
+        view.max_seconds = run.spec.stop.max_seconds
         with closing(Telemetry(folder, view, Console())) as telemetry:
             if (summary := _complete(folder, run)) is not None:
                 done = summary["ended_after"]
@@ -99,26 +103,38 @@ async def _trained(
     place = place_of(checkpoints_of(run, folder), checkpoint_uri(run), holder)
     await asyncio.to_thread(place.take_over)
     await asyncio.to_thread(_judges_may_go_on, run, place, stop)
-    async with (
-        running(run, folder, telemetry, stop, uid=uid, place=place) as (context, resumed),
-        checkpoint_written(context.policy),
-        _suspended_when_spent(context, progress := resumed or Progress()),
-    ):
-        progress.run, progress.uid, progress.spec = run.metadata.name, uid, dump_set(run)
-        seconds_start = time.monotonic() - telemetry.started
-        progress.seconds_start += seconds_start
-        telemetry.event("started", seconds=seconds_start)
-        before = await _before(context, progress, resumed is not None)
-        await reinforce(context, progress)
-        if stop.requested.is_set():
-            raise Interrupted("stopped")
-        run = _limited(run, stop)
-        after = await measure(context, "after", progress)
-        telemetry.view.success_after = _shown(after)
-        if run.spec.checkpoints.export:
-            telemetry.phase("writing the model", "Exporting")
-            await context.policy.export(folder / EXPORT, keep=True)
-        baselines = await measure_baselines(context) if run.spec.evaluation.baselines else {}
+    progress = await asyncio.to_thread(_newest_progress, place) if run.spec.stages else Progress()
+    stage, began, begun = progress.stage, telemetry.started, False
+    while True:
+        now = of_stage(run, stage)
+        async with (
+            running(now, folder, telemetry, stop, uid=uid, place=place, whole=run) as (context, resumed),
+            checkpoint_written(context.policy),
+            _suspended_when_spent(context, progress := progress if begun else resumed or Progress()),
+        ):
+            if progress.stage != stage:  # of another checkpoint than the newest
+                stage = progress.stage
+                continue
+            progress.run, progress.uid, progress.spec = run.metadata.name, uid, dump_set(run)
+            seconds_start = time.monotonic() - began
+            progress.seconds_start += seconds_start
+            telemetry.event("started", seconds=seconds_start)
+            before = await _before(context, progress, resumed is not None)
+            await reinforce(context, progress)
+            if stop.requested.is_set():
+                raise Interrupted("stopped")
+            run = _limited(run, stop)
+            if not finished(run.spec.stop, run.spec.stages, progress):
+                await _next_stage(context, progress)
+                stage, began, begun = progress.stage, time.monotonic(), True
+                continue
+            after = await measure(context, "after", progress)
+            telemetry.view.success_after = _shown(after)
+            if run.spec.checkpoints.export:
+                telemetry.phase("writing the model", "Exporting")
+                await context.policy.export(folder / EXPORT, keep=True)
+            baselines = await measure_baselines(context) if run.spec.evaluation.baselines else {}
+        break
     telemetry.phase("writing curve, replay and summary", "Reporting")
     # Twice: what was measured is safe before pictures are drawn, and the time they take counts.
     for draw in (True, False):
@@ -140,6 +156,20 @@ async def _trained(
     return summary
 
 
+def _newest_progress(place: CheckpointBackend) -> Progress:
+    saved = newest_checkpoint(place)
+    return Progress() if saved is None else progress_of(saved)
+
+
+async def _next_stage(context: RunContext, progress: Progress) -> None:
+    """The run is in its next stage as soon as this is saved. What it needs is started anew: other rewards ask other
+    judges."""
+    begin_stage(progress)
+    context.telemetry.event("stage", stage=progress.stage + 1, update=progress.update, order=progress.next_order)
+    await context.policy.forget_optimizer()
+    await save(context, progress, wait=True)
+
+
 def _judges_may_go_on(run: TrainingRun, place: CheckpointBackend, stop: StopSignal) -> None:
     """Raises Interrupted before anything is started, where what judges may use was spent when the run stopped last."""
     if (run.spec.stop.judge_tokens, run.spec.stop.judge_money) == (None, None):
@@ -148,7 +178,7 @@ def _judges_may_go_on(run: TrainingRun, place: CheckpointBackend, stop: StopSign
         return
     progress = progress_of(saved)
     spent = run.spec.stop.spent_on_judges(progress.judge_tokens, progress.judge_money)
-    if spent and (run.spec.evaluation.judged or not ended(run.spec.stop, progress)):
+    if spent and (run.spec.evaluation.judged or not finished(run.spec.stop, run.spec.stages, progress)):
         stop.request(StopReason.JUDGE_BUDGET, remedy=spent)
         raise Interrupted("stopped")
 
@@ -167,8 +197,10 @@ async def _suspended_when_spent(context: RunContext, progress: Progress) -> Asyn
 async def _before(context: RunContext, progress: Progress, resumed: bool) -> dict[str, Any]:
     """Warm start, KL reference and the measurement before reinforcement, as far as no earlier session did them. Returns
     the measurement."""
-    spec, events = context.run.spec, list(read_events(context.folder))
-    if resumed:
+    spec, events = context.of_file.spec, list(read_events(context.folder))
+    if progress.stage and progress.update == progress.stage_began:
+        context.telemetry.note(f"stage {progress.stage + 1} begins after update {progress.update}")
+    elif resumed:
         context.telemetry.note(f"resuming after update {progress.update}")
     elif any(e["event"] == "update" for e in events):
         raise ConfigurationError(
@@ -179,9 +211,11 @@ async def _before(context: RunContext, progress: Progress, resumed: bool) -> dic
         context.telemetry.note(f"warm-started from {context.warm_started_from}")
     elif spec.warm_start is not None:
         context.telemetry.phase(f"warm start: imitating {imitated(spec.warm_start)}", "WarmStart")
-        await warm_start(context, progress)
+        await warm_start(replace(context, run=context.of_file), progress)
     if spec.algorithm.kl.coefficient > 0:
-        await _refer(context, started=progress.update > 0 or any(e["event"] == "reinforcement" for e in events))
+        first = progress.stage == 0 and any(e["event"] == "reinforcement" for e in events)
+        name = f"{REFERENCE}-{progress.stage + 1}" if progress.stage else REFERENCE
+        await _refer(context, name, started=progress.update > progress.stage_began or first)
     if not resumed:
         await save(context, progress)
     async with waiting_shown(context.telemetry, context.policy.waiting):
@@ -194,7 +228,7 @@ async def _before(context: RunContext, progress: Progress, resumed: bool) -> dic
         for e in events
         if e["event"] == "evaluation" and e["name"] == "before"
     }
-    parts = await asyncio.to_thread(parts_of_before, context.run)
+    parts = await asyncio.to_thread(parts_of_before, context.of_file)
     if progress.update:  # it would be of another policy
         parts.discard(OTHERS)
     if not resumed or not parts <= set(before):
@@ -204,9 +238,10 @@ async def _before(context: RunContext, progress: Progress, resumed: bool) -> dic
     return before
 
 
-async def _refer(context: RunContext, *, started: bool) -> None:
-    """The KL term pulls towards the policy that reinforcement started with; it is kept for later sessions."""
-    folder = context.folder / REFERENCE
+async def _refer(context: RunContext, name: str, *, started: bool) -> None:
+    """The KL term pulls towards the policy that reinforcement, or a later stage, started with; it is kept for later
+    sessions in the run's folder `name`."""
+    folder = context.folder / name
     if not folder.is_dir() and not await context.policy.fetch(folder):
         if started:
             raise ConfigurationError(

@@ -17,6 +17,7 @@ from typing import Final
 
 from tapforge_api import TrainingRun
 from tapforge_api.progress import EXIT_FAILED, EXIT_STOPPED, FINAL_SECONDS
+from tapforge_api.stages import updates_at_most
 from tapforge_envs.slots.broker_calls import Access
 from tapforge_envs.slots.source import SlotError
 
@@ -26,7 +27,7 @@ from ..run.local_files import checkpoint_uri, checkpoints_of, folder_of
 from ..run.shutdown import Interrupted, StopReason, StopSignal, failure_of, run_until_aborted
 from ..session import run_session
 from ..storage.object_storage import uri_error
-from ..telemetry.progress import Progress, ended, newest_checkpoint, progress_of
+from ..telemetry.progress import Progress, finished, newest_checkpoint, progress_of
 from ..telemetry.telemetry import ProgressView
 from . import storage
 from .attempt import RunAttempt
@@ -98,7 +99,8 @@ async def _train(
     run = read()
     if run.metadata.name != attempt.run:
         raise ConfigurationError(f"the file is of the run {run.metadata.name}, and this Pod of {attempt.run}")
-    view.max_updates, view.max_seconds = run.spec.stop.max_updates, run.spec.stop.max_seconds
+    view.max_updates = updates_at_most(run.spec.stop.max_updates, run.spec.stages)
+    view.max_seconds = run.spec.stop.max_seconds
     runs = await asyncio.to_thread(storage.take_over, attempt.storage, attempt.holder)
     run = _placed(attempt, run, runs)
     place = place_of(checkpoints_of(run, folder_of(run, runs)), checkpoint_uri(run), attempt.holder)
@@ -110,7 +112,7 @@ async def _train(
     await asyncio.to_thread(inspect, run, runs)
     # The limit that ends or suspends the run by its file may have been edited since: the answer says.
     limits, done = run.spec.stop, progress_of(view.saved) if view.saved is not None else Progress()
-    reached = ended(limits, done) or limits.spent_on_judges(done.judge_tokens, done.judge_money)
+    reached = finished(limits, run.spec.stages, done) or limits.spent_on_judges(done.judge_tokens, done.judge_money)
     if not await reporter.answered(FINAL_SECONDS if reached else _FIRST_ANSWER):
         log.warning("no answer from the operator yet; the run starts as its file says")
     if stop.requested.is_set():

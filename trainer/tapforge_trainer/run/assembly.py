@@ -17,6 +17,7 @@ from tapforge_api import TrainingRun
 from tapforge_api.algorithm import Critic
 from tapforge_api.attempt import RUN_UID
 from tapforge_api.environment import Processes, Screen
+from tapforge_api.stages import updates_at_most
 from tapforge_envs.clients.androidlab import DIALECT as ANDROIDLAB
 from tapforge_envs.clients.http import Deadlines
 from tapforge_envs.clients.osworld import DIALECT as OSWORLD
@@ -53,10 +54,10 @@ from ..placement.settings import (
 )
 from ..recording.queue import OpenRecording, record_here
 from ..recording.retention import Retention
-from ..rollout.frame_budget import budget_error, engine_frames_mib, frame_budget, largest_frame
+from ..rollout.frame_budget import engine_frames_mib, frame_budget, largest_frame
 from ..rollout.groups import GroupLimits
 from ..rollout.held_frames import FrameBudget
-from ..tasks.selection import contamination_of, sampler_errors, task_errors, training_tasks
+from ..tasks.selection import contamination_of, sampler_errors, shared_on_purpose, task_errors, training_tasks
 from .adapters import adapter_errors, adapter_options
 from .feasibility import judge
 from .learning_errors import algorithm_errors, reward_errors
@@ -65,6 +66,7 @@ from .model_errors import model_errors
 from .model_facts import facts_of
 from .named_paths import where_relative
 from .plan import longest_member
+from .stage_errors import stage_errors, tasks_budget_errors
 
 #: of a sync at most, one after another: pause, memory for weights, transfer, memory for caches, first step, what
 #: arrived, probe, release; a second round where the first proof fails, behind a discard and a sleep
@@ -106,13 +108,15 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
     if not files.errors:
         wrong += adapter_errors(run, None if local is None else Path(local.folder))
     if not (files.errors or wrong):
-        wrong = [error] if (error := budget_error(run, frame_budget(run, training_tasks(run), None))) else []
+        wrong = tasks_budget_errors(run) or stage_errors(run, runs)
     facts = None if files.errors or wrong else facts_of(run)
     wrong += judge(run, facts).errors
     if errors := [*files.errors, *wrong]:
         raise ConfigurationError("\n".join([*errors, *where_relative(run, errors, Path.cwd())]))
-    drawn = run.spec.stop.max_updates * run.spec.rollout.groups_per_update
-    return replace(files, contamination=contamination_of(run, drawn, COMPARED, imitated_tasks(run)), model=facts)
+    drawn = updates_at_most(run.spec.stop.max_updates, run.spec.stages) * run.spec.rollout.groups_per_update
+    shared = contamination_of(run, drawn, COMPARED, imitated_tasks(run))
+    on_purpose = shared_on_purpose(run, drawn, COMPARED)
+    return replace(files, contamination=shared, on_purpose=on_purpose, model=facts)
 
 
 def agent_of(run: TrainingRun, folder: Path) -> Agent:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tapforge_api import TrainingRun
+from tapforge_api.stages import updates_at_most
 
 from ..policy import Policy
 from ..rewards.budget import JudgeBudget
-from ..telemetry.progress import Progress, ended
+from ..telemetry.progress import Progress, ended, stage_ended
 from ..telemetry.telemetry import Telemetry
 from .assembly import RolloutSetup
 from .local_files import checkpoints_of
@@ -20,6 +21,7 @@ from .shutdown import StopSignal
 class RunContext:
     """Started and closed by the session."""
 
+    #: in a stage as it is there
     run: TrainingRun
     #: the run's
     folder: Path
@@ -31,6 +33,12 @@ class RunContext:
     judge_budget: JudgeBudget = field(default_factory=JudgeBudget)
     #: the checkpoint of another run whose weights this one started with, in words; "" for none
     warm_started_from: str = ""
+    #: the run as its file says, where it has stages
+    whole: TrainingRun | None = None
+
+    @property
+    def of_file(self) -> TrainingRun:
+        return self.whole or self.run
 
     @property
     def checkpoints(self) -> Path:
@@ -38,7 +46,8 @@ class RunContext:
         return checkpoints_of(self.run, self.folder)
 
     def finished(self, progress: Progress) -> str:
-        """Which limit of `spec.stop`, as it was edited last, is reached, in words; empty: none."""
+        """Which limit of `spec.stop`, as it was edited last, or of the stage is reached, in words; empty: none."""
         limits, view = self.stop.limits or self.run.spec.stop, self.telemetry.view
-        view.max_updates, view.max_seconds = limits.max_updates, limits.max_seconds
-        return ended(limits, progress)
+        stages = self.of_file.spec.stages
+        view.max_updates, view.max_seconds = updates_at_most(limits.max_updates, stages), limits.max_seconds
+        return ended(limits, progress) or stage_ended(stages, progress)

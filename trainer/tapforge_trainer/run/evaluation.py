@@ -83,7 +83,7 @@ async def measure(context: RunContext, name: str, progress: Progress) -> dict[st
     evaluation = context.run.spec.evaluation
     if evaluation.episodes > COMPARED:  # which takes more than a second
         context.telemetry.phase(f"measuring {name}: choosing {evaluation.episodes:,} held-out tasks", "Evaluating")
-    tasks = (await asyncio.to_thread(evaluation_tasks, context.run)).tasks
+    tasks = (await asyncio.to_thread(evaluation_tasks, context.of_file)).tasks
     modes = {"sampled": evaluation.sampled_temperature} if evaluation.sampled else {}
     modes |= {"greedy": 0.0} if evaluation.greedy else {}
     results = {}
@@ -105,7 +105,7 @@ async def measure(context: RunContext, name: str, progress: Progress) -> dict[st
         results[mode] = measured(episodes, seed=evaluation.seed, version=progress.version)
         context.telemetry.event("evaluation", name=name, mode=mode, update=progress.update, **results[mode])
     if evaluation.other_templates and name in ("before", "after"):
-        others = await asyncio.to_thread(other_templates, context.run, evaluation.other_templates)
+        others = await asyncio.to_thread(other_templates, context.of_file, evaluation.other_templates)
         if others is not None:
             results[OTHERS] = await _of_others(context, name, others.tasks, progress)
     if name == "before" and played:
@@ -156,7 +156,7 @@ async def measure_baselines(context: RunContext) -> dict[str, dict[str, Any]]:
     results = {}
     for name in baselines(context.rollout_setup.agent):
         folder = context.folder / EVALUATION / f"baseline-{name}"
-        tasks = (await asyncio.to_thread(evaluation_tasks, context.run)).tasks
+        tasks = (await asyncio.to_thread(evaluation_tasks, context.of_file)).tasks
         playing = play(
             context.rollout_setup,
             tasks,

@@ -62,6 +62,8 @@ class LocalFiles:
     tasks: int | None = None
     #: what the measured tasks share with those that would be practised
     contamination: Contamination | None = None
+    #: and with what stages practise without reading verifiers and labels; None: nothing
+    on_purpose: Contamination | None = None
     #: what is known of the model without a download
     model: ModelFacts | None = None
 

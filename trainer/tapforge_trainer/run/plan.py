@@ -18,10 +18,12 @@ from tapforge_api import TrainingRun
 from tapforge_api.environment import EnvironmentSource
 from tapforge_api.learning import Rollout
 from tapforge_api.model import ModelSource
+from tapforge_api.stages import Stage, updates_at_most
 from tapforge_api.training_run import TrainingRunSpec
 
 from ..placement.settings import ENGINE_RANKS
 from ..tasks.contamination import Contamination
+from ..tasks.stages import stages_of
 from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
 from .plan_algorithm import algorithm_line, notes_on_algorithm, old_logprobs_recomputed, statistics_line
@@ -94,6 +96,8 @@ class Plan:
     evaluation_episodes: int
     evaluations: int
     evaluated: str
+    #: what is different in each; empty: there is one
+    stages: tuple[str, ...]
     #: what the measured tasks share with those that would be practised
     held_out: str | None
     ends: str
@@ -115,7 +119,8 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
     spec = run.spec
     rollout, learner, engine, evaluation, stop = spec.rollout, spec.learner, spec.engine, spec.evaluation, spec.stop
     per_update = rollout.groups_per_update * rollout.group_size
-    between = (stop.max_updates - 1) // evaluation.every_updates if evaluation.every_updates else 0
+    updates = updates_at_most(stop.max_updates, spec.stages)
+    between = (updates - 1) // evaluation.every_updates if evaluation.every_updates else 0
     own = old_logprobs_recomputed(spec)
     slots = known_slots(spec.environment.source, files)
     if spec.environment.source.dataset is not None:
@@ -147,9 +152,9 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         optimizer_steps_per_update=learner.mini_batches,
         max_staleness=rollout.max_staleness,
         sync_mid_episode=spec.sync.mid_episode,
-        updates=stop.max_updates,
-        episodes=stop.max_updates * per_update,
-        optimizer_steps=stop.max_updates * learner.mini_batches,
+        updates=updates,
+        episodes=updates * per_update,
+        optimizer_steps=updates * learner.mini_batches,
         algorithm=algorithm_line(run),
         statistics=statistics_line(spec),
         rewards=rewards_line(spec),
@@ -166,14 +171,15 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         evaluation_episodes=measured * (evaluation.repeats * evaluation.sampled + evaluation.greedy),
         evaluations=2 + between,
         evaluated=_evaluated(run, measured),
-        held_out=str(shared) if shared is not None and shared.clean else None,
+        stages=tuple(map(_stage, stages_of(run), spec.stages)) if spec.stages else (),
+        held_out=str(shared) if shared is not None and shared.clean and files.on_purpose is None else None,
         ends=_ends(run),
         folder=str(folder_of(run, runs)),
         checkpoints=checkpoint_uri(run) or str(checkpoints_of(run, folder_of(run, runs))),
         checkpoint_updates=spec.checkpoints.every_updates,
         checkpoint_seconds=spec.checkpoints.every_seconds,
         restarts=spec.engine.max_restarts_per_hour,
-        notes=(*_notes(run, slots, shared), *judge(run, files.model).notes),
+        notes=(*_notes(run, slots, shared), *_notes_on_stages(run, files), *judge(run, files.model).notes),
     )
 
 
@@ -242,6 +248,31 @@ def _practised(run: TrainingRun) -> str:
     return (f"the tasks in {tasks.file}" if tasks.file else f"suite {tasks.suite}, split {tasks.split}") + which + most
 
 
+def _stage(run: TrainingRun, stage: Stage) -> str:
+    """`run`: as it is in this stage."""
+    stop, spec = stage.stop, run.spec
+    ends = [_count(stop.max_updates, "update")] if stop.max_updates is not None else []
+    if stop.target_success is not None:
+        ends.append(f"{stop.target_success:.0%} success in an update")
+    tasks = f"{_practised(run)}, {sampler_line(spec.tasks)}"
+    verdicts = f"; verdicts: {found}" if (found := verdicts_per_update(spec)) else ""
+    rates = f"sampled at {spec.rollout.temperature:g}, learning rate {spec.learner.learning_rate:g}"
+    return f"{tasks}; {rewards_line(spec)}{verdicts}; {rates}; ends after {' or at '.join(ends)}"
+
+
+def _notes_on_stages(run: TrainingRun, files: LocalFiles) -> list[str]:
+    if not run.spec.stages:
+        return []
+    own = set(notes_on_rewards(run.spec))
+    notes = [note for stage in stages_of(run) for note in notes_on_rewards(stage.spec) if note not in own]
+    if files.on_purpose is not None:
+        notes.append(f"{files.on_purpose}: on purpose, for those stages read neither their verifiers nor their labels")
+    own_ends = [stage.stop.max_updates for stage in run.spec.stages]
+    if None not in own_ends and run.spec.stop.max_updates < sum(number or 0 for number in own_ends):
+        notes.append(f"stop.maxUpdates ({run.spec.stop.max_updates}) ends the run before its last stage does")
+    return list(dict.fromkeys(notes))
+
+
 def _replay(rollout: Rollout) -> str | None:
     rule = rollout.replay
     if rule is None:
@@ -269,7 +300,8 @@ def _evaluated(run: TrainingRun, tasks: int) -> str:
 
 def _ends(run: TrainingRun) -> str:
     stop = run.spec.stop
-    parts = [f"after {_count(stop.max_updates, 'update')}"]
+    parts = ["after its last stage"] if run.spec.stages else []
+    parts.append(f"after {_count(stop.max_updates, 'update')}")
     if stop.max_seconds is not None:
         parts.append(f"after {stop.max_seconds:g} s")
     if stop.target_success is not None:
@@ -368,16 +400,17 @@ def render(p: Plan) -> str:
         **({"adapters": p.adapters} if p.adapters else {}),
         "phones": p.phones,
         "slots": f"{slots}; episodes at once: {at_once}; answers sampled at once: {p.sequences_at_once:,}",
-        "tasks": p.practised + (f" ({p.tasks:,} tasks)" if p.tasks is not None else ""),
-        "sampler": p.sampler,
+        **{f"stage {number}": words for number, words in enumerate(p.stages, start=1)},
+        **({} if p.stages else {"tasks": p.practised + (f" ({p.tasks:,} tasks)" if p.tasks is not None else "")}),
+        **({} if p.stages else {"sampler": p.sampler}),
         "warm start": f"{p.warm_start_answers:,} {p.warm_start_of}" if p.warm_start_answers else "none",
         "update": f"{p.groups_per_update:,} groups x {p.group_size:,} = {p.episodes_per_update:,} episodes, one sample "
         f"per step, {_count(p.optimizer_steps_per_update, 'optimizer step')}",
         **({"replay": p.replay} if p.replay else {}),
         "staleness": f"at most {_count(p.max_staleness, 'version')}: up to {p.groups_in_flight:,} groups in flight; "
         f"old log-probabilities from the {p.old_logprobs}; new weights arrive {arrive}",
-        "rewards": p.rewards,
-        **({"verdicts": p.verdicts} if p.verdicts else {}),
+        **({} if p.stages else {"rewards": p.rewards}),
+        **({"verdicts": p.verdicts} if p.verdicts and not p.stages else {}),
         **({"judge budget": p.judge_budget} if p.judge_budget else {}),
         "algorithm": p.algorithm,
         **({"statistics": p.statistics} if p.statistics else {}),

@@ -88,6 +88,8 @@ def relearn(
     a critic; with `gradients` at `weights` those, too. `updates`: only of so many first batches. Raises SetupError and
     RecordingError."""
     run = run_of(folder)
+    if any(stage.rewards is not None for stage in run.spec.stages):
+        raise ConfigurationError(f"{folder} is of a run whose stages have rewards of their own: relearn knows one")
     groups = Recording(folder / ROLLOUT).settled(prompts=gradients)
     batches = batches_of(groups, run.spec.rollout.groups_per_update)[:updates]
     groups = [group for batch in batches for group in batch]

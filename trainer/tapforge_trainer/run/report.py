@@ -25,8 +25,9 @@ from ..placement.machine import Machine
 from ..statistics import Interval
 from ..tasks.contamination import Contamination
 from ..tasks.figures import task_table
-from ..tasks.selection import contamination_of
-from ..telemetry.progress import Progress, ended
+from ..tasks.selection import contamination_of, shared_on_purpose
+from ..tasks.stages import stages_of
+from ..telemetry.progress import Progress, finished
 from ..telemetry.throughput import throughput_of
 from ..viewer.curve import EvaluationPoint, UpdatePoint, draw_curve
 from ..viewer.recorded import replay_of
@@ -66,7 +67,7 @@ def summarize(
         "seconds_sft": round(progress.seconds_sft, 1),
         "seconds_rl": round(progress.seconds_rl, 1),
         "updates": progress.update,
-        "ended_after": ended(run.spec.stop, progress),
+        "ended_after": finished(run.spec.stop, run.spec.stages, progress),
         "episodes": progress.episodes,
         "invalid_episodes": progress.invalid,
         "members": progress.members,
@@ -75,7 +76,7 @@ def summarize(
         "slot_busy_share": round(progress.busy_seconds / progress.slot_seconds, 4) if progress.slot_seconds else None,
         "throughput": throughput_of(events),
         "base_model": next((_plain(event) for event in events if event["event"] == "base_model"), None),
-        "held_out": _held_out(run, progress.tasks),
+        "held_out": _held_out(run, [*progress.stages_drawn, progress.tasks]),
         "practised": task_table(progress.practice),
         "machine": {"cores": machine.cores, "gpus": machine.gpus},
         **wanted(run),
@@ -102,14 +103,22 @@ def _dumped(part: BaseModel) -> dict[str, Any]:
     return part.model_dump(mode="json", by_alias=True, exclude={"judge_tokens", "judge_money"})
 
 
-def _held_out(run: TrainingRun, drawn: int) -> dict[str, Any]:
-    """What the measured tasks share with all that were demonstrated and practised, and what not."""
+def _held_out(run: TrainingRun, by_stage: Sequence[int]) -> dict[str, Any]:
+    """What the measured tasks share with all that were demonstrated and practised, and what not. `by_stage`: tasks that
+    were drawn."""
+    drawn = [*by_stage, *[0] * (len(run.spec.stages) - len(by_stage))]
     try:
         found = contamination_of(run, drawn, imitated=imitated_tasks(run))
     except DataError as error:  # hours after it was read; what the run came to counts more
         return {"held_out": f"not known: {error}"}
     figures = {name: getattr(found, name) for name in ("practised", "same_task", "same_goal", "same_parameters")}
-    return {"tasks": found.measured, **figures, **_shared(run, found)}
+    shared = _shared(run, found)
+    if (on_purpose := shared_on_purpose(run, drawn)) is not None:
+        words = "the stages that practised them read neither their verifiers nor their labels"
+        shared["held_out"] = f"not all, on purpose: {on_purpose}; {words}"
+        if not found.clean:
+            shared["held_out"] += f"; and not on purpose: {found}"
+    return {"tasks": found.measured, **figures, **shared}
 
 
 def _shared(run: TrainingRun, found: Contamination) -> dict[str, str]:
@@ -208,8 +217,12 @@ def _write_replay(folder: Path, run: TrainingRun) -> None:
     facts = {name: str(summary[name]) for name in ("updates", "episodes", "seconds_rl") if name in summary}
     training = folder / ROLLOUT if (folder / ROLLOUT).is_dir() else None
     before, after = _before_and_after(folder / EVALUATION)
+    begins = {event["stage"]: event["order"] for event in read_events(folder) if event["event"] == "stage"}
     try:
-        rules = BatchRules.of(run.spec.algorithm, run.spec.rewards, min_valid=run.spec.rollout.min_valid)
+        rules, *others = (
+            BatchRules.of(one.spec.algorithm, one.spec.rewards, min_valid=one.spec.rollout.min_valid)
+            for one in stages_of(run)
+        )
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         what = "this machine can't compute its advantages (spec.algorithm.advantage.plugin)"
         raise ReportError(f"{folder} has no replay here: {what}: {error}") from error
@@ -218,6 +231,7 @@ def _write_replay(folder: Path, run: TrainingRun) -> None:
         title=title,
         rules=rules,
         per_update=run.spec.rollout.groups_per_update,
+        later=[(begins[number], one) for number, one in enumerate(others, start=2) if number in begins],
         training=training,
         before=before,
         after=after,

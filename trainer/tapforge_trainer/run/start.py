@@ -85,10 +85,11 @@ async def running(
     engines: bool = True,
     resume: bool = True,
     place: CheckpointBackend | None = None,
+    whole: TrainingRun | None = None,
 ) -> AsyncIterator[tuple[RunContext, Progress | None]]:
     """Phones, learner and engines, started side by side; with the run's last checkpoint loaded and its progress, None
     where there is none. Closed in any case. `uid`: of the run, on a cluster; `place`: where checkpoints are written,
-    None: they are only read."""
+    None: they are only read; `whole`: the run of which `run` is a stage."""
     started = time.monotonic()
     # Only here: a folder that is taken away while a run is under way must not come back (cluster/storage.py).
     checkpoints_of(run, folder).parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +126,9 @@ async def running(
     )
     try:
         await _start(run, policy, rollouts, source, telemetry, stop, engines=engines)
-        progress, warm_started_from = await resumed_from(run, policy, uid) if learner and resume else (None, "")
+        progress, warm_started_from = (
+            await resumed_from(whole or run, policy, uid) if learner and resume else (None, "")
+        )
         if learner and (prompts := await asyncio.to_thread(proof_prompts.kept, folder)):
             policy.prove_with(prompts, proof_prompts.name_of(prompts))
         if progress is not None:
@@ -136,7 +139,7 @@ async def running(
         writes = written(rollouts.slots, folder) if engines else nullcontext()
         async with writes, written_down(journal) if journal is not None else nullcontext():
             budget = judge_budget_of(run, stop, progress or Progress(), journal)
-            yield RunContext(run, folder, policy, setup, telemetry, stop, budget, warm_started_from), progress
+            yield RunContext(run, folder, policy, setup, telemetry, stop, budget, warm_started_from, whole), progress
     except Exception as error:
         if isinstance(error, policy_errors()) and (lines := last_lines(logs, time.time())):
             error.add_note(lines)

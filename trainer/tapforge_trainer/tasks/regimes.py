@@ -29,6 +29,7 @@ from .contamination import goal_of
 from .files import read_abouts
 from .selection import as_named, training_tasks
 from .source import FixedTasks, TaskError, shortened
+from .stages import stages_of
 
 Regime = Literal["instances", "templates", "apps"]
 REGIMES: Final[tuple[Regime, ...]] = get_args(Regime)
@@ -82,7 +83,8 @@ def tasks_by_regime(run: TrainingRun, regimes: Sequence[Regime]) -> dict[Regime,
     """Up to `spec.evaluation.episodes` different tasks of each, by `spec.evaluation.seed` alone. Raises TaskError for a
     regime that has none, and UnknownTask."""
     spec = run.spec
-    files = [name for name in (spec.tasks.file, spec.evaluation.tasks.file) if name is not None]
+    practises = [stage.spec.tasks.file for stage in stages_of(run)]
+    files = [name for name in (*practises, spec.tasks.file, spec.evaluation.tasks.file) if name is not None]
     known = {key: about for name in files for key, about in read_abouts(Path(name), spec.environment.protocol).items()}
 
     def used(task: Task) -> tuple[str, ...]:
@@ -127,11 +129,14 @@ def other_templates(run: TrainingRun, count: int) -> FixedTasks | None:
 
 
 def _practised(run: TrainingRun, used: Callable[[Task], tuple[str, ...]]) -> Practised:
-    tasks = training_tasks(run)
-    count = len(tasks.tasks) if isinstance(tasks, FixedTasks) else _PRACTISED
-    drawn = [tasks.sample(run.spec.seed, index) for index in range(count)]
+    drawn, listed = list[Task](), list[Task]()
+    for stage in stages_of(run):
+        tasks = training_tasks(stage)
+        count = len(tasks.tasks) if isinstance(tasks, FixedTasks) else _PRACTISED
+        some = [tasks.sample(run.spec.seed, index) for index in range(count)]
+        drawn += some
+        listed += some if stage.spec.tasks.file is not None else []
     kinds = {(task.template, str(task.params)): task for task in drawn}.values()
-    listed = drawn if run.spec.tasks.file is not None else []
     return Practised(
         frozenset(task.template for task in drawn),
         frozenset(app for task in kinds for app in used(task)),

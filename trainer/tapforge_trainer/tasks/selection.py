@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from .samplers.registry import make_sampler
 from .samplers.sampler import Sampler
 from .samplers.stages import Stages
 from .source import FixedTasks, TaskError, TaskSet, TaskSource, at_most, shortened, weight_of
+from .stages import stages_of
 
 #: tasks by which it is found out whether a mix has any
 _LOOKED_AT = 1000
@@ -250,18 +251,39 @@ def as_named(run: TrainingRun, *, all_templates: bool = False) -> TaskSet:
 
 
 def contamination_of(
-    run: TrainingRun, drawn: int, most: int | None = None, imitated: Iterable[Task] = ()
+    run: TrainingRun, drawn: int | Sequence[int], most: int | None = None, imitated: Iterable[Task] = ()
 ) -> Contamination:
     """What the measured tasks share with the demonstrated ones, or those of a data set (`imitated`), and the first
-    `drawn` that are practised; of each no more than `most` are compared."""
-    spec, practised = run.spec, training_tasks(run)
+    `drawn` that are practised; of each no more than `most` are compared. Stages that read no verifier and no label may
+    practise what is measured: `shared_on_purpose` says what they do."""
+    spec = run.spec
     warm = spec.warm_start if spec.tasks.file is None else None
     shown = warm.demonstrations if warm is not None and warm.data is None else 0
-    shown, drawn = (number if most is None else min(number, most) for number in (shown, drawn))
+    shown = shown if most is None else min(shown, most)
     demonstrated = chain(
         (demonstrated_tasks(run).sample(spec.seed, number) for number in range(shown)), islice(imitated, most)
     )
-    if isinstance(practised, FixedTasks):  # one pass has all of them
-        drawn = min(drawn, len(practised.tasks))
-    drawn_tasks = (practised.sample(spec.seed, number) for number in range(drawn))
-    return contamination(evaluation_tasks(run, most).tasks, chain(demonstrated, drawn_tasks))
+    return contamination(evaluation_tasks(run, most).tasks, chain(demonstrated, _drawn(run, drawn, most, False)))
+
+
+def shared_on_purpose(run: TrainingRun, drawn: int | Sequence[int], most: int | None = None) -> Contamination | None:
+    """What the measured tasks share with those of stages that read neither verifier nor label; None: nothing."""
+    if not any(_blind(run, stage) for stage in stages_of(run)):
+        return None
+    found = contamination(evaluation_tasks(run, most).tasks, _drawn(run, drawn, most, True))
+    return None if found.clean else found
+
+
+def _blind(run: TrainingRun, stage: TrainingRun) -> bool:
+    return bool(run.spec.stages) and stage.spec.rewards.verifier == "ignored"
+
+
+def _drawn(run: TrainingRun, drawn: int | Sequence[int], most: int | None, blind: bool) -> Iterator[Task]:
+    """Of stages that are blind, or of the others; `drawn`: of each."""
+    for number, stage in enumerate(stages_of(run)):
+        if _blind(run, stage) is blind:
+            practised, count = training_tasks(stage), drawn if isinstance(drawn, int) else drawn[number]
+            if isinstance(practised, FixedTasks):  # one pass has all of them
+                count = min(count, len(practised.tasks))
+            for index in range(count if most is None else min(count, most)):
+                yield practised.sample(run.spec.seed, index)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tapforge_api.learning import Stop
 from tapforge_api.reading import read_record
+from tapforge_api.stages import Stage
 from tapforge_envs.protocol import Reason, Task
 
 from ..recording.reader import Recording
@@ -41,6 +42,10 @@ class Progress:
     #: the own checkpoint that spec.checkpoints.resumeFrom named when this session began, `normalized`; or empty
     resumed_from: str = ""
     update: int = 0
+    #: of spec.stages, from 0; the update that it began after; and tasks that were drawn in each one before it
+    stage: int = 0
+    stage_began: int = 0
+    stages_drawn: list[int] = field(default_factory=list)
     #: policy version of the learner's weights
     version: int = 0
     next_order: int = 0
@@ -223,6 +228,32 @@ def ended(stop: Stop, progress: Progress) -> str:
     if stop.target_success is not None and progress.success is not None and progress.success >= stop.target_success:
         return f"{progress.success:.0%} success over all attempts of an update"
     return ""
+
+
+def stage_ended(stages: Sequence[Stage], progress: Progress) -> str:
+    """Which limit of its own the stage has reached, in words; empty: none."""
+    if not stages:
+        return ""
+    stop, updates = stages[progress.stage].stop, progress.update - progress.stage_began
+    if stop.max_updates is not None and updates >= stop.max_updates:
+        return f"{updates} updates of stage {progress.stage + 1}"
+    if stop.target_success is not None and progress.success is not None and progress.success >= stop.target_success:
+        return f"{progress.success:.0%} success over all attempts of an update in stage {progress.stage + 1}"
+    return ""
+
+
+def finished(stop: Stop, stages: Sequence[Stage], progress: Progress) -> str:
+    """By what the whole run has ended, in words; empty: it goes on."""
+    last = progress.stage == len(stages) - 1
+    return ended(stop, progress) or (stage_ended(stages, progress) if last else "")
+
+
+def begin_stage(progress: Progress) -> None:
+    """The next one: with tasks of its own, and nothing under way. All other counters count on."""
+    progress.stages_drawn.append(progress.tasks)
+    progress.stage, progress.stage_began = progress.stage + 1, progress.update
+    progress.tasks, progress.practice, progress.quarantined = 0, {}, {}
+    progress.unfinished, progress.replay, progress.success = [], [], None
 
 
 def kept(groups: Sequence[Resumed]) -> list[dict[str, Any]]:

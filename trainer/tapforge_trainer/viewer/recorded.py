@@ -7,7 +7,9 @@ seem to begin elsewhere; only estimators that look at a whole batch notice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ def replay_of(
     title: str,
     rules: BatchRules,
     per_update: int = 1,
+    later: Sequence[tuple[int, BatchRules]] = (),
     training: Path | None = None,
     before: Path | None = None,
     after: Path | None = None,
@@ -38,7 +41,8 @@ def replay_of(
     max_pairs: int = 16,
     max_groups: int = 6,
 ) -> Replay:
-    """Each folder holds a recording; several may be the same. `per_update`: groups that an update takes."""
+    """Each folder holds a recording; several may be the same. `per_update`: groups that an update takes;
+    `later`: rules of the run's later stages, each with the order of the first group that it issued."""
     recordings = {folder: Recording(folder) for folder in (training, before, after) if folder is not None}
     groups = recordings[training].settled() if training else []
     lacks = recordings[training].frames.lacks if training else ""
@@ -61,11 +65,25 @@ def replay_of(
             ]
         ),
         lossy=next((kind for r in recordings.values() if (kind := r.frames.lossy)), ""),
-        credits=_credits(groups, shown, rules, per_update),
+        credits=[
+            credit
+            for some, of_stage in _by_stage(groups, rules, later)
+            for credit in _credits(some, shown, of_stage, per_update)
+        ],
         states=rules.states,
         max_pairs=max_pairs,
         max_groups=max_groups,
     )
+
+
+def _by_stage(
+    groups: Sequence[GroupRecord], rules: BatchRules, later: Sequence[tuple[int, BatchRules]]
+) -> list[tuple[list[GroupRecord], BatchRules]]:
+    begins = [*later, (math.inf, rules)]
+    found = [([group for group in groups if group.order < begins[0][0]], rules)]
+    for (begin, of_stage), (end, _) in pairwise(begins):
+        found.append(([group for group in groups if begin <= group.order < end], of_stage))
+    return found
 
 
 def _credits(

@@ -1,0 +1,114 @@
+"""Stages of a run: what each is by itself, when one ends, and what is said of them before the run."""
+
+from pathlib import Path
+
+import pytest
+
+from tapforge_api import load
+from tapforge_envs.protocol import Task
+from tapforge_trainer.run.assembly import ConfigurationError, inspect
+from tapforge_trainer.run.plan import plan, render
+from tapforge_trainer.tasks.lines import line_of
+from tapforge_trainer.tasks.regimes import other_templates, tasks_by_regime
+from tapforge_trainer.tasks.stages import of_stage, stages_of
+from tapforge_trainer.telemetry.progress import Progress, begin_stage, finished, stage_ended
+
+SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "quickstart.yaml"
+JUDGED = (
+    "{success: judge, verifier: ignored, streams: [{name: judge, judge: {prompt: simulated-phone, models: "
+    '[{url: "http://127.0.0.1:1/v1", model: m, samples: 3, temperature: 1.0}]}}]}'
+)
+
+
+def run_of(*stages, more=()):
+    return load(SAMPLE, ["spec.evaluation.episodes=20", f"spec.stages=[{', '.join(stages)}]", *more])
+
+
+def test_a_stage_is_a_run_with_what_it_says_and_the_rest_of_the_file():
+    run = run_of(
+        "{stop: {maxUpdates: 3}}",
+        f"{{tasks: {{split: test}}, rewards: {JUDGED}, temperature: 0.5, learningRate: 1e-6, stop: {{maxUpdates: 2}}}}",
+    )
+    first, second = stages_of(run)
+    assert (first.spec.tasks, first.spec.rewards, first.spec.rollout) == (
+        run.spec.tasks, run.spec.rewards, run.spec.rollout,
+    )  # fmt: skip
+    assert second.spec.tasks.split == "test" and second.spec.rewards.verifier == "ignored"
+    assert (second.spec.rollout.temperature, second.spec.learner.learning_rate) == (0.5, 1e-6)
+    assert second.spec.rollout.group_size == run.spec.rollout.group_size
+    assert second.spec.evaluation == run.spec.evaluation
+    alone = load(SAMPLE)
+    assert stages_of(alone) == (alone,) and of_stage(alone, 0) is alone
+
+
+def test_a_stage_ends_by_its_own_stop_and_the_run_by_its_own_or_with_the_last_stage():
+    run = run_of("{stop: {maxUpdates: 3}}", "{stop: {maxUpdates: 4, targetSuccess: 0.5}}")
+    stop, stages = run.spec.stop, run.spec.stages
+    progress = Progress(update=2, tasks=9, success=0.9, practice={"a": 1}, unfinished=[{}], episodes=7, next_order=5)
+    assert stage_ended(stages, progress) == "" and not finished(stop, stages, progress)
+    progress.update = 3
+    assert stage_ended(stages, progress) == "3 updates of stage 1" and not finished(stop, stages, progress)
+    begin_stage(progress)
+    assert (progress.stage, progress.stage_began, progress.stages_drawn, progress.tasks) == (1, 3, [9], 0)
+    assert (progress.practice, progress.unfinished) == ({}, [])
+    assert progress.success is None, "it was of the stage before"
+    assert (progress.update, progress.episodes, progress.next_order) == (3, 7, 5)
+    assert stage_ended(stages, progress) == ""
+    progress.success = 0.5
+    assert finished(stop, stages, progress) == "50% success over all attempts of an update in stage 2"
+    progress.success, progress.update = None, 7
+    assert finished(stop, stages, progress) == "4 updates of stage 2"
+    short = stop.model_copy(update={"max_updates": 2})
+    assert finished(short, stages, Progress(update=2)) == "2 updates", "the run's own limit holds in every stage"
+    assert Progress.of({"update": 4}).stage == 0 and stage_ended((), Progress(update=4)) == ""
+
+
+def test_the_plan_has_the_stages_and_says_what_they_share_with_what_is_measured_on_purpose(tmp_path):
+    run = run_of(
+        "{tasks: {templates: [count]}, stop: {maxUpdates: 3}}",
+        f"{{tasks: {{split: test, templates: [open, switch]}}, rewards: {JUDGED}, stop: {{maxUpdates: 2}}}}",
+    )
+    found = plan(run, inspect(run, tmp_path), tmp_path)
+    text = render(found)
+    assert found.updates == 5 and found.episodes == 5 * 128 and found.held_out is None
+    assert "stage 1     suite quickstart, split train, templates count" in text
+    assert "stage 2     suite quickstart, split test, templates open, switch" in text
+    assert "3 votes each" in text and "learning rate 0.00015; ends after 2 updates" in text
+    (note,) = [note for note in found.notes if "measured tasks" in note]
+    assert "on purpose, for those stages read neither their verifiers nor their labels" in note
+    # with their verifier it is no purpose
+    asked = run_of("{tasks: {split: test, templates: [open, switch]}, stop: {maxUpdates: 2}}")
+    (note,) = [n for n in plan(asked, inspect(asked, tmp_path), tmp_path).notes if "measured tasks" in n]
+    assert note.endswith("evaluation.tasks should name others")
+    few = run_of("{stop: {maxUpdates: 30}}", "{stop: {maxUpdates: 20}}")
+    assert any("ends the run before its last stage" in note for note in plan(few).notes)
+
+
+@pytest.mark.parametrize(
+    "stage, words",
+    [
+        ("{tasks: {file: nowhere.jsonl}, stop: {maxUpdates: 1}}", "spec.stages[1]: spec.tasks.file: "),
+        ("{tasks: {suite: elsewhere}, stop: {maxUpdates: 1}}", "spec.stages[1]: spec.tasks: unknown suite"),
+        ("{tasks: {file: GOALS}, stop: {maxUpdates: 1}}", "spec.stages[1]: spec.tasks.file: "),
+        ("{tasks: {sampler: {name: nearhalf}}, stop: {maxUpdates: 1}}", "spec.stages[1]: spec.tasks.sampler: "),
+    ],
+)
+def test_what_is_wrong_with_a_stage_is_said_before_the_run(tmp_path, stage, words):
+    goals = tmp_path / "goals.jsonl"
+    task = Task(suite="quickstart", template="proposed-home", params={"number": "0-0"}, goal="Open Mail", feasible=None)
+    goals.write_text(line_of(task, {"by": "model"}))
+    run = run_of("{stop: {maxUpdates: 1}}", stage.replace("GOALS", str(goals)))
+    with pytest.raises(ConfigurationError) as error:
+        inspect(run, tmp_path)
+    assert words in str(error.value), error.value
+
+
+def test_templates_that_no_stage_practises_are_the_other_ones():
+    run = run_of("{tasks: {templates: [open, open_two]}, stop: {maxUpdates: 1}}", "{stop: {maxUpdates: 1}}")
+    alone = {task.template for task in other_templates(load(SAMPLE), 60).tasks}
+    assert {task.template for task in other_templates(run, 60).tasks} == alone == {"count", "count_then_open"}
+    counted = run_of("{tasks: {templates: [count]}, stop: {maxUpdates: 1}}", "{stop: {maxUpdates: 1}}")
+    assert {task.template for task in other_templates(counted, 30).tasks} == {"count_then_open"}
+    held_out = tasks_by_regime(counted, ["templates", "instances"])
+    assert {task.template for task in held_out["templates"].tasks} == {"count_then_open"}
+    assert "count" in {task.template for task in held_out["instances"].tasks}

@@ -1,0 +1,41 @@
+"""What is wrong with the stages of a run that is right without them, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tapforge_api import TrainingRun
+from tapforge_envs.phone.catalog import UnknownTask
+
+from ..rollout.frame_budget import budget_error, frame_budget
+from ..tasks.selection import sampler_errors, task_errors, training_tasks
+from ..tasks.source import TaskError
+from ..tasks.stages import stages_of
+from .learning_errors import algorithm_errors, reward_errors
+from .local_files import inspect_files
+
+
+def stage_errors(run: TrainingRun, runs: Path) -> list[str]:
+    if not run.spec.stages:
+        return []
+    return [
+        f"spec.stages[{number}]: {why}"
+        for number, stage in enumerate(stages_of(run))
+        for why in (
+            *inspect_files(stage, runs).errors,
+            *task_errors(stage),
+            *sampler_errors(stage),
+            *reward_errors(stage),
+            *algorithm_errors(stage),
+            *tasks_budget_errors(stage),
+        )
+    ]
+
+
+def tasks_budget_errors(run: TrainingRun) -> list[str]:
+    """Of the frames that its tasks show at once."""
+    try:
+        error = budget_error(run, frame_budget(run, training_tasks(run), None))
+    except (TaskError, UnknownTask):  # reported as what is wrong with the tasks
+        return []
+    return [error] if error else []
