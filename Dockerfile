@@ -5,6 +5,7 @@
 #   docker build --target web -t tapforge/web:dev .                              # MiniWoB++ in Chromium
 #   docker build --target trainer -t tapforge/trainer:dev .                      # CUDA
 #   docker build --target trainer --build-arg TRAINER=cpu -t tapforge/trainer:cpu .
+#   docker build --target trainer --build-arg FLASH_ATTN=URL_OF_A_WHEEL -t tapforge/trainer:flash .   # docs/gpus.md
 #
 # Each runs as user 65532 and needs to write nowhere but in /tmp. What is installed is pinned by requirements/ (make lock).
 # BASE is any Debian 12: one that has Python 3.11 already needs no package repository.
@@ -54,8 +55,12 @@ RUN pip --python /opt/tapforge/bin/python install --no-cache-dir --no-deps -r /r
 
 FROM tools AS trainer-packages
 ARG TRAINER=gpu
+# URL of a wheel of flash-attn that is built for the torch in requirements/trainer-gpu.txt (learner.attention); none: without.
+ARG FLASH_ATTN=
 COPY requirements/trainer-${TRAINER}.txt /requirements/
-RUN pip --python /opt/tapforge/bin/python install --no-cache-dir --no-deps -r /requirements/trainer-${TRAINER}.txt
+RUN pip --python /opt/tapforge/bin/python install --no-cache-dir --no-deps -r /requirements/trainer-${TRAINER}.txt && \
+    if [ -n "${FLASH_ATTN}" ]; then \
+        pip --python /opt/tapforge/bin/python install --no-cache-dir --no-deps "${FLASH_ATTN}"; fi
 
 FROM base AS operator
 COPY --from=operator-packages /opt/tapforge /opt/tapforge

@@ -160,9 +160,12 @@ def attention(device: str, model: str, layers: int | None, scale: int) -> dict[s
     class Layer:
         is_causal = True
 
-    def packed() -> torch.Tensor:
+    def packed(kernel: ours.Kernel | None = None) -> torch.Tensor:
+        """As `learner.attention` has it."""
         rows = [one.unsqueeze(0).transpose(1, 2) for one in (q, k, v)]
-        return ours.attention(Layer(), *rows, None, size**-0.5, cu_seq_lens_q=bounds, max_length_q=longest)[0]
+        return ours.attention(
+            Layer(), *rows, None, size**-0.5, cu_seq_lens_q=bounds, max_length_q=longest, kernel=kernel
+        )[0]
 
     padded = [one.transpose(1, 2).detach().requires_grad_() for one in tensors(len(lengths), longest)]
 
@@ -174,11 +177,8 @@ def attention(device: str, model: str, layers: int | None, scale: int) -> dict[s
     if find_spec("flash_attn") is None:
         skipped["packed_flash_attn"] = "flash-attn is not installed"
     elif place.type == "cuda":
-        from flash_attn import flash_attn_varlen_func
-
-        contenders["packed_flash_attn"] = lambda: flash_attn_varlen_func(
-            q, k, v, bounds, bounds, longest, longest, causal=True
-        )
+        by_package = ours.by_package()
+        contenders["packed_flash_attn"] = lambda: packed(by_package)
     found = {}
     operations = 3.5 * sum(
         4 * n * n * heads * size / 2 for n in lengths

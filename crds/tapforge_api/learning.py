@@ -161,9 +161,11 @@ class Learner(Spec):
         description="keep only each layer's input and compute the rest again in the backward pass; without it on GPUs",
     )
     checkpointed_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0,
-        description="with activationCheckpointing, the share of the layers (the first ones) that it is for; the others "
-        "keep what their backward pass needs, which is faster and takes memory",
+        1.0, description="share of the layers, the first ones, with activationCheckpointing; the others are faster"
+    )
+    attention: Literal["auto", "torch", "flash-attn"] = Field(
+        "auto",
+        description="torch's kernel, which auto is, or that of the package flash-attn (on GPUs; it never ran here)",
     )
     gradient_accumulation: Literal["sharded", "unsharded"] | None = Field(
         None,
@@ -220,9 +222,7 @@ class Engine(Spec):
         "show, from 256 to 2,048",
     )
     max_restarts_per_hour: Annotated[int, Field(ge=0, le=1000)] = Field(
-        3,
-        description="how often within an hour an engine that dies is started again, and learner and engines together "
-        "where a learner rank died or, between GPUs, an engine in a transfer; one more death ends the run",
+        3, description="restarts within an hour, of a dead engine or of learner and engines; one more ends the run"
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import flash_stub
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.families import real
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tapforge_trainer.learner import attention
 from tapforge_trainer.learner.batches import MicroBatch
 from tapforge_trainer.learner.frame_store import Patches, PixelFormat
 from tapforge_trainer.learner.sharding import build_policy, materialize
@@ -35,6 +37,9 @@ class Attention(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.torch_attn._varlen_attn.default:
             self.calls.append(args)
+        if func is torch.ops.tapforge_tests.varlen_forward.default:
+            query, key, value, bounds, longest, *_ = args
+            self.calls.append((query, key, value, bounds, bounds, longest, longest))
         return func(*args, **(kwargs or {}))
 
 
@@ -60,6 +65,42 @@ def micro_batch(form: PixelFormat) -> tuple[MicroBatch, dict[str, Patches]]:
 
 
 WAYS = {"frozen tower": {}, "trained tower": {"freeze_vision": False}, "lora": {"lora": LoraSettings(8, 16.0)}}
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl-7b", "qwen3-vl-8b"])
+def test_so_it_is_with_flash_attns_call(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the package's signature, with a made-up op."""
+    monkeypatch.setitem(WAYS, "by flash-attn", {"freeze_vision": False, "attention": "flash-attn"})
+    with flash_stub.installed():
+        test_nothing_leaves_the_gpu_and_its_kernels_take_what_they_get(name, "by flash-attn", tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("heads", "keys", "size"), [(28, 4, 128), (16, 16, 80)])
+def test_flash_attns_gradients_have_the_shapes_of_what_they_are_of(
+    device: str, heads: int, keys: int, size: int
+) -> None:
+    """On a fake GPU by the op itself: autograd would ask for a driver."""
+    with flash_stub.installed():
+        kernel = attention.by_package()
+    with FakeTensorMode():
+        place = torch.device(device)
+        tokens = sum(LENGTHS)
+        given = [
+            torch.empty(tokens, n, size, dtype=torch.bfloat16, device=place, requires_grad=True)
+            for n in (heads, keys, keys)
+        ]
+        bounds = torch.empty(len(LENGTHS) + 1, dtype=torch.int32, device=place)
+        out = kernel(*given, bounds, max(LENGTHS), None, True)
+        assert out.shape == (tokens, heads, size) and out.device.type == device and out.dtype == torch.bfloat16
+        if device == "cpu":
+            out.sum().backward()
+            found = [one.grad for one in given]
+        else:
+            op = torch.ops.tapforge_tests.varlen_backward
+            found = op(torch.empty_like(out), *given, bounds, max(LENGTHS), size**-0.5, True)
+        for grad, one in zip(found, given, strict=True):
+            assert (grad.shape, grad.dtype, grad.device) == (one.shape, one.dtype, one.device)
 
 
 @pytest.mark.parametrize("way", WAYS)

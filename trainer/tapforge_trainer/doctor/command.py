@@ -82,6 +82,7 @@ def _needs(run: TrainingRun, wrong: tuple[str, ...]) -> Needs:
         cuda=cuda,
         gpus=gpus_needed(run.spec) if cuda else 0,
         bf16=run.spec.model.dtype == "bfloat16",
+        flash_attn=run.spec.learner.attention == "flash-attn",
         host_bytes=sum(host.values()) if isinstance(host, dict) else host,
         checkpoint_bytes=checkpoint,
         checkpoints_kept=run.spec.checkpoints.keep,

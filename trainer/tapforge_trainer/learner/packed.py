@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..placement.settings import AttentionKernel
 from . import attention, head
 from .batches import MicroBatch, Vocabulary
 from .features import FrozenFeatures
@@ -73,6 +74,7 @@ class PackedPolicy(nn.Module):
         vocabulary: Vocabulary,
         *,
         freeze_vision: bool = False,
+        kernel: AttentionKernel = "torch",
     ):
         super().__init__()
         self.model = model
@@ -88,7 +90,7 @@ class PackedPolicy(nn.Module):
         self._arguments = lru_cache(maxsize=32)(self._computed)
         if freeze_vision:
             self.visual.requires_grad_(False)
-        attention.use(model)
+        attention.use(model, kernel)
         head.install(self.model.lm_head)
         embed = self.visual.patch_embed
         embed.forward = MethodType(_embed_patches, embed)

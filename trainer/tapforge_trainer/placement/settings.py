@@ -104,6 +104,10 @@ class CriticSettings:
     shared: bool = True
 
 
+#: by which the learner's packed attention is computed
+AttentionKernel = Literal["torch", "flash-attn"]
+
+
 @dataclass(frozen=True, slots=True)
 class LearnerSettings:
     """The FSDP2 ranks."""
@@ -127,6 +131,7 @@ class LearnerSettings:
     activation_checkpointing: bool = False
     #: of the layers, the first ones, that this is for
     checkpointed_share: float = 1.0
+    attention: AttentionKernel = "torch"
     #: reduce gradients after every micro-batch and keep a share of them, instead of all of them until the step
     sharded_gradients: bool = False
     #: master weights, gradients and moments are in the host's memory

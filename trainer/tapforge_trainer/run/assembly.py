@@ -59,7 +59,7 @@ from ..rollout.groups import GroupLimits
 from ..rollout.held_frames import FrameBudget
 from ..tasks.selection import contamination_of, sampler_errors, shared_on_purpose, task_errors, training_tasks
 from .adapters import adapter_errors, adapter_options
-from .feasibility import judge
+from .feasibility import ATTENTION_ON_CPUS, judge
 from .learning_errors import algorithm_errors, reward_errors
 from .local_files import COMPARED, LocalFiles, inspect_files
 from .model_errors import model_errors
@@ -374,6 +374,8 @@ def learner_settings(
     run: TrainingRun, folder: Path, agent: Agent, machine: Machine, device: Device, source: ModelRef | None = None
 ) -> LearnerSettings:
     spec = run.spec
+    if spec.learner.attention == "flash-attn" and device == "cpu":
+        raise ConfigurationError(ATTENTION_ON_CPUS)
     return LearnerSettings(
         model=str(folder),
         allowed_ids=agent.allowed_ids,
@@ -389,6 +391,7 @@ def learner_settings(
         if spec.learner.activation_checkpointing is None
         else spec.learner.activation_checkpointing,
         checkpointed_share=spec.learner.checkpointed_share,
+        attention="flash-attn" if spec.learner.attention == "flash-attn" else "torch",
         sharded_gradients=(spec.learner.gradient_accumulation or ("sharded" if device == "cuda" else "unsharded"))
         == "sharded",
         cpu_offload=spec.learner.cpu_offload,

@@ -20,6 +20,9 @@ from ..placement.settings import ENGINE_RANKS
 
 #: AdamW moves a weight by about the rate in each step, and a weight of these models is about 0.02
 _HOPELESS_RATE = 0.1
+ATTENTION_ON_CPUS = (
+    "spec.learner.attention: flash-attn has kernels for GPUs alone, and the run computes on CPUs: leave it out there"
+)
 #: parameters from which on a model is a published one, whose usual rates are known
 _LARGE = 100_000_000
 #: the largest usual rate of AdamW for all weights of a large model, and for adapters; what to take instead
@@ -87,6 +90,8 @@ def _impossible(run: TrainingRun) -> Iterator[str]:
             f"spec.model.lora.rank: engines take adapters of a rank up to {ENGINE_RANKS[-1]} with sync.lora adapter, "
             f"not of {model.lora.rank}; lower it, or set sync.lora: merged"
         )
+    if learner.attention == "flash-attn" and run.spec.device == "cpu":
+        yield ATTENTION_ON_CPUS
     if model.lora is None and learner.learning_rate >= _HOPELESS_RATE:
         yield (
             f"spec.learner.learningRate: {learner.learning_rate:g} moves every weight by more than its own size in "
@@ -96,6 +101,11 @@ def _impossible(run: TrainingRun) -> Iterator[str]:
 
 def _odd(run: TrainingRun) -> Iterator[str]:
     spec = run.spec
+    if spec.learner.attention == "flash-attn":
+        yield (
+            "learner.attention: flash-attn has never run in this learner, and has to be installed where its ranks are; "
+            "make bench-gpu (part attention) compares it with torch's kernel"
+        )
     learner, stop, evaluation, environment = spec.learner, spec.stop, spec.evaluation, spec.environment
     calls = environment.call_seconds
     if learner.warmup_updates >= stop.max_updates > 1:

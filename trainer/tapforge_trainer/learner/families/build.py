@@ -38,7 +38,14 @@ def build(
 
     if settings.device == "cpu":
         accelerate(model)
-    return PackedPolicy(model, family.vision_arguments, form, vocabulary, freeze_vision=settings.freeze_vision)
+    return PackedPolicy(
+        model,
+        family.vision_arguments,
+        form,
+        vocabulary,
+        freeze_vision=settings.freeze_vision,
+        kernel=settings.attention,
+    )
 
 
 def checkpointed(layers: int, share: float) -> int:
