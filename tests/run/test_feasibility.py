@@ -74,6 +74,11 @@ def test_defaults_are_accepted_with_a_published_model() -> None:
         (["learner.learningRate=1.0"], {}, "spec.learner.learningRate: 1 moves every weight"),
         (["learner.learningRate=0.1"], {}, "usual are 1e-6"),
         (
+            ["model.lora={}", "sync.lora=adapter"],
+            {"merged_only": "its experts are kernels"},
+            "spec.sync.lora: adapter can't be had with Q/8B: its experts are kernels; set it to merged",
+        ),
+        (
             ["model.lora.rank=513", "sync.lora=adapter"],
             {},
             "spec.model.lora.rank: engines take adapters of a rank up to 512 with sync.lora adapter, not of 513",
@@ -224,3 +229,8 @@ def test_one_long_goal_is_a_note_and_refuses_no_run(tmp_path: Path) -> None:
 
 def test_a_repository_that_nobody_knows_is_not_judged() -> None:
     assert facts_of(run("model.source.huggingFace.repo=a/b")) is None
+
+
+def test_a_mixture_of_experts_gets_no_adapters_alone() -> None:
+    facts = facts_of(run("model.source.huggingFace={repo: Qwen/Qwen3-VL-30B-A3B-Instruct, revision: c0ffee}"))
+    assert facts is not None and "Triton" in facts.merged_only

@@ -56,6 +56,8 @@ class ModelFacts:
     text: tuple[int, int] | None
     #: why the adapter can't be that of such a model; "": it may be
     adapter_refused: str = ""
+    #: why engines take no LoRA adapters of such a model alone; "": they do
+    merged_only: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,8 @@ def _model_impossible(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
     context, answer, parallel = spec.model.context_tokens, spec.rollout.response_tokens, spec.engine.tensor_parallel
     if model.adapter_refused:
         yield f"spec.model.adapter.name: {model.adapter_refused}"
+    if spec.sync.lora == "adapter" and model.merged_only:
+        yield f"spec.sync.lora: adapter can't be had with {model.name}: {model.merged_only}; set it to merged"
     if model.heads % parallel or (model.kv_heads % parallel and parallel % model.kv_heads):
         fitting = [n for n in range(1, model.heads + 1) if _divides(model, n)]
         yield (

@@ -51,6 +51,7 @@ def facts_of(run: TrainingRun) -> ModelFacts | None:
         name=name,
         model_type=config.model_type,
         adapter=family.adapter,
+        merged_only=family.merged_only,
         heads=shape.attention.heads,
         kv_heads=shape.attention.kv_heads,
         parameters=shape.parameters,

@@ -47,6 +47,8 @@ class Family:
     positions: Positions = grid_positions
     #: linear layers of the language model that LoRA adapts where nobody says which
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    #: why engines take no adapters alone, so that they are merged; "": they do
+    merged_only: str = ""
     #: parameters whose last two sides are swapped in files and for the engine
     transposed: re.Pattern[str] | None = None
     #: the agent adapter of the model's makers; none where several may be right

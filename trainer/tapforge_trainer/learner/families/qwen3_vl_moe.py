@@ -56,6 +56,7 @@ FAMILY = Family(
     arguments,
     _shape,
     lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
+    merged_only="vLLM's experts beside adapters are Triton kernels, which no CPU has and no GPU here has run",
     transposed=re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)$"),
     adapter="qwen3-vl",
     published=_PUBLISHED,
