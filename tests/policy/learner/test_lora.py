@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -189,6 +190,36 @@ def test_weights_that_are_sent_with_another_adapter_are_named_and_those_summed_i
         with torch.no_grad():
             layer.lora_B.weight.zero_()
         assert lora.is_merged(layer, layer.weight.detach().to(dtype)), "there is nothing to merge"
+
+
+@torch.no_grad()
+def test_in_bf16_a_layer_sums_as_engines_do_and_loses_what_merged_weights_lose() -> None:
+    """Of a layer as large as an 8B's beside its update, after so many updates in one direction: the slope of the
+    change on the whole one (`bench/lora.py` has it of log-probabilities)."""
+    width, rank, rate = 256, 64, 2e-5
+    generator = torch.Generator().manual_seed(0)
+    base = torch.nn.Linear(width, 512, bias=False)
+    base.weight.data = (torch.randn(512, width, generator=generator) * 0.08).bfloat16()
+    layer = lora.Adapted(base, rank, 2.0)
+    layer.lora_A.weight.data = (torch.rand(rank, width, generator=generator) * 2 - 1) / width**0.5
+    direction = torch.randn(512, rank, generator=generator).sign()
+    x = torch.randn(64, width, generator=generator).bfloat16()
+    found: dict[int, list[float]] = {}
+    for updates in (1, 5, 100):
+        layer.lora_B.weight.data = direction * rate * updates
+        whole = 2.0 * x.float() @ layer.lora_A.weight.t() @ layer.lora_B.weight.t()
+        narrow = copy.deepcopy(layer).bfloat16()
+        plain = torch.nn.functional.linear(x, layer.weight)
+        summed = (narrow(x) - plain).float()
+        vllms = plain.clone()
+        vllms += 2.0 * narrow.lora_B(narrow.lora_A(x))
+        assert torch.equal(summed, (vllms - plain).float())
+        merged = x.float() @ (layer.merged().bfloat16().float() - layer.weight.float()).t()
+        base_output = x.float() @ layer.weight.float().t()
+        in_fp32 = (base_output + whole).bfloat16().float() - base_output
+        found[updates] = [float((part * whole).sum() / (whole * whole).sum()) for part in (summed, merged, in_fp32)]
+    assert max(found[1][:2]) < 0.2 and max(found[5][:2]) < 0.5
+    assert min(found[100]) > 0.95 and min(found[5][2], found[1][2]) > 0.8, "only fp32 sums have it all at once"
 
 
 def test_targets_are_layers_of_the_language_model(tiny: Tiny) -> None:
