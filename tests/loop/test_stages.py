@@ -80,6 +80,14 @@ def test_the_plan_has_the_stages_and_says_what_they_share_with_what_is_measured_
     asked = run_of("{tasks: {split: test, templates: [open, switch]}, stop: {maxUpdates: 2}}")
     (note,) = [n for n in plan(asked, inspect(asked, tmp_path), tmp_path).notes if "measured tasks" in n]
     assert note.endswith("evaluation.tasks should name others")
+    # a budget is of the judges of all stages
+    limited = ["spec.stop.judgeTokens=1000"]
+    bounded = run_of("{stop: {maxUpdates: 3}}", f"{{rewards: {JUDGED}, stop: {{maxUpdates: 2}}}}", more=limited)
+    said = plan(bounded, inspect(bounded, tmp_path), tmp_path)
+    assert said.judge_budget.startswith("1,000 tokens; then") and not any("limit judges" in n for n in said.notes)
+    priced = JUDGED.replace("samples", "price: {prompt: 1}, samples")
+    more = ["spec.stop.judgeMoney=5"]
+    inspect(run_of("{stop: {maxUpdates: 3}}", f"{{rewards: {priced}, stop: {{maxUpdates: 2}}}}", more=more), tmp_path)
     few = run_of("{stop: {maxUpdates: 30}}", "{stop: {maxUpdates: 20}}")
     assert any("ends the run before its last stage" in note for note in plan(few).notes)
 

@@ -62,6 +62,7 @@ class PolicySettings:
     sync_seconds: float = 1200.0
     #: prompts of a made-up episode, with which a sync is proved as well
     episode: tuple[Prompt, ...] = ()
+    keep_ray: bool = False  #: for the next policy of this process, until `placement.ray_kept` ends
 
 
 class Policy:
@@ -93,7 +94,7 @@ class Policy:
         """For who needs it before learner and engines; may be called again."""
         with own_signals():
             if self._ray is None:
-                self._ray = asyncio.create_task(asyncio.to_thread(start_ray))
+                self._ray = asyncio.create_task(asyncio.to_thread(start_ray, self.settings.keep_ray))
             await asyncio.shield(self._ray)
 
     async def start(self, report: Callable[[str], None] = lambda words: None) -> None:
@@ -320,8 +321,7 @@ class Policy:
 
     async def fetch(self, folder: Path) -> bool:
         """Makes the folder from what an earlier session kept of it; False: there is nothing."""
-        stored = self._stored(folder)
-        return bool(stored) and await asyncio.to_thread(fetch, stored, folder)
+        return bool(stored := self._stored(folder)) and await asyncio.to_thread(fetch, stored, folder)
 
     def _stored(self, folder: Path) -> str:
         root = self.settings.place.root
@@ -349,7 +349,7 @@ class Policy:
         if self._learner is not None:
             await self._learner.close()
         self._placement.close()
-        if self._ray is not None and ray.is_initialized():  # a Ray that somebody else of this process uses stays
+        if self._ray and not self.settings.keep_ray and ray.is_initialized():  # one that somebody else uses stays
             await asyncio.to_thread(ray.shutdown)
 
     async def _stop_feeding(self) -> None:

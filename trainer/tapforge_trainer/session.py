@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from .learner.checkpoint_storage import CheckpointBackend, Holder, place_of
 from .loggers.session import logged
 from .loop import reinforce
 from .placement.machine import Machine
+from .placement.placement import ray_kept
 from .rewards.budget import JudgeBudgetSpent
 from .run.assembly import ConfigurationError, SetupError
 from .run.context import RunContext
@@ -85,7 +86,7 @@ async def run_session(
                 with telemetry.shown():
                     try:
                         preflight(run, folder, telemetry)
-                        async with logged(run, folder, telemetry):
+                        async with logged(run, folder, telemetry), ray_kept() if run.spec.stages else nullcontext():
                             summary = await _trained(run, folder, telemetry, stop, uid, holder)
                     except Interrupted:
                         first = f" once that is done: {stop.remedy}" if stop.remedy else ""
@@ -215,7 +216,9 @@ async def _before(context: RunContext, progress: Progress, resumed: bool) -> dic
     if spec.algorithm.kl.coefficient > 0:
         first = progress.stage == 0 and any(e["event"] == "reinforcement" for e in events)
         name = f"{REFERENCE}-{progress.stage + 1}" if progress.stage else REFERENCE
-        await _refer(context, name, started=progress.update > progress.stage_began or first)
+        # A later stage's may be of a stage that was begun before the run went back to an earlier checkpoint.
+        anew = progress.stage > 0 and progress.update == progress.stage_began
+        await _refer(context, name, started=progress.update > progress.stage_began or first, anew=anew)
     if not resumed:
         await save(context, progress)
     async with waiting_shown(context.telemetry, context.policy.waiting):
@@ -238,11 +241,11 @@ async def _before(context: RunContext, progress: Progress, resumed: bool) -> dic
     return before
 
 
-async def _refer(context: RunContext, name: str, *, started: bool) -> None:
+async def _refer(context: RunContext, name: str, *, started: bool, anew: bool) -> None:
     """The KL term pulls towards the policy that reinforcement, or a later stage, started with; it is kept for later
     sessions in the run's folder `name`."""
     folder = context.folder / name
-    if not folder.is_dir() and not await context.policy.fetch(folder):
+    if anew or (not folder.is_dir() and not await context.policy.fetch(folder)):
         if started:
             raise ConfigurationError(
                 f"{folder} is missing: the KL term's reference is the policy that reinforcement started with"

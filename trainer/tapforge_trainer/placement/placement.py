@@ -17,7 +17,8 @@ On CPUs there is no group: Ray places actors as it likes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -152,6 +153,18 @@ def ray_logs() -> Path | None:
     from ray._private.worker import global_worker
 
     return Path(global_worker.node.get_logs_dir_path()) if ray.is_initialized() and global_worker.node else None
+
+
+@asynccontextmanager
+async def ray_kept() -> AsyncIterator[None]:
+    """Policies with `keep_ray`, one after another, have one Ray, which ends with the block."""
+    import ray
+
+    try:
+        yield
+    finally:
+        if ray.is_initialized():
+            await asyncio.to_thread(ray.shutdown)
 
 
 async def placed(

@@ -80,14 +80,14 @@ def own_signals() -> Iterator[None]:
                 signal.siginterrupt(number, False)  # as asyncio has it
 
 
-def start_ray() -> None:
-    """Takes seconds; nothing where it was started."""
+def start_ray(kept: bool = False) -> None:
+    """Takes seconds; nothing in a cluster where it was started. `kept`: nor elsewhere."""
     if not (address := os.environ.get(RAY_ADDRESS)):
         ray_environment.prepare()
     import ray
     from ray._private import ray_constants
 
-    if address and ray.is_initialized():
+    if (address or kept) and ray.is_initialized():
         return
     # Ray's workers are nice (15) by default: on a machine without an idle core, engines and ranks would hardly run
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):

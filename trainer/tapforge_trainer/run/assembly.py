@@ -58,6 +58,7 @@ from ..rollout.frame_budget import engine_frames_mib, frame_budget, largest_fram
 from ..rollout.groups import GroupLimits
 from ..rollout.held_frames import FrameBudget
 from ..tasks.selection import contamination_of, sampler_errors, shared_on_purpose, task_errors, training_tasks
+from ..tasks.stages import stages_of
 from .adapters import adapter_errors, adapter_options
 from .feasibility import ATTENTION_ON_CPUS, judge
 from .learning_errors import algorithm_errors, reward_errors
@@ -101,7 +102,7 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
     wrong = [
         *task_errors(run),
         *sampler_errors(run),
-        *reward_errors(run),
+        *reward_errors(run, [stage.spec.rewards for stage in stages_of(run)]),
         *algorithm_errors(run),
         *(model_errors(run, Path(local.folder)) if local is not None else []),
     ]

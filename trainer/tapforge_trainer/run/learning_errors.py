@@ -3,10 +3,11 @@ need of the recording."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from tapforge_api import TrainingRun
+from tapforge_api.rewards import Rewards
 
 from ..algorithms.composition import objective_of
 from ..algorithms.registry import built_in
@@ -22,8 +23,8 @@ def rewarder_of(run: TrainingRun, processes: int = 1, journal: Verdicts | None =
     return Rewarder(run.spec.rewards, processes=processes, journal=journal) if run.spec.rewards.asked else None
 
 
-def reward_errors(run: TrainingRun) -> list[str]:
-    """What is wrong with the rewards of a file, before anything is asked for."""
+def reward_errors(run: TrainingRun, others: Iterable[Rewards] = ()) -> list[str]:
+    """What is wrong with the rewards of a file, before anything is asked for. `others`: of the run's stages."""
     rewards, recording = run.spec.rewards, run.spec.recording
     wrong = []
     try:
@@ -36,7 +37,8 @@ def reward_errors(run: TrainingRun) -> list[str]:
             f"spec.rewards: {', '.join(s.name for s in rewards.asked)} look at recorded screens, also after a restart: "
             "set recording.frames to all and recording.encoding to png"
         )
-    judges = [stream.judge for stream in rewards.streams if stream.judge is not None]
+    streams = [stream for one in (rewards, *others) for stream in one.streams]
+    judges = [stream.judge for stream in streams if stream.judge is not None]
     prices = [model.price for judge in judges for model in (*judge.models, *judge.cascade)]
     if run.spec.stop.judge_money is not None and not any(price.prompt or price.answer for price in prices):
         wrong.append("spec.stop.judgeMoney: no model of a judge has a price; set one, or limit judgeTokens")

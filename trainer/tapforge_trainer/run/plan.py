@@ -27,7 +27,7 @@ from ..tasks.stages import stages_of
 from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
 from .plan_algorithm import algorithm_line, notes_on_algorithm, old_logprobs_recomputed, statistics_line
-from .plan_rewards import judge_budget, notes_on_rewards, rewards_line, verdicts_per_update
+from .plan_rewards import judge_budget, judging, notes_on_rewards, rewards_line, verdicts_per_update
 from .plan_tasks import notes_on_tasks, sampler_line
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -263,8 +263,8 @@ def _stage(run: TrainingRun, stage: Stage) -> str:
 def _notes_on_stages(run: TrainingRun, files: LocalFiles) -> list[str]:
     if not run.spec.stages:
         return []
-    own = set(notes_on_rewards(run.spec))
-    notes = [note for stage in stages_of(run) for note in notes_on_rewards(stage.spec) if note not in own]
+    judged = bool(judging(run.spec))
+    notes = [note for stage in stages_of(run) for note in notes_on_rewards(stage.spec, judged=judged)]
     if files.on_purpose is not None:
         notes.append(f"{files.on_purpose}: on purpose, for those stages read neither their verifiers nor their labels")
     own_ends = [stage.stop.max_updates for stage in run.spec.stages]
@@ -329,7 +329,7 @@ def _notes(run: TrainingRun, slots: int | None, shared: Contamination | None) ->
         notes.append(f"{at_once} episodes at once, but rollout.maxStaleness admits {bound}: slots will idle")
     if rollout.groups_per_update % learner.mini_batches:
         notes.append(f"{rollout.groups_per_update} groups don't divide into {learner.mini_batches} equal minibatches")
-    notes += [*notes_on_rewards(spec), *notes_on_algorithm(spec), *notes_on_tasks(spec.tasks)]
+    notes += [*([] if spec.stages else notes_on_rewards(spec)), *notes_on_algorithm(spec), *notes_on_tasks(spec.tasks)]
     if learner.tokens_per_micro_batch < spec.model.context_tokens:
         notes.append(
             f"a sample may have {spec.model.context_tokens} tokens, more than learner.tokensPerMicroBatch "

@@ -45,7 +45,7 @@ def judge_budget(spec: TrainingRunSpec) -> str:
     """What judges may use, and how much that is for each vote of the run; empty: there is no limit. Votes of steps are
     known where rollout.maxSteps says how many steps there may be."""
     stop = spec.stop
-    judges = [stream for stream in spec.rewards.streams if stream.judge is not None]
+    judges = judging(spec)
     limits = []
     if stop.judge_tokens is not None:
         limits.append((f"{stop.judge_tokens:,} tokens", float(stop.judge_tokens), "{:,.0f}"))
@@ -58,13 +58,21 @@ def judge_budget(spec: TrainingRunSpec) -> str:
         steps = 1 if stream.kind != "steps" else spec.rollout.max_steps or 0
         votes += steps * sum(model.samples for model in stream.judge.models) if stream.judge is not None else 0
     votes *= stop.max_updates * spec.rollout.groups_per_update * spec.rollout.group_size
-    known = all(stream.kind != "steps" for stream in judges) or spec.rollout.max_steps is not None
+    bounded = all(stream.kind != "steps" for stream in judges) or spec.rollout.max_steps is not None
+    known = bounded and not spec.stages
     each = f", for each of {votes:,} votes " if known else ""
     texts = [text + (each + form.format(limit / votes) if known else "") for text, limit, form in limits]
     return f"{'; '.join(texts)}; then the run suspends itself after a checkpoint, until it is raised"
 
 
-def notes_on_rewards(spec: TrainingRunSpec) -> list[str]:
+def judging(spec: TrainingRunSpec) -> list[RewardStream]:
+    """Streams that ask judges, of all stages."""
+    everywhere = (spec.rewards, *(stage.rewards for stage in spec.stages if stage.rewards is not None))
+    return [stream for rewards in everywhere for stream in rewards.streams if stream.judge is not None]
+
+
+def notes_on_rewards(spec: TrainingRunSpec, *, judged: bool = False) -> list[str]:
+    """`judged`: another stage of the run asks judges."""
     rewards, notes = spec.rewards, []
     where = {
         urlsplit(model.url).netloc.rpartition("@")[2]
@@ -75,7 +83,7 @@ def notes_on_rewards(spec: TrainingRunSpec) -> list[str]:
     }
     notes += [f"screens of the phones are sent to {place}" for place in sorted(where)]
     limited = spec.stop.judge_tokens is not None or spec.stop.judge_money is not None
-    if limited and not any(stream.judge is not None for stream in rewards.streams):
+    if limited and not judged and not judging(spec):
         notes.append("stop.judgeTokens and judgeMoney limit judges, and rewards has none")
     if rewards.streams and all(stream.weight == 0 or stream.scale == 0 for stream in rewards.streams):
         notes.append("every stream of rewards has the weight or scale 0: nothing is learned from")

@@ -18,6 +18,7 @@ from .local_files import inspect_files
 def stage_errors(run: TrainingRun, runs: Path) -> list[str]:
     if not run.spec.stages:
         return []
+    rewards = [stage.spec.rewards for stage in stages_of(run)]
     return [
         f"spec.stages[{number}]: {why}"
         for number, stage in enumerate(stages_of(run))
@@ -25,7 +26,7 @@ def stage_errors(run: TrainingRun, runs: Path) -> list[str]:
             *inspect_files(stage, runs).errors,
             *task_errors(stage),
             *sampler_errors(stage),
-            *reward_errors(stage),
+            *reward_errors(stage, rewards),
             *algorithm_errors(stage),
             *tasks_budget_errors(stage),
         )

@@ -122,6 +122,7 @@ async def running(
             gap_alarm=run.spec.sync.gap_alarm,
             sync_seconds=run.spec.deadlines.sync_seconds,
             episode=await asyncio.to_thread(made_up_episode, rollouts.agent, *shown) if shown is not None else (),
+            keep_ray=whole is not None and bool(whole.spec.stages),
         )
     )
     try:

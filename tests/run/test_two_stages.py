@@ -76,6 +76,9 @@ def run(judge: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int
     (place / "staged.yaml").write_text(SPEC.format(url=judge))
     write_walked(place / "walked.jsonl", suite="quickstart", count=8, seed=0, most=1, rollouts=8)
     folder = place / "runs" / "staged"
+    # as of a second stage that was begun before the run went back to a checkpoint of the first
+    (folder / "reference-2").mkdir(parents=True)
+    (folder / "reference-2" / "config.json").write_text("{}")
     first = Command("run", "-f", "staged.yaml", place=place)
     first.until(lambda: 2 in saved(folder))
     first.kill()
