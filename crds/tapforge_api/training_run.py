@@ -12,10 +12,10 @@ from pydantic import BeforeValidator, Field
 
 from .algorithm import Algorithm
 from .base import API_VERSION, DNS_LABEL, Change, Metadata, Rule, Seed, Spec, camel, compare
+from .checkpoints import Checkpoints
 from .cluster import ClusterSpec
 from .environment import EnvironmentSpec, Tasks
 from .learning import (
-    Checkpoints,
     Engine,
     Evaluation,
     Learner,

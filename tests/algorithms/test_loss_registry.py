@@ -17,7 +17,8 @@ from tapforge_trainer.algorithms.composition import objective_of
 from tapforge_trainer.algorithms.loss_registry import BUILT_IN, loss, loss_options, names
 from tapforge_trainer.algorithms.losses import policy_loss
 from tapforge_trainer.algorithms.objective import Counts, Objective
-from tapforge_trainer.run.assembly import ConfigurationError, inspect, update_settings
+from tapforge_trainer.run.assembly import ConfigurationError, inspect
+from tapforge_trainer.run.policy_settings import update_settings
 
 THEIRS = """
 from dataclasses import dataclass

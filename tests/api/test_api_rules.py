@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from tapforge_api import KINDS
 from tapforge_api.algorithm import Advantage, Algorithm, Grpo, Kl, Loss, LossPlugin, Rloo
 from tapforge_api.base import Metadata, Rule, Spec
+from tapforge_api.checkpoints import Checkpoints, Storage, VolumeClaim
 from tapforge_api.cluster import ClusterSpec, Head, RayMetadata, Workers
 from tapforge_api.corrections import Corrections, IcePop, OffPolicyMask, Rejection, Truncation
 from tapforge_api.environment import (
@@ -29,13 +30,10 @@ from tapforge_api.environment import (
 )
 from tapforge_api.judge import ApiKey, JudgeModel, JudgeSpec
 from tapforge_api.learning import (
-    Checkpoints,
     Evaluation,
     Placement,
     Rollout,
-    Storage,
     SuccessReplay,
-    VolumeClaim,
     WarmStart,
 )
 from tapforge_api.model import Adapter, History, HistoryBlocks, Lora, Model, ModelSource, SlidingHistory

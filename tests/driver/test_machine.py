@@ -23,7 +23,7 @@ from tapforge_trainer.placement.machine import (
     rollout_workers,
     visible_gpus,
 )
-from tapforge_trainer.run import assembly
+from tapforge_trainer.run import policy_settings
 
 LAPTOP, WORKSTATION, CPU_IMAGE = Machine(8, 0), Machine(16, 2), Machine(16, 0, cuda=False)
 
@@ -252,9 +252,9 @@ def test_limits_are_the_runs_and_fit_a_large_model_by_default(tmp_path):
     look = {"patch_size": 16, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(size | look))
     run = run_of()
-    assert assembly.answer_seconds(run) == 120 + 2 * 256
-    assert assembly.answer_seconds(run_of(deadlines={"answerSeconds": 7})) == 7
+    assert policy_settings.answer_seconds(run) == 120 + 2 * 256
+    assert policy_settings.answer_seconds(run_of(deadlines={"answerSeconds": 7})) == 7
     agent = SimpleNamespace(allowed_ids=(1,), stop_ids=(1,))
     strict = run_of(engine={"maxRestartsPerHour": 0}, deadlines={"syncSeconds": 10})
-    engine = assembly.engine_settings(strict, tmp_path, agent, LAPTOP, "cpu")
+    engine = policy_settings.engine_settings(strict, tmp_path, agent, LAPTOP, "cpu")
     assert (engine.restarts_per_hour, engine.pause_seconds) == (0, 180)

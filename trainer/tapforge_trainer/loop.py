@@ -36,7 +36,7 @@ from .rollout.rewarding import RewardCounts
 from .rollout.scheduler import RolloutError, Scheduler
 from .rollout.stall import StallMonitor
 from .rollout.success_replay import Replayed, ReplayLimits, SuccessReplay
-from .run import assembly
+from .run import policy_settings
 from .run.context import RunContext
 from .run.evaluation import measure
 from .run.folder import ROLLOUT, read_events
@@ -50,7 +50,7 @@ from .tasks.source import TaskSource
 from .telemetry.progress import Counters, Progress, kept, needed_episodes, replayable, resumed
 
 if TYPE_CHECKING:
-    from tapforge_api.learning import Checkpoints
+    from tapforge_api.checkpoints import Checkpoints
 
     from .learner.client import Learner
 
@@ -96,7 +96,7 @@ async def _reinforce(context: RunContext, progress: Progress) -> None:
             building = time.monotonic() - started
             progress.update += 1
             if samples := (*batch.samples, *again):
-                settings = assembly.update_settings(context.run, progress.update - 1)
+                settings = policy_settings.update_settings(context.run, progress.update - 1)
                 held = scheduler.frames([*groups, *(one.group for one in replayed)])
                 frames = BatchFrames(held, rollout.recorded)
                 try:

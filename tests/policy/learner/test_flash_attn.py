@@ -14,8 +14,9 @@ from tapforge_trainer.doctor.findings import Needs, diagnose
 from tapforge_trainer.doctor.machine import observe
 from tapforge_trainer.learner import attention
 from tapforge_trainer.placement.machine import Machine
-from tapforge_trainer.run.assembly import ConfigurationError, learner_settings
+from tapforge_trainer.run.assembly import ConfigurationError
 from tapforge_trainer.run.feasibility import judge
+from tapforge_trainer.run.policy_settings import learner_settings
 
 LENGTHS = (37, 64, 1, 90)
 SPEC = """

@@ -24,7 +24,7 @@ from tapforge_trainer.learner.batches import MicroBatchPlan, plan_micro_batches
 from tapforge_trainer.learner.client import split_groups
 from tapforge_trainer.learner.rank import MiniBatch, Rank
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, Sample, StepRecord
-from tapforge_trainer.run.assembly import critic_of, update_settings
+from tapforge_trainer.run.policy_settings import critic_of, update_settings
 
 #: eight groups, so that a group is never split between the optimizer steps of any preset
 RUN = """\

@@ -19,7 +19,7 @@ from ..learner.families import Shape, family_named
 from ..placement.machine import Machine
 from ..placement.settings import LearnerSettings, engine_rank
 from ..rollout.frame_budget import engine_frames_mib, frame_pixels
-from ..run.assembly import gpu_share_of, learner_settings
+from ..run.policy_settings import gpu_share_of, learner_settings
 from .engine import EngineLoad, batched_tokens, engine_moment, problem
 from .known import GIB, MIB, gpu_bytes
 from .learner import LearnerLoad, Moment, bucket_bytes, moments, resident

@@ -25,9 +25,10 @@ from ..algorithms.presets import PRESETS, preset
 from ..batch import BatchRules, batches_of, build_batch
 from ..recording.reader import Recording
 from ..records import GroupRecord
-from .assembly import ConfigurationError, update_settings
+from .assembly import ConfigurationError
 from .columns import columns
 from .folder import ROLLOUT, SPEC, run_of
+from .policy_settings import update_settings
 from .relearn_gradients import Gradient, check_complete, facts_of, opened
 from .relearn_gradients import compared as gradients_compared
 

@@ -25,7 +25,7 @@ from ..model_source.resolve import resolve
 from ..placement.machine import Machine
 from ..recording.reader import FRAMES, Recording
 from ..records import Facts, GroupRecord, Sample
-from . import assembly
+from . import assembly, policy_settings
 from .assembly import ConfigurationError, SetupError
 from .folder import REFERENCE, ROLLOUT
 from .model_pin import model_of
@@ -65,7 +65,7 @@ def opened(
     except ModelError as error:
         raise SetupError(f"{error}; or name a folder with weights in --weights") from error
     agent = assembly.agent_of(run, model)
-    settings = assembly.learner_settings(run, model, agent, Machine.local(), "cpu")
+    settings = policy_settings.learner_settings(run, model, agent, Machine.local(), "cpu")
     pulls = any(arm.spec.algorithm.kl.coefficient for arm in arms.values())
     reference = str(folder / REFERENCE if (folder / REFERENCE).is_dir() else model)
     with gradients_of(settings, reference if pulls else None, Recording(folder / ROLLOUT).frames) as found:
@@ -119,7 +119,7 @@ def compared(
 
 def _gradient(rank: Gradients, run: TrainingRun, samples: Sequence[Sample], update: int) -> Tensor | None:
     """None: nothing is learned."""
-    return rank.of(samples, assembly.update_settings(run, update)) if samples else None
+    return rank.of(samples, policy_settings.update_settings(run, update)) if samples else None
 
 
 class _Sums:

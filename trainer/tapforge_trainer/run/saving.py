@@ -11,7 +11,7 @@ from ..telemetry.progress import Progress, Saved
 from .context import RunContext
 
 if TYPE_CHECKING:
-    from tapforge_api.learning import Checkpoints
+    from tapforge_api.checkpoints import Checkpoints
 
     from ..learner.checkpoints import WrittenCheckpoint
 

@@ -45,7 +45,7 @@ from ..tasks.selection import training_tasks
 from ..telemetry.progress import Progress, newest_checkpoint
 from ..telemetry.start_progress import waiting_shown
 from ..telemetry.telemetry import Telemetry
-from . import assembly, proof_prompts
+from . import assembly, policy_settings, proof_prompts
 from .assembly import ConfigurationError, RolloutSetup, SetupError
 from .context import RunContext
 from .fleet import written
@@ -102,8 +102,8 @@ async def running(
     size = sum(file.size for file in source.files) / 2**30
     fetch = f"; a node that lacks {source.place} fetches {size:,.1f} GiB" if size else ""
     telemetry.phase(f"starting {'phones, engine and learner' if engines else 'the learner'}{fetch}", "Loading")
-    engine = assembly.engine_settings(run, model, rollouts.agent, machine, device, source) if engines else None
-    ranks = assembly.learner_settings(run, model, rollouts.agent, machine, device, source) if learner else None
+    engine = policy_settings.engine_settings(run, model, rollouts.agent, machine, device, source) if engines else None
+    ranks = policy_settings.learner_settings(run, model, rollouts.agent, machine, device, source) if learner else None
     logs = (folder / _LOGS).absolute()
     if device == "cuda":
         logs.mkdir(parents=True, exist_ok=True)
