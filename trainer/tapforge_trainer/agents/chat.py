@@ -150,11 +150,11 @@ class Chat:
         for piece in self._rendered(shape, answering):
             if isinstance(piece, _Slot):
                 part = texts[piece.index]
-                said = piece.stripped(_text(part))
                 found: list[str | int]
-                if isinstance(part, Said) and said == part.text:  # what a template strips was not what was sampled
+                if isinstance(part, Said):  # with the blanks at its ends, whatever the template strips
                     found = list(part.ids)
                 else:
+                    said = piece.stripped(_text(part))
                     found = [said] if isinstance(part, str) else self._tokens.split(said, self._markup)
             else:
                 found = [piece]
@@ -264,6 +264,8 @@ def _text(part: str | Markup | Said) -> str:
 def _kind(part: Part) -> Kind:
     if part is None:
         return IMAGE
+    if isinstance(part, Said):
+        return True
     text = _text(part)
     # \x1f counts as a blank to Python and to no template.
     return True if text.strip() or "\x1f" in text else text

@@ -280,7 +280,7 @@ class ChatAgent:
 
     def _spoken(self, turn: Turn) -> Markup | Said:
         said = self.dialect.spoken(turn.text)
-        if self.window.keep is None or not turn.ids or said != turn.text:
+        if self.window.keep is None or not turn.ids or said.strip() != turn.text.strip():
             return Markup(said)
         ended = turn.ids[-1] in self.stop_ids
         return Said(said, turn.ids[:-1] if ended else turn.ids)
