@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.data.test_bad_input import long_episode
 
+from tapforge_api import load
 from tapforge_api.dataset import StepReward
 from tapforge_envs.protocol import Action, AskUser, Back, Outcome, Reason, Tap, Terminate
 from tapforge_envs.slots.places import Places
@@ -29,9 +30,13 @@ from tapforge_trainer.rewards.streams import ENVIRONMENT, OUTCOME, StreamRule
 from tapforge_trainer.rollout.groups import GroupLimits
 from tapforge_trainer.rollout.scheduler import Scheduler
 from tapforge_trainer.rollout.worker import RolloutWorker
+from tapforge_trainer.run.adapters import adapter_options
+from tapforge_trainer.run.assembly import recorded_steps
 from tapforge_trainer.run.evaluation import measured
 from tapforge_trainer.tasks.source import TaskSource
 from tapforge_trainer.tiny.folder import write_model
+
+OFFLINE = Path("manifests/samples/offline.yaml").absolute()
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +94,27 @@ async def batch_of(agent: Agent, data: DataFolder, choose: Callable[[int], Actio
     finally:
         await scheduler.close()
         await worker.close()
+
+
+def test_every_screen_that_a_history_in_blocks_shows_is_there(data: DataFolder, tmp_path: Path) -> None:
+    overrides = [
+        f"spec.environment.source.dataset.path={data.folder}",
+        "spec.environment.source.dataset.heldOut=null",
+        "spec.model.contextTokens=4096",
+        "spec.model.adapter={prompt: full, history: {blocks: {keep: 1, upTo: 3}}}",
+    ]
+    run = load(OFFLINE, overrides)
+    write_model(tmp_path / "model", 0)
+    agent = make_agent("qwen3-vl", tmp_path / "model", **adapter_options(run))
+    found = recorded_steps(run, agent)
+    assert found is not None
+    tasks, shown = recorded_tasks(data.folder, ("success", "unknown")), set[int]()
+    for task in (tasks.at(number) for number in range(10)):
+        seen = agent.prepare(found.recorded(task).observation)[0]
+        prompt = agent.prompt(task.goal, found.earlier(task), seen)
+        assert isinstance(prompt, Prompt) and all(frame.data for frame in prompt.frames)
+        shown.add(len(prompt.frames))
+    assert shown == {1, 2, 3}
 
 
 async def test_a_step_is_asked_as_imitation_asks_it_and_its_action_is_right(agent: Agent, data: DataFolder) -> None:

@@ -22,7 +22,7 @@ from tapforge_trainer.data.imitation import ImitationData
 from tapforge_trainer.judges.server import Faults, JudgeServer, ModelServer
 from tapforge_trainer.judges.simulated import Errors
 from tapforge_trainer.run.assembly import ConfigurationError, SetupError
-from tapforge_trainer.run.collect import CollectOptions, collect_session
+from tapforge_trainer.run.collect import CollectOptions, _chat, collect_session
 from tapforge_trainer.run.shutdown import StopSignal
 from tapforge_trainer.tasks.selection import training_tasks
 from tapforge_trainer.teachers.ledger import Ledger
@@ -94,6 +94,12 @@ async def test_what_a_teacher_did_well_is_data_that_a_model_imitates(tmp_path: P
     assert len(DataFolder(tmp_path / "set")) == 8 and said
     with pytest.raises(ConfigurationError, match="temperature was 0.7 and is 0.1"):
         await collected(tmp_path, silent, episodes=9, temperature=0.1)
+
+
+def test_a_teacher_sees_the_history_that_the_run_shows(tmp_path: Path) -> None:
+    run = run_of("spec.model.adapter={prompt: full, history: {blocks: {keep: 1, upTo: 3}}}")
+    chat = _chat(run, tmp_path, CollectOptions("http://127.0.0.1:1/v1", "teacher", tmp_path / "set", 1))
+    assert (chat.window.history_images, chat.window.keep) == (3, 1)
 
 
 async def test_calls_as_tool_calls(tmp_path: Path) -> None:

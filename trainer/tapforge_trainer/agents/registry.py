@@ -78,6 +78,7 @@ def conversation_agent(
     max_pixels: int | None = None,
     prompt_file: Path | None = None,
     context: str | None = None,
+    keep: int | None = None,
     coordinates: Coordinates | None = None,
 ) -> ChatAgent:
     """The built-in adapter `name` for a model behind an endpoint (`ChatAgent.conversation`): its prompt says the tool
@@ -105,6 +106,7 @@ def conversation_agent(
         max_pixels=max_pixels,
         prompt_file=prompt_file,
         context=context,
+        keep=keep,
         template=CHATML,
     )
 

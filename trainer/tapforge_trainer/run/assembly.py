@@ -186,7 +186,7 @@ def recorded_steps(run: TrainingRun, agent: Agent) -> RecordedSteps | None:
             folders[HELD_OUT] = DataFolder(Path(source.held_out))
     except DataError as error:
         raise ConfigurationError(f"spec.environment.source.dataset: {error}") from error
-    return RecordedSteps(agent, folders, source.reward, run.spec.model.adapter.history_images)
+    return RecordedSteps(agent, folders, source.reward, run.spec.model.adapter.images)
 
 
 def options_of(run: TrainingRun) -> PhoneOptions:

@@ -173,16 +173,12 @@ def _chat(run: TrainingRun, runs: Path, options: CollectOptions) -> ChatAgent:
     folder = assembly.described(model_of(run, folder_of(run, runs)))
     own = adapter_options(run)
     file = options.prompt_file or (own["prompt_file"] if name == adapter.name else None)
-    shared = {key: own[key] for key in ("history_images", "history_steps", "min_pixels", "max_pixels", "context")}
+    kept = ("history_images", "history_steps", "keep", "min_pixels", "max_pixels", "context")
+    shared = {key: own[key] for key in kept}
     try:
         coordinates = None if options.coordinates is None else convention(options.coordinates)
         return conversation_agent(
-            name,
-            folder,
-            **shared,
-            response_tokens=options.answer_tokens,
-            prompt_file=file,
-            coordinates=coordinates,
+            name, folder, **shared, response_tokens=options.answer_tokens, prompt_file=file, coordinates=coordinates
         )
     except (ValueError, KeyError, OSError) as error:
         raise ConfigurationError(f"the teacher's adapter {name}: {error}") from error

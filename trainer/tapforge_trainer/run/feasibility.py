@@ -193,6 +193,10 @@ def _divides(model: ModelFacts, parallel: int) -> bool:
 def _model_odd(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
     spec = run.spec
     context, answer, images = spec.model.context_tokens, spec.rollout.response_tokens, spec.model.adapter.images
+    blocks = spec.model.adapter.history.blocks
+    field, fewest = "model.adapter.historyImages", 1
+    if blocks is not None:
+        field, fewest = "model.adapter.history.blocks.upTo", blocks.keep + 1
     # The default is nobody's choice, also where an API server wrote it into the file.
     chosen = context != type(spec.model).model_fields["context_tokens"].default
     if chosen and model.positions is not None and context > model.positions:
@@ -220,9 +224,10 @@ def _model_odd(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
             shown = 1 + (context - answer - least) // turn
             if shown < images:
                 needed = least + (images - 1) * turn + answer
+                fewer = f"{field.rpartition('.')[2]} {shown}, " if shown >= fewest else ""
                 yield (
-                    f"model.adapter.historyImages is {images}, but {shown} screens of {model.screen} visual tokens "
-                    f"have room: give model.contextTokens {needed}, historyImages {shown}, or a smaller model.maxPixels"
+                    f"{field} is {images}, but {shown} screens of {model.screen} visual tokens have room: give "
+                    f"model.contextTokens {needed}, {fewer}or a smaller model.maxPixels"
                 )
     if (
         model.screen is not None
@@ -231,8 +236,8 @@ def _model_odd(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
         and 8 * model.screen < model.whole_screen
     ):
         yield (
-            f"model.adapter.historyImages is {images}, so that a screen is shrunk from {model.whole_screen} to "
-            f"{model.screen} visual tokens: small text can't be read; historyImages {max(1, images // 8)} or more "
+            f"{field} is {images}, so that a screen is shrunk from {model.whole_screen} to {model.screen} visual "
+            f"tokens: small text can't be read; {field.rpartition('.')[2]} {max(fewest, images // 8)} or more "
             "model.contextTokens would do"
         )
     if model.parameters >= _LARGE:
