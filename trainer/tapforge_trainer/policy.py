@@ -361,4 +361,6 @@ class Policy:
 
 def _fresh_optimizer(rank: Any) -> None:
     rank.optimizer.state.clear()
+    if rank.critic is not None:
+        rank.critic.optimizer.state.clear()
     rank.steps = 0

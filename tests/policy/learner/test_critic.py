@@ -19,6 +19,7 @@ from tapforge_trainer.learner.checkpoint_storage import CheckpointFolder
 from tapforge_trainer.learner.client import Learner
 from tapforge_trainer.learner.rank import MiniBatch, Rank
 from tapforge_trainer.placement.settings import CriticSettings, UpdateSettings
+from tapforge_trainer.policy import _fresh_optimizer
 from tapforge_trainer.records import Sample
 
 SETTINGS = UpdateSettings(objective=Objective(), learning_rate=1e-4, gradient_clip=1e9)
@@ -106,6 +107,23 @@ def test_a_warm_start_leaves_it_alone(tiny: Tiny) -> None:
         data, batch = batch_of(tiny, samples)
         assert "value_loss" not in rank.supervised(data, PlainFrames(found), [batch], SETTINGS).sums
         assert values_of(rank, tiny, samples, PlainFrames(found)) == [0.0] * len(samples)
+        assert rank.critic is not None and not rank.critic.optimizer.state, "its first update is its optimizer's first"
+        taught(rank, tiny, samples, PlainFrames(found), 1)
+        before = values_of(rank, tiny, samples, PlainFrames(found))
+        layer = rank.critic.weight.detach().clone(), rank.critic.bias.detach().clone()
+        rank.supervised(data, PlainFrames(found), [batch], replace(SETTINGS, learning_rate=0.0))
+        assert torch.equal(layer[0], rank.critic.weight) and torch.equal(layer[1], rank.critic.bias), "no old moments"
+        assert values_of(rank, tiny, samples, PlainFrames(found)) == before
+        _fresh_optimizer(rank)
+        assert not rank.critic.optimizer.state
+
+
+def test_fewer_groups_than_mini_batches_are_no_smaller_loss(tiny: Tiny) -> None:
+    samples, found = tiny.mixed()
+    data, batch = batch_of(tiny, told(samples, [1.0] * len(samples), [0.0] * len(samples)))
+    with one_rank(tiny, critic=CriticSettings()) as rank:
+        sums = rank.update(data, PlainFrames(found), [batch], replace(SETTINGS, mini_batches=4), 0).sums
+    assert sums["value_loss"] == pytest.approx(0.5)
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -82,7 +82,11 @@ class Critic:
         return self.settings.coefficient * loss
 
     def apply(self, world: int) -> None:
-        """Moves the critic by the gradients of the optimizer step, and drops them. Collective."""
+        """Moves the critic by the gradients of the optimizer step, and drops them. Collective. A step that taught it
+        nothing, as of a warm start, leaves it and its moments alone: zeros would count as steps, and old moments move
+        it. All ranks have gradients then or none."""
+        if self.weight.grad is None and self.bias.grad is None:
+            return
         for parameter in (self.weight, self.bias):
             grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             if world > 1:

@@ -159,8 +159,8 @@ class Rank:
         self.clock.read()  # what was computed since the last update
         figures = DeviceFigures(metrics)
         for number, (batch, loss) in enumerate(self.losses(data, frames, batches, settings, figures)):
-            newest = version if number == 0 else None
-            self._step(data, frames, batch, settings, loss, metrics, figures, compare_with=newest)
+            newest, steps = version if number == 0 else None, len(batches)
+            self._step(data, frames, batch, settings, loss, metrics, figures, compare_with=newest, steps=steps)
         return self._close(metrics)
 
     def losses(
@@ -176,12 +176,8 @@ class Rank:
         with self.clock.host("prepare"):
             self.agree_on(data, everything, frames)
         objective = settings.objective
-        own = recomputed(
-            objective.anchor,
-            off_policy=settings.off_policy,
-            steps=len(batches),
-            corrected=bool(objective.corrections),
-        )
+        off, corrected = settings.off_policy, bool(objective.corrections)
+        own = recomputed(objective.anchor, off_policy=off, steps=len(batches), corrected=corrected)
         later = [plan for batch in batches[1:] for plan in batch.plans] if own else []
         old = self.logprobs(data, frames, later, settings.temperature) if later else data.behavior
         compared = own or objective.anchor == "behavior"
@@ -224,9 +220,10 @@ class Rank:
         figures: DeviceFigures,
         *,
         compare_with: int | None = None,
+        steps: int = 1,
     ) -> None:
         started = time.perf_counter()
-        self.accumulate(data, frames, batch, settings, loss, metrics, figures, compare_with=compare_with)
+        self.accumulate(data, frames, batch, settings, loss, metrics, figures, compare_with=compare_with, steps=steps)
         self._apply(settings, metrics)
         metrics.add("seconds", (time.perf_counter() - started) / self.world)
 
@@ -241,10 +238,11 @@ class Rank:
         figures: DeviceFigures,
         *,
         compare_with: int | None = None,
+        steps: int = 1,
     ) -> None:
         """Gradients of the whole batch, reduced over ranks, in `.grad`. `compare_with`: the version of the weights, by
         which tokens are compared with the log-probabilities that they were sampled with (`age.py`). `figures`: those of
-        `loss`, for `metrics`."""
+        `loss`, for `metrics`; `steps`: of the update."""
         self._drop_gradients()
         self.flops.begin()
         beside: Beside = "entropy_with_gradient" if settings.objective.entropy_bonus else "entropy"
@@ -258,8 +256,7 @@ class Rank:
                 weight = counted.to(logp.device)
                 value = loss(logp, chosen, weight, entropy)
                 if self.critic is not None and data.target is not None:
-                    given = (data, chosen, weight, batch.counts, figures, settings.mini_batches)
-                    value = value + self.critic.loss(values[0], *given)
+                    value = value + self.critic.loss(values[0], data, chosen, weight, batch.counts, figures, steps)
             with self.clock.device("backward"):
                 (value * self.world).backward()
             if not plan.padding:
