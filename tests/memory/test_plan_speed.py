@@ -72,6 +72,8 @@ def test_what_is_computed_again_and_beside_counts() -> None:
     assert again.learner - plain.learner == pytest.approx(128 * 15 * text / (4 * 0.4 * H100.peak))
     assert sample("run-qwen3-vl-8b", "spec.learner.miniBatches=4")[0].more_forwards == 1.75
     anchored = sample("run-qwen3-vl-8b", "spec.learner.miniBatches=4", "spec.algorithm.loss.anchor=behavior")[0]
+    critic = {"spec.algorithm.critic={}", "spec.algorithm.advantage={plugin: {name: gae}}"}
+    assert sample("run-qwen3-vl-8b", *critic)[0].more_forwards == sample("run-qwen3-vl-8b")[0].more_forwards + 1
     assert anchored.more_forwards == 1, "checkpointing alone: nobody reads old log-probabilities"
     lora = sample("run-qwen2.5-vl-7b")[0]
     assert not lora.weights and lora.more_forwards == 2, "checkpointing, and the reference of the KL term"

@@ -92,10 +92,11 @@ def _named_loss(plugin: LossPlugin) -> Any:
 def statistics_line(spec: TrainingRunSpec) -> str:
     """What decides over whole optimizer steps or reads answers before they have advantages, and the passes that this
     takes; "": nothing does."""
-    return "; ".join(part for part in (_reads(spec), _whole_steps(spec)) if part)
+    return "; ".join(part for part in (reads_line(spec), _whole_steps(spec)) if part)
 
 
-def _reads(spec: TrainingRunSpec) -> str:
+def reads_line(spec: TrainingRunSpec) -> str:
+    """What reads answers before they have advantages; "": nothing does."""
     from ..algorithms.registry import reads_of  # pays for numpy
 
     plugin, kl = spec.algorithm.advantage.plugin, spec.algorithm.kl.in_reward

@@ -19,6 +19,7 @@ from ..memory.estimate import Card, UnknownCard, card_of, estimate, settings_of,
 from ..run.assembly import ConfigurationError
 from ..run.local_files import NO_FILES, LocalFiles
 from ..run.plan import known_slots
+from ..run.plan_algorithm import reads_line
 from ..tasks.selection import training_tasks
 from .balance import Better, better_split, both, enough_players
 from .cards import DEFAULT, CardSpeed, card_speed
@@ -80,6 +81,7 @@ def work_of(run: TrainingRun, shape: Shape, files: LocalFiles = NO_FILES) -> Wor
     engine = EngineLoad(shape, spec.engine.tensor_parallel, spec.model.context_tokens, 1, 1, 1)
     frame = visual_tokens(run, shape)
     later = 1 - 1 / spec.learner.mini_batches if spec.algorithm.loss.anchor == "old" else 0.0
+    before = settings.reference + bool(reads_line(spec)) + later
     return Work(
         Costs.of(shape),
         episodes=spec.rollout.groups_per_update * spec.rollout.group_size,
@@ -92,7 +94,7 @@ def work_of(run: TrainingRun, shape: Shape, files: LocalFiles = NO_FILES) -> Wor
         cache_bytes=engine.kv_bytes_per_token * spec.engine.tensor_parallel,
         weights=settings.lora is None,
         tower=not settings.freeze_vision,
-        more_forwards=settings.activation_checkpointing * settings.checkpointed_share + settings.reference + later,
+        more_forwards=settings.activation_checkpointing * settings.checkpointed_share + before,
         ranks=settings.ranks,
         engines=spec.engine.replicas,
         tensor_parallel=spec.engine.tensor_parallel,

@@ -77,8 +77,8 @@ class Work:
     #: the language model's weights are trained, and not only adapters; the tower is
     weights: bool
     tower: bool
-    #: forward passes of a sample beside the first one: what checkpointing computes again, a reference, old
-    #: log-probabilities of all mini-batches but the first
+    #: forward passes of a sample beside the first one: what checkpointing computes again, a reference, what is read of
+    #: answers before they have advantages, old log-probabilities of all mini-batches but the first
     more_forwards: float
     ranks: int
     engines: int
