@@ -50,11 +50,17 @@ def test_options_that_make_no_sense_are_refused_by_name(model_folder: Path, chan
 def test_other_packages_bring_adapters_as_entry_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path
 ) -> None:
-    (tmp_path / "someones_agents.py").write_text("def build(folder, **options):\n    return folder, options\n")
+    (tmp_path / "someones_agents.py").write_text(
+        "def build(folder, **options):\n    return folder, options\n\n"
+        "def older(folder, *, prompt, history_images, history_steps, context_tokens, response_tokens, image_first,\n"
+        "          min_pixels, max_pixels, prompt_file, context):\n    return folder\n"
+    )
     info = tmp_path / "someones_agents-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: someones-agents\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[tapforge.agents]\nsomeones = someones_agents:build\n")
+    (info / "entry_points.txt").write_text(
+        "[tapforge.agents]\nsomeones = someones_agents:build\nold = someones_agents:older\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "someones" in agent_names()
     folder, options = make_agent("someones", model_folder, **OPTIONS)
@@ -67,6 +73,10 @@ def test_other_packages_bring_adapters_as_entry_points(
         "prompt_file": None,
         "context": None,
     }
+    assert make_agent("someones", model_folder, **OPTIONS, keep=1)[1]["keep"] == 1
+    assert make_agent("old", model_folder, **OPTIONS) == model_folder
+    with pytest.raises(ValueError, match="no history in blocks: leave out adapter.history"):
+        make_agent("old", model_folder, **OPTIONS, keep=1)
 
 
 def test_importing_the_room_loads_nothing_heavy() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,11 +44,14 @@ def make_agent(
 ) -> Agent:
     """The adapter `name` for the model in this folder. `min_pixels` and `max_pixels` bound a frame as the model sees
     it; None: the image processor's bound, and for the most what leaves room for texts. `prompt_file`: a prompt instead
-    of the adapter's own; `context`: an entry point that adds to each prompt; `keep`: the window moves
-    in blocks (`chat_agent.py`). Raises ValueError for an unknown name,
-    with the nearest one, for bounds that no frame keeps, for a prompt file or a context that can't be used, and
+    of the adapter's own; `context`: an entry point that adds to each prompt; `keep`: the window moves in blocks
+    (`chat_agent.py`). Raises ValueError for an unknown name, with the nearest one, for bounds that no frame keeps, for
+    a prompt file or a context that can't be used, for blocks where another package's adapter knows none, and
     FileNotFoundError for a folder that lacks what the adapter reads."""
-    return _factory(name)(
+    factory = _factory(name)
+    if keep is not None and not _takes(factory, "keep"):
+        raise ValueError("it is another package's, and shows no history in blocks: leave out adapter.history")
+    return factory(
         Path(model_folder),
         prompt=prompt,
         history_images=history_images,
@@ -61,6 +65,11 @@ def make_agent(
         context=context,
         **({} if keep is None else {"keep": keep}),  # adapters of other packages may not know it
     )
+
+
+def _takes(function: Callable[..., object], name: str) -> bool:
+    parameters = signature(function).parameters.values()
+    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 #: tokens; the endpoint has a bound of its own
