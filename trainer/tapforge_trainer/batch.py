@@ -12,7 +12,8 @@ Rules:
 - A group with fewer than `min_valid` valid episodes gives no sample and is counted as dropped.
 - A group whose advantages are all exactly 0 is counted as a zero-variance group and, unless asked for, gives no sample:
   it has no policy gradient, but would take part in means over tokens and in the KL term.
-- One step, one sample: the prompt's ids, one placeholder per frame, then the engine's own ids as one response span.
+- One step, one response span: the prompt's ids, one placeholder per frame, then the engine's own ids. Steps that extend
+  each other share a sample (`samples.py`).
   A step without response tokens takes part in the comparison and gives no sample.
 - The order is that of the groups' `order`, then of the episodes' seed and attempt, then of time. The order in which
   episodes happened to finish changes nothing.

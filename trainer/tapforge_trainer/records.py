@@ -228,7 +228,7 @@ class ResponseSpan:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A token sequence with one or more response spans. One step per sample today."""
+    """A token sequence with one or more response spans: a step each (`samples.py`)."""
 
     episode: str
     group: str
