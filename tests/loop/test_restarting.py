@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 from counted import Policy, parts, updates
 
+from tapforge_api import dump_set
 from tapforge_trainer.engine.restart_budget import RestartBudget
 from tapforge_trainer.learner.checkpoint_storage import FORMAT, CheckpointFolder
 from tapforge_trainer.learner.client import RanksLost
 from tapforge_trainer.loop import reinforce
 from tapforge_trainer.recording.reader import Recording
 from tapforge_trainer.run.folder import ROLLOUT, read_events
+from tapforge_trainer.tasks.stages import of_stage
 from tapforge_trainer.telemetry.progress import Progress
+
+STAGES = "stages=[{stop: {maxUpdates: 3}, temperature: 0.5}, {stop: {maxUpdates: 1}}]"
 
 
 class Mortal(Policy):
@@ -104,6 +108,16 @@ async def test_a_run_goes_on_from_the_last_checkpoint(tmp_path: Path, step: str)
         recording = Recording(tmp_path / ROLLOUT)
         names = [episode.id for episode in recording.episodes()]
         assert len(names) == len(set(names))
+
+
+async def test_a_stage_goes_back_too(tmp_path: Path) -> None:
+    """A checkpoint keeps the run's file, of which the stage is another run."""
+    async with mortal(tmp_path, {"sync 3": 1}, "stop.maxUpdates=4", STAGES) as (context, policy, progress):
+        whole = context.run
+        context = replace(context, run=of_stage(whole, 0), whole=whole)
+        progress.spec = dump_set(whole)
+        await reinforce(context, progress)
+        assert (policy.starts, progress.update, progress.stage) == (1, 3, 0)
 
 
 async def test_one_death_more_than_may_be_ends_the_run_and_says_what_bounds_them(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ async def restart(context: RunContext, progress: Progress, error: Exception) -> 
 async def _restarted(context: RunContext, progress: Progress) -> None:
     policy, telemetry = context.policy, context.telemetry
     await policy.restart(partial(telemetry.phase, stage="Loading"))
-    saved, _ = await resumed_from(context.run, policy, progress.uid)
+    saved, _ = await resumed_from(context.of_file, policy, progress.uid)
     if saved is None:
         raise FileNotFoundError(f"the checkpoint in {policy.settings.place.root} is gone")
     progress.go_back(saved)
