@@ -115,3 +115,10 @@ def test_the_command(recorded):
     assert shown.exit_code == 0, shown.output
     assert "24 episodes of 6 groups" in shown.output and "success of" in shown.output
     assert json.loads(asyncio.run(go("--output", "json")).stdout)["episodes"] == 24
+
+
+async def test_a_run_whose_stages_have_rewards_of_their_own_is_refused(tmp_path):
+    stages = "spec: {stages: [{rewards: {}, stop: {maxUpdates: 1}}]}\n"
+    (tmp_path / "spec.yaml").write_text(FILE + stages)
+    with pytest.raises(ConfigurationError, match="stages have rewards of their own"):
+        await rescore(tmp_path, ["spec.rewards={streams: [{name: outcome, weight: 2}]}"])

@@ -193,6 +193,13 @@ def test_what_an_earlier_session_said_is_not_said_again() -> None:
     assert monitor.update(_event(5, 0)) == ({}, [])
 
 
+def test_a_stage_is_not_compared_with_the_one_before() -> None:
+    monitor = AlarmMonitor()
+    monitor.replay([_event(number, 0) for number in (1, 2, 3, 4)], 4, since=3)
+    assert monitor.active == {} and monitor.update(_event(5, 0)) == ({}, [])
+    assert list(monitor.update(_event(6, 0))[0]) == ["uniform_groups"]
+
+
 def test_an_alarm_is_an_event_a_line_and_a_figure(tmp_path: Path) -> None:
     said = io.StringIO()
     nothing = build_batch([], BatchRules()).statistics

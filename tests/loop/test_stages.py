@@ -1,13 +1,21 @@
 """Stages of a run: what each is by itself, when one ends, and what is said of them before the run."""
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from counted import parts
 
 from tapforge_api import load
 from tapforge_envs.protocol import Task
+from tapforge_trainer.learner.checkpoint_storage import FORMAT, CheckpointFolder
+from tapforge_trainer.loop import reinforce
 from tapforge_trainer.run.assembly import ConfigurationError, inspect
+from tapforge_trainer.run.folder import read_events
 from tapforge_trainer.run.plan import plan, render
+from tapforge_trainer.run.report import stage_orders
+from tapforge_trainer.run.shutdown import Interrupted, StopSignal
+from tapforge_trainer.session import judges_may_go_on
 from tapforge_trainer.tasks.lines import line_of
 from tapforge_trainer.tasks.regimes import other_templates, tasks_by_regime
 from tapforge_trainer.tasks.stages import of_stage, stages_of
@@ -120,3 +128,44 @@ def test_templates_that_no_stage_practises_are_the_other_ones():
     held_out = tasks_by_regime(counted, ["templates", "instances"])
     assert {task.template for task in held_out["templates"].tasks} == {"count_then_open"}
     assert "count" in {task.template for task in held_out["instances"].tasks}
+
+
+async def test_the_last_update_of_a_stage_is_measured_where_the_run_goes_on(tmp_path):
+    """Else nothing says what the stage came to: the measurement at the end is of the last one."""
+    stages = "stages=[{stop: {maxUpdates: 1}}, {stop: {maxUpdates: 1}}]"
+    async with parts(tmp_path, "evaluation.everyUpdates=1", stages) as context:
+        whole, progress = context.run, Progress()
+        await reinforce(replace(context, run=of_stage(whole, 0), whole=whole), progress)
+        begin_stage(progress)
+        await reinforce(replace(context, run=of_stage(whole, 1), whole=whole), progress)
+    assert progress.update == 2
+    assert [event["update"] for event in read_events(tmp_path) if event["event"] == "evaluation"] == [1]
+
+
+def test_a_stage_that_the_run_went_back_before_has_no_groups():
+    begun = [{"event": "reinforcement", "update": 0}, {"event": "stage", "stage": 2, "update": 3, "order": 40}]
+    assert stage_orders(begun) == {2: 40}
+    went_on = [*begun, {"event": "reinforcement", "update": 3}, {"event": "reinforcement", "update": 5}]
+    assert stage_orders(went_on) == {2: 40}
+    back = [*went_on, {"event": "reinforcement", "update": 2}]
+    assert stage_orders(back) == {}
+    assert stage_orders([*back, {"event": "stage", "stage": 2, "update": 3, "order": 44}]) == {2: 44}
+
+
+@pytest.mark.parametrize("updates, refused", [(2, True), (3, False), (4, False)])
+def test_a_spent_budget_of_judges_holds_up_the_stage_that_asks_them_alone(tmp_path, updates, refused):
+    judged, more = f"{{rewards: {JUDGED}, stop: {{maxUpdates: 3}}}}", ["spec.stop.judgeTokens=1000"]
+    run = run_of(judged, "{stop: {maxUpdates: 3}}", more=more)
+    progress, place = Progress(update=updates, judge_tokens=1000), CheckpointFolder(tmp_path)
+    if updates > 3:
+        progress.stage, progress.stage_began = 1, 3
+    draft, state = place.draft(updates), {"format": FORMAT, "update": updates, "time": 1.0, "driver": asdict(progress)}
+    place.begin(draft, state)
+    place.publish(draft, state, {}, 1)
+    stop = StopSignal()
+    if refused:
+        with pytest.raises(Interrupted):
+            judges_may_go_on(run, place, stop)
+    else:
+        judges_may_go_on(run, place, stop)
+    assert stop.requested.is_set() == refused

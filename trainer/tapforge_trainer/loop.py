@@ -133,7 +133,7 @@ async def _reinforce(context: RunContext, progress: Progress) -> None:
             if rollout.save_due(spec.checkpoints):
                 await rollout.save()
             every = spec.evaluation.every_updates
-            if every and progress.update % every == 0 and not context.finished(progress):
+            if every and progress.update % every == 0 and not context.complete(progress):
                 async with rollout.paused():
                     await measure(context, f"update-{progress.update}", progress)
 
@@ -302,7 +302,7 @@ async def _rollout(context: RunContext, progress: Progress) -> AsyncIterator[_Ro
     spared = partial(needed_episodes, context.checkpoints)
     recorder = await context.rollout_setup.record(folder, context.rollout_setup.retention, spared)
     progress.starts = 1 + max(progress.starts, _sessions(context))
-    context.telemetry.alarms.replay(read_events(context.folder), progress.update)
+    context.telemetry.alarms.replay(read_events(context.folder), progress.update, progress.stage_began)
     context.telemetry.event("reinforcement", update=progress.update, version=progress.version)
     tasks = task_source(context.run, progress.tasks, progress.practice, len(progress.unfinished))
     tasks.quarantined.update(progress.quarantined)

@@ -57,8 +57,8 @@ from .run.tries import TriedFile, try_tasks
 from .run.warm_start import imitated, warm_start
 from .tasks.regimes import Regime, tasks_by_regime
 from .tasks.source import TaskError
-from .tasks.stages import of_stage
-from .telemetry.progress import Progress, begin_stage, finished, newest_checkpoint, progress_of
+from .tasks.stages import of_stage, stages_of
+from .telemetry.progress import Progress, begin_stage, finished, newest_checkpoint, progress_of, stage_ended
 from .telemetry.start_progress import waiting_shown
 from .telemetry.telemetry import ProgressView, Telemetry
 
@@ -103,7 +103,7 @@ async def _trained(
     """Everything that is left to do of a run. Returns its summary."""
     place = place_of(checkpoints_of(run, folder), checkpoint_uri(run), holder)
     await asyncio.to_thread(place.take_over)
-    await asyncio.to_thread(_judges_may_go_on, run, place, stop)
+    await asyncio.to_thread(judges_may_go_on, run, place, stop)
     progress = await asyncio.to_thread(_newest_progress, place) if run.spec.stages else Progress()
     stage, began, begun = progress.stage, telemetry.started, False
     while True:
@@ -171,7 +171,7 @@ async def _next_stage(context: RunContext, progress: Progress) -> None:
     await save(context, progress, wait=True)
 
 
-def _judges_may_go_on(run: TrainingRun, place: CheckpointBackend, stop: StopSignal) -> None:
+def judges_may_go_on(run: TrainingRun, place: CheckpointBackend, stop: StopSignal) -> None:
     """Raises Interrupted before anything is started, where what judges may use was spent when the run stopped last."""
     if (run.spec.stop.judge_tokens, run.spec.stop.judge_money) == (None, None):
         return
@@ -179,9 +179,16 @@ def _judges_may_go_on(run: TrainingRun, place: CheckpointBackend, stop: StopSign
         return
     progress = progress_of(saved)
     spent = run.spec.stop.spent_on_judges(progress.judge_tokens, progress.judge_money)
-    if spent and (run.spec.evaluation.judged or not finished(run.spec.stop, run.spec.stages, progress)):
+    goes_on = not finished(run.spec.stop, run.spec.stages, progress)
+    if spent and (run.spec.evaluation.judged or (goes_on and _asks_judges(run, progress))):
         stop.request(StopReason.JUDGE_BUDGET, remedy=spent)
         raise Interrupted("stopped")
+
+
+def _asks_judges(run: TrainingRun, progress: Progress) -> bool:
+    """In the stage with which the run goes on."""
+    stage = stages_of(run)[progress.stage + bool(stage_ended(run.spec.stages, progress))]
+    return any(stream.judge is not None for stream in stage.spec.rewards.streams)
 
 
 @asynccontextmanager

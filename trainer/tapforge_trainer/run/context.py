@@ -10,7 +10,7 @@ from tapforge_api.stages import updates_at_most
 
 from ..policy import Policy
 from ..rewards.budget import JudgeBudget
-from ..telemetry.progress import Progress, ended, stage_ended
+from ..telemetry.progress import Progress, ended, finished, stage_ended
 from ..telemetry.telemetry import Telemetry
 from .assembly import RolloutSetup
 from .local_files import checkpoints_of
@@ -51,3 +51,7 @@ class RunContext:
         stages = self.of_file.spec.stages
         view.max_updates, view.max_seconds = updates_at_most(limits.max_updates, stages), limits.max_seconds
         return ended(limits, progress) or stage_ended(stages, progress)
+
+    def complete(self, progress: Progress) -> str:
+        """By what the whole run has ended, in words; empty: it goes on, if only in its next stage."""
+        return finished(self.stop.limits or self.run.spec.stop, self.of_file.spec.stages, progress)

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,7 @@ def _write_replay(folder: Path, run: TrainingRun) -> None:
     facts = {name: str(summary[name]) for name in ("updates", "episodes", "seconds_rl") if name in summary}
     training = folder / ROLLOUT if (folder / ROLLOUT).is_dir() else None
     before, after = _before_and_after(folder / EVALUATION)
-    begins = {event["stage"]: event["order"] for event in read_events(folder) if event["event"] == "stage"}
+    begins = stage_orders(read_events(folder))
     try:
         rules, *others = (
             BatchRules.of(one.spec.algorithm, one.spec.rewards, min_valid=one.spec.rollout.min_valid)
@@ -239,6 +239,18 @@ def _write_replay(folder: Path, run: TrainingRun) -> None:
         practised=summary.get("practised"),
     )
     write_replay(folder / REPLAY, replay)
+
+
+def stage_orders(events: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """By number of each later stage that was begun: the order of its first group. A stage that began after the
+    checkpoint to which the run went back did not. Pure."""
+    found: dict[int, tuple[int, int]] = {}
+    for event in events:
+        if event["event"] == "stage":
+            found[event["stage"]] = event["order"], event["update"]
+        elif event["event"] == "reinforcement":
+            found = {stage: begun for stage, begun in found.items() if begun[1] <= event["update"]}
+    return {stage: order for stage, (order, _) in found.items()}
 
 
 def _before_and_after(measured: Path) -> tuple[Path | None, Path | None]:

@@ -69,6 +69,8 @@ async def rescore(
 ) -> Rescored:
     """`report` gets how many of how many episodes are done. Raises ConfigurationError, RecordingError and OSError."""
     run, other = run_of(folder), load(folder / SPEC, overrides)
+    if any(stage.rewards is not None for stage in run.spec.stages):
+        raise ConfigurationError(f"{folder} is of a run whose stages have rewards of their own: rescore knows one")
     if errors := reward_errors(other):
         raise ConfigurationError("\n".join(errors))
     recording = Recording(folder / ROLLOUT)

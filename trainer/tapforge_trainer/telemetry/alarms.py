@@ -168,13 +168,14 @@ class AlarmMonitor:
         self.active = {name: count for name, count in since.items() if name not in cleared} | dict.fromkeys(fired, 0)
         return fired, cleared
 
-    def replay(self, events: Iterable[Mapping[str, Any]], update: int) -> None:
-        """Takes in what was reported up to an update, in place of what is known: what was said isn't said again."""
+    def replay(self, events: Iterable[Mapping[str, Any]], update: int, since: int = 0) -> None:
+        """Takes in what was reported up to an update, in place of what is known: what was said isn't said again.
+        `since`: the update after which the present stage began, with other tasks and rewards than those before."""
         self._updates.clear()
         self.active = {}
         last: dict[int, Mapping[str, Any]] = {}
         for event in events:
-            if event["event"] == "update" and event["update"] <= update:
+            if event["event"] == "update" and since < event["update"] <= update:
                 last[event["update"]] = event
         for _, event in sorted(last.items()):
             self.update(event)
