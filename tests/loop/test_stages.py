@@ -15,6 +15,7 @@ from tapforge_trainer.run.folder import read_events
 from tapforge_trainer.run.plan import plan, render
 from tapforge_trainer.run.report import stage_orders
 from tapforge_trainer.run.shutdown import Interrupted, StopSignal
+from tapforge_trainer.run.stage_errors import rule_errors
 from tapforge_trainer.session import judges_may_go_on
 from tapforge_trainer.tasks.lines import line_of
 from tapforge_trainer.tasks.regimes import other_templates, tasks_by_regime
@@ -139,6 +140,7 @@ async def test_the_last_update_of_a_stage_is_measured_where_the_run_goes_on(tmp_
         begin_stage(progress)
         await reinforce(replace(context, run=of_stage(whole, 1), whole=whole), progress)
     assert progress.update == 2
+    assert progress.practice["memory"]["update"] == 1, "what is known of a stage's tasks is by its own updates"
     assert [event["update"] for event in read_events(tmp_path) if event["event"] == "evaluation"] == [1]
 
 
@@ -169,3 +171,18 @@ def test_a_spent_budget_of_judges_holds_up_the_stage_that_asks_them_alone(tmp_pa
     else:
         judges_may_go_on(run, place, stop)
     assert stop.requested.is_set() == refused
+
+
+def test_a_stage_keeps_the_rules_between_fields_that_the_file_keeps():
+    """Of recorded steps: they are the tasks, and form alone is not to be learned."""
+    named = "{tasks: {file: t.jsonl}, stop: {maxUpdates: 1}}"
+    form = "{rewards: {streams: [{name: environment}, {name: neat, reward: format}]}, stop: {maxUpdates: 1}}"
+    run = load(
+        "apiVersion: tapforge.dev/v1alpha1\nkind: TrainingRun\nmetadata: {name: offline}\n"
+        "spec: {environment: {source: {dataset: {path: d}}}, stages: ["
+        f"{{stop: {{maxUpdates: 1}}}}, {named}, {form}]}}\n"
+    )
+    right, tasks, rewards = map(rule_errors, stages_of(run))
+    assert right == []
+    assert tasks == ["spec.tasks.file must be left out with environment.source.dataset: its steps are the tasks"]
+    assert [why.split(":")[0] for why in rewards] == ["spec.rewards.streams"]

@@ -23,6 +23,7 @@ def stage_errors(run: TrainingRun, runs: Path) -> list[str]:
         f"spec.stages[{number}]: {why}"
         for number, stage in enumerate(stages_of(run))
         for why in (
+            *rule_errors(stage),
             *inspect_files(stage, runs).errors,
             *task_errors(stage),
             *sampler_errors(stage),
@@ -31,6 +32,11 @@ def stage_errors(run: TrainingRun, runs: Path) -> list[str]:
             *tasks_budget_errors(stage),
         )
     ]
+
+
+def rule_errors(stage: TrainingRun) -> list[str]:
+    """Rules between fields, of which the API checks those of the file alone, and not those that a stage sets."""
+    return [f"spec.{rule.message}" for rule in stage.spec.rules if not rule.holds(stage.spec)]
 
 
 def tasks_budget_errors(run: TrainingRun) -> list[str]:
