@@ -103,6 +103,9 @@ async def test_a_run_goes_on_from_the_last_checkpoint(tmp_path: Path, step: str)
         (event,) = [one for one in read_events(tmp_path) if one["event"] == "restart"]
         assert step.removeprefix("late ") in event["why"]
         learned = [one for one in read_events(tmp_path) if one["event"] == "update"]
+        since = [one for one in learned if one["at"] >= event["at"]]
+        curve = [one["success_rate_all"] for one in since]
+        assert context.telemetry.view.curve == curve, "what is shown is of updates that count"
         assert all(0 <= one["staleness"]["mean"] <= one["staleness"]["max"] <= 1 for one in learned)
         assert all(one["sample_age"] >= 0 for one in learned), "no token is of a version that is gone"
         recording = Recording(tmp_path / ROLLOUT)

@@ -107,6 +107,7 @@ def test_the_plan_has_the_stages_and_says_what_they_share_with_what_is_measured_
         ("{tasks: {file: nowhere.jsonl}, stop: {maxUpdates: 1}}", "spec.stages[1]: spec.tasks.file: "),
         ("{tasks: {suite: elsewhere}, stop: {maxUpdates: 1}}", "spec.stages[1]: spec.tasks: unknown suite"),
         ("{tasks: {file: GOALS}, stop: {maxUpdates: 1}}", "spec.stages[1]: spec.tasks.file: "),
+        ("{learningRate: 1, stop: {maxUpdates: 1}}", "spec.stages[1]: spec.learner.learningRate: 1 moves every weight"),
         ("{tasks: {sampler: {name: nearhalf}}, stop: {maxUpdates: 1}}", "spec.stages[1]: spec.tasks.sampler: "),
     ],
 )

@@ -230,3 +230,9 @@ def test_weights_of_a_run_with_adapters_are_refused(learned: Path, tmp_path: Pat
 def test_weights_are_of_gradients(run: Path, tmp_path: Path) -> None:
     code, text = said(str(run), "--weights", str(tmp_path))
     assert code == 2 and "--weights is of --gradients" in text
+
+
+def test_gradients_know_one_temperature(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC + "  stages: [{temperature: 0.5, stop: {maxUpdates: 1}}]\n")
+    code, text = said(str(tmp_path), "--gradients")
+    assert code == 2 and "stages have temperatures of their own" in text and "Traceback" not in text

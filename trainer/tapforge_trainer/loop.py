@@ -112,7 +112,9 @@ async def _reinforce(context: RunContext, progress: Progress) -> None:
                 metrics |= await rollout.sync()
             elif facts is not None:
                 context.policy.wake_engines()
-            practised = figures_of_update(rollout.tasks.learned(progress.update - progress.stage_began, groups), rollout.tasks.memory)
+            practised = figures_of_update(
+                rollout.tasks.learned(progress.update - progress.stage_began, groups), rollout.tasks.memory
+            )
             practised["staleness"] = staleness(groups, scheduler.buffer.version)
             if spec.rollout.replay is not None:
                 practised["replay"] = replay_figures(replayed, len(again), len(samples), scheduler.buffer.version)

@@ -91,6 +91,10 @@ def relearn(
     run = run_of(folder)
     if any(stage.rewards is not None for stage in run.spec.stages):
         raise ConfigurationError(f"{folder} is of a run whose stages have rewards of their own: relearn knows one")
+    if gradients and any(stage.temperature is not None for stage in run.spec.stages):
+        raise ConfigurationError(
+            f"{folder} is of a run whose stages have temperatures of their own: relearn --gradients knows one"
+        )
     groups = Recording(folder / ROLLOUT).settled(prompts=gradients)
     batches = batches_of(groups, run.spec.rollout.groups_per_update)[:updates]
     groups = [group for batch in batches for group in batch]

@@ -11,6 +11,7 @@ from ..rollout.frame_budget import budget_error, frame_budget
 from ..tasks.selection import sampler_errors, task_errors, training_tasks
 from ..tasks.source import TaskError
 from ..tasks.stages import stages_of
+from .feasibility import judge
 from .learning_errors import algorithm_errors, reward_errors
 from .local_files import inspect_files
 
@@ -19,6 +20,7 @@ def stage_errors(run: TrainingRun, runs: Path) -> list[str]:
     if not run.spec.stages:
         return []
     rewards = [stage.spec.rewards for stage in stages_of(run)]
+    of_file = judge(run, None).errors
     return [
         f"spec.stages[{number}]: {why}"
         for number, stage in enumerate(stages_of(run))
@@ -30,6 +32,7 @@ def stage_errors(run: TrainingRun, runs: Path) -> list[str]:
             *reward_errors(stage, rewards),
             *algorithm_errors(stage),
             *tasks_budget_errors(stage),
+            *(why for why in judge(stage, None).errors if why not in of_file),
         )
     ]
 

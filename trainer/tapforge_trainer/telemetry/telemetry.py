@@ -95,7 +95,7 @@ class ProgressView:
         self.update, self.version, self.success = progress.update, progress.version, progress.success
         self.episodes, self.invalid, self.seconds_rl = progress.episodes, progress.invalid, progress.seconds_rl
         self.judge_tokens, self.judge_money = progress.judge_tokens, progress.judge_money
-        self.saved = saved
+        self.saved, self.curve = saved, []
 
     def updated(self, event: Mapping[str, Any]) -> None:
         """Shows a run after an update. `event`: of that name, as events.jsonl has it."""
