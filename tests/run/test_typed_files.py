@@ -136,6 +136,10 @@ NAMED = {
     "spec.checkpoints.directory": ["checkpoints.directory={}"],
     "spec.checkpoints.resumeFrom": ["checkpoints.resumeFrom={}"],
     "spec.logging.tensorboard.directory": ["logging.tensorboard.directory={}"],
+    "spec.stages[0].tasks.file": ["stages=[{{tasks: {{file: '{}'}}, stop: {{maxUpdates: 1}}}}]"],
+    "spec.rewards.streams[0].judge.promptFile": [
+        "rewards.streams=[{{name: judge, judge: {{promptFile: '{}', models: [{{url: 'http://a', model: m}}]}}}}]"
+    ],
 }
 BARE = "apiVersion: tapforge.dev/v1alpha1\nkind: TrainingRun\nmetadata: {name: x}\n"
 
@@ -246,3 +250,11 @@ def test_a_plan_for_programs() -> None:
 def test_an_option_without_the_one_that_it_is_for(words: tuple[str, ...]) -> None:
     code, said = typed("plan", "-f", "good.yaml", *words)
     assert code == 2 and f"{words[0]} is about memory" in said and "add --memory" in said
+
+
+def test_an_error_of_a_stage_says_it_too(here: Path) -> None:
+    stages = "spec.stages=[{{tasks: {{file: {}}}, stop: {{maxUpdates: 1}}}}]"
+    code, said = typed("plan", "-f", "good.yaml", "--set", stages.format("a/b"))
+    assert code == 2 and f"the working directory, which is {here}, not beside the run's file" in said
+    code, said = typed("plan", "-f", "good.yaml", "--set", stages.format("/a/b"))
+    assert code == 2 and "working directory" not in said

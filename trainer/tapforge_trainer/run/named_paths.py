@@ -56,7 +56,9 @@ def where_relative(run: TrainingRun, errors: Sequence[str], here: Path) -> list[
     """What relative paths are relative to, where an error is about one: a sentence, or nothing. `here` is the working
     directory."""
     relative = [field for field, path in named_paths(run) if not Path(path).is_absolute()]
-    if any(error.startswith(field) for error in errors for field in relative):
+    # An error of a stage names the stage, and then the field as of a run by itself.
+    named = [error.replace("]: spec.", "].", 1) if error.startswith("spec.stages[") else error for error in errors]
+    if any(error.startswith(field) for error in named for field in relative):
         return [f"relative paths are looked for in the working directory, which is {here}, not beside the run's file"]
     return []
 
@@ -67,6 +69,11 @@ def _expanded(part: BaseModel, path: Names, read: Callable[[str], str], problems
         value, here = getattr(part, name), (*path, field.alias or name)
         if isinstance(value, BaseModel):
             found: Any = _expanded(value, here, read, problems)
+        elif isinstance(value, tuple):
+            found = tuple(
+                _expanded(one, (*here, number), read, problems) if isinstance(one, BaseModel) else one
+                for number, one in enumerate(value)
+            )
         elif isinstance(value, str) and _is_path(field) and not is_uri(value):
             try:
                 found = read(value)
@@ -85,6 +92,10 @@ def _paths(part: BaseModel, path: Names) -> Iterator[tuple[Names, str]]:
         value, here = getattr(part, name), (*path, field.alias or name)
         if isinstance(value, BaseModel):
             yield from _paths(value, here)
+        elif isinstance(value, tuple):
+            for number, one in enumerate(value):
+                if isinstance(one, BaseModel):
+                    yield from _paths(one, (*here, number))
         elif isinstance(value, str) and _is_path(field):
             yield here, value
 
