@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from counted import parts
 
-from tapforge_api import load
+from tapforge_api import dump_set, load
 from tapforge_envs.protocol import Task
 from tapforge_trainer.learner.checkpoint_storage import FORMAT, CheckpointFolder
 from tapforge_trainer.loop import reinforce
@@ -16,7 +16,7 @@ from tapforge_trainer.run.plan import plan, render
 from tapforge_trainer.run.report import stage_orders
 from tapforge_trainer.run.shutdown import Interrupted, StopSignal
 from tapforge_trainer.run.stage_errors import rule_errors
-from tapforge_trainer.session import judges_may_go_on
+from tapforge_trainer.session import judges_may_go_on, newest_progress
 from tapforge_trainer.tasks.lines import line_of
 from tapforge_trainer.tasks.regimes import other_templates, tasks_by_regime
 from tapforge_trainer.tasks.stages import of_stage, stages_of
@@ -155,6 +155,13 @@ def test_a_stage_that_the_run_went_back_before_has_no_groups():
     assert stage_orders([*back, {"event": "stage", "stage": 2, "update": 3, "order": 44}]) == {2: 44}
 
 
+def saved(place, progress):
+    update = progress.update
+    draft, state = place.draft(update), {"format": FORMAT, "update": update, "time": 1.0, "driver": asdict(progress)}
+    place.begin(draft, state)
+    place.publish(draft, state, {}, 1)
+
+
 @pytest.mark.parametrize("updates, refused", [(2, True), (3, False), (4, False)])
 def test_a_spent_budget_of_judges_holds_up_the_stage_that_asks_them_alone(tmp_path, updates, refused):
     judged, more = f"{{rewards: {JUDGED}, stop: {{maxUpdates: 3}}}}", ["spec.stop.judgeTokens=1000"]
@@ -162,9 +169,7 @@ def test_a_spent_budget_of_judges_holds_up_the_stage_that_asks_them_alone(tmp_pa
     progress, place = Progress(update=updates, judge_tokens=1000), CheckpointFolder(tmp_path)
     if updates > 3:
         progress.stage, progress.stage_began = 1, 3
-    draft, state = place.draft(updates), {"format": FORMAT, "update": updates, "time": 1.0, "driver": asdict(progress)}
-    place.begin(draft, state)
-    place.publish(draft, state, {}, 1)
+    saved(place, progress)
     stop = StopSignal()
     if refused:
         with pytest.raises(Interrupted):
@@ -187,3 +192,12 @@ def test_a_stage_keeps_the_rules_between_fields_that_the_file_keeps():
     assert right == []
     assert tasks == ["spec.tasks.file must be left out with environment.source.dataset: its steps are the tasks"]
     assert [why.split(":")[0] for why in rewards] == ["spec.rewards.streams"]
+
+
+def test_a_checkpoint_of_a_stage_that_the_file_does_not_have_is_refused_in_words(tmp_path):
+    """Where checkpoints are kept apart from the run's folder, which is lost."""
+    two, place = run_of("{stop: {maxUpdates: 1}}", "{stop: {maxUpdates: 1}}"), CheckpointFolder(tmp_path)
+    saved(place, Progress(update=1, stage=1, stage_began=1, spec=dump_set(two)))
+    assert newest_progress(two, place).stage == 1
+    with pytest.raises(ConfigurationError, match="spec.stages"):
+        newest_progress(run_of("{stop: {maxUpdates: 1}}"), place)

@@ -39,6 +39,7 @@ from .run.folder import (
     REFERENCE,
     REPLAY,
     SUMMARY,
+    check_same,
     locked,
     read_events,
     run_of,
@@ -104,7 +105,7 @@ async def _trained(
     place = place_of(checkpoints_of(run, folder), checkpoint_uri(run), holder)
     await asyncio.to_thread(place.take_over)
     await asyncio.to_thread(judges_may_go_on, run, place, stop)
-    progress = await asyncio.to_thread(_newest_progress, place) if run.spec.stages else Progress()
+    progress = await asyncio.to_thread(newest_progress, run, place) if run.spec.stages else Progress()
     stage, began, begun = progress.stage, telemetry.started, False
     while True:
         now = of_stage(run, stage)
@@ -157,9 +158,13 @@ async def _trained(
     return summary
 
 
-def _newest_progress(place: CheckpointBackend) -> Progress:
+def newest_progress(run: TrainingRun, place: CheckpointBackend) -> Progress:
+    """Of the newest checkpoint, whose stage is one of the run's. Raises ConfigurationError where it is of another
+    file."""
     saved = newest_checkpoint(place)
-    return Progress() if saved is None else progress_of(saved)
+    progress = Progress() if saved is None else progress_of(saved)
+    check_same(progress.spec, run, place.root)
+    return progress
 
 
 async def _next_stage(context: RunContext, progress: Progress) -> None:
