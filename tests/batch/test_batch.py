@@ -154,6 +154,15 @@ def test_every_estimator_of_ours_has_what_it_needs(name, states, signal):
         assert not any(advantage[one.id, step.index] for one in alike for step in one.steps)
 
 
+def test_a_critic_learns_of_a_batch_that_teaches_the_policy_nothing():
+    algorithm = {"advantage": {"plugin": {"name": "gae", "options": [{"name": "whiten", "value": "steps"}]}}}
+    rules = BatchRules.of(Algorithm.model_validate({**algorithm, "critic": {}}), min_valid=2)
+    groups = [group_of(*[episode(f"a{i}", Outcome.SUCCESS, ["home"], "alike", i) for i in range(2)])]
+    facts = {(one.episode, 0): AnswerFacts(value=0.0) for one in answers_of(groups, rules)}
+    batch = build_batch(groups, rules, facts)
+    assert [(s.spans[0].advantage, s.spans[0].target) for s in batch.samples] == [(0.0, 1.0)] * 2
+
+
 def test_states_by_actions_are_those_of_the_spec():
     walks = [["tap", "tap"], ["tap", "home"]]
     pair = [

@@ -17,8 +17,8 @@ Window rules, the same for both styles:
   texts or words.
 - An earlier screen always comes with its answer; its step is not listed a second time.
 - In blocks the window begins at step 0, and moves at once to the newest `keep` screens when there would be one too
-  many; earlier texts move with it. Until then a prompt extends the last one, token by token: earlier answers are the
-  ids that were sampled.
+  many; earlier texts move with it, so that there may be as many more as it has grown. Until then a prompt extends the
+  last one, token by token: earlier answers are the ids that were sampled.
 - If prompt and answer don't fit the context, up to half of the earlier screens go at a time, oldest first, and the
   first one that is left stands at a round step number: it stays the first for several steps, so that prompts share
   their beginning and the engine's prefix cache holds. When no earlier screen is left, texts go in the same way. When
