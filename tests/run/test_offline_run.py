@@ -30,6 +30,8 @@ spec:
   stop: {maxUpdates: 2}
 """
 
+REWARD = "environment.source.dataset.reward"
+
 
 def test_a_run_learns_from_recorded_steps_and_starts_no_phone(tmp_path: Path) -> None:
     demo(tmp_path / "demo", episodes=60, seed=0)
@@ -48,3 +50,8 @@ def test_a_run_learns_from_recorded_steps_and_starts_no_phone(tmp_path: Path) ->
     after = run.summary["success_after"]["sampled"]
     assert 0 < after["type_accuracy"] <= 1 and after["success"] <= after["type_accuracy"]
     assert set(run.summary["baselines"]) == {"random", "always_infeasible"}
+    # its recording is learned from anew and asked for other rewards, as that of every run
+    relearned = tapforge("relearn", str(run.folder), place=tmp_path)
+    assert relearned.code == 0 and "gigpo" in relearned.said, relearned.said
+    other = tapforge("rescore", str(run.folder), "--set", f"{REWARD}.type=0", place=tmp_path)
+    assert other.code and "spec.environment: what the environment gave is recorded" in other.said

@@ -158,6 +158,29 @@ async def test_a_teacher_of_another_kind_is_counted_and_shown(tmp_path: Path, fa
     assert re.search(words, str(told.value)), str(told.value)
 
 
+async def test_a_wrong_name_is_put_right_in_the_same_folder(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="'teachr' does not exist"):
+        await collected(tmp_path, teacher_of(run_of()), model="teachr", episodes=2)
+    said = await collected(tmp_path, teacher_of(run_of()), episodes=2)
+    assert len(DataFolder(tmp_path / "set")) == 2
+    assert DataFolder(tmp_path / "set").about["made_of"]["model"] == "teacher"
+    counted = next(line for line in said if " answers, " in line)
+    assert not counted.startswith("0 answers"), counted
+
+
+async def test_a_question_that_is_refused_costs_its_own_episode(tmp_path: Path) -> None:
+    run = run_of()
+    tasks, screen = training_tasks(run), run.spec.environment.screen
+    refused = tasks.sample(run.spec.seed, 4).goal
+    known = (tasks.sample(run.spec.seed, number) for number in range(60))
+    demonstrator = Demonstrator((one for one in known if one.goal != refused), screen.width, screen.height)
+    server = TeacherServer("teacher", demonstrator, dialect_named("qwen3-vl"))
+    said = await collected(tmp_path, server, run, episodes=6)
+    data = DataFolder(tmp_path / "set")
+    assert len(data) == 6 and refused not in {episode.task.goal for episode in data}
+    assert any(line.startswith("request failed: ") and "status 400" in line for line in said), said
+
+
 async def test_another_convention_of_coordinates_is_named(tmp_path: Path) -> None:
     run = run_of("spec.environment.screen.width=96")
     said = await collected(tmp_path, teacher_of(run, pixels=True), coordinates="fraction", keep="all", episodes=3)

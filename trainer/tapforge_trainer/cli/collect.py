@@ -57,7 +57,7 @@ class _Option(click.ParamType):
     type=click.FloatRange(1, 3600),
     default=300.0,
     show_default=True,
-    help="of an answer, with retries",
+    help="of an answer, with retries; a request has half of it, or 120",
 )
 @click.option("--concurrency", type=click.IntRange(1, 4096), default=8, show_default=True, help="requests at once")
 @click.option("--max-tokens", type=click.IntRange(1), help="of questions and answers in all; then it ends")

@@ -39,15 +39,18 @@ _WRONG: Final = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 #: asked again until the deadline; other refusals stay
 _AGAIN: Final = frozenset({408, 425, 429})
+#: refusals of what is asked: too long, too many screens, or what a filter won't have
+_OF_QUESTION: Final = frozenset({"status 400", "status 413", "status 422"})
 _EXCERPT: Final = 200
 
 
 class EndpointError(Exception):
-    """No answer. The message names the endpoint, what came, and the remedy. `permanent`: it would be the same again."""
+    """No answer. The message names the endpoint, what came, and the remedy. `permanent`: it would be the same again;
+    `of_question`: for this question, and another one may be answered."""
 
-    def __init__(self, message: str, permanent: bool = False):
+    def __init__(self, message: str, permanent: bool = False, of_question: bool = False):
         super().__init__(message)
-        self.permanent = permanent
+        self.permanent, self.of_question = permanent, of_question
 
 
 #: what becomes of a request that fails: its kind, for counting, and words
@@ -133,7 +136,9 @@ class Endpoint:
                     failing(failed.kind, last)
                 if failed.permanent or wrong >= _WRONG:
                     again = "" if failed.permanent else f", {wrong} times"
-                    raise EndpointError(f"{what}: {last}{again}", failed.permanent) from failed
+                    raise EndpointError(
+                        f"{what}: {last}{again}", failed.permanent, failed.kind in _OF_QUESTION
+                    ) from failed
                 wait = random.uniform(0, pause) if failed.after is None else failed.after
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 if failed.after is not None:

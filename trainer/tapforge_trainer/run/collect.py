@@ -109,8 +109,8 @@ async def collect_session(
         raise ConfigurationError(f"--into {folder} holds other files; name a new folder")
     with locked(folder):
         asked = _asked(run, options)
-        _the_same(folder, asked)
         with closing(Ledger(folder / _LEDGER)) as ledger:
+            _the_same(folder, asked, ledger.answers)
             found = await asyncio.to_thread(_found, folder, ledger, options.keep)
             if len(found.kept) < options.episodes:
                 chat = await asyncio.to_thread(_chat, run, runs, options)
@@ -155,10 +155,10 @@ def _asked(run: TrainingRun, options: CollectOptions) -> dict[str, Any]:
     }
 
 
-def _the_same(folder: Path, asked: Mapping[str, Any]) -> None:
-    """The address may change: it is the same model elsewhere."""
+def _the_same(folder: Path, asked: Mapping[str, Any], answers: int) -> None:
+    """The address may change: it is the same model elsewhere. Before the first answer all may, such as a wrong name."""
     path = folder / _ASKED
-    if not path.exists():
+    if not (path.exists() and answers):
         write_atomically(path, json.dumps(asked, indent=2) + "\n")
         return
     before = json.loads(path.read_text())
@@ -201,7 +201,7 @@ def _teacher(chat: ChatAgent, options: CollectOptions, ledger: Ledger) -> tuple[
             temperature=options.temperature,
             max_tokens=options.answer_tokens,
             concurrency=options.concurrency,
-            request_seconds=min(120.0, options.answer_seconds),
+            request_seconds=min(options.answer_seconds, max(120.0, options.answer_seconds / 2)),
         )
         return (
             Teacher(
@@ -356,7 +356,7 @@ def _lines(chat: ChatAgent, ledger: Ledger, found: _Found) -> Iterator[str]:
     """What became of it, for people."""
     answers = found.answers
     yield (
-        f"{answers.answers:,} answers, {ledger.prompt_tokens:,} + {ledger.answer_tokens:,} tokens, "
+        f"{ledger.answers:,} answers, {ledger.prompt_tokens:,} + {ledger.answer_tokens:,} tokens, "
         f"{len(found.kept):,} of {found.valid:,} episodes are kept"
     )
     for reason, count in found.reasons.most_common():

@@ -111,8 +111,11 @@ def _others(folder: Path, run: TrainingRun, overrides: Sequence[str]) -> dict[st
     others = {"the run's own": run}
     if overrides:
         others["with --set"] = load(folder / SPEC, overrides)
+    recorded = run.spec.environment.source.dataset is not None
     for name in PRESETS:
         values = [value for value in preset(name).values if value.path.startswith(_ADVANTAGE)]
+        if recorded:  # a run on recorded steps has no such penalty
+            values = [value for value in values if value.path != "algorithm.invalidAnswerPenalty"]
         if any(value.path.startswith("algorithm.critic") for value in values):
             continue  # what a critic said is not recorded
         others[name] = load(folder / SPEC, [*_NOTHING, *(f"spec.{value.path}={value.value}" for value in values)])

@@ -73,6 +73,10 @@ async def rescore(
         raise ConfigurationError(f"{folder} is of a run whose stages have rewards of their own: rescore knows one")
     if errors := reward_errors(other):
         raise ConfigurationError("\n".join(errors))
+    if other.spec.environment != run.spec.environment:
+        raise ConfigurationError(
+            "spec.environment: what the environment gave is recorded and stays; --set changes spec.rewards"
+        )
     recording = Recording(folder / ROLLOUT)
     groups = await asyncio.to_thread(recording.settled, False)
     episodes = [one for group in groups for one in group.episodes if one.valid and one.steps]

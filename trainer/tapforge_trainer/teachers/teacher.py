@@ -2,7 +2,8 @@
 
 - Requests are bounded, asked again and given up as `judges/endpoint.py` says; each that fails is counted by kind.
 - An answer that doesn't come ends nothing by itself: its episode is played again later. So many in a row end the whole
-  (`TeacherError`), as what is refused for good does at once: a key, a model, a request.
+  (`TeacherError`), as what is refused for good does at once: a key, a model, an address. A question that is refused
+  costs its episode alone, once another was answered.
 - Tokens are counted before an answer is used. Once `max_tokens` are used nothing is asked any more (`BudgetUsed`);
   answers under way then may exceed it.
 """
@@ -81,9 +82,12 @@ class Teacher:
                 self._ledger.failure,
             )
         except EndpointError as error:
-            self._missing += 1
-            if error.permanent or self._missing >= _IN_A_ROW:
-                more = "" if error.permanent else f"; {self._missing} answers in a row didn't come"
+            # A refusal may be of this question alone, such as a history that is too long for the endpoint's context. It
+            # says nothing of an endpoint that has answered others.
+            self._missing += not (error.of_question and self._ledger.answers)
+            final = error.permanent and not error.of_question
+            if final or self._missing >= _IN_A_ROW:
+                more = "" if final else f"; {self._missing} answers in a row didn't come"
                 raise TeacherError(f"{error}{more}") from error
             return Generation((), (), (), (), "abort", 0)
         self._missing = 0
