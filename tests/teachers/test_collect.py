@@ -22,7 +22,8 @@ from tapforge_trainer.data.imitation import ImitationData
 from tapforge_trainer.judges.server import Faults, JudgeServer, ModelServer
 from tapforge_trainer.judges.simulated import Errors
 from tapforge_trainer.run.assembly import ConfigurationError, SetupError
-from tapforge_trainer.run.collect import CollectOptions, _chat, collect_session
+from tapforge_trainer.run.collect import _chat, collect_session
+from tapforge_trainer.run.collect_options import CollectOptions
 from tapforge_trainer.run.shutdown import StopSignal
 from tapforge_trainer.tasks.selection import training_tasks
 from tapforge_trainer.teachers.ledger import Ledger
@@ -209,3 +210,17 @@ async def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "set" / "notes.txt").write_text("mine")
     with pytest.raises(ConfigurationError, match="holds other files"):
         await collected(tmp_path, teacher_of(run_of()))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:9000/v1", "ftp://127.0.0.1/v1", "http://127.0.0.1:9000/v1?key=secret"])
+async def test_an_address_that_is_none_is_refused_before_a_folder_is_made(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigurationError, match="--teacher: url"):
+        await collected(tmp_path, teacher_of(run_of()), teacher=url)
+    assert not (tmp_path / "set").exists()
+
+
+async def test_a_folder_that_only_a_lock_was_left_in_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / ".lock").write_text("123")
+    await collected(tmp_path, teacher_of(run_of()), episodes=1)
+    assert len(DataFolder(tmp_path / "set")) == 1

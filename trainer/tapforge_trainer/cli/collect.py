@@ -75,7 +75,8 @@ class _Option(click.ParamType):
 def collect(file: Path, overrides: tuple[str, ...], runs: Path, into: Path | None, **given: Any) -> None:
     """Have a model behind an endpoint play the run's tasks on the run's phones, and make a data set of what went well,
     for `warmStart.data`. The same command goes on where it was. RUNS has the run's pinned model."""
-    from ..run.collect import CollectOptions, collect_session
+    from ..run.collect import collect_session
+    from ..run.collect_options import CollectOptions
 
     run = loaded_run(file, overrides)
     checked(run, runs)

@@ -23,13 +23,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal
-
-from pydantic import ValidationError
+from typing import Any, Final
 
 from tapforge_api import TrainingRun, dump_set
-from tapforge_api.judge import ApiKey, JudgeModel
-from tapforge_api.plugin import PluginOption
+from tapforge_api.judge import JudgeModel
 from tapforge_envs.clients.phones import PhoneAddress
 from tapforge_envs.protocol import Outcome
 
@@ -51,8 +48,9 @@ from ..teachers.teacher import BudgetUsed, Teacher, TeacherError
 from . import assembly
 from .adapters import adapter_options
 from .assembly import ConfigurationError, SetupError
+from .collect_options import CollectOptions, endpoint_of
 from .evaluation import play
-from .folder import locked, write_atomically
+from .folder import LOCK, locked, write_atomically
 from .learning_errors import rewarder_of
 from .local_files import folder_of
 from .model_pin import model_of
@@ -71,33 +69,6 @@ _PART: Final = 256
 _SHARE: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class CollectOptions:
-    teacher: str
-    model: str
-    into: Path
-    episodes: int
-    keep: Literal["successes", "all"] = "successes"
-    served_as: str | None = None
-    api_key_env: str | None = None
-    adapter: str | None = None
-    prompt_file: Path | None = None
-    coordinates: str | None = None
-    tool_calls: bool = False
-    temperature: float = 0.7
-    answer_tokens: int = 1024
-    answer_seconds: float = 300.0
-    concurrency: int = 8
-    max_tokens: int | None = None
-    max_episodes: int | None = None
-    options: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def most(self) -> int:
-        """Episodes that are played at most."""
-        return self.max_episodes or 10 * self.episodes
-
-
 async def collect_session(
     run: TrainingRun, runs: Path, stop: StopSignal, options: CollectOptions, say: Callable[[str], None]
 ) -> int:
@@ -105,7 +76,9 @@ async def collect_session(
     folder, why = options.into, ""
     if run.spec.environment.source.dataset is not None:
         raise ConfigurationError("spec.environment.source.dataset has no phone that a teacher could play on")
-    if folder.exists() and any(folder.iterdir()) and not (folder / _ASKED).exists():
+    model = endpoint_of(options)
+    others = {path.name for path in folder.iterdir()} - {LOCK} if folder.exists() else set()
+    if others and _ASKED not in others:
         raise ConfigurationError(f"--into {folder} holds other files; name a new folder")
     with locked(folder):
         asked = _asked(run, options)
@@ -114,7 +87,7 @@ async def collect_session(
             found = await asyncio.to_thread(_found, folder, ledger, options.keep)
             if len(found.kept) < options.episodes:
                 chat = await asyncio.to_thread(_chat, run, runs, options)
-                teacher, agent = _teacher(chat, options, ledger)
+                teacher, agent = _teacher(chat, options, model, ledger)
                 try:
                     why = await _collect(run, stop, options, ledger, teacher, agent, say)
                 finally:
@@ -184,42 +157,27 @@ def _chat(run: TrainingRun, runs: Path, options: CollectOptions) -> ChatAgent:
         raise ConfigurationError(f"the teacher's adapter {name}: {error}") from error
 
 
-def _teacher(chat: ChatAgent, options: CollectOptions, ledger: Ledger) -> tuple[Teacher, TeacherAgent]:
+def _teacher(
+    chat: ChatAgent, options: CollectOptions, model: JudgeModel, ledger: Ledger
+) -> tuple[Teacher, TeacherAgent]:
     agent = TeacherAgent(chat)
     if options.tool_calls and chat.dialect.schema is None:
         raise ConfigurationError(
             f"--tool-calls: answers of {chat.dialect.name} are no tool calls; name another adapter, or leave it out"
         )
     try:
-        model = JudgeModel(
-            name="teacher",
-            url=options.teacher,
-            model=options.model,
-            served_as=options.served_as,
-            api_key=None if options.api_key_env is None else ApiKey(environment=options.api_key_env),
-            options=tuple(PluginOption(name=name, value=value) for name, value in options.options),
-            temperature=options.temperature,
-            max_tokens=options.answer_tokens,
-            concurrency=options.concurrency,
-            request_seconds=min(options.answer_seconds, max(120.0, options.answer_seconds / 2)),
-        )
-        return (
-            Teacher(
-                agent,
-                model,
-                ledger,
-                tool_calls=options.tool_calls,
-                max_tokens=options.max_tokens,
-                answer_seconds=options.answer_seconds,
-                environ=os.environ,
-            ),
+        teacher = Teacher(
             agent,
+            model,
+            ledger,
+            tool_calls=options.tool_calls,
+            max_tokens=options.max_tokens,
+            answer_seconds=options.answer_seconds,
+            environ=os.environ,
         )
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ConfigurationError(f"--teacher: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
+    return teacher, agent
 
 
 # --- playing ----------------------------------------------------------------------------------------------------------

@@ -31,6 +31,9 @@ from .named_paths import as_written_down
 SPEC, SUMMARY, CURVE, REPLAY = "spec.yaml", "summary.json", "curve.png", "replay.html"
 ROLLOUT, EVALUATION, EXPORT, REFERENCE = recording.ROLLOUT, "evaluation", "export", "reference"
 
+#: in a folder that a process has
+LOCK: Final = ".lock"
+
 #: members of the spec that may differ when a run is resumed, because they are not about what is learned; and members
 #: of the others that may
 _MAY_CHANGE: Final = (
@@ -60,7 +63,7 @@ _RENAMED_EVENTS: Final = {"floor": "baseline"}
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Makes the folder and holds its lock until the block ends. Raises SetupError with the process that has it."""
-    path = folder / ".lock"
+    path = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = path.open("a+")
