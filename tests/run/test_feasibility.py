@@ -115,6 +115,11 @@ def test_what_just_works_is_not_refused(overrides: list[str], facts: dict[str, o
     [
         (["model.contextTokens=300000", "learner.tokensPerMicroBatch=300000"], {}, "262144 positions that Q/8B has"),
         (["learner.warmupUpdates=100"], {}, "never reaches learningRate; 10 would do"),
+        (
+            ["learner.activationCheckpointing=false", "learner.checkpointedShare=0.5"],
+            {},
+            "checkpointedShare (0.5) does nothing",
+        ),
         (["evaluation.everyUpdates=100"], {}, "nothing is measured between the first update and the last; 25 would do"),
         (["evaluation={repeats: 2, sampled: false}"], {}, "evaluation.repeats counts for sampled answers only"),
         (["stop.targetSuccess=0.0"], {}, "ends after its first update"),

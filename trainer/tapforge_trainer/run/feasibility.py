@@ -108,6 +108,11 @@ def _odd(run: TrainingRun) -> Iterator[str]:
             "learner.attention: flash-attn has never run in this learner, and has to be installed where its ranks are; "
             "make bench-gpu (part attention) compares it with torch's kernel"
         )
+    if spec.learner.checkpointed_share < 1 and spec.learner.activation_checkpointing is False:
+        yield (
+            f"learner.checkpointedShare ({spec.learner.checkpointed_share:g}) does nothing: with "
+            "activationCheckpointing false no layer is computed again"
+        )
     learner, stop, evaluation, environment = spec.learner, spec.stop, spec.evaluation, spec.environment
     calls = environment.call_seconds
     if learner.warmup_updates >= stop.max_updates > 1:
