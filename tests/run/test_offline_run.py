@@ -55,3 +55,5 @@ def test_a_run_learns_from_recorded_steps_and_starts_no_phone(tmp_path: Path) ->
     assert relearned.code == 0 and "gigpo" in relearned.said, relearned.said
     other = tapforge("rescore", str(run.folder), "--set", f"{REWARD}.type=0", place=tmp_path)
     assert other.code and "spec.environment: what the environment gave is recorded" in other.said
+    again = tapforge("run", "-f", "offline.yaml", "--set", f"{REWARD}.type=0", place=tmp_path)
+    assert again.code and "reward.type: 0.5 there, 0.0 here" in again.said, again.said

@@ -168,6 +168,8 @@ def _learned(run: TrainingRun) -> dict[str, Any]:
             member = {k: v for k, v in member.items() if k not in _MAY_CHANGE_IN[name]}
         if name not in _MAY_CHANGE:
             walk(member, f"spec.{name}")
+    if (recorded := run.spec.environment.source.dataset) is not None:  # which is its tasks and rewards, and no phones
+        walk(recorded.model_dump(mode="json", by_alias=True), "spec.environment.source.dataset")
     # Earlier versions wrote its default, 2, into what a cluster carries out; now it depends on other fields.
     found["spec.algorithm.loss.importanceCap"] = run.spec.algorithm.loss.weight_cap
     return found
