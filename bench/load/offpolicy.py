@@ -27,7 +27,7 @@ UPDATES, STEPS = 16, 200
 #: optimizer steps of an update
 MINI_BATCHES = 2
 
-#: `behavior` is the default of runs; `old` corrects nothing
+#: `old_truncated` is the default of runs; `old` corrects nothing
 ARMS = {
     "behavior": Objective(anchor="behavior", importance_cap=None),
     "old": Objective(anchor="old", importance_cap=None),

@@ -104,7 +104,8 @@ def rows_of(page: str) -> dict[str, list[str]]:
 
 def test_the_page_has_the_figures_of_the_files_beside_it():
     page = Path("docs/studies.md").read_text()
-    credit, truth = page.split("## Credit beside the truth")
+    credit, rest = page.split("## Credit beside the truth")
+    truth, older = rest.split("## Samples of older weights")
     arms = json.loads(Path("docs/studies/algorithms.json").read_text())["credit, signal outcome"]["arms"]
     shown = rows_of(credit)
     assert shown.keys() == arms.keys()
@@ -121,6 +122,14 @@ def test_the_page_has_the_figures_of_the_files_beside_it():
             versus = of.get("vs_grpo", {})
             said = f"{versus['mean']:+.2f} ± {versus['ci95']:.2f}" if versus else f"{of['mean']:.2f}"
             assert cell == said, (name, figure)
+    studies = json.loads(Path("docs/studies/algorithms.json").read_text())
+    for name, cells in rows_of(older).items():
+        for staleness, cell in zip((0, 2, 8), cells, strict=False):
+            of = studies[f"off-policy, staleness {staleness}"]["arms"][name]
+            said = f"{100 * of['mean']:.1f} ± {100 * of['ci95']:.1f} %"
+            if versus := of.get("vs_behavior"):
+                said += f", {100 * versus['mean']:+.1f} ± {100 * versus['ci95']:.1f}"
+            assert cell == said, (name, staleness)
 
 
 def test_a_run_depends_on_its_seed_and_is_not_run_again(tmp_path):
