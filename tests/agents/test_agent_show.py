@@ -51,6 +51,27 @@ def test_a_history_a_picture_and_the_ids(folder: Path, tmp_path: Path) -> None:
     assert len(ids) == int(prompt.replace(",", ""))
 
 
+@pytest.mark.parametrize(
+    ("history", "step", "said"),
+    [
+        ("blocks: {keep: 2, upTo: 4}", 4, "the last step, with its answer"),
+        ("blocks: {keep: 2, upTo: 4}", 5, "the last step in its first "),
+        ("sliding: {}", 2, "the last step in its first "),
+    ],
+)
+def test_whether_a_prompt_extends_the_one_before(
+    folder: Path, tmp_path: Path, history: str, step: int, said: str
+) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "{apiVersion: tapforge.dev/v1alpha1, kind: TrainingRun, metadata: {name: r}, spec: {model: {source: {path: "
+        f"{{folder: {json.dumps(str(folder))}}}}}, adapter: {{name: qwen2.5-vl, history: {{{history}}}}}}}}}}}"
+    )
+    (tmp_path / "model" / "weights.safetensors").write_bytes(b"")
+    code, shown = run("-f", tmp_path / "run.yaml", "--step", step)
+    assert code == 0, shown
+    assert f"extends          {said}" in shown
+
+
 def test_a_files_model_and_adapter(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_bytes(b"")
     spec = {"model": {"source": {"path": {"folder": str(folder)}}, "adapter": {"name": "qwen2.5-vl-computer"}}}

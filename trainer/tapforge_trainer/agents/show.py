@@ -64,7 +64,8 @@ def history_of(agent: ChatAgent, observations: list[Observation], action: Action
     turns = []
     for observation in observations:
         seen, _ = agent.prepare(observation)
-        turns.append(Turn(seen, agent.decode(agent.answer_ids(action, seen.frame)), action))
+        answer = agent.answer_ids(action, seen.frame)
+        turns.append(Turn(seen, agent.decode(answer), action, answer))
     return turns
 
 
@@ -86,11 +87,26 @@ def shown(agent: ChatAgent, goal: str, history: list[Turn], observation: Observa
         f"({grid.min_tokens * area:,} to {grid.max_tokens * area:,} pixels)",
         "screen": f"{raw.width}x{raw.height}, seen as {fitted.width}x{fitted.height}",
         "history": f"{len(history)} earlier steps, {len(prompt.frames)} images of at most {window.history_images}",
+        **({"extends": _extended(agent, goal, history, prompt)} if history else {}),
         "answer ends with": agent.chat.show(agent.stop_ids),
     }
     return PromptPreview(
         head, agent.chat.show(prompt.ids), _counts(agent, prompt), answers_of(agent, seen.frame), agent.expand(prompt)
     )
+
+
+def _extended(agent: ChatAgent, goal: str, history: list[Turn], prompt: Prompt) -> str:
+    """How much of the last step this prompt begins with: where it is all of it, both are one sequence of the learner."""
+    last = history[-1]
+    before = agent.prompt(goal, history[:-1], last.seen)
+    if isinstance(before, ContextLimit):
+        return "nothing: the step before has no prompt"
+    ids = (*before.ids, *last.ids)
+    differ = (at for at, (old, new) in enumerate(zip(ids, prompt.ids, strict=False)) if old != new)
+    same = next(differ, len(ids))
+    if same == len(ids) and prompt.frames[: len(before.frames)] == before.frames:
+        return "the last step, with its answer"
+    return f"the last step in its first {same:,} of {len(ids):,} ids, each image once"
 
 
 def _counts(agent: ChatAgent, prompt: Prompt) -> dict[str, str]:
