@@ -96,7 +96,7 @@ def shown(agent: ChatAgent, goal: str, history: list[Turn], observation: Observa
 
 
 def _extended(agent: ChatAgent, goal: str, history: list[Turn], prompt: Prompt) -> str:
-    """How much of the last step this prompt begins with. Where it is all of it, both are one sequence for the learner."""
+    """How much of the last step the prompt begins with: all of it where both can be one sequence of the learner."""
     last = history[-1]
     before = agent.prompt(goal, history[:-1], last.seen)
     if isinstance(before, ContextLimit):
