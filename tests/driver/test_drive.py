@@ -21,6 +21,7 @@ from tapforge_api import SpecError, TrainingRun, load
 from tapforge_api import attempt as variables
 from tapforge_api.learning import Stop
 from tapforge_api.progress import Orders as Answer
+from tapforge_api.rewards import Rewards
 from tapforge_envs.slots.source import SlotError
 from tapforge_trainer.cluster import driver
 from tapforge_trainer.cluster.attempt import RunAttempt
@@ -258,7 +259,9 @@ async def test_a_run_whose_judges_have_spent_their_budget_starts_nothing_until_t
 ) -> None:
     """The file is that of the start; what was edited since comes with the first answer."""
     stop = Stop(max_updates=5, judge_tokens=1000)
-    limited = run.model_copy(update={"spec": run.spec.model_copy(update={"stop": stop})})
+    model = {"url": "http://127.0.0.1:9/v1", "model": "m"}
+    judged = Rewards.model_validate({"streams": [{"name": "judge", "judge": {"prompt": "task", "models": [model]}}]})
+    limited = run.model_copy(update={"spec": run.spec.model_copy(update={"stop": stop, "rewards": judged})})
     _leave_checkpoint(_attempt(tmp_path), 3, judge_tokens=1010)
     operator.orders = Answer(limits=stop)
     assert await _drive(operator, authority, _attempt(tmp_path, 2), lambda: limited) == 75
