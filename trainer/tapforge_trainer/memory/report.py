@@ -118,7 +118,7 @@ def render(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Figu
     lines = {
         "model": f"{e.shape.parameters / 1e9:.2f} B parameters, {e.learner.trained / 1e9:.3g} B of them trained",
         "GPUs": f"{e.gpus} of {e.card.bytes / GIB:.1f} GiB ({e.card.source})",
-        "usable": f"{usable}: {RESERVE:.0%} is for the CUDA context, NCCL and fragmentation, which nobody measured",
+        "usable": f"{usable}: {RESERVE:.0%} is for the CUDA context, NCCL and fragmentation, not measured",
         "micro-batch": f"{e.learner.tokens:,} tokens, {_frames(e)} patches of frames at most",
         "cache": _cache(e),
         "checkpoint": _checkpoint(run, e, figures),
