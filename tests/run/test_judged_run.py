@@ -124,6 +124,8 @@ def test_success_is_the_judges_and_no_verifier_was_asked(run) -> None:
 
 def test_figures_say_what_judging_took(run) -> None:
     folder, _, _ = run
-    last = [event for event in read_events(folder) if event["event"] == "update"][-1]["rewards"]
-    assert last["seconds_waiting_for_verdicts"] > 0 and last["judge_prompt_tokens"] > 0 and last["missing"] == 0
-    assert "success_verified" not in last
+    rewards = [event["rewards"] for event in read_events(folder) if event["event"] == "update"]
+    # Of an update are the verdicts that came since the last one: where groups are early, there may be none.
+    most = max(rewards, key=lambda one: one["answered"])
+    assert most["seconds_waiting_for_verdicts"] > 0 and most["judge_prompt_tokens"] > 0
+    assert not any(one["missing"] or "success_verified" in one for one in rewards)

@@ -169,6 +169,17 @@ async def test_ranks_and_splits_change_nothing_and_a_checkpoint_has_it(tiny: Tin
         await alone.close()
 
 
+def test_a_return_that_breaks_the_critic_moves_nothing(tiny: Tiny) -> None:
+    samples, found = tiny.mixed()
+    with one_rank(tiny, critic=CriticSettings(shared=False)) as rank:
+        before = {name: tensor.clone() for name, tensor in rank.weights().items()}
+        data, batch = batch_of(tiny, told(samples, [float("inf")] * len(samples), [0.0] * len(samples), advantage=1.0))
+        with pytest.raises(FloatingPointError, match="critic has one that is no number, at optimizer step 0"):
+            rank.update(data, PlainFrames(found), [batch], replace(SETTINGS, learning_rate=1.0), 0)
+        assert values_of(rank, tiny, samples, PlainFrames(found)) == [0.0] * len(samples)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in rank.weights().items())
+
+
 def test_values_without_a_critic_are_refused(tiny: Tiny) -> None:
     samples, found = tiny.mixed()
     with one_rank(tiny) as rank, pytest.raises(ValueError, match="started without a critic"):

@@ -81,20 +81,23 @@ class Critic:
         figures.add("value_loss", loss.detach(), steps)
         return self.settings.coefficient * loss
 
-    def apply(self, world: int) -> None:
-        """Moves the critic by the gradients of the optimizer step, and drops them. Collective. A step that taught it
-        nothing, as of a warm start, leaves it and its moments alone: zeros would count as steps, and old moments move
-        it. All ranks have gradients then or none."""
-        if self.weight.grad is None and self.bias.grad is None:
-            return
+    def reduce(self, world: int) -> bool:
+        """Averages the gradients of the optimizer step over ranks, which all have some or none. Collective. Returns
+        whether they are numbers."""
+        finite = True
         for parameter in (self.weight, self.bias):
-            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            if world > 1:
-                dist.all_reduce(grad)
-                grad /= world
-            parameter.grad = grad
-        self.optimizer.step()
-        self.forget_gradients()
+            if (grad := parameter.grad) is not None:
+                if world > 1:
+                    dist.all_reduce(grad)
+                    grad /= world
+                finite &= bool(torch.isfinite(grad).all())
+        return finite
+
+    def step(self) -> None:
+        """Moves the critic by its gradients. A step that taught it nothing, as of a warm start, leaves it and its
+        moments alone: zeros would count as steps, and old moments move it."""
+        if self.weight.grad is not None:
+            self.optimizer.step()
 
     def forget_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

@@ -113,8 +113,7 @@ class Rank:
         #: in the last round of weights, until `sync/sync.py` has asked
         self.sent: SentWeights | None = None
         self.saving: Any = None  #: `rank_state.Saving`, from the first checkpoint on
-        #: optimizer steps so far: what the warm-up counts
-        self.steps = 0
+        self.steps = 0  #: optimizer steps so far: what the warm-up counts
 
     def refer_to(self, folder: str) -> None:
         """From here on the KL term pulls towards the weights in `folder`, with LoRA the adapter in it."""
@@ -316,11 +315,13 @@ class Rank:
             norm = torch.nn.utils.clip_grad_norm_(gradients, settings.gradient_clip)
             norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         metrics.top("gradient_norm", float(norm))
-        if not bool(torch.isfinite(norm)):
+        sound = self.critic is None or self.critic.reduce(self.world)
+        if not (sound and bool(torch.isfinite(norm))):
             self._drop_gradients()
             raise FloatingPointError(
-                f"the gradient's norm is {float(norm)} at optimizer step {self.steps}; nothing was updated. Lower the "
-                "learning rate, or look at the samples of this update"
+                f"the gradient's norm is {float(norm)}{'' if sound else ', and the critic has one that is no number,'} "
+                f"at optimizer step {self.steps}; nothing was updated. Lower the learning rate, or look at the samples "
+                "of this update"
             )
         self.steps += 1
         rate = settings.learning_rate * min(1.0, self.steps / max(1, settings.warmup_steps))
@@ -329,7 +330,7 @@ class Rank:
         with self.clock.device("optimizer"):
             self.optimizer.step()
             if self.critic is not None:
-                self.critic.apply(self.world)
+                self.critic.step()
         self._drop_gradients()
         metrics.top("learning_rate", rate)
 
