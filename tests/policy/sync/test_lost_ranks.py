@@ -57,11 +57,11 @@ def killing(monkeypatch: pytest.MonkeyPatch, step: str, kill: Callable[[], Any])
     kind, name = STEPS[step]
     method = getattr(kind, name)
 
-    async def dying(self: Any, *arguments: Any) -> Any:
+    async def dying(self: Any, *arguments: Any, **further: Any) -> Any:
         if not called:
             kill()
         called.append(name)
-        return await method(self, *arguments)
+        return await method(self, *arguments, **further)
 
     monkeypatch.setattr(kind, name, dying)
     return called
