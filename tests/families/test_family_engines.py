@@ -139,7 +139,9 @@ def job_of(
 ) -> Job:
     options: dict[str, Any] = {"context_tokens": 1024, "max_sequences": 8, "kv_cache_mib": 64} | settings
     frames = {frame.name: frame.data for frame in asked.frames}
-    return Job({"model": str(folder), **options}, asked.requests(), frames, [str(one) for one in weights], sleeping=sleeping)
+    return Job(
+        {"model": str(folder), **options}, asked.requests(), frames, [str(one) for one in weights], sleeping=sleeping
+    )
 
 
 @pytest.mark.parametrize("name, flat", FAMILIES)
