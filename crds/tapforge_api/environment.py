@@ -101,7 +101,7 @@ class OwnPool(Spec):
 
 
 class EnvironmentSource(OneOf):
-    """Where phones come from, or what stands in for them."""
+    """Where phones come from, or the data set that takes their place."""
 
     processes: Processes | None = Field(None, description="simulated phones, or web pages, on the driver's machine")
     urls: Urls | None = Field(None, description="servers that already run")

@@ -349,7 +349,7 @@ class Policy:
         if self._learner is not None:
             await self._learner.close()
         self._placement.close()
-        if self._ray and not self.settings.keep_ray and ray.is_initialized():  # one that somebody else uses stays
+        if self._ray and not self.settings.keep_ray and ray.is_initialized():  # one that others use stays
             await asyncio.to_thread(ray.shutdown)
 
     async def _stop_feeding(self) -> None:

@@ -111,7 +111,7 @@ class RecordedStep:
         return self._steps.recorded(task).observation
 
     async def step(self, action: Action, index: int) -> StepResult:
-        """The same screen: nobody knows what would have come of another action."""
+        """The same screen: what another action would have led to is unknown."""
         if self._task is None:
             raise EnvironmentFault(f"{self._slot}: a step came before a reset")
         found = self._steps.recorded(self._task)

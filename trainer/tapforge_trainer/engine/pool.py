@@ -247,7 +247,7 @@ class Engines:
         await self._end()
 
     async def stop(self) -> None:
-        """Until `start` nobody may be asked; who waits for an answer waits."""
+        """Until `start` no engine takes requests; those that wait for an answer go on waiting."""
         await self._end()
         for engine in self._engines:
             engine.up = False

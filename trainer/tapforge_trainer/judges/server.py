@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -59,6 +59,18 @@ async def broken(faults: Faults) -> web.Response | None:
     return None
 
 
+def chat_application(model: str, complete: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.Application:
+    """OpenAI's two paths that a client asks: `complete` answers chats, and `model` is the only one."""
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": model, "object": "model"}]})
+
+    app = web.Application(client_max_size=_MAX_REQUEST)
+    app.router.add_post("/v1/chat/completions", complete)
+    app.router.add_get("/v1/models", models)
+    return app
+
+
 class JudgeServer:
     def __init__(self, model: str, errors: Errors = Errors(), faults: Faults = Faults()):  # noqa: B008 - frozen
         self.model = model
@@ -68,13 +80,7 @@ class JudgeServer:
         self.requests = 0
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=_MAX_REQUEST)
-        app.router.add_post("/v1/chat/completions", self._complete)
-        app.router.add_get("/v1/models", self._models)
-        return app
-
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        return chat_application(self.model, self._complete)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self.requests += 1

@@ -319,7 +319,7 @@ class Rank:
         if not (sound and bool(torch.isfinite(norm))):
             self._drop_gradients()
             raise FloatingPointError(
-                f"the gradient's norm is {float(norm)}{'' if sound else ', and the critic has one that is no number,'} "
+                f"the gradient's norm is {float(norm)}{'' if sound else ', and that of the critic is not finite,'} "
                 f"at optimizer step {self.steps}; nothing was updated. Lower the learning rate, or look at the samples "
                 "of this update"
             )

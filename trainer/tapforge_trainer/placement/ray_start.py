@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def in_cluster() -> bool:
-    """This process is a driver in a Ray cluster that somebody else started."""
+    """This process is a driver in a Ray cluster that it did not start."""
     return bool(os.environ.get(RAY_ADDRESS))
 
 

@@ -25,10 +25,8 @@ from tapforge_envs.protocol import Action, Task, Terminate
 from ..agents.coordinates import ImagePixels, Plane
 from ..agents.dialect import Dialect
 from ..frames.frame import FrameError, decode, name_of
-from ..judges.server import Faults, broken, refusal
+from ..judges.server import Faults, broken, chat_application, refusal
 
-#: bytes of a question with its screens
-_MAX_REQUEST: Final = 256 * 1024 * 1024
 _STEP: Final = re.compile(r"^Step \d+:", re.MULTILINE)
 _BLOCK: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _CALL: Final = re.compile(r'\{"name": "(?P<name>\w+)", "arguments": (?P<said>.*)\}', re.DOTALL)
@@ -99,13 +97,7 @@ class TeacherServer:
         self.requests = 0
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=_MAX_REQUEST)
-        app.router.add_post("/v1/chat/completions", self._complete)
-        app.router.add_get("/v1/models", self._models)
-        return app
-
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        return chat_application(self.model, self._complete)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self.requests += 1
