@@ -25,7 +25,7 @@ import numpy as np
 from . import gpu_proof
 
 #: of a real run's samples: two screens of 1080x2400 at 1,280 tokens, history and an answer
-LENGTHS = [640, 1024, 1536, 2048, 2600, 2900, 3100, 3400] * 4
+LENGTHS = [1400, 1600, 1800, 2048, 2600, 2900, 3100, 3400] * 4
 FRAME = (46, 26)
 STEPS = 5
 

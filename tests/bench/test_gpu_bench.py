@@ -41,6 +41,14 @@ def test_the_parts_take_an_hour_together_and_what_has_to_be_known_comes_first() 
     assert list(gpu.PARTS)[:3] == ["doctor", "proof", "transfer"]
 
 
+def test_at_full_size_each_sequence_holds_its_screen_and_its_answer() -> None:
+    from tapforge_trainer.learner.frame_store import PixelFormat
+
+    form = PixelFormat(16, 2, (0.5,) * 3, (0.5,) * 3)
+    made, frames = gpu_part._samples(form, sorted(set(gpu_part.LENGTHS))[:1], gpu_part.FRAME)
+    assert made[0].length == min(gpu_part.LENGTHS) and len(frames) == 1
+
+
 @pytest.mark.parametrize(
     ("script", "found"),
     [
