@@ -2,6 +2,7 @@
 
 - Apart, each learner rank has a GPU of its own, and each engine `tensorParallel` of one node.
 - Colocated, every rank shares its GPU with an engine's: as many as there are ranks.
+- Each replica of one of `spec.models` has `tensorParallel` GPUs of one node for itself.
 - A node is a Pod of `spec.cluster`, or the machine itself where there is no cluster.
 - A Pod has the whole GPUs that the limits of Ray's container name (`nvidia.com/gpu`, `amd.com/gpu`), or `num-gpus` of
   its rayStartParams. Those of other containers are not Ray's.
@@ -25,7 +26,8 @@ _GIVEN: Final = "num-gpus"
 
 def gpus_needed(spec: TrainingRunSpec) -> int:
     engines = spec.engine.replicas * spec.engine.tensor_parallel
-    return engines if spec.placement.mode == "colocated" else spec.learner.ranks + engines
+    policy = engines if spec.placement.mode == "colocated" else spec.learner.ranks + engines
+    return policy + sum(model.gpus for model in spec.models)
 
 
 def gpus_offered(cluster: ClusterSpec) -> tuple[int, ...]:
@@ -47,20 +49,40 @@ def gpus_error(spec: TrainingRunSpec, nodes: Sequence[int], where: str) -> str |
     ranks, replicas, parallel = spec.learner.ranks, spec.engine.replicas, spec.engine.tensor_parallel
     needed, there = gpus_needed(spec), sum(nodes)
     engines = f"engine.replicas ({replicas})" + (f" x engine.tensorParallel ({parallel})" if parallel > 1 else "")
+    beside = "".join(f" and model {m.name} ({m.replicas} x {m.tensor_parallel})" for m in spec.models)
     if there < needed:
         if spec.placement.mode == "colocated":
-            return f"{engines} need {needed} GPUs, but {where} {there}"
+            return f"{engines}{beside} need {needed} GPUs, but {where} {there}"
         remedy = (
             "; with placement.mode colocated, ranks and engines share theirs" if replicas * parallel == ranks else ""
         )
-        return f"learner.ranks ({ranks}) and {engines} need {needed} GPUs, but {where} {there}{remedy}"
+        return f"learner.ranks ({ranks}) and {engines}{beside} need {needed} GPUs, but {where} {there}{remedy}"
+    each = ", ".join(str(gpus) for gpus in nodes if gpus)
     if (room := sum(gpus // parallel for gpus in nodes)) < replicas:
-        each = ", ".join(str(gpus) for gpus in nodes if gpus)
         return (
             f"{engines} need {parallel} GPUs of one node each, but {where} {each} by node: there is room for {room} of "
             f"{replicas} engines; lower engine.tensorParallel, or take nodes with more GPUs"
         )
+    pieces = [(parallel, "an engine")] * replicas
+    pieces += [(model.tensor_parallel, f"model {model.name}") for model in spec.models for _ in range(model.replicas)]
+    if spec.models and (lacks := _lacking(pieces, nodes)):
+        return (
+            f"{engines}{beside} need their GPUs by node, but {where} {each} by node: {lacks} finds no room; lower a "
+            "tensorParallel, or take nodes with more GPUs"
+        )
     return None
+
+
+def _lacking(pieces: Sequence[tuple[int, str]], nodes: Sequence[int]) -> str:
+    """Which of the pieces finds no node with so many GPUs left, the largest first and each on the fullest node that has
+    room; "": none."""
+    left = list(nodes)
+    for gpus, name in sorted(pieces, key=lambda piece: -piece[0]):
+        fitting = [k for k, free in enumerate(left) if free >= gpus]
+        if not fitting:
+            return name
+        left[min(fitting, key=lambda k: left[k])] -= gpus
+    return ""
 
 
 def cluster_gpus_error(spec: TrainingRunSpec) -> str | None:

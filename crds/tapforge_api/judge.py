@@ -38,11 +38,18 @@ class Price(Spec):
 
 
 class JudgeModel(Spec):
-    """A model behind an endpoint, and how it is asked."""
+    """A model behind an endpoint, or one that the run serves, and how it is asked."""
 
     name: Word = Field("judge", description="name in records and metrics")
-    url: Url = Field(description="endpoint up to and with the version, as in https://HOST/v1")
-    model: ModelName = Field(description="model as the endpoint calls it; an answer of another one is an error")
+    url: Url | None = Field(
+        None,
+        description="endpoint up to and with the version, as in https://HOST/v1; without it `model` is the name of one "
+        "of spec.models",
+    )
+    model: ModelName = Field(
+        description="model as the endpoint calls it, an answer of another one being an error; without url the name of "
+        "one of spec.models"
+    )
     served_as: ModelName | None = Field(
         None, description="what the endpoint's answers call the model, where that is another name"
     )
@@ -72,8 +79,14 @@ class JudgeModel(Spec):
         ),
         Rule(
             message="url must have neither a user nor a query: name the endpoint's key in apiKey",
-            cel="!self.url.matches('[@?]')",
-            holds=lambda o: "@" not in o.url and "?" not in o.url,
+            cel="!has(self.url) || !self.url.matches('[@?]')",
+            holds=lambda o: o.url is None or ("@" not in o.url and "?" not in o.url),
+        ),
+        Rule(
+            message="without url there must be no apiKey, no servedAs and no other wire: the run asks a model of its "
+            "own in its own way",
+            cel="has(self.url) || (!has(self.apiKey) && !has(self.servedAs) && self.wire == 'openai')",
+            holds=lambda o: o.url is not None or (o.api_key, o.served_as, o.wire) == (None, None, "openai"),
         ),
     )
 

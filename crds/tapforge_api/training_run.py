@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from .algorithm import Algorithm
-from .base import API_VERSION, DNS_LABEL, Change, Metadata, Rule, Seed, Spec, camel, compare
+from .base import API_VERSION, DNS_LABEL, Change, Keyed, Metadata, Rule, Seed, Spec, camel, compare
 from .checkpoints import Checkpoints
 from .cluster import ClusterSpec
 from .environment import EnvironmentSpec, Tasks
@@ -28,6 +28,7 @@ from .learning import (
 )
 from .loggers import Logging
 from .model import Model
+from .models import ServedModel, models_asked, models_named
 from .recording import Recording
 from .rewards import Rewards
 from .run_status import TrainingRunStatus
@@ -64,6 +65,20 @@ def _enough_slots(source: str) -> Rule:
     )
 
 
+def _of_judges(name: str, holds: str) -> str:
+    """CEL: `holds` is true of a judge's model m, in streams that `name` leads to."""
+    return (
+        f"{name}.streams.exists(s, has(s.judge) && "
+        f"(s.judge.models.exists(m, {holds}) || s.judge.cascade.exists(m, {holds})))"
+    )
+
+
+def _of_all_judges(holds: str) -> str:
+    """CEL: the same, in any stage."""
+    stages = _of_judges("g.rewards", holds)
+    return f"({_of_judges('self.rewards', holds)} || self.stages.exists(g, has(g.rewards) && {stages}))"
+
+
 def _no_npu(value: object) -> object:
     if value == "npu":
         raise ValueError("engines and learner don't run on NPUs: docs/other-hardware.md says what is in the way")
@@ -80,6 +95,9 @@ class TrainingRunSpec(Spec):
     warm_start: WarmStart | None = Field(None, description="supervised phase before; without it there is none")
     rollout: Rollout = Field(Rollout(), description="how episodes are played")
     rewards: Rewards = Field(Rewards(), description="what an episode is worth, and how its success is known")
+    models: Annotated[tuple[ServedModel, ...], Field(max_length=8), Keyed("name")] = Field(
+        (), description="models that the run serves beside its policy, for judges; they are never trained"
+    )
     algorithm: Algorithm = Field(Algorithm(), description="how episodes become gradients")
     learner: Learner = Field(Learner(), description="the optimizer's side")
     engine: Engine = Field(Engine(), description="the sampling side")
@@ -175,6 +193,17 @@ class TrainingRunSpec(Spec):
             message="evaluation.judged must be false where stages set rewards: what other judges say can't be compared",
             cel="!self.evaluation.judged || self.stages.all(s, !has(s.rewards))",
             holds=lambda o: not o.evaluation.judged or all(stage.rewards is None for stage in o.stages),
+        ),
+        Rule(
+            message="a judge's model without url must be the name of one of models: give it a url, or add the model",
+            cel="!" + _of_all_judges("!has(m.url) && !self.models.exists(e, e.name == m.model)"),
+            holds=lambda o: models_named(o.models, o.rewards, o.stages),
+        ),
+        Rule(
+            message="models must each be the `model` of a judge without url: one that is asked by no judge would hold "
+            "its GPUs for nothing",
+            cel="self.models.all(e, " + _of_all_judges("!has(m.url) && m.model == e.name") + ")",
+            holds=lambda o: models_asked(o.models, o.rewards, o.stages),
         ),
         *(_enough_slots(name) for name in ("pool", "own_pool")),
     )

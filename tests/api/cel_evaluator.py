@@ -38,7 +38,8 @@ def quantified(name: str, items: Term, variable: str, body: Term) -> Term:
     def hits(s: Scope) -> list[bool]:
         return [bool(body({**s, variable: item})) for item in items(s)]
 
-    return (lambda s: all(hits(s))) if name == "all" else (lambda s: sum(hits(s)) == 1)
+    decided: dict[str, Callable[[list[bool]], bool]] = {"all": all, "exists": any, "exists_one": lambda h: sum(h) == 1}
+    return lambda s: decided[name](hits(s))
 
 
 class Cel:
@@ -145,7 +146,7 @@ class Cel:
     def members(self, term: Term) -> Term:
         while self.take("."):
             name = self.tokens.pop(0)[1]
-            if name in ("exists_one", "all"):
+            if name in ("exists_one", "exists", "all"):
                 self.must("(")
                 variable = self.tokens.pop(0)[1]
                 self.must(",")

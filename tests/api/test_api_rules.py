@@ -37,6 +37,7 @@ from tapforge_api.learning import (
     WarmStart,
 )
 from tapforge_api.model import Adapter, History, HistoryBlocks, Lora, Model, ModelSource, SlidingHistory
+from tapforge_api.models import ServedModel
 from tapforge_api.pool import EmulatorPoolSpec, External, Kvm, Recycle, Scaling, UpdateStrategy
 from tapforge_api.recording import Recording
 from tapforge_api.rewards import Rewards, RewardStream
@@ -103,12 +104,24 @@ def run_specs(draw: st.DrawFn) -> Spec:
     judged = RewardStream.model_validate(
         {"name": "judge", "judge": {"models": [{"url": "http://a:1/v1", "model": "m"}]}}
     )
-    rewards = draw(st.sampled_from([Rewards(), Rewards(streams=(judged,), success="judge")]))
+    own = [
+        RewardStream.model_validate({"name": "own", "reward": "judge", "judge": judge})
+        for judge in (
+            {"models": [{"model": "a"}]},
+            {"models": [{"url": "http://a:1/v1", "model": "m"}], "cascade": [{"name": "dear", "model": "b"}]},
+        )
+    ]
+    rewards = draw(
+        st.sampled_from([Rewards(), Rewards(streams=(judged,), success="judge"), *(Rewards(streams=(o,)) for o in own)])
+    )
     evaluation = spec.evaluation.model_copy(update={"judged": draw(presence)})
     changed = {"rollout": rollout, "learner": learner, "model": model, "cluster": cluster, "environment": environment}
-    staged = st.sampled_from([{}, {"rewards": {}}, {"temperature": 0.5}])
+    by_b = {"streams": [{"name": "steps", "judge": {"models": [{"model": "b"}]}}]}
+    staged = st.sampled_from([{}, {"rewards": {}}, {"rewards": by_b}, {"temperature": 0.5}])
     stages = draw(st.lists(staged.map(lambda s: Stage.model_validate({**s, "stop": {"maxUpdates": 1}})), max_size=2))
-    changed |= {"rewards": rewards, "evaluation": evaluation, "stages": tuple(stages)}
+    served = draw(st.lists(st.sampled_from(["a", "b"]), max_size=2, unique=True))
+    changed_models = tuple(ServedModel.model_validate({"name": name, "source": {"tiny": {}}}) for name in served)
+    changed |= {"rewards": rewards, "evaluation": evaluation, "stages": tuple(stages), "models": changed_models}
     changed |= {"engine": engine, "placement": placement, "recording": recording, "algorithm": anchored}
     return spec.model_copy(update=changed)
 
@@ -257,10 +270,13 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
     WarmStart: st.builds(lambda a, b: unchecked(WarmStart, steps=a, warmup_steps=b), small, small),
     ApiKey: one_of(ApiKey),
     JudgeModel: st.builds(
-        lambda a, b, c: unchecked(JudgeModel, url=c, model="m", samples=a, temperature=b),
+        lambda a, b, c, d: unchecked(JudgeModel, url=c, model="m", samples=a, temperature=b, **dict([d])),
         st.sampled_from([1, 2]),
         st.sampled_from([0.0, 0.5]),
-        st.sampled_from(["http://a:1/v1", "http://me@a:1/v1", "http://a:1/v1?key=1"]),
+        st.sampled_from([None, "http://a:1/v1", "http://me@a:1/v1", "http://a:1/v1?key=1"]),
+        st.sampled_from(
+            [("wire", "openai"), ("wire", "w"), ("api_key", ApiKey(environment="K")), ("served_as", "other")]
+        ),
     ),
     JudgeSpec: st.builds(
         lambda a, b: unchecked(JudgeSpec, models=(judge_named(a),), cascade=tuple(map(judge_named, b))),

@@ -135,6 +135,27 @@ def test_gpus_are_counted_before_anything_is_started(gpus, nodes, ranks, replica
     assert words in str(error.value) and str(error.value) == cluster_gpus_error(run.spec)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "parallel", "models", "needed", "words"),
+    [
+        (1, 4, 1, [("small", 2, 1)], 4, ""),
+        (1, 3, 1, [("small", 2, 1)], 4, "and engine.replicas (1) and model small (2 x 1) need 4 GPUs, but Pods of"),
+        (4, 2, 2, [("large", 1, 4), ("small", 1, 1)], 8, ""),
+        (3, 3, 2, [("small", 3, 2)], 9, "3, 3, 3 by node: model small finds no room; lower a tensorParallel"),
+        (2, 4, 1, [("large", 1, 4)], 6, "2, 2, 2, 2 by node: model large finds no room"),
+    ],
+)
+def test_models_of_a_run_count_with_its_gpus(gpus, nodes, parallel, models, needed, words):
+    served = [{"name": n, "source": {"tiny": {}}, "replicas": r, "tensorParallel": t} for n, r, t in models]
+    asked = [{"name": name, "model": name} for name, _, _ in models]
+    rewards = {"streams": [{"name": "judge", "judge": {"models": asked}}]}
+    engine = {"tensorParallel": parallel}
+    run = run_of(gpus=gpus, replicas=nodes, models=served, rewards=rewards, engine=engine)
+    assert gpus_needed(run.spec) == needed
+    found = cluster_gpus_error(run.spec)
+    assert words in found if words else found is None, found
+
+
 def test_a_plan_refuses_what_does_not_fit_the_clusters_pods(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(to_yaml(dump_set(run_of(gpus=4, replicas=1, learner={"ranks": 4}, engine={"replicas": 2}))))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from tapforge_api import TrainingRun, from_object
 from tapforge_api.judge import JudgeModel, JudgeSpec
 from tapforge_trainer.judges.conventions import CONVENTIONS, VARIABLES
 from tapforge_trainer.judges.judge import judge_of
@@ -19,8 +20,15 @@ def blocks(language: str) -> list[str]:
 
 
 def test_every_judge_on_the_page_is_one() -> None:
-    judges = [JudgeSpec.model_validate_json(_json(text), strict=True, by_name=False) for text in blocks("yaml")]
-    assert len(judges) == 3
+    texts = blocks("yaml")
+    specs = [text for text in texts if text.startswith("spec:")]
+    judges = [
+        JudgeSpec.model_validate_json(_json(text), strict=True, by_name=False) for text in texts if text not in specs
+    ]
+    assert len(judges) == 3 and len(specs) == 1
+    about = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
+    for text in specs:
+        assert from_object(TrainingRun, {**about, **yaml.safe_load(text)}).spec.models
     for judge in judges[:2]:
         judge_of(judge, "task", environ={"JUDGE_API_KEY": "k"})
 

@@ -67,6 +67,34 @@ def test_the_json_keeps_its_form(name: str, words: tuple[str, ...]) -> None:
     assert plan["checkpoint_seconds"] is None
 
 
+def served(source: str, **fields: Any) -> tuple[str, ...]:
+    model = json.dumps([{"name": "j", "source": {"huggingFace": {"repo": source}}, **fields}])
+    judge = '{"streams": [{"name": "judge", "judge": {"models": [{"model": "j"}]}}]}'
+    return "--set", f"spec.models={model}", "--set", f"spec.rewards={judge}"
+
+
+@pytest.mark.parametrize(
+    ("source", "fields", "problem"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", {}, None),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", {"gpuMemoryShare": 0.1}, "the key-value cache gets 0.0 GiB"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", {"tensorParallel": 3}, "models[j].tensorParallel 3 does not divide"),
+        ("Else/Where-VL", {}, None),
+    ],
+)
+def test_a_model_that_the_run_serves_has_a_line_and_its_gpus(source: str, fields: dict, problem: str | None) -> None:
+    name = "run-qwen3-vl-8b.yaml"
+    before = document(name, "--gpu-memory", "80GiB")[1]
+    without_cluster = ("--set", "spec.cluster=null", "--gpu-memory", "80GiB")
+    _, plan = document(name, *without_cluster, *served(source, **fields))
+    found = plan["models"]["j"]
+    assert plan["gpus"] == before["gpus"] + fields.get("tensorParallel", 1)
+    assert (found["problem"] is None) == (problem is None) and plan["fits"] == (problem is None)
+    assert problem is None or found["problem"].startswith(problem)
+    text = planned(name, *without_cluster, *served(source, **fields))[1]
+    assert "model j " in text and (source.startswith("Qwen") or "its sizes are not known here" in text)
+
+
 TOO_MUCH = [
     ("run-qwen3-vl-8b.yaml", ("spec.learner.activationCheckpointing=false",), "80GiB"),
     ("run-qwen3-vl-8b.yaml", ("spec.learner.gradientAccumulation=unsharded", "spec.learner.ranks=1"), "80GiB"),

@@ -6,6 +6,8 @@
   429 and errors of the server until the deadline; an answer that isn't what it should be a few times. `Retry-After`
   holds for every question of the endpoint.
 - Not asked again: what is refused (a key, an image, a model), another model's answer, a redirection.
+- A model that the run serves has several addresses, which may change: the one with the fewest questions is asked, and
+  where there is none for now, it is waited for.
 - An answer is read up to `MAX_ANSWER` bytes. Errors name the endpoint without its user and query, quote at most a line
   of what came, and never hold the key.
 """
@@ -16,8 +18,10 @@ import asyncio
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
@@ -67,6 +71,15 @@ class _Failed(Exception):
         self.kind, self.permanent, self.wrong, self.after = kind, permanent, wrong, after
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where servers of one of `spec.models` answer, and what they ask for. `failure`: why none ever will."""
+
+    urls: tuple[str, ...]
+    token: str = field(repr=False)
+    failure: str = ""
+
+
 class Endpoints:
     """The endpoints of one event loop; judges that share one share its places. Close it."""
 
@@ -76,9 +89,23 @@ class Endpoints:
         self._closed = False
 
     def of(self, model: JudgeModel) -> Endpoint:
-        endpoint = self._endpoints.setdefault(model.url, Endpoint(model.url, self._opened))
+        if model.url is None:
+            endpoint = self._of_run(model.model)
+        else:
+            endpoint = self._endpoints.setdefault(model.url, Endpoint(model.url, self._opened))
         endpoint.limit = min(endpoint.limit, model.concurrency)
         return endpoint
+
+    def serve(self, models: Mapping[str, Served]) -> None:
+        """From here on the run's own models, by name, are asked there."""
+        for name, served in models.items():
+            self._of_run(name).served = served
+
+    def _of_run(self, name: str) -> Endpoint:
+        key = f"spec.models[{name}]"
+        if key not in self._endpoints:
+            self._endpoints[key] = Endpoint("", self._opened, key)
+        return self._endpoints[key]
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._closed:
@@ -96,9 +123,14 @@ class Endpoints:
 
 
 class Endpoint:
-    def __init__(self, url: str, session: Callable[[], aiohttp.ClientSession]):
+    def __init__(self, url: str, session: Callable[[], aiohttp.ClientSession], shown: str = ""):
+        """`shown`: what it is called, of a model that the run serves."""
         self.url = url.rstrip("/")
-        self.shown = public(self.url)
+        self.shown = shown or public(self.url)
+        #: of such a model, once its servers answer
+        self.served: Served | None = None
+        #: questions under way by address
+        self._asked: Counter[str] = Counter()
         #: questions at once; what counts is what it is at the first question
         self.limit = 1_000_000
         self._session = session
@@ -169,13 +201,15 @@ class Endpoint:
         secret: str | None,
     ) -> T:
         data = await asyncio.to_thread(body)
+        url, headers = self._address(headers)
+        self._asked[url] += 1
         began, good = time.monotonic(), False
         limits = aiohttp.ClientTimeout(
             total=model.request_seconds, connect=model.connect_seconds, sock_connect=model.connect_seconds
         )
         try:
             async with self._session().post(
-                self.url + path,
+                url + path,
                 data=data,
                 headers={"Content-Type": "application/json", "Accept-Encoding": "identity", **headers},
                 timeout=limits,
@@ -192,7 +226,20 @@ class Endpoint:
             words = shortened(_hidden(f"{type(error).__name__}: {error}", secret), _EXCERPT)
             raise _Failed("unreachable", f"can't be reached: {words}; is it running, and is the url right?") from error
         finally:
+            self._asked[url] -= 1
             usage.sent(time.monotonic() - began, failed=not good)
+
+    def _address(self, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+        """Where to ask now, and what to send with it. Raises _Failed."""
+        if self.url:
+            return self.url, headers
+        served = self.served
+        if served is not None and served.failure:
+            raise _Failed("unreachable", served.failure, permanent=True)
+        if served is None or not served.urls:
+            raise _Failed("unreachable", "none of its servers answers now; they are started again")
+        url = min(served.urls, key=lambda one: self._asked[one])
+        return url, {**headers, "Authorization": f"Bearer {served.token}"}
 
     async def _read(self, response: aiohttp.ClientResponse, secret: str | None) -> Any:
         """The JSON of an answer. Raises _Failed."""

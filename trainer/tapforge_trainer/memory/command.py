@@ -21,6 +21,7 @@ from .estimate import UnknownCard, card_of, estimate
 from .known import config_of, published
 from .learner import LearnerLoad, Moment
 from .report import Figures, as_json, measured, render
+from .served import served_estimates
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,9 @@ def plan_memory(run: TrainingRun, options: MemoryOptions) -> tuple[str, bool]:
         traced = _trace(found.learner, config) if options.trace else None
     except (FolderError, UnknownCard, ValueError) as error:
         raise ConfigurationError(str(error)) from error
-    figures = Figures(options.disk_rate, options.tokens_per_second, recorded, traced, quicker)
-    fits = found.fits and cluster_gpus_error(run.spec) is None
+    served = served_estimates(run, card)
+    figures = Figures(options.disk_rate, options.tokens_per_second, recorded, traced, quicker, served)
+    fits = found.fits and figures.served_fit and cluster_gpus_error(run.spec) is None
     if options.output == "json":
         document: dict[str, Any] = as_json(run, found, advised, figures)
         return json.dumps(document, indent=2), fits

@@ -14,6 +14,7 @@ from tapforge_api.gpus import cluster_gpus_error
 from .estimate import RESERVE, Estimate
 from .known import GIB
 from .learner import CATEGORIES, Moment, peak
+from .served import ServedEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,12 @@ class Figures:
     traced: Moment | None = None
     #: what would be faster and fits as well
     faster: tuple[str, ...] = ()
+    #: of the models that the run serves beside its policy
+    served: tuple[ServedEstimate, ...] = ()
+
+    @property
+    def served_fit(self) -> bool:
+        return all(one.problem is None for one in self.served)
 
 
 def measured(folder: Path) -> tuple[str, float, float]:
@@ -54,9 +61,9 @@ def measured(folder: Path) -> tuple[str, float, float]:
 def as_json(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Figures) -> dict[str, Any]:
     seconds, lacking = checkpoint_seconds(e, figures), cluster_gpus_error(run.spec)
     return {
-        "gpus": e.gpus,
+        "gpus": e.gpus + sum(one.gpus for one in figures.served),
         "gpus_problem": lacking,
-        "fits": e.fits and lacking is None,
+        "fits": e.fits and figures.served_fit and lacking is None,
         "gpu_bytes": e.card.bytes,
         "gpu_source": e.card.source,
         "peak_bytes": e.peak,
@@ -71,6 +78,7 @@ def as_json(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Fig
             }
             for role in e.roles
         },
+        "models": {one.name: _served(one) for one in figures.served},
         "parameters": e.shape.parameters,
         "trained_parameters": e.learner.trained,
         "answers_at_full_context": e.answers_at_once,
@@ -84,6 +92,16 @@ def as_json(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Fig
         "traced": None if figures.traced is None else _traced(e, figures.traced),
         "advice": list(advice),
         "faster": list(figures.faster),
+    }
+
+
+def _served(one: ServedEstimate) -> dict[str, Any]:
+    return {
+        "gpus": one.gpus,
+        "weights_bytes": one.weights,
+        "kv_cache_bytes": one.kv_cache,
+        "questions_at_full_context": one.at_once,
+        "problem": one.problem,
     }
 
 
@@ -117,15 +135,16 @@ def render(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Figu
     usable = f"{e.card.usable / GIB:.1f} of {e.card.bytes / GIB:.1f} GiB"
     lines = {
         "model": f"{e.shape.parameters / 1e9:.2f} B parameters, {e.learner.trained / 1e9:.3g} B of them trained",
-        "GPUs": f"{e.gpus} of {e.card.bytes / GIB:.1f} GiB ({e.card.source})",
+        "GPUs": f"{e.gpus + sum(one.gpus for one in figures.served)} of {e.card.bytes / GIB:.1f} GiB ({e.card.source})",
         "usable": f"{usable}: {RESERVE:.0%} is for the CUDA context, NCCL and fragmentation, not measured",
         "micro-batch": f"{e.learner.tokens:,} tokens, {_frames(e)} patches of frames at most",
         "cache": _cache(e),
         "checkpoint": _checkpoint(run, e, figures),
         "host memory": f"{sum(e.host.values()) / GIB:.0f} GiB on all nodes together: " + _parts(e.host),
+        **{f"model {one.name}": one.words for one in figures.served},
         **_speed(figures),
         **({} if figures.traced is None else {"traced": _compared(e, figures.traced)}),
-        "fits": "yes" if e.fits and lacking is None else "no",
+        "fits": "yes" if e.fits and figures.served_fit and lacking is None else "no",
     }
     width = max(map(len, lines))
     missing = [] if lacking is None else [f"too few: {lacking}"]

@@ -28,9 +28,10 @@ def pin(source: ModelSource, earlier: dict[str, Any] | None = None) -> ModelRef:
     return ModelRef("tiny")
 
 
-def resolve(ref: ModelRef, *, weights: bool = True, seconds: float = 3600.0) -> Path:
+def resolve(ref: ModelRef, *, weights: bool = True, seconds: float = 3600.0, quantized: bool = False) -> Path:
     """The model's folder on this node, fetched where it is not there. Without `weights`, which may be missing then: for
-    who only describes the model. `seconds`: for the wait for another process that fetches it. Raises ModelError."""
+    who only describes the model. `seconds`: for the wait for another process that fetches it. `quantized`: the weights
+    may be, for who only answers with them. Raises ModelError."""
     match ref.kind:
         case "tiny":
             try:
@@ -49,6 +50,8 @@ def resolve(ref: ModelRef, *, weights: bool = True, seconds: float = 3600.0) -> 
         case "storage":
             folder = storage.fetched(ref, cache_root() / "models", weights, seconds)
     described = quantization_fault(folder, weights=False)
+    if quantized and described is not None:
+        return folder
     faults = folder_faults(folder) if weights else [described] if described is not None else []
     if faults:
         raise ModelRefused(f"{ref.shown}: {folder} on {socket.gethostname()} {'; '.join(faults)}")

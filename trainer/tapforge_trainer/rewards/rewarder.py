@@ -26,7 +26,7 @@ from tapforge_api.rewards import Rewards, RewardStream
 from tapforge_envs.protocol import Outcome, Reason
 
 from ..frames.frame import FittedFrame
-from ..judges.endpoint import Endpoints
+from ..judges.endpoint import Endpoints, Served
 from ..judges.journal import Verdicts
 from ..judges.judge import Judge, Kind, divided, judge_of
 from ..judges.usage import Usage
@@ -109,6 +109,10 @@ class Rewarder:
             message="; ".join(lacks),
             usage=dict(usage),
         )
+
+    def use_models(self, models: Mapping[str, Served]) -> None:
+        """Where the run's own models answer from here on, by name."""
+        self._endpoints.serve(models)
 
     async def close(self) -> None:
         await asyncio.gather(*(judge.close() for judge in self._judges.values()))

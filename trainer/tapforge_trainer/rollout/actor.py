@@ -14,12 +14,13 @@ import asyncio
 import os
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..agents.agent import Agent
 from ..attempt import AttemptRequest, EpisodeResult
 from ..frames.handles import FrameHandle
+from ..judges.endpoint import Served
 from ..judges.journal import VerdictRelay, Verdicts
 from ..placement.actors import reason
 from ..records import EpisodeRecord, EpisodeRewards, Generator
@@ -46,6 +47,14 @@ MakePolicies = Callable[[Agent], Mapping[str, Generator]]
 MakeRewarder = Callable[[Verdicts], Rewarder | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How the policy's engines and the models of `spec.models` are asked."""
+
+    engines: EngineConnection
+    models: Mapping[str, Served] = field(default_factory=dict)
+
+
 class RolloutActor:
     """Methods are called by `RayCarrier` only. One event loop."""
 
@@ -53,14 +62,15 @@ class RolloutActor:
         self._make_agent, self._make_policies, self._make_rewarder = make_agent, make_policies, make_rewarder
         self._policies: dict[str, Generator] = {}
         self._client: EngineClient | None = None
+        self._worker: RolloutWorker | None = None
         self._host: WorkerHost | None = None
 
     async def ready(self) -> None:
         agent = await asyncio.to_thread(self._make_agent)
         self._policies.update(self._make_policies(agent))
         verdicts = VerdictRelay()
-        worker = RolloutWorker(agent, self._policies, rewarder=self._make_rewarder(verdicts))
-        self._host = WorkerHost(worker, self._use_engines, verdicts=verdicts)
+        self._worker = RolloutWorker(agent, self._policies, rewarder=self._make_rewarder(verdicts))
+        self._host = WorkerHost(self._worker, self._use, verdicts=verdicts)
 
     async def play(self, request: AttemptRequest, terms: LeaseTerms) -> tuple[bytes, Any]:
         """The first value is pickled here: Ray's own pickler takes twice as long for records."""
@@ -95,13 +105,15 @@ class RolloutActor:
     def process(self) -> int:
         return os.getpid()
 
-    def _use_engines(self, connection: EngineConnection) -> None:
+    def _use(self, reached: Reached) -> None:
         from ..engine.client import EngineClient
 
+        if self._worker is not None:
+            self._worker.use_models(reached.models)
         if self._client is None:
-            self._client = self._policies[""] = EngineClient(connection)
+            self._client = self._policies[""] = EngineClient(reached.engines)
         else:
-            self._client.use(connection.replicas)
+            self._client.use(reached.engines.replicas)
 
 
 class RayCarrier:

@@ -21,6 +21,7 @@ from ..agents.agent import Agent
 from ..attempt import AttemptRequest, EpisodeResult
 from ..data.recorded import RecordedSteps
 from ..frames.handles import FrameHandle
+from ..judges.endpoint import Served
 from ..judges.journal import VerdictJournal
 from ..records import EpisodeRecord, EpisodeRewards, Generator
 from ..rewards.rewarder import Rewarder
@@ -77,6 +78,11 @@ class RolloutWorker:
         if self._rewarder is None:
             raise ValueError(f"episode {record.id} awaits rewards, and this worker was started without any to ask for")
         return await self._rewarder.rewards(record, frames)
+
+    def use_models(self, models: Mapping[str, Served]) -> None:
+        """Where judges ask the run's own models from here on, by name."""
+        if self._rewarder is not None:
+            self._rewarder.use_models(models)
 
     async def verdicts_written(self) -> None:
         if self._journal is not None:

@@ -95,6 +95,11 @@ async def calibrate(
     """`part`: rollout or evaluation. `limit`: episodes at most, spread evenly over the run. `report` gets how many of
     how many are done. Raises ConfigurationError, RecordingError, JournalError and CalibrationError."""
     assert part in (ROLLOUT, EVALUATION)
+    if own := [model.model for model in (*spec.models, *spec.cascade) if model.url is None]:
+        raise ConfigurationError(
+            f"the judge's model {own[0]} has no url, and only `tapforge run` serves models of spec.models: start it "
+            f"yourself, such as with `vllm serve MODEL --served-model-name {own[0]}`, and give the judge its url"
+        )
     recording = Recording(folder / part)
     if not recording.exists:
         raise ConfigurationError(f"{folder} has no recorded episodes in {part}: name the folder of a run")

@@ -54,6 +54,7 @@ from .folder import LOCK, locked, write_atomically
 from .learning_errors import rewarder_of
 from .local_files import folder_of
 from .model_pin import model_of
+from .served_models import without_own_models
 from .shutdown import StopSignal, together, unless_stopped
 
 log = logging.getLogger(__name__)
@@ -194,6 +195,8 @@ async def _collect(
 ) -> str:
     """Plays until enough episodes are kept. Returns why it ended before, "" where it didn't."""
     tasks, judged = training_tasks(run), run.spec.rewards.verifier == "ignored"
+    if judged:
+        without_own_models([run.spec.rewards], "collect")
     player = RolloutWorker(agent, {"": teacher}, rewarder=rewarder_of(run) if judged else None)
 
     async def health(phone: PhoneAddress) -> str:

@@ -1,4 +1,5 @@
-"""What a run's initial weights were pinned to, for all of its sessions: `model.json`.
+"""What a run's initial weights were pinned to, for all of its sessions: `model.json`; those of `spec.models`:
+`model-NAME.json`.
 
 Rules:
 1. It lies in the run's folder and, where checkpoints go to object storage, beside those as well: the folder may be lost
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tapforge_api import TrainingRun
+from tapforge_api.models import ServedModel
 
 from ..model_source.ref import ModelError, ModelRef, ModelRefused
 from ..model_source.resolve import pin
@@ -24,18 +26,21 @@ from .local_files import checkpoint_uri
 PINNED: Final = "model.json"
 
 
-def model_of(run: TrainingRun, folder: Path, *, keep: bool = False) -> ModelRef:
-    """The initial weights, pinned. Later sessions of the run, whose folder it is, begin with the same ones. `keep`:
-    also beside checkpoints in object storage. Blocks. Raises SetupError."""
-    source, kept = run.spec.model.source, folder / PINNED
+def model_of(run: TrainingRun, folder: Path, *, keep: bool = False, served: ServedModel | None = None) -> ModelRef:
+    """The initial weights, or those of a model that is served beside the policy, pinned. Later sessions of the run,
+    whose folder it is, begin with the same ones. `keep`: also beside checkpoints in object storage. Blocks. Raises
+    SetupError."""
+    source = run.spec.model.source if served is None else served.source
+    pinned_to = PINNED if served is None else f"model-{served.name}.json"
+    kept = folder / pinned_to
     moves = source.hugging_face is not None or source.object_storage is not None
     uri = checkpoint_uri(run) if moves else None
     try:
         text = _text(kept) if moves else None
-        stored = open_store(uri).read(PINNED) if uri is not None else None
+        stored = open_store(uri).read(pinned_to) if uri is not None else None
         earlier = None if text is None else _parsed(text, str(kept))
         if earlier is None and stored is not None:
-            earlier = _parsed(stored[0], f"{uri}/{PINNED}")
+            earlier = _parsed(stored[0], f"{uri}/{pinned_to}")
         model = pin(source, earlier)
         if not (model.commit or model.files):
             return model
@@ -45,7 +50,7 @@ def model_of(run: TrainingRun, folder: Path, *, keep: bool = False) -> ModelRef:
             write_atomically(kept, now.decode())
         if keep and uri is not None and (stored is None or stored[0] != now):
             etag = None if stored is None else stored[1]
-            open_store(uri).put(PINNED, now, if_none_match=etag is None, if_match=etag)
+            open_store(uri).put(pinned_to, now, if_none_match=etag is None, if_match=etag)
     except ModelRefused as error:
         raise ConfigurationError(str(error)) from error
     except ModelError as error:

@@ -16,8 +16,8 @@ from typing import Literal
 
 from tapforge_api import TrainingRun
 from tapforge_api.environment import EnvironmentSource
+from tapforge_api.gpus import gpus_needed
 from tapforge_api.learning import Rollout
-from tapforge_api.model import ModelSource
 from tapforge_api.stages import Stage, updates_at_most
 from tapforge_api.training_run import TrainingRunSpec
 
@@ -27,7 +27,7 @@ from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
 from .plan_algorithm import algorithm_line, old_logprobs_recomputed, statistics_line
 from .plan_notes import notes_on_run, notes_on_stages
-from .plan_rewards import judge_budget, rewards_line, verdicts_per_update
+from .plan_rewards import judge_budget, models_line, rewards_line, shown_source, verdicts_per_update
 from .plan_tasks import sampler_line
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -82,6 +82,10 @@ class Plan:
     verdicts: str
     #: what judges may use; empty: there is no limit
     judge_budget: str
+    #: served beside the policy, for judges; empty: there are none
+    models: str
+    #: of everything, where the run computes on GPUs
+    gpus: int
     ranks: int
     engines: int
     #: of an engine's device; None: what its share of a GPU leaves
@@ -131,7 +135,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
     return Plan(
         name=run.metadata.name,
         seed=spec.seed,
-        policy=_policy(spec.model.source),
+        policy=shown_source(spec.model.source),
         dtype=spec.model.dtype or "bfloat16 on GPUs, float32 on CPUs",
         reference=spec.algorithm.kl.coefficient > 0,
         adapters=_adapters(spec),
@@ -160,6 +164,8 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         rewards=rewards_line(spec),
         verdicts=verdicts_per_update(spec),
         judge_budget=judge_budget(spec),
+        models=models_line(spec),
+        gpus=gpus_needed(spec),
         ranks=learner.ranks,
         engines=engine.replicas,
         kv_cache_mib=engine.kv_cache_mib,
@@ -190,14 +196,6 @@ def known_slots(source: EnvironmentSource, files: LocalFiles = NO_FILES) -> int 
     if source.urls is not None:
         return number_of(source.urls.list) if source.urls.list is not None else files.urls
     return None
-
-
-def _policy(source: ModelSource) -> str:
-    if source.path is not None:
-        return f"the model in {source.path.folder}"
-    if source.hugging_face is not None:
-        return f"{source.hugging_face.repo} at {source.hugging_face.revision}, from Hugging Face"
-    return "the built-in tiny Qwen3-VL"
 
 
 def _adapters(spec: TrainingRunSpec) -> str:
@@ -330,6 +328,7 @@ def render(p: Plan) -> str:
         "run": f"{p.name}, seed {p.seed}",
         "policy": f"{p.policy}, {p.dtype}",
         "loaded": f"{_count(p.ranks, 'learner rank')}, {_count(p.engines, 'engine')} with {cache}, {reference}",
+        **({"models": f"{p.models}; {_count(p.gpus, 'GPU')} with the policy's"} if p.models else {}),
         **({"adapters": p.adapters} if p.adapters else {}),
         "phones": p.phones,
         "slots": f"{slots}; episodes at once: {at_once}; answers sampled at once: {p.sequences_at_once:,}",

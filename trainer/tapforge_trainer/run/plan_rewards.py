@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from urllib.parse import urlsplit
 
+from tapforge_api.model import ModelSource
 from tapforge_api.rewards import RewardStream
 from tapforge_api.training_run import TrainingRunSpec
 
@@ -33,6 +34,25 @@ def verdicts_per_update(spec: TrainingRunSpec) -> str:
     if parts and spec.evaluation.judged:
         parts.append(f"for a measurement {judged_episodes(spec):,} instead")
     return "; ".join(parts)
+
+
+def models_line(spec: TrainingRunSpec) -> str:
+    """Models that the run serves beside its policy; empty: there are none."""
+    return "; ".join(
+        f"{model.name}: {shown_source(model.source)}, {model.replicas:,} x {model.tensor_parallel:,} GPUs of their own"
+        f", {model.context_tokens:,} tokens of context"
+        for model in spec.models
+    )
+
+
+def shown_source(source: ModelSource) -> str:
+    if source.path is not None:
+        return f"the model in {source.path.folder}"
+    if source.hugging_face is not None:
+        return f"{source.hugging_face.repo} at {source.hugging_face.revision}, from Hugging Face"
+    if source.object_storage is not None:
+        return f"the model in {source.object_storage.uri}"
+    return "the built-in tiny Qwen3-VL"
 
 
 def judged_episodes(spec: TrainingRunSpec) -> int:
@@ -75,11 +95,11 @@ def notes_on_rewards(spec: TrainingRunSpec, *, judged: bool = False) -> list[str
     """`judged`: another stage of the run asks judges."""
     rewards, notes = spec.rewards, []
     where = {
-        urlsplit(model.url).netloc.rpartition("@")[2]
+        urlsplit(model.url or "").netloc.rpartition("@")[2]
         for stream in rewards.streams
         if stream.judge is not None
         for model in (*stream.judge.models, *stream.judge.cascade)
-        if not _near(urlsplit(model.url).hostname or "")
+        if model.url is not None and not _near(urlsplit(model.url).hostname or "")
     }
     notes += [f"screens of the phones are sent to {place}" for place in sorted(where)]
     limited = spec.stop.judge_tokens is not None or spec.stop.judge_money is not None

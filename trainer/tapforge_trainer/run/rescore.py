@@ -31,6 +31,7 @@ from .assembly import ConfigurationError
 from .columns import columns
 from .folder import ROLLOUT, SPEC, run_of
 from .learning_errors import reward_errors, rewarder_of
+from .served_models import without_own_models
 
 RESCORED: Final = "rescored"
 #: episodes whose rewards are asked for between two writes
@@ -73,6 +74,7 @@ async def rescore(
         raise ConfigurationError(f"{folder} is of a run whose stages have rewards of their own: rescore knows one")
     if errors := reward_errors(other):
         raise ConfigurationError("\n".join(errors))
+    without_own_models([other.spec.rewards], "rescore")
     if other.spec.environment != run.spec.environment:
         raise ConfigurationError(
             "spec.environment: what the environment gave is recorded and stays; --set changes spec.rewards"

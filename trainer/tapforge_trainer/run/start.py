@@ -35,12 +35,13 @@ from ..placement.ray_start import gpus_in_ray, in_cluster, object_store_bytes, w
 from ..policy import Policy, PolicySettings
 from ..recording.actor import RecorderProcess
 from ..rewards.budget import JudgeBudget, episodes_at_once
-from ..rollout.actor import start_rollout_actor
+from ..rollout.actor import Reached, start_rollout_actor
 from ..rollout.baselines import baselines
 from ..rollout.frame_budget import budget_error, frame_budget
 from ..rollout.remote_players import RemotePlayers
 from ..rollout.worker import RolloutWorker
 from ..rollout.worker_host import LINK_SECONDS
+from ..serving.servers import ModelServers
 from ..tasks.selection import training_tasks
 from ..telemetry.progress import Progress, newest_checkpoint
 from ..telemetry.start_progress import waiting_shown
@@ -54,6 +55,7 @@ from .local_files import checkpoint_uri, checkpoints_of
 from .model_errors import model_errors
 from .model_pin import model_of
 from .resuming import resumed_from
+from .served_models import models_placed, models_started, servers_of
 from .shutdown import StopSignal, together, unless_stopped
 
 log = logging.getLogger(__name__)
@@ -99,12 +101,13 @@ async def running(
     if journal is not None and journal.dropped is not None:
         telemetry.note(journal.dropped)
     rollouts = _rollouts(run, source, model, device, journal, engines=engines)
+    logs = (folder / _LOGS).absolute()
+    servers = await servers_of(run, folder, device, logs, keep=place is not None) if engines else None
     size = sum(file.size for file in source.files) / 2**30
     fetch = f"; a node that lacks {source.place} fetches {size:,.1f} GiB" if size else ""
     telemetry.phase(f"starting {'phones, engine and learner' if engines else 'the learner'}{fetch}", "Loading")
     engine = policy_settings.engine_settings(run, model, rollouts.agent, machine, device, source) if engines else None
     ranks = policy_settings.learner_settings(run, model, rollouts.agent, machine, device, source) if learner else None
-    logs = (folder / _LOGS).absolute()
     if device == "cuda":
         logs.mkdir(parents=True, exist_ok=True)
         engine = engine and replace(engine, log=str(logs / f"engine-{NUMBER}.log"))
@@ -126,7 +129,7 @@ async def running(
         )
     )
     try:
-        await _start(run, policy, rollouts, source, telemetry, stop, engines=engines)
+        await _start(run, policy, rollouts, servers, source, telemetry, stop, engines=engines)
         progress, warm_started_from = (
             await resumed_from(whole or run, policy, uid) if learner and resume else (None, "")
         )
@@ -136,7 +139,7 @@ async def running(
             if progress.proof_prompts == policy.proof_prompts:
                 policy.proofs.first = progress.first_proof
             telemetry.view.resume(progress, await asyncio.to_thread(newest_checkpoint, policy.settings.place))
-        setup = await _connect(run, policy, rollouts, stop, started, engines=engines)
+        setup = await _connect(run, policy, rollouts, servers, stop, started, engines=engines)
         writes = written(rollouts.slots, folder) if engines else nullcontext()
         async with writes, written_down(journal) if journal is not None else nullcontext():
             budget = judge_budget_of(run, stop, progress or Progress(), journal)
@@ -146,7 +149,8 @@ async def running(
             error.add_note(lines)
         raise
     finally:
-        closing = _ray_logs_kept(logs), rollouts.slots.close(), _closed(rollouts.player, policy, journal)
+        closed = _closed(rollouts.player, servers, policy, journal)
+        closing = _ray_logs_kept(logs), rollouts.slots.close(), closed
         for result in await asyncio.gather(*closing, return_exceptions=True):
             if isinstance(result, Exception):
                 log.warning("closing failed: %s", result)
@@ -223,13 +227,14 @@ async def _start(
     run: TrainingRun,
     policy: Policy,
     rollouts: _Rollouts,
+    servers: ModelServers | None,
     source: ModelRef,
     telemetry: Telemetry,
     stop: StopSignal,
     *,
     engines: bool,
 ) -> None:
-    """Rollout workers, phones, learner and engines."""
+    """Rollout workers, phones, models for judges, learner and engines."""
     slots = rollouts.slots
     # Phones that are already running answer at once or not at all: that is known before anything heavy is started.
     if isinstance(rollouts.player, RemotePlayers):
@@ -238,8 +243,14 @@ async def _start(
     if engines and served:
         await unless_stopped(stop, slots.start())
     phones = [slots.start()] if engines and not served else []
-    async with waiting_shown(telemetry, policy.waiting):
-        await unless_stopped(stop, together(policy_started(policy, source, telemetry), *phones))
+
+    async def waiting() -> list[str]:
+        return [*await policy.waiting(), *(await servers.waiting() if servers is not None else [])]
+
+    async with waiting_shown(telemetry, waiting):
+        await unless_stopped(stop, models_placed(servers, policy, telemetry))
+        started = policy_started(policy, source, telemetry), models_started(servers)
+        await unless_stopped(stop, together(*started, *phones))
     if engines:
         telemetry.view.slots, telemetry.view.slots_wanted = slots, assembly.slots_wanted(run)
 
@@ -283,7 +294,14 @@ async def policy_started(policy: Policy, model: ModelRef, telemetry: Telemetry) 
 
 
 async def _connect(
-    run: TrainingRun, policy: Policy, rollouts: _Rollouts, stop: StopSignal, started: float, *, engines: bool
+    run: TrainingRun,
+    policy: Policy,
+    rollouts: _Rollouts,
+    servers: ModelServers | None,
+    stop: StopSignal,
+    started: float,
+    *,
+    engines: bool,
 ) -> RolloutSetup:
     """Who plays gets the engines, and what is played is recorded. `started`: when this driver began, monotonic."""
     player = rollouts.player
@@ -291,9 +309,18 @@ async def _connect(
     if not isinstance(player, RemotePlayers):
         if engines:
             rollouts.policies[""] = policy.generator
+        if servers is not None:
+            servers.follow(player.use_models)
         return setup
-    player.use_engines(policy.engine_connection)
-    policy.follow_engines(lambda _: player.use_engines(policy.engine_connection))
+
+    def use(_: Any = None) -> None:
+        models = servers.served if servers is not None else {}
+        player.use_engines(Reached(policy.engine_connection, models))
+
+    use()
+    policy.follow_engines(use)
+    if servers is not None:
+        servers.follow(use)
     if run.spec.environment.source.urls is not None:
         # Workers of an earlier driver use these phones no longer than this, and no broker fences them.
         await unless_stopped(stop, asyncio.sleep(started + LINK_SECONDS - time.monotonic()))
@@ -325,10 +352,17 @@ def judge_budget_of(
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-async def _closed(player: RolloutWorker | RemotePlayers, policy: Policy, journal: VerdictJournal | None = None) -> None:
+async def _closed(
+    player: RolloutWorker | RemotePlayers,
+    servers: ModelServers | None,
+    policy: Policy,
+    journal: VerdictJournal | None = None,
+) -> None:
     try:
         await player.close()
     finally:
+        if servers is not None:
+            await servers.close()
         await policy.close()  # and Ray with it
         if journal is not None:
             await asyncio.to_thread(journal.close)

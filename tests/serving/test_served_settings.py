@@ -1,0 +1,119 @@
+"""`spec.models` before anything is started: what servers are told, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tapforge_api import load
+from tapforge_trainer.model_source.tiny_base import base_folder
+from tapforge_trainer.run.assembly import ConfigurationError, inspect
+from tapforge_trainer.run.served_model_errors import images_sent
+from tapforge_trainer.run.served_models import server_settings, without_own_models
+from tapforge_trainer.serving.settings import arguments, environment
+
+QUICKSTART = Path("manifests/samples/quickstart.yaml")
+
+
+@pytest.fixture
+def blind(tmp_path: Path) -> Path:
+    """A language model without a vision tower."""
+    folder = tmp_path / "blind"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 32768}')
+    return folder
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    folder = tmp_path / "packed"
+    shutil.copytree(base_folder(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
+    return folder
+
+
+def run_with(judge: dict[str, Any] | None = None, **model: Any):
+    served = {"name": "own", "source": {"tiny": {}}, "contextTokens": 2048, **model}
+    streams = [
+        {"name": "judge", "judge": {"models": [{"model": "own"}], "screens": 5, **(judge or {})}},
+        {"name": "steps", "judge": {"models": [{"model": "own"}]}},
+    ]
+    sets = [f"spec.models={json.dumps([served])}", f"spec.rewards={json.dumps({'streams': streams})}"]
+    return load(QUICKSTART, sets)
+
+
+def test_a_server_takes_as_many_images_as_its_judges_send_and_keeps_its_token_to_itself(tmp_path: Path) -> None:
+    run = run_with()
+    assert images_sent([run.spec.rewards]) == {"own": 5}
+    assert images_sent([run_with({"prompt": "clawgui-task"}).spec.rewards]) == {"own": 2}
+    (settings,) = server_settings(run, tmp_path, "cpu", keep=False, log=None)
+    words = arguments(settings, base_folder(), "127.0.0.1", 8000)
+    assert words[words.index("--limit-mm-per-prompt") + 1] == '{"image": 5, "video": 0}'
+    assert words[words.index("--served-model-name") + 1] == "own" and "--gpu-memory-utilization" not in words
+    assert settings.token not in " ".join(words) and settings.token not in repr(settings)
+    assert environment(settings, {})["VLLM_API_KEY"] == settings.token
+    (other,) = server_settings(run, tmp_path, "cpu", keep=False, log=None)
+    assert other.token != settings.token
+
+
+@pytest.mark.parametrize(
+    ("model", "judge", "words"),
+    [
+        ({"source": {"path": {"folder": "BLIND"}}}, {}, r"takes no images by its config.json, .* up to 5 screens"),
+        ({"source": {"path": {"folder": "nowhere"}}}, {}, r"spec.models\[own\].source.path.folder: .*no config.json"),
+        ({"contextTokens": 65536}, {}, r"spec.models\[own\].contextTokens: 65,536 is more than the model's 4,096"),
+        ({"source": {"path": {"folder": "PACKED"}}}, {}, r"quantized weights, which are served on GPUs alone"),
+    ],
+)
+def test_what_a_model_can_t_do_is_refused_before_anything_starts(
+    model: dict[str, Any], judge: dict[str, Any], words: str, blind: Path, packed: Path, tmp_path: Path
+) -> None:
+    text = json.dumps(model).replace("BLIND", str(blind)).replace("PACKED", str(packed))
+    run = run_with(judge, **json.loads(text))
+    on_cpus = run.model_copy(update={"spec": run.spec.model_copy(update={"device": "cpu"})})
+    with pytest.raises(ConfigurationError, match=words):
+        inspect(on_cpus, tmp_path)
+
+
+def test_a_judge_that_sends_no_screen_may_ask_a_model_that_sees_none(blind: Path, tmp_path: Path) -> None:
+    source = {"source": {"path": {"folder": str(blind)}}}
+    run = run_with({"prompt": "simulated-phone"}, **source)
+    only = run.spec.rewards.model_copy(update={"streams": run.spec.rewards.streams[:1]})
+    inspect(run.model_copy(update={"spec": run.spec.model_copy(update={"rewards": only})}), tmp_path)
+    with pytest.raises(ConfigurationError, match="vllm serve MODEL --served-model-name own"):
+        without_own_models([only], "rescore")
+
+
+@pytest.mark.parametrize("how", ["input ends", "module ends", "guard is killed"])
+def test_a_guarded_module_leaves_no_process_behind(how: str, tmp_path: Path) -> None:
+    """Neither itself nor what it has started."""
+    wait = "time.sleep(0.5)" if how == "module ends" else "time.sleep(600)"
+    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    said = "open('child', 'w').write(f'{child.pid}')"
+    code = f"import os, subprocess, sys, time\nchild = {child}\n{said}\nos.rename('child', 'pid')\n{wait}\n"
+    (tmp_path / "module.py").write_text(code)
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "tapforge_trainer.serving.guard", "module"],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    while not (tmp_path / "pid").exists():
+        assert guard.poll() is None
+    own = psutil.Process(int((tmp_path / "pid").read_text()))
+    if how == "input ends":
+        assert guard.stdin is not None
+        guard.stdin.close()
+    if how == "guard is killed":
+        guard.kill()
+    guard.wait(60)
+    psutil.wait_procs([own], timeout=60)
+    assert not own.is_running() or own.status() == psutil.STATUS_ZOMBIE

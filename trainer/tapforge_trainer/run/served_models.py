@@ -1,0 +1,118 @@
+"""From `spec.models` to the servers of a session.
+
+Started are the models that the judges of this session ask: of a run with stages, those of the stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from tapforge_api import TrainingRun
+from tapforge_api.models import own_models
+from tapforge_api.rewards import Rewards
+
+from ..model_source.ref import ModelError, ModelRefused
+from ..model_source.resolve import resolve
+from ..placement.actor_log import NUMBER
+from ..placement.machine import Device
+from ..placement.ray_start import in_cluster
+from ..policy import Policy
+from ..serving.servers import ModelServers
+from ..serving.settings import ServerSettings
+from ..telemetry.telemetry import Telemetry
+from .assembly import ConfigurationError, SetupError
+from .model_pin import model_of
+from .served_model_errors import folder_errors, images_sent
+
+
+async def servers_of(run: TrainingRun, folder: Path, device: Device, logs: Path, *, keep: bool) -> ModelServers | None:
+    """Nothing of them runs yet; None: this session's judges ask none. `logs`: a folder. Raises SetupError."""
+    if not own_models([run.spec.rewards]):
+        return None
+    log = str(logs / f"model-{NUMBER}.log") if device == "cuda" else None
+    return ModelServers(await asyncio.to_thread(server_settings, run, folder, device, keep=keep, log=log))
+
+
+async def models_started(servers: ModelServers | None) -> None:
+    """Raises SetupError or ConfigurationError in the words of what a node lacks, and EngineError."""
+    if servers is None:
+        return
+    from ..engine.client import EngineError
+
+    try:
+        await servers.start()
+    except EngineError as error:
+        cause = getattr(error.__cause__, "cause", None)
+        if isinstance(cause, ModelError):
+            raise (ConfigurationError if isinstance(cause, ModelRefused) else SetupError)(str(cause)) from error
+        raise
+
+
+async def models_placed(servers: ModelServers | None, policy: Policy, telemetry: Telemetry) -> None:
+    """They get their GPUs before the policy does. Raises SetupError."""
+    if servers is None:
+        return
+    from ..placement.placement import PlacementError
+
+    await policy.start_ray()
+    try:
+        await servers.place(partial(telemetry.phase, stage="Loading"))
+    except PlacementError as late:
+        raise SetupError(str(late)) from late
+
+
+def server_settings(
+    run: TrainingRun, folder: Path, device: Device, *, keep: bool, log: str | None
+) -> list[ServerSettings]:
+    """Of the models that this session's judges ask; pinned, and looked at. `folder`: of the run; `keep`: as `model_of`
+    has it. Blocks. Raises SetupError."""
+    sent = images_sent([run.spec.rewards])
+    found = []
+    for model in run.spec.models:
+        if model.name not in sent:
+            continue
+        try:
+            ref = model_of(run, folder, keep=keep, served=model)
+            described = resolve(ref, weights=False, quantized=True)
+        except (SetupError, ModelError) as error:
+            kind = type(error) if isinstance(error, SetupError) else SetupError
+            raise kind(str(error).replace("spec.model.source", f"spec.models[{model.name}].source")) from error
+        if wrong := folder_errors(model, described, sent[model.name], device):
+            raise ConfigurationError("\n".join(wrong))
+        found.append(
+            ServerSettings(
+                model.name,
+                ref,
+                device,
+                model.dtype or ("bfloat16" if device == "cuda" else "float32"),
+                secrets.token_urlsafe(32),
+                replicas=model.replicas,
+                tensor_parallel=model.tensor_parallel if device == "cuda" else 1,
+                context_tokens=model.context_tokens,
+                max_sequences=model.max_concurrent_sequences,
+                images=sent[model.name],
+                gpu_memory_share=model.gpu_memory_share,
+                kv_cache_mib=model.kv_cache_mib,
+                enforce_eager=model.enforce_eager,
+                threads=model.threads,
+                seed=run.spec.seed,
+                start_seconds=run.spec.deadlines.start_seconds,
+                restarts_per_hour=model.max_restarts_per_hour,
+                one_machine=not in_cluster(),
+                log=log,
+            )
+        )
+    return found
+
+
+def without_own_models(rewards: Iterable[Rewards], command: str) -> None:
+    """For commands that start no servers. Raises ConfigurationError."""
+    if names := sorted(own_models(rewards)):
+        raise ConfigurationError(
+            f"spec.rewards: {', '.join(names)} of spec.models is served by `tapforge run` alone; for {command} start "
+            f"it yourself, such as with `vllm serve MODEL --served-model-name {names[0]}`, and give the judge its url"
+        )
