@@ -17,7 +17,16 @@ ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-
 VotingRule = Literal["unanimous", "majority", "any"]
 #: prompts of ours, each with what it shows
 PromptName = Literal[
-    "task", "task-screens", "step", "zerogui", "clawgui-task", "clawgui-step", "simulated-phone", "simulated-phone-step"
+    "task",
+    "task-screens",
+    "task-marked",
+    "step",
+    "zerogui",
+    "clawgui-task",
+    "clawgui-step",
+    "simulated-phone",
+    "simulated-phone-step",
+    "tiny",
 ]
 
 

@@ -19,6 +19,11 @@ class Recording(Spec):
         "groups, drawn by seed and issue order; none. Groups under way whose screens are not recorded are played again "
         "after a restart",
     )
+    screens: Literal["model", "device"] = Field(
+        "model",
+        description="model: screens as the model saw them; device: also as the device drew them, where that is another "
+        "size. Judges are shown these",
+    )
     share: Annotated[float, Field(gt=0, le=1)] = Field(
         0.1, description="share of the groups whose screens are recorded with frames: sampled"
     )

@@ -27,8 +27,14 @@ from tapforge_envs.clients.tapforge_http import TapforgeClient
 from tapforge_envs.protocol import Answer, Back, EnvironmentFault, Home, Outcome, Reason, UnsupportedAction, Wait
 from tapforge_envs.ui_tree import ui_key
 from tapforge_trainer.agents.parsing import ParseFailure
+from tapforge_trainer.agents.screens import resize
 from tapforge_trainer.attempt import Attempt, AttemptRequest, EpisodeLimits, PhoneCall
 from tapforge_trainer.batch import BatchRules, build_batch
+from tapforge_trainer.frames.frame import FittedFrame, decode
+from tapforge_trainer.judges.verdicts import Trajectory
+from tapforge_trainer.recording.frames import RecordedFrames
+from tapforge_trainer.recording.reader import FRAMES, Recording
+from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.records import GroupRecord, Sampling
 from tapforge_trainer.rollout.episode import Episode, Standing, after_answer
 from tapforge_trainer.states.frame import frame_key
@@ -70,7 +76,8 @@ async def a_phone(offers="exact"):
 
 def episode(generator, task=TASK, agent=AGENT, limits=None, **kw) -> Episode:
     attempt = Attempt("g000001", 1, 2, kw.pop("attempt", 0), kw.pop("issue", 0), task, seed=99)
-    return Episode(AttemptRequest(attempt, SAMPLING, limits or EpisodeLimits()), agent, generator)
+    rewarded = kw.pop("rewarded", False)
+    return Episode(AttemptRequest(attempt, SAMPLING, limits or EpisodeLimits(), rewarded=rewarded), agent, generator)
 
 
 def play(generator, *faults, offers="exact", **kw):
@@ -99,6 +106,39 @@ def test_a_solved_task():
     assert all(s.state_key and s.app and s.parse_error is None for s in record.steps)
     assert executed == len(steps)
     assert record.started <= record.ended and played.broke is None
+
+
+class Half(BytesAgent):
+    """Its model sees half of a screen's width and height."""
+
+    def prepare(self, observation):
+        seen, pixels = super().prepare(observation)
+        half = FittedFrame.of(resize(pixels(), seen.frame.width // 2, seen.frame.height // 2))
+        return replace(seen, frame=half), half.pixels
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_screens_are_kept_as_the_device_drew_them_where_that_is_asked_for(kept, tmp_path):
+    known = Script(lambda step, prompt, sampling: way(TASK)[step][1])
+    played, _ = play(known, agent=Half(), limits=EpisodeLimits(device_screens=kept), rewarded=True)
+    record, frames = played.record, played.frames
+    assert record.outcome is Outcome.SUCCESS and set(record.frames) == set(frames)
+    assert all((step.screen is not None) == kept for step in record.steps) and (record.last_screen is not None) == kept
+    assert {frames[step.frames[-1]].width for step in record.steps} == {48}
+    recorder = Recorder(tmp_path / "rollout")
+    recorder.episode(record, frames)
+    recorder.close()
+    recording = Recording(tmp_path / "rollout")
+    (read,) = recording.episodes()
+    assert read == record and recording.is_complete(read)
+    shown = Trajectory.of(read, RecordedFrames(recording.folder / FRAMES, read.frames)).screens
+    assert len(shown) == len(record.steps) + 1
+    assert {decode(screen, "screen").shape for screen in shown} == {(160, 96, 3) if kept else (80, 48, 3)}
+
+
+def test_a_screen_that_the_model_sees_as_it_is_is_kept_once():
+    played, _ = play(Demonstrator([TASK]), limits=EpisodeLimits(device_screens=True))
+    assert all(step.screen is None for step in played.record.steps)
 
 
 def test_states_are_told_by_the_best_that_the_phone_offers():

@@ -57,6 +57,8 @@ class EpisodeLimits:
     max_parse_failures: int = 3
     #: all calls to the phone in an episode together
     episode_seconds: float = 600.0
+    #: screens are kept as the device drew them, too
+    device_screens: bool = False
     #: frames with more pixels are resized in a thread, so that other episodes go on meanwhile
     thread_pixels: int = 256 * 256
 

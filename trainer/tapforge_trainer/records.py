@@ -98,6 +98,8 @@ class StepRecord:
     ui_tree: str | None = None
     ui_key: str | None = None
     frame_key: str | None = None
+    #: name of the current screen as the device drew it, where that is kept and is another size than the model's
+    screen: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,8 @@ class EpisodeRecord:
     ended: float
     #: name of the frame after the last action; None where it wasn't looked at
     last_frame: str | None = None
+    #: the same as the device drew it
+    last_screen: str | None = None
     #: its rewards are asked for, and not there yet: it is in no statistic until then
     awaits_rewards: bool = False
     rewards: EpisodeRewards | None = None
@@ -154,9 +158,10 @@ class EpisodeRecord:
 
     @property
     def frames(self) -> tuple[str, ...]:
-        """Names of all frames, each once, in the order in which they were seen."""
-        last = () if self.last_frame is None else (self.last_frame,)
-        return tuple(dict.fromkeys([*(name for step in self.steps for name in step.frames), *last]))
+        """Names of all frames, each once, in the order in which they were seen, the device's own ones after these."""
+        seen = [name for step in self.steps for name in step.frames]
+        drawn = [step.screen for step in self.steps]
+        return tuple(name for name in dict.fromkeys([*seen, self.last_frame, *drawn, self.last_screen]) if name)
 
     def rewarded(self, rewards: EpisodeRewards) -> EpisodeRecord:
         """With what was found out after its end."""

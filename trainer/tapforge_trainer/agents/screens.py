@@ -29,7 +29,7 @@ from PIL import Image
 
 from tapforge_envs.protocol import EnvironmentFault, Frame
 
-from ..frames.frame import Pixels, inflate
+from ..frames.frame import FittedFrame, Pixels, encode, inflate, name_of
 
 #: pixels from which torch decodes and resizes: Pillow takes about 8 ms for so many
 LARGE: Final = 512 * 1024
@@ -62,6 +62,15 @@ def decode_screen(frame: Frame) -> Pixels:
             return _decode_large(frame.data, what)
         _check_rows(width, height, depth * _PNG_SAMPLES.get(colour, 1), bool(interlaced), b"".join(pixels), what)
     return _decode(frame, what)
+
+
+def as_drawn(frame: Frame, fitted: FittedFrame) -> FittedFrame:
+    """A device's frame, named by its pixels; `fitted` itself where that has its size. Raises EnvironmentFault."""
+    if (frame.width, frame.height) == (fitted.width, fitted.height):
+        return fitted
+    pixels = decode_screen(frame)
+    data = frame.data if frame.data.startswith(_PNG_SIGNATURE) else encode(pixels)
+    return FittedFrame(name_of(pixels), data, frame.width, frame.height)
 
 
 def resize(pixels: Pixels, width: int, height: int) -> Pixels:

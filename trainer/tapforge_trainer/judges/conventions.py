@@ -42,7 +42,7 @@ class Convention:
     kind: Kind
     #: all: as many as spec.screens allows; last: before and after the last action; none
     screens: Literal["all", "last", "none"] = "all"
-    #: whether a touch is marked on the screen before it
+    #: whether each touch is marked on the screen before it
     marks: bool = False
 
     @property
@@ -58,6 +58,9 @@ CONVENTIONS: Final[Mapping[str, Convention]] = {
     # ours: screens and actions; screens alone
     "task": Convention("task"),
     "task-screens": Convention("task"),
+    # screens with every touch marked, for models that read places better from a screen than from numbers
+    "task-marked": Convention("task", marks=True),
+    "tiny": Convention("task", marks=True),
     "step": Convention("step"),
     # ZeroGUI (arXiv:2505.23762): every screen, neither actions nor texts
     "zerogui": Convention("task"),

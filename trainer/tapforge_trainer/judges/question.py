@@ -60,7 +60,11 @@ def task_question(prompt: Prompt, trajectory: Trajectory, limit: int, keyed: boo
         "final": final,
     }
     data = {"kind": "task", **_played(episode, len(episode.steps)), **_size(screens[0])}
-    return _question(prompt, about, data, [screens[place] for place in places], keyed)
+    images = [screens[place] for place in places]
+    if prompt.convention.marks:
+        actions = [step.action for step in episode.steps]
+        images = [marked(image, next(iter(actions[place:]), None)) for image, place in zip(images, places, strict=True)]
+    return _question(prompt, about, data, images, keyed)
 
 
 def step_question(prompt: Prompt, trajectory: Trajectory, index: int, keyed: bool) -> Question:

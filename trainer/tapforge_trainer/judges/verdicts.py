@@ -20,7 +20,8 @@ REASON: Final = 500
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """What a judge may see of one episode that ended. `screens[i]` is the one before step i, `screens[i + 1]` the one
-    after it: there is one more than steps if the screen after the last action is known, else as many."""
+    after it: there is one more than steps if the screen after the last action is known, else as many. Screens are as
+    the device drew them where they were kept so, else as the model saw them."""
 
     episode: EpisodeRecord
     #: PNG
@@ -37,9 +38,9 @@ class Trajectory:
     def of(episode: EpisodeRecord, frames: Mapping[str, FittedFrame]) -> Trajectory:
         """`frames`: at least those of the episode. An answer that was no action leaves the screen as it was. Raises
         what reading a frame raises."""
-        names = [step.frames[-1] for step in episode.steps]
-        if episode.last_frame is not None:
-            names.append(episode.last_frame)
+        names = [step.screen or step.frames[-1] for step in episode.steps]
+        if last := episode.last_screen or episode.last_frame:
+            names.append(last)
         elif episode.steps and episode.steps[-1].parse_error is not None:
             names.append(names[-1])
         return Trajectory(episode, tuple(frames[name].data for name in names))

@@ -22,7 +22,7 @@ from tapforge_envs.protocol import Outcome, Reason, Task
 from ..records import EpisodeRecord, EpisodeRewards, Generation, GroupRecord, StepRecord
 
 #: fields of a step that recordings of earlier versions lack, and that are written where there is something
-_OPTIONAL = ("window", "ui_tree", "ui_key", "frame_key")
+_OPTIONAL = ("window", "ui_tree", "ui_key", "frame_key", "screen")
 #: shorter runs are written out
 _RUN = 4
 
@@ -164,6 +164,7 @@ def encode_episode(episode: EpisodeRecord) -> bytes:
             "started": episode.started,
             "ended": episode.ended,
             **({} if episode.last_frame is None else {"last_frame": episode.last_frame}),
+            **({} if episode.last_screen is None else {"last_screen": episode.last_screen}),
             **({"awaits_rewards": True} if episode.awaits_rewards else {}),
             **({} if episode.rewards is None else {"rewards": _rewards(episode.rewards)}),
         }
@@ -186,6 +187,7 @@ def decode_episode(line: dict[str, Any], steps: tuple[StepRecord, ...]) -> Episo
         started=line["started"],
         ended=line["ended"],
         last_frame=line.get("last_frame"),
+        last_screen=line.get("last_screen"),
         awaits_rewards=line.get("awaits_rewards", False),
         rewards=_rewards_of(line["rewards"]) if "rewards" in line else None,
     )

@@ -42,6 +42,7 @@ from tapforge_envs.protocol import (
 
 from ..agents.agent import Agent, ContextLimit, Prepared, Turn
 from ..agents.parsing import ParseFailure
+from ..agents.screens import as_drawn
 from ..attempt import AttemptRequest, EpisodeResult, PhoneCall, seed_of
 from ..frames.frame import FittedFrame
 from ..records import EpisodeRecord, Generation, Generator, Prompt, StepRecord
@@ -110,6 +111,9 @@ class Episode:
         self._frames: dict[str, FittedFrame] = {}
         self._ui_trees: dict[str, str] = {}
         self._last_frame: str | None = None
+        #: the current screen and the last one as the device drew them, where these are kept
+        self._screen: str | None = None
+        self._last_screen: str | None = None
         self._call: PhoneCall | None = None
         self._slot = ""
         #: that calls to the phone took up to now
@@ -171,6 +175,7 @@ class Episode:
             started=started,
             ended=self._clock(),
             last_frame=self._last_frame,
+            last_screen=self._last_screen,
             awaits_rewards=awaits,
         )
         size = sum(len(frame.data) for frame in self._frames.values())
@@ -277,9 +282,12 @@ class Episode:
         """The frame is decoded here, once: for the model, for its name and for the state's key."""
         frame = observation.frame
         if frame.width * frame.height > self._limits.thread_pixels or not is_free(observation):
-            seen, state = await asyncio.to_thread(self._read, observation)
+            seen, state, drawn = await asyncio.to_thread(self._read, observation)
         else:
-            seen, state = self._read(observation)
+            seen, state, drawn = self._read(observation)
+        self._screen = None if drawn is seen.frame else drawn.name
+        if self._screen is not None:
+            self._frames[drawn.name] = drawn
         # A frame that the agent can't accept is still the fault of the call that brought it.
         self._call = None
         if state.ui_tree is not None and observation.ui_tree is not None:
@@ -290,11 +298,12 @@ class Episode:
         """The screen that the last action left: rewards look at it, the policy doesn't."""
         seen, _ = await self._see(observation)
         self._frames[seen.frame.name] = seen.frame
-        self._last_frame = seen.frame.name
+        self._last_frame, self._last_screen = seen.frame.name, self._screen
 
-    def _read(self, observation: Observation) -> tuple[Prepared, StateReading]:
+    def _read(self, observation: Observation) -> tuple[Prepared, StateReading, FittedFrame]:
         seen, pixels = self._agent.prepare(observation)
-        return seen, read_state(observation, pixels)
+        drawn = as_drawn(observation.frame, seen.frame) if self._limits.device_screens else seen.frame
+        return seen, read_state(observation, pixels), drawn
 
     def _step_record(
         self,
@@ -324,4 +333,5 @@ class Episode:
             ui_tree=state.ui_tree,
             ui_key=state.ui_key,
             frame_key=state.frame_key,
+            screen=self._screen,
         )

@@ -65,7 +65,12 @@ def screens_shown(run: TrainingRun) -> str:
 def episode_bytes(run: TrainingRun, tasks: TaskSet) -> int:
     """Of the frames of the longest episode."""
     steps = max(tasks.sample(run.spec.seed, number).max_steps for number in range(_LOOKED_AT))
-    return int((steps + 1) * frame_pixels(run) * BYTES_PER_PIXEL)
+    pixels = frame_pixels(run)
+    if run.spec.recording.screens == "device":
+        screen, own = run.spec.environment.screen, run.spec.environment.source.processes is not None
+        width, height = (screen.width, screen.height) if own else _LARGE_SCREEN
+        pixels += width * height
+    return int((steps + 1) * pixels * BYTES_PER_PIXEL)
 
 
 def frame_budget(run: TrainingRun, tasks: TaskSet, store_bytes: int | None) -> FrameBudget:

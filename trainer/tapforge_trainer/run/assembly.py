@@ -221,6 +221,7 @@ def episode_limits(run: TrainingRun) -> EpisodeLimits:
     return EpisodeLimits(
         max_parse_failures=1 if once else run.spec.model.adapter.max_parse_failures,
         episode_seconds=run.spec.environment.call_seconds.episode,
+        device_screens=run.spec.recording.screens == "device",
     )
 
 
