@@ -8,10 +8,12 @@ import pytest
 
 from tapforge_api import load
 from tapforge_envs.phone import catalog
-from tapforge_envs.protocol import Outcome, Reason, Task
-from tapforge_trainer.records import EpisodeRecord, Generation, StepRecord
+from tapforge_envs.phone.demonstrator import demonstration
+from tapforge_envs.protocol import ACTION, Outcome, Reason, Task
+from tapforge_trainer.records import EpisodeRecord, EpisodeRewards, Generation, StepRecord
 from tapforge_trainer.run.evaluation import parts_of_before
-from tapforge_trainer.run.regimes import figures, lines, page, steps_of
+from tapforge_trainer.run.references import Reference, agreement, references_of
+from tapforge_trainer.run.regimes import figures, lines, page
 from tapforge_trainer.tasks.lines import line_of
 from tapforge_trainer.tasks.regimes import apps_of, other_templates, tasks_by_regime
 from tapforge_trainer.tasks.source import TaskError
@@ -119,7 +121,9 @@ def test_the_figures_of_three_passes():
         [episode(one, True, finish="length"), episode(two, True)],
         [episode(one, True), lost],
     ]
-    found = figures(passes, {one.key: 1}, seed=0)
+    found = figures(passes, {one.key: (Reference("home", None, {}),)}, seed=0)
+    # its first answer was no action each time
+    assert (found["type_accuracy"], found["parameter_accuracy"], found["money_per_success"]) == (0, None, None)
     assert (found["success"], found["episodes"], found["invalid"], found["tasks"]) == (4 / 5, 5, 1, 2)
     assert found["passes"] == [0.5, 1.0, 1.0] and found["half_range"] == 0.25
     # the second task has only two valid episodes
@@ -138,6 +142,40 @@ def test_the_figures_of_three_passes():
     assert "&lt;run&gt;" in html and "80.0 %" in html and "<script" not in html and "http" not in html
 
 
-def test_a_demonstrators_steps_are_counted_where_there_is_a_plan(tmp_path):
-    open_mail = next(t for t in tasks_by_regime(run_of(), ["instances"])["instances"].tasks if t.template == "open")
-    assert steps_of([open_mail, Task(suite="elsewhere", template="x")]) == {open_mail.key: 2}
+def test_answers_are_compared_with_a_demonstrators_up_to_the_first_difference():
+    task = next(t for t in tasks_by_regime(run_of(), ["instances"])["instances"].tasks if t.template == "switch")
+    references = references_of([task, Task(suite="elsewhere", template="x")])
+    assert set(references) == {task.key}
+    phone = catalog.phone_for("quickstart", 96, 160)
+    template = catalog.template_of(task)
+    phone.reset(task.seed, template.rules(task.params))
+    right = []
+    for action in demonstration(phone, template, task.params):
+        right.append(ACTION.dump_python(action))
+        phone.act(action)
+    assert len(references[task.key]) == len(right) == 4
+
+    def playing(*actions):
+        steps = [replace(episode(task, True).steps[0], action=action) for action in actions]
+        return replace(episode(task, True), steps=tuple(steps))
+
+    beside = {**right[1], "x": (right[1]["x"] + 1 / 3) % 1}
+    near = {**right[0], "x": right[0]["x"] + 0.1}
+    # all of it; a touch within the same icon; another place, after which nothing is compared; another action
+    for actions, expected in (
+        (right, (4, 4, 4)),
+        ([near, *right[1:]], (4, 4, 4)),
+        ([right[0], beside, *right[2:]], (2, 2, 1)),
+        ([right[0], {"type": "home"}, *right[2:]], (2, 1, 1)),
+        ([*right[:3], {"type": "terminate", "status": "failure"}], (4, 4, 3)),
+        ([None, *right], (1, 0, 0)),
+    ):
+        found = agreement([playing(*actions)], references)
+        assert (found.compared, found.typed, found.same) == expected, actions
+    # prices of judges, over successes
+    usage = {"money": 0.5, "requests": 2}
+    rewards = EpisodeRewards({}, Outcome.SUCCESS, Reason.DONE, usage=usage)
+    paid = figures([[replace(playing(*right), rewards=rewards)]], references, seed=0)
+    assert (paid["type_accuracy"], paid["parameter_accuracy"], paid["money_per_success"]) == (1.0, 1.0, 0.5)
+    text = "\n".join(lines({"passes": 1, "temperature": 1.0, "seed": 5, "regimes": {"instances": paid}}))
+    assert "right type of action" in text and "money per success" in text and "0.5000" in text

@@ -8,7 +8,9 @@
 - At the step limit: episodes without an end. At the answer limit: answers that were cut off at `responseTokens`.
 - Seconds are those of episodes, from reset to verdict, tokens those that the model read and wrote, over the number of
   successes. `judge` has what judges used, where they were asked.
-- A demonstrator's steps are those of the suite's plans on the same tasks; None where there are none.
+- A demonstrator's steps are those of the suite's plans on the same tasks; None where there are none. Answers are
+  compared with it up to the first difference (`references.py`); of recorded steps, with the recorded answer.
+- Money is what judges cost by their prices, over the number of successes; None where no price is given.
 """
 
 from __future__ import annotations
@@ -19,9 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from tapforge_envs.phone import catalog
-from tapforge_envs.phone.demonstrator import demonstration
-from tapforge_envs.protocol import Outcome, Task
+from tapforge_envs.protocol import Outcome
 
 from ..records import EpisodeRecord
 from ..statistics import success_of
@@ -31,10 +31,8 @@ from .compare import all_pass_at, pass_at
 from .context import RunContext
 from .evaluation import measured, play
 from .folder import EVALUATION
+from .references import Reference, agreement, references_of
 from .shutdown import unless_stopped
-
-#: pixels of the phone on which plans are counted: nothing is drawn
-_SIZE = (128, 224)
 
 
 async def measure_regimes(context: RunContext, regimes: Sequence[Regime], passes: int) -> dict[str, Any]:
@@ -60,34 +58,18 @@ async def measure_regimes(context: RunContext, regimes: Sequence[Regime], passes
                 budget=context.judge_budget,
             )
             played[regime].append(await unless_stopped(context.stop, playing))
-    found = {regime: figures(played[regime], steps_of(tasks[regime].tasks), seed=evaluation.seed) for regime in regimes}
+    found = {
+        regime: figures(played[regime], references_of(tasks[regime].tasks), seed=evaluation.seed) for regime in regimes
+    }
     return {"passes": passes, "temperature": temperature, "seed": evaluation.seed, "regimes": found}
 
 
 _BY: Mapping[str, str] = {"instances": "by instance", "templates": "by template", "apps": "by app"}
 
 
-def steps_of(tasks: Sequence[Task]) -> dict[str, int]:
-    """Task key -> answers of a demonstrator, of tasks that have a plan."""
-    found = {}
-    for task in tasks:
-        if task.suite not in catalog.SUITES:
-            continue
-        try:
-            template = catalog.template_of(task)
-            phone = catalog.phone_for(task.suite, *_SIZE)
-            phone.begin(task.seed, template.rules(task.params))
-            count = 0
-            for action in demonstration(phone, template, task.params):
-                phone.act(action)
-                count += 1
-        except LookupError:  # it says its check itself, or has none: there is no plan
-            continue
-        found[task.key] = count
-    return found
-
-
-def figures(passes: Sequence[Sequence[EpisodeRecord]], demonstrated: Mapping[str, int], *, seed: int) -> dict[str, Any]:
+def figures(
+    passes: Sequence[Sequence[EpisodeRecord]], demonstrated: Mapping[str, Sequence[Reference]], *, seed: int
+) -> dict[str, Any]:
     """Of the same tasks, played once in each pass. Shares and means are None over nothing."""
     episodes = [one for played in passes for one in played]
     base = measured(episodes, seed=seed)
@@ -108,7 +90,11 @@ def figures(passes: Sequence[Sequence[EpisodeRecord]], demonstrated: Mapping[str
     for one in episodes:
         if one.rewards is not None:
             judged.update(one.rewards.usage)
+    agreed = agreement(valid, demonstrated)
+    money = _per(judged["money"], len(won)) if judged["money"] else None
     return {
+        "type_accuracy": agreed.type_accuracy,
+        "parameter_accuracy": agreed.parameter_accuracy,
         **base,
         "tasks": len({one.task.key for one in episodes}),
         "templates": len({one.task.template for one in valid}),
@@ -122,10 +108,11 @@ def figures(passes: Sequence[Sequence[EpisodeRecord]], demonstrated: Mapping[str
         "answer_limit": _mean([answer.finish_reason == "length" for answer in answers]),
         "steps": _mean([len(one.steps) for one in valid]),
         "steps_of_successes": _mean([len(one.steps) for one in shown]),
-        "steps_of_demonstrator": _mean([demonstrated[one.task.key] for one in shown]),
+        "steps_of_demonstrator": _mean([len(demonstrated[one.task.key]) for one in shown]),
         "seconds_per_success": _per(sum(one.ended - one.started for one in valid), len(won)),
         "tokens_read_per_success": _per(read, len(won)),
         "tokens_written_per_success": _per(written, len(won)),
+        "money_per_success": money,
         "judge_per_success": {name: _per(value, len(won)) for name, value in sorted(judged.items())} or None,
     }
 
@@ -160,9 +147,14 @@ def rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     row("answers cut off", *(_share(one["answer_limit"]) for one in found.values()))
     row("steps of successes", *(_number(one["steps_of_successes"]) for one in found.values()))
     row("  of a demonstrator", *(_number(one["steps_of_demonstrator"]) for one in found.values()))
+    if any(one["type_accuracy"] is not None for one in found.values()):
+        row("right type of action", *(_share(one["type_accuracy"]) for one in found.values()))
+        row("  and right parameters", *(_share(one["parameter_accuracy"]) for one in found.values()))
     row("seconds per success", *(_number(one["seconds_per_success"]) for one in found.values()))
     row("tokens read per success", *(_number(one["tokens_read_per_success"], 0) for one in found.values()))
     row("  written", *(_number(one["tokens_written_per_success"], 0) for one in found.values()))
+    if any(one["money_per_success"] is not None for one in found.values()):
+        row("money per success", *(_number(one["money_per_success"], 4) for one in found.values()))
     row("invalid episodes", *(f"{one['invalid']:,}" for one in found.values()))
     return lines
 
