@@ -21,6 +21,7 @@ from tapforge_trainer.judges.endpoint import Endpoints
 from tapforge_trainer.judges.judge import JudgeError, Trajectory, VerdictMissing, judge_of
 from tapforge_trainer.judges.server import Faults, JudgeServer
 from tapforge_trainer.judges.simulated import Errors
+from tapforge_trainer.judges.usage import estimated_tokens
 
 EPISODE = played(catalog.tasks("quickstart", "train", ["open"]).sample(1, 0))
 FAST = {"deadlineSeconds": 20.0}
@@ -63,9 +64,13 @@ async def test_faults_are_named(faults: Faults, requests: int, words: str) -> No
 async def test_a_model_with_a_price_has_to_report_what_it_used() -> None:
     async with serving(JudgeServer("simulated-phone", faults=Faults(no_usage=True))) as url:
         assert "no usage, so what it costs is unknown" in await missing(url, model={"price": {"prompt": 1.0}})
+        # Without a price tokens are estimated, so that a limit on them holds.
         judge = judge_of(spec(url, **FAST), "task")
-        assert (await judge.task(EPISODE)).value == 1.0
+        verdict = await judge.task(EPISODE)
+        assert verdict.value == 1.0 and verdict.prompt_tokens > 20 and verdict.answer_tokens > 5
+        assert (judge.usage.estimated, judge.usage.prompt_tokens) == (1, verdict.prompt_tokens)
         await judge.close()
+    assert estimated_tokens(["four", None, EPISODE.screens[0]]) == 2 + 4 * 6
 
 
 async def test_an_endpoint_that_is_away_or_slow_ends_at_the_deadline() -> None:

@@ -99,6 +99,10 @@ def test_the_plan_has_the_stages_and_says_what_they_share_with_what_is_measured_
     inspect(run_of("{stop: {maxUpdates: 3}}", f"{{rewards: {priced}, stop: {{maxUpdates: 2}}}}", more=more), tmp_path)
     few = run_of("{stop: {maxUpdates: 30}}", "{stop: {maxUpdates: 20}}")
     assert any("ends the run before its last stage" in note for note in plan(few).notes)
+    # the sample's rate rises over 8 updates
+    short = run_of("{stop: {maxUpdates: 8}}", "{stop: {maxUpdates: 7}}")
+    (note,) = [note for note in plan(short).notes if "warmupUpdates" in note]
+    assert note.startswith("stage 2 ends after 7 updates, before learner.warmupUpdates (8) are over")
 
 
 @pytest.mark.parametrize(

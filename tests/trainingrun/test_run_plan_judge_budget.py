@@ -76,6 +76,21 @@ def test_who_suspends_it_as_well_has_to_do_both(raised: bool) -> None:
     assert story.ready == (("False", "Starting") if raised else ("True", "JudgeBudgetSpent"))
 
 
+def test_a_run_whose_stage_asks_no_judge_goes_on_after_a_suspension_though_the_budget_is_spent() -> None:
+    """Its judges were asked in an earlier stage: its driver has not said that it waits for them."""
+    story = Story(made(checkpoints=SAFE, stop={"judgeTokens": 1000})).started()
+    story.reports(advance={"update": 5, "judgeTokens": 1010})
+    assert story.ready == ("True", "Running")
+    story.edit(suspend=True)
+    story.plan()
+    story.reports(final="stopped", message="suspended", checkpoint={"update": 5, "path": "/s/5"})
+    for _ in range(4):
+        story.plan(jobs=())
+    assert story.ready == ("True", "Suspended")
+    story.edit(suspend=False)
+    assert begin(story, 1) == 2
+
+
 def test_money_is_counted_alike() -> None:
     story = Story(made(checkpoints=SAFE, stop={"judgeMoney": 2.5})).started()
     story.reports(**{**SPENT, "advance": {"update": 5, "judgeMoney": 2.51}})

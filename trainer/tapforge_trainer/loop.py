@@ -194,6 +194,8 @@ class _Rollout:
     mid_update: bool = False
     #: how often the next batch came again because its frames were lost
     put_backs: int = 0
+    #: it was noted that tokens of judges are estimated
+    estimated: bool = False
     #: seconds for which a checkpoint held the learner since the last update
     saving: float = 0.0
     #: verdicts up to the last update
@@ -238,6 +240,11 @@ class _Rollout:
 
     def check_verdicts(self) -> None:
         """Once the update is written down. Raises RolloutError where too many of its verdicts are missing."""
+        if self.verdicts.usage.get("estimated") and not self.estimated:
+            self.estimated = True
+            self.context.telemetry.note(
+                "a judge's endpoint reports no usage: its tokens are estimated, for stop.judgeTokens as well"
+            )
         counts, most = self.verdicts, self.context.run.spec.rewards.max_missing_share
         if counts.missing_share > most:
             raise RolloutError(

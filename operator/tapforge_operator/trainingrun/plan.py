@@ -139,12 +139,14 @@ def _no_attempt(plan: PlanBuilder) -> None:
         _end_at_deadline(plan)
         return
     if run.spec.suspend:
-        if run.status.attempts and plan.attempt.reason != SUSPENDED:
+        if run.status.attempts and plan.attempt.reason not in SUSPENSIONS:
             plan.move("Over", SUSPENDED, plan.attempt.message)
         _suspended(plan, SUSPENDED, "the run is suspended")
         return
     used = run.status.progress
-    if resting and (spent := run.spec.stop.spent_on_judges(used.judge_tokens, used.judge_money)):
+    # Only where a driver has said so: the stage that a run is in may ask no judge, whatever those of earlier ones used.
+    spent = run.spec.stop.spent_on_judges(used.judge_tokens, used.judge_money)
+    if plan.attempt.reason == JUDGE_BUDGET_SPENT and spent:
         _suspended(plan, JUDGE_BUDGET_SPENT, f"the run is suspended: {spent}")
         return
     if plan.observed.jobs:

@@ -31,7 +31,7 @@ from .journal import VerdictCache, Verdicts, Written
 from .openai_chat import Said, Wire, wire_of
 from .prompt_file import Prompt, PromptError
 from .question import Question, check, step_question, task_question
-from .usage import Usage
+from .usage import Usage, estimated_tokens
 from .verdicts import Trajectory, Verdict, VerdictMissing, Vote, shortened
 from .voting import agree, counted, decide
 
@@ -221,7 +221,12 @@ class Judge:
                 missing = Vote(model.name, None, shortened(f"no answer: {failed}"), cascade)
                 votes += [missing] * (model.samples - len(votes))
                 break
-            usage.answered(model, said.prompt_tokens, said.answer_tokens)
+            read, written = said.prompt_tokens, said.answer_tokens
+            if not (read or written):
+                usage.estimated += 1
+                read = estimated_tokens((question.system, *question.parts))
+                written = estimated_tokens(text for text, _ in said.texts)
+            usage.answered(model, read, written)
             for text, why in said.texts[: model.samples - len(votes)]:
                 if text is None:
                     votes.append(Vote(model.name, None, shortened(why), cascade))

@@ -1,17 +1,24 @@
 """What judges have used.
 
 Every request counts that was sent, also one that failed. Tokens are those that endpoints report; money follows from
-their prices.
+their prices. Where an endpoint reports none, tokens are estimated, on the high side, so that a limit on them holds: one
+for every three bytes of text, and one for each square of 28 pixels of an image, as Qwen2.5-VL has them.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Final
 
 from tapforge_api.judge import JudgeModel
 
 _MILLION: Final = 1_000_000
+_BYTES_PER_TOKEN: Final = 3
+_SIDE: Final = 28
+#: of an image whose size can't be read
+_LARGE: Final = 4096
 
 
 @dataclass(slots=True)
@@ -34,6 +41,8 @@ class Usage:
     missing: int = 0
     #: questions for which the models of the cascade were asked
     cascaded: int = 0
+    #: requests whose tokens the endpoint didn't say
+    estimated: int = 0
 
     def sent(self, seconds: float, failed: bool) -> None:
         self.requests += 1
@@ -51,3 +60,21 @@ class Usage:
 
     def as_json(self) -> dict[str, float]:
         return asdict(self)
+
+
+def estimated_tokens(parts: Iterable[str | bytes | None]) -> int:
+    """Of texts and PNGs; None counts nothing."""
+    total = 0
+    for part in parts:
+        if isinstance(part, bytes):
+            total += _of_image(part)
+        elif part:
+            total += -(-len(part.encode("utf-8", "replace")) // _BYTES_PER_TOKEN)
+    return total
+
+
+def _of_image(png: bytes) -> int:
+    if len(png) < 24:
+        return _LARGE
+    width, height = struct.unpack(">II", png[16:24])
+    return -(-width // _SIDE) * -(-height // _SIDE)

@@ -155,7 +155,8 @@ FIGURES: Final[Mapping[str, str]] = {
     "rewards/judges_used_tokens": "of judges since the run began, over all sessions: stop.judgeTokens limits them",
     "rewards/judges_used_money": "what they have cost since then: stop.judgeMoney limits it",
     "rewards/judge_*": "of judges since the last update: verdicts, votes, requests, failed, prompt_tokens, "
-    "answer_tokens, seconds, money, cached, cascaded, unreadable, asked_again, missing",
+    "answer_tokens, seconds, money, cached, cascaded, estimated (requests without usage), unreadable, asked_again, "
+    "missing",
     "workers/*": "of the rollout workers: how many, their restarts, attempts and stalls",
     "phones/*": "phones by state",
     "warm_start/*": "of the warm start's last step, as learner/*",

@@ -74,6 +74,13 @@ def notes_on_stages(run: TrainingRun, files: LocalFiles) -> list[str]:
     notes = [note for stage in stages_of(run) for note in notes_on_rewards(stage.spec, judged=judged)]
     if files.on_purpose is not None:
         notes.append(f"{files.on_purpose}: on purpose, for those stages read neither their verifiers nor their labels")
+    warmup = run.spec.learner.warmup_updates
+    notes += [
+        f"stage {number} ends after {stage.stop.max_updates} updates, before learner.warmupUpdates ({warmup}) are "
+        "over: the optimizer begins afresh with each stage, so the rate never reaches its peak in it"
+        for number, stage in enumerate(run.spec.stages, start=1)
+        if stage.stop.max_updates is not None and stage.stop.max_updates < warmup
+    ]
     own_ends = [stage.stop.max_updates for stage in run.spec.stages]
     if None not in own_ends and run.spec.stop.max_updates < sum(number or 0 for number in own_ends):
         notes.append(f"stop.maxUpdates ({run.spec.stop.max_updates}) ends the run before its last stage does")
