@@ -12,6 +12,7 @@ from pydantic import Field
 
 from .base import Fraction, OneOf, Positive, Rule, Spec, Word
 from .corrections import Corrections, Over
+from .model import HuggingFaceModel, ModelFolder, ObjectStorageModel
 from .plugin import OPTIONS, PluginOptions
 
 Normalization = Literal["mean", "mean_std"]
@@ -227,6 +228,33 @@ class Kl(Spec):
         return self.coefficient if self.place == "reward" else 0.0
 
 
+class Teacher(OneOf):
+    """A model of the policy's family, of any size."""
+
+    path: ModelFolder | None = Field(None, description="a folder: on a cluster one that every node mounts")
+    hugging_face: HuggingFaceModel | None = Field(None, description="a repository of Hugging Face")
+    object_storage: ObjectStorageModel | None = Field(None, description="a folder in object storage")
+
+
+class Distillation(Spec):
+    """Pull towards a teacher, by its log-probabilities of the policy's own tokens."""
+
+    teacher: Teacher = Field(
+        description="a frozen model beside the policy on each learner rank; its tokens, special tokens, image "
+        "patches and prompts have to be the policy's; exactly one member"
+    )
+    kind: Literal["k1", "k2", "k3"] = Field(
+        "k1",
+        description="of the reverse KL, KL(policy, teacher), per token. k1: what the teacher's log-probability is "
+        "above the policy's is added to the token's advantage; k2: half its square is a term of the loss; k3: "
+        "exp(-d) + d - 1, at most 10, is",
+    )
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(1.0, description="what it is multiplied by")
+    rewards: Literal["kept", "ignored"] = Field(
+        "kept", description="ignored: advantages of rewards are 0, and the teacher is all that is learned from"
+    )
+
+
 class Critic(Spec):
     """Values of states, for advantages that compare with what was to be expected (gae): a linear layer on the policy's
     backbone."""
@@ -283,6 +311,9 @@ class Algorithm(Spec):
     )
     loss: Loss = Field(Loss(), description="policy loss")
     kl: Kl = Field(Kl(), description="pull towards the initial policy")
+    distillation: Distillation | None = Field(
+        None, description="pull towards a teacher's answers; without it none, and no teacher is loaded"
+    )
     critic: Critic | None = Field(
         None, description="learns values of states, for advantages that read them: plugin gae; without it none"
     )

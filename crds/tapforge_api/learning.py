@@ -26,6 +26,19 @@ class ImitationData(Spec):
     outcomes: Annotated[tuple[Ended, ...], Field(min_length=1, max_length=3), UNIQUE] = Field(
         ("success", "unknown"), description="of the episodes that are imitated; unknown: the data doesn't say"
     )
+    held_out: Path | None = Field(
+        None,
+        description="folder of a data set that isn't imitated: after each pass over the other one its loss is "
+        "measured, by `tapforge sft` also type and parameters of answers to it, and the best model is kept",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="heldOut must not be path: what is imitated is not held out",
+            cel="!has(self.heldOut) || self.heldOut != self.path",
+            holds=lambda o: o.held_out is None or o.held_out != o.path,
+        ),
+    )
 
 
 class WarmStart(Spec):
@@ -36,6 +49,7 @@ class WarmStart(Spec):
     )
     demonstrations: Positive = Field(1000, description="episodes shown, without data")
     steps: Positive = Field(300, description="optimizer steps")
+    epochs: Positive | None = Field(None, description="passes over the data, in place of steps")
     batch_size: Annotated[int, Field(ge=1, le=65536)] = Field(32, description="answers per optimizer step")
     learning_rate: Annotated[float, Field(gt=0, le=1)] = Field(1e-3, description="peak learning rate; cosine decay")
     warmup_steps: Count = Field(0, description="optimizer steps over which the rate rises from 0")
@@ -45,6 +59,16 @@ class WarmStart(Spec):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         compare("warmup_steps", "<=", "steps", "the learning rate would never reach its peak"),
+        Rule(
+            message="epochs must be left out without data: a demonstrator plays as many episodes as it is asked for",
+            cel="!has(self.epochs) || has(self.data)",
+            holds=lambda o: o.epochs is None or o.data is not None,
+        ),
+        Rule(
+            message="steps must be left out with epochs, which say how many there are",
+            cel="!has(self.epochs) || self.steps == 300",
+            holds=lambda o: o.epochs is None or o.steps == 300,
+        ),
     )
 
 

@@ -12,19 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tapforge_trainer.algorithms.distillation import Distillation
 from tapforge_trainer.algorithms.registry import estimate
 from tapforge_trainer.algorithms.steps import NO_STATE, Steps
 
 FOLDER = Path(os.environ.get("TAPFORGE_GOLDEN") or Path(__file__).parents[1] / "golden")
 GOLDEN = json.loads((FOLDER / "advantages2.json").read_text())
 CASES, TOKENS = GOLDEN["cases"], GOLDEN["tokens"]
-#: A return that is compared with nothing, a reward that is no advantage, and what needs a teacher
+#: A return that is compared with nothing, and a reward that is no advantage
 WAITING_TOKENS = {
     "return per span gamma 0.9",
     "kl k1 in reward 0.05",
-    "opd k1",
-    "opd k1 0.5 added to a return",
 }
+#: a teacher's part of an advantage, which is made per token and not by an estimator
+DISTILLED = {"opd k1": Distillation("k1", alone=True), "opd k1 0.5 added to a return": Distillation("k1", 0.5)}
 
 PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "dr_grpo": ("dr_grpo", {}),
@@ -207,7 +208,7 @@ def in_steps(variant: str) -> tuple[str, dict[str, Any]] | None:
 
 def test_what_waits_of_tokens_is_all_that_is_left():
     variants = {variant for case in TOKENS for variant in case["expected"]}
-    assert {variant for variant in variants if in_steps(variant) is None} == WAITING_TOKENS
+    assert {variant for variant in variants if in_steps(variant) is None} == WAITING_TOKENS | DISTILLED.keys()
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def test_what_waits_of_tokens_is_all_that_is_left():
         pytest.param(case, variant, id=f"{case['name']}: {variant}")
         for case in TOKENS
         for variant in case["expected"]
-        if variant not in WAITING_TOKENS
+        if variant not in WAITING_TOKENS | DISTILLED.keys()
     ],
 )
 def test_tokens_in_the_place_of_steps(case, variant):
@@ -251,3 +252,12 @@ def test_tokens_in_the_place_of_steps(case, variant):
     )
     total = estimate(name, steps, **options).total
     np.testing.assert_allclose(total[part], np.array(case["expected"][variant])[mask], rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", DISTILLED)
+@pytest.mark.parametrize("case", TOKENS, ids=[case["name"] for case in TOKENS])
+def test_a_teacher_s_part_of_an_advantage(case, variant):
+    mask = np.array(case["mask"]) > 0
+    returns = np.where(mask, np.array(case["reward"]), 0.0)[:, ::-1].cumsum(1)[:, ::-1]
+    found = DISTILLED[variant].advantage(returns, np.array(case["logp"]), np.array(case["teacher_logp"]))
+    np.testing.assert_allclose(np.where(mask, found, 0.0), case["expected"][variant], rtol=1e-6, atol=1e-5)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from tapforge_api import KINDS
-from tapforge_api.algorithm import Advantage, Algorithm, Grpo, Kl, Loss, LossPlugin, Rloo
+from tapforge_api.algorithm import Advantage, Algorithm, Grpo, Kl, Loss, LossPlugin, Rloo, Teacher
 from tapforge_api.base import Metadata, Rule, Spec
 from tapforge_api.checkpoints import Checkpoints, Storage, VolumeClaim
 from tapforge_api.cluster import ClusterSpec, Head, RayMetadata, Workers
@@ -31,6 +31,7 @@ from tapforge_api.environment import (
 from tapforge_api.judge import ApiKey, JudgeModel, JudgeSpec
 from tapforge_api.learning import (
     Evaluation,
+    ImitationData,
     Placement,
     Rollout,
     SuccessReplay,
@@ -221,6 +222,7 @@ streams = st.builds(
 )
 INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
     ModelSource: one_of(ModelSource),
+    Teacher: one_of(Teacher),
     EnvironmentSource: one_of(EnvironmentSource),
     Urls: one_of(Urls),
     EnvironmentSpec: environments,
@@ -267,7 +269,18 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
         st.sampled_from(["phone", "miniwob"]),
         st.sampled_from([None, Latency()]),
     ),
-    WarmStart: st.builds(lambda a, b: unchecked(WarmStart, steps=a, warmup_steps=b), small, small),
+    WarmStart: st.builds(
+        lambda a, b, c, d: unchecked(WarmStart, steps=a, warmup_steps=b, epochs=c, data=d),
+        st.sampled_from([1, 2, 300]),
+        small,
+        st.sampled_from([None, 2]),
+        st.sampled_from([None, unchecked(ImitationData, path="a")]),
+    ),
+    ImitationData: st.builds(
+        lambda a, b: unchecked(ImitationData, path=a, held_out=b),
+        st.sampled_from(["a", "b"]),
+        st.sampled_from([None, "a", "b"]),
+    ),
     ApiKey: one_of(ApiKey),
     JudgeModel: st.builds(
         lambda a, b, c, d: unchecked(JudgeModel, url=c, model="m", samples=a, temperature=b, **dict([d])),

@@ -9,6 +9,7 @@ from whole import Run, tapforge
 
 from tapforge_trainer.data.convert import convert
 from tapforge_trainer.data.demo import ROWS, demo
+from tapforge_trainer.data.folder import DataFolder
 from tapforge_trainer.data.sets import split
 from tapforge_trainer.data.sources import read
 
@@ -33,11 +34,39 @@ spec:
 REWARD = "environment.source.dataset.reward"
 
 
+def written(folder: Path, episodes: int) -> None:
+    """A data set in two parts, and a run on it."""
+    demo(folder / "demo", episodes=episodes, seed=0)
+    convert(read("verl", folder / "demo" / ROWS, {}), "verl", folder / "set", {}, 0.1)
+    split(folder / "set", folder / "part", folder / "rest", share=0.2, by="task", seed=0)
+    (folder / "offline.yaml").write_text(SPEC)
+
+
+def test_a_student_moves_towards_a_trained_teacher_whatever_rewards_say(tmp_path: Path) -> None:
+    """The teacher is an imitated model's folder; the student has hardly begun to imitate, and its rewards are
+    ignored."""
+    written(tmp_path, episodes=200)
+    more = ["warmStart.batchSize=64", "warmStart.learningRate=1e-3", "learner.learningRate=1e-4"]
+    more += ["rollout.groupsPerUpdate=16", "evaluation.episodes=200", "evaluation.baselines=false"]
+    more += ["stop.maxUpdates=30", "rewards={streams: [{name: environment}]}"]
+
+    def typed(command: str, name: str, *others: str) -> Run:
+        options = [part for one in (f"metadata.name={name}", *more, *others) for part in ("--set", one)]
+        done = tapforge(command, "-f", "offline.yaml", *options, place=tmp_path)
+        assert done.code == 0, done.said
+        return Run(tmp_path / "runs" / name, tmp_path / "offline.yaml", done)
+
+    typed("sft", "teacher", "warmStart.steps=100")
+    teacher = "{teacher: {path: {folder: runs/teacher/sft}}, rewards: ignored}"
+    run = typed("run", "student", "warmStart.steps=8", f"algorithm.distillation={teacher}")
+    apart = [update["learner"]["distillation_kl"] for update in run.events("update")]
+    assert len(apart) == 30 and sum(apart[-10:]) < sum(apart[:10])
+    before, after = (run.summary[f"success_{when}"]["sampled"] for when in ("before", "after"))
+    assert after["interval"][0] > before["success"]
+
+
 def test_a_run_learns_from_recorded_steps_and_starts_no_phone(tmp_path: Path) -> None:
-    demo(tmp_path / "demo", episodes=60, seed=0)
-    convert(read("verl", tmp_path / "demo" / ROWS, {}), "verl", tmp_path / "set", {}, 0.1)
-    split(tmp_path / "set", tmp_path / "part", tmp_path / "rest", share=0.2, by="task", seed=0)
-    (tmp_path / "offline.yaml").write_text(SPEC)
+    written(tmp_path, episodes=60)
     run = Run(
         tmp_path / "runs" / "offline", tmp_path / "offline.yaml", tapforge("run", "-f", "offline.yaml", place=tmp_path)
     )
@@ -50,10 +79,22 @@ def test_a_run_learns_from_recorded_steps_and_starts_no_phone(tmp_path: Path) ->
     after = run.summary["success_after"]["sampled"]
     assert 0 < after["type_accuracy"] <= 1 and after["success"] <= after["type_accuracy"]
     assert set(run.summary["baselines"]) == {"random", "always_infeasible"}
+    # its successes are imitated, and measured on held-out steps after each pass; it is the best model that is kept
+    options = ["--from", str(run.folder), "--successes", "--balance", "--set", "metadata.name=again"]
+    options += ["--set", "warmStart={epochs: 2, batchSize: 16, data: {path: part, heldOut: rest}}"]
+    imitated = tapforge("sft", "-f", "offline.yaml", *options, place=tmp_path)
+    again = Run(tmp_path / "runs" / "again", tmp_path / "offline.yaml", imitated)
+    assert imitated.code == 0, imitated.said
+    epochs = again.events("imitation_epoch")
+    assert [epoch["number"] for epoch in epochs] == [1, 2] and epochs[0]["best"]
+    assert all(0 <= epoch["answers"]["type_accuracy"] <= 1 and epoch["held_out_loss"] > 0 for epoch in epochs)
+    best = min(epochs, key=lambda epoch: epoch["held_out_loss"])
+    assert f"of epoch {best['number']} of 2" in imitated.out and (again.folder / "sft" / "config.json").is_file()
+    assert all(episode.outcome == "success" for episode in DataFolder(again.folder / "imitated"))
     # its recording is learned from anew and asked for other rewards, as that of every run
     relearned = tapforge("relearn", str(run.folder), place=tmp_path)
     assert relearned.code == 0 and "gigpo" in relearned.said, relearned.said
     other = tapforge("rescore", str(run.folder), "--set", f"{REWARD}.type=0", place=tmp_path)
     assert other.code and "spec.environment: what the environment gave is recorded" in other.said
-    again = tapforge("run", "-f", "offline.yaml", "--set", f"{REWARD}.type=0", place=tmp_path)
-    assert again.code and "reward.type: 0.5 there, 0.0 here" in again.said, again.said
+    changed = tapforge("run", "-f", "offline.yaml", "--set", f"{REWARD}.type=0", place=tmp_path)
+    assert changed.code and "reward.type: 0.5 there, 0.0 here" in changed.said, changed.said

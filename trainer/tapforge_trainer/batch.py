@@ -76,8 +76,10 @@ class BatchRules:
             invalid_answer_penalty=algorithm.invalid_answer_penalty,
             mask_step_limit=algorithm.truncated.episodes == "masked",
             mask_answer_limit=algorithm.truncated.answers == "masked",
-            # Without a policy gradient they still have the KL term's, or teach the critic.
-            keep_zero_variance_groups=algorithm.kl.in_loss > 0 or algorithm.critic is not None,
+            # Without a policy gradient they still have the KL term's or a teacher's, or teach the critic.
+            keep_zero_variance_groups=algorithm.kl.in_loss > 0
+            or algorithm.critic is not None
+            or algorithm.distillation is not None,
             kl_reward=algorithm.kl.in_reward,
             streams=stream_rules(rewards or Rewards()),
         )

@@ -285,21 +285,6 @@ def _complete(folder: Path, run: TrainingRun) -> dict[str, Any] | None:
     return summary if holds_what_is_wanted(summary, run) else None
 
 
-async def sft_session(run: TrainingRun, runs: Path, stop: StopSignal) -> int:
-    if run.spec.warm_start is None:
-        raise ConfigurationError(
-            "spec.warmStart is not set: there is nothing to imitate; write `warmStart: {}` for the defaults"
-        )
-    folder = folder_of(run, runs)
-    with locked(folder), closing(Telemetry(folder, ProgressView(run.metadata.name, 0), Console())) as telemetry:
-        async with running(run, folder, telemetry, stop, engines=False, resume=False) as (context, _):
-            telemetry.phase(f"warm start: imitating {imitated(run.spec.warm_start)}")
-            await warm_start(context, Progress())
-            await context.policy.export(folder / "sft")
-        telemetry.phase(f"the model is in {folder / 'sft'}")
-    return 0
-
-
 async def eval_session(
     run: TrainingRun,
     runs: Path,

@@ -7,6 +7,7 @@ from typing import Any
 
 from tapforge_api.algorithm import Algorithm, Loss
 
+from .distillation import Distillation
 from .loss_registry import loss_options
 from .objective import Objective
 from .registry import options_of
@@ -56,7 +57,13 @@ def objective_of(algorithm: Algorithm, response_tokens: int) -> Objective:
         kl=algorithm.kl.estimator,
         kl_coefficient=algorithm.kl.in_loss,
         kl_advantage_cap=algorithm.kl.advantage_cap,
+        distillation=_distillation(algorithm),
     )
+
+
+def _distillation(algorithm: Algorithm) -> Distillation | None:
+    given = algorithm.distillation
+    return None if given is None else Distillation(given.kind, given.weight, given.rewards == "ignored")
 
 
 def _loss(loss: Loss) -> tuple[str, dict[str, Any]]:

@@ -51,6 +51,7 @@ def policy_loss(
     weight: Tensor | None = None,
     behavior_logp: Tensor | None = None,
     ref_logp: Tensor | None = None,
+    teacher_logp: Tensor | None = None,
     score: Tensor | None = None,
     entropy: Tensor | None = None,
     gathered: Mapping[str, Tensor] | None = None,
@@ -59,13 +60,16 @@ def policy_loss(
 ) -> LossResult:
     """All tensors are [tokens]. `old_logp` None: those of `logp` itself. `behavior_logp` (the engine's) switches the
     importance weight on, if the objective has a cap, and is needed by the anchor `behavior` and by corrections;
-    `ref_logp` is needed exactly when the objective's KL coefficient is not 0; `score`, the returns of the tokens'
+    `ref_logp` is needed exactly when the objective's KL coefficient is not 0, `teacher_logp` when it has a
+    distillation; `score`, the returns of the tokens'
     episodes, by losses that read them; `entropy`, with its gradient, when the objective has a bonus for it. `gathered`:
     what parts of the objective decided over the whole optimizer step (`Objective.whole_step`); those that aren't in it
     decide over these tokens, and draw from `seed`. `sequences`: their number, where it is known without reading
     `sequence`, for which a GPU would be waited for."""
     if objective.kl_coefficient > 0.0 and ref_logp is None:
         raise ValueError(f"kl_coefficient is {objective.kl_coefficient}, but there is no ref_logp; load a reference")
+    if objective.distillation is not None and teacher_logp is None:
+        raise ValueError("the objective has a distillation, but there is no teacher_logp; load a teacher")
     if behavior_logp is None and (objective.anchor == "behavior" or objective.corrections):
         raise ValueError("the objective compares with the policy that sampled, but there is no behavior_logp")
     weight = torch.ones_like(logp) if weight is None else weight
@@ -79,6 +83,9 @@ def policy_loss(
     old = logp.detach() if old_logp is None else constant(old_logp)
     behavior = None if behavior_logp is None else constant(behavior_logp)
     advantage, weight = constant(advantage), weight.to(logp.dtype)
+    taught, teacher = objective.distillation, None if teacher_logp is None else constant(teacher_logp)
+    if taught is not None:
+        advantage = taught.advantage(advantage, logp.detach(), teacher)
     if sequences is None:
         sequences = int(sequence.max()) + 1 if sequence.numel() else 0
     anchor = old if objective.anchor == "old" or behavior is None else behavior
@@ -128,6 +135,12 @@ def policy_loss(
         loss = loss + objective.kl_coefficient * kl_loss
         sums["kl_loss"] = kl_loss.detach()
         sums["kl_reference"] = (mean_share * kl(logp, reference, "k3")).sum().detach()
+    if taught is not None and teacher is not None:
+        if taught.kind != "k1":
+            distance = kl(logp, teacher, "k2" if taught.kind == "k2" else "k3_held")
+            loss = loss + taught.weight * (share * distance).sum()
+        # k1: single tokens that the teacher finds far likelier would decide over a mean of k3.
+        sums["distillation_kl"] = (mean_share * kl(logp, teacher, "k1")).sum().detach()
 
     with torch.no_grad():
         ratio = torch.where(counted, exp(tokens.log_ratio) if found.ratio is None else found.ratio, 0.0)

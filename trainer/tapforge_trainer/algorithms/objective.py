@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from .corrections import WEIGHTS, correction
+from .distillation import Distillation
 from .loss_registry import loss as loss_by_name
 from .whole_step import TopEntropy, WholeStep, gathers
 
@@ -50,6 +51,8 @@ class Objective:
     kl_coefficient: float = 0.0
     #: a token's KL gradient never outweighs its advantage (ZeroGUI); for k2 only
     kl_advantage_cap: bool = False
+    #: None: no teacher is needed
+    distillation: Distillation | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("aggregation", Aggregation), ("anchor", Anchor), ("kl", KL)):
@@ -70,6 +73,11 @@ class Objective:
             )
         if self.kl_advantage_cap and self.kl != "k2":
             raise ValueError(f"kl_advantage_cap bounds the gradient of k2, but kl is {self.kl}; set kl to k2")
+        if self.distillation is not None and self.distillation.kind == "k1" and "loss" in self.whole_step():
+            raise ValueError(
+                f"the loss {self.loss} selects by advantages over whole optimizer steps, which a distillation of kind "
+                "k1 changes token by token afterwards; use kind k2 or k3, or another loss"
+            )
 
     def whole_step(self) -> dict[str, WholeStep]:
         """What decides over all tokens of an optimizer step: the loss, and corrections and masks by name."""

@@ -202,11 +202,23 @@ def prestop(seconds: float) -> None:
 @FILE
 @overridable
 @RUNS
-def sft(file: Path, overrides: tuple[str, ...], runs: Path) -> None:
+@click.option("--from", "recorded", type=LOCAL_PATH, help="folder of a run whose recording is imitated")
+@click.option("--successes", is_flag=True, help="with --from: of it only what succeeded")
+@click.option("--balance", is_flag=True, help="with --from: templates and lengths alike")
+def sft(
+    file: Path, overrides: tuple[str, ...], runs: Path, recorded: Path | None, successes: bool, balance: bool
+) -> None:
     """Only the supervised warm start of a run; writes the model to RUNS/NAME/sft."""
     loaded = loaded_run(file, overrides)
+    if recorded is None and (successes or balance):
+        raise Wrong("--successes and --balance choose among what --from names: give it, too")
+    from ..run.sft import imitating, sft_session
+
+    if recorded is not None:
+        with as_message(), saying(f"reading what {recorded} has recorded"):
+            loaded, found = imitating(loaded, runs, recorded, successes=successes, balance=balance)
+        click.echo(found)
     checked(loaded, runs)
-    from ..session import sft_session
 
     sys.exit(stoppable(lambda stop: sft_session(loaded, runs, stop)))
 

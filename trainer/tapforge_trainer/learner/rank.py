@@ -41,6 +41,7 @@ from . import lora
 from .age import compare_by_age
 from .batch_loss import DeviceFigures, batch_loss, imitation_loss
 from .batches import MicroBatch, MicroBatchPlan, TokenBatch, frames_of, micro_batch
+from .compared import compared_with
 from .critic import critic_of
 from .families import ModelConfig, family_of
 from .flops import FlopCounter
@@ -49,7 +50,7 @@ from .frame_store import FrameStore, Patches, PixelFormat
 from .head import Beside
 from .metrics import UpdateMetrics
 from .phase_clock import PhaseClock, peak_mib
-from .sharding import EngineWeights, SentWeights, load_policy, reshard
+from .sharding import EngineWeights, SentWeights, load_policy, load_teacher, reshard
 from .statistics import OptimizerStep, gathered
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ class Rank:
         self.first_adapters: dict[str, Tensor] = {}
         if settings.reference and settings.lora is not None:
             self.first_adapters = lora.values(self.policy.model)
+        #: whose log-probabilities of the policy's tokens a distillation has
+        self.teacher = load_teacher(settings, self.form, self.mesh)
         self.store = FrameStore(self.form)
         trained = [p for p in self.policy.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -180,16 +183,14 @@ class Rank:
         later = [plan for batch in batches[1:] for plan in batch.plans] if own else []
         old = self.logprobs(data, frames, later, settings.temperature) if later else data.behavior
         compared = own or objective.anchor == "behavior"
-        reference = None
-        if objective.kl_coefficient > 0:
-            with self.referred() as policy:
-                reference = self.read(policy, data, frames, everything, settings.temperature)[0]
+        read = partial(self.read, data=data, frames=frames, plans=everything, temperature=settings.temperature)
+        reference, taught = compared_with(objective, self.referred, self.teacher, read)
         for number, batch in enumerate(batches):
             before = old if old_known(objective.anchor, own=own, first=number == 0) else None
             step = OptimizerStep(data, batch.plans, before, settings.seed * 1_000_003 + number)
-            read = partial(self.read, self.policy, data, frames, batch.plans, settings.temperature)
-            given = (data, before, reference, objective, batch.counts, figures, len(batches), compared)
-            found = gathered(objective, step, read, self.world)
+            mine = partial(self.read, self.policy, data, frames, batch.plans, settings.temperature)
+            given = (data, before, reference, taught, objective, batch.counts, figures, len(batches), compared)
+            found = gathered(objective, step, mine, self.world)
             yield batch, partial(batch_loss, *given, gathered=found, seed=step.seed)
 
     def supervised(

@@ -59,6 +59,15 @@ def load_policy(
     return policy, vocabulary
 
 
+def load_teacher(settings: LearnerSettings, form: PixelFormat, mesh: DeviceMesh) -> PackedPolicy | None:
+    """The settings' teacher, frozen, with its own sizes and vision tower; collective. It reads the policy's own tokens
+    and patches (`run/teacher_check.py`). None: there is none. Raises FolderError."""
+    if not settings.teacher:
+        return None
+    own = replace(settings, model=settings.teacher, lora=None, freeze_vision=True, critic=None)
+    return load_policy(own, form, mesh, frozen=True)[0]
+
+
 def build_policy(
     settings: LearnerSettings, form: PixelFormat, *, frozen: bool = False
 ) -> tuple[PackedPolicy, Vocabulary]:

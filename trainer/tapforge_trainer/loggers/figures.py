@@ -91,6 +91,8 @@ FIGURES: Final[Mapping[str, str]] = {
     "learner/approx_kl": "divergence of the anchor and the new policy, k3",
     "learner/kl_loss": "divergence from the reference, as the loss has it",
     "learner/kl_reference": "divergence from the reference, k3",
+    "learner/distillation_kl": "divergence from the teacher, as log-probabilities of the policy's own tokens have it, "
+    "k1: it falls while the policy learns from it",
     "learner/clip_fraction_low": "tokens clipped from below",
     "learner/clip_fraction_high": "tokens clipped from above",
     "learner/dual_clip_fraction": "tokens bounded by dual clipping",

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tapforge_api import TrainingRun
+from tapforge_api.algorithm import Teacher
 from tapforge_api.gpus import cluster_gpus_error
+from tapforge_api.model import ModelSource
 
-from ..learner.families import FolderError, ModelConfig, shape_of
+from ..learner.families import FolderError, ModelConfig, Shape, shape_of
 from ..model_source.hub import cached_snapshot
+from ..model_source.ref import POLICY, TEACHER
 from ..rollout.frame_budget import episode_bytes
 from ..run.assembly import ConfigurationError
 from ..tasks.selection import training_tasks
@@ -45,8 +48,9 @@ def plan_memory(run: TrainingRun, options: MemoryOptions) -> tuple[str, bool]:
         shape = shape_of(config)
         card = card_of(run, options.gpu_memory)
         held = held_frames(run)
-        found = estimate(run, shape, card, held_frames=held)
-        again = partial(estimate, shape=shape, card=card, held_frames=held)
+        teacher = teacher_shape(run)
+        found = estimate(run, shape, card, held_frames=held, teacher=teacher)
+        again = partial(estimate, shape=shape, card=card, held_frames=held, teacher=teacher)
         advised, quicker = advice(run, found, again), faster(run, found, again)
         recorded = measured(options.measured) if options.measured is not None else None
         traced = _trace(found.learner, config) if options.trace else None
@@ -72,7 +76,16 @@ def model_config(run: TrainingRun, given: Path | None) -> ModelConfig:
     published one that is known here. Raises FolderError."""
     if given is not None:
         return _of_file(given) if given.is_file() else ModelConfig.of_folder(given)
-    source = run.spec.model.source
+    return _config_of(run.spec.model.source, POLICY)
+
+
+def teacher_shape(run: TrainingRun) -> Shape | None:
+    """Of a distillation's teacher; None: there is none. Raises FolderError."""
+    taught = run.spec.algorithm.distillation
+    return None if taught is None else shape_of(_config_of(taught.teacher, TEACHER))
+
+
+def _config_of(source: ModelSource | Teacher, field: str) -> ModelConfig:
     if source.path is not None:
         return ModelConfig.of_folder(Path(source.path.folder))
     if source.hugging_face is not None:
@@ -80,13 +93,13 @@ def model_config(run: TrainingRun, given: Path | None) -> ModelConfig:
         found = _cached(repo, source.hugging_face.revision) or config_of(repo)
         if found is None:
             raise FolderError(
-                f"spec.model.source.huggingFace: the sizes of {repo} are not known here, and it is not in this "
+                f"{field}.huggingFace: the sizes of {repo} are not known here, and it is not in this "
                 f"machine's cache: name its config.json or folder with --config. Known are {', '.join(published())}"
             )
         return found
     if source.object_storage is not None:
         raise FolderError(
-            f"spec.model.source.objectStorage: {source.object_storage.uri} is not read for a plan: name a copy of its "
+            f"{field}.objectStorage: {source.object_storage.uri} is not read for a plan: name a copy of its "
             "config.json with --config"
         )
     from ..model_source.tiny_base import base_folder

@@ -8,7 +8,7 @@ sync beside an engine that has its weights and no cache.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, cast
 
@@ -92,12 +92,15 @@ class Estimate:
         return max(role.peak.total for role in self.roles)
 
 
-def estimate(run: TrainingRun, shape: Shape, card: Card, *, held_frames: int = 0) -> Estimate:
-    """`held_frames`: bytes of frames that wait for an update. Raises FolderError for a LoRA target that is no linear
-    layer."""
+def estimate(
+    run: TrainingRun, shape: Shape, card: Card, *, held_frames: int = 0, teacher: Shape | None = None
+) -> Estimate:
+    """`held_frames`: bytes of frames that wait for an update; `teacher`: of a distillation. Raises FolderError for a
+    LoRA target that is no linear layer."""
     learner = settings_of(run)
     frame = visual_tokens(run, shape)
-    load, sampling = _learner_load(run, shape, learner, frame), _engine_load(run, shape, learner, frame, card)
+    load = replace(_learner_load(run, shape, learner, frame), teacher=teacher)
+    sampling = _engine_load(run, shape, learner, frame, card)
     together = learner.colocated
     at_rest = resident(load)
     share = int(gpu_share_of(run, "cuda") * card.bytes)
@@ -230,6 +233,7 @@ def _host(run: TrainingRun, load: LearnerLoad, checkpoint: int, frames: int) -> 
     stores = engine.replicas * (engine.frame_store_mib or engine_frames_mib(run)) * MIB
     sleeping = run.spec.sync.lora == "adapter" and run.spec.placement.mode == "colocated"
     offloaded = 4 * 4 * load.trained + load.width * load.shape.text * (bool(load.lora) or load.reference)
+    offloaded += 0 if load.teacher is None else load.width * load.teacher.text
     return {
         "optimizer": offloaded if load.cpu_offload else 0,
         "checkpoint": checkpoint,

@@ -5,7 +5,8 @@ way, then the optimizer. At each moment of it the bytes are known by category; t
 follows torch's FSDP2 and the autograd graphs of transformers' layers, and is checked against a trace of the learner's
 own code on fake tensors (`trace.py`): category by category in tests.
 
-    weights      shards of masters and of what is frozen, a frozen vision tower (whole), the reference's shards
+    weights      shards of masters and of what is frozen, a frozen vision tower (whole), shards of the reference and of
+                 a teacher, whose tower is whole
     gradients    shards of reduced gradients, and what the backward pass has not reduced yet
     optimizer    AdamW's two moments
     unsharded    gathered weights of the groups that are in use
@@ -21,7 +22,7 @@ Not counted: the CUDA context, NCCL's buffers, fragmentation. `estimate.RESERVE`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ..learner.families import LayerShape, Shape
@@ -76,6 +77,8 @@ class LearnerLoad:
     freeze_vision: bool = True
     #: a frozen copy for the KL term
     reference: bool = False
+    #: of a distillation: a whole frozen model
+    teacher: Shape | None = None
     #: the loss has an entropy bonus
     entropy_gradient: bool = False
     activation_checkpointing: bool = True
@@ -149,6 +152,8 @@ def peak(load: LearnerLoad) -> Moment:
 def moments(load: LearnerLoad) -> Iterator[Moment]:
     """Where the peak may be, in the order of a step."""
     static = resident(load)
+    if load.teacher is not None:
+        yield _taught(load, load.teacher, static)
     yield from _passes(load, static)
     yield _step(load, static)
     yield _sync(load, static)
@@ -166,8 +171,26 @@ def resident(load: LearnerLoad) -> Moment:
     shards = 0.0 if load.cpu_offload else (_MASTER * trained + width * frozen + reference) / load.ranks
     moments = 0.0 if load.cpu_offload else 2 * _MASTER * trained / load.ranks
     features = load.features if load.freeze_vision else 0
+    if (teacher := load.teacher) is not None:
+        shards += 0.0 if load.cpu_offload else width * teacher.text / load.ranks
+        tower += teacher.vision.parameters
+        features += load.features
     return Moment("resident", {}).plus(
         "between steps", weights=shards + width * tower, optimizer=moments, frames=features
+    )
+
+
+def _taught(load: LearnerLoad, teacher: Shape, static: Moment) -> Moment:
+    """The teacher's pass, without gradients: a layer and the next one are whole, and a piece of the head's logits."""
+    layer = max(teacher.layers, key=lambda one: one.parameters)
+    own = replace(load, shape=teacher, lora=0, targets=(), freeze_vision=True, teacher=None)
+    piece = min(load.responses, max(1, LOGITS_AT_ONCE // teacher.vocabulary)) * teacher.vocabulary
+    return static.plus(
+        "the teacher's pass",
+        unsharded=load.width * teacher.embedding,
+        gather=2 * load.width * layer.parameters,
+        activations=_layer_bytes(own, layer) * load.tokens,
+        temporary=max(_LOGIT_BYTES * piece, _tower_forward(own)),
     )
 
 

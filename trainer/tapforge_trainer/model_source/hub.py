@@ -14,6 +14,7 @@ from tapforge_api.model import HuggingFaceModel
 
 from .folder import complete, incomplete, lacking_of, names_of
 from .ref import (
+    POLICY,
     TEXTS,
     WEIGHTS,
     CredentialsRefused,
@@ -30,9 +31,7 @@ from .ref import (
 
 T = TypeVar("T")
 
-_BY_HAND: Final = (
-    "download it there (hf download), unset HF_HUB_OFFLINE, or name a folder in spec.model.source.path.folder"
-)
+_BY_HAND: Final = "download it there (hf download), unset HF_HUB_OFFLINE, or name a folder in path.folder instead"
 
 
 def cached_snapshot(repo: str, revision: str) -> Path | None:
@@ -43,7 +42,7 @@ def cached_snapshot(repo: str, revision: str) -> Path | None:
     return Path(path).parent if isinstance(path, str) else None
 
 
-def pinned(found: HuggingFaceModel, earlier: dict[str, Any] | None) -> ModelRef:
+def pinned(found: HuggingFaceModel, earlier: dict[str, Any] | None, field: str = POLICY) -> ModelRef:
     """The commit and the files. Where the hub does not answer, the commit is what this node's cache has, and which
     files there are is each node's own matter. Raises ModelError."""
     from huggingface_hub import HfApi, constants, get_token, snapshot_download
@@ -51,7 +50,7 @@ def pinned(found: HuggingFaceModel, earlier: dict[str, Any] | None) -> ModelRef:
     revision = found.revision
     if earlier is not None and (earlier["kind"], earlier["place"]) == ("hub", found.repo):
         revision = earlier["commit"]
-    ref = ModelRef("hub", found.repo, revision, endpoint=constants.ENDPOINT, token=get_token() or "")
+    ref = ModelRef("hub", found.repo, revision, endpoint=constants.ENDPOINT, token=get_token() or "", source=field)
     # By the revision's name, which the cache remembers for a time without a network.
     texts = partial(
         snapshot_download, found.repo, revision=revision, allow_patterns=list(TEXTS), ignore_patterns=["*/*"]

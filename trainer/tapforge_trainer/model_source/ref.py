@@ -17,6 +17,9 @@ from typing import Any, Final, Literal
 #: what a model needs of a repository or a bucket: nothing of its subfolders, and no weights in other formats
 WEIGHTS: Final = "*.safetensors"
 TEXTS: Final = ("*.json", "*.jinja", "*.txt", "*.model")
+#: of the spec, that name a model
+POLICY: Final = "spec.model.source"
+TEACHER: Final = "spec.algorithm.distillation.teacher"
 #: between two looks at whether another process has fetched the model
 _POLL: Final = 0.2
 
@@ -56,12 +59,14 @@ class ModelRef:
     #: of the hub; a node that has none of its own uses the driver's
     endpoint: str = ""
     token: str = field(default="", repr=False)
+    #: of the spec, that names it
+    source: str = POLICY
 
     @property
     def named(self) -> str:
         """Its field of the spec."""
         names = {"tiny": "tiny", "folder": "path.folder", "hub": "huggingFace", "storage": "objectStorage.uri"}
-        return "the KL term's reference" if self.kind == "reference" else f"spec.model.source.{names[self.kind]}"
+        return "the KL term's reference" if self.kind == "reference" else f"{self.source}.{names[self.kind]}"
 
     @property
     def shown(self) -> str:

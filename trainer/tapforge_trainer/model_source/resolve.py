@@ -5,26 +5,28 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tapforge_api.algorithm import Teacher
 from tapforge_api.model import ModelSource
 
 from . import hub, storage
 from .folder import folder_faults, quantization_fault
-from .ref import ModelError, ModelRef, ModelRefused
+from .ref import POLICY, ModelError, ModelRef, ModelRefused
 from .tiny_base import base_folder, cache_root
 
 
-def pin(source: ModelSource, earlier: dict[str, Any] | None = None) -> ModelRef:
-    """`earlier`: `pinned` of an earlier session of the run, whose commit or files go on to be used. Raises
-    ModelError."""
+def pin(source: ModelSource | Teacher, earlier: dict[str, Any] | None = None, field: str = POLICY) -> ModelRef:
+    """`earlier`: `pinned` of an earlier session of the run, whose commit or files go on to be used; `field`: of the
+    spec, that `source` is. Raises ModelError."""
     if source.path is not None:
-        return ModelRef.of_folder(Path(source.path.folder))
+        return replace(ModelRef.of_folder(Path(source.path.folder)), source=field)
     if source.hugging_face is not None:
-        return hub.pinned(source.hugging_face, earlier)
+        return hub.pinned(source.hugging_face, earlier, field)
     if source.object_storage is not None:
-        return storage.pinned(source.object_storage.uri, earlier)
+        return storage.pinned(source.object_storage.uri, earlier, field)
     return ModelRef("tiny")
 
 

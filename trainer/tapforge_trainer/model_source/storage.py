@@ -12,28 +12,29 @@ import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from ..storage.object_storage import StorageError, Store, open_store
 from .folder import complete
-from .ref import ModelError, ModelFile, ModelRef, ModelRefused, enough_room, of_disk, one_process, wanted
+from .ref import POLICY, ModelError, ModelFile, ModelRef, ModelRefused, enough_room, of_disk, one_process, wanted
 
 #: fetched at the same time
 _FILES: Final = 8
 
 
-def pinned(uri: str, earlier: dict[str, Any] | None) -> ModelRef:
+def pinned(uri: str, earlier: dict[str, Any] | None, field: str = POLICY) -> ModelRef:
     """The files that a model needs of a folder, as they are now or were then. Raises ModelError."""
-    ref = ModelRef("storage", uri.rstrip("/"))
+    ref = ModelRef("storage", uri.rstrip("/"), source=field)
     if earlier is not None and (earlier["kind"], earlier["place"]) == ("storage", ref.place):
-        return ModelRef("storage", ref.place, files=tuple(ModelFile(*file) for file in earlier["files"]))
+        return replace(ref, files=tuple(ModelFile(*file) for file in earlier["files"]))
     with _said(ref):
         found = open_store(ref.place).list()
     files = tuple(ModelFile(one.path, one.size, one.etag) for one in found if wanted(one.path))
     if not found:
         raise ModelRefused(f"{ref.shown}: there is no such folder, or it is empty")
-    return complete(ModelRef("storage", ref.place, files=files))
+    return complete(replace(ref, files=files))
 
 
 def fetched(ref: ModelRef, root: Path, weights: bool, seconds: float) -> Path:

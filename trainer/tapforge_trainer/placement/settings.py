@@ -126,6 +126,8 @@ class LearnerSettings:
     lora: LoraSettings | None = None
     #: load the initial weights a second time, frozen, for the KL term
     reference: bool = False
+    #: folder of a frozen model whose log-probabilities a distillation has; "": none is loaded
+    teacher: str = ""
     critic: CriticSettings | None = None
     #: keep only the layers' inputs and compute the rest again in the backward pass: less memory, a third more work
     activation_checkpointing: bool = False
@@ -151,6 +153,8 @@ class LearnerSettings:
     start_seconds: float = 3600.0
     update_seconds: float = 7200.0
     source: ModelRef | None = None
+    #: of `teacher`, as `source` is of `model`
+    teacher_source: ModelRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,5 +189,8 @@ def on_this_node(settings: Placed) -> Placed:
     if settings.source is not None:
         folder = resolve(settings.source, seconds=settings.start_seconds)
         settings = replace(settings, model=str(folder))
+    if isinstance(settings, LearnerSettings) and settings.teacher_source is not None:
+        folder = resolve(settings.teacher_source, seconds=settings.start_seconds)
+        settings = replace(settings, teacher=str(folder))
     stay_offline()
     return settings

@@ -57,6 +57,7 @@ from .named_paths import where_relative
 from .plan_notes import longest_member
 from .served_model_errors import served_model_errors
 from .stage_errors import stage_errors, tasks_budget_errors
+from .teacher_check import teacher_errors
 
 #: protocols of ZeroGUI's managers
 _MANAGED = {"osworld": OSWORLD, "androidlab": ANDROIDLAB}
@@ -95,6 +96,7 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
     ]
     if not files.errors:
         wrong += adapter_errors(run, None if local is None else Path(local.folder))
+        wrong += [] if wrong else teacher_errors(run)
     if not (files.errors or wrong):
         wrong = tasks_budget_errors(run) or stage_errors(run, runs)
     facts = None if files.errors or wrong else facts_of(run)

@@ -23,6 +23,7 @@ from ..learner.families import FolderError
 from ..learner.families.check import check_folder
 from ..model_source.folder import folder_faults, quantization_fault
 from ..model_source.hub import cached_snapshot
+from ..model_source.ref import POLICY, TEACHER
 from ..storage.object_storage import is_uri, uri_error
 from ..tasks.contamination import Contamination
 from ..tasks.files import read_tasks
@@ -78,6 +79,8 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
     protocol = spec.environment.protocol
     if (folder := spec.model.source.path) is not None:
         errors += model_folder_errors(Path(folder.folder))
+    if (taught := spec.algorithm.distillation) is not None and (folder := taught.teacher.path) is not None:
+        errors += model_folder_errors(Path(folder.folder), f"{TEACHER}.path.folder")
     if (repository := spec.model.source.hugging_face) is not None:
         errors += _cached_model_errors(repository.repo, repository.revision)
     urls = tasks = None
@@ -94,10 +97,12 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
         held_out = partial(read_tasks, Path(measured), protocol, judged=spec.evaluation.judged)
         errors += _counted(lambda: len(held_out().tasks), "spec.evaluation.tasks.file")[1]
     if spec.warm_start is not None and (shown := spec.warm_start.data) is not None:
-        try:
-            DataFolder(Path(shown.path))
-        except DataError as error:
-            errors.append(f"spec.warmStart.data.path: {error}")
+        for field, named in (("path", shown.path), ("heldOut", shown.held_out)):
+            try:
+                if named is not None:
+                    DataFolder(Path(named))
+            except DataError as error:
+                errors.append(f"spec.warmStart.data.{field}: {error}")
     if (recorded := spec.environment.source.dataset) is not None:
         for field, named in (("path", recorded.path), ("heldOut", recorded.held_out)):
             try:
@@ -127,9 +132,8 @@ def _saved_since_resuming(checkpoints: Path, resume: str) -> bool:
     return saved_since_resuming(CheckpointFolder(checkpoints), resume)
 
 
-def model_folder_errors(folder: Path) -> list[str]:
-    """Why a folder is no model that can be trained; empty: it looks like one."""
-    here = "spec.model.source.path.folder"
+def model_folder_errors(folder: Path, here: str = f"{POLICY}.path.folder") -> list[str]:
+    """Why a folder is no model that can be trained; empty: it looks like one. `here`: the field that names it."""
     if not folder.is_dir():
         return [f"{here}: {_why_no_folder(folder)}"]
     if faults := folder_faults(folder):

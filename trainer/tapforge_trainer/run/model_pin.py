@@ -1,9 +1,9 @@
-"""What a run's initial weights were pinned to, for all of its sessions: `model.json`; those of `spec.models`:
-`model-NAME.json`.
+"""What a run's initial weights, its teacher and the models of `spec.models` were pinned to, for all of its sessions:
+`model.json`, `teacher.json`, `model-NAME.json`.
 
 Rules:
-1. It lies in the run's folder and, where checkpoints go to object storage, beside those as well: the folder may be lost
-   with its Pod. The folder's counts, where there is one.
+1. Each lies in the run's folder and, where checkpoints go to object storage, beside those as well: the folder may be
+   lost with its Pod. The folder's counts, where there is one.
 2. One that can't be read is an error: a model is never pinned anew because of it.
 """
 
@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from tapforge_api import TrainingRun
+from tapforge_api.algorithm import Teacher
+from tapforge_api.model import ModelSource
 from tapforge_api.models import ServedModel
 
-from ..model_source.ref import ModelError, ModelRef, ModelRefused
+from ..model_source.ref import POLICY, TEACHER, ModelError, ModelRef, ModelRefused
 from ..model_source.resolve import pin
 from ..storage.object_storage import Conflict, StorageError, open_store
 from .assembly import ConfigurationError, SetupError
@@ -24,33 +26,45 @@ from .folder import write_atomically
 from .local_files import checkpoint_uri
 
 PINNED: Final = "model.json"
+#: of the teacher
+PINNED_TEACHER: Final = "teacher.json"
 
 
 def model_of(run: TrainingRun, folder: Path, *, keep: bool = False, served: ServedModel | None = None) -> ModelRef:
     """The initial weights, or those of a model that is served beside the policy, pinned. Later sessions of the run,
     whose folder it is, begin with the same ones. `keep`: also beside checkpoints in object storage. Blocks. Raises
     SetupError."""
-    source = run.spec.model.source if served is None else served.source
-    pinned_to = PINNED if served is None else f"model-{served.name}.json"
-    kept = folder / pinned_to
+    if served is not None:
+        kept = folder / f"model-{served.name}.json"
+        return _pinned(run, served.source, f"spec.models[{served.name}].source", kept, keep=keep)
+    return _pinned(run, run.spec.model.source, POLICY, folder / PINNED, keep=keep)
+
+
+def teacher_of(run: TrainingRun, folder: Path, *, keep: bool = False) -> ModelRef | None:
+    """The teacher, likewise; None: the run has none."""
+    taught = run.spec.algorithm.distillation
+    return None if taught is None else _pinned(run, taught.teacher, TEACHER, folder / PINNED_TEACHER, keep=keep)
+
+
+def _pinned(run: TrainingRun, source: ModelSource | Teacher, field: str, kept: Path, *, keep: bool) -> ModelRef:
     moves = source.hugging_face is not None or source.object_storage is not None
     uri = checkpoint_uri(run) if moves else None
     try:
         text = _text(kept) if moves else None
-        stored = open_store(uri).read(pinned_to) if uri is not None else None
+        stored = open_store(uri).read(kept.name) if uri is not None else None
         earlier = None if text is None else _parsed(text, str(kept))
         if earlier is None and stored is not None:
-            earlier = _parsed(stored[0], f"{uri}/{pinned_to}")
-        model = pin(source, earlier)
+            earlier = _parsed(stored[0], f"{uri}/{kept.name}")
+        model = pin(source, earlier, field)
         if not (model.commit or model.files):
             return model
         now = (json.dumps(model.pinned) + "\n").encode()
         if now != text:
-            folder.mkdir(parents=True, exist_ok=True)
+            kept.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(kept, now.decode())
         if keep and uri is not None and (stored is None or stored[0] != now):
             etag = None if stored is None else stored[1]
-            open_store(uri).put(pinned_to, now, if_none_match=etag is None, if_match=etag)
+            open_store(uri).put(kept.name, now, if_none_match=etag is None, if_match=etag)
     except ModelRefused as error:
         raise ConfigurationError(str(error)) from error
     except ModelError as error:

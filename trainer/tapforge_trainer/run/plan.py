@@ -43,6 +43,8 @@ class Plan:
     dtype: str
     #: a frozen copy of the initial policy, for the KL term
     reference: bool
+    #: of a distillation, and what it costs; "": there is none
+    teacher: str
     #: how engines get adapters, and why; empty: all weights are trained
     adapters: str
     #: whose log-probabilities stand for the policy that acted
@@ -57,7 +59,9 @@ class Plan:
     #: which tasks are practised more often than others
     sampler: str
 
+    #: 0: as many as the epochs have
     warm_start_answers: int
+    warm_start_epochs: int | None
     #: whose answers these are
     warm_start_of: str
     groups_per_update: int
@@ -138,6 +142,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         policy=shown_source(spec.model.source),
         dtype=spec.model.dtype or "bfloat16 on GPUs, float32 on CPUs",
         reference=spec.algorithm.kl.coefficient > 0,
+        teacher=_teacher(spec),
         adapters=_adapters(spec),
         old_logprobs="learner" if own else "engine",
         phones=_phones(run),
@@ -146,7 +151,8 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         practised=_practised(run),
         tasks=files.tasks if spec.tasks.file else spec.tasks.max_tasks,
         sampler=sampler_line(spec.tasks),
-        warm_start_answers=spec.warm_start.steps * spec.warm_start.batch_size if spec.warm_start else 0,
+        warm_start_answers=_imitated_answers(spec),
+        warm_start_epochs=None if spec.warm_start is None else spec.warm_start.epochs,
         warm_start_of=_imitated(spec),
         groups_per_update=rollout.groups_per_update,
         group_size=rollout.group_size,
@@ -196,6 +202,15 @@ def known_slots(source: EnvironmentSource, files: LocalFiles = NO_FILES) -> int 
     if source.urls is not None:
         return number_of(source.urls.list) if source.urls.list is not None else files.urls
     return None
+
+
+def _teacher(spec: TrainingRunSpec) -> str:
+    if spec.algorithm.distillation is None:
+        return ""
+    source = shown_source(spec.algorithm.distillation.teacher)
+    return (
+        f"{source}, frozen beside the policy on each rank; a forward pass of it, without gradients, over every update"
+    )
 
 
 def _adapters(spec: TrainingRunSpec) -> str:
@@ -302,14 +317,27 @@ def as_json(p: Plan) -> str:
     return json.dumps(asdict(p), indent=2)
 
 
+def _warm_start(p: Plan) -> str:
+    if p.warm_start_epochs is not None:
+        return f"{_count(p.warm_start_epochs, 'pass', 'passes')} over {p.warm_start_of}"
+    return f"{p.warm_start_answers:,} {p.warm_start_of}" if p.warm_start_answers else "none"
+
+
+def _imitated_answers(spec: TrainingRunSpec) -> int:
+    warm = spec.warm_start
+    return 0 if warm is None or warm.epochs is not None else warm.steps * warm.batch_size
+
+
 def _imitated(spec: TrainingRunSpec) -> str:
     if spec.warm_start is None or spec.warm_start.data is None:
         return "demonstrated answers"
-    return f"answers of the data set {spec.warm_start.data.path}"
+    held_out = spec.warm_start.data.held_out
+    measured = "" if held_out is None else f", measured on {held_out} after each pass"
+    return f"answers of the data set {spec.warm_start.data.path}{measured}"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+def _count(number: int, what: str, several: str = "") -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {several or what + 's'}"
 
 
 def _minutes(seconds: float) -> str:
@@ -330,12 +358,13 @@ def render(p: Plan) -> str:
         "loaded": f"{_count(p.ranks, 'learner rank')}, {_count(p.engines, 'engine')} with {cache}, {reference}",
         **({"models": f"{p.models}; {_count(p.gpus, 'GPU')} with the policy's"} if p.models else {}),
         **({"adapters": p.adapters} if p.adapters else {}),
+        **({"teacher": p.teacher} if p.teacher else {}),
         "phones": p.phones,
         "slots": f"{slots}; episodes at once: {at_once}; answers sampled at once: {p.sequences_at_once:,}",
         **{f"stage {number}": words for number, words in enumerate(p.stages, start=1)},
         **({} if p.stages else {"tasks": p.practised + (f" ({p.tasks:,} tasks)" if p.tasks is not None else "")}),
         **({} if p.stages else {"sampler": p.sampler}),
-        "warm start": f"{p.warm_start_answers:,} {p.warm_start_of}" if p.warm_start_answers else "none",
+        "warm start": _warm_start(p),
         "update": f"{p.groups_per_update:,} groups x {p.group_size:,} = {p.episodes_per_update:,} episodes, one sample "
         f"per step, {_count(p.optimizer_steps_per_update, 'optimizer step')}",
         **({"replay": p.replay} if p.replay else {}),

@@ -51,7 +51,16 @@ def algorithm_line(run: TrainingRun) -> str:
         name += ", states by executed actions"
     for what, fate in algorithm.truncated.model_dump().items():
         name += f", {what} at their limit masked" if fate == "masked" else ""
-    return f"{name}, {_loss(run)}, {kl}"
+    return f"{name}, {_loss(run)}, {kl}{_distilled(run)}"
+
+
+def _distilled(run: TrainingRun) -> str:
+    taught = run.spec.algorithm.distillation
+    if taught is None:
+        return ""
+    where = "added to advantages" if taught.kind == "k1" else "in the loss"
+    alone = ", rewards ignored" if taught.rewards == "ignored" else ""
+    return f", distillation {taught.weight:g} ({taught.kind}) {where}{alone}"
 
 
 def _loss(run: TrainingRun) -> str:
@@ -153,6 +162,8 @@ def _notes_on_advantages(spec: TrainingRunSpec) -> list[str]:
             why = "steps are compared with a critic's values"
         elif algorithm.signal == "reward":
             why = "algorithm.signal is reward"
+        elif algorithm.distillation is not None:
+            why = "the teacher teaches in each"
         if why:
             notes.append(f"rollout.dynamicSampling replaces groups that ended alike, but here they may teach: {why}")
     if algorithm.states == "actions":

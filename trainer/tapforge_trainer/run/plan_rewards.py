@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from urllib.parse import urlsplit
 
+from tapforge_api.algorithm import Teacher
 from tapforge_api.model import ModelSource
 from tapforge_api.rewards import RewardStream
 from tapforge_api.training_run import TrainingRunSpec
@@ -45,7 +46,7 @@ def models_line(spec: TrainingRunSpec) -> str:
     )
 
 
-def shown_source(source: ModelSource) -> str:
+def shown_source(source: ModelSource | Teacher) -> str:
     if source.path is not None:
         return f"the model in {source.path.folder}"
     if source.hugging_face is not None:

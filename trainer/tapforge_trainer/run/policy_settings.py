@@ -105,8 +105,16 @@ def answer_seconds(run: TrainingRun) -> float:
 
 
 def learner_settings(
-    run: TrainingRun, folder: Path, agent: Agent, machine: Machine, device: Device, source: ModelRef | None = None
+    run: TrainingRun,
+    folder: Path,
+    agent: Agent,
+    machine: Machine,
+    device: Device,
+    source: ModelRef | None = None,
+    teacher: Path | None = None,
+    teacher_source: ModelRef | None = None,
 ) -> LearnerSettings:
+    """`source` and `teacher_source` as in `engine_settings`; `teacher`: a distillation's, None: none is loaded."""
     spec = run.spec
     if spec.learner.attention == "flash-attn" and device == "cpu":
         raise ConfigurationError(ATTENTION_ON_CPUS)
@@ -120,6 +128,7 @@ def learner_settings(
         freeze_vision=spec.model.freeze_vision,
         lora=lora_settings(run),
         reference=spec.algorithm.kl.coefficient > 0,
+        teacher="" if teacher is None else str(teacher),
         critic=critic_of(spec.algorithm.critic),
         activation_checkpointing=device == "cuda"
         if spec.learner.activation_checkpointing is None
@@ -139,6 +148,7 @@ def learner_settings(
         start_seconds=spec.deadlines.start_seconds,
         update_seconds=spec.deadlines.update_seconds,
         source=source,
+        teacher_source=teacher_source,
     )
 
 

@@ -28,7 +28,7 @@ from ..records import Facts, GroupRecord, Sample
 from . import assembly, policy_settings
 from .assembly import ConfigurationError, SetupError
 from .folder import REFERENCE, ROLLOUT
-from .model_pin import model_of
+from .model_pin import model_of, teacher_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,11 +65,26 @@ def opened(
     except ModelError as error:
         raise SetupError(f"{error}; or name a folder with weights in --weights") from error
     agent = assembly.agent_of(run, model)
-    settings = policy_settings.learner_settings(run, model, agent, Machine.local(), "cpu")
+    teacher = _teacher(run, folder) if any(arm.spec.algorithm.distillation for arm in arms.values()) else None
+    settings = policy_settings.learner_settings(run, model, agent, Machine.local(), "cpu", teacher=teacher)
     pulls = any(arm.spec.algorithm.kl.coefficient for arm in arms.values())
     reference = str(folder / REFERENCE if (folder / REFERENCE).is_dir() else model)
     with gradients_of(settings, reference if pulls else None, Recording(folder / ROLLOUT).frames) as found:
         yield found
+
+
+def _teacher(run: TrainingRun, folder: Path) -> Path | None:
+    """The run's own, for all arms. Raises SetupError."""
+    source = teacher_of(run, folder)
+    if source is None:
+        raise ConfigurationError(
+            "algorithm.distillation of an arm needs a teacher, and the run has none: compare kinds and weights of runs "
+            "that were distilled"
+        )
+    try:
+        return resolve(source)
+    except ModelError as error:
+        raise SetupError(str(error)) from error
 
 
 def check_complete(folder: Path, groups: Sequence[GroupRecord], rules: BatchRules) -> None:

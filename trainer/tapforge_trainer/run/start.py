@@ -53,10 +53,11 @@ from .fleet import written
 from .learning_errors import rewarder_of
 from .local_files import checkpoint_uri, checkpoints_of
 from .model_errors import model_errors
-from .model_pin import model_of
+from .model_pin import model_of, teacher_of
 from .resuming import resumed_from
 from .served_models import models_placed, models_started, servers_of
 from .shutdown import StopSignal, together, unless_stopped
+from .teacher_check import teacher_errors
 
 log = logging.getLogger(__name__)
 #: in the run's folder: what engines and ranks write where they use GPUs
@@ -97,6 +98,8 @@ async def running(
     checkpoints_of(run, folder).parent.mkdir(parents=True, exist_ok=True)
     machine, device = await _device(run, telemetry, stop)
     source, model = await _model(run, folder, telemetry, weights, keep=place is not None)
+    teaches = learner and engines and run.spec.algorithm.distillation is not None
+    taught_by = await _teacher(run, folder, model, keep=place is not None) if teaches else (None, None)
     journal = await asyncio.to_thread(VerdictJournal, folder / VERDICTS) if engines and _judged(run) else None
     if journal is not None and journal.dropped is not None:
         telemetry.note(journal.dropped)
@@ -106,8 +109,9 @@ async def running(
     size = sum(file.size for file in source.files) / 2**30
     fetch = f"; a node that lacks {source.place} fetches {size:,.1f} GiB" if size else ""
     telemetry.phase(f"starting {'phones, engine and learner' if engines else 'the learner'}{fetch}", "Loading")
-    engine = policy_settings.engine_settings(run, model, rollouts.agent, machine, device, source) if engines else None
-    ranks = policy_settings.learner_settings(run, model, rollouts.agent, machine, device, source) if learner else None
+    here = run, model, rollouts.agent, machine, device, source
+    engine = policy_settings.engine_settings(*here) if engines else None
+    ranks = policy_settings.learner_settings(*here, *taught_by) if learner else None
     if device == "cuda":
         logs.mkdir(parents=True, exist_ok=True)
         engine = engine and replace(engine, log=str(logs / f"engine-{NUMBER}.log"))
@@ -188,6 +192,17 @@ async def _model(
     if wrong := model_errors(run, model):
         raise ConfigurationError("\n".join(wrong))
     return source, model
+
+
+async def _teacher(run: TrainingRun, folder: Path, policy: Path, *, keep: bool) -> tuple[Path | None, ModelRef | None]:
+    """A folder with the description of a distillation's teacher, and where each node has it from."""
+    source = await asyncio.to_thread(teacher_of, run, folder, keep=keep)
+    if source is None:
+        return None, None
+    teacher = await asyncio.to_thread(assembly.described, source)
+    if wrong := await asyncio.to_thread(teacher_errors, run, policy, teacher):
+        raise ConfigurationError("\n".join(wrong))
+    return teacher, source
 
 
 def _rollouts(

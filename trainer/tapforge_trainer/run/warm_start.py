@@ -1,11 +1,16 @@
-"""The supervised warm start: demonstrations, or the steps of a data set -> random batches -> cross-entropy."""
+"""The supervised warm start: demonstrations, or the steps of a data set -> random batches -> cross-entropy.
+
+With held-out steps their loss is measured after each pass over the data set; `after` is called then, with nothing being
+learned meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,14 +30,27 @@ from ..tasks.demonstrations import Demonstrations, demonstrate
 from ..tasks.selection import demonstrated_tasks
 from ..telemetry.progress import Progress
 from .context import RunContext
+from .held_out import Epoch, HeldOut
 from .shutdown import unless_stopped
 
 #: the samples of an optimizer step, and their frames
 _Batch = tuple[list[Sample], BatchFrames]
 #: of each optimizer step, the next one
 _Batches = Callable[[], Awaitable[_Batch]]
+#: what is done with an epoch
+After = Callable[[Epoch], Awaitable[None]]
+#: the same of a step that ends one, with its metrics
+_EpochEnded = Callable[[int, Mapping[str, float]], Awaitable[None]]
 #: batches of which nothing can be made, after which a data set is given up: one in ten steps may fail, of one a batch
 _EMPTY: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Optimizer steps, and those that end a pass over the data set; the last one does."""
+
+    steps: int
+    passes: frozenset[int] = frozenset()
 
 
 def imitated(settings: WarmStart) -> str:
@@ -40,7 +58,7 @@ def imitated(settings: WarmStart) -> str:
     return "a demonstrator" if settings.data is None else f"the data set {settings.data.path}"
 
 
-async def warm_start(context: RunContext, progress: Progress) -> None:
+async def warm_start(context: RunContext, progress: Progress, after: After | None = None) -> None:
     """Imitates a demonstrator on the run's tasks, or a data set; does nothing when an earlier session has done it."""
     spec = context.run.spec
     settings = spec.warm_start
@@ -48,17 +66,49 @@ async def warm_start(context: RunContext, progress: Progress) -> None:
         return
     started = time.monotonic()
     data = None if settings.data is None else await _opened(context, settings.data)
+    schedule, epoch = Schedule(settings.steps), None
     if data is not None:
         batches = _of_data(context, settings, data)
+        schedule = schedule_of(settings, len(data))
+        epoch = await _measuring(context, settings, after)
     else:
         batches = await _of_demonstrations(context, settings)
-    metrics = await unless_stopped(context.stop, _imitate(context.policy, batches, settings))
+    metrics = await unless_stopped(context.stop, _imitate(context.policy, batches, settings, schedule, epoch))
     progress.warm_started = True
     progress.version += 1
     progress.seconds_sft = time.monotonic() - started
     if data is not None and data.left_out.total:
         context.telemetry.event("imitation_left_out", steps=data.left_out.total, reasons=data.left_out.as_json())
     context.telemetry.event("warm_start", seconds=progress.seconds_sft, learner=metrics)
+
+
+def schedule_of(settings: WarmStart, answers: int) -> Schedule:
+    """`answers`: of the data set."""
+    size = min(settings.batch_size, answers)
+    steps = settings.steps if settings.epochs is None else math.ceil(settings.epochs * answers / size)
+    passed = (step for step in range(1, steps + 1) if step * size // answers > (step - 1) * size // answers)
+    return Schedule(steps, frozenset({*passed, steps}))
+
+
+async def _measuring(context: RunContext, settings: WarmStart, after: After | None) -> _EpochEnded | None:
+    """What is done after each pass over the data; None: nothing."""
+    if settings.data is None or settings.data.held_out is None:
+        return None
+    agent, path = context.rollout_setup.agent, Path(settings.data.held_out)
+    held_out = await asyncio.to_thread(HeldOut, agent, path, settings.data.outcomes)
+    number = 0
+
+    async def ended(step: int, metrics: Mapping[str, float]) -> None:
+        nonlocal number
+        number += 1
+        async with context.policy.learning() as learner:
+            epoch = Epoch(number, step, metrics["loss"], await held_out.loss(learner))
+        if after is None:
+            context.telemetry.event("imitation_epoch", **asdict(epoch))
+        else:
+            await after(epoch)
+
+    return ended
 
 
 async def _of_demonstrations(context: RunContext, settings: WarmStart) -> _Batches:
@@ -122,20 +172,24 @@ def _of_data(context: RunContext, settings: WarmStart, data: ImitationData) -> _
     return batch
 
 
-async def _imitate(policy: Policy, batches: _Batches, settings: WarmStart) -> dict[str, float]:
+async def _imitate(
+    policy: Policy, batches: _Batches, settings: WarmStart, schedule: Schedule, ended: _EpochEnded | None
+) -> dict[str, float]:
     """The metrics of the last step. The optimizer starts afresh afterwards: its moments of imitation would be wrong for
     what comes next."""
     metrics: dict[str, float] = {}
-    for step in range(1, settings.steps + 1):
+    for step in range(1, schedule.steps + 1):
         batch, frames = await batches()
-        update = UpdateSettings(learning_rate=_learning_rate(settings, step))
+        update = UpdateSettings(learning_rate=_learning_rate(settings, step, schedule.steps))
         async with policy.learning() as learner:
             metrics = await learner.supervised(batch, frames, update)
+        if ended is not None and step in schedule.passes:
+            await ended(step, metrics)
     await policy.forget_optimizer()
     return metrics
 
 
-def _learning_rate(settings: WarmStart, step: int) -> float:
+def _learning_rate(settings: WarmStart, step: int, steps: int) -> float:
     """Warmed up linearly, decayed along a cosine. Steps count from 1."""
     warm = min(1.0, step / max(1, settings.warmup_steps))
-    return settings.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * (step - 1) / settings.steps))
+    return settings.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * (step - 1) / steps))

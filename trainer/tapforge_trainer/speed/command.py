@@ -13,7 +13,7 @@ from tapforge_api import TrainingRun
 from ..learner.families import FolderError, Shape, shape_of
 from ..learner.flops import Costs
 from ..memory.advice import TEXT, with_overrides
-from ..memory.command import model_config
+from ..memory.command import model_config, teacher_shape
 from ..memory.engine import EngineLoad
 from ..memory.estimate import Card, UnknownCard, card_of, estimate, settings_of, visual_tokens
 from ..run.assembly import ConfigurationError
@@ -54,13 +54,14 @@ def plan_speed(run: TrainingRun, options: SpeedOptions, files: LocalFiles = NO_F
     try:
         shape = shape_of(model_config(run, options.config))
         card, memory, named = _card(run, options.gpu_memory)
+        teacher = teacher_shape(run)
         work, assumed = work_of(run, shape, files), assumed_of(run, options)
         low, high = both(work, assumed, card)
 
         def fits(other: Work) -> bool:
             split = (f"learner.ranks={other.ranks}", f"engine.replicas={other.engines}")
             changed = with_overrides(run, split)
-            return estimate(changed, shape, memory).fits
+            return estimate(changed, shape, memory, teacher=teacher).fits
 
         together = run.spec.placement.mode == "colocated"
         better = better_split(work, assumed, card, colocated=together, fits=fits)
@@ -82,6 +83,8 @@ def work_of(run: TrainingRun, shape: Shape, files: LocalFiles = NO_FILES) -> Wor
     frame = visual_tokens(run, shape)
     later = 1 - 1 / spec.learner.mini_batches if spec.algorithm.loss.anchor == "old" else 0.0
     before = settings.reference + bool(reads_line(spec)) + later
+    if (teacher := teacher_shape(run)) is not None:
+        before += teacher.parameters / shape.parameters
     return Work(
         Costs.of(shape),
         episodes=spec.rollout.groups_per_update * spec.rollout.group_size,

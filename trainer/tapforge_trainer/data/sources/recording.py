@@ -16,34 +16,47 @@ from ...frames.frame import FrameError
 from ...recording import ROLLOUT
 from ...recording.reader import Recording, RecordingError
 from ...records import EpisodeRecord
+from ..balance import Candidate, balanced
 from ..convert import Bad, Row, RowStep
 from ..episodes import DataError, wrong
 from ..episodes import Outcome as Ended
 
 
 def recording(
-    path: Path, /, *, successes: bool = False, per_template: int = 0, longest: int = 0
+    path: Path, /, *, successes: bool = False, per_template: int = 0, longest: int = 0, balance: bool = False
 ) -> Iterator[Row | Bad]:
     """`successes`: nothing else; `per_template`: at most so many of each, the first; `longest`: steps of an episode at
-    most. 0: no limit."""
+    most. 0: no limit. `balance`: templates and lengths alike (`balance.py`), of what is left."""
     found = Recording(path / ROLLOUT)
     if not found.exists:
         raise DataError(f"{path} has no recording: it is no folder of a run, or recorded nothing (spec.recording)")
+
+    def wanted(episode: EpisodeRecord) -> bool:
+        ended = episode.valid and (not successes or episode.outcome is Outcome.SUCCESS)
+        return ended and not (longest and len(episode.steps) > longest)
+
     taken: dict[str, int] = {}
     trees = dict[str, str]()
     try:
         trees.update(found.ui_trees())
+        kept = None
+        if balance:
+            candidates = (Candidate(e.id, template_of(e), len(e.steps)) for e in found.episodes() if wanted(e))
+            kept = balanced(candidates)
         for episode in found.episodes():
-            if not episode.valid or (successes and episode.outcome is not Outcome.SUCCESS):
-                continue
-            template = f"{episode.task.suite}/{episode.task.template}"
-            if (longest and len(episode.steps) > longest) or (per_template and taken.get(template, 0) >= per_template):
+            template = template_of(episode)
+            full = per_template and taken.get(template, 0) >= per_template
+            if not wanted(episode) or full or (kept is not None and episode.id not in kept):
                 continue
             row = row_of(found, episode, trees, path.name)
             taken[template] = taken.get(template, 0) + isinstance(row, Row)
             yield row
     except RecordingError as error:
         raise DataError(str(error)) from error
+
+
+def template_of(episode: EpisodeRecord) -> str:
+    return f"{episode.task.suite}/{episode.task.template}"
 
 
 def row_of(found: Recording, episode: EpisodeRecord, trees: Mapping[str, str], run: str) -> Row | Bad:

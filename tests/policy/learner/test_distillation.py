@@ -1,0 +1,116 @@
+"""A frozen teacher beside the policy: its log-probabilities are its own, and each kind moves the policy towards it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_samples import PlainFrames, Tiny, one_rank
+
+from tapforge_trainer.algorithms.distillation import Distillation
+from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.learner.batch_loss import DeviceFigures
+from tapforge_trainer.learner.batches import plan_micro_batches
+from tapforge_trainer.learner.metrics import UpdateMetrics
+from tapforge_trainer.learner.rank import MiniBatch, Rank
+from tapforge_trainer.learner.sharding import unsharded
+from tapforge_trainer.placement.settings import LoraSettings, UpdateSettings
+from tapforge_trainer.tiny.folder import write_model
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("teacher") / "tiny"
+    write_model(folder, 7)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights["model.language_model.embed_tokens.weight"] *= 0.25  # as flat as the policy
+    save_file(weights, path, {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def work(tiny: Tiny) -> tuple[Any, MiniBatch, PlainFrames]:
+    """Answers with screens, no screen and several."""
+    samples, frames = tiny.mixed(5)
+    data = tiny.token_batch(samples)
+    counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in samples)
+    return data, MiniBatch(tuple(plan_micro_batches(data.lengths, 1, 8192)[0]), counts), PlainFrames(frames)
+
+
+def logprobs(rank: Rank, work: Any) -> np.ndarray:
+    data, batch, frames = work
+    return rank.logprobs(data, frames, batch.plans, 0.8)
+
+
+def distil(rank: Rank, work: Any, steps: int, taught: Distillation, rate: float = 3e-3) -> list[float]:
+    """The divergence from the teacher before each step."""
+    data, batch, frames = work
+    objective = Objective(importance_cap=None, distillation=taught)
+    settings = UpdateSettings(objective=objective, learning_rate=rate, temperature=0.8)
+    return [rank.update(data, frames, [batch], settings, step).sums["distillation_kl"] for step in range(steps)]
+
+
+def test_the_teacher_reads_the_policys_tokens_as_it_reads_its_own(tiny: Tiny, teacher: Path, work: Any) -> None:
+    with one_rank(dataclasses.replace(tiny, folder=teacher)) as rank:
+        expected = logprobs(rank, work)
+    with one_rank(tiny, teacher=str(teacher)) as rank:
+        data, batch, frames = work
+        own = logprobs(rank, work)
+        found = rank.read(rank.teacher, data, frames, batch.plans, 0.8)[0]
+        (kl,) = distil(rank, work, 1, Distillation("k2", alone=True))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert kl == pytest.approx(float((own - expected).mean()), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["k2", "k3"])
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=8, alpha=16.0)])
+def test_the_policy_moves_towards_its_teacher(
+    tiny: Tiny, teacher: Path, work: Any, kind: Any, lora: LoraSettings | None
+) -> None:
+    with one_rank(tiny, teacher=str(teacher), lora=lora) as rank:
+        data, batch, frames = work
+        taught = rank.read(rank.teacher, data, frames, batch.plans, 0.8)[0]
+        before = np.abs(logprobs(rank, work) - taught).mean()
+        distil(rank, work, 12, Distillation(kind, alone=True), rate=1e-2 if lora else 3e-3)
+        after = np.abs(logprobs(rank, work) - taught).mean()
+        again = rank.read(rank.teacher, data, frames, batch.plans, 0.8)[0]
+    assert after < 0.6 * before
+    assert np.array_equal(again, taught)  # the teacher learns nothing
+
+
+def test_a_step_of_k1_is_a_step_of_k2_and_adds_to_what_rewards_teach(tiny: Tiny, teacher: Path, work: Any) -> None:
+    """At a ratio of 1 both have the gradient of the reverse KL; with rewards kept theirs is added."""
+
+    with one_rank(tiny, teacher=str(teacher)) as rank:
+
+        def gradient(taught: Distillation | None) -> torch.Tensor:
+            data, batch, frames = work
+            objective = Objective(importance_cap=None, distillation=taught)
+            settings = UpdateSettings(objective=objective, temperature=0.8, off_policy=True)
+            figures = DeviceFigures(metrics := UpdateMetrics())
+            ((_, loss),) = rank.losses(data, frames, [batch], settings, figures)
+            rank.accumulate(data, frames, batch, settings, loss, metrics, figures)
+            found = [p.grad for p in rank.policy.parameters() if p.grad is not None]
+            return torch.cat([unsharded(one).flatten() for one in found])
+
+        k1, k2 = (gradient(Distillation(kind, 0.5, alone=True)) for kind in ("k1", "k2"))
+        rewards, both = gradient(None), gradient(Distillation("k1", 0.5))
+    torch.testing.assert_close(k1, k2, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(both, rewards + k1, rtol=1e-3, atol=1e-5)
+
+
+def test_a_distillation_needs_a_teacher(tiny: Tiny, work: Any) -> None:
+    with one_rank(tiny) as rank, pytest.raises(ValueError, match="was started without a teacher"):
+        distil(rank, work, 1, Distillation())
+
+
+def test_a_loss_that_selects_by_advantages_of_a_whole_step_has_no_k1() -> None:
+    with pytest.raises(ValueError, match="the loss clip_cov selects by advantages .* use kind k2 or k3"):
+        Objective(loss="clip_cov", distillation=Distillation("k1"))
+    Objective(loss="clip_cov", distillation=Distillation("k3"))

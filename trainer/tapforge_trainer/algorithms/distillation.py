@@ -1,0 +1,43 @@
+"""What a teacher's log-probabilities of the policy's own tokens do to the loss. Plain data and arithmetic, no torch.
+
+With d = logp - teacher, whose mean over the policy's own tokens is the reverse KL, KL(policy || teacher):
+
+    k1    -weight * d is added to each token's advantage, a constant: the policy gradient of the reverse KL
+          (arXiv:2306.13649; slime `apply_opd_kl_to_advantages`, NeMo-RL `OPDAdvantageEstimator`, verl
+          `use_policy_gradient`)
+    k2    weight * d^2 / 2 is a term of the loss: the same gradient on policy, without clip (verl)
+    k3    weight * min(exp(-d) + d - 1, 10) is a term of the loss, with its own gradient (verl's default)
+
+d is of the policy as it is at each optimizer step. `alone`: advantages of rewards count 0, and the teacher is all that
+is learned from.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+#: of the reverse KL
+DistillationKind = Literal["k1", "k2", "k3"]
+
+
+@dataclass(frozen=True, slots=True)
+class Distillation:
+    kind: DistillationKind = "k1"
+    weight: float = 1.0
+    #: rewards teach nothing
+    alone: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(DistillationKind):
+            raise ValueError(
+                f"distillation kind is {self.kind!r}; it is one of {', '.join(get_args(DistillationKind))}"
+            )
+        if not 0.0 < self.weight < math.inf:
+            raise ValueError(f"distillation weight is {self.weight}; it must be over 0")
+
+    def advantage(self, advantage: Any, logp: Any, teacher: Any) -> Any:
+        """[tokens], in arrays or tensors without gradient: what each token is pushed by."""
+        own = 0.0 * advantage if self.alone else advantage
+        return own + self.weight * (teacher - logp) if self.kind == "k1" else own
