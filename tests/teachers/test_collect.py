@@ -64,7 +64,8 @@ async def collected(tmp_path: Path, server: TeacherServer, run: TrainingRun | No
         options = CollectOptions(
             **{"teacher": url, "model": "teacher", "into": tmp_path / "set", "episodes": 6} | given
         )
-        await collect_session(run or run_of(), tmp_path / "runs", StopSignal(10), options, said.append)
+        code = await collect_session(run or run_of(), tmp_path / "runs", StopSignal(10), options, said.append)
+    assert code == (len(DataFolder(tmp_path / "set")) < options.episodes), "fewer than were asked for are a failure"
     return said
 
 
@@ -192,6 +193,22 @@ async def test_a_budget_of_tokens_ends_it_with_what_there_is(tmp_path: Path) -> 
     said = await collected(tmp_path, teacher_of(run_of()), episodes=50, max_tokens=4000)
     assert 0 < len(DataFolder(tmp_path / "set")) < 50
     assert any("--max-tokens 4,000 are used" in line for line in said)
+    # again, nothing is begun, and what there is stays
+    ledger = (tmp_path / "set" / "collect.jsonl").read_bytes()
+    again = await collected(tmp_path, silent := teacher_of(run_of()), episodes=50, max_tokens=4000)
+    assert any("--max-tokens 4,000 are used" in line for line in again) and silent.requests == 0
+    assert (tmp_path / "set" / "collect.jsonl").read_bytes() == ledger
+
+
+async def test_what_an_earlier_episode_says_is_replaced_by_another(tmp_path: Path) -> None:
+    """There are five tasks: from the sixth on what is played says nothing new, and is not counted as kept."""
+    named = run_of("spec.tasks.maxTasks=5")
+    said = await collected(tmp_path, teacher_of(run_of()), named, episodes=4)
+    assert len(DataFolder(tmp_path / "set")) == 4
+    said = await collected(tmp_path, teacher_of(run_of()), named, episodes=8, max_episodes=12)
+    found = list(DataFolder(tmp_path / "set"))
+    assert len({episode.content for episode in found}) == len(found) == 5, said
+    assert any("x says what another one says" in line for line in said), said
 
 
 async def test_a_judge_says_what_went_well_where_no_verifier_is_asked(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from ..data.sources.recording import row_of
 from ..judges.endpoint import public
 from ..recording.reader import Recording
 from ..recording.retention import Retention
+from ..records import EpisodeRecord
 from ..rollout.worker import RolloutWorker
 from ..tasks.selection import training_tasks
 from ..teachers.agent import TeacherAgent
@@ -73,7 +74,8 @@ _SHARE: Final = 0.1
 async def collect_session(
     run: TrainingRun, runs: Path, stop: StopSignal, options: CollectOptions, say: Callable[[str], None]
 ) -> int:
-    """Raises SetupError for what can't work, Interrupted when a stop was requested."""
+    """The exit code: 1 where it ended with fewer episodes than were asked for, which are a data set all the same.
+    Raises SetupError for what can't work, Interrupted when a stop was requested."""
     folder, why = options.into, ""
     if run.spec.environment.source.dataset is not None:
         raise ConfigurationError("spec.environment.source.dataset has no phone that a teacher could play on")
@@ -105,7 +107,7 @@ async def collect_session(
         say(f"{folder}: {made.episodes:,} episodes, {made.steps:,} steps of {options.model}")
         for line in made.rejected.lines():
             say(f"left out {line}")
-    return 0
+    return 0 if made.episodes >= options.episodes else 1
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------------
@@ -209,6 +211,8 @@ async def _collect(
         response_tokens=options.answer_tokens,
     )
     try:
+        if spent := teacher.spent:
+            return spent
         await unless_stopped(stop, together(slots.start()))
         while True:
             found = await asyncio.to_thread(_found, options.into, ledger, options.keep)
@@ -218,6 +222,8 @@ async def _collect(
                 return ""
             if wanted <= 0:
                 return f"--max-episodes {options.most:,} are played"
+            if spent := teacher.spent:
+                return spent
             numbers = _next_numbers(ledger, found, wanted)
             part = ledger.begin(numbers)
             say(f"{len(found.kept):,} of {options.episodes:,} episodes are kept; playing {len(numbers):,} tasks")
@@ -283,6 +289,8 @@ class _Found:
     #: numbers of tasks with a valid episode
     done: set[int] = field(default_factory=set)
     valid: int = 0
+    #: what those that are kept say
+    contents: set[str] = field(default_factory=set)
     #: of all that were not kept
     reasons: Counter[str] = field(default_factory=Counter)
     answers: AnswerStatistics = field(default_factory=AnswerStatistics)
@@ -304,13 +312,22 @@ def _found(folder: Path, ledger: Ledger, keep: str) -> _Found:
                 continue
             number = numbers[int(episode.group.rpartition("-")[2])]
             found.valid += 1
-            if (keep == "all" or episode.outcome is Outcome.SUCCESS) and number not in found.done:
-                found.kept.append(_Kept(number, part, episode.id))
-            else:
+            if not (keep == "all" or episode.outcome is Outcome.SUCCESS) or number in found.done:
                 found.reasons[f"failure ({episode.reason.value})"] += 1
+            elif (says := _says(episode)) in found.contents:
+                found.reasons["says what another one says"] += 1
+            else:
+                found.contents.add(says)
+                found.kept.append(_Kept(number, part, episode.id))
             found.done.add(number)
     found.kept.sort(key=lambda one: one.number)
     return found
+
+
+def _says(episode: EpisodeRecord) -> str:
+    """Equal for episodes of which a data set takes one (`data/episodes.py:Episode.content`)."""
+    steps = [(step.frames[-1], step.action) for step in episode.steps]
+    return hashlib.sha256(json.dumps([episode.task.goal, steps], sort_keys=True).encode()).hexdigest()
 
 
 def _lines(chat: ChatAgent, ledger: Ledger, found: _Found) -> Iterator[str]:

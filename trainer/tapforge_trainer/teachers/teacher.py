@@ -62,13 +62,20 @@ class Teacher:
         self._usage = Usage()
         self._missing = 0
 
+    @property
+    def spent(self) -> str:
+        """Why nothing is asked any more, in words; "": it is."""
+        if self._max_tokens is None or self._ledger.tokens < self._max_tokens:
+            return ""
+        return f"--max-tokens {self._max_tokens:,} are used ({self._ledger.tokens:,}); raise it to go on"
+
     async def close(self) -> None:
         await self._endpoints.close()
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """Raises TeacherError."""
-        if self._max_tokens is not None and self._ledger.tokens >= self._max_tokens:
-            raise BudgetUsed(f"--max-tokens {self._max_tokens:,} are used ({self._ledger.tokens:,}); raise it to go on")
+        if spent := self.spent:
+            raise BudgetUsed(spent)
         try:
             text, finish, asked, said = await self._endpoints.of(self._model).ask(
                 self._wire.path,
