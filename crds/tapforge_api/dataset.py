@@ -40,9 +40,12 @@ class DataSet(Spec):
     """Recorded steps instead of phones: each task is a step of a data set (`tapforge data`), shown as it was recorded,
     and an episode is one answer to it."""
 
-    path: Path = Field(description="folder of the data set that is practised")
+    path: Path = Field(
+        description="folder of the data set that is practised, or a URI: s3://BUCKET/FOLDER, "
+        "hf://datasets/OWNER/NAME@REVISION/FOLDER; what a URI names is pinned as a model is",
+    )
     held_out: Path | None = Field(
-        None, description="folder of the one that is measured on; without it the same, and nothing is held out"
+        None, description="folder or URI of the one that is measured on; without it the same, and nothing is held out"
     )
     outcomes: Annotated[
         tuple[Literal["success", "failure", "unknown"], ...], Field(min_length=1, max_length=3), UNIQUE

@@ -22,13 +22,13 @@ Ended = Literal["success", "failure", "unknown"]
 class ImitationData(Spec):
     """A data set that is imitated: recordings, people, published files (`tapforge data`)."""
 
-    path: Path = Field(description="folder of the data set")
+    path: Path = Field(description="folder of the data set, or its URI")
     outcomes: Annotated[tuple[Ended, ...], Field(min_length=1, max_length=3), UNIQUE] = Field(
         ("success", "unknown"), description="of the episodes that are imitated; unknown: the data doesn't say"
     )
     held_out: Path | None = Field(
         None,
-        description="folder of a data set that isn't imitated: after each pass over the other one its loss is "
+        description="folder or URI of a data set that isn't imitated: after each pass over the other one its loss is "
         "measured, by `tapforge sft` also type and parameters of answers to it, and the best model is kept",
     )
 

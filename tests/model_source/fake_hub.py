@@ -72,9 +72,11 @@ class _Handler(BaseHTTPRequestHandler):
             fake.busy -= 1
             return self._say(503, b"busy", body)
         parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
-        api = parts[:2] == ["api", "models"]
+        api = parts[:1] == ["api"]
+        of_data = parts[1 if api else 0] == "datasets"
+        parts = parts[1:] if of_data and not api else parts
         name = "/".join(parts[2:4] if api else parts[:2])
-        found = fake.repositories.get(name)
+        found = fake.repositories.get(f"datasets/{name}" if of_data else name)
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if found is None:
             return self._say(404 if token else 401, b"", body, {"X-Error-Code": "RepoNotFound"})

@@ -37,7 +37,7 @@ from .phone import phone
 from .preset import in_plan, preset
 from .reading import LOCAL_PATH, RUNS, Commands, FileCommand, file_option, overridable, read_run
 from .relearn import compare, relearn, rescore
-from .stoppable import checked, loaded_run, log, stoppable
+from .stoppable import checked, loaded_run, log, stoppable, with_its_data
 from .tasks import REGIMES, tasks
 from .waiting import saying
 
@@ -141,7 +141,7 @@ def plan(
 
     from ..run.plan import as_json, render
 
-    loaded = loaded_run(file, overrides)
+    loaded = with_its_data(loaded_run(file, overrides), runs)
     found = checked(loaded, runs)
     if wrong := cluster_gpus_error(loaded.spec):  # `run` on this machine pays no attention to the cluster's
         raise Wrong(wrong)
@@ -180,7 +180,7 @@ def run(file: Path, overrides: tuple[str, ...], runs: Path, restarts: int, grace
         attempt = RunAttempt.of(beginning(os.environ))
     if attempt is not None:
         sys.exit(_driven(attempt, lambda: read_run(file, overrides), grace))
-    loaded = loaded_run(file, overrides)
+    loaded = with_its_data(loaded_run(file, overrides), runs)
     checked(loaded, runs)
     from ..session import run_session
     from ..telemetry.telemetry import ProgressView
@@ -209,7 +209,7 @@ def sft(
     file: Path, overrides: tuple[str, ...], runs: Path, recorded: Path | None, successes: bool, balance: bool
 ) -> None:
     """Only the supervised warm start of a run; writes the model to RUNS/NAME/sft."""
-    loaded = loaded_run(file, overrides)
+    loaded = with_its_data(loaded_run(file, overrides), runs)
     if recorded is None and (successes or balance):
         raise Wrong("--successes and --balance choose among what --from names: give it, too")
     from ..run.sft import imitating, sft_session
@@ -241,7 +241,7 @@ def evaluate(
     """Measure success on the run's evaluation tasks; prints JSON."""
     if passes is not None and not regimes:
         raise click.UsageError("--passes is about --regimes: add it, or leave --passes out")
-    loaded = loaded_run(file, overrides)
+    loaded = with_its_data(loaded_run(file, overrides), runs)
     checked(loaded, runs)
     from ..session import eval_session
 

@@ -26,6 +26,14 @@ def loaded_run(file: Path, overrides: tuple[str, ...]) -> TrainingRun:
         return read_run(file, overrides)
 
 
+def with_its_data(run: TrainingRun, runs: Path) -> TrainingRun:
+    """With a folder in place of each data set that lies elsewhere; ends the command where one can't be had."""
+    from ..run.data_pin import with_data
+
+    with as_message(), saying(f"fetching what {run.metadata.name} learns from"):
+        return with_data(run, runs)
+
+
 def checked(run: TrainingRun, runs: Path) -> Any:
     """The plan, with what the files that the run names hold; ends the command with what is wrong with them."""
     from ..run.assembly import inspect

@@ -23,6 +23,7 @@ from tapforge_envs.slots.source import SlotError
 
 from ..learner.checkpoint_storage import CheckpointError, CheckpointFolder, place_of
 from ..run.assembly import ConfigurationError, inspect
+from ..run.data_pin import with_data
 from ..run.local_files import checkpoint_uri, checkpoints_of, folder_of
 from ..run.shutdown import Interrupted, StopReason, StopSignal, failure_of, run_until_aborted
 from ..session import run_session
@@ -109,6 +110,7 @@ async def _train(
     view.resume(Progress() if saved is None else await asyncio.to_thread(progress_of, saved), saved)
     if saved is not None:
         run = _with_checkpoints(run, resume_from=None)
+    run = await asyncio.to_thread(with_data, run, runs)
     await asyncio.to_thread(inspect, run, runs)
     # The limit that ends or suspends the run by its file may have been edited since: the answer says.
     limits, done = run.spec.stop, progress_of(view.saved) if view.saved is not None else Progress()

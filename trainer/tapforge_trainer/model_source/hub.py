@@ -55,10 +55,10 @@ def pinned(found: HuggingFaceModel, earlier: dict[str, Any] | None, field: str =
     texts = partial(
         snapshot_download, found.repo, revision=revision, allow_patterns=list(TEXTS), ignore_patterns=["*/*"]
     )
-    ref = replace(ref, commit=Path(_hub_call(ref, texts)).name)
+    ref = replace(ref, commit=Path(hub_call(ref, texts)).name)
     try:
         ask = partial(HfApi().model_info, found.repo, revision=ref.commit, files_metadata=True, timeout=30.0)
-        info = _hub_call(ref, ask)
+        info = hub_call(ref, ask)
     except ModelError:
         return ref
     return complete(
@@ -106,7 +106,7 @@ def fetched(ref: ModelRef, weights: bool, seconds: float) -> Path:
             files = [file for file in ref.files if wanted(file.name, weights)]
             missing = sum(file.size for file in files if not (snapshot / file.name).exists())
             enough_room(ref, missing, cache, "HF_HOME")
-            folder = Path(_hub_call(ref, fetch))
+            folder = Path(hub_call(ref, fetch))
     return folder
 
 
@@ -117,7 +117,7 @@ def _offline(ref: ModelRef) -> ModelRefused:
     return ModelRefused(f"{ref.shown}: HF_HUB_OFFLINE is set, and {where} does not hold all of it: {_BY_HAND}")
 
 
-def _hub_call(ref: ModelRef, call: Callable[[], T]) -> T:
+def hub_call(ref: ModelRef, call: Callable[[], T]) -> T:
     """What the hub answers, or a ModelError that says what to do about it."""
     from huggingface_hub.errors import (
         EntryNotFoundError,

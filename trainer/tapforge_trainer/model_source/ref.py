@@ -48,8 +48,8 @@ class ModelFile:
 class ModelRef:
     """Where each node gets the model from, pinned."""
 
-    #: a reference of the KL term has files in object storage as a model has
-    kind: Literal["tiny", "folder", "hub", "storage", "reference"]
+    #: a reference of the KL term has files in object storage as a model has, and so has a data set, in subfolders too
+    kind: Literal["tiny", "folder", "hub", "storage", "reference", "data"]
     #: folder, OWNER/NAME or URI
     place: str = ""
     #: commit of a repository
@@ -65,6 +65,8 @@ class ModelRef:
     @property
     def named(self) -> str:
         """Its field of the spec."""
+        if self.kind == "data":
+            return self.source
         names = {"tiny": "tiny", "folder": "path.folder", "hub": "huggingFace", "storage": "objectStorage.uri"}
         return "the KL term's reference" if self.kind == "reference" else f"{self.source}.{names[self.kind]}"
 

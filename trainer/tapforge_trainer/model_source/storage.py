@@ -29,7 +29,7 @@ def pinned(uri: str, earlier: dict[str, Any] | None, field: str = POLICY) -> Mod
     ref = ModelRef("storage", uri.rstrip("/"), source=field)
     if earlier is not None and (earlier["kind"], earlier["place"]) == ("storage", ref.place):
         return replace(ref, files=tuple(ModelFile(*file) for file in earlier["files"]))
-    with _said(ref):
+    with storage_said(ref):
         found = open_store(ref.place).list()
     files = tuple(ModelFile(one.path, one.size, one.etag) for one in found if wanted(one.path))
     if not found:
@@ -39,7 +39,7 @@ def pinned(uri: str, earlier: dict[str, Any] | None, field: str = POLICY) -> Mod
 
 def fetched(ref: ModelRef, root: Path, weights: bool, seconds: float) -> Path:
     """The folder on this node, below `root`. Raises ModelError."""
-    files = [file for file in ref.files if wanted(file.name, weights)]
+    files = [file for file in ref.files if ref.kind == "data" or wanted(file.name, weights)]
     identity = json.dumps([ref.place, [[file.name, file.size, file.etag] for file in files]])
     name = f"{ref.place.rsplit('/', 1)[-1]}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     folder, growing = root / name, root / f"{name}.partial"
@@ -48,12 +48,12 @@ def fetched(ref: ModelRef, root: Path, weights: bool, seconds: float) -> Path:
     with one_process(root / f"{name}.lock", ref, seconds):
         if not _missing(folder, files):
             return folder
-        with _said(ref):
+        with storage_said(ref):
             if folder.exists():  # somebody took files out of it
                 folder.rename(growing)
             growing.mkdir(exist_ok=True)
-            for path in growing.iterdir():
-                if path.name not in {file.name for file in files}:
+            for path in _files(growing):
+                if str(path.relative_to(growing)) not in {file.name for file in files}:
                     path.unlink()  # of a transfer that was killed
             missing = _missing(growing, files)
             enough_room(ref, sum(file.size for file in missing), root, "TAPFORGE_CACHE")
@@ -63,13 +63,19 @@ def fetched(ref: ModelRef, root: Path, weights: bool, seconds: float) -> Path:
 
 
 def _missing(folder: Path, files: Sequence[ModelFile]) -> list[ModelFile]:
-    there = {path.name: path.stat().st_size for path in folder.iterdir()} if folder.is_dir() else {}
+    there = {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
     return [file for file in files if there.get(file.name) != file.size]
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def _fetch(ref: ModelRef, missing: Sequence[ModelFile], folder: Path) -> None:
     store = open_store(ref.place)
     _unchanged(ref, store, missing)
+    for file in missing:
+        (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_FILES, "fetch") as threads:
         for work in [threads.submit(store.get, file.name, folder / file.name) for file in missing]:
             work.result()
@@ -86,13 +92,13 @@ def _unchanged(ref: ModelRef, store: Store, files: Sequence[ModelFile]) -> None:
     now = {one.path: one.etag for one in store.list()}
     if changed := [file.name for file in files if now.get(file.name) != file.etag]:
         raise ModelRefused(
-            f"{ref.shown}: {', '.join(changed[:4])} has changed since the run began: put the new model into another "
+            f"{ref.shown}: {', '.join(changed[:4])} has changed since the run began: put the new one into another "
             "folder, and give its run another name"
         )
 
 
 @contextmanager
-def _said(ref: ModelRef) -> Iterator[None]:
+def storage_said(ref: ModelRef) -> Iterator[None]:
     try:
         yield
     except StorageError as error:

@@ -24,6 +24,7 @@ import yaml
 from tapforge_api import SpecError, TrainingRun, dump_set, load, to_yaml
 
 from .. import recording
+from ..data.remote import identity
 from ..telemetry.telemetry import EVENTS
 from .assembly import ConfigurationError, SetupError
 from .named_paths import as_written_down
@@ -170,6 +171,9 @@ def _learned(run: TrainingRun) -> dict[str, Any]:
             walk(member, f"spec.{name}")
     if (recorded := run.spec.environment.source.dataset) is not None:  # which is its tasks and rewards, and no phones
         walk(recorded.model_dump(mode="json", by_alias=True), "spec.environment.source.dataset")
+        for name in ("path", "heldOut"):
+            place = found.get(f"spec.environment.source.dataset.{name}")
+            found[f"spec.environment.source.dataset.{name}"] = None if place is None else identity(place)
     # Earlier versions wrote its default, 2, into what a cluster carries out; now it depends on other fields.
     found["spec.algorithm.loss.importanceCap"] = run.spec.algorithm.loss.weight_cap
     return found
