@@ -94,6 +94,39 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
 
 @data.command()
 @click.argument("folder", type=LOCAL_PATH)
+@click.option("-o", "--out", type=LOCAL_PATH, help="a new folder; default: in place")
+@click.option("--text", "texts", multiple=True, metavar="REGEX", help="replaced by [redacted] in all texts")
+@click.option("--box", "boxes", multiple=True, metavar="L,T,R,B", help="of every screen, in shares of it: made black")
+@click.option("--episode", "only", multiple=True, metavar="ID", help="only in this one")
+def redact(
+    folder: Path, out: Path | None, texts: tuple[str, ...], boxes: tuple[str, ...], only: tuple[str, ...]
+) -> None:
+    """Take private words and places of screens out of a data set."""
+    from ..data.redact import redact as redacted
+    from ..data.redact import rules_of
+
+    if not (texts or boxes):
+        raise click.UsageError("give --text or --box: what is to be taken out")
+    with as_message(), saying(f"redacting {folder}"):
+        found = redacted(folder, out, rules_of(boxes=boxes, texts=texts, only=only))
+    click.echo(f"{out or folder}: {found.screens:,} screens and {found.texts:,} texts of {found.episodes:,} episodes")
+
+
+@data.command()
+@click.argument("folder", type=LOCAL_PATH)
+@click.option("--episode", "episodes", multiple=True, required=True, metavar="ID", help="that goes; may be repeated")
+def delete(folder: Path, episodes: tuple[str, ...]) -> None:
+    """Delete episodes of a data set with their screens, in place."""
+    from ..data.redact import redact as redacted
+    from ..data.redact import rules_of
+
+    with as_message(), saying(f"deleting from {folder}"):
+        found = redacted(folder, None, rules_of(deleted=episodes))
+    click.echo(f"{folder}: {found.episodes:,} episodes, {found.deleted:,} are deleted")
+
+
+@data.command()
+@click.argument("folder", type=LOCAL_PATH)
 @click.option("-o", "--out", type=LOCAL_PATH, required=True, help="the parquet file")
 def export(folder: Path, out: Path) -> None:
     """Write a parquet file, a row per step with its screen, that Hugging Face's tools read."""
