@@ -329,7 +329,10 @@ def test_the_whole_text() -> None:
         "tasks       suite quickstart, split train, templates a",
         "sampler     uniform, every task in its turn",
         "warm start  9,600 demonstrated answers",
-        "update      16 groups x 8 = 128 episodes, one sample per step, 1 optimizer step",
+        (
+            "update      16 groups x 8 = 128 episodes, a sequence per step, joined where prompts extend each other, 1 "
+            "optimizer step"
+        ),
         (
             "staleness   at most 1 version: up to 32 groups in flight; old log-probabilities from the learner; new "
             "weights arrive mid-episode"

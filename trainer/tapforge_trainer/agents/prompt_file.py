@@ -73,7 +73,7 @@ class PromptFile:
         from jinja2 import meta
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        self._path = path
+        self.path = path
         self._names = {name for name in VARIABLES if image_allowed or name != "image"}
         self._use(secrets.token_hex(16))
         environment = ImmutableSandboxedEnvironment(
@@ -128,7 +128,7 @@ class PromptFile:
     def system(self, about: PromptVariables) -> tuple[Part, ...]:
         parts = self._rendered("system", about)
         if IMAGE in parts:
-            raise PromptFileError(f"the prompt file {self._path} puts the image into the system message")
+            raise PromptFileError(f"the prompt file {self.path} puts the image into the system message")
         return parts
 
     def user(self, about: PromptVariables) -> tuple[Part, ...]:
@@ -142,7 +142,7 @@ class PromptFile:
         try:
             text = "".join(root(context))
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise PromptFileError(f"the prompt file {self._path} can't be rendered: {error}") from error
+            raise PromptFileError(f"the prompt file {self.path} can't be rendered: {error}") from error
         return self._parts(text.removesuffix("\n") if block is None else text)
 
     def _values(self, about: PromptVariables) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class PromptFile:
 
     def _filtered(self) -> PromptFileError:
         return PromptFileError(
-            f"the prompt file {self._path} passes text with a variable's value through a filter or a test: filter the "
+            f"the prompt file {self.path} passes text with a variable's value through a filter or a test: filter the "
             "variable itself, as in {{ goal | upper }}"
         )
 
@@ -186,7 +186,7 @@ class PromptFile:
                 depth -= 1
             elif piece == self._image:
                 if IMAGE in parts:
-                    raise PromptFileError(f"the prompt file {self._path} names image twice")
+                    raise PromptFileError(f"the prompt file {self.path} names image twice")
                 parts.append(IMAGE)
             elif self._mark in piece.lower():
                 raise self._filtered()

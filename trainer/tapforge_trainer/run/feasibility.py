@@ -58,6 +58,8 @@ class ModelFacts:
     adapter_refused: str = ""
     #: why engines take no LoRA adapters of such a model alone; "": they do
     merged_only: str = ""
+    #: why steps of a history in blocks don't extend each other, as far as it is known
+    broken: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,11 @@ def _model_odd(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
     field, fewest = "model.adapter.historyImages", 1
     if blocks is not None:
         field, fewest = "model.adapter.history.blocks.upTo", blocks.keep + 1
+    for why in model.broken:
+        yield (
+            "model.adapter.history.blocks: steps may not extend each other, and each is a sequence of its own then, "
+            f"whose whole prompt engines compute: {why}"
+        )
     # The default is nobody's choice, also where an API server wrote it into the file.
     chosen = context != type(spec.model).model_fields["context_tokens"].default
     if chosen and model.positions is not None and context > model.positions:

@@ -11,8 +11,11 @@ from tapforge_api import TrainingRun
 
 from ..agents import ContextLimit, make_agent
 from ..agents.agent import Prepared
+from ..agents.chat_agent import ChatAgent
 from ..agents.coordinates import Plane
 from ..agents.dialect import Dialect
+from ..agents.extending import prompts_differ, template_breaks
+from ..agents.prompt_file import PromptFile
 from ..agents.registry import dialect_of, is_built_in
 from ..agents.vision import VisionGrid, tokens_per_frame
 from ..frames.frame import FittedFrame
@@ -61,6 +64,7 @@ def facts_of(run: TrainingRun) -> ModelFacts | None:
         whole_screen=None if screen is None else whole.visual_tokens(screen.width, screen.height),
         text=_text(run, config, folder, shown),
         adapter_refused=_refused(run, config) if folder is None else "",  # `adapter_errors` reads the folder
+        broken=_broken(run, folder),
     )
 
 
@@ -136,6 +140,25 @@ def _text(run: TrainingRun, config: ModelConfig, folder: Path | None, grid: Visi
         return None
     longest, shortest = _CHARACTERS
     return (len(ends[0]) + said) // longest, (len(ends[1]) + said) // shortest
+
+
+def _broken(run: TrainingRun, folder: Path | None) -> tuple[str, ...]:
+    """Why steps of a history in blocks don't extend each other."""
+    adapter, options = run.spec.model.adapter, adapter_options(run)
+    if adapter.history.blocks is None or not is_built_in(adapter.name):
+        return ()
+    try:
+        dialect = dialect_of(adapter.name, folder)
+        file = options["prompt_file"]
+        own = None if file is None else PromptFile(file, image_allowed=dialect is None or dialect.history != "all")
+        found = [*prompts_differ(own, adapter.context)]
+        if folder is not None:
+            agent = make_agent(adapter.name, folder, **options | {"context": None, "prompt_file": None})
+            assert isinstance(agent, ChatAgent)
+            found += template_breaks(agent)
+    except (ValueError, OSError):  # reported by what looks into them
+        return ()
+    return tuple(found)
 
 
 def _length(prompt: Prompt | ContextLimit) -> int:

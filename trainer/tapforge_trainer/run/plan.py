@@ -71,6 +71,8 @@ class Plan:
     replay: str | None
     #: groups accepted or running at any moment: what the staleness bound allows
     groups_in_flight: int
+    #: which steps the learner computes at once
+    joined: str
     optimizer_steps_per_update: int
     max_staleness: int
     sync_mid_episode: bool
@@ -159,6 +161,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         episodes_per_update=per_update,
         replay=_replay(rollout),
         groups_in_flight=(rollout.max_staleness + 1) * rollout.groups_per_update,
+        joined=_joined(run, files),
         optimizer_steps_per_update=learner.mini_batches,
         max_staleness=rollout.max_staleness,
         sync_mid_episode=spec.sync.mid_episode,
@@ -211,6 +214,16 @@ def _teacher(spec: TrainingRunSpec) -> str:
     return (
         f"{source}, frozen beside the policy on each rank; a forward pass of it, without gradients, over every update"
     )
+
+
+def _joined(run: TrainingRun, files: LocalFiles) -> str:
+    """What a sequence of the learner is. Recorded prompts decide it; here is what the adapter promises of them."""
+    adapter = run.spec.model.adapter
+    if adapter.prompt == "compact":
+        return "a sequence per step"
+    if adapter.history.blocks is None or (files.model is not None and files.model.broken):
+        return "a sequence per step, joined where prompts extend each other"
+    return f"a sequence for up to {adapter.images} steps, each with its own advantage"
 
 
 def _adapters(spec: TrainingRunSpec) -> str:
@@ -365,8 +378,8 @@ def render(p: Plan) -> str:
         **({} if p.stages else {"tasks": p.practised + (f" ({p.tasks:,} tasks)" if p.tasks is not None else "")}),
         **({} if p.stages else {"sampler": p.sampler}),
         "warm start": _warm_start(p),
-        "update": f"{p.groups_per_update:,} groups x {p.group_size:,} = {p.episodes_per_update:,} episodes, one sample "
-        f"per step, {_count(p.optimizer_steps_per_update, 'optimizer step')}",
+        "update": f"{p.groups_per_update:,} groups x {p.group_size:,} = {p.episodes_per_update:,} episodes, "
+        f"{p.joined}, {_count(p.optimizer_steps_per_update, 'optimizer step')}",
         **({"replay": p.replay} if p.replay else {}),
         "staleness": f"at most {_count(p.max_staleness, 'version')}: up to {p.groups_in_flight:,} groups in flight; "
         f"old log-probabilities from the {p.old_logprobs}; new weights arrive {arrive}",
