@@ -168,7 +168,7 @@ def test_what_is_advised_has_its_gpus_or_says_so_and_shows_its_screens(
     assert bool(wrong) == bool(note), (line, wrong)
     assert not note or f"that takes {gpus_needed(told.spec)} GPUs" in note
     if "contextTokens" in words:
-        images = told.spec.model.adapter.history_images
+        images = told.spec.model.adapter.images
         room = told.spec.model.context_tokens - told.spec.rollout.response_tokens
         assert visual_tokens(told, shape) * images + 1000 <= room, line
 
@@ -286,7 +286,10 @@ def test_any_run_that_the_api_takes_ends_in_an_estimate(data: st.DataObject) -> 
         "engine.gpuMemoryShare": draw(st.sampled_from(["null", 0.01, 1.0])),
         "model.contextTokens": draw(st.integers(1024, 1_048_576)),
         "model.maxPixels": draw(st.sampled_from(["null", 784, 1_000_000, 67_108_864])),
-        "model.adapter.historyImages": draw(st.integers(1, 64)),
+        **draw(
+            st.builds(lambda n: {"model.adapter.history": "null", "model.adapter.historyImages": n}, st.integers(1, 64))
+            | st.builds(lambda n: {"model.adapter.history": f"{{blocks: {{keep: 1, upTo: {n}}}}}"}, st.integers(2, 64))
+        ),
         "model.dtype": draw(st.sampled_from(["null", "float32", "bfloat16"])),
         "algorithm.kl.coefficient": draw(st.sampled_from([0.0, 0.1])),
     }

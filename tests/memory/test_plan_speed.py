@@ -22,10 +22,12 @@ from tapforge_trainer.speed.estimate import Assumed, Work, prompt_tokens, speed
 
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
 H100 = cards.CardSpeed("H100", 989e12, 3.35e12)
+SLIDING = ("spec.model.adapter.history=null", "spec.model.adapter.historyImages=3", "spec.model.contextTokens=8192")
 
 
 def sample(name: str = "run-qwen3-vl-8b", *overrides: str, steps: int = 15) -> tuple[Work, Assumed]:
-    run = load(SAMPLES / f"{name}.yaml", overrides)
+    """With a window that slides."""
+    run = load(SAMPLES / f"{name}.yaml", (*SLIDING, *overrides))
     return work_of(run, shape_of(model_config(run, None))), assumed_of(run, SpeedOptions(steps=steps))
 
 
@@ -109,7 +111,7 @@ def test_the_command_says_what_it_assumes_and_what_would_be_faster() -> None:
     code, text = plan("-f", str(SAMPLES / "run-qwen3-vl-8b.yaml"), "--steps", "15")
     assert code == 0 and "not measured" in text and "assumed" in text
     assert "the learner is what is waited for" in text
-    assert "--set spec.learner.ranks=6 --set spec.engine.replicas=2" in text
+    assert "--set spec.learner.ranks=5 --set spec.engine.replicas=3" in text
     h200 = ("--gpu-memory", "H200", "--output", "json", "--phone-seconds", "4", "--answer-tokens", "200")
     code, text = plan("-f", str(SAMPLES / "run-ui-tars-1.5-7b.yaml"), *h200)
     found = json.loads(text)
@@ -118,7 +120,7 @@ def test_the_command_says_what_it_assumes_and_what_would_be_faster() -> None:
     assert found["low"]["update"] > found["high"]["update"] > 0
 
 
-def test_the_table_of_the_docs_is_what_the_command_says() -> None:
+def test_the_tables_of_the_docs_are_what_the_command_says() -> None:
     page = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text()
     rows = re.findall(r"^\| `(\S+)` \| (.* s) \| (.* s) \| (.* s) \| (.*) \|$", page, re.MULTILINE)
     assert len(rows) == 4
@@ -127,6 +129,18 @@ def test_the_table_of_the_docs_is_what_the_command_says() -> None:
         said = dict(re.split(r" {2,}", line, maxsplit=1) for line in text.splitlines())
         assert code == 0 and said["learner"].startswith(learner) and said["rollout"].startswith(rollout)
         assert said["update"].startswith(update) and said.get("faster", "–").startswith(other.rpartition(": ")[2])
+    rows = re.findall(
+        r"^\| `(\S+)` \| (.* s) \| (.*) \| ([\d,]+ to [\d,]+) \| ([\d,]+ to [\d,]+) \|$", page, re.MULTILINE
+    )
+    assert len(rows) == 4
+    before = [word for override in SLIDING for word in ("--set", override)]
+    for name, update, other, sliding, blocks in rows:
+        for words, episodes in ((before, sliding), ([], blocks)):
+            _, text = plan("-f", str(SAMPLES / f"{name}.yaml"), "--steps", "15", *words)
+            said = dict(re.split(r" {2,}", line, maxsplit=1) for line in text.splitlines())
+            assert said["episodes"].startswith(f"{episodes} an hour")
+            assert not words or said["update"].startswith(update)
+            assert not words or said.get("faster", "–").startswith(other.rpartition(": ")[2])
 
 
 @pytest.mark.parametrize(
