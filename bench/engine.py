@@ -1,18 +1,24 @@
 """Answers per second of an engine behind its client, what the driver pays for one, and what a weight sync takes.
 
-    python bench/engine.py [--concurrency 64] [--requests 512]
+    python bench/engine.py [--concurrency 64] [--requests 512] [--only answers|history]
 
 The tiny Qwen3-VL in vLLM, answers of up to 12 tokens, prompts of the quickstart's shape. `known`: screens that the
 engine has seen; `new`: a screen of its own for every request, which travels and is encoded. A sync is everything from
 gathering the learner's weights to the proven probe. Writes bench-results/engine.json.
+
+`history`: what an engine computes of the prompts of whole episodes, with a history in blocks and with a window that
+slides (`load/history.py`), each in a process of its own. Writes bench-results/engine-history.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -31,6 +37,9 @@ from tapforge_trainer.records import Prompt, Sampling
 from tapforge_trainer.sync.proof import make_probe
 from tapforge_trainer.sync.sync import synchronize
 from tapforge_trainer.tiny.folder import write_model
+
+#: of the episodes of one history, seconds
+HISTORY_SECONDS = 900
 
 
 async def loop(client: EngineClient, prompts: list[Prompt], concurrency: int) -> dict[str, float]:
@@ -107,12 +116,41 @@ async def measure(folder: Path, concurrency: int, requests: int) -> dict[str, An
     }
 
 
+def histories(out: Path) -> None:
+    here = Path(__file__).resolve().parent
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)]), "HF_HUB_OFFLINE": "1"}
+    found: dict[str, Any] = machine()
+    for mode in ("sliding", "blocks"):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "load.history", mode],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=HISTORY_SECONDS,
+            check=True,
+        )
+        found[mode] = json.loads(done.stdout.strip().splitlines()[-1])
+    found["blocks_to_sliding"] = round(found["blocks"]["prefilled_tokens"] / found["sliding"]["prefilled_tokens"], 3)
+    write(out, found)
+    shown = ("prefilled_tokens", "prompt_tokens", "prefix_hit_rate", "frame_hit_rate", "steps_per_s")
+    show(
+        f"Episodes of {found['blocks']['steps']} steps; blocks compute {found['blocks_to_sliding']} of the tokens",
+        ("history", *shown),
+        [[mode, *(found[mode][column] for column in shown)] for mode in ("sliding", "blocks")],
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--out", type=Path, default=Path("bench-results/engine.json"))
+    parser.add_argument("--only", choices=["answers", "history"])
     args = parser.parse_args()
+    if args.only != "answers":
+        histories(args.out.with_name("engine-history.json"))
+    if args.only == "history":
+        return
     facts = machine()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"

@@ -1,6 +1,7 @@
 """Tokens per second of an update, what it wastes, and a step on a real model's width beside TRL's and transformers'.
 
-    python bench/learner.py [--samples 640] [--updates 6] [--ranks 1] [--freeze-vision] [--only tiny|real] [--again]
+    python bench/learner.py [--samples 640] [--updates 6] [--ranks 1] [--freeze-vision]
+                            [--only tiny|real|episodes] [--episodes 2] [--again]
 
 The tiny Qwen3-VL, FSDP2 ranks as Ray actors, samples of the quickstart's shape with a screen each; the vision tower
 learns too unless it is frozen. One update is: check, lay out, plan, send, forward, backward, clip, AdamW. The first one
@@ -9,6 +10,10 @@ warms up and is not counted. Also: seconds for the GiGPO advantages of 100,000 s
 Before that the same batch at a real width (`load/real_step.py`): our step, TRL's and transformers' own, at equal and at
 mixed lengths, each in a process of its own. What is done is kept in bench-results/learner-real.json, and the next call
 goes on with the rest; --again measures all.
+
+`episodes`: whole episodes at a real width, each step a sample or joined in blocks, beside TRL's and transformers' own
+step (`load/episodes_step.py`). It takes an hour, and only runs when it is asked for; what is done is kept in
+bench-results/learner-episodes.json.
 """
 
 from __future__ import annotations
@@ -41,6 +46,7 @@ from tapforge_trainer.tiny.folder import write_model
 ADVANTAGE_STEPS = 100_000
 #: of one contender, seconds
 REAL_SECONDS = 600
+EPISODES_SECONDS = 7200
 
 
 async def measure(folder: Path, count: int, updates: int, ranks: int, threads: int, freeze: bool) -> dict[str, Any]:
@@ -106,31 +112,55 @@ def advantages_seconds(steps: int) -> float:
     return best
 
 
-def real_width(out: Path, threads: int, again: bool) -> None:
-    """Each contender at equal and at mixed lengths; ratios are ours, packed, over theirs."""
+def contender(module: str, words: list[str], threads: int, seconds: float) -> dict[str, Any]:
+    """What it prints, in a process of its own."""
     here = Path(__file__).resolve().parent
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])}
     environment |= {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", module, *words, "--threads", str(threads)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=seconds,
+        check=True,
+    )
+    figures: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
+
+
+def whole_episodes(out: Path, threads: int, episodes: int, again: bool) -> None:
+    """`A_to_B`: episodes per second of A over B's; `_cpu`: per second of CPU, where others use the machine."""
+    found: dict[str, Any] = json.loads(out.read_text()) if out.exists() and not again else {}
+    names = ("separate", "blocks", "trl", "transformers")
+    for name in names:
+        if name not in found:
+            words = [name, "--episodes", str(episodes)]
+            found[name] = contender("load.episodes_step", words, threads, EPISODES_SECONDS)
+            print(f"{name}: {found[name]}", flush=True)
+            write(out, found | machine())
+    for other in ("separate", "trl", "transformers"):
+        found[f"blocks_to_{other}"] = round(found[other]["seconds"] / found["blocks"]["seconds"], 2)
+        found[f"blocks_to_{other}_cpu"] = round(found[other]["cpu_seconds"] / found["blocks"]["cpu_seconds"], 2)
+    write(out, found | machine())
+    shown = ("operations", "operations_by_formula", "tokens", "sequences", "seconds", "cpu_seconds", "peak_mib")
+    rows = [[name, *(found[name].get(column, "") for column in shown)] for name in names]
+    show("An episode of 15 steps, Qwen3-VL-2B at 2 layers with LoRA, fp32", ("contender", *shown), rows)
+
+
+def real_width(out: Path, threads: int, again: bool) -> None:
+    """Each contender at equal and at mixed lengths; ratios are ours, packed, over theirs."""
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() and not again else {}
     for lengths in ("equal", "mixed"):
-        for contender in ("packed", "trl", "transformers"):
-            if contender in found.setdefault(lengths, {}):
+        for name in ("packed", "trl", "transformers"):
+            if name in found.setdefault(lengths, {}):
                 continue
-            command = [sys.executable, "-W", "ignore", "-m", "load.real_step", contender, lengths]
-            done = subprocess.run(
-                [*command, "--threads", str(threads)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                text=True,
-                timeout=REAL_SECONDS,
-                check=True,
-            )
-            found[lengths][contender] = json.loads(done.stdout.strip().splitlines()[-1])
-            print(f"{lengths} lengths, {contender}: {found[lengths][contender]}", flush=True)
+            found[lengths][name] = contender("load.real_step", [name, lengths], threads, REAL_SECONDS)
+            print(f"{lengths} lengths, {name}: {found[lengths][name]}", flush=True)
             write(out, found | machine())
     rows = []
     for lengths in ("equal", "mixed"):
-        rates = {contender: figures["tokens_per_second"] for contender, figures in found[lengths].items()}
+        rates = {name: figures["tokens_per_second"] for name, figures in found[lengths].items()}
         ratios = {f"packed / {name}": round(rates["packed"] / rates[name], 2) for name in rates if name != "packed"}
         found[f"ratios_{lengths}"] = ratios
         rows.append([lengths, *rates.values(), *ratios.values()])
@@ -147,9 +177,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None, help="per rank; cores / ranks if not given")
     parser.add_argument("--freeze-vision", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("bench-results/learner.json"))
-    parser.add_argument("--only", choices=["tiny", "real"])
+    parser.add_argument("--only", choices=["tiny", "real", "episodes"])
+    parser.add_argument("--episodes", type=int, default=2, help="of --only episodes")
     parser.add_argument("--again", action="store_true", help="measure what is done, too")
     args = parser.parse_args()
+    if args.only == "episodes":
+        cores = len(os.sched_getaffinity(0))
+        whole_episodes(args.out.with_name("learner-episodes.json"), cores, args.episodes, args.again)
+        return
     if args.only != "tiny":
         real_width(args.out.with_name("learner-real.json"), len(os.sched_getaffinity(0)), args.again)
     if args.only == "real":

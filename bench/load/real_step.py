@@ -55,7 +55,10 @@ def batch(lengths: list[int], form: PixelFormat) -> tuple[list[Sample], dict[str
     return made, frames
 
 
-def packed(folder: Path, lengths: list[int]) -> Callable[[], object]:
+def ranked(
+    folder: Path, samples: list[Sample], frames: dict[str, FittedFrame], budget: int
+) -> Callable[[], dict[str, float]]:
+    """A step of the learner's rank; it says what it counted."""
     from tapforge_trainer.algorithms.objective import Counts, Objective
     from tapforge_trainer.learner.batches import frames_of, plan_micro_batches, token_batch
     from tapforge_trainer.learner.rank import MiniBatch, Rank
@@ -66,13 +69,12 @@ def packed(folder: Path, lengths: list[int]) -> Callable[[], object]:
         tokens().allowed_ids,
         threads=torch.get_num_threads(),
         lora=LoraSettings(RANK, 2.0 * RANK),
-        tokens_per_micro_batch=ROWS * max(LENGTHS["equal"]),
+        tokens_per_micro_batch=budget,
     )
     rank = Rank(settings, 0, torch.distributed.HashStore())
-    samples, frames = batch(lengths, rank.form)
     data = token_batch(samples, rank.vocabulary)
     plans = plan_micro_batches(data.lengths, 1, settings.tokens_per_micro_batch)[0]
-    counts = Counts.of((ANSWER, 1.0) for _ in samples)
+    counts = Counts.of((span.end - span.start, 1.0) for one in samples for span in one.spans)
 
     class Source:
         """The frames as another process would hand them on."""
@@ -86,41 +88,52 @@ def packed(folder: Path, lengths: list[int]) -> Callable[[], object]:
     assert set().union(*frames_of(data, plans).values()) == set(frames)
     update = UpdateSettings(objective=Objective(), learning_rate=1e-5)
 
-    def step() -> object:
+    def step() -> dict[str, float]:
         rank.policy.forget_features()  # an update's frames are new ones
-        return rank.update(data, Source(), [MiniBatch(tuple(plans), counts)], update, 0)
+        return dict(rank.update(data, Source(), [MiniBatch(tuple(plans), counts)], update, 0).sums)
 
     return step
 
 
-def _padded(folder: Path, lengths: list[int]) -> tuple[Any, list[dict[str, torch.Tensor]]]:
+def packed(folder: Path, lengths: list[int]) -> Callable[[], object]:
+    samples, frames = batch(lengths, PixelFormat.of_folder(folder))
+    return ranked(folder, samples, frames, ROWS * max(LENGTHS["equal"]))
+
+
+def padded(
+    folder: Path, samples: list[Sample], frames: dict[str, FittedFrame], rows_at_once: int
+) -> tuple[Any, list[dict[str, torch.Tensor]]]:
     """The model with peft's adapters, and micro-batches: prompts padded on the left, answers all of one length."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForImageTextToText
 
     form = PixelFormat.of_folder(folder)
-    samples, frames = batch(lengths, form)
     config = ModelConfig.of_folder(folder)
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     pattern = rf".*language_model\.layers\.\d+\.(self_attn|mlp)\.({'|'.join(TARGETS)})"
     model = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=pattern)).train()
     store = FrameStore(form)
     mean, std = (torch.tensor(values).view(1, 3, 1) for values in (form.mean, form.std))
+    answer = samples[0].spans[0].end - samples[0].spans[0].start
     made = []
-    for at in range(0, len(samples), ROWS):
-        rows = samples[at : at + ROWS]
-        expanded = [tokens().expand(one.ids, [20]) for one in rows]
-        width = max(map(len, expanded)) - ANSWER
+    for at in range(0, len(samples), rows_at_once):
+        rows = samples[at : at + rows_at_once]
+        grids = [[form.grid(frames[name].width, frames[name].height) for name in one.frames] for one in rows]
+        expanded = [
+            tokens().expand(one.ids, [tall * wide for tall, wide in seen])
+            for one, seen in zip(rows, grids, strict=True)
+        ]
+        width = max(map(len, expanded)) - answer
         prompts = torch.zeros(len(rows), width, dtype=torch.long)
         mask = torch.zeros_like(prompts)
         for row, ids in enumerate(expanded):
-            prompts[row, width - len(ids) + ANSWER :] = torch.tensor(ids[:-ANSWER])
-            mask[row, width - len(ids) + ANSWER :] = 1
+            prompts[row, width - len(ids) + answer :] = torch.tensor(ids[:-answer])
+            mask[row, width - len(ids) + answer :] = 1
         shown = store.get([name for one in rows for name in one.frames], frames)
         patches = torch.from_numpy(np.concatenate([shown[name].values for one in rows for name in one.frames]))
         pixels = (patches.float().view(len(patches), 3, -1) / 255 - mean) / std
         pixels = pixels.unsqueeze(2).expand(-1, -1, 2, -1).reshape(len(patches), -1)  # two equal times
-        completions = torch.tensor([ids[-ANSWER:] for ids in expanded])
+        completions = torch.tensor([ids[-answer:] for ids in expanded])
         everything = torch.cat([prompts, completions], 1)
         made.append(
             {
@@ -130,11 +143,15 @@ def _padded(folder: Path, lengths: list[int]) -> tuple[Any, list[dict[str, torch
                 "completion_mask": torch.ones_like(completions),
                 "advantages": torch.tensor([one.spans[0].advantage for one in rows]),
                 "pixel_values": pixels,
-                "image_grid_thw": torch.tensor([[1, 10, 8]] * len(rows)),
+                "image_grid_thw": torch.tensor([[1, 2 * tall, 2 * wide] for seen in grids for tall, wide in seen]),
                 "mm_token_type_ids": (everything == config.image_token).int(),
             }
         )
     return model, made
+
+
+def _padded(folder: Path, lengths: list[int]) -> tuple[Any, list[dict[str, torch.Tensor]]]:
+    return padded(folder, *batch(lengths, PixelFormat.of_folder(folder)), ROWS)
 
 
 def _stepping(model: Any, batches: list[Any], loss: Callable[[Any], torch.Tensor]) -> Callable[[], object]:
@@ -152,8 +169,10 @@ def _stepping(model: Any, batches: list[Any], loss: Callable[[Any], torch.Tensor
 
 
 def transformers(folder: Path, lengths: list[int]) -> Callable[[], object]:
-    model, batches = _padded(folder, lengths)
+    return by_transformers(*_padded(folder, lengths))
 
+
+def by_transformers(model: Any, batches: list[dict[str, torch.Tensor]]) -> Callable[[], object]:
     def loss(one: dict[str, torch.Tensor]) -> torch.Tensor:
         ids = torch.cat([one["prompt_ids"], one["completion_ids"]], 1)
         mask = torch.cat([one["prompt_mask"], one["completion_mask"]], 1)
@@ -165,15 +184,22 @@ def transformers(folder: Path, lengths: list[int]) -> Callable[[], object]:
 
 
 def trl(folder: Path, lengths: list[int]) -> Callable[[], object]:
+    return by_trl(folder, *_padded(folder, lengths), [[1] * ROWS] * (len(lengths) // ROWS))
+
+
+def by_trl(
+    folder: Path, model: Any, batches: list[dict[str, torch.Tensor]], images: list[list[int]]
+) -> Callable[[], object]:
+    """`images`: per micro-batch and row."""
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    model, batches = _padded(folder, lengths)
+    answer = batches[0]["completion_ids"].shape[1]
     scratch = tempfile.mkdtemp()
     arguments = GRPOConfig(
         output_dir=scratch, use_cpu=True, bf16=False, report_to=[], beta=0.0, num_generations=ROWS,
-        per_device_train_batch_size=ROWS, gradient_checkpointing=False, max_completion_length=ANSWER,
+        per_device_train_batch_size=ROWS, gradient_checkpointing=False, max_completion_length=answer,
     )  # fmt: skip
     trainer = GRPOTrainer(
         model=model,
@@ -183,8 +209,8 @@ def trl(folder: Path, lengths: list[int]) -> Callable[[], object]:
         processing_class=AutoTokenizer.from_pretrained(folder),
     )
     trainer.current_gradient_accumulation_steps = 1
-    for one in batches:
-        one["num_images"] = [1] * len(one["prompt_ids"])  # type: ignore[assignment]
+    for one, counts in zip(batches, images, strict=True):
+        one["num_images"] = counts  # type: ignore[assignment]
         one["num_items_in_batch"] = one["completion_mask"].sum()
     return _stepping(trainer.model, batches, lambda one: trainer._compute_loss(trainer.model, one))
 
