@@ -1,7 +1,7 @@
 """Tokens per second of an update, what it wastes, and a step on a real model's width beside TRL's and transformers'.
 
     python bench/learner.py [--samples 640] [--updates 6] [--ranks 1] [--freeze-vision]
-                            [--only tiny|real|episodes] [--episodes 2] [--again]
+                            [--only tiny|real|episodes] [--episodes 2] [--steps 15] [--pixels 1310720] [--again]
 
 The tiny Qwen3-VL, FSDP2 ranks as Ray actors, samples of the quickstart's shape with a screen each; the vision tower
 learns too unless it is frozen. One update is: check, lay out, plan, send, forward, backward, clip, AdamW. The first one
@@ -129,13 +129,15 @@ def contender(module: str, words: list[str], threads: int, seconds: float) -> di
     return figures
 
 
-def whole_episodes(out: Path, threads: int, episodes: int, again: bool) -> None:
+def whole_episodes(out: Path, threads: int, size: dict[str, int], again: bool) -> None:
     """`A_to_B`: episodes per second of A over B's; `_cpu`: per second of CPU, where others use the machine."""
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() and not again else {}
+    if found.get("size") != size:
+        found = {"size": size}
     names = ("separate", "blocks", "trl", "transformers")
     for name in names:
         if name not in found:
-            words = [name, "--episodes", str(episodes)]
+            words = [name, *(word for field, value in size.items() for word in (f"--{field}", str(value)))]
             found[name] = contender("load.episodes_step", words, threads, EPISODES_SECONDS)
             print(f"{name}: {found[name]}", flush=True)
             write(out, found | machine())
@@ -145,7 +147,7 @@ def whole_episodes(out: Path, threads: int, episodes: int, again: bool) -> None:
     write(out, found | machine())
     shown = ("operations", "operations_by_formula", "tokens", "sequences", "seconds", "cpu_seconds", "peak_mib")
     rows = [[name, *(found[name].get(column, "") for column in shown)] for name in names]
-    show("An episode of 15 steps, Qwen3-VL-2B at 2 layers with LoRA, fp32", ("contender", *shown), rows)
+    show(f"An episode of {size['steps']} steps, Qwen3-VL-2B at 2 layers with LoRA, fp32", ("contender", *shown), rows)
 
 
 def real_width(out: Path, threads: int, again: bool) -> None:
@@ -178,12 +180,15 @@ def main() -> None:
     parser.add_argument("--freeze-vision", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("bench-results/learner.json"))
     parser.add_argument("--only", choices=["tiny", "real", "episodes"])
-    parser.add_argument("--episodes", type=int, default=2, help="of --only episodes")
+    parser.add_argument("--episodes", type=int, default=2, help="of --only episodes, as the next two")
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--pixels", type=int, default=1_310_720, help="of a screen as the model sees it, at most")
     parser.add_argument("--again", action="store_true", help="measure what is done, too")
     args = parser.parse_args()
     if args.only == "episodes":
         cores = len(os.sched_getaffinity(0))
-        whole_episodes(args.out.with_name("learner-episodes.json"), cores, args.episodes, args.again)
+        size = {"episodes": args.episodes, "steps": args.steps, "pixels": args.pixels}
+        whole_episodes(args.out.with_name("learner-episodes.json"), cores, size, args.again)
         return
     if args.only != "tiny":
         real_width(args.out.with_name("learner-real.json"), len(os.sched_getaffinity(0)), args.again)

@@ -1,14 +1,15 @@
 """One contender's training step on whole episodes at a published model's width, in a process of its own: prints a line
 of JSON, per episode.
 
-    python -m load.episodes_step separate|blocks|trl|transformers [--threads 2] [--episodes 2] [--model NAME]
+    python -m load.episodes_step separate|blocks|trl|transformers [--threads 2] [--episodes 2] [--steps 15]
+                                                                  [--pixels 1310720] [--model NAME]
 
 Qwen3-VL-2B at 2 language layers and 2 vision blocks, random weights, fp32, LoRA of rank 16, a frozen tower, as in
-`real_step.py`. Episodes of `STEPS` steps on screens of 1080x2400 with answers of `ANSWER` tokens; prompts as the 8B
-sample's file makes them. `separate`: a window that slides over three screens, each step a sample; `blocks`: the file as
-it is, steps joined where they extend each other. TRL and transformers take the window that slides, a row at a time, so
-that nothing is padded, and only every third step: their figures are scaled by tokens. A step is forward, backward and
-AdamW, once, and nothing warms up: it takes minutes.
+`real_step.py`. Episodes of 15 steps on screens of 1080x2400, shown with at most `--pixels`, with answers of `ANSWER`
+tokens; prompts as the 8B sample's file makes them. `separate`: a window that slides over three screens, each step a
+sample; `blocks`: the file as it is, steps joined where they extend each other. TRL and transformers take the window
+that slides, a row at a time, so that nothing is padded, and only every third step: their figures are scaled by tokens.
+A step is forward, backward and AdamW, once, and nothing warms up: it takes minutes.
 """
 
 from __future__ import annotations
@@ -43,15 +44,17 @@ from tapforge_trainer.records import Prompt, ResponseSpan, Sample
 from tapforge_trainer.run.adapters import adapter_options
 from tapforge_trainer.samples import sequences
 
-STEPS, ANSWER = 15, 80
+ANSWER = 80
 #: of those that take a part
 SHARE = 3
 CONTENDERS = ("separate", "blocks", "trl", "transformers")
 
 
-def recorded(folder: Path, mode: str, episodes: int) -> tuple[list[Sample], dict[str, FittedFrame]]:
+def recorded(
+    folder: Path, mode: str, episodes: int, steps: int, pixels: int
+) -> tuple[list[Sample], dict[str, FittedFrame]]:
     """A sample per step."""
-    run = load(SAMPLE, MODES[mode])
+    run = load(SAMPLE, (*MODES[mode], f"spec.model.maxPixels={pixels}"))
     agent = make_agent(run.spec.model.adapter.name, folder, **adapter_options(run))
     assert isinstance(agent, ChatAgent)
     said = np.asarray(words(agent, Tokens.load(folder)))
@@ -59,7 +62,7 @@ def recorded(folder: Path, mode: str, episodes: int) -> tuple[list[Sample], dict
     frames: dict[str, FittedFrame] = {}
     for number in range(episodes):
         history: list[Turn] = []
-        for step in range(STEPS):
+        for step in range(steps):
             rng = np.random.default_rng((number, step))
             seen, _ = agent.prepare(Observation(draw_frame(1080, 2400, seed=1000 * number + step)))
             prompt = agent.prompt(f"Open the settings and turn on switch {number}", history, seen)
@@ -86,13 +89,16 @@ def main() -> None:
     parser.add_argument("contender", choices=CONTENDERS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--episodes", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--pixels", type=int, default=1_310_720)
     parser.add_argument("--model", default=MODEL)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     folder = real.folder(args.model, LAYERS, LAYERS)
     run = load(SAMPLE)
-    samples, frames = recorded(folder, "blocks" if args.contender == "blocks" else "sliding", args.episodes)
+    mode = "blocks" if args.contender == "blocks" else "sliding"
+    samples, frames = recorded(folder, mode, args.episodes, args.steps, args.pixels)
     episodes = float(args.episodes)
     step: Callable[[], Any]
     if args.contender in ("separate", "blocks"):
@@ -116,7 +122,6 @@ def main() -> None:
         # of all threads: less than the threads had where others use the machine
         "cpu_seconds": round(computed / episodes, 1),
         "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "episodes": args.episodes,
     }
     if isinstance(found, dict):
         figures["operations_by_formula"] = round(found["flops"] / episodes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from load import episodes_step, real_step
 from load.operations import counter
@@ -15,10 +14,11 @@ from tapforge_trainer.samples import sequences
 STEPS = 7
 
 
-def test_contenders_learn_from_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episodes_step, "STEPS", STEPS)
+def test_contenders_learn_from_the_same_answers() -> None:
     folder = real.folder("qwen3-vl-8b-tiny")
-    (sliding, seen), (blocks, others) = (episodes_step.recorded(folder, mode, 1) for mode in ("sliding", "blocks"))
+    (sliding, seen), (blocks, others) = (
+        episodes_step.recorded(folder, mode, 1, STEPS, 100_000) for mode in ("sliding", "blocks")
+    )
     assert [len(one.frames) for one in sliding] == [1, 2, 3, 3, 3, 3, 3]
     assert [len(one.frames) for one in blocks] == [1, 2, 3, 4, 5, 6, 2]
     assert seen.keys() == others.keys() and len(seen) == STEPS

@@ -124,15 +124,16 @@ def test_advice_is_true(name: str, overrides: tuple[str, ...], card: str) -> Non
 
 @pytest.mark.parametrize(("card", "share"), [("80GiB", 0.75), ("141GiB", 0.5)])
 def test_a_run_with_room_is_told_what_is_faster_and_fits(card: str, share: float) -> None:
-    name = "run-qwen3-vl-8b.yaml"
-    code, plan = document(name, "--gpu-memory", card)
+    name, fields = "run-qwen3-vl-8b.yaml", ("spec.learner.tokensPerMicroBatch=16384", "spec.model.adapter.history=null")
+    own = ("--gpu-memory", card, *(word for field in fields for word in ("--set", field)))
+    code, plan = document(name, *own)
     (line,) = plan["faster"]
     advised = shlex.split(line.partition("fits with ")[2].partition(",")[0])
     assert code == 0 and advised == ["--set", f"spec.learner.checkpointedShare={share}"]
-    code, better = document(name, *advised, "--gpu-memory", card)
+    code, better = document(name, *advised, *own)
     assert (code, better["fits"], better["faster"]) == (0, True, [])
     assert better["roles"]["learner"]["peak_bytes"] > plan["roles"]["learner"]["peak_bytes"]
-    code, more = document(name, "--set", f"spec.learner.checkpointedShare={share - 0.25}", "--gpu-memory", card)
+    code, more = document(name, "--set", f"spec.learner.checkpointedShare={share - 0.25}", *own)
     assert code == 2 and not more["fits"]
     assert "learner.checkpointedShare=" in more["advice"][0]
 
@@ -171,6 +172,17 @@ def test_what_is_advised_has_its_gpus_or_says_so_and_shows_its_screens(
         images = told.spec.model.adapter.images
         room = told.spec.model.context_tokens - told.spec.rollout.response_tokens
         assert visual_tokens(told, shape) * images + 1000 <= room, line
+
+
+def test_a_budget_that_windows_fill_is_named_where_the_runs_leaves_much_empty() -> None:
+    words = ("--set", "spec.learner.tokensPerMicroBatch=16384")
+    _, plan = document(GPU_SAMPLES[0], *words)
+    (line,) = (one for one in plan["faster"] if "tokensPerMicroBatch" in one)
+    assert "tokensPerMicroBatch=18944, which 2 sequences of a whole window" in line and "43% of them stay empty" in line
+    wider = load(SAMPLES / GPU_SAMPLES[0], ["spec.learner.tokensPerMicroBatch=18944"])
+    assert wider.spec.learner.tokens_per_micro_batch >= 2 * 9280
+    for others in ((), (*words, "--set", "spec.model.adapter.history=null"), (*words, "--gpu-memory", "50GiB")):
+        assert not any("tokensPerMicroBatch" in one for one in document(GPU_SAMPLES[0], *others)[1]["faster"]), others
 
 
 def test_gpus_that_are_not_there_do_not_fit() -> None:

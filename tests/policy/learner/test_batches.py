@@ -19,9 +19,13 @@ from tapforge_trainer.learner.client import split_groups
     lengths=st.lists(st.integers(1, 300), min_size=1, max_size=60),
     ranks=st.integers(1, 5),
     budget=st.integers(50, 1000),
+    square=st.sampled_from([None, 0.0, 0.1, 1.0]),
 )
-def test_a_plan_covers_every_sample_once_and_keeps_ranks_in_step(lengths: list[int], ranks: int, budget: int) -> None:
-    plans = plan_micro_batches(lengths, ranks, budget)
+def test_a_plan_covers_every_sample_once_and_keeps_ranks_in_step(
+    lengths: list[int], ranks: int, budget: int, square: float | None
+) -> None:
+    work = None if square is None else [(n + square * n * n) % 30_000 for n in lengths]
+    plans = plan_micro_batches(lengths, ranks, budget, work)
     assert len(plans) == ranks
     assert len({len(rank) for rank in plans}) == 1
     counted = [k for rank in plans for plan in rank if not plan.padding for k in plan.samples]
@@ -40,6 +44,22 @@ def test_a_plan_wastes_nothing_and_is_balanced_at_every_moment() -> None:
     for together in zip(*plans, strict=True):
         loads = [int(lengths[list(plan.samples)].sum()) for plan in together]
         assert max(loads) / min(loads) < 1.1
+
+
+def test_work_is_balanced_where_tokens_alone_would_not_be() -> None:
+    """Whole windows of an episode beside short sequences: attention makes a token of a window dearer."""
+    dice = np.random.default_rng(0)
+    lengths = np.concatenate([dice.integers(6_000, 9_500, 24), dice.integers(500, 2_500, 200)])
+    work = lengths + lengths**2 / 8_000
+    spread = {}
+    for name, plans in (
+        ("tokens", plan_micro_batches(lengths, 4, 20_000)),
+        ("work", plan_micro_batches(lengths, 4, 20_000, work)),
+    ):
+        together = [[work[list(plan.samples)].sum() for plan in moment] for moment in zip(*plans, strict=True)]
+        #: what ranks compute over what they have time for while they wait for the slowest
+        spread[name] = sum(map(sum, together)) / sum(4 * max(moment) for moment in together)
+    assert spread["work"] > 0.99 > spread["tokens"]
 
 
 def test_padding_counts_as_padding() -> None:

@@ -5,8 +5,9 @@ Promises:
   per token and no token that the policy may not say, and with its frames it has as many tokens as the engine saw.
   `SampleError` names episode, step and token.
 - A token batch travels unexpanded; `micro_batch` expands what one micro-batch needs, where its frames are known.
-- `plan_micro_batches` is a pure function of lengths: every rank gets the same number of micro-batches (short ranks get
-  padding ones, marked by weight 0), no micro-batch exceeds the token budget unless one sample alone does.
+- `plan_micro_batches` is a pure function of lengths and work (`work.py`): every rank gets the same number of
+  micro-batches (short ranks get padding ones, marked by weight 0), no micro-batch exceeds the token budget unless one
+  sample alone does.
 - A micro-batch is packed: its samples end to end in one row.
 - Position ids are those of Qwen2-VL and all that came after it: text counts on; a visual token has the position at
   which its frame begins, plus its row and column; after a frame the text goes on at max(rows, columns).
@@ -193,22 +194,26 @@ def split_groups(samples: Sequence[Sample], mini_batches: int, seed: int) -> lis
 
 
 def plan_micro_batches(
-    lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int
+    lengths: Sequence[int] | np.ndarray,
+    ranks: int,
+    token_budget: int,
+    work: Sequence[float] | np.ndarray | None = None,
 ) -> list[list[MicroBatchPlan]]:
-    """Micro-batches per rank: as few as the budget of tokens allows, about equally heavy. Each sample, the longest
-    first, goes to the lightest one; a sample that exceeds the budget is one alone. Those that ranks work on at the same
-    time are neighbours in weight, because ranks wait for each other in every layer; among them the heaviest goes to the
-    rank with the least work."""
+    """Micro-batches per rank: as few as the budget of tokens allows, with about equal work (`work`, per sample; None:
+    its tokens). Each sample, the one with the most work first, goes to the micro-batch with the least that has room; a
+    sample that exceeds the budget is one alone. Those that ranks work on at the same time are neighbours in work,
+    because ranks wait for each other in every layer; among them the heaviest goes to the rank with the least."""
     lengths = np.asarray(lengths, np.int64)
+    costs = lengths.astype(np.float64) if work is None else np.asarray(work, np.float64)
     if not len(lengths):
         raise ValueError("there are no samples to learn from")
-    order = np.argsort(-lengths, kind="stable").tolist()
+    order = np.argsort(-costs, kind="stable").tolist()
     count = ranks * max(1, -(-int(lengths.sum()) // (token_budget * ranks)))
-    while (batches := _spread(lengths, order, count, token_budget)) is None:
+    while (batches := _spread(lengths, costs, order, count, token_budget)) is None:
         count += ranks
-    weight = [int(lengths[batch].sum()) for batch in batches]
+    weight = [float(costs[batch].sum()) for batch in batches]
     heaviest = sorted((k for k in range(count) if batches[k]), key=lambda k: -weight[k])
-    load = [0] * ranks
+    load = [0.0] * ranks
     dealt: list[list[MicroBatchPlan]] = [[] for _ in range(ranks)]
     for first in range(0, len(heaviest), ranks):
         for rank, k in zip(np.argsort(load, kind="stable").tolist(), heaviest[first : first + ranks], strict=False):
@@ -220,17 +225,25 @@ def plan_micro_batches(
     return dealt
 
 
-def _spread(lengths: np.ndarray, order: Sequence[int], count: int, token_budget: int) -> list[list[int]] | None:
-    """Samples over `count` micro-batches; None if one of them would exceed the budget by more than a single sample."""
+def _spread(
+    lengths: np.ndarray, costs: np.ndarray, order: Sequence[int], count: int, token_budget: int
+) -> list[list[int]] | None:
+    """Samples over `count` micro-batches; None if one of them finds no room."""
     batches: list[list[int]] = [[] for _ in range(count)]
-    lightest = [(0, k) for k in range(count)]
+    tokens = [0] * count
+    lightest = [(0.0, k) for k in range(count)]
     for sample in order:
-        load, k = lightest[0]
-        total = load + int(lengths[sample])
-        if load and total > token_budget:
+        length, full = int(lengths[sample]), []
+        while lightest and tokens[lightest[0][1]] and tokens[lightest[0][1]] + length > token_budget:
+            full.append(heapq.heappop(lightest))
+        if not lightest:
             return None
+        load, k = lightest[0]
         batches[k].append(sample)
-        heapq.heapreplace(lightest, (total, k))
+        tokens[k] += length
+        heapq.heapreplace(lightest, (load + float(costs[sample]), k))
+        for one in full:
+            heapq.heappush(lightest, one)
     return batches
 
 

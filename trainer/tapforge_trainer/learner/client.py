@@ -39,10 +39,11 @@ from .batches import (
     split_groups,
     token_batch,
 )
-from .families import ModelConfig, family_of
+from .families import ModelConfig
 from .frame_source import StoredFrames
 from .frame_store import PixelFormat
 from .metrics import UpdateMetrics, summary
+from .work import SampleWork
 
 if TYPE_CHECKING:
     from .rank import MiniBatch
@@ -189,7 +190,7 @@ class Learner:
         config = ModelConfig.of_folder(folder)
         #: from the folder's config alone, so that the driver needs no torch
         self.vocabulary = Vocabulary.of(config.vocabulary, config.image_token, settings.allowed_ids)
-        family_of(config)  # an architecture that is not known is refused before ranks start
+        self._work = SampleWork.of(config, settings)  # an architecture that is not known is refused before ranks start
         environment = {
             "OMP_NUM_THREADS": str(settings.threads),
             # Shapes vary from batch to batch; each kernel that oneDNN compiles is kept until the cache is full.
@@ -243,7 +244,7 @@ class Learner:
 
     def _step(self, data: TokenBatch, chosen: np.ndarray) -> _Step:
         budget = self.settings.tokens_per_micro_batch
-        local = plan_micro_batches(data.lengths[chosen], self.settings.ranks, budget)
+        local = plan_micro_batches(data.lengths[chosen], self.settings.ranks, budget, self._work(data)[chosen])
         plans = [[MicroBatchPlan(tuple(chosen[list(p.samples)].tolist()), p.padding) for p in rank] for rank in local]
         counted = np.isin(data.sample, chosen)
         _, first = np.unique(data.span[counted], return_index=True)

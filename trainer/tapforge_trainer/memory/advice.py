@@ -28,6 +28,10 @@ MOST: Final = 4
 SHARES: Final = (0.25, 0.5, 0.75)
 #: tokens of a prompt that its text keeps where its context is made shorter: system prompt, goal, earlier answers
 TEXT: Final = 1000
+#: of an answer, where it may be longer: a thought and a call
+ANSWER: Final = 100
+#: of a micro-batch's budget, that has to stay empty for another one to be proposed, in multiples of so many tokens
+_EMPTY, _ROUND = 0.25, 512
 #: of a screen whose text can still be read
 _LEAST_PIXELS: Final = 401_408
 #: a run with other settings -> its estimate
@@ -72,6 +76,24 @@ def faster(run: TrainingRun, now: Estimate, again: Estimator) -> tuple[str, ...]
             less = (load.checkpointed_share - share) / passes
             return (f"it also fits with {search.said(overrides)}, which computes about {less:.0%} less in an update",)
     return ()
+
+
+def fuller(run: TrainingRun, now: Estimate, again: Estimator) -> tuple[str, ...]:
+    """A budget of tokens that whole windows of a history in blocks fill, where the run's leaves a good part empty."""
+    model, budget = run.spec.model, run.spec.learner.tokens_per_micro_batch
+    if not now.fits or model.adapter.history.blocks is None:
+        return ()
+    answer = min(ANSWER, run.spec.rollout.response_tokens)
+    window = min(model.context_tokens, model.adapter.images * (now.engine.frame_tokens + answer) + TEXT)
+    fitting = budget // window
+    empty = 1 - fitting * window / budget
+    wanted = -(-(fitting + 1) * window // _ROUND) * _ROUND
+    search, change = _Search(run, again), (f"learner.tokensPerMicroBatch={wanted}",)
+    if not fitting or empty < _EMPTY or not search.fits(change):
+        return ()
+    filled = f"which {fitting + 1} sequences of a whole window (about {window:,} tokens each) fill"
+    left = f"{budget:,} tokens have room for {fitting}, and {empty:.0%} of them stay empty"
+    return (f"it also fits with {search.said(change)}, {filled}; {left}",)
 
 
 def changes(run: TrainingRun, now: Estimate) -> Iterator[Change]:

@@ -19,7 +19,7 @@ from ..model_source.ref import POLICY, TEACHER
 from ..rollout.frame_budget import episode_bytes
 from ..run.assembly import ConfigurationError
 from ..tasks.selection import training_tasks
-from .advice import advice, faster
+from .advice import advice, faster, fuller
 from .estimate import UnknownCard, card_of, estimate
 from .known import config_of, published
 from .learner import LearnerLoad, Moment
@@ -51,7 +51,7 @@ def plan_memory(run: TrainingRun, options: MemoryOptions) -> tuple[str, bool]:
         teacher = teacher_shape(run)
         found = estimate(run, shape, card, held_frames=held, teacher=teacher)
         again = partial(estimate, shape=shape, card=card, held_frames=held, teacher=teacher)
-        advised, quicker = advice(run, found, again), faster(run, found, again)
+        advised, quicker = advice(run, found, again), faster(run, found, again) + fuller(run, found, again)
         recorded = measured(options.measured) if options.measured is not None else None
         traced = _trace(found.learner, config) if options.trace else None
     except (FolderError, UnknownCard, ValueError) as error:

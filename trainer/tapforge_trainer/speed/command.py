@@ -12,7 +12,7 @@ from tapforge_api import TrainingRun
 
 from ..learner.families import FolderError, Shape, shape_of
 from ..learner.flops import Costs
-from ..memory.advice import TEXT, with_overrides
+from ..memory.advice import ANSWER, TEXT, with_overrides
 from ..memory.command import model_config, teacher_shape
 from ..memory.engine import EngineLoad
 from ..memory.estimate import Card, UnknownCard, card_of, estimate, settings_of, visual_tokens
@@ -25,8 +25,6 @@ from .balance import Better, better_split, both, enough_players
 from .cards import DEFAULT, CardSpeed, card_speed
 from .estimate import Assumed, Speed, Work, prompt_tokens
 
-#: of an answer, where it may be longer: a thought and a call
-_ANSWER: Final = 100
 #: of phones that are not simulated
 _PHONE_SECONDS: Final = 1.5
 #: tasks that are looked at for their steps
@@ -115,7 +113,7 @@ def assumed_of(run: TrainingRun, options: SpeedOptions = SpeedOptions()) -> Assu
     phone = _PHONE_SECONDS if simulated is None else simulated.latency.median_seconds if simulated.latency else 0.0
     return Assumed(
         steps=options.steps or max(1, round(sum(most) / len(most) / 2)),
-        answer_tokens=options.answer_tokens or min(_ANSWER, spec.rollout.response_tokens),
+        answer_tokens=options.answer_tokens or min(ANSWER, spec.rollout.response_tokens),
         text_tokens=TEXT,
         phone_seconds=phone if options.phone_seconds is None else options.phone_seconds,
     )
