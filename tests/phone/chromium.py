@@ -46,7 +46,7 @@ class Tab:
     async def until(self, expression: str) -> None:
         """Raises TimeoutError when it doesn't come true."""
         async with asyncio.timeout(DEADLINE):
-            while not await self.value(expression):  # noqa: ASYNC110
+            while not await self.value(f"!!({expression})"):  # noqa: ASYNC110 (an element by itself is no value)
                 await asyncio.sleep(0.05)
 
     async def click(self, selector: str, x: float = 0.5, y: float = 0.5) -> None:

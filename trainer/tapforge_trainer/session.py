@@ -53,6 +53,7 @@ from .run.restarting import restart
 from .run.resuming import checkpoint_written
 from .run.saving import save
 from .run.shutdown import Interrupted, StopReason, StopSignal, unless_stopped
+from .run.software import software
 from .run.start import running
 from .run.tries import TriedFile, try_tasks
 from .run.warm_start import imitated, warm_start
@@ -120,7 +121,7 @@ async def _trained(
             progress.run, progress.uid, progress.spec = run.metadata.name, uid, dump_set(run)
             seconds_start = time.monotonic() - began
             progress.seconds_start += seconds_start
-            telemetry.event("started", seconds=seconds_start)
+            telemetry.event("started", seconds=seconds_start, software=await asyncio.to_thread(software))
             before = await _before(context, progress, resumed is not None)
             await reinforce(context, progress)
             if stop.requested.is_set():

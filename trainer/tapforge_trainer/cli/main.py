@@ -39,6 +39,7 @@ from .reading import LOCAL_PATH, RUNS, Commands, FileCommand, file_option, overr
 from .relearn import compare, relearn, rescore
 from .stoppable import checked, loaded_run, log, stoppable, with_its_data
 from .tasks import REGIMES, tasks
+from .view import list_runs, show, view
 from .waiting import saying
 
 if TYPE_CHECKING:
@@ -250,17 +251,6 @@ def evaluate(
 
 @cli.command()
 @click.argument("folder", type=LOCAL_PATH)
-def view(folder: Path) -> None:
-    """Write curve.png and replay.html of a run FOLDER again, from its recording."""
-    from ..run.report import write_report
-
-    with as_message(), saying(f"reading the recording in {folder}"):
-        for path in write_report(folder):
-            click.echo(path)
-
-
-@cli.command()
-@click.argument("folder", type=LOCAL_PATH)
 @click.argument("target", type=LOCAL_PATH)
 def export(folder: Path, target: Path) -> None:
     """Write the last checkpoint of a run FOLDER as a Hugging Face model to TARGET."""
@@ -296,12 +286,15 @@ for _command in (
     env,
     explain,
     judge,
+    list_runs,
     phone,
     preset,
     relearn,
     rescore,
+    show,
     tasks,
     teacher,
+    view,
 ):
     cli.add_command(_command)
 

@@ -1,0 +1,101 @@
+"""`tapforge view`, `show` and `ls`: runs on a page, as text, and in a list."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from .failing import Problem, Wrong, as_message
+from .reading import LOCAL_PATH
+from .waiting import saying
+
+#: where runs are unless one is named
+_RUNS = Path("runs")
+
+
+@click.command()
+@click.argument("folders", metavar="[RUN]...", nargs=-1, type=LOCAL_PATH)
+@click.option("--serve", is_flag=True, help="serve a page with everything that the runs recorded, until Ctrl-C")
+@click.option("--host", default="127.0.0.1", show_default=True, help="with --serve: address; others need a token")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8090, show_default=True, help="with --serve; 0: a free one"
+)
+@click.option(
+    "--token",
+    envvar="TAPFORGE_VIEW_TOKEN",
+    default="",
+    help="with --serve: what a browser has to bring",
+    show_envvar=True,
+)
+@click.option("--json", "as_json", is_flag=True, help="with --serve: say the address in one line of JSON")
+def view(folders: tuple[Path, ...], serve: bool, host: str, port: int, token: str, as_json: bool) -> None:
+    """Look at runs: RUN is the folder of one, or, with --serve, of several (default: runs).
+
+    Without --serve, write curve.png and replay.html of each RUN again, from its recording."""
+    if serve:
+        _serve(folders or (_RUNS,), host, port, token, as_json)
+        return
+    if not folders:
+        raise click.UsageError("name the folder of a run, such as runs/NAME, or add --serve")
+    from ..run.report import write_report
+
+    for folder in folders:
+        with as_message(), saying(f"reading the recording in {folder}"):
+            for path in write_report(folder):
+                click.echo(path)
+
+
+def _serve(folders: tuple[Path, ...], host: str, port: int, token: str, as_json: bool) -> None:
+    from tapforge_envs.serving.http import stop_signal
+
+    from ..dashboard.serve import CannotServe, serving
+
+    async def run() -> None:
+        stopping = stop_signal()
+        async with serving(folders, host, port, token) as address:
+            click.echo(json.dumps({"page": address}) if as_json else f"runs are at {address}  (Ctrl-C ends it)")
+            sys.stdout.flush()
+            await stopping.wait()
+
+    try:
+        with as_message():
+            asyncio.run(run())
+    except CannotServe as error:
+        raise Wrong(str(error)) from error
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=LOCAL_PATH)
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def show(folder: Path, output: str) -> None:
+    """Say what a RUN came to so far: the first screen of `tapforge view --serve`, as text."""
+    from ..dashboard.opened import OpenRun
+    from ..dashboard.text import shown
+
+    with as_message():
+        data = OpenRun(folder).summary()
+    click.echo(json.dumps(data, indent=1) if output == "json" else shown(data))
+
+
+@click.command(name="ls")
+@click.argument("folder", metavar="[RUNS]", type=LOCAL_PATH, default=_RUNS)
+def list_runs(folder: Path) -> None:
+    """List the runs in a folder, with what they came to."""
+    from ..dashboard.opened import OpenRun
+    from ..dashboard.text import listed
+    from ..run.assembly import ConfigurationError
+    from ..run.folder import SPEC
+
+    found = []
+    for spec in sorted(folder.glob(f"*/{SPEC}")):
+        try:
+            found.append({"name": spec.parent.name, **OpenRun(spec.parent).brief()})
+        except ConfigurationError as error:
+            click.echo(f"{error}", err=True)
+    if not found:
+        raise Problem(f"there is no run in {folder}; name the folder that holds them")
+    click.echo(listed(found))
