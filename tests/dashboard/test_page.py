@@ -82,7 +82,7 @@ async def test_the_page(page: Tab, tmp_path: Path):
     row = await page.value("document.querySelector('a.row').getAttribute('href')")
     await page.key("j")
     await page.key("k")
-    await page.click("a.row.at")
+    await page.key("Enter")
     await page.until("document.querySelector('.episode')")
     assert await page.value("location.hash") == row
     await page.until("[...document.images].every((one) => one.complete && one.naturalWidth)")

@@ -68,17 +68,29 @@ export async function episodesView({ run, words }) {
     room.style.setProperty('height', `${total * ROW}px`);
     table.setAttribute('aria-rowcount', total);
   };
+  const known = new Map();
+  const rowNode = (n, row) => {
+    const key = `${n} ${JSON.stringify(row)}`;
+    if (!known.has(key)) {
+      if (known.size > 2000) known.clear();
+      known.set(key, h('a', { class: 'row', role: 'row', 'aria-rowindex': n + 1, href: episodeAddress(run, row) }, cells(row).map((cell, k) => h('span', { role: 'cell', class: COLUMNS[k][2] }, cell))));
+    }
+    return known.get(key);
+  };
   const draw = async () => {
     const first = Math.max(0, Math.floor(body.scrollTop / ROW) - 5), last = Math.min(total, first + Math.ceil((body.clientHeight || 700) / ROW) + 10);
     for (let page = Math.floor(first / PAGE); page <= Math.floor(Math.max(first, last - 1) / PAGE); page++) if (!pages.has(page)) await fetchPage(page);
     at = Math.min(at, Math.max(0, total - 1));
     rows.style.setProperty('transform', `translateY(${first * ROW}px)`);
-    const shown = [];
+    const nodes = [];
     for (let n = first; n < Math.min(total, last); n++) {
       const row = (pages.get(Math.floor(n / PAGE)) || [])[n % PAGE];
-      if (row) shown.push(h('a', { class: `row${n === at ? ' at' : ''}`, role: 'row', 'aria-rowindex': n + 1, href: episodeAddress(run, row) }, cells(row).map((cell, k) => h('span', { role: 'cell', class: COLUMNS[k][2] }, cell))));
+      if (row) nodes.push(rowNode(n, row));
     }
-    put(rows, shown.length ? shown : h('p', { class: 'quiet empty' }, 'No episode is like that.'));
+    for (const node of nodes) node.classList.toggle('at', node.ariaRowIndex === String(at + 1));
+    // A row that stays the same element can be clicked while a run goes on.
+    if (!nodes.length) put(rows, h('p', { class: 'quiet empty' }, 'No episode is like that.'));
+    else if (nodes.length !== rows.children.length || nodes.some((node, n) => rows.children[n] !== node)) put(rows, nodes);
   };
   body.addEventListener('scroll', () => {
     cancelAnimationFrame(frame);
