@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,6 +28,9 @@ TEMPLATES = ("open", "switch", "two_panels", "send_mail", "add_contact", "set_al
 _NOUNS = ("wifi", "alarm", "camera", "invoice", "holiday", "grandmother", "train", "dentist", "garden", "piano")
 #: unix seconds at which it began
 BEGAN = 1_790_000_000.0
+
+#: what an engine generated, its text, and the action
+Answer = tuple[Generation, str, dict[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,13 @@ def make_run(folder: Path, shape: Shape, seed: int = 0) -> Path:
     (folder / "spec.yaml").write_text(to_yaml(dump_set(run)))
     frames = screens(shape.screens, shape.width, shape.height, seed)
     rng, rates = Random(seed), []
+    pool = answers(shape, seed)
     recorder = Recorder(folder / "rollout")
     for update in range(1, shape.updates + 1):
         wins: list[bool] = []
         left = shape.episodes - (update - 1) * shape.group * shape.groups
         for number in range(min(shape.groups, math.ceil(left / shape.group))):
-            group = made_group(rng, shape, update, (update - 1) * shape.groups + number, frames)
+            group = made_group(rng, shape, update, (update - 1) * shape.groups + number, frames, pool)
             for episode in group.episodes:
                 recorder.episode(episode, {name: frames[name] for name in episode.frames})
                 wins.append(episode.outcome is Outcome.SUCCESS)
@@ -86,14 +90,20 @@ def _sizes(shape: Shape) -> list[str]:
 
 
 def made_group(
-    rng: Random, shape: Shape, update: int, order: int, frames: dict[str, FittedFrame], count: int = 0
+    rng: Random,
+    shape: Shape,
+    update: int,
+    order: int,
+    frames: dict[str, FittedFrame],
+    pool: list[Answer] | None = None,
+    count: int = 0,
 ) -> GroupRecord:
     name, task = f"g1-{order:06d}", _task(rng, order)
     chance = 0.2 + 0.7 * update / (shape.updates + 1)
-    names = list(frames)
+    names, pool = list(frames), pool or answers(shape, order)
     shared = [rng.choice(names) for _ in range(3)]
     episodes = [
-        made_episode(rng, shape, f"{name}.{n}.0", name, task, update, chance, names, shared)
+        made_episode(rng, shape, f"{name}.{n}.0", name, task, update, chance, names, shared, pool)
         for n in range(count or shape.group)
     ]
     return GroupRecord(name, order, task, update, tuple(episodes))
@@ -109,10 +119,13 @@ def made_episode(
     chance: float,
     names: list[str],
     shared: list[str],
+    pool: list[Answer],
 ) -> EpisodeRecord:
     count = max(1, shape.steps + rng.randrange(-2, 3)) if shape.steps > 3 else shape.steps
     screens = [*shared, *(rng.choice(names) for _ in range(count))][:count]
-    steps = tuple(_step(rng, shape, name, index, screen, update) for index, screen in enumerate(screens))
+    steps = tuple(
+        _step(rng, shape, name, index, screen, update, rng.choice(pool)) for index, screen in enumerate(screens)
+    )
     won, broken = rng.random() < chance, rng.random() < 0.01
     outcome = Outcome.INVALID if broken else Outcome.SUCCESS if won else Outcome.FAILURE
     reason = Reason.ENV_ERROR if broken else Reason.DONE if won or rng.random() < 0.7 else Reason.STEP_LIMIT
@@ -131,33 +144,44 @@ def _task(rng: Random, number: int) -> Task:
     return Task(suite="made", template=template, params={"noun": noun, "other": other}, seed=number, goal=goal)
 
 
-def _step(rng: Random, shape: Shape, episode: str, index: int, screen: str, update: int) -> StepRecord:
-    x, y = rng.randrange(1000), rng.randrange(1000)
-    unread = rng.random() < 0.03
-    text = f'<tool_call>\n{{"action": "click", "coordinate": [{x}, {y}]}}\n</tool_call>'
-    logprobs = [-rng.random() * rng.choice((0.001, 0.1, 2.0)) for _ in range(shape.answer)]
-    old = update - (rng.random() < 0.3)
+def answers(shape: Shape, seed: int, count: int = 300) -> list[Answer]:
+    """What steps say; each of them many times, as making them takes longer than writing them."""
+    rng, found = Random(seed), []
+    for _ in range(count):
+        x, y = rng.randrange(1000), rng.randrange(1000)
+        unread = rng.random() < 0.03
+        text = f'<tool_call>\n{{"action": "click", "coordinate": [{x}, {y}]}}\n</tool_call>'
+        generation = Generation(
+            [rng.randrange(1000) for _ in range(shape.prompt)],
+            [rng.randrange(1000) for _ in range(shape.answer)],
+            [-rng.random() * rng.choice((0.001, 0.1, 2.0)) for _ in range(shape.answer)],
+            [0] * shape.answer,
+            "stop",
+            shape.prompt + 90,
+        )
+        action = None if unread else {"type": "tap", "x": x / 999, "y": y / 999}
+        found.append((generation, f"I think I should {rng.choice(_NOUNS)}" if unread else text, action))
+    return found
+
+
+def _step(rng: Random, shape: Shape, episode: str, index: int, screen: str, update: int, answer: Answer) -> StepRecord:
+    generation, text, action = answer
+    versions = [update - (rng.random() < 0.3)] * shape.answer
     return StepRecord(
         episode, index, (screen,), screen[:32], rng.choice(("home", "settings", "mail")),
-        Generation(
-            [rng.randrange(1000) for _ in range(shape.prompt)], [rng.randrange(1000) for _ in range(shape.answer)],
-            logprobs, [old] * shape.answer, "stop", shape.prompt + 90,
-        ),
-        f"I think I should {rng.choice(_NOUNS)}" if unread else text,
-        None if unread else {"type": "tap", "x": x / 999, "y": y / 999},
-        "no tool call in the answer" if unread else None,
-        0.0, "", 0.4 + rng.random(), 0.2 + rng.random(),
+        replace(generation, versions=versions), text, action,
+        None if action else "no tool call in the answer", 0.0, "", 0.4 + rng.random(), 0.2 + rng.random(),
     )  # fmt: skip
 
 
 def _measured(folder: Path, name: str, shape: Shape, chance: float, frames: dict[str, FittedFrame], seed: int) -> None:
     folder.parent.mkdir(exist_ok=True)
     recorder, tasks, rng = Recorder(folder), Random(1), Random(f"{seed}{name}")
-    names = list(frames)
+    names, pool = list(frames), answers(shape, seed)
     for number in range(shape.measured):
         task = _task(tasks, 10_000 + number)
         group = f"{name}-{number:06d}"
-        episode = made_episode(rng, shape, f"{group}.0.0", group, task, 0, chance, names, names[:3])
+        episode = made_episode(rng, shape, f"{group}.0.0", group, task, 0, chance, names, names[:3], pool)
         recorder.episode(episode, {one: frames[one] for one in episode.frames})
     recorder.close()
 

@@ -117,7 +117,8 @@ def test_advantages_and_updates_are_those_of_the_run(big, made):
     assert {row["staleness"] for row in rows} == {0, 1}
     name = credits[0].episode
     shown = big.episode("rollout", name)["steps"]
-    assert [step["credit"]["advantage"] for step in shown] == [one.advantage for one in by_episode[name]]
+    for step, credit in zip(shown, by_episode[name], strict=True):
+        assert step["credit"] == pytest.approx({key: getattr(credit, key) for key in step["credit"]})
     ranked = big.episodes([("sort", "-advantage"), ("recording", "rollout"), ("limit", "50")])["episodes"]
     values = [row["advantage"] for row in ranked]
     assert values == sorted(values, reverse=True) and values[0] > 0

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
-from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any, Final
 
@@ -27,10 +26,20 @@ from .stored import NotThere, read_episodes
 
 log = logging.getLogger(__name__)
 
-#: updates whose credits are held
-_HELD: Final = 8
 
-Credits = Mapping[tuple[str, int], Credit]
+@dataclass(frozen=True, slots=True)
+class StepCredit:
+    """Of a step, as `batch.Credit` has it, in single precision."""
+
+    step: int
+    reward: float
+    advantage: float
+    episode_advantage: float
+    step_advantage: float
+    state_group_size: int
+
+
+_KEPT: Final = tuple(field.name for field in fields(StepCredit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +76,12 @@ class Crediting:
     def __init__(self, index: Index, rules: Rules):
         self._index, self.rules = index, rules
         self.begins: Mapping[int, int] = {}
-        self._held: OrderedDict[tuple[str, ...], dict[tuple[str, int], Credit]] = OrderedDict()
-        self._lock = threading.Lock()
 
-    def of_update(self, update: int) -> Credits:
-        """By episode and step; {} where there are none. Raises RecordingError."""
-        if self.rules.why or self.rules.first is None:
-            return {}
-        groups = self._groups(update)
-        key = tuple(row["name"] for row in groups)
-        with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-                return self._held[key]
-        found = self._compute(groups)
-        with self._lock:
-            self._held[key] = found
-            while len(self._held) > _HELD:
-                self._held.popitem(last=False)
-        return found
+    def of_episodes(self, ids: Sequence[int]) -> dict[int, list[StepCredit]]:
+        """By id in the index, of those whose update is computed."""
+        marks = ", ".join("?" * len(ids))
+        found = self._index.select(f"select episode, steps from credits where episode in ({marks})", ids)
+        return {row["episode"]: _unpacked(row["steps"]) for row in found}
 
     def write_next(self, last_update: int, per_update: int) -> bool:
         """Of the next update that is whole and has none in the index. False: there is none left."""
@@ -104,24 +100,36 @@ class Crediting:
             credits = self._compute(self._groups(update))
         except (NotThere, RecordingError) as error:  # part of it was removed, or is damaged: it has none
             log.warning("update %d has no advantages: %s", update, error)
-            credits = {}
-        sums: dict[str, tuple[float, float, int]] = {}
-        for (episode, _), credit in credits.items():
-            reward, advantage, count = sums.get(episode, (0.0, 0.0, 0))
-            sums[episode] = reward + credit.reward, advantage + credit.advantage, count + 1
-        values = [(reward, advantage / count, name) for name, (reward, advantage, count) in sums.items()]
-        of_rollout = f"(select id from recordings where name = '{recording.ROLLOUT}')"
-        written = f"update episodes set reward = ?, advantage = ? where name = ? and recording = {of_rollout}"
-        noted = 'insert or replace into credited (recording, "update", names) values (0, ?, ?)'
-        self._index.write([(written, values), (noted, [(update, names)])])
+            credits = []
+        by_episode: dict[str, list[Credit]] = {}
+        for credit in credits:
+            by_episode.setdefault(credit.episode, []).append(credit)
+        sums = [
+            (sum(one.reward for one in some), sum(one.advantage for one in some) / len(some), name)
+            for name, some in by_episode.items()
+        ]
+        own = f"recording = (select id from recordings where name = '{recording.ROLLOUT}')"
+        self._index.write(
+            [
+                (f"update episodes set reward = ?, advantage = ? where name = ? and {own}", sums),
+                (
+                    f"insert or replace into credits select id, ? from episodes where name = ? and {own}",
+                    [(_packed(some), name) for name, some in by_episode.items()],
+                ),
+                (
+                    'insert or replace into credited (recording, "update", names) values (0, ?, ?)',
+                    [(update, names)],
+                ),
+            ]
+        )
         return True
 
     def _groups(self, update: int) -> list[Any]:
         sql = 'select name, place, version, members from groups where "update" = ? order by place'
         return self._index.select(sql, (update,))
 
-    def _compute(self, groups: list[Any]) -> dict[tuple[str, int], Credit]:
-        found: dict[tuple[str, int], Credit] = {}
+    def _compute(self, groups: list[Any]) -> list[Credit]:
+        found: list[Credit] = []
         records: list[tuple[BatchRules, GroupRecord]] = []
         for row in groups:
             episodes = read_episodes(self._index, recording.ROLLOUT, json.loads(row["members"]))
@@ -135,9 +143,15 @@ class Crediting:
                 batch = build_batch([group for _, group in some], some[0][0])
             except ValueError as error:
                 raise RecordingError(f"advantages can't be computed: {error}") from error
-            found |= {(credit.episode, credit.step): credit for credit in batch.credits}
+            found += batch.credits
         return found
 
 
-def as_json(credit: Credit | None) -> dict[str, Any] | None:
-    return None if credit is None else asdict(credit)
+def _packed(credits: Sequence[Credit]) -> bytes:
+    return array("f", [float(getattr(one, name)) for one in credits for name in _KEPT]).tobytes()
+
+
+def _unpacked(data: bytes) -> list[StepCredit]:
+    numbers = array("f", data)
+    rows = (numbers[start : start + len(_KEPT)] for start in range(0, len(numbers), len(_KEPT)))
+    return [StepCredit(int(step), *parts, int(size)) for step, *parts, size in rows]

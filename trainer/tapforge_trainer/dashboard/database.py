@@ -21,7 +21,7 @@ from typing import Final
 from ..model_source.tiny_base import cache_root
 
 #: raised when tables or their meaning change
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 #: pages that a connection keeps in memory, KiB
 _CACHE_KIB: Final = 16 * 1024
 _TABLES: Final = """
@@ -41,6 +41,7 @@ create index episodes_by_update on episodes ("update", started);
 create table rewards (episode integer primary key, rewards text);
 create table groups (recording integer, name text, place integer, version integer, dropped text, at integer,
     members text, "update" integer, primary key (recording, name)) without rowid;
+create table credits (episode integer primary key, steps blob);
 create table credited (recording integer, "update" integer, names text, primary key (recording, "update"))
     without rowid;
 create virtual table words using fts5(text, content='', detail=none);

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from tapforge_api.algorithm import StateKey
 from tapforge_envs.protocol import Outcome
 
-from ..batch import Credit
 from ..records import EpisodeRecord, StepRecord
 from ..states.grouping import UNKNOWN
 from ..states.keys import group_states
 from ..viewer.gesture import gesture_of
-from .credits import as_json
+from .credits import StepCredit
 
 #: width and height of a recorded frame; None: it isn't there
 SizeOf = Callable[[str], tuple[int, int] | None]
-Credits = Mapping[tuple[str, int], Credit]
+#: by episode and step
+Credits = Mapping[tuple[str, int], StepCredit]
 #: by episode and step: letter of a state, and how many steps of the group saw it
 Letters = Mapping[tuple[str, int], tuple[str, int]]
 
@@ -56,7 +57,7 @@ def episode_json(
 
 
 def step_json(
-    episode: EpisodeRecord, place: int, size: SizeOf, credit: Credit | None, letters: Letters
+    episode: EpisodeRecord, place: int, size: SizeOf, credit: StepCredit | None, letters: Letters
 ) -> dict[str, Any]:
     step = episode.steps[place]
     frame = step.frames[-1] if step.frames else None
@@ -79,7 +80,7 @@ def step_json(
         "finish": step.generation.finish_reason,
         "seconds_model": step.seconds_model,
         "seconds_environment": step.seconds_environment,
-        "credit": as_json(credit),
+        "credit": None if credit is None else asdict(credit),
         "letter": letter,
         "alike": alike,
         "verdicts": verdicts(episode, place),

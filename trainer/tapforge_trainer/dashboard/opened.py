@@ -10,7 +10,7 @@ import io
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,8 +24,8 @@ from ..records import EpisodeRecord
 from ..run.folder import run_of
 from . import query
 from .comparison import TaskResult, results
-from .credits import Crediting, Credits, Rules
-from .detail import answer_json, episode_json, in_order, letters_of, step_json
+from .credits import Crediting, Rules
+from .detail import Credits, answer_json, episode_json, in_order, letters_of, step_json
 from .figures import RunEvents
 from .index import Index, recordings_of
 from .overview import is_live, overview
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 #: sizes of frames that are remembered
 _SIZES: Final = 20_000
-_ROLLOUT: Final = "rollout"
 
 
 class OpenRun:
@@ -154,7 +153,7 @@ class OpenRun:
         record, facts = self._read(recording, name)
         members = self._members(recording, record)
         letters = letters_of(members, self._states)
-        found = episode_json(record, partial(self.size, recording), self._credits_of(recording, facts), letters, facts)
+        found = episode_json(record, partial(self.size, recording), self._credits_of(facts, name), letters, facts)
         found["members"] = [
             {"name": one.id, "outcome": one.outcome.value if one.outcome else "stopped", "steps": len(one.steps)}
             for one in in_order(members)
@@ -171,7 +170,7 @@ class OpenRun:
         found = []
         for one in members:
             facts = self._facts(recording, one.id)
-            credits = self._credits_of(recording, facts)
+            credits = self._credits_of(facts, one.id)
             found.append(episode_json(one, partial(self.size, recording), credits, letters, facts))
         return {"group": name, "recording": recording, "task": found[0]["task"], "episodes": found}
 
@@ -182,7 +181,7 @@ class OpenRun:
             raise NotThere(f"episode {name!r} has no step {number}; it has {len(record.steps)}")
         step = record.steps[number]
         letters = letters_of(self._members(recording, record), self._states)
-        credit = self._credits_of(recording, facts).get((record.id, step.index))
+        credit = self._credits_of(facts, record.id).get((record.id, step.index))
         found = step_json(record, number, partial(self.size, recording), credit, letters)
         g = step.generation
         return {
@@ -255,7 +254,7 @@ class OpenRun:
 
     def _facts(self, recording: str, name: str) -> dict[str, Any]:
         sql = (
-            'select r.name as recording, "update", staleness, e.reward, advantage, oldest, newest, streams '
+            'select e.id, r.name as recording, "update", staleness, e.reward, advantage, oldest, newest, streams '
             "from episodes e join recordings r on r.id = e.recording where r.name = ? and e.name = ?"
         )
         found = self._opened().select(sql, (recording, name))
@@ -266,13 +265,9 @@ class OpenRun:
     def _members(self, recording: str, record: EpisodeRecord) -> list[EpisodeRecord]:
         return read_episodes(self._opened(), recording, self._opened().members(recording, record.group))
 
-    def _credits_of(self, recording: str, facts: dict[str, Any]) -> Credits:
-        if recording != _ROLLOUT or facts["update"] is None or facts["advantage"] is None:
-            return {}
-        try:
-            return self._credits().of_update(facts["update"])
-        except NotThere:
-            return {}
+    def _credits_of(self, facts: Mapping[str, Any], name: str) -> Credits:
+        found = self._credits().of_episodes([facts["id"]]).get(facts["id"], [])
+        return {(name, credit.step): credit for credit in found}
 
     def _store(self, recording: str) -> FrameStore:
         if recording not in self._stores:

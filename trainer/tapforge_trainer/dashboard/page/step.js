@@ -38,10 +38,10 @@ function answer(step) {
 function rewards(step) {
   const { credit } = step;
   return card('Rewards', {}, h('table', {}, h('tbody', {},
-    h('tr', {}, h('th', { scope: 'row' }, 'environment'), h('td', { class: 'n' }, signed(step.reward)), h('td', {}, step.note)),
+    h('tr', {}, h('th', { scope: 'row' }, 'environment'), h('td', { class: 'n' }, signed(step.reward)), h('td', { class: 'long' }, step.note)),
     step.verdicts.map((one) => h('tr', {}, h('th', { scope: 'row' }, one.stream), h('td', { class: 'n' }, one.value === null ? 'missing' : signed(one.value)), h('td', { class: 'long' }, one.words))),
     credit ? [h('tr', {}, h('th', { scope: 'row' }, 'reward in the update'), h('td', { class: 'n' }, signed(credit.reward)), h('td', {})),
-      h('tr', {}, h('th', { scope: 'row' }, 'advantage'), h('td', { class: `n ${credit.advantage > 0 ? 'up' : credit.advantage < 0 ? 'down' : ''}` }, signed(credit.advantage)), h('td', {}, `episode ${signed(credit.episode_advantage)}, step ${signed(credit.step_advantage)}; ${credit.state_group_size} steps in its state`))] : null)),
+      h('tr', {}, h('th', { scope: 'row' }, 'advantage'), h('td', { class: `n ${credit.advantage > 0 ? 'up' : credit.advantage < 0 ? 'down' : ''}` }, signed(credit.advantage)), h('td', { class: 'long' }, `episode ${signed(credit.episode_advantage)}, step ${signed(credit.step_advantage)}; ${credit.state_group_size} steps in its state`))] : null)),
   !credit && step.no_advantage ? h('p', { class: 'quiet' }, step.no_advantage) : null);
 }
 
