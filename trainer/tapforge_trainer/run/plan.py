@@ -26,7 +26,7 @@ from ..tasks.stages import stages_of
 from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
 from .plan_algorithm import algorithm_line, old_logprobs_recomputed, statistics_line
-from .plan_notes import notes_on_run, notes_on_stages
+from .plan_notes import joined_of, notes_on_run, notes_on_stages
 from .plan_rewards import judge_budget, models_line, rewards_line, shown_source, verdicts_per_update
 from .plan_tasks import sampler_line
 
@@ -161,7 +161,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         episodes_per_update=per_update,
         replay=_replay(rollout),
         groups_in_flight=(rollout.max_staleness + 1) * rollout.groups_per_update,
-        joined=_joined(run, files),
+        joined=joined_of(run, files),
         optimizer_steps_per_update=learner.mini_batches,
         max_staleness=rollout.max_staleness,
         sync_mid_episode=spec.sync.mid_episode,
@@ -214,16 +214,6 @@ def _teacher(spec: TrainingRunSpec) -> str:
     return (
         f"{source}, frozen beside the policy on each rank; a forward pass of it, without gradients, over every update"
     )
-
-
-def _joined(run: TrainingRun, files: LocalFiles) -> str:
-    """What a sequence of the learner is. Recorded prompts decide it; here is what the adapter promises of them."""
-    adapter = run.spec.model.adapter
-    if adapter.prompt == "compact":
-        return "a sequence per step"
-    if adapter.history.blocks is None or (files.model is not None and files.model.broken):
-        return "a sequence per step, joined where prompts extend each other"
-    return f"a sequence for up to {adapter.images} steps, each with its own advantage"
 
 
 def _adapters(spec: TrainingRunSpec) -> str:

@@ -85,3 +85,13 @@ def notes_on_stages(run: TrainingRun, files: LocalFiles) -> list[str]:
     if None not in own_ends and run.spec.stop.max_updates < sum(number or 0 for number in own_ends):
         notes.append(f"stop.maxUpdates ({run.spec.stop.max_updates}) ends the run before its last stage does")
     return list(dict.fromkeys(notes))
+
+
+def joined_of(run: TrainingRun, files: LocalFiles) -> str:
+    """What a sequence of the learner is. Recorded prompts decide it; here is what the adapter promises of them."""
+    adapter = run.spec.model.adapter
+    if adapter.prompt == "compact":
+        return "a sequence per step"
+    if adapter.history.blocks is None or (files.model is not None and files.model.broken):
+        return "a sequence per step, joined where prompts extend each other"
+    return f"a sequence for up to {adapter.images} steps, each with its own advantage"
