@@ -47,8 +47,8 @@ def inspect(folder: Path, output: str) -> None:
     help="share of rows that may be left out; with more there is no data set",
 )
 def convert(source: str, path: Path, out: Path, options: tuple[str, ...], max_bad: float) -> None:
-    """Make a data set of what lies at PATH. SOURCE: recording (a run's folder), aguvis, verl, screenspot, or one of an
-    installed package (tapforge.datasets)."""
+    """Make a data set of what lies at PATH. SOURCE: recording (a run's folder), aguvis, android-control, gui-odyssey,
+    screenspot, verl, or one of an installed package (tapforge.datasets)."""
     from ..data.convert import convert as converted
     from ..data.sources import read
 

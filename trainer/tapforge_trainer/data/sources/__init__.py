@@ -12,6 +12,8 @@ from tapforge_trainer.algorithms.options import read_options
 from ..convert import Bad, Row, Source
 from ..episodes import DataError
 from .aguvis import aguvis
+from .android_control import android_control
+from .gui_odyssey import gui_odyssey
 from .recording import recording
 from .screenspot import screenspot
 from .verl import verl
@@ -20,6 +22,8 @@ GROUP: Final = "tapforge.datasets"
 
 _SOURCES: Final[dict[str, Source]] = {
     "aguvis": aguvis,
+    "android-control": android_control,
+    "gui-odyssey": gui_odyssey,
     "recording": recording,
     "screenspot": screenspot,
     "verl": verl,
