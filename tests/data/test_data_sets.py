@@ -196,7 +196,7 @@ def test_a_list_that_breaks_off_and_names_that_are_unknown(tmp_path: Path) -> No
     rows = sources.read("aguvis", tmp_path / "cut.json", {})
     with pytest.raises(DataError, match="item 3: the list breaks off"):
         assert all(isinstance(row, Bad) for row in rows)
-    with pytest.raises(DataError, match="known are aguvis, recording"):
+    with pytest.raises(DataError, match="known are aguvis, android-control, gui-odyssey, recording"):
         sources.read("agvis", tmp_path, {})
     with pytest.raises(DataError, match="did you mean 'images'"):
         sources.read("aguvis", tmp_path, {"image": "x"})

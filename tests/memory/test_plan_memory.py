@@ -19,7 +19,7 @@ from tapforge_trainer.learner.families import ModelConfig, shape_of
 from tapforge_trainer.memory.advice import advice
 from tapforge_trainer.memory.command import model_config
 from tapforge_trainer.memory.estimate import card_of, estimate, visual_tokens
-from tapforge_trainer.memory.known import published
+from tapforge_trainer.memory.known import config_of, published
 from tapforge_trainer.memory.learner import CATEGORIES
 from tapforge_trainer.memory.report import Figures, as_json, render
 
@@ -338,3 +338,16 @@ def test_adapters_alone_take_room_beside_an_engines_weights() -> None:
     together = ("--set", "placement.mode=colocated", "--set", "learner.ranks=2", "--set", "engine.replicas=2")
     host = [document("run-qwen2.5-vl-7b.yaml", *words)[1]["host"] for words in (together, (*together, *alone))]
     assert [one["sleeping engines"] for one in host] == [0, pytest.approx(2 * 2 * 8.292e9, rel=0.01)]
+
+
+def test_a_teacher_takes_its_weights_on_each_rank() -> None:
+    """Shards of the language model, and the tower whole, in the pass's number format."""
+    teacher = "algorithm.distillation={teacher: {huggingFace: {repo: Qwen/Qwen3-VL-8B-Instruct}}}"
+    (_, plain), (_, taught) = (document("run-qwen3-vl-8b.yaml", *words) for words in ((), ("--set", teacher)))
+    config = config_of("Qwen/Qwen3-VL-8B-Instruct")
+    assert config is not None
+    shape, ranks = shape_of(config), 4
+    before, after = (plan["per_gpu_bytes"]["learner"]["weights"] for plan in (plain, taught))
+    assert after - before == pytest.approx(2 * shape.text / ranks + 2 * shape.vision.parameters, rel=1e-3)
+    code, said = planned("run-qwen3-vl-8b.yaml", "--set", teacher.replace("Qwen/Qwen3-VL-8B-Instruct", "any/thing"))
+    assert code and "spec.algorithm.distillation.teacher.huggingFace: the sizes of any/thing are not known" in said

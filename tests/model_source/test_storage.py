@@ -15,7 +15,7 @@ from tests.s3 import Bucket
 from tapforge_api import TrainingRun
 from tapforge_api.loading import from_object
 from tapforge_trainer.run import assembly
-from tapforge_trainer.run.model_pin import PINNED, model_of
+from tapforge_trainer.run.model_pin import PINNED, model_of, teacher_of
 
 HEAVY = "model-00001-of-00002.safetensors"
 
@@ -138,6 +138,24 @@ def test_a_run_whose_folder_was_lost_begins_with_the_files_that_lie_beside_its_c
         model_of(run, tmp_path / "again", keep=True)
     bucket.client.delete_object(Bucket=bucket.name, Key=f"runs/r/{PINNED}")
     assert model_of(run, tmp_path / "new", keep=False) != first
+
+
+def test_a_teacher_is_pinned_as_the_model_is_and_named_by_its_own_field(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAPFORGE_CACHE", str(tmp_path / "cache"))
+    about = {"apiVersion": "tapforge.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "r"}}
+    spec = {"algorithm": {"distillation": {"teacher": upload(bucket)}}}
+    run = from_object(TrainingRun, {**about, "spec": spec})
+    first = teacher_of(run, tmp_path / "run")
+    assert first is not None and (assembly.described(first) / "config.json").is_file()
+    upload(bucket, **{HEAVY: files(1)[HEAVY]})
+    assert teacher_of(run, tmp_path / "run") == first and teacher_of(run, tmp_path / "other") != first
+    assert not (tmp_path / "run" / PINNED).exists(), "the model is the tiny one"
+    bucket.client.delete_object(Bucket=bucket.name, Key="models/mine/config.json")
+    field = r"spec\.algorithm\.distillation\.teacher\.objectStorage\.uri: s3://.* lacks config\.json"
+    with pytest.raises(assembly.ConfigurationError, match=field):
+        teacher_of(run, tmp_path / "third")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "storage"}', '{"files": [1]}'])
