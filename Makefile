@@ -22,7 +22,7 @@ HERE   := $(shell pwd | cksum | cut -d' ' -f1)
 LOCKED := .venv/.locked-$(HERE)
 READY  := .venv/.ready-$(HERE)
 
-.PHONY: help demo demo-cluster demo-autoscaling demo-queues dev tiny bench-operator test test-long test-models test-versions lint format lock setup clean
+.PHONY: help pictures demo demo-cluster demo-autoscaling demo-queues dev tiny bench-operator test test-long test-models test-versions lint format lock setup clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | expand -t 18
@@ -45,6 +45,9 @@ dev: $(READY) ## the operator from this checkout on a control plane of this mach
 
 tiny: $(READY) ## rebuild the tiny base model from its seed (about ten minutes)
 	@$(BIN)/tapforge tiny build $(ARGS)
+
+pictures: $(READY) ## the pictures of README and docs, from runs/quickstart; from another run: ARGS=FOLDER
+	@$(BIN)/python -m e2e.pictures $(ARGS)
 
 bench-operator: $(READY) ## the operator on a real control plane: e2e/bench; a part of it: ARGS="--only claims"
 	@$(BIN)/python -m e2e.bench $(ARGS)

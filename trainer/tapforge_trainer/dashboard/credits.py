@@ -154,4 +154,6 @@ def _packed(credits: Sequence[Credit]) -> bytes:
 def _unpacked(data: bytes) -> list[StepCredit]:
     numbers = array("f", data)
     rows = (numbers[start : start + len(_KEPT)] for start in range(0, len(numbers), len(_KEPT)))
-    return [StepCredit(int(step), *parts, int(size)) for step, *parts, size in rows]
+    return [
+        StepCredit(int(step), r, total, of_episode, of_step, int(n)) for step, r, total, of_episode, of_step, n in rows
+    ]

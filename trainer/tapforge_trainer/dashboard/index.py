@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import recording
-from ..recording.reader import RECORDS
+from ..recording.reader import RECORDS, RecordingError
 from .database import Database
 from .scan import EpisodeRow, GroupRow, RewardsRow, Row, rows, searchable, streams_of
 
@@ -59,6 +59,7 @@ class Index:
         self.run = run
         self._database = Database(run)
         self._reading = threading.Lock()
+        self._closed = False
         #: bytes that are read, and that there are
         self.read_bytes = self.all_bytes = 0
         #: changes with every commit
@@ -67,10 +68,13 @@ class Index:
 
     def close(self) -> None:
         with self._reading:
+            self._closed = True
             self._database.close()
 
     def select(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[sqlite3.Row]:
         with self._reading:
+            if self._closed:
+                raise RecordingError("the server is ending")
             cursor = self._database.reader.execute(sql, values)
             cursor.row_factory = sqlite3.Row
             return cursor.fetchall()

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from .scan import searchable
 
+_RECORDING: Final = "(select r.name from recordings r where r.id = e.recording)"
 #: fields that are compared as words; given several times: any of them
 WORDS: Final = {
-    "recording": "r.name", "group": "e.grp", "task": "e.task", "template": "e.template", "outcome": "e.outcome",
+    "recording": _RECORDING, "group": "e.grp", "task": "e.task", "template": "e.template", "outcome": "e.outcome",
     "reason": "e.reason", "phone": "e.phone",
 }  # fmt: skip
 #: fields that are numbers: one, or a range A..B of which either end may be left out
@@ -34,10 +35,10 @@ _STREAM: Final = "stream."
 _NAMES: Final = re.compile(r"[\w.-]{1,100}")
 _OTHERS: Final = ("q", "sort", "offset", "limit", "token")
 
-_FROM: Final = " from episodes e join recordings r on r.id = e.recording"
+_FROM: Final = " from episodes e"
 #: what a row of the list shows
 _SHOWN: Final = (
-    'e.name, r.name as recording, e.grp as "group", e.task, e.template, e.goal, e.outcome, e.reason, e.score, '
+    f'e.name, {_RECORDING} as recording, e.grp as "group", e.task, e.template, e.goal, e.outcome, e.reason, e.score, '
     "e.message, e.steps, e.tokens, e.parse_errors, e.phone, e.attempt, e.newest as version, e.started, "
     'e.seconds, e."update", '
     "e.staleness, e.reward, e.advantage, e.streams"
@@ -97,7 +98,11 @@ def read(words: Iterable[tuple[str, str]]) -> Query:
             known = ", ".join([*WORDS, *NUMBERS, f"{_STREAM}NAME", *_OTHERS[:-1]])
             raise BadQuery(f"episodes have no field {name[:40]!r}; there are {known}")
     for name, values in any_of.items():
-        query.where.append(f"{WORDS[name]} in ({', '.join('?' * len(values))})")
+        marks = ", ".join("?" * len(values))
+        if name == "recording":  # by its number: one look-up, not one for each episode
+            query.where.append(f"e.recording in (select id from recordings where name in ({marks}))")
+        else:
+            query.where.append(f"{WORDS[name]} in ({marks})")
         query.values += values
     query.limit = min(query.limit, MOST)
     return query

@@ -52,7 +52,7 @@ function path(points, x, y) {
 }
 
 /**
- * `series`: {name, xs, ys, colour?}. `points`: {x, y, low, high, name, colour?}. `lines`: {y, name}.
+ * `series`: {name, xs, ys, colour?}. `points`: {x, y, low, high, name, colour?, beside?: pixels}. `lines`: {y, name}.
  * `share`: the scale is 0 to 100 %. `smooth`: updates of the trailing mean; 1 draws the values alone.
  */
 export function chart({ series, points = [], lines = [], share = false, smooth = 1, height = 220, label }) {
@@ -94,9 +94,9 @@ export function chart({ series, points = [], lines = [], share = false, smooth =
       if (one.xs.length === 1) svg.append(s('circle', { cx: x(one.xs[0]), cy: y(one.ys[0]), r: 3, fill: stroke }));
     });
     points.forEach((p) => {
-      const colour = p.colour || 'var(--c1)';
-      if (p.low !== undefined && p.low !== null) svg.append(s('line', { class: 'interval', x1: x(p.x), x2: x(p.x), y1: y(p.low), y2: y(p.high), stroke: colour }));
-      svg.append(s('circle', { class: 'measured', cx: x(p.x), cy: y(p.y), r: 5, fill: colour }, s('title', {}, `${p.name}: ${percent(p.y)}`)));
+      const colour = p.colour || 'var(--c1)', at = Math.max(LEFT + 5, Math.min(width - RIGHT - 5, x(p.x) + (p.beside || 0)));
+      if (p.low !== undefined && p.low !== null) svg.append(s('line', { class: 'interval', x1: at, x2: at, y1: y(p.low), y2: y(p.high), stroke: colour }));
+      svg.append(s('circle', { class: 'measured', cx: at, cy: y(p.y), r: 5, fill: colour }, s('title', {}, `${p.name}: ${percent(p.y)}`)));
     });
     const rule = s('line', { class: 'rule', y1: TOP, y2: height - BOTTOM, x1: -9, x2: -9 });
     svg.append(rule);

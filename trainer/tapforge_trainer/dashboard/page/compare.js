@@ -4,6 +4,8 @@ import { address, ask, changed, ofRun, valueOf } from './api.js';
 import { chart, COLOURS, legend } from './chart.js';
 import { card, h, number, percent, pick, put, signed } from './dom.js';
 
+const first = (names, word) => names.find((name) => name.includes(`${word}sampled`)) || names.find((name) => name.includes(word));
+
 const KINDS = [['gained', 'gained'], ['lost', 'lost'], ['kept', 'always succeed'], ['never', 'never succeed'], ['same', 'unchanged']];
 
 async function recordings(run) {
@@ -22,9 +24,9 @@ export async function compareView({ run, words }) {
   const { runs } = await ask('runs'), names = runs.map((one) => one.name);
   const other = valueOf(words, 'b') || run;
   const [left, right] = await Promise.all([recordings(run), recordings(other)]);
-  const a = valueOf(words, 'before') || left.find((name) => name.includes(other === run ? 'before-' : 'after-')) || left[0];
+  const a = valueOf(words, 'before') || first(left, other === run ? 'before-' : 'after-') || left[0];
   const like = (a || '').replace('before-', 'after-');
-  const b = valueOf(words, 'after') || (right.includes(like) ? like : right.find((name) => name.includes('after-')) || right[0]);
+  const b = valueOf(words, 'after') || (right.includes(like) ? like : first(right, 'after-') || right[0]);
   const go = (name) => (value) => { location.hash = address(['run', run, 'compare'], changed(name === 'b' ? [] : words, name, value)); };
   const short = (name) => [name, name.replace('evaluation/', '')];
   const tools = h('div', { class: 'filters' }, pick(`Of ${run}`, left.map(short), a, go('before')), pick('With run', names.map((name) => [name, name]), other, go('b')), pick(`of ${other}`, right.map(short), b, go('after')));
@@ -54,6 +56,6 @@ export async function compareView({ run, words }) {
   };
   draw();
   body.append(card('Paired by task', { class: 'full' }, verdict(found), found.only_a || found.only_b ? h('p', { class: 'quiet' }, `${found.only_a} tasks are only in the first, ${found.only_b} only in the second.`) : null, buttons,
-    h('div', { class: 'scroll' }, h('table', {}, h('thead', {}, h('tr', {}, ['Template', 'Goal', short(a)[1], other === run ? short(b)[1] : `${other}: ${short(b)[1]}`].map((t) => h('th', { scope: 'col' }, t)))), rows))));
+    h('div', { class: 'scroll' }, h('table', {}, h('thead', {}, h('tr', {}, [['Template'], ['Goal'], [short(a)[1], 'n'], [other === run ? short(b)[1] : `${other}: ${short(b)[1]}`, 'n']].map(([t, kind]) => h('th', { scope: 'col', class: kind }, t)))), rows))));
   return { node };
 }

@@ -36,7 +36,7 @@ function success(data) {
 }
 
 function dumbbell(row) {
-  const width = 180, x = (rate) => 6 + rate * (width - 12), { before, after } = row;
+  const width = 120, x = (rate) => 6 + rate * (width - 12), { before, after } = row;
   const colour = before === null || after === null ? 'var(--soft)' : after >= before ? 'var(--good)' : 'var(--bad)';
   return s('svg', { viewBox: `0 0 ${width} 16`, width, height: 16, 'aria-hidden': 'true' },
     s('line', { class: 'axis', x1: x(0), x2: x(1), y1: 8, y2: 8 }),
@@ -51,7 +51,7 @@ function templates(data, run) {
   rows.sort((a, b) => ((b.after ?? 0) - (b.before ?? 0)) - ((a.after ?? 0) - (a.before ?? 0)));
   const failures = (name) => address(['run', run, 'episodes'], [['template', name], ['outcome', 'failure'], ['sort', '-started']]);
   return card('Per template', { class: 'templates half' }, h('div', { class: 'scroll' }, h('table', {},
-    h('thead', {}, h('tr', {}, ['Template', 'Before', '', 'After', 'Practice now', ''].map((t) => h('th', { scope: 'col' }, t)))),
+    h('thead', {}, h('tr', {}, [['Template'], ['Before', 'n'], [''], ['After', 'n'], ['Practice now', 'n'], ['']].map(([t, kind]) => h('th', { scope: 'col', class: kind }, t)))),
     h('tbody', {}, rows.map((row) => h('tr', {},
       h('td', {}, h('a', { href: address(['run', run, 'episodes'], [['template', row.template]]) }, row.template)),
       h('td', { class: 'n' }, percent(row.before)), h('td', {}, dumbbell(row)), h('td', { class: 'n' }, h('b', {}, percent(row.after))),
@@ -85,7 +85,7 @@ function phones(data, run) {
     h('p', {}, h('b', {}, found.count), ' phones: ', states.map(([state, count]) => `${count} ${state}`).join(', '),
       found.quarantines ? `; ${found.quarantines} times into quarantine` : ''),
     found.troubled.length ? h('div', { class: 'scroll short' }, h('table', {},
-      h('thead', {}, h('tr', {}, ['Phone', 'State', 'Clean', 'Dirty', 'Failures', 'Last trouble'].map((t) => h('th', { scope: 'col' }, t)))),
+      h('thead', {}, h('tr', {}, [['Phone'], ['State'], ['Clean', 'n'], ['Dirty', 'n'], ['Failures', 'n'], ['Last trouble']].map(([t, kind]) => h('th', { scope: 'col', class: kind }, t)))),
       h('tbody', {}, found.troubled.map((one) => h('tr', {}, h('td', {}, h('a', { href: address(['run', run, 'episodes'], [['phone', one.name]]) }, one.name)),
         h('td', {}, one.state), h('td', { class: 'n' }, one.clean), h('td', { class: 'n' }, one.dirty), h('td', { class: 'n' }, one.failures), h('td', { class: 'long' }, one.why)))))) : h('p', { class: 'quiet' }, 'No phone had a failure.'));
 }
@@ -112,7 +112,7 @@ function episodes(data, run) {
 async function curve(run, data) {
   const found = await ofRun(run, '/figures', [['name', 'rollout/success_rate']]);
   const modes = data.success.map((one, n) => [one, COLOURS[1 + n]]);
-  const points = modes.flatMap(([one, colour]) => one.points.filter((p) => p.success !== null).map((p) => ({ x: p.update, y: p.success, low: p.low, high: p.high, name: `${one.mode}, ${p.name}`, colour })));
+  const points = modes.flatMap(([one, colour]) => one.points.filter((p) => p.success !== null).map((p) => ({ x: p.update, y: p.success, low: p.low, high: p.high, name: `${one.mode}, ${p.name}`, colour, beside: 9 * (modes.findIndex(([m]) => m === one) - (modes.length - 1) / 2) })));
   const lines = data.baselines.filter((one) => one.success !== null).map((one) => ({ y: one.success, name: words(one.policy) }));
   return card('Success over updates', { class: 'wide' },
     legend([['practice, mean of 5 updates', COLOURS[0]], ...modes.map(([one, colour]) => [`held out, ${words(one.mode)} (95 %)`, colour])]),
