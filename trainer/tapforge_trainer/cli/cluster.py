@@ -147,6 +147,27 @@ def fetch(name: str, to: Path, what: tuple[str, ...], context: str | None, names
         click.echo(f"look at it: tapforge view {found.folder}")
 
 
+@cluster.command()
+@click.argument("name")
+@click.option("--to", type=LOCAL_PATH, default=Path("runs"), show_default=True, help="folder of all runs")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8090, show_default=True, help="of the page; 0: a free one"
+)
+@click.option("--every", type=click.FloatRange(1), default=20.0, show_default=True, help="seconds between two fetches")
+@_where
+def view(name: str, to: Path, port: int, every: float, context: str | None, namespace: str | None) -> None:
+    """Serve the page of a run while it is going on: its recording is fetched to TO/NAME again and again."""
+    from ..remote.following import following
+    from .view import serve_page
+
+    with _as_message():
+        with saying("asking the API server"):
+            run = _cluster(context, namespace).run(name)
+        click.echo(f"fetching the recording of {name}", err=True)
+        with following(run, to, every) as folder:
+            serve_page((folder,), "127.0.0.1", port)
+
+
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ def view(folders: tuple[Path, ...], serve: bool, host: str, port: int, token: st
 
     Without --serve, write curve.png and replay.html of each RUN again, from its recording."""
     if serve:
-        _serve(folders or (_RUNS,), host, port, token, as_json)
+        serve_page(folders or (_RUNS,), host, port, token, as_json)
         return
     if not folders:
         raise click.UsageError("name the folder of a run, such as runs/NAME, or add --serve")
@@ -49,7 +49,8 @@ def view(folders: tuple[Path, ...], serve: bool, host: str, port: int, token: st
                 click.echo(path)
 
 
-def _serve(folders: tuple[Path, ...], host: str, port: int, token: str, as_json: bool) -> None:
+def serve_page(folders: tuple[Path, ...], host: str, port: int, token: str = "", as_json: bool = False) -> None:
+    """Until Ctrl-C or SIGTERM."""
     from tapforge_envs.serving.http import stop_signal
 
     from ..dashboard.serve import CannotServe, serving

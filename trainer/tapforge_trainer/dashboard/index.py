@@ -29,6 +29,8 @@ _BATCH: Final = 2000
 _HEAD: Final = 4096
 #: seconds that others get after each batch of lines: queries share this process
 _YIELD: Final = 0.002
+#: for which a folder may be away while it is replaced
+_REPLACED: Final = 0.5
 
 EVALUATION: Final = "evaluation"
 
@@ -81,7 +83,7 @@ class Index:
 
     # --- what is written ---
 
-    def refresh(self, per_update: int, version_before: Callable[[int], int | None]) -> bool:
+    def refresh(self, per_update: int, version_before: Callable[[int], int | None], *, again: bool = False) -> bool:
         """Reads what is new. `per_update`: groups of an update. `version_before`: the policy's when an update began.
         True: something was."""
         found = recordings_of(self.run)
@@ -89,6 +91,9 @@ class Index:
         sizes = {(name, number): _size(RECORDS.path(folder, number)) for name, folder, number in segments}
         known = self._known()
         if any(_is_another(found, name, number, *known[name, number], sizes) for name, number in known):
+            if not again:  # a folder that is just being replaced (`remote/target.py`) is seen without its files
+                time.sleep(_REPLACED)
+                return self.refresh(per_update, version_before, again=True)
             with self._reading:
                 self._database.begin_again()
             known = {}
