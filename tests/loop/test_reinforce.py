@@ -66,6 +66,11 @@ async def test_a_recording_tells_which_groups_an_update_had(tmp_path: Path, agai
     number = {order: n for n, order in enumerate(sorted(orders.values()))}
     learned = policy.learner.samples[again:]
     assert [{number[orders[sample.group]] // 4 for sample in samples} for samples in learned] == [{0}, {1}, {2}]
+    events = [event for event in read_events(tmp_path) if event["event"] == "update"]
+    for event, samples in zip(events, learned, strict=True):
+        consumed = event["consumed"]["groups"]
+        assert {sample.group for sample in samples} <= set(consumed) and not event["consumed"]["replayed"]
+        assert len(consumed) == 4 and [orders[group] for group in consumed] == sorted(map(orders.get, consumed))
 
 
 async def test_what_tasks_came_to_is_remembered_over_sessions(tmp_path: Path) -> None:
@@ -111,6 +116,7 @@ async def test_rare_successes_come_again_also_after_a_restart(tmp_path: Path, lo
     events = [event for event in read_events(tmp_path) if event["event"] == "update"]
     for event, samples in zip(events, [*first.learner.samples, *second.learner.samples[lost:]], strict=True):
         again = {sample.episode for sample in samples} & seen
+        assert {recorded[name].group for name in again} == set(event["consumed"]["replayed"])
         assert len(again) == event["replay"]["episodes"] <= 8
         assert {recorded[name].outcome for name in again} <= {Outcome.SUCCESS}
         share = sum(sample.episode in again for sample in samples) / len(samples)

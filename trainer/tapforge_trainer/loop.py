@@ -116,6 +116,7 @@ async def _reinforce(context: RunContext, progress: Progress) -> None:
                 rollout.tasks.learned(progress.update - progress.stage_began, groups), rollout.tasks.memory
             )
             practised["staleness"] = staleness(groups, scheduler.buffer.version)
+            practised["consumed"] = {"groups": ids(groups), "replayed": ids([one.group for one in replayed])}
             if spec.rollout.replay is not None:
                 practised["replay"] = replay_figures(replayed, len(again), len(samples), scheduler.buffer.version)
                 rollout.replay.keep(groups, progress.version)
@@ -153,6 +154,10 @@ async def _facts(
 
 def _learned_again(replayed: Sequence[Replayed], rules: BatchRules) -> list[Sample]:
     return [sample for one in replayed for sample in replayed_samples(one.group, one.episodes, rules)]
+
+
+def ids(groups: Sequence[GroupRecord]) -> list[str]:
+    return [group.id for group in groups]
 
 
 def replay_figures(replayed: Sequence[Replayed], again: int, samples: int, version: int) -> dict[str, float | None]:
