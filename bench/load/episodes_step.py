@@ -40,6 +40,8 @@ from tapforge_trainer.agents.agent import Turn
 from tapforge_trainer.agents.chat_agent import ChatAgent
 from tapforge_trainer.agents.tokens import Tokens
 from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.learner.families import ModelConfig, shape_of
+from tapforge_trainer.learner.flops import Costs
 from tapforge_trainer.records import Prompt, ResponseSpan, Sample
 from tapforge_trainer.run.adapters import adapter_options
 from tapforge_trainer.samples import sequences
@@ -125,6 +127,9 @@ def main() -> None:
     }
     if isinstance(found, dict):
         figures["operations_by_formula"] = round(found["flops"] / episodes)
+        # the logits, which the backward pass computes again: counted, and no part of the formula
+        head = Costs.of(shape_of(ModelConfig.of_folder(folder))).predicted
+        figures["operations_again"] = round(head * ANSWER * args.steps)
     if args.contender in ("trl", "transformers"):
         figures |= {"steps_taken": len(given), "version": version(args.contender)}
     print(json.dumps(figures), file=sys.__stdout__, flush=True)

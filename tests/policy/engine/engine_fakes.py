@@ -148,7 +148,7 @@ class Actor:
     async def on_release(self) -> CacheCounts:
         self.rounds.append("release")
         self.boxes.proceed()
-        return CacheCounts(10, 4, 2, 1)
+        return CacheCounts(10, 4, 4, 2, encoded=1, dropped=48)
 
 
 def connected(*actors: Actor, answer_seconds: float = END, pause_seconds: float = END) -> EngineConnection:

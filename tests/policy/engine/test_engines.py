@@ -207,7 +207,8 @@ async def test_a_dead_engine_starts_again_beside_the_others_and_joins_with_the_n
 ) -> None:
     fleet = await Fleet(monkeypatch, 2).up()
     await fleet.renewed(1)
-    assert fleet.engines.metrics == {"prefix_cache_hit_rate": 0.4, "mm_cache_hit_rate": 0.5, "engine_restarts": 0}
+    rates = {"prefix_cache_hit_rate": 0.4, "mm_cache_hit_rate": 0.5, "encoder_cache_hit_rate": 0.75}
+    assert fleet.engines.metrics == {**rates, "sync_dropped_tokens": 2 * 48, "engine_restarts": 0}
     tasks = asking(fleet.client, 3, engine=1)
     await until(lambda: len(fleet.actors[1].asked) == 3)
     fleet.actors[1].kill()

@@ -90,3 +90,7 @@ async def test_hit_rates_say_what_the_caches_did(
     await synchronize(fresh, two, probe, 4)
     assert two.metrics["mm_cache_hit_rate"] > 0.5
     assert 0.3 < two.metrics["prefix_cache_hit_rate"] < 1
+    # 12 prompts with four different frames, each computed once
+    assert two.metrics["encoder_cache_hit_rate"] == pytest.approx(1 - 4 / 12)
+    block = 128  # of vLLM's cache on CPUs, tokens
+    assert two.metrics["sync_dropped_tokens"] >= 4 * block and two.metrics["sync_dropped_tokens"] % block == 0

@@ -11,9 +11,9 @@ from ..placement.actor_log import keep_output
 from ..placement.placement import ANYWHERE, ActorPlacement
 from ..placement.settings import EngineSettings, PauseMode, SleepPart, on_this_node
 from .mailboxes import Collected, Mailboxes
-from .sampler import PROBE, Sampler
+from .sampler import Sampler
 from .vllm import ADAPTER_ID, environment
-from .wire import CacheCounts, GenerateRequest, GenerateResult, engine_key
+from .wire import PROBE, CacheCounts, GenerateRequest, GenerateResult, engine_key
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

@@ -33,9 +33,10 @@ import numpy as np
 from ..learner.frame_store import PixelFormat
 from ..placement.settings import EngineSettings, PauseMode, SleepPart
 from ..placement.start_stage import stage_of_thread
+from .cache_use import CacheUse
 from .preprocessor import PreparedInput, Preprocessor
 from .vllm import adapter_request, build, image_id
-from .wire import DEAD, REPEAT, CacheCounts, GenerateRequest, GenerateResult
+from .wire import DEAD, PROBE, REPEAT, CacheCounts, GenerateRequest, GenerateResult
 
 T = TypeVar("T")
 
@@ -66,8 +67,7 @@ class Sampler:
         self._unfinished: set[str] = set()
         #: what was in each cache when the last weights were in and nothing was computed with them: `sync` looks at it
         self.kept: dict[str, int] = {}
-        #: tokens of answered prompts, and how many of them were in the prefix cache
-        self._prefix_queries = self._prefix_hits = 0
+        self._use = CacheUse()
         self._llm: Any = None
         self._version = 0
         self._thread = threading.Thread(target=self._main, name="vllm", daemon=True)
@@ -101,7 +101,7 @@ class Sampler:
 
     @property
     def cache_counts(self) -> CacheCounts:
-        return CacheCounts(self._prefix_queries, self._prefix_hits, self._inputs.queries, self._inputs.hits)
+        return self._use.counts(self._inputs.queries, self._inputs.hits)
 
     def renew(self, mode: PauseMode, load: Callable[[Any], None], version: int) -> Future[None]:
         """Pause, load new weights by `load(llm)`, drop every cache, go on; results are held back from now on."""
@@ -153,6 +153,7 @@ class Sampler:
     def _main(self) -> None:
         try:
             self._llm = build(self.settings)
+            self._use.watch(self._llm)
             self._llm.set_weight_version("0")
         except BaseException as error:  # noqa: BLE001 - whoever waits for `ready` gets it
             self.ready.set_exception(error)
@@ -202,9 +203,7 @@ class Sampler:
         finished = [output for output in self._llm.step() if output.finished]
         done = [_result(output) for output in finished]
         for output in finished:
-            if not output.request_id.startswith(PROBE):
-                self._prefix_queries += len(output.prompt_token_ids)
-                self._prefix_hits += output.num_cached_tokens or 0
+            self._use.answered(output)
         if done:
             self._unfinished.difference_update(result.key for result in done)
             self._deliver(done)
@@ -310,6 +309,7 @@ class Sampler:
     def _proceed(self, version: int) -> None:
         self._broken, self._version = "", version
         self._llm.set_weight_version(str(version))
+        self._use.dropping(self._llm)
         # Keys and values, processed images and image embeddings are all functions of the old weights.
         if not self._llm.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not reset its prefix cache, so answers would mix old and new weights")
@@ -351,10 +351,6 @@ class Sampler:
             failed.update(one.request.key for one in self._queued)
             self._queued = []
         self._deliver([GenerateResult(key, error=f"{REPEAT}: {why}" if again else why) for key in sorted(failed)])
-
-
-#: keys of requests that prove an update begin with this; their results are never held back
-PROBE = "probe-"
 
 
 def encoded_frames(worker: Any) -> int:

@@ -69,14 +69,21 @@ class GenerateResult:
         )
 
 
+#: keys of requests that prove an update begin with this; their results are never held back
+PROBE = "probe-"
+
+
 @dataclass(frozen=True, slots=True)
 class CacheCounts:
-    """Of an engine since its start. Prefix: tokens of prompts; multimodal: frames of prompts."""
+    """Of an engine since its start. Prefix: tokens of prompts; multimodal: frames of prompts; encoded: frames that the
+    vision tower computed; dropped: tokens that were in the prefix cache when new weights came in."""
 
     prefix_queries: int = 0
     prefix_hits: int = 0
     mm_queries: int = 0
     mm_hits: int = 0
+    encoded: int = 0
+    dropped: int = 0
 
     def since(self, earlier: CacheCounts) -> CacheCounts:
         return CacheCounts(
@@ -84,6 +91,8 @@ class CacheCounts:
             self.prefix_hits - earlier.prefix_hits,
             self.mm_queries - earlier.mm_queries,
             self.mm_hits - earlier.mm_hits,
+            self.encoded - earlier.encoded,
+            self.dropped - earlier.dropped,
         )
 
     def plus(self, other: CacheCounts) -> CacheCounts:
@@ -92,15 +101,20 @@ class CacheCounts:
             self.prefix_hits + other.prefix_hits,
             self.mm_queries + other.mm_queries,
             self.mm_hits + other.mm_hits,
+            self.encoded + other.encoded,
+            self.dropped + other.dropped,
         )
 
     def rates(self) -> dict[str, float]:
-        """Hits per query, of those caches that were asked."""
-        found = {}
+        """Hits per query, of those caches that were asked, and what was dropped. A frame is a hit of the encoder's
+        cache where no tower computed it for its prompt: embeddings, or keys and values behind them, were there."""
+        found = {"sync_dropped_tokens": float(self.dropped)}
         if self.prefix_queries:
             found["prefix_cache_hit_rate"] = self.prefix_hits / self.prefix_queries
         if self.mm_queries:
             found["mm_cache_hit_rate"] = self.mm_hits / self.mm_queries
+            # after a sync those under way are computed a second time
+            found["encoder_cache_hit_rate"] = max(0.0, 1 - self.encoded / self.mm_queries)
         return found
 
 

@@ -30,6 +30,8 @@ _ENGINE: Final = (
     "sync_gigabytes_per_second",
     "prefix_cache_hit_rate",
     "mm_cache_hit_rate",
+    "encoder_cache_hit_rate",
+    "sync_dropped_tokens",
     "engine_restarts",
 )
 
@@ -131,6 +133,8 @@ FIGURES: Final[Mapping[str, str]] = {
     "engine/sync_gigabytes_per_second": "the same over the time of gathering and transfer",
     "engine/prefix_cache_hit_rate": "prompt tokens whose keys and values were at hand",
     "engine/mm_cache_hit_rate": "frames that were at hand",
+    "engine/encoder_cache_hit_rate": "frames of prompts that no vision tower had to compute for them",
+    "engine/sync_dropped_tokens": "tokens whose keys and values the last sync dropped, of all engines",
     "engine/engine_restarts": "engines that were started again so far",
     "time/reinforcement": "of the reinforcement so far, all sessions",
     "time/update": "of the learner's update, as the driver waits for it",
