@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_samples import Tiny, frame, plain_model
 
-from tapforge_trainer.learner.batches import MicroBatchPlan, SampleError, padding_share, plan_micro_batches
+from tapforge_trainer.learner.batches import MicroBatchPlan, SampleError, _spread, padding_share, plan_micro_batches
 from tapforge_trainer.learner.client import split_groups
 
 
@@ -33,6 +33,30 @@ def test_a_plan_covers_every_sample_once_and_keeps_ranks_in_step(
     for plan in (plan for rank in plans for plan in rank):
         assert len(plan.samples) == 1 or sum(lengths[k] for k in plan.samples) <= budget
         assert not plan.padding or len(plan.samples) == 1
+
+
+@given(
+    samples=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 10_000)), min_size=1, max_size=40),
+    count=st.integers(1, 12),
+    budget=st.integers(50, 1000),
+)
+def test_the_lightest_micro_batch_that_has_room_gets_a_sample(
+    samples: list[tuple[int, int]], count: int, budget: int
+) -> None:
+    """As a search of all of them says."""
+    lengths, work = np.asarray(samples).T
+    order = np.argsort(-work, kind="stable").tolist()
+    tokens, load, batches = [0] * count, [0] * count, [[] for _ in range(count)]
+    for k in order:
+        room = [n for n in range(count) if not tokens[n] or tokens[n] + lengths[k] <= budget]
+        if not room:
+            assert _spread(lengths, work, order, count, budget) is None
+            return
+        lightest = min(room, key=lambda n: (load[n], n))
+        batches[lightest].append(k)
+        tokens[lightest] += lengths[k]
+        load[lightest] += work[k]
+    assert _spread(lengths, work, order, count, budget) == batches
 
 
 def test_a_plan_wastes_nothing_and_is_balanced_at_every_moment() -> None:

@@ -232,10 +232,15 @@ def _spread(
     batches: list[list[int]] = [[] for _ in range(count)]
     tokens = [0] * count
     lightest = [(0.0, k) for k in range(count)]
-    for sample in order:
-        length, full = int(lengths[sample]), []
+    ordered = lengths[np.asarray(order)]
+    #: of each sample and those after it: a micro-batch that has no room for the shortest of them is looked at no more
+    shortest = np.minimum.accumulate(ordered[::-1])[::-1].tolist()
+    for sample, length, least in zip(order, ordered.tolist(), shortest, strict=True):
+        full = []
         while lightest and tokens[lightest[0][1]] and tokens[lightest[0][1]] + length > token_budget:
-            full.append(heapq.heappop(lightest))
+            one = heapq.heappop(lightest)
+            if tokens[one[1]] + least <= token_budget:
+                full.append(one)
         if not lightest:
             return None
         load, k = lightest[0]
