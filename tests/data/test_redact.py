@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from tapforge_envs.protocol import Task, Type
 from tapforge_trainer.cli.main import cli
 from tapforge_trainer.data.convert import convert
 from tapforge_trainer.data.demo import ROWS, demo
-from tapforge_trainer.data.episodes import DataError
+from tapforge_trainer.data.episodes import DataError, Episode, Provenance, Step
 from tapforge_trainer.data.folder import DataFolder, DataWriter, Rejected
 from tapforge_trainer.data.redact import redact, rules_of
 from tapforge_trainer.data.sources import read
@@ -117,6 +118,7 @@ def test_deleted_episodes_go_with_their_screens_and_exports_made_anew_lack_them(
         ({"boxes": ["0.5,0,0.1,1"]}, "the box 0.5,0,0.1,1: .*reversed"),
         ({"boxes": ["0,0,100,100"]}, "the box 0,0,100,100: "),
         ({"texts": ["("]}, "is no regular expression"),
+        ({"texts": ["x*"]}, "is found in an empty text"),
         ({"deleted": ["none"]}, "has no episode none"),
         ({"texts": ["Ada"], "only": ["none"]}, "has no episode none"),
         ({"deleted": ["verl-0000001", "verl-0000002", "verl-0000003", "verl-0000004"]}, "nothing would be left"),
@@ -128,3 +130,63 @@ def test_what_can_not_be_is_said_and_nothing_is_changed(folder: Path, given: dic
     with pytest.raises(DataError, match=words):
         redact(folder, None, rules_of(**given))
     assert said(folder) == before
+
+
+def small(folder: Path, **fields: object) -> Path:
+    """Two episodes of one step, which show the same screen."""
+    out = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(out, "PNG")
+    task = Task(suite="s", template="t", goal="g").model_copy(update={"params": fields.pop("params", {})})
+    with DataWriter(folder) as writer:
+        step = Step(screen=writer.screen(out.getvalue()), **fields)
+        for name in ("a", "b"):
+            row = Provenance(source="x", row="/home/Jürgen/1")
+            writer.episode(Episode(id=name, task=task, steps=(step,), provenance=row))
+        writer.finish({"source": "x", "path": "/home/Jürgen"}, Rejected())
+    return folder
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"params": {name: "Jürgen"}} for name in ("id", "type", "row", "template", "screen")),
+        {"params": {"Jürgen": "1", "for Jürgen": "2"}},
+        {"ids": (1, 2), "action": Type(text="Jürgen")},
+        {"ids": (1, 2), "action": Type(text="Jürgen"), "answer": json.dumps({"text": 'a "Jürgen"'})},
+        {"answer": "type(content='J\\xfcrgen')"},
+        {"ui_tree": "<node text='J&#252;rgen'/>"},
+        {"ui_tree": r"{text: J\u00fcrgen}"},
+    ],
+    ids=str,
+)
+def test_words_are_found_behind_every_name_and_escape(tmp_path: Path, fields: dict) -> None:
+    folder = small(tmp_path / "set", **fields)
+    redact(folder, None, rules_of(texts=["Jürgen"]))
+    assert b"rgen" not in said(folder)
+    for episode in DataFolder(folder):
+        assert episode.steps[0].ids == () and len(episode.task.params) == len(fields.get("params", ()))
+        if "action" in fields and "answer" in fields:
+            assert episode.steps[0].answer == '{"text": "a \\"[redacted]\\""}', "the rest of the answer is as it was"
+
+
+def test_what_stays_is_said(tmp_path: Path) -> None:
+    assert "1 of these screens stay" in typed("delete", small(tmp_path / "one"), "--episode", "a")
+    assert "1 of these screens stay" in typed("redact", small(tmp_path / "two"), "--box", "0,0,1,1", "--episode", "a")
+    assert "2 episodes hold it in their id" in typed("redact", small(tmp_path / "three"), "--text", "^[ts]$")
+
+
+def test_links_other_files_and_interrupted_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, link = small(tmp_path / "set"), tmp_path / "link"
+    link.symlink_to(folder)
+    (folder / "rows.parquet").write_text("exported before")
+    with pytest.raises(DataError, match=r"holds rows\.parquet"):
+        redact(link, None, rules_of(texts=["rgen"]))
+    (folder / "rows.parquet").unlink()
+    redact(link, None, rules_of(texts=["rgen"]))
+    assert b"rgen" not in said(folder) and link.is_symlink()
+    folder.rename(tmp_path / ".set.before")  # killed before the new one had its name
+    redact(folder, None, rules_of(deleted=["a"]))
+    monkeypatch.chdir(folder)
+    redact(Path("."), None, rules_of(boxes=["0,0,1,1"]))
+    assert [episode.id for episode in DataFolder(folder)] == ["b"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "set"]

@@ -89,6 +89,8 @@ def test_object_storage_is_pinned_and_fetched_once(
     assert ids(new.path) == ids(str(sets["other"]))
     assert identity(new.path) != identity(source.path) and identity(new.held_out) == identity(source.held_out)
 
+    assert identity("/one/data-sets/mine") != identity("/other/data-sets/mine"), "a person's own folders"
+
     bucket.client.delete_object(Bucket=bucket.name, Key="sets/rest/data.json")
     with pytest.raises(ConfigurationError, match=r"dataset\.heldOut: s3://.* lacks data\.json: it is no finished"):
         with_data(asked, tmp_path / "third-runs")

@@ -110,6 +110,11 @@ def redact(
     with as_message(), saying(f"redacting {folder}"):
         found = redacted(folder, out, rules_of(boxes=boxes, texts=texts, only=only))
     click.echo(f"{out or folder}: {found.screens:,} screens and {found.texts:,} texts of {found.episodes:,} episodes")
+    if found.named:
+        click.echo(
+            f"{found.named:,} episodes hold it in their id, suite or template, which stay: delete these episodes"
+        )
+    _say_shared(found.shared)
 
 
 @data.command()
@@ -123,6 +128,12 @@ def delete(folder: Path, episodes: tuple[str, ...]) -> None:
     with as_message(), saying(f"deleting from {folder}"):
         found = redacted(folder, None, rules_of(deleted=episodes))
     click.echo(f"{folder}: {found.episodes:,} episodes, {found.deleted:,} are deleted")
+    _say_shared(found.shared)
+
+
+def _say_shared(count: int) -> None:
+    if count:
+        click.echo(f"{count:,} of these screens stay, because other episodes show them as well")
 
 
 @data.command()

@@ -66,7 +66,7 @@ def fetched(ref: ModelRef, seconds: float) -> Path:
 
 def identity(path: str) -> str:
     """What says which rows a path has: of something that was fetched its name in the cache, wherever that is."""
-    found = re.search(rf"(?:{_CACHE}/[^/]+|datasets--[^/]+/snapshots/.+)$", path)
+    found = re.search(rf"(?:{_CACHE}/[^/]+-[0-9a-f]{{16}}|datasets--[^/]+/snapshots/.+)$", path)
     return path if found is None else found[0]
 
 
