@@ -140,9 +140,9 @@ def small(folder: Path, **fields: object) -> Path:
     with DataWriter(folder) as writer:
         step = Step(screen=writer.screen(out.getvalue()), **fields)
         for name in ("a", "b"):
-            row = Provenance(source="x", row="/home/Jürgen/1")
+            row = Provenance(source="x", row="/data/Jürgen/1")
             writer.episode(Episode(id=name, task=task, steps=(step,), provenance=row))
-        writer.finish({"source": "x", "path": "/home/Jürgen"}, Rejected())
+        writer.finish({"source": "x", "path": "/data/Jürgen"}, Rejected())
     return folder
 
 

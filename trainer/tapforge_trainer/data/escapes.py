@@ -1,5 +1,4 @@
-"""Words replaced in a text that may be JSON, XML or an action as a model wrote it, also where they stand behind escapes.
-Pure.
+"""Words replaced in a text that may be JSON, XML or an action as a model wrote it, also behind escapes. Pure.
 
 Promises: strings of JSON that hold such words in escapes are written anew, and the text around them stays as it was. A
 text that holds them in another way (entities of XML, escapes outside JSON's strings) is replaced as a whole.
