@@ -16,6 +16,12 @@ from .base import UNIQUE, OneOf, Path, Rule, Spec, Uri, Word
 class TinyModel(Spec):
     """The tiny Qwen3-VL that tapforge builds itself; nothing is downloaded."""
 
+    weights: Literal["base", "judge"] = Field(
+        "base",
+        description="base: a model that finds what a sentence means on a screen, to be trained; judge: one that says "
+        "whether an episode of the simulated phone's quickstart suite succeeded, for `models`",
+    )
+
 
 class ModelFolder(Spec):
     """A model in a folder, in Hugging Face's layout."""

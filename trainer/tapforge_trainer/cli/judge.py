@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from .failing import as_message
+from .failing import Wrong, as_message
 from .reading import LOCAL_PATH
 
 #: columns that the tables need
@@ -81,6 +81,37 @@ def serve(
     errors = Errors(error_rate, dict(error_rate_of), favour_long, seed)
     server = JudgeServer(model, errors, Faults(**faults))
     sys.exit(asyncio.run(listen(server, host, port)))
+
+
+@judge.command(name="train-tiny")
+@click.option("--output", type=LOCAL_PATH, help="folder; default: the user's cache, from where runs then take it")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--episodes", type=click.IntRange(64), help="that it learns from; default: 4,000")
+@click.option("--steps", type=click.IntRange(1), help="optimizer steps; default: all")
+def train_tiny(output: Path | None, seed: int, episodes: int | None, steps: int | None) -> None:
+    """Train the tiny judge of the simulated phone from the tiny base, and measure it on held-out episodes."""
+    import os
+
+    from ..model_source.tiny_base import base_folder, judge_cache
+    from ..tiny.judge import EPISODES, EXAM, STEPS, Exam, train_judge
+    from ..tiny.judged_episodes import many
+
+    folder = output or judge_cache()
+    if folder.exists() and not folder.is_dir():
+        raise Wrong(f"{folder} is a file; name a folder")
+
+    def report(step: int, seconds: float, loss: float, exam: Exam | None) -> None:
+        click.echo(f"{seconds:6.0f} s  step {step:5d}  loss {loss:.3f}{f'  {exam}' if exam is not None else ''}")
+
+    with as_message():
+        folder.mkdir(parents=True, exist_ok=True)
+        processes = len(os.sched_getaffinity(0))
+        click.echo("playing episodes of the simulated phone")
+        lessons = many(seed, "train", episodes or EPISODES, processes)
+        unseen = many(seed, "test", EXAM, processes)
+        found = train_judge(folder, base_folder(), lessons, unseen, seed=seed, steps=steps or STEPS, report=report)
+    click.echo(f"on {EXAM:,} held-out episodes: {found}")
+    click.echo(f"the tiny judge is in {folder}")
 
 
 @judge.command()

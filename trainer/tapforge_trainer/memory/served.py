@@ -109,7 +109,7 @@ def _config(model: ServedModel) -> ModelConfig | None:
         folder = cached_snapshot(source.hugging_face.repo, source.hugging_face.revision)
         return config_of(source.hugging_face.repo) if folder is None else ModelConfig.of_folder(folder)
     if source.tiny is not None:
-        from ..model_source.tiny_base import base_folder
+        from ..model_source.tiny_base import tiny_folder
 
-        return ModelConfig.of_folder(base_folder())
+        return ModelConfig.of_folder(tiny_folder(source.tiny.weights))
     return None

@@ -15,7 +15,7 @@ from tapforge_api.model import ModelSource
 from . import hub, storage
 from .folder import folder_faults, quantization_fault
 from .ref import POLICY, ModelError, ModelRef, ModelRefused
-from .tiny_base import base_folder, cache_root
+from .tiny_base import cache_root, tiny_folder
 
 
 def pin(source: ModelSource | Teacher, earlier: dict[str, Any] | None = None, field: str = POLICY) -> ModelRef:
@@ -27,7 +27,8 @@ def pin(source: ModelSource | Teacher, earlier: dict[str, Any] | None = None, fi
         return hub.pinned(source.hugging_face, earlier, field)
     if source.object_storage is not None:
         return storage.pinned(source.object_storage.uri, earlier, field)
-    return ModelRef("tiny")
+    tiny = None if isinstance(source, Teacher) else source.tiny
+    return ModelRef("tiny", "" if tiny is None or tiny.weights == "base" else tiny.weights)
 
 
 def resolve(ref: ModelRef, *, weights: bool = True, seconds: float = 3600.0, quantized: bool = False) -> Path:
@@ -37,7 +38,7 @@ def resolve(ref: ModelRef, *, weights: bool = True, seconds: float = 3600.0, qua
     match ref.kind:
         case "tiny":
             try:
-                return base_folder()
+                return tiny_folder(ref.place)
             except FileNotFoundError as error:
                 raise ModelError(str(error)) from error
         case "folder":

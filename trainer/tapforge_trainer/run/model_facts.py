@@ -21,7 +21,7 @@ from ..agents.vision import VisionGrid, tokens_per_frame
 from ..frames.frame import FittedFrame
 from ..learner.families import FolderError, ModelConfig, families, family_of, shape_of
 from ..model_source.hub import cached_snapshot
-from ..model_source.tiny_base import base_folder
+from ..model_source.tiny_base import tiny_folder
 from ..records import Prompt
 from ..tasks.selection import training_tasks
 from ..tasks.source import TaskError
@@ -76,7 +76,7 @@ def _at_hand(run: TrainingRun) -> tuple[str, ModelConfig, Path | None] | None:
             folder = Path(source.path.folder)
             return str(folder), ModelConfig.of_folder(folder), folder
         if source.tiny is not None:
-            folder = base_folder()
+            folder = tiny_folder(source.tiny.weights)
             return "the tiny model", ModelConfig.of_folder(folder), folder
         if source.hugging_face is None:
             return None

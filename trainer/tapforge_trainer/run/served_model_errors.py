@@ -18,7 +18,7 @@ from tapforge_api.rewards import Rewards
 from ..judges.conventions import CONVENTIONS
 from ..model_source.hub import cached_snapshot
 from ..model_source.quantization import DOCUMENTS, quantization_of
-from ..model_source.tiny_base import base_folder
+from ..model_source.tiny_base import tiny_folder
 
 #: parts of names of fields of config.json that a model has which takes images
 _SEES = ("vision", "visual", "image", "img")
@@ -96,6 +96,6 @@ def _at_hand(model: ServedModel) -> Path | None:
     if source.hugging_face is not None:
         return cached_snapshot(source.hugging_face.repo, source.hugging_face.revision)
     try:
-        return base_folder() if source.tiny is not None else None
+        return tiny_folder(source.tiny.weights) if source.tiny is not None else None
     except FileNotFoundError:
         return None
