@@ -172,6 +172,15 @@ def test_answers_are_compared_with_a_demonstrators_up_to_the_first_difference():
     ):
         found = agreement([playing(*actions)], references)
         assert (found.compared, found.typed, found.same) == expected, actions
+    # a scroll is right by its direction alone, and so is the swipe of models that have no other word
+    down = {task.key: (Reference("scroll", None, {"direction": "down"}),)}
+    scrolled = {"type": "scroll", "direction": "down", "x": 0.4, "y": 0.9, "notches": 5}
+    swiped = {"type": "swipe", "x": 0.5, "y": 0.8, "x2": 0.5, "y2": 0.2}
+    for action, same in ((scrolled, 1), (swiped, 1), ({**swiped, "y2": 0.9}, 0), ({**swiped, "x2": 1.0, "y2": 0.7}, 0)):
+        found = agreement([playing(action)], down)
+        assert (found.compared, found.typed, found.same) == (1, 1, same), action
+    held = Reference("long_press", (0.2, 0.2, 0.4, 0.4), {})
+    assert held.same({"type": "long_press", "x": 0.3, "y": 0.3, "seconds": 2.0})
     # prices of judges, over successes
     usage = {"money": 0.5, "requests": 2}
     rewards = EpisodeRewards({}, Outcome.SUCCESS, Reason.DONE, usage=usage)

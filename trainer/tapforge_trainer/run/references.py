@@ -2,8 +2,9 @@
 
 An answer has a reference as long as everything before it was as the demonstrator did it: after a difference the two are
 in other states, and nothing is compared any more. So each episode is compared up to its first difference, that one
-included. A touch is right within the box of the thing that the demonstrator touches; what else an action says has to be
-the same.
+included. A touch is right within the box of the thing that the demonstrator touches, for however long; what else an
+action says has to be the same. A scroll is right by its direction, wherever and how far; so is the swipe that moves the
+content as the scroll does, for most models on phones have no other word for it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from ..records import EpisodeRecord
 
 #: pixels of the phone on which plans are carried out: nothing is drawn
 _SIZE: Final = (128, 224)
-_PLACE: Final = ("x", "y")
+_SCROLL, _SWIPE = "scroll", "swipe"
+#: of an action, that is not compared as it is
+_MEASURES: Final = ("x", "y", "seconds", "notches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,11 @@ class Reference:
     more: Mapping[str, Any]
 
     def typed(self, action: Mapping[str, Any]) -> bool:
-        return bool(action.get("type") == self.type)
+        return bool(_as_scroll(action, self.type).get("type") == self.type)
 
     def same(self, action: Mapping[str, Any]) -> bool:
-        more = {name: value for name, value in action.items() if name not in ("type", *_PLACE)}
-        if not self.typed(action) or more != self.more:
+        action = _as_scroll(action, self.type)
+        if not self.typed(action) or _more(action) != self.more:
             return False
         if self.box is None:
             return True
@@ -68,9 +71,24 @@ def references_of(tasks: Iterable[Task]) -> dict[str, tuple[Reference, ...]]:
 
 def _reference(screen: Any, action: Action) -> Reference:
     wire = ACTION.dump_python(action)
-    more = {name: value for name, value in wire.items() if name not in ("type", *_PLACE)}
-    touched = screen.at(wire["x"], wire["y"]) if "x" in wire else None
-    return Reference(str(wire["type"]), None if touched is None else touched.box, more)
+    touches = "x" in wire and wire["type"] != _SCROLL
+    touched = screen.at(wire["x"], wire["y"]) if touches else None
+    return Reference(str(wire["type"]), None if touched is None else touched.box, _more(wire))
+
+
+def _more(action: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in action.items() if name not in ("type", *_MEASURES)}
+
+
+def _as_scroll(action: Mapping[str, Any], wanted: str) -> Mapping[str, Any]:
+    """A swipe as the scroll that moves the content alike, where a scroll is wanted: the finger goes the other way. As
+    the phone has it, by the longer side in shares of the screen."""
+    if wanted != _SCROLL or action.get("type") != _SWIPE:
+        return action
+    across, down = action["x2"] - action["x"], action["y2"] - action["y"]
+    if abs(across) > abs(down):
+        return {"type": _SCROLL, "direction": "right" if across < 0 else "left"}
+    return {"type": _SCROLL, "direction": "down" if down < 0 else "up"}
 
 
 @dataclass(frozen=True, slots=True)
