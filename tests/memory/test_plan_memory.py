@@ -22,6 +22,7 @@ from tapforge_trainer.memory.estimate import card_of, estimate, visual_tokens
 from tapforge_trainer.memory.known import config_of, published
 from tapforge_trainer.memory.learner import CATEGORIES
 from tapforge_trainer.memory.report import Figures, as_json, render
+from tapforge_trainer.model_source.tiny_base import base_folder
 
 SAMPLES = Path("manifests/samples")
 GPU_SAMPLES = ("run-qwen3-vl-8b.yaml", "run-qwen2.5-vl-7b.yaml", "run-ui-tars-1.5-7b.yaml")
@@ -67,8 +68,8 @@ def test_the_json_keeps_its_form(name: str, words: tuple[str, ...]) -> None:
     assert plan["checkpoint_seconds"] is None
 
 
-def served(source: str, **fields: Any) -> tuple[str, ...]:
-    model = json.dumps([{"name": "j", "source": {"huggingFace": {"repo": source}}, **fields}])
+def served(repo: str, **fields: Any) -> tuple[str, ...]:
+    model = json.dumps([{"name": "j", "source": {"huggingFace": {"repo": repo}}, **fields}])
     judge = '{"streams": [{"name": "judge", "judge": {"models": [{"model": "j"}]}}]}'
     return "--set", f"spec.models={model}", "--set", f"spec.rewards={judge}"
 
@@ -234,6 +235,19 @@ def test_a_checkpoint_that_takes_longer_than_the_grace_is_said() -> None:
     assert "within cluster.suspendGraceSeconds (300)" in text
 
 
+def test_quantized_weights_of_a_served_model_count_with_their_bits(tmp_path: Path) -> None:
+    plain = json.loads((base_folder() / "config.json").read_text())
+    groups = {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}, "quant_method": "compressed-tensors"}
+    sizes = []
+    for number, how in enumerate(({}, {"bits": 4}, groups, {"quant_method": "fp8"}, {"bits": "auto"})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(plain | ({"quantization_config": how} if how else {})))
+        words = served("x/y", source={"path": {"folder": str(folder)}}, contextTokens=1024)
+        sizes.append(document("quickstart.yaml", "--gpu-memory", "80GiB", *words)[1]["models"]["j"]["weights_bytes"])
+    assert [round(sizes[0] / size, 1) for size in sizes] == [1, 4, 4, 2, 1]
+
+
 def test_speed_is_only_what_was_measured(tmp_path: Path) -> None:
     _, text = planned("run-qwen3-vl-8b.yaml")
     assert "per hour" not in text
@@ -254,6 +268,10 @@ def test_speed_is_only_what_was_measured(tmp_path: Path) -> None:
         (("--config", "nowhere"), "nowhere/config.json is missing"),
         (("--set", "spec.model.source.huggingFace.repo=someone/else"), "--config"),
         (("--set", "spec.model.source.objectStorage.uri=s3://b/m"), "--config"),
+        (
+            ("--set", "spec.algorithm.distillation.teacher.objectStorage.uri=s3://b/m"),
+            "in its place, --set spec.algorithm.distillation.teacher=",
+        ),
         (("--set", "spec.model.lora.targets=[o_prj]"), "o_prj is no linear layer"),
     ],
 )

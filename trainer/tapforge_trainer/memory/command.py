@@ -85,6 +85,13 @@ def teacher_shape(run: TrainingRun) -> Shape | None:
     return None if taught is None else shape_of(_config_of(taught.teacher, TEACHER))
 
 
+def _named(field: str, what: str) -> str:
+    """How a plan gets to know a model's sizes. --config is the policy's."""
+    if field == POLICY:
+        return f"name {what} with --config"
+    return f"plan with a folder of its config.json in its place, --set {field}='{{path: {{folder: FOLDER}}}}'"
+
+
 def _config_of(source: ModelSource | Teacher, field: str) -> ModelConfig:
     if source.path is not None:
         return ModelConfig.of_folder(Path(source.path.folder))
@@ -93,14 +100,14 @@ def _config_of(source: ModelSource | Teacher, field: str) -> ModelConfig:
         found = _cached(repo, source.hugging_face.revision) or config_of(repo)
         if found is None:
             raise FolderError(
-                f"{field}.huggingFace: the sizes of {repo} are not known here, and it is not in this "
-                f"machine's cache: name its config.json or folder with --config. Known are {', '.join(published())}"
+                f"{field}.huggingFace: the sizes of {repo} are not known here, and it is not in this machine's cache: "
+                f"{_named(field, 'its config.json or folder')}. Known are {', '.join(published())}"
             )
         return found
     if source.object_storage is not None:
         raise FolderError(
-            f"{field}.objectStorage: {source.object_storage.uri} is not read for a plan: name a copy of its "
-            "config.json with --config"
+            f"{field}.objectStorage: {source.object_storage.uri} is not read for a plan: "
+            f"{_named(field, 'a copy of its config.json')}"
         )
     from ..model_source.tiny_base import base_folder
 

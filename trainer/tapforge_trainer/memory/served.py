@@ -93,8 +93,17 @@ def _weights(load: EngineLoad, config: Path) -> float:
     how: Any = json.loads(config.read_text()).get("quantization_config") if config.is_file() else None
     if not isinstance(how, dict):
         return load.weights
-    bits = how.get("bits") or how.get("w_bit") or _BITS.get(str(how.get("quant_method")), 8 * load.width)
-    return load.weights * min(1.0, float(bits) / (8 * load.width))
+    named = [how.get("bits"), how.get("w_bit"), *_bits_of_groups(how.get("config_groups"))]
+    usual = _BITS.get(str(how.get("quant_method")), 8 * load.width)
+    bits = max((one for one in named if isinstance(one, int) and one > 0), default=usual)
+    return load.weights * min(1.0, bits / (8 * load.width))
+
+
+def _bits_of_groups(groups: Any) -> list[Any]:
+    """compressed-tensors names them for each group of layers."""
+    found = groups.values() if isinstance(groups, dict) else ()
+    weights = [one.get("weights") for one in found if isinstance(one, dict)]
+    return [one.get("num_bits") for one in weights if isinstance(one, dict)]
 
 
 def _renamed(trouble: str | None, name: str) -> str | None:
@@ -104,10 +113,12 @@ def _renamed(trouble: str | None, name: str) -> str | None:
 def _config(model: ServedModel) -> ModelConfig | None:
     source = model.source
     if source.path is not None:
-        return ModelConfig.of_folder(Path(source.path.folder))
+        return ModelConfig.of_folder(Path(source.path.folder), quantized=True)
     if source.hugging_face is not None:
         folder = cached_snapshot(source.hugging_face.repo, source.hugging_face.revision)
-        return config_of(source.hugging_face.repo) if folder is None else ModelConfig.of_folder(folder)
+        if folder is None:
+            return config_of(source.hugging_face.repo)
+        return ModelConfig.of_folder(folder, quantized=True)
     if source.tiny is not None:
         from ..model_source.tiny_base import tiny_folder
 

@@ -34,7 +34,7 @@ class ModelConfig:
     tied: bool = False
 
     @staticmethod
-    def of_folder(folder: Path) -> ModelConfig:
+    def of_folder(folder: Path, *, quantized: bool = False) -> ModelConfig:
         path = folder / "config.json"
         try:
             config = json.loads(path.read_text())
@@ -42,15 +42,15 @@ class ModelConfig:
             raise FolderError(f"{path} is missing: {folder} is no model folder in Hugging Face's layout") from error
         except ValueError as error:
             raise FolderError(f"{path} is no JSON: {error}") from error
-        return ModelConfig.of_document(folder, config)
+        return ModelConfig.of_document(folder, config, quantized=quantized)
 
     @staticmethod
-    def of_document(folder: Path, config: Any) -> ModelConfig:
-        """`config`: what config.json of `folder` holds."""
+    def of_document(folder: Path, config: Any, *, quantized: bool = False) -> ModelConfig:
+        """`config`: what config.json of `folder` holds. `quantized`: the weights may be, for what only counts them."""
         path = folder / "config.json"
         if not isinstance(config, Mapping):
             raise FolderError(f"{path} is {type(config).__name__}, not an object")
-        if fault := quantization_of({"config.json": config}):
+        if not quantized and (fault := quantization_of({"config.json": config})):
             raise FolderError(f"{path}: the model {fault}")
         text = config.get("text_config") or config
         vision = config.get("vision_config")
