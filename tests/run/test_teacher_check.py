@@ -64,6 +64,9 @@ def teacher(tmp_path: Path) -> Path:
         (changed("config.json", lambda c: c.update(image_token_id=3)), "has image_token_id 3, where the policy has"),
         (changed("preprocessor_config.json", lambda found: found.update(patch_size=14)), "cuts screens otherwise"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "can't be compared with the policy"),
+        # sentencepiece's: a list, ids by place
+        (changed("tokenizer.json", lambda found: found["model"].update(vocab=[["a", 0.0]])), "has no vocabulary"),
+        (lambda folder: (folder / "tokenizer.json").write_text("[]"), "has no vocabulary"),
     ],
     ids=lambda one: one if isinstance(one, str) else None,
 )

@@ -41,7 +41,7 @@ def teacher_errors(run: TrainingRun, policy: Path | None = None, teacher: Path |
         return []
     try:
         found = next(_differences(run, policy, teacher), None)
-    except (FolderError, OSError, ValueError, KeyError) as error:
+    except (FolderError, OSError, ValueError) as error:
         return [f"{TEACHER}: {teacher} can't be compared with the policy: {error}"]
     return [] if found is None else [f"{TEACHER}: {teacher} {found}: {_INSTEAD}"]
 
@@ -82,10 +82,13 @@ def _differences(run: TrainingRun, policy: Path, teacher: Path) -> Iterator[str]
 
 
 def _vocabulary(folder: Path) -> dict[int, str]:
-    """Every token by its id, special ones included. Raises OSError, ValueError and KeyError."""
-    document: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    found = {int(number): token for token, number in document["model"]["vocab"].items()}
-    return found | {int(one["id"]): one["content"] for one in document.get("added_tokens", ())}
+    """Every token by its id, special ones included. Raises OSError and ValueError."""
+    document: Any = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    try:
+        found = {int(number): token for token, number in document["model"]["vocab"].items()}
+        return found | {int(one["id"]): one["content"] for one in document.get("added_tokens") or ()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / 'tokenizer.json'} has no vocabulary of tokens by their ids") from error
 
 
 def _prompts(run: TrainingRun, folder: Path) -> list[tuple[int, ...]]:
