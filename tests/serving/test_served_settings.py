@@ -13,10 +13,11 @@ import psutil
 import pytest
 
 from tapforge_api import load
+from tapforge_api.gpus import gpus_needed
 from tapforge_trainer.model_source.tiny_base import base_folder
 from tapforge_trainer.run.assembly import ConfigurationError, inspect
 from tapforge_trainer.run.served_model_errors import images_sent
-from tapforge_trainer.run.served_models import server_settings, without_own_models
+from tapforge_trainer.run.served_models import asks_models, counted, server_settings, without_own_models
 from tapforge_trainer.serving.settings import arguments, environment
 
 QUICKSTART = Path("manifests/samples/quickstart.yaml")
@@ -90,6 +91,18 @@ def test_a_judge_that_sends_no_screen_may_ask_a_model_that_sees_none(blind: Path
     inspect(run.model_copy(update={"spec": run.spec.model_copy(update={"rewards": only})}), tmp_path)
     with pytest.raises(ConfigurationError, match="vllm serve MODEL --served-model-name own"):
         without_own_models([only], "rescore")
+
+
+def test_a_session_that_learns_nothing_starts_models_only_where_judges_say_how_its_episodes_end() -> None:
+    run = run_with()
+    judged = run.spec.evaluation.model_copy(update={"judged": True})
+    measured = run.model_copy(update={"spec": run.spec.model_copy(update={"evaluation": judged})})
+    assert asks_models(run, learner=True) and asks_models(measured, learner=False)
+    assert not asks_models(run, learner=False) and not asks_models(load(QUICKSTART), learner=True)
+    # and it needs no GPUs for those that it doesn't start
+    for learner, engines, one, gpus in ((True, True, run, 3), (False, True, measured, 3), (False, True, run, 2)):
+        assert gpus_needed(counted(one, learner=learner, engines=engines).spec) == gpus
+    assert gpus_needed(counted(measured, learner=True, engines=False).spec) == 2
 
 
 @pytest.mark.parametrize("how", ["input ends", "module ends", "guard is killed"])

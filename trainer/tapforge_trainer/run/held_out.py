@@ -81,6 +81,7 @@ def answering(run: TrainingRun, data: Asked) -> TrainingRun:
         "environment": EnvironmentSpec(source=EnvironmentSource(dataset=source)),
         "evaluation": evaluation,
         "rewards": Rewards(),
+        "models": (),
         "algorithm": Algorithm(),
         "stages": (),
     }

@@ -29,9 +29,25 @@ from .model_pin import model_of
 from .served_model_errors import folder_errors, images_sent
 
 
-async def servers_of(run: TrainingRun, folder: Path, device: Device, logs: Path, *, keep: bool) -> ModelServers | None:
+def asks_models(run: TrainingRun, *, learner: bool) -> bool:
+    """Whether a session that plays asks models of the run's own. One that learns nothing measures, or tries tasks: it
+    asks judges where they say how measured episodes end."""
+    return bool(own_models([run.spec.rewards])) and (learner or run.spec.evaluation.judged)
+
+
+def counted(run: TrainingRun, *, learner: bool, engines: bool) -> TrainingRun:
+    """The run as its GPUs are counted for a session. All models count where it trains, so that a later stage finds
+    room for its own; none where none is started."""
+    if (learner and engines) or (engines and asks_models(run, learner=learner)):
+        return run
+    return run.model_copy(update={"spec": run.spec.model_copy(update={"models": ()})})
+
+
+async def servers_of(
+    run: TrainingRun, folder: Path, device: Device, logs: Path, *, learner: bool, keep: bool
+) -> ModelServers | None:
     """Nothing of them runs yet; None: this session's judges ask none. `logs`: a folder. Raises SetupError."""
-    if not own_models([run.spec.rewards]):
+    if not asks_models(run, learner=learner):
         return None
     log = str(logs / f"model-{NUMBER}.log") if device == "cuda" else None
     return ModelServers(await asyncio.to_thread(server_settings, run, folder, device, keep=keep, log=log))

@@ -43,12 +43,13 @@ def imitating(
     run: TrainingRun, runs: Path, recorded: Path, *, successes: bool, balance: bool
 ) -> tuple[TrainingRun, str]:
     """The run with what another one has recorded in place of its data, and what that is, in words. It lies in the run's
-    folder, in place of an earlier one. Blocks. Raises DataError."""
+    folder, in place of an earlier one. Blocks. Raises DataError, and SetupError where the folder is in use."""
     folder = folder_of(run, runs) / IMITATED
-    shutil.rmtree(folder, ignore_errors=True)
     options = {name: "true" for name, chosen in (("successes", successes), ("balance", balance)) if chosen}
     made_of = {"source": "recording", "path": str(recorded), **options}
-    found = convert(read("recording", recorded, options), "recording", folder, made_of, _MAX_BAD)
+    with locked(folder.parent):  # another session of the run may be imitating what is there
+        shutil.rmtree(folder, ignore_errors=True)
+        found = convert(read("recording", recorded, options), "recording", folder, made_of, _MAX_BAD)
     warm = run.spec.warm_start or WarmStart()
     outcomes: tuple[Ended, ...] = ("success",) if successes else ("success", "failure", "unknown")
     data = ImitationData(path=str(folder), outcomes=outcomes)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,7 @@ from .local_files import checkpoint_uri, checkpoints_of
 from .model_errors import model_errors
 from .model_pin import model_of, teacher_of
 from .resuming import resumed_from
-from .served_models import models_placed, models_started, servers_of
+from .served_models import counted, models_placed, models_started, servers_of
 from .shutdown import StopSignal, together, unless_stopped
 from .teacher_check import teacher_errors
 
@@ -96,7 +96,7 @@ async def running(
     started = time.monotonic()
     # Only here: a folder that is taken away while a run is under way must not come back (cluster/storage.py).
     checkpoints_of(run, folder).parent.mkdir(parents=True, exist_ok=True)
-    machine, device = await _device(run, telemetry, stop)
+    machine, device = await _device(counted(run, learner=learner, engines=engines), telemetry, stop)
     source, model = await _model(run, folder, telemetry, weights, keep=place is not None)
     teaches = learner and engines and run.spec.algorithm.distillation is not None
     taught_by = await _teacher(run, folder, model, keep=place is not None) if teaches else (None, None)
@@ -105,7 +105,8 @@ async def running(
         telemetry.note(journal.dropped)
     rollouts = _rollouts(run, source, model, device, journal, engines=engines)
     logs = (folder / _LOGS).absolute()
-    servers = await servers_of(run, folder, device, logs, keep=place is not None) if engines else None
+    own = partial(servers_of, run, folder, device, logs, learner=learner, keep=place is not None)
+    servers = await own() if engines else None
     size = sum(file.size for file in source.files) / 2**30
     fetch = f"; a node that lacks {source.place} fetches {size:,.1f} GiB" if size else ""
     telemetry.phase(f"starting {'phones, engine and learner' if engines else 'the learner'}{fetch}", "Loading")
@@ -373,11 +374,11 @@ async def _closed(
     policy: Policy,
     journal: VerdictJournal | None = None,
 ) -> None:
-    try:
-        await player.close()
-    finally:
-        if servers is not None:
-            await servers.close()
-        await policy.close()  # and Ray with it
+    """One after another, each whatever became of those before."""
+    async with AsyncExitStack() as last_first:
         if journal is not None:
-            await asyncio.to_thread(journal.close)
+            last_first.push_async_callback(asyncio.to_thread, journal.close)
+        last_first.push_async_callback(policy.close)  # and Ray with it
+        if servers is not None:
+            last_first.push_async_callback(servers.close)
+        last_first.push_async_callback(player.close)
