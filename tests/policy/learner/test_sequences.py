@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from array import array
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_samples import PlainFrames, Tiny, at_hand, frame, one_rank
 
+from tapforge_trainer.algorithms.distillation import Distillation
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.learner.answers import answers, by_step, read_answers
 from tapforge_trainer.learner.batches import plan_micro_batches
@@ -19,6 +21,7 @@ from tapforge_trainer.learner.rank import MiniBatch, Rank
 from tapforge_trainer.placement.settings import CriticSettings, LoraSettings, UpdateSettings
 from tapforge_trainer.records import Sample
 from tapforge_trainer.samples import sequences
+from tapforge_trainer.tiny.folder import write_model
 
 OBJECTIVES = {
     "mean over tokens": Objective(importance_cap=None),
@@ -106,6 +109,21 @@ def test_joined_steps_give_the_same_gradient(tiny: Tiny, played: Any, name: str,
         assert figures["positions"] < 0.7 * apart["positions"], "what steps share is computed once"
         for key in ("policy_loss", "response_tokens", "weight", "entropy", "age_tokens_0", "age_k3_1"):
             assert figures[key] == pytest.approx(apart[key], rel=1e-4, abs=1e-6), key
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_joined_steps_learn_the_same_from_a_teacher(tiny: Tiny, played: Any, kind: Any, tmp_path: Path) -> None:
+    samples, frames = played
+    write_model(tmp_path / "teacher", 7)
+    objective = Objective(importance_cap=None, distillation=Distillation(kind, 0.5))
+    seen = []
+    for given, budget in ((samples, 100_000), (sequences(samples), 1)):
+        with one_rank(tiny, teacher=str(tmp_path / "teacher")) as rank:
+            seen.append(learned(rank, tiny, given, frames, objective, budget))
+    (apart, expected), (together, gradient) = seen
+    assert together["distillation_kl"] == pytest.approx(apart["distillation_kl"], rel=1e-4)
+    for key, value in expected.items():
+        assert torch.allclose(gradient[key], value, atol=1e-6 * float(value.abs().max()) + 1e-6, rtol=1e-3), key
 
 
 def test_what_is_read_of_answers_is_by_step(tiny: Tiny, played: Any) -> None:
