@@ -2,8 +2,8 @@
 
 - An index is a copy of what a recording says, in the user's cache folder, never in the run's: a run is only read. It
   can be deleted at any time.
-- One process keeps an index (a lock beside it); another one that serves the same run makes one of its own, which is
-  gone when it ends.
+- One process keeps an index (a lock beside it); another one that serves the same run, and one that may not write there,
+  makes one of its own, which is gone when it ends.
 - An index of another release is made anew.
 """
 
@@ -16,7 +16,7 @@ import sqlite3
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from ..model_source.tiny_base import cache_root
 
@@ -53,13 +53,14 @@ class Database:
 
     def __init__(self, run: Path):
         folder = cache_root() / "view"
-        folder.mkdir(parents=True, exist_ok=True)
-        name = hashlib.sha256(str(run.absolute()).encode()).hexdigest()[:24]
+        name = hashlib.sha256(os.fsencode(run.absolute())).hexdigest()[:24]
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._lock = (folder / f"{name}.lock").open("a")
+        self._lock: IO[str] | None = None
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (folder / f"{name}.lock").open("a")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:  # another's, or a folder that may not be written, or has no locks
             self._temporary = tempfile.TemporaryDirectory(prefix="tapforge-view-")
             folder = Path(self._temporary.name)
         self.path = folder / f"{name}.sqlite"
@@ -77,7 +78,8 @@ class Database:
     def close(self) -> None:
         self.reader.close()
         self.writer.close()
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
         if self._temporary is not None:
             self._temporary.cleanup()
 
@@ -97,7 +99,8 @@ class Database:
             connection = self._connect()
             connection.execute("pragma user_version").fetchone()
         except sqlite3.DatabaseError:
-            self.path.unlink()
+            for ending in ("", "-wal", "-shm"):
+                Path(f"{self.path}{ending}").unlink(missing_ok=True)
             connection = self._connect()
         return connection
 

@@ -64,7 +64,10 @@ class RunEvents:
                     except ValueError:
                         continue  # cut off by a crash, and gone on behind
                     if isinstance(event, dict) and "event" in event:
-                        self._take(event)
+                        try:
+                            self._take(event)
+                        except (KeyError, TypeError, ValueError, AttributeError):
+                            continue  # of another release, or another program's
                         changed = True
         return changed
 
@@ -116,9 +119,10 @@ class RunEvents:
                 column.pop()
 
     def _update(self, event: dict[str, Any]) -> None:
-        found = figures_of(event)
-        self.updates.append(event["update"])
-        self.versions.append((event.get("so_far") or {}).get("version") or 0)
+        found, update = figures_of(event), int(event["update"])
+        version = int((event.get("so_far") or {}).get("version") or 0)
+        self.updates.append(update)
+        self.versions.append(version)
         for name in found.keys() - self.columns.keys():
             self.columns[name] = array("d", [_NAN] * (len(self.updates) - 1))
         for name, column in self.columns.items():

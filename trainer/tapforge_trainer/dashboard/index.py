@@ -14,6 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from typing import Any, Final
 from .. import recording
 from ..recording.reader import RECORDS, RecordingError
 from .database import Database
-from .scan import EpisodeRow, GroupRow, RewardsRow, Row, rows, searchable, streams_of
+from .scan import EpisodeRow, GroupRow, RewardsRow, Row, rows, searchable, storable, streams_of
 
 #: rows between two commits
 _BATCH: Final = 2000
@@ -66,7 +67,7 @@ class Index:
         self.read_bytes = self.all_bytes = 0
         #: changes with every commit
         self.changes = 0
-        self.closing = False
+        self.closing = self._damaged = False
 
     def close(self) -> None:
         with self._reading:
@@ -74,12 +75,17 @@ class Index:
             self._database.close()
 
     def select(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[sqlite3.Row]:
-        with self._reading:
-            if self._closed:
-                raise RecordingError("the server is ending")
-            cursor = self._database.reader.execute(sql, values)
-            cursor.row_factory = sqlite3.Row
-            return cursor.fetchall()
+        """Raises RecordingError where the index's file can't be read."""
+        try:
+            with self._reading:
+                if self._closed:
+                    raise RecordingError("the server is ending")
+                cursor = self._database.reader.execute(sql, values)
+                cursor.row_factory = sqlite3.Row
+                return cursor.fetchall()
+        except sqlite3.Error as error:
+            self._damaged |= type(error) is sqlite3.DatabaseError
+            raise RecordingError(f"the index {self._database.path} can't be read: {error}") from error
 
     # --- what is written ---
 
@@ -89,23 +95,32 @@ class Index:
         found = recordings_of(self.run)
         segments = [(name, folder, number) for name, folder in found.items() for number in RECORDS.numbers(folder)]
         sizes = {(name, number): _size(RECORDS.path(folder, number)) for name, folder, number in segments}
-        known = self._known()
+        known = {} if self._damaged else self._known()
         if any(_is_another(found, name, number, *known[name, number], sizes) for name, number in known):
             if not again:  # a folder that is just being replaced (`remote/target.py`) is seen without its files
                 time.sleep(_REPLACED)
                 return self.refresh(per_update, version_before, again=True)
+            self._damaged = True
+        if self._damaged:
             with self._reading:
                 self._database.begin_again()
-            known = {}
+            known, self._damaged = {}, False
         self.all_bytes = sum(sizes.values())
         self.read_bytes = sum(known[key][1] for key in known if key in sizes)
         changed = self._forget([key for key in known if key not in sizes])
+        broken: RecordingError | None = None
         for name, folder, number in segments:
             start = known.get((name, number), ("", 0))[1]
             if sizes[name, number] > start and not self.closing:
-                changed |= self._read(name, RECORDS.path(folder, number), number, start)
+                before = self.changes
+                try:
+                    changed |= self._read(name, RECORDS.path(folder, number), number, start)
+                except RecordingError as error:  # what lies behind it in this segment is lost, and nothing else
+                    broken, changed = broken or error, changed or self.changes > before
         if changed and not self.closing:
             self._number(per_update, version_before)
+        if broken is not None:
+            raise broken
         return changed
 
     def write(self, statements: Sequence[tuple[str, Sequence[Sequence[Any]]]]) -> None:
@@ -113,6 +128,12 @@ class Index:
         for sql, values in statements:
             self._database.writer.executemany(sql, values)
         self._commit()
+
+    def failed(self, error: Exception) -> None:
+        """What is not committed is left out. The next refresh makes a damaged file anew."""
+        self._damaged |= type(error) is sqlite3.DatabaseError
+        with suppress(sqlite3.Error):
+            self._database.writer.rollback()
 
     def _commit(self) -> None:
         self._database.writer.commit()
@@ -140,17 +161,22 @@ class Index:
 
     def _read(self, name: str, path: Path, number: int, start: int) -> bool:
         own, end, count = self._recording(name), start, 0
-        for row, end in rows(path, start):
-            self._take(own, number, row)
-            count += 1
-            if count % _BATCH == 0:
+        try:
+            for row, end in rows(path, start):
+                self._take(own, number, row)
+                count += 1
+                if count % _BATCH == 0:
+                    self._reached(own, number, path, end)
+                    if self.closing:
+                        return True
+                if count % 20 == 0:
+                    time.sleep(_YIELD if count % 200 == 0 else 0)
+                self.read_bytes += end - start
+                start = end
+        except RecordingError:
+            if count:  # what stands before the broken line is there
                 self._reached(own, number, path, end)
-                if self.closing:
-                    return True
-            if count % 20 == 0:
-                time.sleep(_YIELD if count % 200 == 0 else 0)
-            self.read_bytes += end - start
-            start = end
+            raise
         if count:
             self._reached(own, number, path, end)
         return bool(count)
@@ -185,7 +211,7 @@ class Index:
             writer.execute(
                 "update episodes set outcome = ?, reason = ?, message = ?, streams = ? where id = ?",
                 (
-                    *(row.rewards["outcome"], row.rewards["reason"], row.rewards["message"]),
+                    *(row.rewards["outcome"], row.rewards["reason"], storable(row.rewards["message"])),
                     *(json.dumps(streams_of(row.rewards)), there[0]),
                 ),
             )

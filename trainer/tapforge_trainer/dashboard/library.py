@@ -86,5 +86,8 @@ class Library:
             changed = False
             for run in list(self._runs.values()):
                 if run.watched and not self._ending.is_set():
-                    changed |= run.work()
+                    try:
+                        changed |= run.work()
+                    except Exception as error:  # noqa: BLE001 - the run says it; the others are read on
+                        run.failed(error)
             self._ending.wait(_EVERY / 10 if changed else _EVERY)

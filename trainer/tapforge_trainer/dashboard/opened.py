@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -43,7 +44,7 @@ class OpenRun:
         """Raises ConfigurationError for a folder that is no run's."""
         self.folder = folder
         self.run = run_of(folder)
-        self._events, self._lock = RunEvents(folder), threading.Lock()
+        self._events, self._lock = RunEvents(folder), threading.RLock()
         self._index: Index | None = None
         self._crediting: Crediting | None = None
         self._texts = Texts(folder, self.run)
@@ -78,12 +79,19 @@ class OpenRun:
             while not self._index.closing and self._crediting.write_next(last, per_update):
                 changed = True
             self.trouble = ""
-        except (RecordingError, OSError) as error:
-            if self.trouble != str(error):
-                log.warning("%s", error)
-            self.trouble = str(error)
+        except (RecordingError, OSError, sqlite3.Error) as error:
+            self.failed(error)
             return False
         return changed
+
+    def failed(self, error: Exception) -> None:
+        """Says what keeps the index from going on; it is tried again."""
+        words = str(error) if isinstance(error, RecordingError | OSError) else f"{self.folder}: {error!r}"
+        if self.trouble != words:
+            log.warning("%s", words)
+        self.trouble = words
+        if self._index is not None:
+            self._index.failed(error)
 
     @property
     def watched(self) -> bool:
@@ -108,22 +116,26 @@ class OpenRun:
         for row in found:
             outcomes.setdefault(row["recording"], {})[row["outcome"]] = row["count"]
         counts = {"outcomes": outcomes, "read": index.read_bytes, "all": index.all_bytes, "trouble": self.trouble}
-        return overview(self.folder, self.run, self.events(), counts)
+        with self._lock:
+            return overview(self.folder, self.run, self.events(), counts)
 
     def summary(self) -> dict[str, Any]:
         """The first screen without what the index counts."""
-        return overview(self.folder, self.run, self.events(), {})
+        with self._lock:
+            return overview(self.folder, self.run, self.events(), {})
 
     def brief(self) -> dict[str, Any]:
         """For the list of runs: nothing of the index is asked."""
-        whole = self.summary()
+        with self._lock:
+            whole, recent = self.summary(), self._events.value("rollout/success_rate", 5)
         names = ("run", "folder", "state", "update", "max_updates", "began", "last", "success", "baselines", "facts")
-        return {name: whole[name] for name in names} | {"recent": self.events().value("rollout/success_rate", 5)}
+        return {name: whole[name] for name in names} | {"recent": recent}
 
     def figures(self, names: list[str]) -> dict[str, Any]:
         """Series of these names; without names the list of all figures."""
-        events = self.events()
-        return events.series(names) if names else {"figures": events.names()}
+        with self._lock:
+            events = self.events()
+            return events.series(names) if names else {"figures": events.names()}
 
     def episodes(self, words: Iterable[tuple[str, str]]) -> dict[str, Any]:
         asked, index = query.read(words), self._opened()
@@ -213,7 +225,7 @@ class OpenRun:
         try:
             with self._lock:
                 data = self._store(recording).get(name)
-        except FrameError as error:
+        except (FrameError, ValueError) as error:  # ValueError: no file has such a name
             raise NotThere(str(error)) from error
         kinds = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp"}
         return data, next((kind for start, kind in kinds.items() if data.startswith(start)), "application/octet-stream")
@@ -224,7 +236,7 @@ class OpenRun:
                 data, _ = self.frame(recording, name)
                 with Image.open(io.BytesIO(data)) as image:
                     self._sizes[name] = image.size
-            except (NotThere, OSError):
+            except (NotThere, OSError, Image.DecompressionBombError):
                 return None
             while len(self._sizes) > _SIZES:
                 self._sizes.popitem(last=False)

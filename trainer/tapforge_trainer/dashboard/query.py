@@ -29,6 +29,8 @@ NUMBERS: Final = {
     "seconds": "e.seconds", "version": "e.newest",
 }  # fmt: skip
 SORTED: Final = {**WORDS, **NUMBERS, "started": "e.started", "goal": "e.goal"}
+#: conditions of one question
+_MOST_WORDS: Final = 200
 #: episodes of a page
 MOST: Final = 500
 _STREAM: Final = "stream."
@@ -78,7 +80,9 @@ class Query:
 def read(words: Iterable[tuple[str, str]]) -> Query:
     """Of the words of an address. Raises BadQuery."""
     query, any_of = Query(), dict[str, list[str]]()
-    for name, value in words:
+    for number, (name, value) in enumerate(words):
+        if number == _MOST_WORDS:
+            raise BadQuery(f"more than {_MOST_WORDS} words are asked for at once")
         if name in WORDS:
             any_of.setdefault(name, []).append(value)
         elif name in NUMBERS:

@@ -137,13 +137,13 @@ def _episode(line: dict[str, Any], steps: _Steps, offset: int, length: int) -> E
     return EpisodeRow(
         name=line["id"],
         group=line["group"],
-        task=task.key,
-        template=task.template,
-        goal=task.goal,
+        task=storable(task.key),
+        template=storable(task.template),
+        goal=storable(task.goal),
         outcome="waiting" if waiting else line["outcome"] or "stopped",
         reason=line["reason"],
         score=line["score"],
-        message=line["message"],
+        message=storable(line["message"]),
         steps=line["steps"],
         tokens=steps.tokens,
         parse_errors=steps.parse_errors,
@@ -163,7 +163,12 @@ def _episode(line: dict[str, Any], steps: _Steps, offset: int, length: int) -> E
 
 def searchable(text: str) -> str:
     """With spaces around characters of scripts that have none."""
-    return _IDEOGRAPHS.sub(r" \1 ", text)
+    return _IDEOGRAPHS.sub(r" \1 ", storable(text))
+
+
+def storable(text: str) -> str:
+    """With ? for half a character (a lone surrogate), which models write in JSON's escapes and no database takes."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def streams_of(rewards: dict[str, Any]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import math
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any, Final
@@ -128,7 +129,7 @@ class Server:
             answer = web.json_response({"error": str(error)}, status=404)
         except BadQuery as error:
             answer = web.json_response({"error": str(error)}, status=400)
-        except RecordingError as error:
+        except (RecordingError, OSError) as error:
             answer = web.json_response({"error": str(error)}, status=500)
         except web.HTTPException as error:
             words = f"{request.method} {request.path}: {error.reason}"
@@ -156,11 +157,26 @@ class Server:
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
         given = [request.cookies.get(_COOKIE, ""), bearer if scheme.lower() == "bearer" else ""]
         given += [request.query.get("token", "")] if request.path == "/" else []
-        return any(hmac.compare_digest(one.encode(), self._token.encode()) for one in given)
+        due = self._token.encode()
+        # A header may hold bytes that are no UTF-8.
+        return any(hmac.compare_digest(one.encode(errors="surrogateescape"), due) for one in given)
 
 
 def _json(found: Any) -> web.Response:
-    return web.Response(text=json.dumps(found, separators=(",", ":")), content_type="application/json")
+    try:
+        text = json.dumps(found, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(found), separators=(",", ":"))
+    return web.Response(text=text, content_type="application/json")
+
+
+def _finite(found: Any) -> Any:
+    """With null for numbers that JSON has no form of: a run that went wrong is the one that is looked at."""
+    if isinstance(found, float):
+        return found if math.isfinite(found) else None
+    if isinstance(found, dict):
+        return {name: _finite(value) for name, value in found.items()}
+    return [_finite(value) for value in found] if isinstance(found, list | tuple) else found
 
 
 def _asked(request: web.Request, *names: str) -> tuple[str, ...]:

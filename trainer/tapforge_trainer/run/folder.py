@@ -101,7 +101,7 @@ def run_of(folder: Path) -> TrainingRun:
     if (folder / SPEC).is_file():
         try:
             return read_spec(folder)
-        except (OSError, SpecError) as error:
+        except (OSError, SpecError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigurationError(f"{folder} is not a run's folder: {error}") from error
     if not folder.exists():
         where = "" if folder.is_absolute() else f" (looked for in {Path.cwd()})"
