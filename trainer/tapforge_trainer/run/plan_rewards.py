@@ -53,7 +53,8 @@ def shown_source(source: ModelSource | Teacher) -> str:
         return f"{source.hugging_face.repo} at {source.hugging_face.revision}, from Hugging Face"
     if source.object_storage is not None:
         return f"the model in {source.object_storage.uri}"
-    judge = source.tiny is not None and source.tiny.weights == "judge"
+    tiny = None if isinstance(source, Teacher) else source.tiny
+    judge = tiny is not None and tiny.weights == "judge"
     return "the built-in tiny judge" if judge else "the built-in tiny Qwen3-VL"
 
 
