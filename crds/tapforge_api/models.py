@@ -18,7 +18,7 @@ from .model import ModelSource
 from .rewards import Rewards
 from .stages import Stage
 
-ServedName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([a-z0-9-]*[a-z0-9])?$")]
+ServedName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
 
 
 class ServedModel(Spec):

@@ -212,7 +212,7 @@ def _options() -> Iterator[tuple[str, click.Parameter]]:
 def test_every_option_that_names_a_file_is_read_the_same_way() -> None:
     paths = {f"{command} {param.name}" for command, param in _options() if param.type is LOCAL_PATH}
     assert not [param for _, param in _options() if isinstance(param.type, click.Path | click.File)]
-    assert len(paths) > 25 and {"view folder", "cluster fetch to", "env serve tasks", "phone serve adb_keys"} <= paths
+    assert len(paths) > 25 and {"view folders", "cluster fetch to", "env serve tasks", "phone serve adb_keys"} <= paths
 
 
 def test_options_that_name_files(here: Path) -> None:
