@@ -16,11 +16,12 @@ from tapforge_api import load
 from tapforge_api.gpus import gpus_needed
 from tapforge_trainer.model_source.tiny_base import base_folder
 from tapforge_trainer.run.assembly import ConfigurationError, inspect
-from tapforge_trainer.run.served_model_errors import images_sent
+from tapforge_trainer.run.served_model_errors import images_sent, notes_on_models
 from tapforge_trainer.run.served_models import asks_models, counted, server_settings, without_own_models
 from tapforge_trainer.serving.settings import arguments, environment
 
 QUICKSTART = Path("manifests/samples/quickstart.yaml")
+REWARDS = {"streams": [{"name": "judge", "judge": {"models": [{"model": "own"}]}}]}
 
 
 @pytest.fixture
@@ -103,6 +104,22 @@ def test_a_session_that_learns_nothing_starts_models_only_where_judges_say_how_i
     for learner, engines, one, gpus in ((True, True, run, 3), (False, True, measured, 3), (False, True, run, 2)):
         assert gpus_needed(counted(one, learner=learner, engines=engines).spec) == gpus
     assert gpus_needed(counted(measured, learner=True, engines=False).spec) == 2
+
+
+def test_a_plan_says_where_a_question_s_screens_are_more_than_a_model_s_context_holds(tmp_path: Path) -> None:
+    """By default a model reads 32,768 tokens, and a judge shows 16 screens, which phones may draw large."""
+    phones = [f"spec.environment.source={json.dumps({'processes': {'count': 1}})}"]
+    large = {"width": 1080, "height": 2400}
+    phones += [f"spec.environment.screen={json.dumps(large)}", f"spec.rewards={json.dumps(REWARDS)}"]
+    own = [f"spec.models={json.dumps([{'name': 'own', 'source': {'tiny': {}}}])}"]
+
+    def notes(*sets: str) -> list[str]:
+        run = load(QUICKSTART, [*phones, *own, *sets])
+        return notes_on_models(run, [run.spec.rewards])
+
+    assert notes() == [] == notes("spec.recording.screens=device", "spec.rewards.streams[0].judge.screens=8")
+    (note,) = notes("spec.recording.screens=device")
+    assert "contextTokens (32,768)" in note and "16 screens" in note and "recording.screens to model" in note
 
 
 @pytest.mark.parametrize("how", ["input ends", "module ends", "guard is killed"])

@@ -67,10 +67,22 @@ def episode_bytes(run: TrainingRun, tasks: TaskSet) -> int:
     steps = max(tasks.sample(run.spec.seed, number).max_steps for number in range(_LOOKED_AT))
     pixels = frame_pixels(run)
     if run.spec.recording.screens == "device":
-        screen, own = run.spec.environment.screen, run.spec.environment.source.processes is not None
-        width, height = (screen.width, screen.height) if own else _LARGE_SCREEN
-        pixels += width * height
+        pixels += device_pixels(run)
     return int((steps + 1) * pixels * BYTES_PER_PIXEL)
+
+
+def device_pixels(run: TrainingRun) -> int:
+    """Of the largest screen that a phone may have."""
+    screen, own = run.spec.environment.screen, run.spec.environment.source.processes is not None
+    width, height = (screen.width, screen.height) if own else _LARGE_SCREEN
+    return width * height
+
+
+def judged_tokens(run: TrainingRun) -> int:
+    """Visual tokens of the largest screen that a judge is shown, to models that have the fewest of it."""
+    drawn = device_pixels(run)
+    shown = drawn if run.spec.recording.screens == "device" else min(drawn, frame_pixels(run))
+    return shown // _TOKEN_PIXELS
 
 
 def frame_budget(run: TrainingRun, tasks: TaskSet, store_bytes: int | None) -> FrameBudget:

@@ -11,6 +11,7 @@ from .local_files import LocalFiles
 from .plan_algorithm import notes_on_algorithm
 from .plan_rewards import judging, notes_on_rewards
 from .plan_tasks import notes_on_tasks
+from .served_model_errors import notes_on_models
 
 
 def longest_member(spec: TrainingRunSpec) -> float:
@@ -34,6 +35,7 @@ def notes_on_run(run: TrainingRun, slots: int | None, shared: Contamination | No
     if rollout.groups_per_update % learner.mini_batches:
         notes.append(f"{rollout.groups_per_update} groups don't divide into {learner.mini_batches} equal minibatches")
     notes += [*([] if spec.stages else notes_on_rewards(spec)), *notes_on_algorithm(spec), *notes_on_tasks(spec.tasks)]
+    notes += notes_on_models(run, [stage.spec.rewards for stage in stages_of(run)])
     if learner.tokens_per_micro_batch < spec.model.context_tokens:
         notes.append(
             f"a sample may have {spec.model.context_tokens} tokens, more than learner.tokensPerMicroBatch "

@@ -19,6 +19,7 @@ from ..judges.conventions import CONVENTIONS
 from ..model_source.hub import cached_snapshot
 from ..model_source.quantization import DOCUMENTS, quantization_of
 from ..model_source.tiny_base import tiny_folder
+from ..rollout.frame_budget import judged_tokens
 
 #: parts of names of fields of config.json that a model has which takes images
 _SEES = ("vision", "visual", "image", "img")
@@ -51,6 +52,20 @@ def images_sent(rewards: Iterable[Rewards]) -> dict[str, int]:
             for name in own_models([one.model_copy(update={"streams": (stream,)})]):
                 sent[name] = max(sent.get(name, 0), most)
     return sent
+
+
+def notes_on_models(run: TrainingRun, rewards: Iterable[Rewards]) -> list[str]:
+    """Where screens of a question may be more than a model's context holds: it would refuse each such question."""
+    sent, each, found = images_sent(rewards), judged_tokens(run), []
+    for model in run.spec.models:
+        images = sent.get(model.name, 0)
+        if images * each > model.context_tokens:
+            smaller = ", recording.screens to model" if run.spec.recording.screens == "device" else ""
+            found.append(
+                f"spec.models[{model.name}].contextTokens ({model.context_tokens:,}) is less than the {images} screens "
+                f"of a question may have, each up to {each:,} tokens: raise it, or lower the judge's screens{smaller}"
+            )
+    return found
 
 
 def folder_errors(model: ServedModel, folder: Path, images: int, device: str | None) -> list[str]:
