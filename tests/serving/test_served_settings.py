@@ -18,6 +18,7 @@ from tapforge_trainer.model_source.tiny_base import base_folder
 from tapforge_trainer.run.assembly import ConfigurationError, inspect
 from tapforge_trainer.run.served_model_errors import images_sent, notes_on_models
 from tapforge_trainer.run.served_models import asks_models, counted, server_settings, without_own_models
+from tapforge_trainer.serving.gate import TokenGate
 from tapforge_trainer.serving.settings import arguments, environment
 
 QUICKSTART = Path("manifests/samples/quickstart.yaml")
@@ -120,6 +121,36 @@ def test_a_plan_says_where_a_question_s_screens_are_more_than_a_model_s_context_
     assert notes() == [] == notes("spec.recording.screens=device", "spec.rewards.streams[0].judge.screens=8")
     (note,) = notes("spec.recording.screens=device")
     assert "contextTokens (32,768)" in note and "16 screens" in note and "recording.screens to model" in note
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "headers", "answered"),
+    [
+        ("http", "/health", [], True),
+        ("lifespan", "", [], True),
+        ("http", "/v1/chat/completions", [(b"authorization", b"Bearer right")], True),
+        ("http", "/v1/chat/completions", [(b"authorization", b"Bearer wrong")], False),
+        ("http", "/invocations", [], False),  # vLLM's own check leaves it open
+        ("websocket", "/v1/realtime", [], False),
+    ],
+)
+async def test_without_its_token_a_server_says_only_how_it_is(
+    kind: str, path: str, headers: Any, answered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "right")
+    seen, sent = [], []
+
+    async def app(*given: Any) -> None:
+        seen.append(given)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await TokenGate(app)({"type": kind, "path": path, "headers": headers}, None, send)  # type: ignore[arg-type]
+    assert bool(seen) == answered
+    assert [one.get("status", one.get("code")) for one in sent[:1]] == (
+        [] if answered else [401 if kind == "http" else 1008]
+    )
 
 
 @pytest.mark.parametrize("how", ["input ends", "module ends", "guard is killed"])

@@ -63,6 +63,12 @@ async def asked(url: str, token: str) -> tuple[int, str]:
         return response.status, await response.text()
 
 
+async def opened(url: str, path: str) -> int:
+    """Without a token."""
+    async with aiohttp.ClientSession() as session, session.get(url.removesuffix("/v1") + path) as response:
+        return response.status
+
+
 def processes() -> list[psutil.Process]:
     """Of servers: a guard leads a process group, in which all of them are."""
     everyone = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
@@ -81,6 +87,10 @@ async def test_it_answers_comes_back_and_leaves_nothing(ray: None, settings: Ser
         status, text = await asked(url, "the-token")
         assert status == 200 and '"prompt_tokens"' in text, text
         assert (await asked(url, "another"))[0] == 401
+        assert [await opened(url, path) for path in ("/health", "/invocations", "/tokenize", "/metrics")] == [
+            200,
+            *[401] * 3,
+        ]
         own = [p for p in processes() if p.pid not in before]
         next(p for p in own if "--inner" in p.info["cmdline"]).kill()
         async with asyncio.timeout(UNTIL):

@@ -2,7 +2,8 @@
 
 - vLLM's own OpenAI server, with its own choices: nothing of the policy's engines is in it (allowed tokens, weight
   transfer, probes), and judges ask it as they ask any endpoint.
-- The token is in the environment, which the machine's other users can't read, and in no command line.
+- The token is in the environment, which the machine's other users can't read, and in no command line. Without it
+  nothing is answered (`gate.py`).
 - Of a request's images as many are allowed as the run's judges send at most.
 """
 
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ..model_source.ref import ModelRef
+from .gate import TOKEN, TokenGate
 
+_GATE: Final = f"{TokenGate.__module__}.{TokenGate.__qualname__}"
 #: key-value cache on CPUs where none is given, MiB
 _CPU_CACHE_MIB: Final = 512
 #: where what is compiled is kept between starts
@@ -59,7 +62,7 @@ def arguments(settings: ServerSettings, folder: Path, host: str, port: int) -> l
         *("--model", str(folder), "--served-model-name", settings.name, "--host", host, "--port", str(port)),
         *("--dtype", settings.dtype, "--max-model-len", str(settings.context_tokens), "--seed", str(settings.seed)),
         *("--max-num-seqs", str(settings.max_sequences), "--tensor-parallel-size", str(settings.tensor_parallel)),
-        *("--generation-config", "vllm", "--disable-uvicorn-access-log"),
+        *("--generation-config", "vllm", "--disable-uvicorn-access-log", "--middleware", _GATE),
     ]
     if settings.images:
         found += ["--limit-mm-per-prompt", json.dumps({"image": settings.images, "video": 0})]
@@ -78,7 +81,7 @@ def arguments(settings: ServerSettings, folder: Path, host: str, port: int) -> l
 def environment(settings: ServerSettings, found: Mapping[str, str]) -> dict[str, str]:
     """What the server finds in its environment beside `found`, what is there already."""
     wanted = {
-        "VLLM_API_KEY": settings.token,
+        TOKEN: settings.token,
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": found.get("VLLM_LOGGING_LEVEL", "INFO"),
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
