@@ -63,6 +63,15 @@ def test_the_shipped_model_and_one_without_an_index_are_whole(folder: Path) -> N
     assert folder_faults(folder) == []
 
 
+def test_layers_of_a_tower_of_another_family_are_none_of_the_language_model_s(tmp_path: Path) -> None:
+    """As of a judge's model, which is served alone: names of Gemma's and InternVL's towers."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"num_hidden_layers": 1}}))
+    names = [f"model.vision_tower.encoder.layers.{k}.w" for k in range(3)] + ["model.language_model.layers.0.w"]
+    save_file({name: np.zeros(1, np.float32) for name in names}, tmp_path / "model.safetensors")
+    assert folder_faults(tmp_path) == []
+
+
 def test_a_volume_is_looked_at_on_the_node_that_needs_it(folder: Path, tmp_path: Path) -> None:
     ref = {"kind": "folder", "place": str(folder), "commit": "", "files": []}
     here = node(tmp_path)

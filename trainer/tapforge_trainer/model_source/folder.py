@@ -124,7 +124,9 @@ def _against_config(folder: Path, shapes: dict[str, list[int]]) -> list[str]:
     told = [text.get("vocab_size"), text.get("hidden_size")]
     if embedding is not None and None not in told and list(embedding) != told:
         return [f"contradicts itself: config.json says {told[0]} tokens of width {told[1]}, the weights {embedding}"]
-    layers = {n.split(".layers.")[1].split(".")[0] for n in shapes if ".layers." in n and "visual" not in n}
+    # Towers of other families, which judges may be of, are vision_tower or vision_model.
+    ours = (n for n in shapes if ".layers." in n and "visual" not in n and "vision" not in n)
+    layers = {n.split(".layers.")[1].split(".")[0] for n in ours}
     said = text.get("num_hidden_layers")
     if layers and said is not None and len(layers) != said:
         return [f"contradicts itself: config.json says {said} layers, the weights have {len(layers)}"]
