@@ -99,6 +99,13 @@ def test_object_storage_is_pinned_and_fetched_once(
         with_data(asked, tmp_path / "runs")
 
 
+def test_what_a_repository_needs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{identity.__module__}.find_spec", lambda name: None)
+    for place, library in (("hf://datasets/maker/steps", "huggingface_hub"), ("s3://bucket/sets", "fsspec")):
+        with pytest.raises(ConfigurationError, match=rf"dataset\.path: {place}.* needs {library}"):
+            with_data(run_of(place), tmp_path)
+
+
 @pytest.fixture
 def hub() -> Iterator[tuple[FakeHub, str]]:
     fake = FakeHub()

@@ -1,7 +1,7 @@
 """The file of an index: its tables, where it is kept, and who may write it.
 
 - An index is a copy of what a recording says, in the user's cache folder, never in the run's: a run is only read. It
-  can be deleted at any time.
+  can be deleted at any time, and only its owner may read it: recordings hold what was on screens.
 - One process keeps an index (a lock beside it); another one that serves the same run, and one that may not write there,
   makes one of its own, which is gone when it ends.
 - An index of another release is made anew.
@@ -57,7 +57,7 @@ class Database:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._lock: IO[str] | None = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = (folder / f"{name}.lock").open("a")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # another's, or a folder that may not be written, or has no locks

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from .library import Library
 from .server import LOOPBACK, Server
@@ -21,6 +23,17 @@ _GRACE: Final = 0.5
 
 class CannotServe(Exception):
     """The address can't be had, or needs a token. The message says what would help."""
+
+
+def _log() -> logging.Logger:
+    """Without requests that are none: their words name the address, in which a token may stand."""
+    found = logging.getLogger(__name__)
+    found.addFilter(_of_ours)
+    return found
+
+
+def _of_ours(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 @asynccontextmanager
@@ -35,7 +48,7 @@ async def serving(folders: Sequence[Path], host: str, port: int, token: str = ""
     try:
         names = [] if host in _EVERYWHERE else [host]
         app = Server(library, names, token).application()
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_GRACE)
+        runner = web.AppRunner(app, access_log=None, logger=_log(), shutdown_timeout=_GRACE)
         await runner.setup()
         try:
             try:

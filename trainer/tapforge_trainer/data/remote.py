@@ -13,6 +13,7 @@ import os
 import re
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ def pinned(place: str, field: str, earlier: dict[str, Any] | None) -> ModelRef:
     """`field`: of the spec, that names it; `earlier`: `ModelRef.pinned` of an earlier session. Blocks. Raises
     ModelError."""
     ref = ModelRef("data", place.rstrip("/"), source=field)
+    if find_spec(library := "huggingface_hub" if place.startswith("hf:") else "fsspec") is None:
+        raise ModelRefused(f"{ref.shown} needs {library}, which is not installed: pip install {library}")
     if earlier is not None and earlier["place"] == ref.place:
         files = tuple(ModelFile(*file) for file in earlier["files"])
         return replace(ref, commit=earlier["commit"], files=files)
