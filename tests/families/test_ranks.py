@@ -56,7 +56,7 @@ def gradients(index: int, store: Any, folder: Any, settings: LearnerSettings, pl
         parameter.detach().to_local().copy_(lora._shard(parameter, 0.1 * values))
     counts = Counts.of((len(s.spans[0].logprobs), 1.0) for s in case.samples)
     figures = DeviceFigures(UpdateMetrics())
-    loss = partial(batch_loss, case.data, case.data.behavior, None, OBJECTIVE, counts, figures, 1, False)
+    loss = partial(batch_loss, case.data, case.data.behavior, None, None, OBJECTIVE, counts, figures, 1, False)
     batch = MiniBatch(tuple(plans[index]), counts)
     rank.accumulate(case.data, Frames(case.frames), batch, UpdateSettings(), loss, UpdateMetrics(), figures)
     found: dict[str, Any] = {}

@@ -48,7 +48,7 @@ def gradients(
 
     metrics = UpdateMetrics()
     figures = DeviceFigures(metrics)
-    loss = partial(batch_loss, data, data.behavior, None, objective, counts, figures, 1, False)
+    loss = partial(batch_loss, data, data.behavior, None, None, objective, counts, figures, 1, False)
     batch = MiniBatch(tuple(plans[rank.rank]), counts)
     rank.accumulate(data, PlainFrames(frames), batch, UpdateSettings(), loss, metrics, figures)
     found = {}

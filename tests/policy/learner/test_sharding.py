@@ -71,7 +71,7 @@ def one_process(settings: LearnerSettings) -> Rank:
 def accumulated(rank: Rank, data: TokenBatch, frames: dict[str, FittedFrame], batch: MiniBatch) -> dict[str, Any]:
     """Gradients of all ranks' samples by name."""
     figures = DeviceFigures(UpdateMetrics())
-    loss = partial(batch_loss, data, data.behavior, None, OBJECTIVE, batch.counts, figures, 1, False)
+    loss = partial(batch_loss, data, data.behavior, None, None, OBJECTIVE, batch.counts, figures, 1, False)
     rank.accumulate(data, PlainFrames(frames), batch, UpdateSettings(), loss, UpdateMetrics(), figures)
     found = {
         name: unsharded(parameter.grad).numpy().copy()
