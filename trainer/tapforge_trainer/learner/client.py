@@ -48,7 +48,6 @@ from .work import SampleWork
 if TYPE_CHECKING:
     from .rank import MiniBatch
 
-
 _log = logging.getLogger(__name__)
 
 #: that a rank waits for another one at the process group's store; torch.distributed's own number
@@ -242,6 +241,11 @@ class Learner:
         plans = [plan for step in steps for rank in step.plans for plan in rank]
         return _put_job(data, steps, frames), padding_share(data.lengths, plans)
 
+    def _to_read(self, samples: Sequence[Sample], frames: BatchFrames) -> tuple[TokenBatch, Any]:
+        """Samples that nothing is learned from, and a reference to their job. In a thread, as `_prepare` is."""
+        data = token_batch(samples, self.vocabulary)
+        return data, _put_job(data, [self._step(data, np.arange(len(samples)))], frames)
+
     def _step(self, data: TokenBatch, chosen: np.ndarray) -> _Step:
         budget = self.settings.tokens_per_micro_batch
         local = plan_micro_batches(data.lengths[chosen], self.settings.ranks, budget, self._work(data)[chosen])
@@ -262,9 +266,7 @@ class Learner:
     ) -> list[tuple[float, ...]]:
         """Log-probabilities of each sample's response tokens under the learner's weights. `masked`: over the tokens
         that the policy may say; else over the whole vocabulary. `deadline`: as of `run`."""
-        data = token_batch(samples, self.vocabulary)
-        step = self._step(data, np.arange(len(samples)))
-        job = await asyncio.to_thread(_put_job, data, [step], frames)
+        data, job = await asyncio.to_thread(self._to_read, samples, frames)
         merged = _merged(await self._all("logprobs", job, temperature, masked, deadline=deadline))
         return [tuple(merged[data.sample == k].tolist()) for k in range(len(samples))]
 
@@ -273,8 +275,7 @@ class Learner:
     ) -> Facts:
         """What is to be known of answers before they have advantages: `reads` are names of `AnswerFacts`. Raises
         FramesLost."""
-        data = token_batch(samples, self.vocabulary)
-        job = await asyncio.to_thread(_put_job, data, [self._step(data, np.arange(len(samples)))], frames)
+        data, job = await asyncio.to_thread(self._to_read, samples, frames)
         found = await self._all("answers", job, temperature, reads)
         return by_step(samples, answers(data, *map(_merged, zip(*found, strict=True))))
 
