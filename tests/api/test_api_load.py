@@ -131,7 +131,10 @@ def from_yaml_head(kind: str) -> dict[str, object]:
         ("{rollout: {group_size: 8}}", "spec.rollout.group_size: unknown field (value 8); did you mean groupSize?"),
         ("{engine: {kvCacheMib: 8}}", "did you mean kvCacheMiB?"),
         ("{xyz: {a: [1, 2]}}", 'spec.xyz: unknown field (value {"a": [1, 2]}); valid here: seed, model, '),
-        ("{model: {source: {tiny: {size: 1}}}}", "spec.model.source.tiny.size: unknown field (value 1); valid here: weights"),
+        (
+            "{model: {source: {tiny: {size: 1}}}}",
+            "spec.model.source.tiny.size: unknown field (value 1); valid here: weights",
+        ),
         ("{model: {adapter: {history: {sliding: {tall: 1}}}}}", "sliding.tall: unknown field (value 1); no fields are"),
         ('{seed: "3"}', 'spec.seed: should be a valid integer, not "3"'),
         ("{seed: true}", "spec.seed: should be a valid integer, not true"),
