@@ -153,6 +153,27 @@ def test_what_vllm_does_not_put_back_on_waking_is_as_it_takes_it_to_be() -> None
     clear_scratch(SimpleNamespace(get_model=torch.nn.Module))  # another family's
 
 
+def test_an_engine_that_sleeps_is_not_put_to_sleep_again() -> None:
+    """Each step of a warm start asks for it, and vLLM would drop its caches and say so each time."""
+    said: list[str] = []
+
+    def sleep(level: int, mode: str) -> None:
+        said.append(f"sleep {level}")
+
+    def wake_up(tags: list[str]) -> None:
+        said.extend(tags)
+
+    llm = SimpleNamespace(sleep=sleep, wake_up=wake_up, collective_rpc=lambda function: None)
+    sampler = Sampler.__new__(Sampler)
+    sampler.settings, sampler._llm, sampler._asleep = SETTINGS, llm, False
+    for _ in range(3):
+        sampler._sleep("keep")
+    sampler._wake("weights")
+    sampler._wake("kv_cache")
+    sampler._sleep("keep")
+    assert said == ["sleep 2", "weights", "kv_cache", "sleep 2"] and sampler._paused
+
+
 # --- the driver's hold ------------------------------------------------------------------------------------------------
 
 

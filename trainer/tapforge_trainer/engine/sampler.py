@@ -57,6 +57,8 @@ class Sampler:
         self._inputs = Preprocessor(PixelFormat.of_folder(folder), image_id(folder), bound, self._normalizes)
         #: no step until new weights are in
         self._paused = False
+        #: its devices' memory is free
+        self._asleep = False
         self._draining = False
         #: why nothing may be sampled: the weights are half loaded
         self._broken = ""
@@ -298,11 +300,15 @@ class Sampler:
 
     def _sleep(self, mode: PauseMode) -> None:
         self._pause(mode)
+        if self._asleep:  # each step of a warm start asks for it
+            return
         # Level 2: weights come from the learner, so the host's memory keeps no copy, but where adapters come alone.
         self._llm.sleep(level=2 if self.settings.lora is None else 1, mode="keep")
+        self._asleep = True
 
     def _wake(self, part: SleepPart) -> None:
         self._llm.wake_up(tags=[part])
+        self._asleep = False
         if part == "weights":
             self._llm.collective_rpc(clear_scratch)
 
