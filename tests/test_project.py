@@ -170,6 +170,12 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """pytest imports them by these alone: two of one name end the collection of every job that has both."""
+    names = [path.name for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+    assert sorted(set(names)) == sorted(names)
+
+
 def test_the_way_to_the_first_gradient_is_as_the_command_names_it() -> None:
     package = ROOT / "trainer" / "tapforge_trainer"
     named = re.search(r"^ +(cli/main\.py(?: +-> +[\w/]+\.py)+)$", (package / "cli/main.py").read_text(), re.MULTILINE)

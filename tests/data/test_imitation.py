@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.data.test_bad_input import long_episode
+from tests.data.test_bad_rows import long_episode
 
 from tapforge_envs.protocol import Swipe
 from tapforge_trainer.agents import make_agent, vision

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.data.test_bad_input import long_episode
+from tests.data.test_bad_rows import long_episode
 
 from tapforge_api import load
 from tapforge_api.dataset import StepReward

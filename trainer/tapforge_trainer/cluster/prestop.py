@@ -32,8 +32,8 @@ from ..run.supervisor import RESTARTS
 
 log = logging.getLogger(__name__)
 
-#: what Ray calls the processes of `learner/client.py`, `engine/actor.py` and `rollout/actor.py`
-ACTORS: Final = ("ray::RankActor", "ray::EngineActor", "ray::RolloutActor", "ray::RecorderActor")
+#: what Ray calls the processes of learner, engines, rollout workers, recorder and judges' models
+ACTORS: Final = ("ray::RankActor", "ray::EngineActor", "ray::RolloutActor", "ray::RecorderActor", "ray::ServerActor")
 #: between two polls, seconds
 _POLL: Final = 0.2
 #: how often the lock is tried
