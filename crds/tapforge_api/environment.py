@@ -221,7 +221,7 @@ class Adb(Spec):
         False, description="whether a reset turns do-not-disturb on; nothing turns it off again"
     )
     force_stop_third_party: bool = Field(
-        True, description="whether a reset stops all apps that were installed by somebody"
+        True, description="whether a reset stops all apps that the device did not come with"
     )
     force_stop: Annotated[tuple[Package, ...], Field(max_length=256), UNIQUE] = Field(
         (), description="other packages that a reset stops, besides the app in front and the task's"

@@ -29,7 +29,7 @@ def explain(words: str, *, recursive: bool = False) -> str:
     TrainingRun. `recursive`: the names below it as a tree, instead of one level with all that is known. Raises
     UnknownField."""
     kind, path = _kind_and_path(words)
-    node, found = _root(kind), list[str]()
+    node, found = schema_of(kind), list[str]()
     for name in path:
         node, step = _below(kind, node, found, name)
         found += step
@@ -39,9 +39,15 @@ def explain(words: str, *, recursive: bool = False) -> str:
 
 
 @cache
-def _root(kind: str) -> Schema:
+def schema_of(kind: str) -> Schema:
+    """Of the whole object, as the CRD has it."""
     schema: Schema = crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return schema
+
+
+def kind_of(words: str) -> str:
+    """Of a field's path as `explain` takes it."""
+    return _kind_and_path(words)[0]
 
 
 def _kind_and_path(words: str) -> tuple[str, list[str]]:
@@ -59,10 +65,10 @@ def _below(kind: str, node: Schema, path: Sequence[str], name: str) -> tuple[Sch
     if name in fields:
         return fields[name], [name]
     where = ".".join((kind, *path))
-    if not fields or _free(inner):
-        what = "is passed through as it is" if _free(inner) else f"is a single value ({_type(node)})"
+    if not fields or is_free(inner):
+        what = "is passed through as it is" if is_free(inner) else f"is a single value ({type_of(node)})"
         raise UnknownField(f"{where} {what}: {name} is not known here")
-    elsewhere = [".".join(found) for found in _paths(_root(kind)) if found[-1].lower() == name.lower()]
+    elsewhere = [".".join(found) for found in _paths(schema_of(kind)) if found[-1].lower() == name.lower()]
     near = difflib.get_close_matches(name.lower(), [one.lower() for one in fields], n=1, cutoff=0.6)
     meant = [one for one in fields if near and one.lower() == near[0]] or elsewhere[:3]
     hint = f"did you mean {' or '.join(meant)}?" if meant else f"there are {', '.join(fields)}"
@@ -80,30 +86,30 @@ def _paths(node: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]
 
 def _page(kind: str, path: Sequence[str], node: Schema) -> Iterator[str]:
     yield _head(kind, path, node)
-    yield from _wrapped(_said(node), 2)
+    yield from _wrapped(said(node), 2)
     inner = node.get("items", node)
     for rule in inner.get("x-kubernetes-validations", ()):
         yield from _wrapped(f"rule: {rule['message']}", 2)
     fields = inner.get("properties", {})
     for name, field in fields.items():
         must = ", required" if name in inner.get("required", ()) else ""
-        yield f"\n  {name}  <{_type(field)}>{must}"
-        yield from _wrapped(_said(field), 6)
-    if not fields and _free(inner):
+        yield f"\n  {name}  <{type_of(field)}>{must}"
+        yield from _wrapped(said(field), 6)
+    if not fields and is_free(inner):
         yield from _wrapped("anything: it is passed through as it is", 2)
 
 
 def _head(kind: str, path: Sequence[str], node: Schema) -> str:
-    return f"{'.'.join((kind, *path))}  <{_type(node)}>"
+    return f"{'.'.join((kind, *path))}  <{type_of(node)}>"
 
 
 def _tree(node: Schema, depth: int) -> Iterator[str]:
     for name, field in node.get("items", node).get("properties", {}).items():
-        yield f"{'  ' * depth}{name}  <{_type(field)}>"
+        yield f"{'  ' * depth}{name}  <{type_of(field)}>"
         yield from _tree(field, depth + 1)
 
 
-def _said(node: Schema) -> str:
+def said(node: Schema) -> str:
     """Description, with the bounds. Descriptions of single values end with their default (`crd.py`)."""
     bounds = _bounds(node)
     return node.get("description", "") + (f" ({bounds})" if bounds else "")
@@ -127,19 +133,21 @@ def _bound(node: Schema, key: str, open_: str, closed: str) -> str:
     return f"{open_ if node.get(f'exclusive{key.capitalize()}') else closed} {node[key]:,}"
 
 
-def _type(node: Schema) -> str:
+def type_of(node: Schema) -> str:
+    """In one or a few words."""
     kind = node.get("type")
     if kind == "array":
-        return f"list of {_type(node['items'])}"
+        return f"list of {type_of(node['items'])}"
     if kind == "object":
         values = node.get("additionalProperties")
-        return f"map of {_type(values)}" if isinstance(values, dict) else "object"
+        return f"map of {type_of(values)}" if isinstance(values, dict) else "object"
     if node.get("x-kubernetes-int-or-string"):
         return "integer or string"
     return str(kind or "anything")
 
 
-def _free(node: Schema) -> bool:
+def is_free(node: Schema) -> bool:
+    """Whether it is passed through, whatever it holds."""
     return bool(node.get("x-kubernetes-preserve-unknown-fields"))
 
 

@@ -145,7 +145,7 @@ class Rollout(Spec):
         None,
         description=(
             "for all calls to phones of a member and its re-runs, after which its group goes on without it, seconds; "
-            "without it what 1 + maxReruns episodes may take, so that nobody is left out for being slow"
+            "without it what 1 + maxReruns episodes may take, so that no episode is left out for being slow"
         ),
     )
     dynamic_sampling: DynamicSampling = Field(DynamicSampling(), description="replacement of zero-variance groups")

@@ -32,7 +32,7 @@ class RewardStream(Spec):
         description="outcome, environment, format, length, judge (a verdict on the episode), steps (a verdict on each "
         "step), or an entry point of the group tapforge.rewards; without it the one called `name`",
     )
-    judge: JudgeSpec | None = Field(None, description="who gives the verdicts of judge and steps")
+    judge: JudgeSpec | None = Field(None, description="the models that give the verdicts of judge and steps")
     options: PluginOptions = OPTIONS
     weight: Factor = Field(1.0, description="factor in the sum of all streams")
     scale: Factor = Field(1.0, description="factor on each value, before streams are compared or summed")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
 
 @click.command()
 @click.argument("field", default="spec")
 @click.option("--recursive", is_flag=True, help="the names of all fields below it, as a tree")
-def explain(field: str, recursive: bool) -> None:
+@click.option("--schema", is_flag=True, help="the JSON schema of the whole kind instead, for editors")
+def explain(field: str, recursive: bool, schema: bool) -> None:
     """Say what a field means: type, unit, bounds, default and rules. FIELD is its path in a file, such as
     spec.rollout.groupSize; epool.spec.health is one of an EmulatorPool."""
-    from tapforge_api.explain import UnknownField
+    from tapforge_api.explain import UnknownField, kind_of
     from tapforge_api.explain import explain as explained
+    from tapforge_api.reference import json_schema
 
+    if schema:
+        click.echo(json.dumps(json_schema(kind_of(field)), indent=1))
+        return
     try:
         click.echo(explained(field, recursive=recursive))
     except UnknownField as error:
