@@ -32,6 +32,7 @@ from .doctor import doctor
 from .env import env
 from .explain import explain
 from .failing import Problem, Wrong, as_message
+from .init import init
 from .judge import judge
 from .phone import phone
 from .preset import in_plan, preset
@@ -285,6 +286,7 @@ for _command in (
     doctor,
     env,
     explain,
+    init,
     judge,
     list_runs,
     phone,
