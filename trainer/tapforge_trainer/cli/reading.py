@@ -62,7 +62,6 @@ _MEANT: Final[Mapping[str, str]] = {
     "fetch": "cluster fetch",
     "fit": "run",
     "generate": "tasks generate",
-    "init": "plan",
     "dashboard": "view --serve",
     "list": "ls",
     "logs": "cluster logs",
