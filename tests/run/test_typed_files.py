@@ -199,6 +199,14 @@ def test_an_error_says_what_a_relative_path_is_relative_to(here: Path, field: st
     assert code == 2 and "working directory" not in said
 
 
+def test_a_file_that_was_found_is_looked_for_nowhere_else(here: Path) -> None:
+    (here / "tasks.csv").write_text("wifi,Turn Wi-Fi off.\n")
+    words = ("tasks={file: tasks.csv}", "environment={protocol: adb, source: {urls: {list: [auto]}}}", "warmStart=null")
+    code, said = typed("plan", "-f", "good.yaml", *(word for one in words for word in ("--set", f"spec.{one}")))
+    assert code == 2 and "tasks.csv:1: 'wifi,Turn Wi-Fi off.' is no JSON" in said and "rewards.verifier ignored" in said
+    assert "working directory" not in said
+
+
 def _options() -> Iterator[tuple[str, click.Parameter]]:
     def below(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[str, click.Parameter]]:
         yield from ((" ".join(words), param) for param in command.params)

@@ -24,6 +24,7 @@ from tapforge_trainer.judges.simulated import Errors
 from tapforge_trainer.run.assembly import ConfigurationError, SetupError
 from tapforge_trainer.run.collect import _chat, collect_session
 from tapforge_trainer.run.collect_options import CollectOptions
+from tapforge_trainer.run.folder import read_spec
 from tapforge_trainer.run.shutdown import StopSignal
 from tapforge_trainer.tasks.selection import training_tasks
 from tapforge_trainer.teachers.ledger import Ledger
@@ -74,6 +75,8 @@ async def test_what_a_teacher_did_well_is_data_that_a_model_imitates(tmp_path: P
     await collected(tmp_path, teacher_of(run, error_rate=0.5))
     data = DataFolder(tmp_path / "set")
     assert len(data) == 6 and data.about["made_of"]["model"] == "teacher"
+    played = read_spec(tmp_path / "set" / "played" / "000000")  # `tapforge view` shows it
+    assert played.spec.tasks == run.spec.tasks and (tmp_path / "set" / "played" / "000000" / "rollout").is_dir()
     for episode in data:
         assert episode.outcome == "success" and episode.provenance.model == "teacher"
         assert all(step.action is not None and step.answer and not step.ids for step in episode.steps)

@@ -195,7 +195,7 @@ async def play(
     """Plays, records and draws. Raises PlayError and EnvironmentFault when there is nothing to play, and
     RecordingError."""
     if (folder / ROLLOUT).exists():
-        raise PlayError(f"{folder} has an episode already: give another folder")
+        raise PlayError(f"{folder} has an episode already: name another folder (--output)")
     if find_spec("jinja2") is None:
         raise PlayError("replay.html is made with jinja2, which is not installed here: pip install jinja2")
     clients = PhoneClients()

@@ -2,7 +2,7 @@
 
     FOLDER/collect.json          what is asked of whom: the same command goes on where it was, another one is refused
     FOLDER/collect.jsonl         tokens used, requests that failed, tasks that were begun (`teachers/ledger.py`)
-    FOLDER/played/000000/        recordings: a part of the tasks each, all episodes, with every screen
+    FOLDER/played/000000/        recordings: a part of the tasks each, all episodes, with every screen, for `view --serve`
     FOLDER/data.json, ...        the data set (`data/folder.py`), written when the command ends
 
 Tasks are those of the run, in the order of its seed. Of a part that was cut off, tasks without a valid episode are
@@ -51,7 +51,7 @@ from .adapters import adapter_options
 from .assembly import ConfigurationError, SetupError
 from .collect_options import CollectOptions, endpoint_of
 from .evaluation import play
-from .folder import LOCK, locked, write_atomically
+from .folder import LOCK, locked, write_atomically, write_spec
 from .learning_errors import rewarder_of
 from .local_files import folder_of
 from .model_pin import model_of
@@ -226,6 +226,8 @@ async def _collect(
                 return spent
             numbers = _next_numbers(ledger, found, wanted)
             part = ledger.begin(numbers)
+            recorded = _recording_of(options.into, part, make=True)
+            write_spec(recorded.parent, run)  # what `tapforge view` reads
             say(f"{len(found.kept):,} of {options.episodes:,} episodes are kept; playing {len(numbers):,} tasks")
             playing = play(
                 setup,
@@ -233,7 +235,7 @@ async def _collect(
                 repeats=1,
                 temperature=options.temperature,
                 seed=run.spec.seed,
-                folder=_recording_of(options.into, part, make=True),
+                folder=recorded,
                 judged=judged,
             )
             episodes = await unless_stopped(stop, playing)

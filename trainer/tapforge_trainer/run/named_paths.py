@@ -53,9 +53,11 @@ def named_paths(run: TrainingRun) -> Iterator[tuple[str, str]]:
 
 
 def where_relative(run: TrainingRun, errors: Sequence[str], here: Path) -> list[str]:
-    """What relative paths are relative to, where an error is about one: a sentence, or nothing. `here` is the working
-    directory."""
-    relative = [field for field, path in named_paths(run) if not Path(path).is_absolute()]
+    """What relative paths are relative to, where an error is about one that isn't there: a sentence, or nothing. `here`
+    is the working directory."""
+    relative = [
+        field for field, path in named_paths(run) if not Path(path).is_absolute() and not (here / path).exists()
+    ]
     # An error of a stage names the stage, and then the field as of a run by itself.
     named = [error.replace("]: spec.", "].", 1) if error.startswith("spec.stages[") else error for error in errors]
     if any(error.startswith(field) for error in named for field in relative):

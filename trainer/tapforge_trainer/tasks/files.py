@@ -116,6 +116,11 @@ def _tasks(lines: Sequence[str], path: Path, protocol: Protocol, judged: bool = 
         for number, line in full:
             yield number, _named(line, f"{path}:{number}", protocol)
         return
+    if full and protocol == "adb" and not full[0][1].lstrip().startswith("{"):
+        raise TaskError(
+            f"{path}:{full[0][0]}: {full[0][1]!r:.60} is no JSON, and a list of NAME,GOAL doesn't say how success is "
+            f"known: set rewards.verifier ignored and a judge, or write lines such as {_example(protocol)}"
+        )
     for number, line in full:
         yield number, _json(line, f"{path}:{number}", protocol, judged)
 
