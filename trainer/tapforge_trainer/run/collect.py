@@ -2,7 +2,7 @@
 
     FOLDER/collect.json          what is asked of whom: the same command goes on where it was, another one is refused
     FOLDER/collect.jsonl         tokens used, requests that failed, tasks that were begun (`teachers/ledger.py`)
-    FOLDER/played/000000/        recordings: a part of the tasks each, all episodes, with every screen, for `view --serve`
+    FOLDER/played/000000/        recordings: a part of the tasks each, all episodes with every screen; `view` shows them
     FOLDER/data.json, ...        the data set (`data/folder.py`), written when the command ends
 
 Tasks are those of the run, in the order of its seed. Of a part that was cut off, tasks without a valid episode are
