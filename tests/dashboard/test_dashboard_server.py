@@ -110,7 +110,7 @@ async def test_everything_is_answered(page, session, runs):
     [
         ("api/runs/none", {}, 404, "there is no run 'none' here; there is one, two"),
         ("api/runs/one/episode", {"recording": "rollout"}, 400, "needs name="),
-        ("api/runs/one/step", {"recording": "rollout", "name": "x", "step": "-1"}, 400, "no number of a step"),
+        ("api/runs/one/step", {"recording": "rollout", "name": "x", "step": "-1"}, 400, "isn't the number of a step"),
         ("api/runs/one/frame", {"recording": "../..", "name": "spec.yaml"}, 404, "no recording"),
         ("api/runs/one/episodes", {"colour": "red"}, 400, "no field 'colour'"),
         ("page/..%2fserver.py", {}, 404, "no file"),

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, Any, Final, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -26,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tapforge_envs import protocol as p
 from tapforge_envs.serving.claims import Refused
 from tapforge_envs.serving.http import Handler, words
+from tapforge_envs.serving.same_site import LOOPBACK, check_same_site, seal
 
 from . import catalog
 from .slot import Slot
@@ -39,7 +39,6 @@ _LOOK: Final = 0.08
 _MAX_WAITING: Final = 64
 #: bytes of a request's body
 _MAX_REQUEST: Final = 128 * 1024
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _MAX_NUMBER: Final = 1_000_000
 
 
@@ -127,7 +126,7 @@ class Page:
 
     def __init__(self, phones: Sequence[Shown], names: Sequence[str], stopping: asyncio.Event):
         self._phones = list(phones)
-        self._names = {name.strip("[]").lower() for name in (*_LOOPBACK, *names)}
+        self._names = {name.strip("[]").lower() for name in (*LOOPBACK, *names)}
         self._stopping = stopping
         self._waiting = 0
         self._html = (files("tapforge_envs.phone") / "page.html").read_text(encoding="utf-8")
@@ -237,27 +236,16 @@ class Page:
                 {"error": f"{request.method} {request.path}: {error.reason}"}, status=error.status
             )
         answer.headers["Cache-Control"] = "no-store"
-        answer.headers["X-Content-Type-Options"] = "nosniff"
-        answer.headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        seal(answer)
         return answer
 
     def _admit(self, request: web.Request) -> None:
         """Raises Refused for what another site's page asks."""
+        check_same_site(request, self._names)
         host = request.headers.get("Host", "")
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").lower()
-        except ValueError:
-            name = ""
-        if name not in self._names:
-            raise Refused(
-                403, f"this page isn't called {host[:200]!r}; open it by the address that it was started with"
-            )
         origin = request.headers.get("Origin")
         if origin is not None and origin.lower() != f"http://{host}".lower():
             raise Refused(403, f"a page of {origin[:200]!r} asks; only the phones' own page may")
-        site = request.headers.get("Sec-Fetch-Site", "none")
-        if site not in ("none", "same-origin") and request.path != "/":
-            raise Refused(403, "a page of another site asks; only the phones' own page may")
 
 
 async def _read(request: web.Request, model: type[_Model]) -> _Model:

@@ -13,8 +13,10 @@ from typing import Final
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from tapforge_envs.serving.same_site import LOOPBACK
+
 from .library import Library
-from .server import LOOPBACK, Server
+from .server import Server
 
 _EVERYWHERE: Final = ("", "0.0.0.0", "::", "*")
 #: seconds that calls in flight get at the end

@@ -18,12 +18,12 @@ import math
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from tapforge_envs.serving.claims import Refused
 from tapforge_envs.serving.http import Handler
+from tapforge_envs.serving.same_site import LOOPBACK, check_same_site, seal
 
 from ..recording.reader import RecordingError
 from . import comparison
@@ -32,7 +32,6 @@ from .opened import OpenRun
 from .query import BadQuery
 from .stored import NotThere
 
-LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _COOKIE: Final = "tapforge_view"
 _KINDS: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 _POLICY: Final = (
@@ -135,21 +134,12 @@ class Server:
             words = f"{request.method} {request.path}: {error.reason}"
             answer = web.json_response({"error": words}, status=error.status)
         answer.headers.setdefault("Cache-Control", "no-store")
-        answer.headers["X-Content-Type-Options"] = "nosniff"
-        answer.headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        seal(answer)
         return answer
 
     def _admit(self, request: web.Request) -> None:
         """Raises Refused."""
-        host = request.headers.get("Host", "")
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").lower()
-        except ValueError:
-            name = ""
-        if self._names is not None and name not in self._names:
-            raise Refused(403, f"this page isn't called {host[:200]!r}; open it by the address that it printed")
-        if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and request.path != "/":
-            raise Refused(403, "a page of another site asks; only this server's own page may")
+        check_same_site(request, self._names)
         if self._token and not self._knows_token(request):
             raise Refused(401, "this page needs its token: open /?token=TOKEN, or send Authorization: Bearer TOKEN")
 
@@ -193,7 +183,7 @@ def _named(request: web.Request) -> tuple[str, str]:
 def _number(request: web.Request, name: str) -> int:
     text = request.query.get(name, "")
     if not (text.isascii() and text.isdecimal() and len(text) < 7):
-        raise BadQuery(f"{name}={text[:40]!r} is no number of a step")
+        raise BadQuery(f"{name}={text[:40]!r} isn't the number of a step")
     return int(text)
 
 
