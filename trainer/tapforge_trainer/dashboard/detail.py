@@ -6,17 +6,13 @@ the same letter, as the run's own comparison has it (`states/keys.py`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tapforge_api.algorithm import StateKey
 from tapforge_envs.protocol import Outcome
 
 from ..records import EpisodeRecord, StepRecord
-from ..states.grouping import UNKNOWN
-from ..states.keys import group_states
 from ..viewer.gesture import gesture_of
 from .credits import StepCredit
 
@@ -121,28 +117,7 @@ def answer_json(step: StepRecord, texts: Callable[[Sequence[int]], list[str] | N
     }
 
 
-def letters_of(episodes: Sequence[EpisodeRecord], key: StateKey) -> dict[tuple[str, int], tuple[str, int]]:
-    """Of the valid episodes of a group."""
-    valid = [episode for episode in episodes if episode.valid and episode.steps]
-    steps = [step for episode in valid for step in episode.steps]
-    states = group_states(valid, key).steps if valid else []
-    seen = Counter(state for state in states if state != UNKNOWN)
-    shared = [state for state, count in seen.items() if count > 1]
-    names = {state: (_letter(number), seen[state]) for number, state in enumerate(shared)}
-    return {(s.episode, s.index): names[state] for s, state in zip(steps, states, strict=True) if state in names}
-
-
 def in_order(episodes: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
     """Of a group: successes, failures, then the others."""
     rank = {Outcome.SUCCESS: 0, Outcome.FAILURE: 1, Outcome.INVALID: 2, None: 3}
     return sorted(episodes, key=lambda one: (rank[one.outcome], len(one.steps), one.id))
-
-
-def _letter(number: int) -> str:
-    """A, B, ... Z, AA, AB, ..."""
-    text = ""
-    number += 1
-    while number:
-        number, rest = divmod(number - 1, 26)
-        text = chr(ord("A") + rest) + text
-    return text

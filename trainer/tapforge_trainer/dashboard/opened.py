@@ -23,10 +23,11 @@ from ..recording.frames import FrameStore
 from ..recording.reader import FRAMES, RecordingError
 from ..records import EpisodeRecord
 from ..run.folder import run_of
+from ..viewer.letters import letters_of
 from . import query
 from .comparison import TaskResult, results
 from .credits import Crediting, Rules
-from .detail import Credits, answer_json, episode_json, in_order, letters_of, step_json
+from .detail import Credits, answer_json, episode_json, in_order, step_json
 from .figures import RunEvents
 from .index import Index, recordings_of
 from .overview import is_live, overview

@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +29,8 @@ from ..batch import Credit
 from ..frames.frame import FrameError
 from ..recording.frames import NotRecorded
 from ..records import EpisodeRecord, GroupRecord, StepRecord
-from ..states.grouping import UNKNOWN
-from ..states.keys import group_states
 from .gesture import Gesture, gesture_of
+from .letters import letters_of
 from .selection import KINDS, Kind, kinds, pairs_of, pick_groups, pick_pairs
 
 #: pixels of the longer side from which frames are scaled down
@@ -288,26 +286,9 @@ def _gesture(step: StepRecord, picture: Picture | None) -> Gesture | None:
 
 def _group(group: GroupRecord, album: _Album, credits: Mapping[tuple[str, int], Credit], key: StateKey) -> GroupView:
     valid = [episode for episode in group.episodes if episode.valid]
-    steps = [step for episode in valid for step in episode.steps]
-    states = group_states([episode for episode in valid if episode.steps], key).steps
-    seen = Counter(state for state in states if state != UNKNOWN)
-    shared = [state for state, count in seen.items() if count > 1]
-    names = {state: (_letter(number), seen[state]) for number, state in enumerate(shared)}
-    letters = {
-        (step.episode, step.index): names[state] for step, state in zip(steps, states, strict=True) if state in names
-    }
+    letters = letters_of(group.episodes, key)
     views = [_episode(episode, album, credits, letters) for episode in group.episodes]
     order = {"success": 0, "failure": 1, "invalid": 2, "stopped": 3}
     views.sort(key=lambda view: (order[view.outcome], -(view.reward or 0.0), len(view.steps), view.record.id))
     successes = sum(episode.outcome is Outcome.SUCCESS for episode in valid)
     return GroupView(group, tuple(views), successes, len(valid))
-
-
-def _letter(number: int) -> str:
-    """A, B, ... Z, AA, AB, ..."""
-    text = ""
-    number += 1
-    while number:
-        number, rest = divmod(number - 1, 26)
-        text = chr(ord("A") + rest) + text
-    return text
