@@ -90,4 +90,4 @@ def test_a_prompt_file_that_changes_at_each_step_is_named(tmp_path: Path, said: 
 
 def test_a_context_is_named_without_being_called() -> None:
     note, *others = notes(run(real.folder("qwen3-vl-8b-tiny"), "qwen3-vl", *BLOCKS, "model.adapter.context=hints"))
-    assert "what the context hints adds stands in the first message" in note and not others
+    assert "what the context hints adds is in the first message" in note and not others

@@ -34,7 +34,7 @@ def prompts_differ(prompt_file: PromptFile | None, context: str | None) -> Itera
         )
     if context is not None:
         yield (
-            f"what the context {context} adds stands in the first message, and a prompt extends the last one only "
+            f"what the context {context} adds is in the first message, and a prompt extends the last one only "
             "where it adds the same again"
         )
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-#: what stands in the place of words
+#: what replaces words
 MARK: Final = "[redacted]"
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)

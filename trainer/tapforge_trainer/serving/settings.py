@@ -1,4 +1,4 @@
-"""What a server of one of `spec.models` is told: plain data, vLLM's command line and environment. Pure.
+"""What a server of one of `spec.models` gets: plain data, vLLM's command line and environment. Pure.
 
 - vLLM's own OpenAI server, with its own choices: nothing of the policy's engines is in it (allowed tokens, weight
   transfer, probes), and judges ask it as they ask any endpoint.
