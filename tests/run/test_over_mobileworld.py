@@ -39,7 +39,7 @@ spec:
     groupsPerUpdate: 2
     responseTokens: 24
     groupDeadlineSeconds: 600
-    dynamicSampling: {{enabled: true, maxRounds: 8}}
+    dynamicSampling: {{enabled: true, maxRounds: 64}}
   learner: {{learningRate: 1e-4}}
   engine: {{maxConcurrentSequences: 8, kvCacheMiB: 64}}
   evaluation: {{sampled: false, baselines: false, episodes: 4, everyUpdates: 0}}

@@ -37,7 +37,7 @@ spec:
     groupsPerUpdate: 2
     responseTokens: 24
     groupDeadlineSeconds: 600
-    dynamicSampling: {{enabled: true, maxRounds: 8}}
+    dynamicSampling: {{enabled: true, maxRounds: 64}}
   learner: {{learningRate: 1e-4}}
   engine: {{maxConcurrentSequences: 4, kvCacheMiB: 64}}
   evaluation: {{greedy: false, baselines: false, episodes: 4}}
