@@ -11,7 +11,8 @@
   and its own learning rate: `--sweep` tries those of `RATES` on seeds that are in no table. Advantages have root mean
   square 1 in each batch, so that no arm wins by a larger step. The budget ends before everything is learned.
 - `--signal outcome` (the default of runs) gives 0 to what is compared with nothing that ended otherwise; `reward` is
-  what the papers do. Each is a study of its own.
+  what the papers do. Each is a study of its own; the arms of `ENDS_ALONE`, which are the same under both, are taken
+  over from the first.
 - `discounted_grpo` has no states, `gigpo_shuffled` has states that are dealt anew among a group's steps, `gigpo_step`
   has GiGPO's step part alone: what is discounting, and what are states. `rejection_sft` imitates successes.
 - `--staleness N` is another study: grpo's advantages, samples of weights that are N updates old and rounded to bf16;
@@ -48,6 +49,8 @@ FILE = Path("bench-results/algorithms.json")
 #: updates, and environment steps of one, for every arm
 UPDATES, STEPS = 6, 400
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
+#: arms that compare ends of episodes alone: under both signals each run of them is the same to the last decimal
+ENDS_ALONE = frozenset({"grpo", "dr_grpo", "rloo", "gpg", "maxrl", "reinforce_plus_plus", "rejection_sft"})
 #: seeds that choose learning rates
 SWEEP_SEEDS = range(1001, 1007)
 
@@ -110,6 +113,12 @@ def main() -> None:
     study = everything.setdefault(name, empty)
     if study["updates"] != updates:
         parser.error(f"{args.file} has this study with {study['updates']} updates: name another --file")
+
+    if args.signal == "reward" and (other := everything.get("credit, signal outcome")):
+        for arm in ENDS_ALONE & set(arms):
+            for part in ("sweep", "pairs"):
+                if arm in other[part]:
+                    study[part][arm] = other[part][arm]
 
     def keep() -> None:
         study["arms"] = table(study["pairs"], baseline=baseline)
