@@ -22,7 +22,7 @@ HERE   := $(shell pwd | cksum | cut -d' ' -f1)
 LOCKED := .venv/.locked-$(HERE)
 READY  := .venv/.ready-$(HERE)
 
-.PHONY: help pictures demo demo-cluster demo-autoscaling demo-queues dev tiny bench-operator test test-long test-models test-versions lint format lock setup clean
+.PHONY: help docs pictures demo demo-cluster demo-autoscaling demo-queues dev tiny bench-operator test test-long test-models test-versions lint format lock setup clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | expand -t 18
@@ -48,6 +48,11 @@ tiny: $(READY) ## rebuild the tiny base model from its seed (about ten minutes)
 
 pictures: $(READY) ## the pictures of README and docs, from runs/quickstart; from another run: ARGS=FOLDER
 	@$(BIN)/python -m e2e.pictures $(ARGS)
+
+docs: $(UV) ## the site of docs/ into build/site, which needs no network afterwards; a lost link is an error
+	@$(UV) run --quiet --no-project --python $(PYTHON) --with-requirements requirements/docs.txt -- \
+	    sphinx-build --quiet --fresh-env --fail-on-warning --jobs auto -c docs . build/site $(ARGS)
+	@echo "docs: build/site/index.html; with search: python3 -m http.server --directory build/site"
 
 bench-operator: $(READY) ## the operator on a real control plane: e2e/bench; a part of it: ARGS="--only claims"
 	@$(BIN)/python -m e2e.bench $(ARGS)
@@ -104,6 +109,7 @@ lock: $(UV) ## write requirements/*.txt again from pyproject.toml; newest versio
 	@$(COMPILE) requirements/phone.txt --constraint $(LOCK) $(IMAGE)
 	@$(COMPILE) requirements/web.txt --constraint $(LOCK) --extra web $(IMAGE)
 	@$(COMPILE) requirements/trainer-cpu.txt --constraint $(LOCK) --extra trainer-cpu --extra storage --extra data $(LOGGERS) $(IMAGE)
+	@$(COMPILE) requirements/docs.txt --constraint $(LOCK) --no-annotate --group docs $(ARGS)
 	@$(COMPILE) requirements/trainer-gpu.txt --extra trainer-gpu --extra storage --extra data $(LOGGERS) $(IMAGE)
 	@echo hatchling | $(COMPILE) requirements/build.txt --no-annotate $(ARGS) -
 

@@ -1,8 +1,10 @@
-"""The pages: links lead somewhere, the index has them all, and sentences have a reader or a thing for a subject."""
+"""The pages: links lead somewhere, the index has them all, the site of them is built, and sentences have a reader or a
+thing for a subject."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,10 +36,25 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not lost
 
 
-def test_the_index_has_every_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text()
-    pages = [page.relative_to(ROOT / "docs") for page in ROOT.glob("docs/**/*.md") if page.name != "README.md"]
-    assert not [str(page) for page in pages if f"({page})" not in index and f"({page}#" not in index]
+def test_the_index_is_the_navigation_and_has_every_page_once() -> None:
+    """docs/conf.py takes the first link of each row."""
+    index = ROOT / "docs" / "README.md"
+    rows = re.findall(r"^\| \[[^\]]+\]\(([^)#]+\.md)\)", index.read_text(), re.MULTILINE)
+    assert sorted(str((index.parent / row).resolve().relative_to(ROOT)) for row in rows) == sorted(
+        str(page.relative_to(ROOT)) for page in PAGES if page != index
+    )
+
+
+@pytest.mark.long
+def test_the_site_is_built_and_loads_nothing_from_elsewhere() -> None:
+    """`make docs` ends with an error for a lost link, a lost anchor, and what a page would load from the network."""
+    done = subprocess.run(["make", "docs"], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = ROOT / "build" / "site"
+    assert "url=README.html" in (site / "index.html").read_text()
+    home = (site / "README.html").read_text()
+    assert "docs/tutorial.html" in home and "_images/overview.png" in home
+    assert "staleness" in (site / "searchindex.js").read_text().lower()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
