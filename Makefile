@@ -22,7 +22,7 @@ HERE   := $(shell pwd | cksum | cut -d' ' -f1)
 LOCKED := .venv/.locked-$(HERE)
 READY  := .venv/.ready-$(HERE)
 
-.PHONY: help docs pictures demo demo-cluster demo-autoscaling demo-queues dev tiny bench-operator test test-long test-models test-versions lint format lock setup clean
+.PHONY: help docs reference pictures demo demo-cluster demo-autoscaling demo-queues dev tiny bench-operator test test-long test-models test-versions lint format lock setup clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | expand -t 18
@@ -45,6 +45,9 @@ dev: $(READY) ## the operator from this checkout on a control plane of this mach
 
 tiny: $(READY) ## rebuild the tiny base model from its seed (about ten minutes)
 	@$(BIN)/tapforge tiny build $(ARGS)
+
+reference: $(READY) ## the generated pages of docs/reference, from the code
+	@$(BIN)/python -m e2e.reference
 
 pictures: $(READY) ## the pictures of README and docs, from runs/quickstart; from another run: ARGS=FOLDER
 	@$(BIN)/python -m e2e.pictures $(ARGS)

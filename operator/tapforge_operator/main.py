@@ -106,7 +106,7 @@ def _identity() -> str:
     "--advertise-address",
     envvar="POD_IP",
     default="",
-    help="address, or address:port, at which other replicas reach this one's broker; without it they pass nobody on",
+    help="address, or address:port, at which other replicas reach this one's broker; without it they forward no calls",
 )
 @click.option("--broker-url", default="", help="the claims' address for runs' Pods; default: that of the Service")
 @click.option(

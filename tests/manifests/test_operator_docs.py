@@ -91,3 +91,23 @@ def test_files_that_are_named_exist(page):
     named |= {f"manifests/samples/{name}" for name in re.findall(r"`(pool-\w+\.yaml)`", text)}
     assert named
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+#: literals of a run's modules that look like reasons: words of Kubernetes, KubeRay and Kueue, and what no status shows
+_NO_REASONS = {
+    "Active", "Background", "ClusterIP", "ConfigMap", "Degraded", "EmulatorPool", "Evicted", "Exists", "Finished",
+    "Ingress", "Initializing", "Intended", "K8sJobMode", "NetworkPolicy", "Never", "Normal", "NotPublished",
+    "OnRootMismatch", "Over", "Pending", "QuotaReserved", "RayJob", "ReadWriteMany", "ReadWriteOnce",
+    "ReadWriteOncePod", "Retry", "Retrying", "Suspending", "TrainingRun", "True", "TryLater", "Undecided",
+    "Waiting", "Warning",
+}  # fmt: skip
+
+
+def test_every_condition_and_reason_of_a_run() -> None:
+    page = (ROOT / "docs" / "reference" / "conditions.md").read_text()
+    listed = set(re.findall(r"`([A-Z][A-Za-z]+)`", page))
+    modules = (ROOT / "operator" / "tapforge_operator" / "trainingrun").glob("*.py")
+    written = {word for file in modules for word in re.findall(r'"([A-Z]\w*[a-z]\w*)"', file.read_text())}
+    missing = written - _NO_REASONS - listed
+    assert not missing, "list them in docs/reference/conditions.md, or here where no status shows them"
+    assert not _NO_REASONS - written

@@ -9,6 +9,7 @@ from whole import PHONES, SICK, Run, restarts
 
 from tapforge_envs.protocol import Outcome, Reason
 from tapforge_trainer.run.folder import read_events
+from tapforge_trainer.telemetry.schema import EVENTS, VERSION, Summary
 
 GROUPS = 4
 
@@ -135,3 +136,12 @@ def test_the_dead_phone_is_named_and_never_played_on(resumed: Run, phones: list[
     assert f"phones.txt:{len(phones) + 1}" in resumed.finished.err
     assert phones[-1] not in {episode.slot for episode in resumed.recording("rollout").episodes()}
     assert set(phones[len(SICK) : -1]) <= {episode.slot for episode in resumed.recording("rollout").episodes()}
+
+
+def test_events_and_summaries_are_what_their_schemas_describe(trained: Run, resumed: Run) -> None:
+    """The models refuse fields that they don't know, so none is missing in docs/reference either."""
+    for event in read_events(resumed.folder):
+        EVENTS[event["event"]].model_validate(event)
+    for run in (trained, resumed):
+        assert Summary.model_validate(run.summary).schema_ == VERSION
+    assert {event["schema"] for event in resumed.events("started")} == {VERSION}

@@ -40,7 +40,7 @@ class Task(BaseModel):
     template: str
     params: dict[str, str] = Field(default_factory=dict)
     seed: int = Field(0, description="seed of the layout, the wallpaper and the content that the task does not name")
-    goal: str = Field("", description="what the agent is told")
+    goal: str = Field("", description="the instruction to the agent")
     max_steps: int = Field(16, ge=1, description="model answers after which the episode ends as step_limit")
     feasible: bool | None = Field(True, description="whether it can be done; None: not known, and left to the judge")
     threshold: float = Field(1.0, description="score from which the episode counts as a success")

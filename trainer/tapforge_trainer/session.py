@@ -61,6 +61,7 @@ from .tasks.regimes import Regime, tasks_by_regime
 from .tasks.source import TaskError
 from .tasks.stages import of_stage, stages_of
 from .telemetry.progress import Progress, begin_stage, finished, newest_checkpoint, progress_of, stage_ended
+from .telemetry.schema import VERSION as SCHEMA
 from .telemetry.start_progress import waiting_shown
 from .telemetry.telemetry import ProgressView, Telemetry
 
@@ -121,7 +122,8 @@ async def _trained(
             progress.run, progress.uid, progress.spec = run.metadata.name, uid, dump_set(run)
             seconds_start = time.monotonic() - began
             progress.seconds_start += seconds_start
-            telemetry.event("started", seconds=seconds_start, software=await asyncio.to_thread(software))
+            found = await asyncio.to_thread(software)
+            telemetry.event("started", schema=SCHEMA, seconds=seconds_start, software=found)
             before = await _before(context, progress, resumed is not None)
             await reinforce(context, progress)
             if stop.requested.is_set():

@@ -309,7 +309,7 @@ class _Pool:
             "tapforge_pool_condition", [self._observe_conditions], description="1 for each condition that is True"
         )
         self.slots = meter.create_gauge("tapforge_pool_slots", description="slots by state; the states overlap")
-        self.held = meter.create_gauge("tapforge_claims_held", description="claims that somebody holds")
+        self.held = meter.create_gauge("tapforge_claims_held", description="claims that are held")
         self.waiting = meter.create_gauge("tapforge_claims_waiting", description="slots that waiting callers ask for")
         self.errors = meter.create_counter("tapforge_reconcile_errors", description="passes over the pool that failed")
         self.passes = _seconds(meter, "tapforge_reconcile_seconds", "one pass over the pool", _QUICK)

@@ -28,6 +28,7 @@ from ..tasks.figures import task_table
 from ..tasks.selection import contamination_of, shared_on_purpose
 from ..tasks.stages import stages_of
 from ..telemetry.progress import Progress, finished
+from ..telemetry.schema import VERSION
 from ..telemetry.throughput import throughput_of
 from ..viewer.curve import EvaluationPoint, UpdatePoint, draw_curve
 from ..viewer.recorded import replay_of
@@ -56,6 +57,7 @@ def summarize(
 ) -> dict[str, Any]:
     steps_per_second = progress.env_steps / progress.seconds_rl if progress.seconds_rl else None
     return {
+        "schema": VERSION,
         "run": run.metadata.name,
         "seed": run.spec.seed,
         "algorithm": algorithm_line(run),

@@ -1,0 +1,1 @@
+"""The generated pages of docs/reference: `python -m e2e.reference`."""
