@@ -104,8 +104,10 @@ class Adapter(Spec):
     """How screens and history become a prompt, and an answer an action."""
 
     name: Word = Field("qwen3-vl", description="model adapter: prompt format, action format and coordinate convention")
-    prompt: Literal["full", "compact"] = Field(
-        "full", description="full: the model's published system prompt with its tools; compact: goal and history only"
+    prompt: Literal["full", "compact", "turns"] = Field(
+        "full",
+        description="full: the model's published system prompt with its tools; compact: goal and history only, in one "
+        "message; turns: the same, with a turn for each earlier screen that is shown",
     )
     prompt_file: Path | None = Field(
         None,
@@ -133,9 +135,9 @@ class Adapter(Spec):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            message="history.blocks needs prompt full: a compact prompt has no turns",
-            cel="!has(self.history.blocks) || self.prompt == 'full'",
-            holds=lambda o: o.history.blocks is None or o.prompt == "full",
+            message="history.blocks needs prompt full or turns: a compact prompt has no turns",
+            cel="!has(self.history.blocks) || self.prompt != 'compact'",
+            holds=lambda o: o.history.blocks is None or o.prompt != "compact",
         ),
         Rule(
             message="historyImages must be left out with history.blocks, whose upTo takes its place",

@@ -331,7 +331,7 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
     Adapter: st.builds(
         lambda a, b, c: unchecked(Adapter, history=a, prompt=b, history_images=c),
         st.sampled_from([History(sliding=SlidingHistory()), History(blocks=HistoryBlocks())]),
-        st.sampled_from(["full", "compact"]),
+        st.sampled_from(["full", "compact", "turns"]),
         st.sampled_from([1, 3]),
     ),
     Head: start_params.map(lambda given: unchecked(Head, ray_start_params=given)),

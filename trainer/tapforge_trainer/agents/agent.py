@@ -17,7 +17,7 @@ from ..frames.frame import FittedFrame, Pixels
 from ..records import FinishReason, Prompt
 from .parsing import ParseFailure
 
-PromptStyle = Literal["full", "compact"]
+PromptStyle = Literal["full", "compact", "turns"]
 
 
 @dataclass(frozen=True, slots=True)

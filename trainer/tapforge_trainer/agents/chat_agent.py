@@ -1,6 +1,6 @@
 """Observation and history -> prompt, text -> action, for every adapter: the family's part is its `Dialect`.
 
-Two prompt styles. Ids are made by `chat.py`: structure from the model's chat template, words as plain text, so nothing
+Three prompt styles. Ids are made by `chat.py`: structure from the model's chat template, words as plain text, so nothing
 that a goal, a screen or an earlier answer spells can become structure.
 
 `full`, for real models:
@@ -12,7 +12,10 @@ that a goal, a screen or an earlier answer spells can become structure.
 `compact`, for tiny models: "<user> goal \\n words screens", where the words are one per earlier step (" click click").
 With `image_first` the screens go before the goal.
 
-Window rules, the same for both styles:
+`turns`: begins as `compact` does, with the words of the steps whose screens are not shown; each shown one is a turn,
+its answer the ids that were sampled.
+
+Window rules, the same for all styles:
 - At most `history_images` images, the current screen and a context's included, and at most `history_steps` earlier
   texts or words.
 - An earlier screen always comes with its answer; its step is not listed a second time.
@@ -30,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import get_args
 
 from tapforge_envs.protocol import Action, EnvironmentFault, Observation
 
@@ -63,14 +67,14 @@ class Window:
     keep: int | None = None
 
     def __post_init__(self) -> None:
-        if self.prompt not in ("full", "compact"):
-            raise ValueError(f"unknown prompt style {self.prompt!r}; known are full, compact")
+        if self.prompt not in get_args(PromptStyle):
+            raise ValueError(f"unknown prompt style {self.prompt!r}; known are {', '.join(get_args(PromptStyle))}")
         if self.history_images < 1:
             raise ValueError(f"history_images is {self.history_images}; 1 (the current screen) is the least")
-        if self.keep is not None and not (0 < self.keep < self.history_images and self.prompt == "full"):
+        if self.keep is not None and not (0 < self.keep < self.history_images and self.prompt != "compact"):
             raise ValueError(
                 f"keep is {self.keep} of {self.history_images} screens in a {self.prompt} prompt; blocks leave 1 or "
-                "more and less than all of them, in a full prompt"
+                "more and less than all of them, in a prompt with turns"
             )
         if self.history_steps < 0:
             raise ValueError(f"history_steps is {self.history_steps}; 0 (no history) is the least")
@@ -217,17 +221,30 @@ class ChatAgent:
     ) -> tuple[int, ...]:
         if self._full:
             return self.chat.ids(self.messages(goal, history, first_image, first_text, seen, added, images))
-        return self._compose_compact(goal, history, first_image, first_text, added, images)
+        turns = history[first_image:] if self.window.prompt == "turns" else ()
+        named = history[first_text : len(history) - len(turns)]
+        screens = images + 1 if turns else images + len(history) - first_image + 1
+        return self._compose_short(goal, named, screens, turns, added)
 
-    def _compose_compact(
-        self, goal: str, history: Sequence[Turn], first_image: int, first_text: int, added: Added, images: int
+    def _compose_short(
+        self, goal: str, named: Sequence[Turn], screens: int, turns: Sequence[Turn], added: Added
     ) -> tuple[int, ...]:
+        """`named`: earlier steps that are a word each; `screens`: of the first message."""
         encode = self._tokens.encode
-        shown = self._image * (images + len(history) - first_image + 1)
-        words = [one for turn in history[first_text:] for one in encode(" " + short_name(turn.action))]
+        shown = self._image * screens
+        words = [one for turn in named for one in encode(" " + short_name(turn.action))]
         said = (*encode(goal), *self._newline, *words, *(encode(added.text) if added.text else ()))
-        body = (*shown, *said) if self.window.image_first else (*said, *shown)
-        return (*self._user, *body, *self._answering)
+        ids = [*self._user, *((*shown, *said) if self.window.image_first else (*said, *shown)), *self._answering]
+        for turn in turns:
+            ids += (*self._said(turn), self._tokens.im_end, *self._newline, *self._user, *self._image)
+            ids += self._answering
+        return tuple(ids)
+
+    def _said(self, turn: Turn) -> Sequence[int]:
+        """An earlier answer without its end mark."""
+        if not turn.ids:
+            return self._tokens.encode_with(self.dialect.spoken(turn.text), self.dialect.markup)
+        return turn.ids[:-1] if turn.ids[-1] in self.stop_ids else turn.ids
 
     def messages(
         self,
@@ -282,8 +299,7 @@ class ChatAgent:
         said = self.dialect.spoken(turn.text)
         if self.window.keep is None or not turn.ids or said.strip() != turn.text.strip():
             return Markup(said)
-        ended = turn.ids[-1] in self.stop_ids
-        return Said(said, turn.ids[:-1] if ended else turn.ids)
+        return Said(said, self._said(turn))
 
     def plane(self, screen: FittedFrame) -> Plane:
         """What coordinates mean on this screen."""
