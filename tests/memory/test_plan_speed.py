@@ -54,6 +54,22 @@ def test_a_split_without_room_for_the_model_or_of_shared_gpus_is_not_named() -> 
     assert better_split(replace(work, ranks=6, engines=2), assumed, H100, colocated=False, fits=lambda _: True) is None
 
 
+def test_blocks_whose_steps_stay_apart_cost_what_separate_steps_cost() -> None:
+    work, assumed = replace(sample()[0], screens=6, keep=2), sample()[1]
+    joined, apart = (speed(replace(work, joined=joined), assumed, H100, 0.4) for joined in (True, False))
+    assert apart.learner > 2 * joined.learner and apart.step > joined.step
+    sliding = replace(work, screens=4, keep=None)  # as many as blocks of 2 to 6 show on average
+    assert apart.learner == pytest.approx(speed(sliding, assumed, H100, 0.4).learner, rel=0.15)
+
+
+def test_phones_that_the_file_does_not_count_are_said_and_can_be_given() -> None:
+    auto = ("--set", 'spec.environment={protocol: adb, source: {urls: {list: ["auto"]}}}')
+    code, text = plan("-f", str(SAMPLES / "run-qwen3-vl-8b.yaml"), *auto)
+    assert code == 0 and "(the most that may play, as the file doesn't say how many there are: --phones)" in text
+    code, text = plan("-f", str(SAMPLES / "run-qwen3-vl-8b.yaml"), *auto, "--phones", "3")
+    assert code == 0 and "and 3 phones: a step" in text
+
+
 @pytest.mark.parametrize("players", [1, 8, 64, 512])
 def test_steps_take_as_long_as_their_parts_and_no_engine_does_more_than_it_can(players: int) -> None:
     work, assumed = replace(sample()[0], players=players), sample()[1]

@@ -1,7 +1,7 @@
 """Observation and history -> prompt, text -> action, for every adapter: the family's part is its `Dialect`.
 
-Three prompt styles. Ids are made by `chat.py`: structure from the model's chat template, words as plain text, so nothing
-that a goal, a screen or an earlier answer spells can become structure.
+Three prompt styles. Ids are made by `chat.py`: structure from the model's chat template, words as plain text, so that
+nothing that a goal, a screen or an earlier answer spells can become structure.
 
 `full`, for real models:
 

@@ -67,7 +67,7 @@ def main() -> None:
 
 #: options of `plan` that only one of its other plans takes
 _OF_MEMORY: Final = ("gpu_memory", "config", "trace", "disk_rate", "tokens_per_second", "measured")
-_OF_SPEED: Final = ("gpu_memory", "config", "steps", "answer_tokens", "phone_seconds")
+_OF_SPEED: Final = ("gpu_memory", "config", "steps", "answer_tokens", "phones", "phone_seconds")
 
 
 def _check_used(options: Mapping[str, Any], memory: bool, speed: bool) -> None:
@@ -95,6 +95,7 @@ def _check_used(options: Mapping[str, Any], memory: bool, speed: bool) -> None:
 @click.option("--config", type=LOCAL_PATH, help="with --memory, --speed: config.json of a model that is not known here")
 @click.option("--steps", type=click.IntRange(1), help="with --speed: of an episode; default: half of what tasks allow")
 @click.option("--answer-tokens", type=click.IntRange(1), help="with --speed: of an answer; default: 100")
+@click.option("--phones", type=click.IntRange(1), help="with --speed: that play at once; default: as the file says")
 @click.option("--phone-seconds", type=click.FloatRange(0), help="with --speed: of a step of a phone; default: 1.5")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--trace", is_flag=True, help="with --memory: also trace the learner's step on fake tensors, a minute")

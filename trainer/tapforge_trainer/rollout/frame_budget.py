@@ -19,22 +19,23 @@ from .held_frames import FrameBudget
 BYTES_PER_PIXEL = 0.1
 #: of Ray's object stores; the rest is for batches, weights and what is being fetched
 STORE_SHARE = 0.6
-#: pixels of a visual token, of the models that have the most
-_TOKEN_PIXELS = 32 * 32
+#: pixels on a side of a visual token, of the models that have the most
+_CELL = 32
+_TOKEN_PIXELS = _CELL**2
 #: width and height of the largest phones, pixels
 _LARGE_SCREEN = 1440, 3200
 #: tasks that are looked at for the longest one
 _LOOKED_AT = 64
 
 
-def frame_pixels(run: TrainingRun) -> int:
+def frame_pixels(run: TrainingRun, cell: int = _CELL) -> int:
     """Of the largest frame that the model sees."""
     spec = run.spec
     model, screen = spec.model, spec.environment.screen
     bound = (
         model.max_pixels
         or model.adapter.max_pixels
-        or _TOKEN_PIXELS * tokens_per_frame(model.context_tokens, spec.rollout.response_tokens, model.adapter.images)
+        or cell**2 * tokens_per_frame(model.context_tokens, spec.rollout.response_tokens, model.adapter.images)
     )
     # Other phones than those of this machine have the screens that they have.
     shown = max(screen.width * screen.height, model.min_pixels or 0)
@@ -55,11 +56,13 @@ def largest_frame(run: TrainingRun, folder: Path) -> tuple[int, int]:
     return grid.fit(screen.width, screen.height) if own else grid.fit(*_LARGE_SCREEN)
 
 
-def screens_shown(run: TrainingRun) -> str:
-    """How many screens a prompt shows, and how large they are at most, for people."""
-    pixels, images = frame_pixels(run), run.spec.model.adapter.images
+def screens_shown(run: TrainingRun, cell: int | None = None) -> str:
+    """How many screens a prompt shows, and how large they are at most, for people. `cell`: pixels on a side of a visual
+    token; None: not known."""
+    cell = cell or _CELL
+    pixels, images = frame_pixels(run, cell), run.spec.model.adapter.images
     shown = "1 screen" if images == 1 else f"{images} screens"
-    return f"{shown} per prompt, of at most {pixels:,} pixels ({pixels // _TOKEN_PIXELS:,} visual tokens of 32x32)"
+    return f"{shown} per prompt, of at most {pixels:,} pixels ({pixels // cell**2:,} visual tokens of {cell}x{cell})"
 
 
 def episode_bytes(run: TrainingRun, tasks: TaskSet) -> int:

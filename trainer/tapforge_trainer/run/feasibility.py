@@ -54,6 +54,8 @@ class ModelFacts:
     #: of first prompts without their screens: at least, of the shortest goal, and at most, of the longest. None: not
     #: known
     text: tuple[int, int] | None
+    #: pixels on a side of a visual token; None: not known
+    cell: int | None = None
     #: why the adapter can't be that of such a model; "": it may be
     adapter_refused: str = ""
     #: why engines take no LoRA adapters of such a model alone; "": they do

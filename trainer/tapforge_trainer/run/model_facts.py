@@ -63,6 +63,7 @@ def facts_of(run: TrainingRun) -> ModelFacts | None:
         screen=None if screen is None else shown.visual_tokens(screen.width, screen.height),
         whole_screen=None if screen is None else whole.visual_tokens(screen.width, screen.height),
         text=_text(run, config, folder, shown),
+        cell=shown.cell,
         adapter_refused=_refused(run, config) if folder is None else "",  # `adapter_errors` reads the folder
         broken=_broken(run, folder),
     )

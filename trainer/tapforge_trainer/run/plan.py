@@ -181,7 +181,7 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         sequences_at_once=engine.replicas * engine.max_concurrent_sequences,
         context_tokens=spec.model.context_tokens,
         prompt_tokens=spec.model.context_tokens - rollout.response_tokens,
-        screens=screens_shown(run),
+        screens=screens_shown(run, None if files.model is None else files.model.cell),
         response_tokens=rollout.response_tokens,
         evaluation_episodes=measured * (evaluation.repeats * evaluation.sampled + evaluation.greedy),
         evaluations=2 + between,

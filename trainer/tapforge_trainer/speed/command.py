@@ -42,6 +42,7 @@ class SpeedOptions:
     output: Literal["text", "json"] = "text"
     steps: int | None = None
     answer_tokens: int | None = None
+    phones: int | None = None
     phone_seconds: float | None = None
 
 
@@ -53,7 +54,7 @@ def plan_speed(run: TrainingRun, options: SpeedOptions, files: LocalFiles = NO_F
         shape = shape_of(model_config(run, options.config))
         card, memory, named = _card(run, options.gpu_memory)
         teacher = teacher_shape(run)
-        work, assumed = work_of(run, shape, files), assumed_of(run, options)
+        work, assumed = work_of(run, shape, files, options.phones), assumed_of(run, options)
         low, high = both(work, assumed, card)
 
         def fits(other: Work) -> bool:
@@ -68,14 +69,15 @@ def plan_speed(run: TrainingRun, options: SpeedOptions, files: LocalFiles = NO_F
     phones = enough_players(work, assumed, card, min(_MOST_PHONES, _admitted(run)))
     if options.output == "json":
         return json.dumps(_as_json(work, assumed, card, (low, high), better, phones), indent=2)
-    return _render(work, assumed, card, named, (low, high), better, phones)
+    counted = options.phones is not None or _slots(run, files) is not None
+    return _render(work, assumed, card, named, (low, high), better, phones, counted=counted)
 
 
 # --- from a run -------------------------------------------------------------------------------------------------------
 
 
-def work_of(run: TrainingRun, shape: Shape, files: LocalFiles = NO_FILES) -> Work:
-    """Raises FolderError."""
+def work_of(run: TrainingRun, shape: Shape, files: LocalFiles = NO_FILES, phones: int | None = None) -> Work:
+    """`phones`: instead of what the file says. Raises FolderError."""
     spec, settings = run.spec, settings_of(run)
     engine = EngineLoad(shape, spec.engine.tensor_parallel, spec.model.context_tokens, 1, 1, 1)
     frame = visual_tokens(run, shape)
@@ -88,6 +90,7 @@ def work_of(run: TrainingRun, shape: Shape, files: LocalFiles = NO_FILES) -> Wor
         episodes=spec.rollout.groups_per_update * spec.rollout.group_size,
         screens=spec.model.adapter.images,
         keep=None if spec.model.adapter.history.blocks is None else spec.model.adapter.history.blocks.keep,
+        joined=files.model is None or not files.model.broken,
         screen_tokens=frame,
         screen_patches=frame * shape.vision.merge**2,
         context_tokens=spec.model.context_tokens,
@@ -99,7 +102,7 @@ def work_of(run: TrainingRun, shape: Shape, files: LocalFiles = NO_FILES) -> Wor
         ranks=settings.ranks,
         engines=spec.engine.replicas,
         tensor_parallel=spec.engine.tensor_parallel,
-        players=_players(run, files),
+        players=_players(run, phones or _slots(run, files)),
         in_turns=spec.placement.mode == "colocated" or spec.rollout.max_staleness == 0,
     )
 
@@ -124,13 +127,16 @@ def _admitted(run: TrainingRun) -> int:
     return (rollout.max_staleness + 1) * rollout.groups_per_update * rollout.group_size
 
 
-def _players(run: TrainingRun, files: LocalFiles) -> int:
-    """Episodes that play at once: as many as there are phones, as may wait for an update, and as engines answer."""
-    spec = run.spec
-    source = spec.environment.source
+def _slots(run: TrainingRun, files: LocalFiles) -> int | None:
+    """Phones, as far as the file says; None: as many as adb has."""
+    source = run.spec.environment.source
     wants = source.pool or source.own_pool
-    slots = wants.slots if wants is not None else known_slots(source, files)
-    bounds = [slots, spec.rollout.concurrency, _admitted(run)]
+    return wants.slots if wants is not None else known_slots(source, files)
+
+
+def _players(run: TrainingRun, slots: int | None) -> int:
+    """Episodes that play at once: as many as there are phones, and as may wait for an update."""
+    bounds = [slots, run.spec.rollout.concurrency, _admitted(run)]
     return min(one for one in bounds if one is not None)
 
 
@@ -158,8 +164,12 @@ def _render(
     now: tuple[Speed, Speed],
     better: Better | None,
     phones: int | None,
+    *,
+    counted: bool,
 ) -> str:
+    """`counted`: the number of phones is known."""
     low, high = now
+    given = "" if counted else " (the most that may play, as the file doesn't say how many there are: --phones)"
     waits = "they take turns" if work.in_turns else f"{_slower(now)} is what is waited for"
     lines = {
         "estimate": "counted operations at a share of the GPUs' peak that is assumed; not measured",
@@ -170,7 +180,7 @@ def _render(
         "--answer-tokens, --phone-seconds)",
         "learner": f"{_span(low.learner, high.learner)} s on {_count(work.ranks, 'rank')}",
         "rollout": f"{_span(low.rollout, high.rollout)} s on {_count(work.engines, 'engine')} and "
-        f"{_count(work.players, 'phone')}: a step "
+        f"{_count(work.players, 'phone')}{given}: a step "
         f"takes {_span(low.step, high.step, 1)} s",
         "update": f"{_span(low.update, high.update)} s with {assumed.sync_seconds:g} s for a sync: {waits}",
         "episodes": f"{_span(low.episodes_per_hour, high.episodes_per_hour)} an hour",

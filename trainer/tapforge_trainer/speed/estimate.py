@@ -8,7 +8,8 @@
   a share b of the time answers at 1 - b of its rate. How many answers are under way follows from how long they take
   (Little's law), so that both are found together.
 - With a history in blocks the learner has a sequence for each window, and an engine passes over what a step adds: its
-  screen and the answer before it, or after the window has moved all but the text.
+  screen and the answer before it, or after the window has moved all but the text. Where steps don't extend each other
+  each is a sequence of its own, and engines are as with a window that slides.
 - With `maxStaleness` 0 the two take turns, and where they share GPUs; else the longer one decides.
 
 Neither boots, measurements and checkpoints are counted, nor what a network takes between nodes.
@@ -69,6 +70,8 @@ class Work:
     screens: int
     #: of a history in blocks, those that are left when its window moves; None: the window slides
     keep: int | None
+    #: in blocks, steps extend each other: the learner joins them, and engines have them in their caches
+    joined: bool
     screen_tokens: int
     screen_patches: int
     context_tokens: int
@@ -123,7 +126,7 @@ def prompt_tokens(work: Work, assumed: Assumed) -> int:
     """Of a step; in blocks the mean of an episode."""
     shown = work.screens * work.screen_tokens + assumed.text_tokens
     if work.keep is not None:
-        screens = sum(sum(window) for window in _windows(work, assumed)) / assumed.steps
+        screens = sum(map(sum, _windows(work, assumed))) / assumed.steps
         shown = round(screens * work.screen_tokens + (screens - 1) * assumed.answer_tokens) + assumed.text_tokens
     return max(1, min(shown, work.context_tokens - assumed.answer_tokens))
 
@@ -145,19 +148,29 @@ def _sequences(work: Work, assumed: Assumed) -> list[tuple[int, int, int]]:
         length = prompt_tokens(work, assumed) + assumed.answer_tokens
         return [(length, 1, work.screens)] * assumed.steps
     turn = work.screen_tokens + assumed.answer_tokens
-    whole = [(window[-1] * turn + assumed.text_tokens, len(window), window[-1]) for window in _windows(work, assumed)]
+    windows = _windows(work, assumed)
+    if not work.joined:
+        windows = [[shown] for window in windows for shown in window]
+    whole = [(window[-1] * turn + assumed.text_tokens, len(window), window[-1]) for window in windows]
     return [(min(length, work.context_tokens), answers, screens) for length, answers, screens in whole]
 
 
 def _new_tokens(work: Work, assumed: Assumed) -> float:
     """Of a step's prompt, that an engine has not in its cache."""
     prompt = prompt_tokens(work, assumed)
-    if work.keep is None:
+    if work.keep is None or not work.joined:
         return (1 - assumed.cached) * prompt
     turn, windows = work.screen_tokens + assumed.answer_tokens, _windows(work, assumed)
     moved = sum(window[0] * turn for window in windows[1:])
     added = windows[0][0] * work.screen_tokens + assumed.text_tokens + sum(len(one) - 1 for one in windows) * turn
     return min(prompt, (moved + added) / assumed.steps)
+
+
+def _new_screens(work: Work, assumed: Assumed) -> float:
+    """Of a step's prompt, that an engine passes over."""
+    if work.keep is None:
+        return work.screens
+    return 1.0 if work.joined else sum(map(sum, _windows(work, assumed))) / assumed.steps
 
 
 def learner_operations(work: Work, assumed: Assumed, tower: float = 1.0) -> float:
@@ -178,7 +191,7 @@ def _rollout(work: Work, assumed: Assumed, card: CardSpeed, share: float) -> tup
     prompt = prompt_tokens(work, assumed)
     new = _new_tokens(work, assumed)
     text = new * work.costs.token + work.costs.square * (prompt**2 - (prompt - new) ** 2)
-    seen = work.costs.vision([work.screen_patches] * (work.screens if work.keep is None else 1))
+    seen = work.costs.vision([work.screen_patches]) * _new_screens(work, assumed)
     reach = card.peak * work.tensor_parallel * min(1.0, share * _PREFILL)
     passing = text / reach + seen * _PREFILL / _TOWER / reach
     rate = card.bandwidth * _READING * work.tensor_parallel
