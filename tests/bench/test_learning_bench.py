@@ -1,0 +1,41 @@
+"""Whole runs with paired seeds: every run that a study would start is a valid one, and what is done is not run again."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import learning
+import pytest
+
+from tapforge_api import load
+from tapforge_trainer.run.feasibility import judge
+from tapforge_trainer.run.model_facts import facts_of
+
+ARMS = [(name, arm) for name, study in learning.STUDIES.items() for arm in study.arms]
+
+
+@pytest.mark.parametrize(("name", "arm"), ARMS)
+def test_each_arm_is_a_run_that_can_start(name: str, arm: str) -> None:
+    study = learning.STUDIES[name]
+    chosen = (*study.common, *study.arms[arm], *learning.RUN, *study.run)
+    run = load(learning.SAMPLE, [f"spec.{one}" for one in chosen])
+    assert judge(run, facts_of(run)).errors == () and run.spec.warm_start is None
+    start = load(learning.SAMPLE, [f"spec.{one}" for one in (*study.common, *study.arms[arm], *study.start)])
+    assert start.spec.warm_start is not None and start.spec.model.adapter == run.spec.model.adapter
+
+
+def test_a_pair_that_is_in_the_file_is_not_run_again(tmp_path: Path) -> None:
+    def result(after: float) -> dict[str, float]:
+        return {"before": 0.5, "after": after, "env_steps": 100, "seconds": 1.0, "whole_seconds": 2.0}
+
+    pairs = {"sliding": {"1": result(0.7), "2": result(0.8)}, "blocks": {"1": result(0.8), "2": result(0.7)}}
+    study: dict[str, object] = {"updates": learning.STUDIES["history"].updates, "pairs": pairs}
+    learning.summed_up(learning.STUDIES["history"], study)
+    file = tmp_path / "learning.json"
+    file.write_text(json.dumps({"history": study}))
+    before = file.read_text()
+    words = (sys.executable, "bench/learning.py", "--studies", "history", "--seeds", "1-2", "--file", str(file))
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert file.read_text() == before and "blocks" in done.stdout and "0.0" in done.stdout
