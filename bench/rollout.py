@@ -58,6 +58,8 @@ from tapforge_trainer.tasks.source import TaskSource
 GROUP, MAX_STEPS, SEED = 4, 16, 0
 #: of one answer, whether it is asked for alone or in a batch; and of one update
 ENGINE_SECONDS, LEARN_SECONDS = 0.005, 0.1
+#: probability that an answer ends its episode
+END = 1 / 8
 MALFORMED = EpisodeLimits().max_parse_failures
 
 
@@ -237,7 +239,7 @@ def compare(slow: Slow, updates: int, folder: Path) -> dict[str, Any]:
     agent = adapter(folder / "model")
 
     def load(slots: SlowPhones, phones: MeteredClients) -> Load:
-        return Load(slots, phones, agent, ScriptedEngine(agent, ENGINE_SECONDS), slow.slots // GROUP, updates)
+        return Load(slots, phones, agent, ScriptedEngine(agent, ENGINE_SECONDS, END), slow.slots // GROUP, updates)
 
     lock, free = asyncio.run(both(load, slow, folder / "recording"))
     return {
@@ -261,10 +263,10 @@ def compare_with_learner(slow: Slow, updates: int, folder: Path) -> dict[str, An
     update's steps on these phones."""
     agent = adapter(folder / "model")
     step = slow.median * math.exp(slow.sigma**2 / 2) + ENGINE_SECONDS
-    learn = MAX_STEPS * step  # an episode per slot
+    learn = step * (1 - (1 - END) ** MAX_STEPS) / END  # an episode per slot, each of as many steps on average
 
     def load(slots: SlowPhones, phones: MeteredClients) -> Load:
-        engine = ScriptedEngine(agent, ENGINE_SECONDS)
+        engine = ScriptedEngine(agent, ENGINE_SECONDS, END)
         return Load(slots, phones, agent, engine, slow.slots // GROUP, updates, learn, staleness=2)
 
     lock, free = asyncio.run(both(load, slow, folder / "recording"))

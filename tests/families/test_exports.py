@@ -23,6 +23,7 @@ from tapforge_trainer.learner.base_layout import exported_config, write_config
 from tapforge_trainer.learner.rank import Rank
 from tapforge_trainer.model_source.tiny_base import SHIPPED, cache_root
 from tapforge_trainer.placement.settings import LearnerSettings
+from tapforge_trainer.run.adapters import prompted_by
 
 #: the last transformers before 5, with the versions that it asks for of what it shares with 5
 OLDER = ("transformers==4.57.6", "huggingface-hub==0.36.0", "tokenizers==0.22.1")
@@ -81,11 +82,12 @@ def base_of(name: str, layout: str, folder: Path) -> Path:
     return folder
 
 
-def export(base: Path, to: Path, dtype: Any = "float32", allowed: tuple[int, ...] | None = None) -> Path:
+def export(
+    base: Path, to: Path, dtype: Any = "float32", allowed: tuple[int, ...] | None = None, prompted: str = ""
+) -> Path:
     """As the driver does it, by one rank in this process."""
-    rank = Rank(
-        LearnerSettings(str(base), allowed or tokens().allowed_ids, dtype=dtype), 0, torch.distributed.HashStore()
-    )
+    settings = LearnerSettings(str(base), allowed or tokens().allowed_ids, dtype=dtype, prompted=prompted)
+    rank = Rank(settings, 0, torch.distributed.HashStore())
     try:
         partial = to.with_name(".partial")
         exports._prepare(to, partial)
@@ -138,6 +140,13 @@ def test_an_export_is_spelled_as_its_base(name: str, layout: str, tmp_path: Path
     assert files[0] == files[1]
     for file in files[0] - {"config.json", "model.safetensors"}:
         assert (made / file).read_bytes() == (base / file).read_bytes() and not (made / file).is_symlink(), file
+
+
+def test_an_export_says_how_it_was_prompted_and_not_how_its_base_was(tmp_path: Path) -> None:
+    base = base_of("qwen2-vl-7b-tiny", "flat", tmp_path / "base")
+    first = export(base, tmp_path / "first", prompted='{"prompt": "turns"}')
+    assert prompted_by(first) == {"prompt": "turns"} and prompted_by(base) is None
+    assert prompted_by(export(first, tmp_path / "second")) is None
 
 
 def test_number_formats_are_named_where_the_base_names_them() -> None:

@@ -140,6 +140,11 @@ def test_what_just_works_is_not_refused(overrides: list[str], facts: dict[str, o
         (["learner.learningRate=0.01"], {}, "is large for all weights of a model with 8.8 billion parameters: 1e-6"),
         (["learner.learningRate=0.1", "model.lora={}"], {}, "is large for LoRA's adapters"),
         (["warmStart={}"], {}, "warmStart.learningRate (0.001) is large for all weights"),
+        (
+            [],
+            {"prompted": {"prompt": "turns", "history": {"blocks": {"keep": 2, "upTo": 6}}, "historySteps": 16}},
+            'prompt: "full", history: {"sliding": {}}, and there prompt: "turns", history: {"blocks": {"keep": 2, ',
+        ),
         ([], {"text": (700, 7000)}, "may be too little for the first prompt: it takes up to 8280 tokens"),
     ],
 )

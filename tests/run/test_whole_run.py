@@ -118,6 +118,7 @@ def test_the_export_is_the_checkpoint_and_loads_with_transformers(trained: Run) 
     from tapforge_trainer.model_source.tiny_base import base_folder
 
     model = Qwen3VLForConditionalGeneration.from_pretrained(trained.folder / "export", dtype=torch.float32)
+    assert json.loads((trained.folder / "export" / "tapforge.json").read_text())["prompt"] == "compact"
     exported = dict(model.named_parameters())
     folder = trained.folder / "checkpoints" / f"update-{UPDATES:08d}"
     kept = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata

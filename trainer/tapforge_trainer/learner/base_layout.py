@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..placement.settings import PROMPTED
 from .families import FolderError, family_named
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 _DTYPE: Final = ("dtype", "torch_dtype")
 #: endings of files that are not carried over: weights in any format, and what lists them
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+_CONFIG: Final = "config.json"
 #: what is written anew
-_FRESH: Final = "config.json"
+_FRESH: Final = (_CONFIG, PROMPTED)
 #: the one folder below a model's that a loader reads: named chat templates
 _TEMPLATES: Final = "additional_chat_templates"
 
@@ -55,15 +57,15 @@ def exported_config(base: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 def write_config(base: Path, folder: Path, dtype: str) -> None:
     """`base`: the base model's folder. Raises OSError."""
-    document = json.loads((base / _FRESH).read_text())
+    document = json.loads((base / _CONFIG).read_text())
     text = json.dumps(exported_config(document, dtype), indent=2, ensure_ascii=False)
-    (folder / _FRESH).write_text(text + "\n")
+    (folder / _CONFIG).write_text(text + "\n")
 
 
 def add_files(base: Path, folder: Path) -> None:
     """Tokenizer, processor, chat templates, generation settings, code, licence: copies of the base's."""
     for path in base.iterdir():
-        if path.is_file() and path.name != _FRESH and not path.name.endswith(_WEIGHTS):
+        if path.is_file() and path.name not in _FRESH and not path.name.endswith(_WEIGHTS):
             shutil.copyfile(path, folder / path.name)
     if (base / _TEMPLATES).is_dir():
         shutil.copytree(base / _TEMPLATES, folder / _TEMPLATES, copy_function=shutil.copyfile, dirs_exist_ok=True)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from ..model_source.ref import ModelError, ModelFile, ModelRef
 from ..model_source.storage import fetched as fetched_files
 from ..model_source.tiny_base import cache_root
+from ..placement.settings import PROMPTED
 from ..storage.object_storage import Conflict, StorageError, Store, open_store
 from . import base_layout
 from .checkpoint_storage import CheckpointBackend, CheckpointStore
@@ -118,6 +119,8 @@ def _export_rank(rank: Rank, folder: str, adapter: bool = False) -> None:
         (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     if not adapter:
         base_layout.write_config(base, path, settings.dtype)
+        if settings.prompted:
+            (path / PROMPTED).write_text(settings.prompted + "\n")
     if settings.lora is not None:
         family = family_of(ModelConfig.of_folder(base))
         pattern = family.lora_pattern(family.adapted(settings.lora.targets))

@@ -26,6 +26,8 @@ class LoraSettings:
     targets: tuple[str, ...] = ()
 
 
+#: file of an export: how its run prompted it
+PROMPTED = "tapforge.json"
 #: ranks of adapters that vLLM has room and kernels for (its `MaxLoRARanks`)
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -153,6 +155,8 @@ class LearnerSettings:
     start_seconds: float = 3600.0
     update_seconds: float = 7200.0
     source: ModelRef | None = None
+    #: how the model is prompted, as JSON, for its exports; "": not written
+    prompted: str = ""
     #: of `teacher`, as `source` is of `model`
     teacher_source: ModelRef | None = None
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from tapforge_api import TrainingRun
+
+from ..placement.settings import PROMPTED
 
 
 def adapter_options(run: TrainingRun) -> dict[str, Any]:
@@ -23,6 +26,22 @@ def adapter_options(run: TrainingRun) -> dict[str, Any]:
         "context": adapter.context,
         "keep": None if adapter.history.blocks is None else adapter.history.blocks.keep,
     }
+
+
+def prompted_of(run: TrainingRun) -> dict[str, Any]:
+    """How the run's policy is prompted, as the file spells it: what `PROMPTED` in an export holds."""
+    fields = {"name", "prompt", "history", "history_images", "history_steps"}
+    return run.spec.model.adapter.model_dump(mode="json", by_alias=True, exclude_none=True, include=fields)
+
+
+def prompted_by(folder: Path) -> dict[str, Any] | None:
+    """How the model in this folder was prompted in the run that exported it; None: it is no export, or of a release
+    that didn't write it."""
+    try:
+        found = json.loads((folder / PROMPTED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def adapter_errors(run: TrainingRun, folder: Path | None) -> list[str]:

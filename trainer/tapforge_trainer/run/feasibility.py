@@ -10,13 +10,16 @@ What needs the model (`run/model_facts.py` finds it without a download) is left 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tapforge_api import TrainingRun
 from tapforge_api.environment import Adb, Settle
 
 from ..placement.settings import ENGINE_RANKS
+from .adapters import prompted_of
 
 #: AdamW moves a weight by about the rate in each step, and a weight of these models is about 0.02
 _HOPELESS_RATE = 0.1
@@ -56,6 +59,8 @@ class ModelFacts:
     text: tuple[int, int] | None
     #: pixels on a side of a visual token; None: not known
     cell: int | None = None
+    #: `prompted_of` the run that exported it; None: not known
+    prompted: Mapping[str, Any] | None = None
     #: why the adapter can't be that of such a model; "": it may be
     adapter_refused: str = ""
     #: why engines take no LoRA adapters of such a model alone; "": they do
@@ -199,6 +204,14 @@ def _divides(model: ModelFacts, parallel: int) -> bool:
     return model.heads % parallel == 0 and (model.kv_heads % parallel == 0 or parallel % model.kv_heads == 0)
 
 
+def _prompted_otherwise(run: TrainingRun, name: str, trained: Mapping[str, Any]) -> Iterator[str]:
+    now = prompted_of(run)
+    differ = [field for field in now if field in trained and trained[field] != now[field]]
+    if differ:
+        there, here = (", ".join(f"{f}: {json.dumps(of[f])}" for f in differ) for of in (trained, now))
+        yield f"model.adapter prompts otherwise than the run that trained {name}: {here}, and there {there}"
+
+
 def _model_odd(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
     spec = run.spec
     context, answer, images = spec.model.context_tokens, spec.rollout.response_tokens, spec.model.adapter.images
@@ -211,6 +224,8 @@ def _model_odd(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
             "model.adapter.history.blocks: steps may not extend each other, and each is a sequence of its own then, "
             f"whose whole prompt engines compute: {why}"
         )
+    if model.prompted is not None and spec.warm_start is None:
+        yield from _prompted_otherwise(run, model.name, model.prompted)
     # The default is nobody's choice, also where an API server wrote it into the file.
     chosen = context != type(spec.model).model_fields["context_tokens"].default
     if chosen and model.positions is not None and context > model.positions:

@@ -25,7 +25,7 @@ from ..model_source.tiny_base import tiny_folder
 from ..records import Prompt
 from ..tasks.selection import training_tasks
 from ..tasks.source import TaskError
-from .adapters import adapter_options
+from .adapters import adapter_options, prompted_by
 from .feasibility import ModelFacts
 
 #: tasks that are looked at for the shortest and the longest goal
@@ -64,6 +64,7 @@ def facts_of(run: TrainingRun) -> ModelFacts | None:
         whole_screen=None if screen is None else whole.visual_tokens(screen.width, screen.height),
         text=_text(run, config, folder, shown),
         cell=shown.cell,
+        prompted=None if folder is None else prompted_by(folder),
         adapter_refused=_refused(run, config) if folder is None else "",  # `adapter_errors` reads the folder
         broken=_broken(run, folder),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from ..placement.settings import (
     UpdateSettings,
 )
 from ..rollout.frame_budget import engine_frames_mib, largest_frame
+from .adapters import prompted_of
 from .assembly import ConfigurationError
 from .feasibility import ATTENTION_ON_CPUS
 
@@ -148,6 +150,7 @@ def learner_settings(
         start_seconds=spec.deadlines.start_seconds,
         update_seconds=spec.deadlines.update_seconds,
         source=source,
+        prompted=json.dumps(prompted_of(run), indent=2),
         teacher_source=teacher_source,
     )
 
