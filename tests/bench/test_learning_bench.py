@@ -1,4 +1,4 @@
-"""Whole runs with paired seeds: every run that a study would start is a valid one, and what is done is not run again."""
+"""Whole runs with paired seeds: each run that a study starts is a valid one, and what is done is not run again."""
 
 import json
 import subprocess
