@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 from e2e import packages
 from phones import PATIENT
@@ -23,6 +24,7 @@ from tapforge_envs.clients.adb.wire import AdbServer, ServerAddress
 from tapforge_envs.clients.http import new_session
 from tapforge_envs.clients.tapforge_http import TapforgeClient
 from tapforge_envs.protocol import EnvironmentFault, Hotkey, Reason, Tap, Task, UnsupportedAction
+from tapforge_trainer.data.folder import DataFolder
 
 WIFI = Task(
     suite="adb",
@@ -58,10 +60,11 @@ async def keyboard(adb_port: int, port: int) -> str:
     return (await server.shell(f"127.0.0.1:{port}", "settings get secure default_input_method")).text
 
 
-async def test_an_episode_over_adb_through_the_bridge(ports):
+async def test_an_episode_over_adb_through_the_bridge(ports, tmp_path):
     adb_port = a_free_port()
     devices = [word for port in ports for word in ("--device", f"127.0.0.1:{port}")]
-    process, ready = await started("--protocol", "adb", *devices, "--adb-port", str(adb_port), "--settle", "none")
+    options = ["--adb-port", str(adb_port), "--settle", "none", "--page", "0", "--record", str(tmp_path / "people")]
+    process, ready = await started("--protocol", "adb", *devices, *options)
     try:
         async with new_session() as session:
             urls = [f"http://127.0.0.1:{ready['port']}/slot/{slot}" for slot in (0, 1)]
@@ -89,15 +92,49 @@ async def test_an_episode_over_adb_through_the_bridge(ports):
             assert list((await examine(urls[1], task=WIFI, deadline=100)).violations) == []
             checked = await examine(urls[1], deadline=100)
             assert list(checked.violations) == [] and "name one (--task)" in " ".join(checked.notes)
+        await a_person_plays(ready["page"], AdbServer(ServerAddress(port=adb_port)), f"127.0.0.1:{ports[1]}")
     finally:
         process.terminate()
         _, said = await process.communicate()
     assert process.returncode == 0, said.decode()
+    [episode] = DataFolder(tmp_path / "people")
+    assert (episode.task.goal, episode.outcome) == ("Turn the phone", "success")
+    assert [step.action.type for step in episode.steps] == ["tap", "tap", "type", "terminate"]
     with pytest.raises(ConnectionRefusedError):  # its adb server is gone too
         socket.create_connection(("127.0.0.1", adb_port), 1)
     async with own_adb_server(adb_port):
         await AdbServer(ServerAddress(port=adb_port)).connect(f"127.0.0.1:{ports[0]}")
         assert "adbkeyboard" not in (await keyboard(adb_port, ports[0])), "in the middle of an episode it was stopped"
+
+
+async def a_person_plays(page: str, adb: AdbServer, serial: str) -> None:
+    """A goal of their own on the second phone, which nothing judges; its screen is turned in the middle."""
+    places = {"type": "tap", "x": 0.5, "y": 0.99}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=100)) as session:
+
+        async def call(name: str, body: dict, phone: int = 1) -> tuple[int, dict]:
+            async with session.post(f"{page}api/phones/{phone}/{name}", json=body) as answer:
+                return answer.status, await answer.json()
+
+        async with session.get(f"{page}api/phones/1/catalog") as answer:
+            assert await answer.json() == {"tasks": [], "goals": True, "note": ""}
+        status, said = await call("task", {"goal": "Turn the phone"}, 0)
+        assert status == 409 and "a program plays episode" in said["error"]
+        status, state = await call("task", {"goal": "Turn the phone"})
+        assert status == 200 and (state["width"], state["height"]) == (360, 800)
+        status, said = await call("act", {"action": {"type": "hotkey", "keys": ["ctrl", "c"]}})
+        assert status == 422 and "hotkey" in said["error"]
+        await adb.shell(serial, "am broadcast -a tapforge.STATE --ei rotation 1")
+        status, state = await call("act", {"action": places, "screen": [360, 800]})
+        assert status == 200 and "was not touched" in state["note"] and (state["width"], state["height"]) == (800, 360)
+        assert (await call("act", {"action": places, "screen": [360, 800]}))[0] == 409
+        assert (await call("act", {"action": places, "screen": [800, 360]}))[0] == 200
+        for key in "ab":
+            assert (await call("act", {"action": {"type": "type", "text": key}}))[0] == 200
+        status, state = await call("finish", {"status": "success"})
+        assert status == 200 and state["verdict"]["score"] is None and "nothing judges it" in state["verdict"]["reason"]
+        assert state["keep"]["decide"] and (await call("keep", {}))[0] == 409
+        assert (await call("keep", {"outcome": "success"}))[0] == 200
 
 
 async def test_the_bridge_ends_when_its_adb_server_does(ports):

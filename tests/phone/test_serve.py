@@ -18,9 +18,9 @@ import pytest_asyncio
 from chromium import tab
 from real_adb import RealAdb
 
+from tapforge_envs.people.page import Page
 from tapforge_envs.phone import catalog
 from tapforge_envs.phone.demonstrator import demonstration
-from tapforge_envs.phone.page import Page
 from tapforge_envs.phone.screen import center
 from tapforge_envs.phone.serve import CannotServe, Ports, Served, serving
 from tapforge_envs.phone.tasks import Template
@@ -225,7 +225,7 @@ async def test_what_is_not_there_and_what_is_no_json(served, session):
     [
         (Ports(None, None, None, 5555), "127.0.0.1", "phone 0 would be at port 5555"),
         (Ports(None, None, None, 5554), "127.0.0.1", "phone 1 would be at port 5555.*--adb 5586 is free"),
-        (Ports(0, None, None, None), "0.0.0.0", "served on one address, not on all"),
+        (Ports(0, None, None, None), "0.0.0.0", "others reach the page.*TAPFORGE_TOKEN"),
         (Ports(None, 0, None, None), "192.0.2.1", "tapforge: can't listen on 192.0.2.1:0"),
     ],
 )
@@ -267,7 +267,7 @@ async def test_the_command_serves_until_it_is_stopped():
         (("--adb", "5555"), b"adb servers take whatever answers"),
         (("--page", "99999"), b"is no port"),
         (("--suite", "standrd"), b"did you mean 'standard'"),
-        (("--host", "0.0.0.0", "--tapforge", "off", "--mobileworld", "off", "--adb", "off"), b"name one with --host"),
+        (("--host", "0.0.0.0", "--tapforge", "off", "--mobileworld", "off", "--adb", "off"), b"others reach the page"),
     ):
         process = await run("--page", "0", "--tapforge", "0", "--mobileworld", "0", *more)
         _, err = await asyncio.wait_for(process.communicate(), 60)

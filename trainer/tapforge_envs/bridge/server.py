@@ -3,7 +3,8 @@
 - Slot i answers under /slot/i; / is slot 0, which may know the UID of the slot of a pool that it is.
 - With a token every request but GET /health needs `Authorization: Bearer TOKEN`, compared in constant time; without
   one the bridge listens on this machine alone (`refusal_to_listen`).
-- No page in a browser drives a phone: a request that has an `Origin` is refused.
+- No page in a browser drives a phone: a request that has an `Origin` is refused. The page for people has a port of its
+  own (`people/page.py`) and is a client beside programs.
 - GET /tasks lists the tasks that it was given, else those that the server behind it lists, if it does: a reset may name
   others.
 - SIGTERM and SIGINT: calls in flight get `GRACE` seconds, then every phone is let go (what was changed on it to drive
@@ -17,6 +18,7 @@ import hmac
 import ipaddress
 import logging
 import os
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -26,6 +28,9 @@ from aiohttp import web
 from ..clients.adb.device import AUTO
 from ..clients.adb.wire import AdbServer, server_address
 from ..clients.phones import PhoneAddress, PhoneClients
+from ..people.page import Page
+from ..people.played import Keeper
+from ..people.serve import CannotListen, names_of, page_served
 from ..protocol import EnvironmentFault, Task
 from ..serving.claims import Refused
 from ..serving.http import (
@@ -40,6 +45,7 @@ from ..serving.http import (
 )
 from ..wire import CONTENT_TYPE, PROTOCOL, answers
 from .adb_server import attached, own_adb_server
+from .seat import BridgedPhone
 from .slot import BridgeSlot
 
 log = logging.getLogger(__name__)
@@ -67,6 +73,14 @@ class Bridge:
     token: str = ""
     #: of the slot that the first phone is
     uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PageOptions:
+    """A page on which a person plays on the same phones. `port` 0 takes a free one."""
+
+    port: int
+    keeper: Keeper
 
 
 class Served:
@@ -157,6 +171,11 @@ def _slot(clients: PhoneClients, phone: PhoneAddress, uid: str) -> BridgeSlot:
     return BridgeSlot(phone.slot, lambda: clients.open(phone), lambda: clients.health(phone), phone.deadlines, uid)
 
 
+def _seat(bridge: Bridge, clients: PhoneClients, phone: PhoneAddress, slot: BridgeSlot) -> BridgedPhone:
+    """Over adb a goal needs no server that knows it."""
+    return BridgedPhone(slot, _listing(bridge, clients, phone), own_goals=phone.protocol == "adb")
+
+
 def _listing(bridge: Bridge, clients: PhoneClients, phone: PhoneAddress) -> Callable[[], Awaitable[Sequence[Task]]]:
     async def listing() -> Sequence[Task]:
         return bridge.tasks or await clients.tasks(phone, _TASK_LIMIT)
@@ -195,7 +214,7 @@ def refusal_to_listen(host: str, token: str) -> str:
     return f"{host} can be reached by others, who would drive the phones: set a token (--token-file), or use 127.0.0.1"
 
 
-async def serve(bridge: Bridge, adb_port: int | None = None) -> int:
+async def serve(bridge: Bridge, adb_port: int | None = None, page: PageOptions | None = None) -> int:
     """Until it is stopped. `adb_port`: where to have an adb server of its own, for phones of protocol adb. Returns 0; 1
     when that server ended by itself; 2 when it can't listen. Raises AdbServerError before it listens."""
     stopping = stop_signal()
@@ -209,8 +228,17 @@ async def serve(bridge: Bridge, adb_port: int | None = None) -> int:
         stack.push_async_callback(clients.close)
         app, slots = application(bridge, clients)
         stack.push_async_callback(_stop, slots)
+        more = {}
+        if page is not None:
+            seats = [_seat(bridge, clients, *both) for both in zip(bridge.phones, slots, strict=True)]
+            people = Page(seats, names_of(bridge.host), stopping, page.keeper, bridge.token).application()
+            try:
+                more["page"] = await stack.enter_async_context(page_served(people, bridge.host, page.port))
+            except CannotListen as error:
+                print(error, file=sys.stderr)
+                return 2
         gone = asyncio.create_task(_gone(server, stopping))
-        code = await listen(app, bridge.host, bridge.port, len(slots), stopping, GRACE)
+        code = await listen(app, bridge.host, bridge.port, len(slots), stopping, GRACE, more)
         gone.cancel()
         if code == 0 and server is not None and server.returncode is not None:
             log.error("the adb server on port %s ended by itself: exit code %s", adb_port, server.returncode)

@@ -2,7 +2,7 @@
 
 - Phone i is one phone whatever it is spoken to in: slot i of the tapforge server, server i of MobileWorld's (with one
   device), a port of its own for adb, and the i-th on the page. Whoever starts a task ends the one that ran.
-- Everything listens on one address; the page only on one that names this machine, never on all addresses (`page.py`).
+- Everything listens on one address; where others reach it the page needs a token.
 - Nothing is served half: when one port can't be had, none is.
 """
 
@@ -18,6 +18,9 @@ from typing import Final
 
 from aiohttp import web
 
+from ..people.page import Page
+from ..people.played import Keeper
+from ..people.serve import CannotListen, names_of, page_served, refusal_to_show
 from . import server as tapforge
 from .adbd.android import Android
 from .adbd.daemon import EMULATOR_PORTS, Daemon
@@ -28,14 +31,13 @@ from .mobileworld import server as mobileworld
 from .mobileworld.devices import TaskNames
 from .mobileworld.messages import DEVICE
 from .mobileworld.server import MobileWorld
-from .page import Page, Shown
+from .seat import SharedPhone
 from .slot import Slot
 
 #: seconds that calls in flight get at the end
 _GRACE: Final = 0.5
 #: tasks of each suite and split that MobileWorld's protocol has a name for
 _NAMED_TASKS: Final = 100
-_ALL_ADDRESSES: Final = ("", "0.0.0.0", "::", "*")
 
 
 class CannotServe(Exception):
@@ -69,9 +71,12 @@ async def serving(
     ports: Ports,
     host: str = "127.0.0.1",
     keys: Path | None = None,
+    keeper: Keeper | None = None,
+    token: str = "",
 ) -> AsyncIterator[Served]:
     """`width`, `height`: pixels. `suites`: the first is that of a phone without a task. `keys`: a file of the keys that
-    adb hosts need; None lets every host in. Raises CannotServe."""
+    adb hosts need; None lets every host in. `keeper`: of episodes that are played on the page; `token`: the page's.
+    Raises CannotServe."""
     stopping = asyncio.Event()
     slots = [Slot(width, height, suites) for _ in range(count)]
     phones: list[dict[str, str]] = [{} for _ in slots]
@@ -93,14 +98,14 @@ async def serving(
             _name(phones, "adb", lambda number: f"adb connect {_in_url(host)}:{daemons[number].port}")
         page = ""
         if ports.page is not None:
-            if host in _ALL_ADDRESSES:
-                raise CannotServe(
-                    f"the page acts on phones and is served on one address, not on all ({host!r}): name one with "
-                    "--host, or serve no page with --page off"
-                )
-            shown = [Shown(slot, addresses) for slot, addresses in zip(slots, phones, strict=True)]
-            app = Page(shown, [host], stopping).application()
-            page = f"http://{_in_url(host)}:{await _http(stack, app, host, ports.page, 'page')}/"
+            if why := refusal_to_show(host, token):
+                raise CannotServe(why)
+            seats = [SharedPhone(slot, phones[number], number) for number, slot in enumerate(slots)]
+            app = Page(seats, names_of(host), stopping, keeper, token).application()
+            try:
+                page = await stack.enter_async_context(page_served(app, host, ports.page))
+            except CannotListen as error:
+                raise CannotServe(str(error)) from error
         # Last in, first out: whatever waits for a phone is let go before the servers end.
         stack.callback(stopping.set)
         yield Served(page, tuple(phones))

@@ -138,9 +138,17 @@ def stop_signal() -> asyncio.Event:
     return stopping
 
 
-async def listen(app: web.Application, host: str, port: int, slots: int, stopping: asyncio.Event, grace: float) -> int:
+async def listen(
+    app: web.Application,
+    host: str,
+    port: int,
+    slots: int,
+    stopping: asyncio.Event,
+    grace: float,
+    more: Mapping[str, str] | None = None,
+) -> int:
     """Serves until `stopping` is set. Returns 0, or 2 when it can't listen, with the words on stderr. `grace`: seconds
-    that calls in flight get at the end."""
+    that calls in flight get at the end. `more`: said in the line that says it's ready."""
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
@@ -156,7 +164,7 @@ async def listen(app: web.Application, host: str, port: int, slots: int, stoppin
             else:
                 print(f"can't listen on {host}:{port}: {error.strerror or error}", file=sys.stderr)
             return 2
-        print(json.dumps({"port": runner.addresses[0][1], "slots": slots}), flush=True)
+        print(json.dumps({"port": runner.addresses[0][1], "slots": slots, **(more or {})}), flush=True)
         await stopping.wait()
         return 0
     finally:

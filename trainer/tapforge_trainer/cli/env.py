@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -14,6 +15,8 @@ import click
 
 from tapforge_api.pool import Protocol
 
+from .failing import as_message
+from .phone import RECORD, Port
 from .reading import LOCAL_PATH
 from .waiting import saying
 
@@ -168,7 +171,15 @@ def play(
     type=LOCAL_PATH,
     help="file with the token that callers have to send; default: the environment variable TAPFORGE_TOKEN",
 )
-@click.option("--tasks", type=LOCAL_PATH, help="JSONL of the tasks that GET /tasks lists")
+@click.option("--tasks", type=LOCAL_PATH, help="JSONL of the tasks that GET /tasks and the page list")
+@click.option(
+    "--page",
+    type=Port(),
+    is_flag=False,
+    flag_value="8080",
+    help="also a page on which a person plays, and keeps episodes as data; alone: at port 8080; 0 a free one",
+)
+@RECORD
 @click.option("--reset-seconds", type=click.FloatRange(1), default=300.0, show_default=True, help="deadline of a reset")
 @click.option("--step-seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="deadline of a step")
 @click.option(
@@ -184,6 +195,8 @@ def serve(
     port: int,
     token_file: Path | None,
     tasks: Path | None,
+    page: int | None,
+    record: Path,
     reset_seconds: float,
     step_seconds: float,
     evaluate_seconds: float,
@@ -191,17 +204,18 @@ def serve(
     """Serve phones of any protocol as tapforge's own: a bridge.
 
     The phones answer under /slot/0, /slot/1 and so on, in the order in which they are named. One line of JSON,
-    {"port": N, "slots": K}, says that they do."""
+    {"port": N, "slots": K}, says that they do; with --page it has the page's address, too."""
     from tapforge_api.claims import SLOT_VARIABLE
     from tapforge_api.environment import Settle
     from tapforge_envs.bridge.adb_server import AdbServerError
-    from tapforge_envs.bridge.server import Bridge, read_token, refusal_to_listen
+    from tapforge_envs.bridge.server import Bridge, PageOptions, read_token, refusal_to_listen
     from tapforge_envs.bridge.server import serve as serve_bridge
     from tapforge_envs.clients.http import Deadlines
     from tapforge_envs.clients.phones import PhoneAddress, PhoneOptions
     from tapforge_envs.slots.source import SlotError
     from tapforge_envs.slots.urls import parse_urls
 
+    from ..run.people import PeopleFolder
     from ..tasks.files import read_tasks
     from ..tasks.source import TaskError
 
@@ -228,10 +242,16 @@ def serve(
     phones = [PhoneAddress(a.url, a.url, deadlines, protocol=protocol, options=options) for a in addresses]
     bridge = Bridge(phones, listed, host, port, token, os.environ.get(SLOT_VARIABLE, ""))
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    try:
-        sys.exit(asyncio.run(serve_bridge(bridge, adb_port)))
-    except AdbServerError as error:
-        raise click.UsageError(str(error)) from error
+    with as_message(), ExitStack() as stack:
+        shown = None
+        if page is not None:
+            keeper = stack.enter_context(closing(PeopleFolder(record, protocol, [a.url for a in addresses])))
+            shown = PageOptions(page, keeper)
+        try:
+            code = asyncio.run(serve_bridge(bridge, adb_port, shown))
+        except AdbServerError as error:
+            raise click.UsageError(str(error)) from error
+    sys.exit(code)
 
 
 def _phone(url: str, protocol: Protocol, deadline: float) -> PhoneAddress:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import click
 
+from .failing import as_message
 from .reading import LOCAL_PATH
 
 
-class _Port(click.ParamType):
+class Port(click.ParamType):
     """A port number, 0 for a free one, or `off`."""
 
     name = "port"
@@ -26,7 +27,15 @@ class _Port(click.ParamType):
         return int(text)
 
 
-_PORT = _Port()
+_PORT = Port()
+#: where episodes go that are kept
+RECORD = click.option(
+    "--record",
+    type=LOCAL_PATH,
+    default=Path("people"),
+    show_default=True,
+    help="folder of the episodes that are kept on the page; made with the first",
+)
 
 
 @click.group()
@@ -40,6 +49,8 @@ def phone() -> None:
 @click.option("--width", type=click.IntRange(32, 4096), default=1080, show_default=True, help="pixels")
 @click.option("--height", type=click.IntRange(32, 4096), default=2400, show_default=True, help="pixels")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address that everything listens on")
+@click.option("--token", envvar="TAPFORGE_TOKEN", default="", help="that the page needs elsewhere", show_envvar=True)
+@RECORD
 @click.option(
     "--page", type=_PORT, default="8080", show_default=True, help="page in the browser; 0 a free port, or off"
 )
@@ -54,6 +65,8 @@ def serve(
     width: int,
     height: int,
     host: str,
+    token: str,
+    record: Path,
     page: int | None,
     tapforge: int | None,
     mobileworld: int | None,
@@ -66,14 +79,20 @@ def serve(
     from tapforge_envs.phone.serve import CannotServe, Ports, serving
     from tapforge_envs.serving.http import stop_signal
 
+    from ..run.people import PeopleFolder
+
     if suite not in catalog.SUITES:
         raise click.BadParameter(catalog.unknown("suite", suite, list(catalog.SUITES)), param_hint="--suite")
     suites = (suite, *(name for name in catalog.SUITES if name != suite))
 
+    with as_message():
+        address = f"http://{host}:{tapforge or 8000}/slot/0"
+        keeper = None if page is None else PeopleFolder(record, "tapforge", [address])
+
     async def run() -> None:
         stopping = stop_signal()
         ports = Ports(page, tapforge, mobileworld, adb)
-        async with serving(phones, width, height, suites, ports, host, adb_keys) as served:
+        async with serving(phones, width, height, suites, ports, host, adb_keys, keeper, token) as served:
             if as_json:
                 click.echo(json.dumps({"page": served.page, "phones": served.phones}))
             else:
@@ -86,6 +105,9 @@ def serve(
     except CannotServe as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
+    finally:
+        if keeper is not None:
+            keeper.close()
 
 
 def _say(page: str, phones: tuple[dict[str, str], ...]) -> None:

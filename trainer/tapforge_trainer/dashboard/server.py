@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from aiohttp import web
 
 from tapforge_envs.serving.claims import Refused
 from tapforge_envs.serving.http import Handler
+from tapforge_envs.serving.page_token import PageToken
 from tapforge_envs.serving.same_site import LOOPBACK, check_same_site, seal
 
 from ..recording.reader import RecordingError
@@ -48,7 +48,7 @@ class Server:
     def __init__(self, library: Library, names: Sequence[str], token: str = ""):
         if not names and not token:
             raise ValueError("a server that may be called by any name needs a token")
-        self._library, self._token = library, token
+        self._library, self._token = library, PageToken(token, _COOKIE)
         self._names = {name.strip("[]").lower() for name in (*LOOPBACK, *names)} if names else None
         page = files("tapforge_trainer.dashboard") / "page"
         self._files = {one.name: one.read_bytes() for one in page.iterdir() if one.name.endswith(tuple(_KINDS))}
@@ -72,10 +72,8 @@ class Server:
     # --- what is answered ---
 
     async def page(self, request: web.Request) -> web.Response:
-        if self._token and "token" in request.query:
-            answer = web.Response(status=303, headers={"Location": "/"})
-            answer.set_cookie(_COOKIE, self._token, httponly=True, samesite="Strict", path="/")
-            return answer
+        if (opened := self._token.opened(request)) is not None:
+            return opened
         headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
         return web.Response(body=self._files["index.html"], content_type="text/html", charset="utf-8", headers=headers)
 
@@ -140,16 +138,7 @@ class Server:
     def _admit(self, request: web.Request) -> None:
         """Raises Refused."""
         check_same_site(request, self._names)
-        if self._token and not self._knows_token(request):
-            raise Refused(401, "this page needs its token: open /?token=TOKEN, or send Authorization: Bearer TOKEN")
-
-    def _knows_token(self, request: web.Request) -> bool:
-        scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-        given = [request.cookies.get(_COOKIE, ""), bearer if scheme.lower() == "bearer" else ""]
-        given += [request.query.get("token", "")] if request.path == "/" else []
-        due = self._token.encode()
-        # A header may hold bytes that are no UTF-8.
-        return any(hmac.compare_digest(one.encode(errors="surrogateescape"), due) for one in given)
+        self._token.admit(request)
 
 
 def _json(found: Any) -> web.Response:

@@ -2,3 +2,5 @@
 
 #: where it lies in the folder of a run
 ROLLOUT = "rollout"
+#: how names of groups begin that people played
+PERSON = "person-"

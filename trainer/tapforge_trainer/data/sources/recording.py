@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tapforge_envs.protocol import ACTION, Outcome
 
 from ...frames.frame import FrameError
-from ...recording import ROLLOUT
+from ...recording import PERSON, ROLLOUT
 from ...recording.reader import Recording, RecordingError
 from ...records import EpisodeRecord
 from ..balance import Candidate, balanced
@@ -84,4 +84,5 @@ def row_of(found: Recording, episode: EpisodeRecord, trees: Mapping[str, str], r
     except ValidationError as error:
         return Bad(name, "action", wrong(error))
     outcome: Ended = "success" if episode.outcome is Outcome.SUCCESS else "failure"
-    return Row(name, episode.task.goal, steps, outcome, (), last, episode.task, model=run)
+    model = "" if episode.group.startswith(PERSON) else run
+    return Row(name, episode.task.goal, steps, outcome, (), last, episode.task, model=model)
