@@ -3,10 +3,14 @@ data set that a model imitates."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from chromium import tab
 from click.testing import CliRunner
 from people_house import demonstrated
@@ -14,7 +18,7 @@ from phones import phones
 from test_env_serve import started
 
 from tapforge_envs.phone import catalog
-from tapforge_envs.protocol import Terminate
+from tapforge_envs.protocol import Task, Terminate
 from tapforge_trainer.agents import make_agent
 from tapforge_trainer.cli.main import cli
 from tapforge_trainer.dashboard.opened import OpenRun
@@ -23,6 +27,8 @@ from tapforge_trainer.data.imitation import ImitationData
 from tapforge_trainer.recording.reader import Recording
 from tapforge_trainer.tiny.folder import write_model
 
+TAPFORGE = [sys.executable, "-m", "tapforge_trainer.cli.main"]
+SAMPLE = Path("manifests/samples/quickstart.yaml").absolute()
 TEXT = "document.querySelector('{}').textContent"
 
 
@@ -32,7 +38,8 @@ def tapforge(*words: str) -> str:
     return done.stdout
 
 
-async def test_a_person_plays_and_what_is_kept_is_imitated(tmp_path: Path) -> None:
+async def a_person_plays(tmp_path: Path) -> list[Task]:
+    """Keeps two tasks of two steps each in `people`, and discards a third."""
     tasks = catalog.tasks("quickstart", "train", ["open", "switch"])
     played = [task for number in range(20) for task in [tasks.sample(0, number)] if len(demonstrated(task)) == 2][:2]
     goal = "<b>Open</b> & <img src=x onerror=alert(1)>"
@@ -80,7 +87,11 @@ async def test_a_person_plays_and_what_is_kept_is_imitated(tmp_path: Path) -> No
             process.terminate()
             _, said = await process.communicate()
         assert (process.returncode, said) == (0, b"")
+    return played
 
+
+async def test_a_person_plays_and_what_is_kept_is_imitated(tmp_path: Path) -> None:
+    played, people = await a_person_plays(tmp_path), tmp_path / "people"
     assert "2 episodes, 4 steps" in tapforge("data", "inspect", str(people))
     data = DataFolder(people)
     assert [episode.task.goal for episode in data] == [task.goal for task in played]
@@ -111,3 +122,16 @@ async def test_a_person_plays_and_what_is_kept_is_imitated(tmp_path: Path) -> No
     )  # fmt: skip
     imitated = ImitationData(agent, data, ("success", "unknown"))
     assert len(imitated.batch(range(4)).samples) == 4 and not imitated.left_out.counts
+
+
+@pytest.mark.long
+async def test_a_model_is_trained_on_what_a_person_played(tmp_path: Path) -> None:
+    """By the commands of docs/data.md."""
+    await a_person_plays(tmp_path)
+    imitation = f"warmStart={{data: {{path: {tmp_path / 'people'}}}, steps: 3, batchSize: 4}}"
+    words = ["sft", "-f", str(SAMPLE), "--runs", str(tmp_path / "runs"), "--set", imitation]
+    done = await asyncio.to_thread(
+        subprocess.run, [*TAPFORGE, *words], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "quickstart" / "sft" / "model.safetensors").exists()
