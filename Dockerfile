@@ -34,6 +34,9 @@ ENV PATH=/opt/tools/bin:/usr/local/bin:/usr/bin:/bin
 # Our own code: a small layer of its own, on top of what seldom changes.
 FROM tools AS code
 COPY pyproject.toml README.md LICENSE /source/
+COPY requirements/trainer-cpu.txt requirements/trainer-gpu.txt /source/requirements/
+COPY manifests/samples /source/manifests/samples
+COPY crds/emulatorpools.yaml crds/trainingruns.yaml /source/crds/
 COPY crds/tapforge_api /source/crds/tapforge_api
 COPY operator/tapforge_operator /source/operator/tapforge_operator
 COPY trainer/tapforge_envs /source/trainer/tapforge_envs

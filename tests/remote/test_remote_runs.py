@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from rich.console import Console
 
 from tapforge_api import SpecError, load, load_bundle
+from tapforge_api.installing import install_extra
 from tapforge_trainer.remote import Cluster, ClusterError, RunStatus
 from tapforge_trainer.remote.api import NotReached, nearest
 from tapforge_trainer.remote.events import EventOffset
@@ -304,7 +306,7 @@ def test_a_cluster_that_does_not_answer_is_named_with_its_address(
 
 def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
-    with pytest.raises(ClusterError, match=r"pip install 'tapforge\[cluster\]'"):
+    with pytest.raises(ClusterError, match=re.escape(install_extra("cluster"))):
         Cluster()
 
 

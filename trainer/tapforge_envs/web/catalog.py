@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar, Literal
 
+from tapforge_api.installing import install_extra
 from tapforge_envs.protocol import Task, UnknownTask
 
 SUITE = "miniwob"
@@ -198,7 +199,7 @@ def _html() -> Path:
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         if (html := Path(folder, "html")).is_dir():
             return html
-    raise UnknownTask("MiniWoB++'s pages are not here: pip install 'tapforge[web]' brings them")
+    raise UnknownTask(f"MiniWoB++'s pages are not installed here: {install_extra('web')}")
 
 
 def _template(name: str) -> Template:

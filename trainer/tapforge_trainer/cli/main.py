@@ -38,6 +38,7 @@ from .phone import phone
 from .preset import in_plan, preset
 from .reading import LOCAL_PATH, RUNS, Commands, FileCommand, file_option, overridable, read_run
 from .relearn import compare, relearn, rescore
+from .sample_files import samples
 from .stoppable import checked, loaded_run, log, stoppable, with_its_data
 from .tasks import REGIMES, tasks
 from .view import list_runs, show, view
@@ -294,6 +295,7 @@ for _command in (
     preset,
     relearn,
     rescore,
+    samples,
     show,
     tasks,
     teacher,

@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
@@ -196,8 +195,6 @@ async def play(
     RecordingError."""
     if (folder / ROLLOUT).exists():
         raise PlayError(f"{folder} has an episode already: name another folder (--output)")
-    if find_spec("jinja2") is None:
-        raise PlayError("replay.html is made with jinja2, which is not installed here: pip install jinja2")
     clients = PhoneClients()
     try:
         attempt = Attempt("play", 0, 0, 0, 0, await _task(clients, phone, task, max_steps), seed)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
+from .failing import Wrong
+
 if TYPE_CHECKING:
     from tapforge_api import Source, TrainingRun
 
@@ -82,7 +84,8 @@ _MEANT: Final[Mapping[str, str]] = {
 
 
 class Commands(click.Group):
-    """The commands; one that is called otherwise here is named by what it does, not by how it is spelt."""
+    """The commands; one that is called otherwise here is named by what it does, not by how it is spelt. A package
+    that a command needs and this environment lacks is an error with the command that installs it."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -91,6 +94,16 @@ class Commands(click.Group):
         if meant is not None and not ctx.resilient_parsing:
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean `{ctx.command_path} {meant}`?", ctx)
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            from tapforge_api.installing import how_to_install
+
+            if (command := how_to_install(error.name or "")) is None:
+                raise
+            raise Wrong(f"{error.name} is not installed here: {command}") from error
 
 
 class FileCommand(click.Command):

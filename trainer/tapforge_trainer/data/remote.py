@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from tapforge_api.installing import install_package
+
 from ..model_source import storage
 from ..model_source.hub import hub_call
 from ..model_source.ref import ModelError, ModelFile, ModelRef, ModelRefused
@@ -38,7 +40,7 @@ def pinned(place: str, field: str, earlier: dict[str, Any] | None) -> ModelRef:
     ModelError."""
     ref = ModelRef("data", place.rstrip("/"), source=field)
     if find_spec(library := "huggingface_hub" if place.startswith("hf:") else "fsspec") is None:
-        raise ModelRefused(f"{ref.shown} needs {library}, which is not installed: pip install {library}")
+        raise ModelRefused(f"{ref.shown} needs {library}, which is not installed: {install_package(library)}")
     if earlier is not None and earlier["place"] == ref.place:
         files = tuple(ModelFile(*file) for file in earlier["files"])
         return replace(ref, commit=earlier["commit"], files=files)

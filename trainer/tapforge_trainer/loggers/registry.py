@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Final
 
+from tapforge_api.installing import install_extra
 from tapforge_api.loggers import Logging
 
 from .. import plugins
@@ -64,7 +65,7 @@ def missing(loggers: list[Chosen]) -> list[str]:
         elif one.plugin:
             wrong += _twice(field, one.name)
         elif find_spec(one.name) is None:
-            wrong.append(f"{field}: {one.name} is not installed here: pip install 'tapforge[{one.name}]'")
+            wrong.append(f"{field}: {one.name} is not installed here: {install_extra(one.name)}")
     return wrong
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from tapforge_api.installing import install_extra
+
 Json = dict[str, Any]
 
 #: for a request, seconds
@@ -77,7 +79,7 @@ class Connection:
             from kubernetes.config.config_exception import ConfigException
         except ImportError as error:
             raise ClusterError(
-                f"the Kubernetes client is not installed ({error}): pip install 'tapforge[cluster]'"
+                f"the Kubernetes client is not installed ({error}): {install_extra('cluster')}"
             ) from error
         try:
             if self._context is None and "KUBERNETES_SERVICE_HOST" in os.environ and not _kubeconfig():

@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from tapforge_api.installing import install_extra
+
 from .errors import Conflict, StorageError, code_of, explained, refused, scheme_of
 
 __all__ = ["Conflict", "StorageError", "Store", "StoredObject", "is_uri", "open_store", "storage_options", "uri_error"]
@@ -54,7 +56,8 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "gs": {"use_listings_cache": False, "requests_timeout": 60},
 }
 _CONDITIONAL: Final = ("s3", "gs", "file", "memory")
-_EXTRAS: Final = {"s3": "s3fs", "gs": "gcsfs"}
+#: whose libraries the extra `storage` brings
+_OF_THE_EXTRA: Final = ("s3", "gs")
 _URI: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.ASCII)
 _MEMORY: Final = threading.Lock()
 
@@ -89,8 +92,7 @@ def uri_error(uri: str, *, writable: bool = False) -> str | None:
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        extra = _EXTRAS.get(scheme)
-        return f"{uri}: {error}" + (f" (pip install {extra})" if extra else "")
+        return f"{uri}: {error}" + (f" ({install_extra('storage')})" if scheme in _OF_THE_EXTRA else "")
     except ValueError:
         return f"{uri}: no library here knows {scheme}://; s3://, gs:// and file:// work"
     return None
