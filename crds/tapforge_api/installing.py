@@ -21,18 +21,10 @@ from .shipped import files
 
 #: the packages that training needs are locked and tested for this Python
 TRAINER_PYTHON: Final = (3, 11)
-#: modules that training imports, and those of other extras
-_OF_THE_TRAINER: Final = (
-    "huggingface_hub",
-    "matplotlib",
-    "ray",
-    "safetensors",
-    "tokenizers",
-    "torch",
-    "torchvision",
-    "transformers",
-    "vllm",
-)
+#: modules that only training imports; those of its packages that other commands use by themselves, which run on any
+#: Python (`plan` counts tokens); those of other extras
+_OF_THE_TRAINER: Final = ("ray", "torch", "torchvision", "transformers", "vllm")
+_LIGHT: Final = ("huggingface_hub", "matplotlib", "safetensors", "tokenizers")
 _EXTRA_OF: Final = {"fsspec": "storage", "kubernetes": "cluster", "miniwob": "web", "pyarrow": "data"}
 #: what NVIDIA's driver makes
 _NVIDIA: Final = Path("/dev/nvidiactl")
@@ -62,9 +54,9 @@ def how_to_install(module: str) -> str | None:
     top = module.partition(".")[0]
     if extra := _EXTRA_OF.get(top):
         return install_extra(extra)
-    if top in _OF_THE_TRAINER:
+    if top in _OF_THE_TRAINER or (top in _LIGHT and sys.version_info[:2] == TRAINER_PYTHON):
         return install_trainer("gpu" if _NVIDIA.exists() else "cpu")
-    return None
+    return install_package(top.replace("_", "-")) if top in _LIGHT else None
 
 
 def _installer() -> str:

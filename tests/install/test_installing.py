@@ -59,15 +59,24 @@ def test_the_trainer_is_installed_from_the_lock(monkeypatch, device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "has"),
-    [("vllm.engine", "--no-deps -r"), ("pyarrow", "pyarrow>="), ("tapforge_trainer.nosuch", None)],
+    ("module", "python", "has"),
+    [
+        ("vllm.engine", 11, "--no-deps -r"),
+        ("vllm.engine", 13, "environment of Python 3.11"),
+        ("tokenizers", 11, "--no-deps -r"),
+        ("tokenizers", 13, "'tokenizers>="),
+        ("pyarrow", 12, "pyarrow>="),
+        ("tapforge_trainer.nosuch", 11, None),
+    ],
 )
-def test_a_command_whose_package_is_missing_ends_with_the_remedy(monkeypatch, module: str, has: str | None) -> None:
+def test_a_command_whose_package_is_missing_ends_with_the_remedy(
+    monkeypatch, module: str, python: int, has: str | None
+) -> None:
     def missing(kind: str) -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
     monkeypatch.setattr(shipped, "files", missing)
-    monkeypatch.setattr(sys, "version_info", (3, 11, 7, "final", 0))
+    monkeypatch.setattr(sys, "version_info", (3, python, 7, "final", 0))
     done = CliRunner().invoke(cli, ["samples"])
     if has is None:
         assert isinstance(done.exception, ModuleNotFoundError), "an error of ours keeps its traceback"
@@ -83,6 +92,7 @@ def test_samples_are_listed_and_printed_as_they_are() -> None:
     assert "there is no sample nosuch" in CliRunner().invoke(cli, ["samples", "nosuch"]).output
 
 
+@pytest.mark.skipif(sys.version_info[:2] != installing.TRAINER_PYTHON, reason="training is for another Python")
 def test_the_package_that_an_environment_lacks_is_named_also_where_a_run_starts(tmp_path) -> None:
     """With torch hidden from a process of its own."""
     script = (
