@@ -56,7 +56,8 @@ def test_a_student_moves_towards_a_trained_teacher_whatever_rewards_say(tmp_path
         assert done.code == 0, done.said
         return Run(tmp_path / "runs" / name, tmp_path / "offline.yaml", done)
 
-    typed("sft", "teacher", "warmStart.steps=100")
+    taught = typed("sft", "teacher", "warmStart.steps=100")
+    assert "epoch 1: loss " in taught.finished.said, taught.finished.said
     teacher = "{teacher: {path: {folder: runs/teacher/sft}}, rewards: ignored}"
     run = typed("run", "student", "warmStart.steps=8", f"algorithm.distillation={teacher}")
     apart = [update["learner"]["distillation_kl"] for update in run.events("update")]

@@ -1,5 +1,6 @@
 """A run over adb: Debian's real adb server, simulated phones behind it, tasks from a file with setup and check."""
 
+import asyncio
 import json
 import shlex
 import subprocess
@@ -13,9 +14,12 @@ from whole import Command, Run
 sys.path.append(str(Path(__file__).parent.parent / "phone"))
 
 from real_adb import RealAdb
+from tests.teachers.test_collect import served
 
 from tapforge_envs.phone import catalog
-from tapforge_envs.protocol import Outcome
+from tapforge_envs.protocol import Outcome, Task
+from tapforge_trainer.data.folder import DataFolder
+from tapforge_trainer.teachers.simulated import Demonstrator, TeacherServer, dialect_named
 
 pytestmark = pytest.mark.long
 
@@ -41,10 +45,13 @@ spec:
 """
 
 
+def tasks_of_the_phone() -> Iterator[Task]:
+    suite = catalog.tasks("quickstart", "train")
+    return (task for task in (suite.sample(5, number) for number in range(100)) if task.feasible)
+
+
 def lines(count: int) -> list[str]:
     """Tasks of the simulated phone as ones that any phone behind adb could have."""
-    suite = catalog.tasks("quickstart", "train")
-    feasible = (task for task in (suite.sample(5, number) for number in range(100)) if task.feasible)
     return [
         json.dumps(
             {
@@ -58,29 +65,36 @@ def lines(count: int) -> list[str]:
                 },
             }
         )
-        for number, inner in zip(range(count), feasible, strict=False)
+        for number, inner in zip(range(count), tasks_of_the_phone(), strict=False)
     ]
 
 
 @pytest.fixture(scope="session")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    place = tmp_path_factory.mktemp("desk")
-    (place / "desk.yaml").write_text(OVER_ADB)
-    (place / "tasks.jsonl").write_text("\n".join(lines(6)))
+def attached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Phones behind a server of adb, and the environment of commands that are to see them."""
     adb = RealAdb(tmp_path_factory.mktemp("adb"))
     adb.start()
     command = [sys.executable, "-m", "tapforge_envs.phone.adbd", "--phones", str(PHONES), "--suite", "quickstart"]
     with subprocess.Popen([*command, "--width", "96", "--height", "160"], stdout=subprocess.PIPE, text=True) as phones:
         for port in json.loads(phones.stdout.readline())["ports"]:
             subprocess.run(["adb", "connect", f"127.0.0.1:{port}"], env=adb.environment, check=True, timeout=60)
-        environment = {name: adb.environment[name] for name in ("ANDROID_ADB_SERVER_PORT",)}
-        yield Run(place / "runs" / "desk", place / "desk.yaml", _ended(place, environment))
+        yield {name: adb.environment[name] for name in ("ANDROID_ADB_SERVER_PORT",)}
         phones.terminate()
     adb.stop()
 
 
-def _ended(place: Path, environment: dict[str, str]):
-    return Command("run", "-f", "desk.yaml", place=place, environment=environment).wait()
+def written(place: Path, tasks: int) -> Path:
+    (place / "tasks.jsonl").write_text("\n".join(lines(tasks)))
+    (place / "desk.yaml").write_text(OVER_ADB)
+    return place / "desk.yaml"
+
+
+@pytest.fixture(scope="session")
+def desk(tmp_path_factory: pytest.TempPathFactory, attached: dict[str, str]) -> Run:
+    place = tmp_path_factory.mktemp("desk")
+    file = written(place, 6)
+    command = Command("run", "-f", "desk.yaml", place=place, environment=attached)
+    return Run(place / "runs" / "desk", file, command.wait())
 
 
 def test_it_trains_on_every_phone_that_is_attached(desk: Run) -> None:
@@ -96,3 +110,18 @@ def test_it_trains_on_every_phone_that_is_attached(desk: Run) -> None:
     # Each is judged by its own check, whose words are kept.
     done = [record for record in episodes if record.reason == "done"]
     assert all(record.message.startswith("the check wrote '") for record in done)
+
+
+async def test_a_teacher_plays_twenty_episodes_over_adb(tmp_path: Path, attached: dict[str, str]) -> None:
+    """On the phones of the run, whose screens the demonstrator behind the endpoint knows; no engine is started."""
+    written(tmp_path, 40)
+    async with served(
+        TeacherServer("teacher", Demonstrator(tasks_of_the_phone(), 96, 160), dialect_named("qwen3-vl"))
+    ) as url:
+        words = ("collect", "-f", "desk.yaml", "--teacher", url, "--model", "teacher", "--episodes", "20")
+        command = Command(*words, "--into", "set", place=tmp_path, environment=attached)
+        done = await asyncio.to_thread(command.wait)
+    assert done.code == 0 and done.left_behind == [], done.said
+    found = list(DataFolder(tmp_path / "set"))
+    assert len(found) == 20 and {episode.outcome for episode in found} == {"success"}
+    assert all(step.screen and step.action is not None for episode in found for step in episode.steps)

@@ -163,6 +163,17 @@ async def test_a_teacher_of_another_kind_is_counted_and_shown(tmp_path: Path, fa
     assert re.search(words, str(told.value)), str(told.value)
 
 
+async def test_an_endpoint_that_is_down_is_said_and_ends_it(tmp_path: Path) -> None:
+    """Two phones: their questions are given up one after another, long before eight in a row are."""
+    said: list[str] = []
+    options = CollectOptions("http://127.0.0.1:9/v1", "teacher", tmp_path / "set", 6, answer_seconds=3)
+    with pytest.raises(SetupError, match=r"127\.0\.0\.1:9.* no answer came for \d s"):
+        await collect_session(run_of(), tmp_path / "runs", StopSignal(10), options, said.append)
+    assert any(re.match(r"waiting for teacher: \d+ requests failed in .* it ends after 6 s", line) for line in said), (
+        said
+    )
+
+
 async def test_a_wrong_name_is_put_right_in_the_same_folder(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="'teachr' does not exist"):
         await collected(tmp_path, teacher_of(run_of()), model="teachr", episodes=2)

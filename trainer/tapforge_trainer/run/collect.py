@@ -90,7 +90,7 @@ async def collect_session(
             found = await asyncio.to_thread(_found, folder, ledger, options.keep)
             if len(found.kept) < options.episodes:
                 chat = await asyncio.to_thread(_chat, run, runs, options)
-                teacher, agent = _teacher(chat, options, model, ledger)
+                teacher, agent = _teacher(chat, options, model, ledger, say)
                 try:
                     why = await _collect(run, stop, options, ledger, teacher, agent, say)
                 finally:
@@ -161,7 +161,7 @@ def _chat(run: TrainingRun, runs: Path, options: CollectOptions) -> ChatAgent:
 
 
 def _teacher(
-    chat: ChatAgent, options: CollectOptions, model: JudgeModel, ledger: Ledger
+    chat: ChatAgent, options: CollectOptions, model: JudgeModel, ledger: Ledger, say: Callable[[str], None]
 ) -> tuple[Teacher, TeacherAgent]:
     agent = TeacherAgent(chat)
     if options.tool_calls and chat.dialect.schema is None:
@@ -177,6 +177,7 @@ def _teacher(
             max_tokens=options.max_tokens,
             answer_seconds=options.answer_seconds,
             environ=os.environ,
+            say=say,
         )
     except ValueError as error:
         raise ConfigurationError(str(error)) from error

@@ -43,7 +43,7 @@ class Epoch:
     number: int
     #: optimizer steps so far
     steps: int
-    #: of the last optimizer step, and of the held-out steps; nats per token
+    #: mean of its optimizer steps, and of the held-out steps; nats per token
     loss: float
     held_out_loss: float
 

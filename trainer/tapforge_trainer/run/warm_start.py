@@ -1,7 +1,8 @@
 """The supervised warm start: demonstrations, or the steps of a data set -> random batches -> cross-entropy.
 
-With held-out steps their loss is measured after each pass over the data set; `after` is called then, with nothing being
-learned meanwhile.
+After each pass over a data set, and at each quarter of the steps with a demonstrator, the mean loss since the last time
+is said. With held-out steps their loss is measured after each pass; `after` is called then, with nothing being learned
+meanwhile.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -39,15 +41,15 @@ _Batch = tuple[list[Sample], BatchFrames]
 _Batches = Callable[[], Awaitable[_Batch]]
 #: what is done with an epoch
 After = Callable[[Epoch], Awaitable[None]]
-#: the same of a step that ends one, with its metrics
-_EpochEnded = Callable[[int, Mapping[str, float]], Awaitable[None]]
+#: the same of a step that ends one, with the mean loss since the last one
+_EpochEnded = Callable[[int, float], Awaitable[None]]
 #: batches of which nothing can be made, after which a data set is given up: one in ten steps may fail, of one a batch
 _EMPTY: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Optimizer steps, and those that end a pass over the data set; the last one does."""
+    """Optimizer steps, and those after which is said how it goes: of a data set, those that end a pass over it."""
 
     steps: int
     passes: frozenset[int] = frozenset()
@@ -66,13 +68,13 @@ async def warm_start(context: RunContext, progress: Progress, after: After | Non
         return
     started = time.monotonic()
     data = None if settings.data is None else await _opened(context, settings.data)
-    schedule, epoch = Schedule(settings.steps), None
     if data is not None:
         batches = _of_data(context, settings, data)
         schedule = schedule_of(settings, len(data))
-        epoch = await _measuring(context, settings, after)
     else:
         batches = await _of_demonstrations(context, settings)
+        schedule = Schedule(settings.steps, frozenset(math.ceil(settings.steps * part / 4) for part in (1, 2, 3, 4)))
+    epoch = await _measuring(context, settings, schedule.steps, after)
     metrics = await unless_stopped(context.stop, _imitate(context.policy, batches, settings, schedule, epoch))
     progress.warm_started = True
     progress.version += 1
@@ -90,19 +92,24 @@ def schedule_of(settings: WarmStart, answers: int) -> Schedule:
     return Schedule(steps, frozenset({*passed, steps}))
 
 
-async def _measuring(context: RunContext, settings: WarmStart, after: After | None) -> _EpochEnded | None:
-    """What is done after each pass over the data; None: nothing."""
-    if settings.data is None or settings.data.held_out is None:
-        return None
-    agent, path = context.rollout_setup.agent, Path(settings.data.held_out)
-    held_out = await asyncio.to_thread(HeldOut, agent, path, settings.data.outcomes)
-    number = 0
+async def _measuring(context: RunContext, settings: WarmStart, steps: int, after: After | None) -> _EpochEnded:
+    """What is done after each pass over the data; of `steps` optimizer steps."""
+    data, number, held_out = settings.data, 0, None
+    if data is not None and data.held_out is not None:
+        path = Path(data.held_out)
+        held_out = await asyncio.to_thread(HeldOut, context.rollout_setup.agent, path, data.outcomes)
 
-    async def ended(step: int, metrics: Mapping[str, float]) -> None:
+    async def ended(step: int, loss: float) -> None:
         nonlocal number
         number += 1
+        if held_out is None:
+            where = f"step {step:,} of {steps:,}" if data is None else f"epoch {number}"
+            context.telemetry.phase(f"{where}: loss {loss:.4g}")
+            if data is not None:
+                context.telemetry.event("imitation_epoch", number=number, steps=step, loss=loss)
+            return
         async with context.policy.learning() as learner:
-            epoch = Epoch(number, step, metrics["loss"], await held_out.loss(learner))
+            epoch = Epoch(number, step, loss, await held_out.loss(learner))
         if after is None:
             context.telemetry.event("imitation_epoch", **asdict(epoch))
         else:
@@ -173,18 +180,21 @@ def _of_data(context: RunContext, settings: WarmStart, data: ImitationData) -> _
 
 
 async def _imitate(
-    policy: Policy, batches: _Batches, settings: WarmStart, schedule: Schedule, ended: _EpochEnded | None
+    policy: Policy, batches: _Batches, settings: WarmStart, schedule: Schedule, ended: _EpochEnded
 ) -> dict[str, float]:
     """The metrics of the last step. The optimizer starts afresh afterwards: its moments of imitation would be wrong for
     what comes next."""
     metrics: dict[str, float] = {}
+    losses: list[float] = []
     for step in range(1, schedule.steps + 1):
         batch, frames = await batches()
         update = UpdateSettings(learning_rate=_learning_rate(settings, step, schedule.steps))
         async with policy.learning() as learner:
             metrics = await learner.supervised(batch, frames, update)
-        if ended is not None and step in schedule.passes:
-            await ended(step, metrics)
+        losses.append(metrics["loss"])
+        if step in schedule.passes:
+            await ended(step, fmean(losses))
+            losses.clear()
     await policy.forget_optimizer()
     return metrics
 

@@ -2,8 +2,10 @@
 
 - Requests are bounded, asked again and given up as `judges/endpoint.py` says; each that fails is counted by kind.
 - An answer that doesn't come ends nothing by itself: its episode is played again later. So many in a row end the whole
-  (`TeacherError`), as what is refused for good does at once: a key, a model, an address. A question that is refused
-  costs its episode alone, once another was answered.
+  (`TeacherError`), so does an endpoint without any answer for `answer_seconds` when the next one is given up (twice
+  that at most), and at once what is refused for good: a key, a model, an address. A question that is refused costs its
+  episode alone, once another was answered.
+- What it waits for is said while no answer comes.
 - Tokens are counted before an answer is used. Once `max_tokens` are used nothing is asked any more (`BudgetUsed`);
   answers under way then may exceed it.
 """
@@ -12,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from tapforge_api.judge import JudgeModel
@@ -26,6 +29,9 @@ from .ledger import Ledger
 
 #: answers in a row that didn't come
 _IN_A_ROW: Final = 8
+#: seconds without an answer after which a failed request is said, and until the next one is
+_QUIET: Final = 1.0
+_AGAIN: Final = 30.0
 #: characters of an answer: more are no answer to a step
 _LONGEST: Final = 20_000
 
@@ -51,9 +57,11 @@ class Teacher:
         max_tokens: int | None = None,
         answer_seconds: float = 300.0,
         environ: Mapping[str, str],
+        say: Callable[[str], None] = lambda text: None,
     ):
-        """`tool_calls`: the request names the tool, and answers may call it; in words they may in any case.
-        `answer_seconds`: of an answer with all retries. Raises ValueError for a key or an option that isn't there."""
+        """`say`: for people. `tool_calls`: the request names the tool, and answers may call it; in words they may in
+        any case. `answer_seconds`: of an answer with all retries. Raises ValueError for a key or an option that isn't
+        there."""
         self._agent, self._model, self._ledger = agent, model, ledger
         self._tool_calls, self._max_tokens, self._seconds = tool_calls, max_tokens, answer_seconds
         self._wire = OpenAIChat({option.name: option.value for option in model.options})
@@ -61,6 +69,10 @@ class Teacher:
         self._endpoints = Endpoints()
         self._usage = Usage()
         self._missing = 0
+        self._say, self._said_at = say, -math.inf
+        #: since when no request has been answered, of those that failed since the last answer
+        self._silent: float | None = None
+        self._failures = 0
 
     @property
     def spent(self) -> str:
@@ -86,23 +98,42 @@ class Teacher:
                 self._read,
                 self._usage,
                 self._key,
-                self._ledger.failure,
+                self._failed,
             )
         except EndpointError as error:
             # A refusal may be of this question alone, such as a history that is too long for the endpoint's context. It
             # says nothing of an endpoint that has answered others.
             self._missing += not (error.of_question and self._ledger.answers)
             final = error.permanent and not error.of_question
+            if error.of_question:
+                self._silent = None  # the endpoint has answered
+            quiet = 0.0 if self._silent is None else asyncio.get_running_loop().time() - self._silent
             if final or self._missing >= _IN_A_ROW:
                 more = "" if final else f"; {self._missing} answers in a row didn't come"
                 raise TeacherError(f"{error}{more}") from error
+            if quiet >= self._seconds:
+                raise TeacherError(f"{error}; no answer came for {quiet:.0f} s (--answer-seconds)") from error
             return Generation((), (), (), (), "abort", 0)
-        self._missing = 0
+        self._missing, self._silent = 0, None
         self._ledger.answered(asked, said)
         ids = ids_of(text)
         zeros = (0,) * len(ids)
         # Messages of several thousand bytes are not kept: nothing is learned from a prompt that isn't the student's.
         return Generation((), ids, zeros, zeros, finish, 0)
+
+    def _failed(self, kind: str, why: str) -> None:
+        self._ledger.failure(kind, why)
+        now = asyncio.get_running_loop().time()
+        if self._silent is None:
+            self._silent, self._failures = now, 0
+        self._failures += 1
+        quiet = now - self._silent
+        if quiet >= _QUIET and now - self._said_at >= _AGAIN:
+            self._said_at = now
+            self._say(
+                f"waiting for {self._model.model}: {self._failures:,} requests failed in {quiet:.0f} s without an "
+                f"answer, the last one: {why}; it ends after {2 * self._seconds:.0f} s"
+            )
 
     def _body(self, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
         frames = iter(prompt.frames)
