@@ -11,6 +11,8 @@
   `seconds` is what reinforcement took.
 - A pair of arm and seed that is in the file is not run again: start, stop and go on as you like.
 
+`--publish docs/studies` writes the file and the rows of docs/studies.md.
+
 Writes bench-results/learning.json, {study: {pairs: {arm: {seed: result}}, arms: {arm: {seeds, mean, ci95,
 vs_BASELINE: {mean, ci95, p, p_holm}}}, figures: {arm: {name: mean}}}}: success on held-out tasks after training,
 sampled; differences paired by seed, 95 % intervals by Student's t.
@@ -137,7 +139,13 @@ def main() -> None:
     parser.add_argument("--seeds", default="1-10", help="first-last")
     parser.add_argument("--file", type=Path, default=Path("bench-results/learning.json"))
     parser.add_argument("--starts", type=Path, default=Path("bench-results/learning"), help="warm-started models")
+    parser.add_argument(
+        "--publish", type=Path, metavar="FOLDER", help="only write the file of whole pairs there, and print its tables"
+    )
     args = parser.parse_args()
+    if args.publish is not None:
+        publish(args.file, args.publish)
+        return
     if unknown := [name for name in args.studies.split(",") if name not in STUDIES]:
         parser.error(f"unknown study {unknown[0]}; known: {', '.join(STUDIES)}")
     first, _, last = args.seeds.partition("-")
@@ -159,6 +167,40 @@ def main() -> None:
         report(name, study, kept)
 
 
+def publish(file: Path, folder: Path) -> None:
+    """Of the seeds that all arms of a study have: the file, and the rows of the page."""
+    found = json.loads(file.read_text())
+    for name, kept in list(found.items()):
+        whole = set.intersection(*(set(kept["pairs"].get(arm, {})) for arm in STUDIES[name].arms))
+        if not whole:
+            del found[name]
+            continue
+        kept["pairs"] = {arm: {s: one for s, one in of.items() if s in whole} for arm, of in kept["pairs"].items()}
+        summed_up(STUDIES[name], kept)
+        print("\n".join(rows(name, kept)))
+    write(folder / file.name, found)
+
+
+def rows(name: str, kept: Mapping[str, Any]) -> list[str]:
+    """Of a table in Markdown."""
+    made = []
+    baseline = next(iter(STUDIES[name].arms))
+    for arm, one in kept["arms"].items():
+        against, figures = one.get(f"vs_{baseline}", {}), kept["figures"][arm]
+        after, less = (_with_interval(of, sign) for of, sign in ((one, ""), (against, "+")))
+        steps = f"{figures['env_steps']:,.0f}"
+        cells = (name, arm, one["seeds"], f"{100 * figures['before']:.1f} %", f"{after} %", less, steps)
+        made.append(f"| {' | '.join(map(str, cells))} |")
+    return made
+
+
+def _with_interval(of: Mapping[str, Any], sign: str) -> str:
+    """In points."""
+    if of.get("ci95") is None:
+        return f"{100 * of['mean']:{sign}.1f}" if of else ""
+    return f"{100 * of['mean']:{sign}.1f} ± {100 * of['ci95']:.1f}"
+
+
 def summed_up(study: Study, kept: dict[str, Any]) -> None:
     pairs = kept["pairs"]
     kept["arms"] = table(pairs, baseline=next(iter(study.arms)))
@@ -171,17 +213,12 @@ def summed_up(study: Study, kept: dict[str, Any]) -> None:
 
 def report(name: str, study: Study, kept: Mapping[str, Any]) -> None:
     baseline = next(iter(study.arms))
-    rows = []
+    cells = []
     for arm, one in kept["arms"].items():
         against, means = one.get(f"vs_{baseline}", {}), kept["figures"][arm]
-        points = [f"{100 * of[part]:.1f}" if of.get(part) is not None else "-" for of, part in _cells(one, against)]
-        rows.append((arm, one["seeds"], *points, *means.values()))
-    columns = ("arm", "seeds", "after", "±", f"less {baseline}", "±", "before", "env steps", "seconds", "whole")
-    show(f"{name}: success on held-out tasks, points", columns, rows)
-
-
-def _cells(one: Mapping[str, Any], against: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
-    return [(of, part) for of in (one, against) for part in ("mean", "ci95")]
+        cells.append((arm, one["seeds"], _with_interval(one, ""), _with_interval(against, "+"), *means.values()))
+    columns = ("arm", "seeds", "after", f"less {baseline}", "before", "env steps", "seconds", "whole")
+    show(f"{name}: success on held-out tasks, points", columns, cells)
 
 
 if __name__ == "__main__":

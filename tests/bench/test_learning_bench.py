@@ -39,3 +39,9 @@ def test_a_pair_that_is_in_the_file_is_not_run_again(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert file.read_text() == before and "blocks" in done.stdout and "0.0" in done.stdout
+
+
+def test_the_page_has_the_figures_of_the_file_beside_it() -> None:
+    page, found = Path("docs/studies.md").read_text(), json.loads(Path("docs/studies/learning.json").read_text())
+    shown = [line for line in page.splitlines() if line.startswith(tuple(f"| {name} |" for name in learning.STUDIES))]
+    assert shown == [row for name, kept in found.items() for row in learning.rows(name, kept)]
