@@ -69,7 +69,14 @@ class Descriptors:
         self.most = dict(self.first)
 
     def now(self) -> dict[str, int]:
-        return {name: sum(process.num_fds() for process in group) for name, group in self._processes.items()}
+        """Raises RuntimeError for a process that is gone."""
+        try:
+            return {name: sum(process.num_fds() for process in group) for name, group in self._processes.items()}
+        except psutil.NoSuchProcess as error:
+            raise RuntimeError(
+                f"process {error.pid} was replaced, for it gave no answer for too long: other work slows this machine "
+                "down; run the benchmark alone, or with a lower --rate"
+            ) from error
 
     def look(self) -> None:
         self.last = self.now()
