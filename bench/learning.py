@@ -1,6 +1,6 @@
 """What a setting does to learning: a warm start, then short whole runs with paired seeds on the simulated phone.
 
-    python bench/learning.py [--studies history,history-long,staleness] [--seeds 1-10]
+    python bench/learning.py [--studies history,history-long,...] [--seeds 1-10]
 
 - Each run is `tapforge run` with vLLM, Ray, phones and recordings, as short as it can be: the tiny model begins where
   imitation (`tapforge sft`, once per form of prompt) has ended.
@@ -9,13 +9,19 @@
   standard suite is out of reach: its lists are scrolled, for which this model's prompt has no word.)
 - `staleness`: `maxStaleness` 1 beside 2 on phones with log-normal latencies (sigma 1), to the same number of updates;
   `seconds` is what reinforcement took.
+- `rules`: advantages, each with its defaults, on the suite's longest tasks, with the quickstart's learning rate.
+- `judges`: success by the verifier, by a judge that errs in a tenth of its answers, and by three votes of that judge.
+- `hacked`: a judge that takes every episode of 600 characters (six answers) for a success, beside the verifier: how far
+  the two go apart, and when the run's alarm says so.
+- `generated`: tasks that were made by walks on the phone (`tapforge tasks walk`) beside those of people's templates,
+  measured on held-out tasks of people's templates.
+- `stages`: walked tasks, then the tasks that are measured, without their verifier, with three votes of the judge that
+  errs, beside as many updates of walked tasks.
 - A pair of arm and seed that is in the file is not run again: start, stop and go on as you like.
-
-`--publish docs/studies` writes the file and the rows of docs/studies.md.
 
 Writes bench-results/learning.json, {study: {pairs: {arm: {seed: result}}, arms: {arm: {seeds, mean, ci95,
 vs_BASELINE: {mean, ci95, p, p_holm}}}, figures: {arm: {name: mean}}}}: success on held-out tasks after training,
-sampled; differences paired by seed, 95 % intervals by Student's t.
+sampled, with `rules` greedy; differences paired by seed, 95 % intervals by Student's t.
 """
 
 from __future__ import annotations
@@ -24,59 +30,39 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from load.machine import machine, show, write
-from load.paired import commit, table
+from load.paired import commit
+from load.whole_runs import Study, hacked, judges, run, started, summed_up
 
-from tapforge_trainer.run.folder import SUMMARY
-from tapforge_trainer.run.sft import MODEL
-
-SAMPLE = Path("manifests/samples/quickstart.yaml")
-#: seconds after which a run counts as hung, and the study ends
-PATIENCE = 3600.0
-#: of every run that is compared; the warm start is made before
-RUN = (
-    "warmStart=null",
-    "rollout.groupsPerUpdate=8",
-    "learner.learningRate=3e-4",
-    "learner.warmupUpdates=2",
-    "evaluation.greedy=false",
-    "evaluation.baselines=false",
-    "evaluation.otherTemplates=0",
-    "evaluation.episodes=240",
-    "checkpoints.everyUpdates=1000",
-    "checkpoints.export=false",
-    "stop.maxSeconds=null",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Study:
-    #: arm -> what it sets; the first one is what the others are compared with
-    arms: Mapping[str, tuple[str, ...]]
-    updates: int
-    #: of all arms, also of the warm start
-    common: tuple[str, ...] = ()
-    #: of the compared runs alone
-    run: tuple[str, ...] = ()
-    #: of the warm start alone
-    start: tuple[str, ...] = ()
-    #: whether the arms ask alike, and begin with the same model
-    shared: bool = False
-
+STARTS = Path("bench-results/learning")
+#: tasks that `tapforge tasks walk` makes, once
+WALKED = (STARTS / "walked.jsonl").resolve()
 
 _TURNS = ("model.adapter.prompt=turns",)
 _WINDOWS = {
     "sliding": ("model.adapter.historyImages=3",),
     "blocks": ("model.adapter.historyImages=null", "model.adapter.history={blocks: {keep: 2, upTo: 6}}"),
 }
+_EASY = ("tasks.templates=[open, open_two, switch, switch_two]",)
+#: those that walks are compared with, and measured on
+_PEOPLE = "tasks.templates=[switch, switch_two, two_panels]"
+_MEASURED = "{suite: quickstart, split: test, templates: [switch, switch_two, two_panels]}"
+_ON_PEOPLE = f"evaluation.tasks={_MEASURED}"
+_WALKS = f"tasks={{file: {WALKED}}}"
+_EIGHT = "stop: {maxUpdates: 8}"
+_ERRS, _HACKABLE = "http://judge.invalid/v1", "http://hackable.invalid/v1"
+
+
+def _rewards(url: str, samples: int, verifier: str = "ignored") -> str:
+    model = f'{{url: "{url}", model: simulated-phone, samples: {samples}, temperature: 1.0, concurrency: 32}}'
+    judge = f"{{prompt: simulated-phone, models: [{model}]}}"
+    return f"{{success: judge, verifier: {verifier}, streams: [{{name: judge, judge: {judge}}}]}}"
+
+
 STUDIES = {
     "history": Study(_WINDOWS, updates=12, common=(*_TURNS, "model.contextTokens=384")),
     "history-long": Study(
@@ -90,47 +76,73 @@ STUDIES = {
         run=("environment.source.processes.latency={medianSeconds: 0.1, sigma: 1.0}",),
         shared=True,
     ),
+    "rules": Study(
+        {
+            "grpo": ("algorithm.advantage={grpo: {}}",),
+            "gigpo": ("algorithm.advantage={gigpo: {}}",),
+            "graphgpo": ("algorithm.advantage={plugin: {name: graphgpo}}",),
+        },
+        # after ten grpo is at 98 %: too late to tell rules apart
+        updates=6,
+        common=("tasks.templates=[two_panels, switch_then_open]", "model.adapter.historySteps=12"),
+        run=(
+            "environment.source.processes.count=48",
+            "learner.learningRate=1.5e-4",
+            "learner.warmupUpdates=4",
+            "evaluation.greedy=true",
+            "evaluation.sampled=false",
+            "evaluation.episodes=200",
+        ),
+        start=("warmStart.demonstrations=600", "warmStart.steps=140"),
+        shared=True,
+    ),
+    "judges": Study(
+        {
+            "verifier": (),
+            "judge": (f"rewards={_rewards(_ERRS, 1)}",),
+            "voted": (f"rewards={_rewards(_ERRS, 3)}",),
+        },
+        updates=8,
+        common=_EASY,
+        start=("warmStart.steps=90",),
+        shared=True,
+        judges={_ERRS: ("--error-rate", "0.1")},
+    ),
+    "hacked": Study(
+        {"hackable": (f"rewards={_rewards(_HACKABLE, 1, 'asked')}",)},
+        updates=12,
+        common=_EASY,
+        start=("warmStart.steps=90",),
+        shared=True,
+        judges={_HACKABLE: ("--favour-long", "600")},
+        more=hacked,
+    ),
+    "generated": Study(
+        {"people": (_PEOPLE,), "walked": (_WALKS,)},
+        updates=12,
+        run=(_ON_PEOPLE,),
+        start=(*_EASY, "warmStart.steps=90"),
+        shared=True,
+    ),
+    "stages": Study(
+        {
+            "one": (),
+            "two": (f"stages=[{{{_EIGHT}}}, {{tasks: {_MEASURED}, rewards: {_rewards(_ERRS, 3)}, {_EIGHT}}}]",),
+        },
+        updates=16,
+        run=(_WALKS, _ON_PEOPLE),
+        start=(*_EASY, "warmStart.steps=90"),
+        shared=True,
+        judges={_ERRS: ("--error-rate", "0.1")},
+    ),
 }
 
 
-def tapforge(command: str, runs: Path, sets: Iterable[str]) -> None:
-    """Raises RuntimeError with the end of what the command said."""
-    words = [word for one in sets for word in ("--set", one if one.startswith("metadata.") else f"spec.{one}")]
-    words = [sys.executable, "-m", "tapforge_trainer.cli.main", command, "-f", str(SAMPLE), "--runs", str(runs), *words]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
-
-
-def started(study: Study, arm: str, folder: Path) -> Path:
-    """The model that the arm begins with; imitation is made where it isn't yet."""
-    name = "start" if study.shared else f"start-{arm}"
-    model = folder / name / MODEL
-    if not (model / "config.json").exists():
-        chosen = () if study.shared else study.arms[arm]
-        tapforge("sft", folder, (f"metadata.name={name}", *study.common, *chosen, *study.start))
-    return model
-
-
-def run(study: Study, arm: str, seed: int, model: Path) -> dict[str, Any]:
-    begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as runs:
-        chosen = (*study.common, *study.arms[arm], *RUN, *study.run)
-        last = (f"seed={seed}", f"stop.maxUpdates={study.updates}", f"model.source={{path: {{folder: {model}}}}}")
-        tapforge("run", Path(runs), (f"metadata.name={arm}-{seed}", *chosen, *last))
-        found = json.loads((Path(runs) / f"{arm}-{seed}" / SUMMARY).read_text())
-    before, after = (_success(found[f"success_{when}"]) for when in ("before", "after"))
-    return {
-        "before": before,
-        "after": after,
-        "env_steps": found["env_steps"],
-        "seconds": found["seconds_rl"],
-        "whole_seconds": round(time.monotonic() - begun, 1),
-    }
-
-
-def _success(measured: Mapping[str, Any]) -> float:
-    return float(measured["sampled"]["success"])
+def walked() -> None:
+    if not WALKED.exists():
+        WALKED.parent.mkdir(parents=True, exist_ok=True)
+        words = ("tasks", "walk", "-o", str(WALKED), "--suite", "quickstart", "--count", "500", "--seed", "0")
+        subprocess.run((sys.executable, "-m", "tapforge_trainer.cli.main", *words), check=True, timeout=1800)
 
 
 def main() -> None:
@@ -138,7 +150,7 @@ def main() -> None:
     parser.add_argument("--studies", default=",".join(STUDIES), help="some of them, by commas")
     parser.add_argument("--seeds", default="1-10", help="first-last")
     parser.add_argument("--file", type=Path, default=Path("bench-results/learning.json"))
-    parser.add_argument("--starts", type=Path, default=Path("bench-results/learning"), help="warm-started models")
+    parser.add_argument("--starts", type=Path, default=STARTS, help="warm-started models")
     parser.add_argument(
         "--publish", type=Path, metavar="FOLDER", help="only write the file of whole pairs there, and print its tables"
     )
@@ -157,11 +169,14 @@ def main() -> None:
         if kept["updates"] != study.updates:
             parser.error(f"{args.file} has {name} with {kept['updates']} updates: name another --file")
         # The arms of a seed one after another, so that a study that ends early has pairs.
-        for seed in range(int(first), int(last or first) + 1):
-            for arm in study.arms:
-                if str(seed) in pairs.get(arm, {}):
-                    continue
-                pairs.setdefault(arm, {})[str(seed)] = run(study, arm, seed, started(study, arm, folder))
+        seeds = range(int(first), int(last or first) + 1)
+        left = [(arm, seed) for seed in seeds for arm in study.arms if str(seed) not in pairs.get(arm, {})]
+        if left and any(str(WALKED) in one for arm in study.arms for one in study.settings(arm)):
+            walked()
+        with judges(study) as urls:
+            for arm, seed in left:
+                found = run(study, arm, seed, started(study, arm, folder), urls)
+                pairs.setdefault(arm, {})[str(seed)] = found
                 summed_up(study, kept)
                 write(args.file, everything)
         report(name, study, kept)
@@ -184,7 +199,7 @@ def publish(file: Path, folder: Path) -> None:
 def rows(name: str, kept: Mapping[str, Any]) -> list[str]:
     """Of a table in Markdown."""
     made = []
-    baseline = next(iter(STUDIES[name].arms))
+    baseline = STUDIES[name].baseline
     for arm, one in kept["arms"].items():
         against, figures = one.get(f"vs_{baseline}", {}), kept["figures"][arm]
         after, less = (_with_interval(of, sign) for of, sign in ((one, ""), (against, "+")))
@@ -201,18 +216,8 @@ def _with_interval(of: Mapping[str, Any], sign: str) -> str:
     return f"{100 * of['mean']:{sign}.1f} ± {100 * of['ci95']:.1f}"
 
 
-def summed_up(study: Study, kept: dict[str, Any]) -> None:
-    pairs = kept["pairs"]
-    kept["arms"] = table(pairs, baseline=next(iter(study.arms)))
-    means = ("before", "env_steps", "seconds", "whole_seconds")
-    kept["figures"] = {
-        arm: {mean: round(float(np.mean([one[mean] for one in seeds.values()])), 4) for mean in means}
-        for arm, seeds in pairs.items()
-    }
-
-
 def report(name: str, study: Study, kept: Mapping[str, Any]) -> None:
-    baseline = next(iter(study.arms))
+    baseline = study.baseline
     cells = []
     for arm, one in kept["arms"].items():
         against, means = one.get(f"vs_{baseline}", {}), kept["figures"][arm]

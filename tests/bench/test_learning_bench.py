@@ -7,6 +7,7 @@ from pathlib import Path
 
 import learning
 import pytest
+from load import whole_runs
 
 from tapforge_api import load
 from tapforge_trainer.run.feasibility import judge
@@ -18,10 +19,9 @@ ARMS = [(name, arm) for name, study in learning.STUDIES.items() for arm in study
 @pytest.mark.parametrize(("name", "arm"), ARMS)
 def test_each_arm_is_a_run_that_can_start(name: str, arm: str) -> None:
     study = learning.STUDIES[name]
-    chosen = (*study.common, *study.arms[arm], *learning.RUN, *study.run)
-    run = load(learning.SAMPLE, [f"spec.{one}" for one in chosen])
+    run = load(whole_runs.SAMPLE, [f"spec.{one}" for one in study.settings(arm)])
     assert judge(run, facts_of(run)).errors == () and run.spec.warm_start is None
-    start = load(learning.SAMPLE, [f"spec.{one}" for one in (*study.common, *study.arms[arm], *study.start)])
+    start = load(whole_runs.SAMPLE, [f"spec.{one}" for one in study.imitation(arm)])
     assert start.spec.warm_start is not None and start.spec.model.adapter == run.spec.model.adapter
 
 
@@ -31,7 +31,7 @@ def test_a_pair_that_is_in_the_file_is_not_run_again(tmp_path: Path) -> None:
 
     pairs = {"sliding": {"1": result(0.7), "2": result(0.8)}, "blocks": {"1": result(0.8), "2": result(0.7)}}
     study: dict[str, object] = {"updates": learning.STUDIES["history"].updates, "pairs": pairs}
-    learning.summed_up(learning.STUDIES["history"], study)
+    whole_runs.summed_up(learning.STUDIES["history"], study)
     file = tmp_path / "learning.json"
     file.write_text(json.dumps({"history": study}))
     before = file.read_text()
