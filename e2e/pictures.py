@@ -21,9 +21,13 @@ from typing import Final
 
 from PIL import Image
 
+from tapforge_envs.phone import catalog
+from tapforge_envs.phone.demonstrator import demonstration
 from tapforge_envs.phone.serve import Ports
 from tapforge_envs.phone.serve import serving as serving_phones
+from tapforge_envs.protocol import Terminate
 from tapforge_trainer.dashboard.serve import serving
+from tapforge_trainer.run.people import PeopleFolder
 from tapforge_trainer.run.report import write_report
 
 _ROOT: Final = Path(__file__).parents[1]
@@ -102,6 +106,32 @@ async def phone_page(_: Path, profile: Path) -> None:
         await keep(page, "phone")
 
 
+async def record_page(_: Path, profile: Path) -> None:
+    """A task that was played, before the person keeps it."""
+    ports = Ports(page=0, tapforge=None, mobileworld=None, adb=None)
+    writer = PeopleFolder(Path("people"), "tapforge", ["http://127.0.0.1:8000/slot/0"])
+    task = catalog.tasks("standard", "train", ["turn_switch"]).sample(0, 0)
+    phone = catalog.phone_for(task.suite, 1080, 2400)
+    phone.begin(task.seed, catalog.rules_of(task))
+    async with (
+        serving_phones(1, 1080, 2400, ("standard", "quickstart"), ports, writer=writer) as served,
+        tab(served.page, profile, _WIDTH, _HEIGHT) as page,
+    ):
+        await page.until("state && document.querySelector('#template').options.length")
+        await page.value("document.querySelector('#template').value = 'turn_switch'")
+        await page.click("#start")
+        await page.until("state.task !== null")
+        for action in demonstration(phone, catalog.template_of(task), task.params):
+            phone.act(action)
+            if isinstance(action, Terminate):
+                await page.click("#done")
+            else:
+                await page.value(f"act({action.model_dump_json()}).then(() => 0)")
+        await page.until("state.verdict && document.querySelector('#screen').complete")
+        await keep(page, "record")
+    writer.close()
+
+
 async def replay(folder: Path, profile: Path) -> None:
     write_report(folder)
     async with tab((folder / "replay.html").as_uri(), profile, _WIDTH, _HEIGHT) as page:
@@ -110,7 +140,12 @@ async def replay(folder: Path, profile: Path) -> None:
 
 
 async def made(run: Path) -> None:
-    steps: tuple[Callable[[Path, Path], Awaitable[None]], ...] = (page_of_runs, phone_page, replay)
+    steps: tuple[Callable[[Path, Path], Awaitable[None]], ...] = (
+        page_of_runs,
+        phone_page,
+        record_page,
+        replay,
+    )
     with tempfile.TemporaryDirectory(prefix="tapforge-pictures-") as place:
         os.environ["TAPFORGE_CACHE"] = f"{place}/cache"
         folder = Path("runs") / run.name

@@ -1,4 +1,4 @@
-"""AndroidControl and GUI-Odyssey, in rows made here as their pages describe them: what is read, and what is counted."""
+"""AndroidControl, GUI-Odyssey and Rico, in rows made here as their pages describe them: what is read and counted."""
 
 from __future__ import annotations
 
@@ -153,3 +153,54 @@ def test_gui_odyssey(tmp_path: Path) -> None:
     assert short[0].task.goal == "the task"
     with pytest.raises(DataError, match="has no JSON file"):
         list(sources.read("gui-odyssey", tmp_path / "screenshots", {}))
+
+
+def element(words: str | None, bounds: list[float], *children: Any, **more: Any) -> dict[str, Any]:
+    return {"text": words, "content-desc": [None], "bounds": bounds, "children": [*children, None], **more}
+
+
+def test_rico(tmp_path: Path) -> None:
+    trace = tmp_path / "filtered_traces" / "com.example" / "trace_0"
+    (trace / "screenshots").mkdir(parents=True)
+    (trace / "view_hierarchies").mkdir()
+    # Bounds are in other pixels than the screenshot's.
+    button = element("Save\n it", [144, 256, 720, 512])
+    hidden = element("Not this", [144, 256, 300, 300], **{"visible-to-user": False})
+    icon = {**element(None, [0, 2048, 720, 2560]), "content-desc": ["Menu"]}
+    row = element("All of it", [0, 0, 1440, 1280], button, hidden, element("Beyond", [0, 0, 9999, 9999]))
+    root = element(None, [0, 0, 1440, 2560], row, icon)
+    gestures = {
+        "2": [[0.2, 0.15]], "10": [[0.3, 0.9], [0.305, 0.9]], "11": [[0.5, 0.8], [0.5, 0.2]], "12": [[0.9, 0.9]],
+        "13": [[1.2, 0.5]], "14": "left", "15": [], "16": [[0.2, 0.15]], "17": [[0.2, 0.15]],
+    }  # fmt: skip
+    (trace / "gestures.json").write_text(json.dumps(gestures))
+    for number in (2, 10, 11, 12, 13, 14, 15, 16):
+        (trace / "screenshots" / f"{number}.jpg").write_bytes(image(number, kind="JPEG"))
+        text = json.dumps({"activity": {"root": root}}) if number != 16 else "{"
+        (trace / "view_hierarchies" / f"{number}.json").write_text(text)
+    data = made("rico", tmp_path / "filtered_traces", tmp_path / "set")
+    assert [episode.task.goal for episode in data] == ['Tap "Save it"', 'Tap "Menu"']
+    [step] = data[0].steps
+    assert step.target is not None and step.target.model_dump() == {
+        "left": 0.1,
+        "top": 0.1,
+        "right": 0.5,
+        "bottom": 0.2,
+    }
+    assert (step.action.type, step.action.x, step.action.y) == ("tap", 0.2, 0.15)
+    counts = {reason: rows["rows"] for reason, rows in data.about["rejected"].items()}
+    assert counts == {"no_goal": 2, "coordinates": 1, "action": 1, "row": 1, "image": 1}
+
+    good = {number: gestures[number] for number in ("2", "10", "11", "15")}
+    (trace / "gestures.json").write_text(json.dumps(good))
+    goals = tmp_path / "goals.json"
+    goals.write_text(json.dumps({"com.example/trace_0": "Save the menu"}))
+    [whole] = made("rico", tmp_path / "filtered_traces", tmp_path / "whole", goals=str(goals))
+    assert whole.task.goal == "Save the menu" and whole.outcome == "unknown"
+    assert [step.action and step.action.type for step in whole.steps] == ["tap", "tap", "swipe", None]
+    for wrong, words in (('{"a": 3}', "JSON object of goals"), ("[", "is no JSON")):
+        goals.write_text(wrong)
+        with pytest.raises(DataError, match=words):
+            made("rico", tmp_path / "filtered_traces", tmp_path / "none", goals=str(goals))
+    with pytest.raises(DataError, match="no gestures.json"):
+        made("rico", tmp_path / "whole", tmp_path / "none")

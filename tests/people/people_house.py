@@ -12,10 +12,10 @@ from typing import Any
 import aiohttp
 from phones import PATIENT, Phones, phones
 
-from tapforge_envs.bridge.seat import BridgedPhone
+from tapforge_envs.bridge.page_phone import BridgedPhone
 from tapforge_envs.bridge.slot import BridgeSlot
 from tapforge_envs.clients.phones import PhoneAddress, PhoneClients
-from tapforge_envs.people.page import PAGE_HEADER, PATIENCE, Page
+from tapforge_envs.people.page import PAGE_HEADER, TIMEOUT, Page
 from tapforge_envs.people.serve import page_served
 from tapforge_envs.phone import catalog
 from tapforge_envs.phone.demonstrator import demonstration
@@ -48,9 +48,9 @@ class Pages:
 
 @asynccontextmanager
 async def pages(
-    folder: Path, tasks: Sequence[Task], *, own_goals: bool = False, token: str = "", patience: float = PATIENCE
+    folder: Path, tasks: Sequence[Task], *, own_goals: bool = False, token: str = "", silence: float = TIMEOUT
 ) -> AsyncIterator[Pages]:
-    """One phone of 96x160 pixels."""
+    """One phone of 96x160 pixels. `silence`: seconds after which a page counts as closed."""
     clients, stopping = PhoneClients(), asyncio.Event()
     async with phones(1) as behind, aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
         phone = PhoneAddress("phone", behind.url(), PATIENT)
@@ -59,9 +59,9 @@ async def pages(
         async def listing() -> Sequence[Task]:
             return tasks
 
-        keeper = PeopleFolder(folder, "tapforge", [behind.url()])
-        seat = BridgedPhone(slot, listing, own_goals=own_goals)
-        page = Page([seat], ["127.0.0.1"], stopping, keeper, token, patience)
+        writer = PeopleFolder(folder, "tapforge", [behind.url()])
+        shown = BridgedPhone(slot, listing, own_goals=own_goals)
+        page = Page([shown], ["127.0.0.1"], stopping, writer, token, silence)
         try:
             async with page_served(page.application(), "127.0.0.1", 0) as address:
                 served = Pages(address, behind, [slot], tasks, session)
@@ -72,7 +72,7 @@ async def pages(
         finally:
             await slot.stop(1.0)
             await clients.close()
-            keeper.close()
+            writer.close()
 
 
 def demonstrated(task: Task, width: int = 96, height: int = 160) -> list[Action]:

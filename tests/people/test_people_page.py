@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from people_house import demonstrated, pages
 
-from tapforge_envs.people.played import CannotKeep, Played, PlayedStep, Sheet, typed_together
+from tapforge_envs.people.episode import CannotKeep, HumanAttempt, HumanEpisode, HumanStep, typed_together
 from tapforge_envs.phone import catalog
 from tapforge_envs.phone.serve import Ports, serving
 from tapforge_envs.protocol import (
@@ -80,16 +80,20 @@ async def test_what_comes_after_the_end_is_refused_and_half_an_episode_is_not_ke
 
 
 async def test_a_closed_browser_gives_the_phone_back(tmp_path: Path) -> None:
-    async with pages(tmp_path / "people", TASKS, patience=0.2) as served:
+    async with pages(tmp_path / "people", TASKS, silence=0.2) as served:
         await served.start()
         await served.act(Home())
         assert served.behind.slots[0].episode is not None
+        # Another page that only looks on doesn't hold the phone for the one that was closed.
+        seen = (await served.call("", page="two"))[1]["seen"]
+        looking = asyncio.create_task(served.call(f"?seen={seen}", page="two"))
         async with asyncio.timeout(60):
             while served.behind.slots[0].episode is not None:  # noqa: ASYNC110 (an episode tells nobody)
                 await asyncio.sleep(0.05)
             while (state := (await served.call("", page="two"))[1])["task"] is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert not state["held"] and (await served.start(1, "two"))[0] == 200
+        await looking
     assert not (tmp_path / "people").exists()
 
 
@@ -125,7 +129,7 @@ async def test_an_action_that_the_phone_lacks_is_a_note_and_a_phone_that_fails_t
         status, said = await served.act(Home())
         assert status >= 500, said
         state = (await served.call(""))[1]
-        assert state["keep"]["spoilt"].startswith("the phone failed") and not state["keep"]["can"]
+        assert state["keep"]["invalid"].startswith("the phone failed") and not state["keep"]["can"]
         assert (await served.call("/keep", {}))[0] == 409
         assert (await served.call("/discard", {}))[0] == 200 and (await served.start())[0] == 200
 
@@ -208,10 +212,10 @@ async def test_a_token_is_brought_as_a_cookie(tmp_path: Path) -> None:
 
 async def test_on_the_simulated_phone_too(tmp_path: Path) -> None:
     """The page of `tapforge phone serve`: what it has played alone can be kept."""
-    keeper = PeopleFolder(tmp_path / "people", "tapforge", ["http://127.0.0.1:1"])
+    writer = PeopleFolder(tmp_path / "people", "tapforge", ["http://127.0.0.1:1"])
     body = {"suite": "quickstart", "template": "open"}
     task = catalog.tasks("quickstart", "train", ["open"]).sample(0, 0)
-    async with serving(1, 96, 160, ("quickstart",), Ports(0, 0, None, None), keeper=keeper) as served:
+    async with serving(1, 96, 160, ("quickstart",), Ports(0, 0, None, None), writer=writer) as served:
         page, phone = f"{served.page}api/phones/0", served.phones[0]["tapforge"]
         async with aiohttp.ClientSession() as session:
 
@@ -224,14 +228,14 @@ async def test_on_the_simulated_phone_too(tmp_path: Path) -> None:
                 state = await post(f"{page}/act", {"action": action.model_dump()})
             assert state["keep"]["can"] and state["verdict"]["outcome"] == "success"
             assert (await post(f"{page}/keep", {}))["keep"]["kept"]
-            # Another client in its middle spoils it; one that starts a task has ended it.
+            # Another client in its middle invalidates it; one that starts a task has ended it.
             await post(f"{page}/task", body)
             async with session.post(f"{phone}/reset", json={"episode": "e", "task": task.model_dump()}) as answer:
                 assert answer.status == 200
             assert (await post(f"{page}/keep", {}))["error"].startswith("no task was played")
             await post(f"{page}/task", body)
             await post(f"{page}/act", {"action": {"type": "home"}})
-    keeper.close()
+    writer.close()
     [episode] = DataFolder(tmp_path / "people")
     assert [step.action for step in episode.steps] == demonstrated(task)
 
@@ -244,45 +248,45 @@ TASK = Task(suite="s", template="t", goal="g")
 
 def test_texts_that_were_typed_one_after_another_are_one_step() -> None:
     actions = [Type(text="a"), Type(text="b"), Home(), Type(text="你"), Type(text="🎉"), Type(text="c" * 9_999)]
-    made = typed_together([PlayedStep(SCREEN, action) for action in actions])
+    made = typed_together([HumanStep(SCREEN, action) for action in actions])
     said = [step.action.text if isinstance(step.action, Type) else step.action.type for step in made]
     assert said == ["ab", "home", "你🎉", "c" * 9_999]
 
 
 def test_more_than_is_held_in_memory_is_not_kept() -> None:
-    sheet = Sheet("phone", TASK, last=SCREEN)
+    attempt = HumanAttempt("phone", TASK, last=SCREEN)
     for _ in range(1001):
-        sheet.did(PlayedStep(SCREEN, Home()), SCREEN)
-    sheet.ends(Reason.DONE)
-    sheet.judged(Score(1.0))
+        attempt.did(HumanStep(SCREEN, Home()), SCREEN)
+    attempt.ends(Reason.DONE)
+    attempt.judged(Score(1.0))
     with pytest.raises(CannotKeep, match="more than 1,000 steps"):
-        sheet.played(None)
-    assert not sheet.steps and not sheet.told()["can"]
+        attempt.played(None)
+    assert not attempt.steps and not attempt.told()["can"]
 
 
-def played(screen: bytes, text: str = "a") -> Played:
+def played(screen: bytes, text: str = "a") -> HumanEpisode:
     seen = Observation(Frame.of(screen, 1, 1))
-    steps = (PlayedStep(seen, Type(text=text)), PlayedStep(seen, Terminate(status="success")))
-    return Played("phone", TASK, steps, seen, Reason.DONE, Score(1.0), Outcome.SUCCESS, False, 1.0, 2.0)
+    steps = (HumanStep(seen, Type(text=text)), HumanStep(seen, Terminate(status="success")))
+    return HumanEpisode("phone", TASK, steps, seen, Reason.DONE, Score(1.0), Outcome.SUCCESS, False, 1.0, 2.0)
 
 
 async def test_an_interrupted_write_is_cut_off_and_what_was_redacted_stays(tmp_path: Path, png: bytes) -> None:
     folder = tmp_path / "people"
     for _ in range(2):
-        keeper = PeopleFolder(folder, "adb", ["R58M123ABC"])
-        await keeper.keep(played(png))
+        writer = PeopleFolder(folder, "adb", ["R58M123ABC"])
+        await writer.keep(played(png))
         with pytest.raises(CannotKeep, match="in use by process"):
             await PeopleFolder(folder, "adb", ["R58M123ABC"]).keep(played(png))
-        keeper.close()
+        writer.close()
         with (folder / "episodes.jsonl").open("a") as file:
             file.write('{"half an episode')
         with pytest.raises(DataError, match="cut off"):
             DataFolder(folder)
     lines = (folder / "episodes.jsonl").read_text().replace('"g"', '"[redacted]"')
     (folder / "episodes.jsonl").write_text(lines)
-    keeper = PeopleFolder(folder, "adb", ["R58M123ABC"])
-    await keeper.keep(played(png))
-    keeper.close()
+    writer = PeopleFolder(folder, "adb", ["R58M123ABC"])
+    await writer.keep(played(png))
+    writer.close()
     assert [episode.task.goal for episode in DataFolder(folder)] == ["[redacted]", "[redacted]", "g"]
     ids = [episode.id for episode in DataFolder(folder)]
     assert len(set(ids)) == 3 and [g.id for g in Recording(folder / "rollout").groups()] == ids
@@ -296,12 +300,12 @@ async def test_what_can_not_be_written_is_said(tmp_path: Path) -> None:
     for other in ("run", "set"):
         with pytest.raises(ConfigurationError, match="other files than what people played.*--record"):
             PeopleFolder(tmp_path / other, "adb", ["R58M123ABC"])
-    keeper = PeopleFolder(tmp_path / "file" / "people", "adb", ["R58M123ABC"])
+    writer = PeopleFolder(tmp_path / "file" / "people", "adb", ["R58M123ABC"])
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotKeep, match="can't be written|Not a directory"):
-        await keeper.keep(played(b"no picture"))
-    keeper = PeopleFolder(tmp_path / "people", "adb", ["R58M123ABC"])
+        await writer.keep(played(b"no picture"))
+    writer = PeopleFolder(tmp_path / "people", "adb", ["R58M123ABC"])
     with pytest.raises(CannotKeep, match="image"):
-        await keeper.keep(played(b"no picture"))
-    keeper.close()
+        await writer.keep(played(b"no picture"))
+    writer.close()
     assert len(DataFolder(tmp_path / "people")) == 0

@@ -28,8 +28,8 @@ from aiohttp import web
 from ..clients.adb.device import AUTO
 from ..clients.adb.wire import AdbServer, server_address
 from ..clients.phones import PhoneAddress, PhoneClients
+from ..people.episode import EpisodeWriter
 from ..people.page import Page
-from ..people.played import Keeper
 from ..people.serve import CannotListen, names_of, page_served
 from ..protocol import EnvironmentFault, Task
 from ..serving.claims import Refused
@@ -45,7 +45,7 @@ from ..serving.http import (
 )
 from ..wire import CONTENT_TYPE, PROTOCOL, answers
 from .adb_server import attached, own_adb_server
-from .seat import BridgedPhone
+from .page_phone import BridgedPhone
 from .slot import BridgeSlot
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class PageOptions:
     """A page on which a person plays on the same phones. `port` 0 takes a free one."""
 
     port: int
-    keeper: Keeper
+    writer: EpisodeWriter
 
 
 class Served:
@@ -171,7 +171,7 @@ def _slot(clients: PhoneClients, phone: PhoneAddress, uid: str) -> BridgeSlot:
     return BridgeSlot(phone.slot, lambda: clients.open(phone), lambda: clients.health(phone), phone.deadlines, uid)
 
 
-def _seat(bridge: Bridge, clients: PhoneClients, phone: PhoneAddress, slot: BridgeSlot) -> BridgedPhone:
+def _page_phone(bridge: Bridge, clients: PhoneClients, phone: PhoneAddress, slot: BridgeSlot) -> BridgedPhone:
     """Over adb a goal needs no server that knows it."""
     return BridgedPhone(slot, _listing(bridge, clients, phone), own_goals=phone.protocol == "adb")
 
@@ -230,8 +230,8 @@ async def serve(bridge: Bridge, adb_port: int | None = None, page: PageOptions |
         stack.push_async_callback(_stop, slots)
         more = {}
         if page is not None:
-            seats = [_seat(bridge, clients, *both) for both in zip(bridge.phones, slots, strict=True)]
-            people = Page(seats, names_of(bridge.host), stopping, page.keeper, bridge.token).application()
+            phones = [_page_phone(bridge, clients, *both) for both in zip(bridge.phones, slots, strict=True)]
+            people = Page(phones, names_of(bridge.host), stopping, page.writer, bridge.token).application()
             try:
                 more["page"] = await stack.enter_async_context(page_served(people, bridge.host, page.port))
             except CannotListen as error:

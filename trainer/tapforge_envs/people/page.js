@@ -67,19 +67,19 @@ function show(next) {
 }
 
 function showVerdict(next) {
-  const { verdict, keep } = next, spoilt = keep ? keep.spoilt : "";
-  $("verdict").className = verdict && verdict.outcome ? verdict.outcome : spoilt ? "spoilt" : verdict ? "undecided" : "";
+  const { verdict, keep } = next, invalid = keep ? keep.invalid : "";
+  $("verdict").className = verdict && verdict.outcome ? verdict.outcome : invalid ? "invalid" : verdict ? "undecided" : "";
   $("outcome").textContent = !verdict ? "" : verdict.outcome
     ? verdict.outcome + (verdict.score === null ? "" : `, score ${verdict.score}`) : "No verifier: you decide.";
   const effects = verdict && verdict.side_effects.length ? ` Side effects: ${verdict.side_effects.join(", ")}.` : "";
   const hint = verdict && verdict.feasible === false ? " This task can't be done." : "";
   $("why").textContent = verdict ? `${verdict.reason ? `${verdict.reason}.` : ""}${effects}${hint}` : "";
-  if (spoilt) $("kept").textContent = `It can't be kept: ${spoilt}`;
+  if (invalid) $("kept").textContent = `It can't be kept: ${invalid}`;
   else $("kept").textContent = keep && keep.kept ? `Kept: ${keep.kept}` : "";
   const mine = keep && !next.held;
   $("keep").hidden = !(mine && keep.can && !keep.decide);
   $("worked").hidden = $("failed").hidden = !(mine && keep.can && keep.decide);
-  $("discard").hidden = !(mine && !keep.kept && (keep.can || spoilt));
+  $("discard").hidden = !(mine && !keep.kept && (keep.can || invalid));
 }
 
 async function follow() {

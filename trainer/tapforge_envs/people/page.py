@@ -6,7 +6,7 @@ score, and keeps the episode or discards it.
   addresses than this machine's own it needs a token. It may not be framed, and it loads nothing from elsewhere.
 - What changes a phone is a POST of JSON. An action is one of `protocol.Action`, in relative coordinates.
 - The state is asked for with the key of what was seen last, and answered when it is another one, or after `_WAIT`.
-- One page plays on a phone at a time (`holding.py`). When its browser is closed, the phone is given back and what was
+- One page plays on a phone at a time (`page_lock.py`). When its browser is closed, the phone is given back and what was
   played is forgotten.
 """
 
@@ -28,14 +28,14 @@ from ..serving.claims import Refused
 from ..serving.http import Handler, words
 from ..serving.page_token import PageToken
 from ..serving.same_site import LOOPBACK, check_same_site, seal
-from .holding import Holding
-from .played import CannotKeep, Keeper, Sheet
-from .seat import Seat, StartRequest
+from .episode import CannotKeep, EpisodeWriter, HumanAttempt
+from .page_lock import PageLock
+from .phone import PagePhone, StartRequest
 
 #: seconds after which a state that has not changed is answered
 _WAIT: Final = 10.0
 #: seconds after which a page that isn't heard of is gone
-PATIENCE: Final = 30.0
+TIMEOUT: Final = 30.0
 #: seconds between two looks at a phone
 _LOOK: Final = 0.08
 #: seconds between two looks for pages that are gone
@@ -73,24 +73,24 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 class Page:
     """`names`: hosts by which the page may be called, beside this machine's own; None: any, which needs a token.
-    `keeper`: None where nothing is written down. `patience`: seconds after which a page that isn't heard of is
+    `writer`: None where nothing is written down. `timeout`: seconds after which a page that isn't heard of is
     gone."""
 
     def __init__(
         self,
-        seats: Sequence[Seat],
+        phones: Sequence[PagePhone],
         names: Sequence[str] | None,
         stopping: asyncio.Event,
-        keeper: Keeper | None = None,
+        writer: EpisodeWriter | None = None,
         token: str = "",
-        patience: float = PATIENCE,
+        timeout: float = TIMEOUT,
     ):
         if names is None and not token:
             raise ValueError("a page that may be called by any name needs a token")
-        self._seats = list(seats)
-        self._holding = [Holding(patience) for _ in self._seats]
+        self._phones = list(phones)
+        self._locks = [PageLock(timeout) for _ in self._phones]
         self._names = None if names is None else {name.strip("[]").lower() for name in (*LOOPBACK, *names)}
-        self._stopping, self._keeper, self._token = stopping, keeper, PageToken(token, _COOKIE)
+        self._stopping, self._writer, self._token = stopping, writer, PageToken(token, _COOKIE)
         self._keeping = asyncio.Lock()
         self._waiting = 0
         #: phones that are being given back
@@ -129,14 +129,14 @@ class Page:
         )
 
     async def catalog(self, request: web.Request) -> web.Response:
-        return web.json_response({"phones": [seat.name for seat in self._seats], "keeps": self._keeper is not None})
+        return web.json_response({"phones": [phone.name for phone in self._phones], "keeps": self._writer is not None})
 
     async def tasks(self, request: web.Request) -> web.Response:
-        return web.json_response(await self._seats[self._number(request)].catalog())
+        return web.json_response(await self._phones[self._number(request)].catalog())
 
     async def state(self, request: web.Request) -> web.Response:
         number, page, seen = self._number(request), _page_of(request), request.query.get("seen", "")
-        with self._holding[number].heard(page):
+        with self._locks[number].request(page):
             state = self._state(number, page)
             if state["seen"] == seen and self._waiting < _MAX_WAITING:
                 self._waiting += 1
@@ -151,18 +151,18 @@ class Page:
         return web.json_response(state)
 
     async def frame(self, request: web.Request) -> web.Response:
-        if (frame := self._seats[self._number(request)].frame()) is None:
+        if (frame := self._phones[self._number(request)].frame()) is None:
             raise Refused(404, "there is no picture of this phone before a task is started")
         return web.Response(body=frame.data, content_type=frame.media_type)
 
     def _state(self, number: int, page: str) -> dict[str, Any]:
         """`seen` is its key."""
-        seat, holder = self._seats[number], self._holding[number].holder
-        sheet = seat.sheet
+        phone, owner = self._phones[number], self._locks[number].owner
+        attempt = phone.attempt
         shown = {
-            **seat.state(),
-            "held": holder is not None and holder != page,
-            "keep": sheet.told() if sheet is not None and self._keeper is not None else None,
+            **phone.state(),
+            "held": owner is not None and owner != page,
+            "keep": attempt.told() if attempt is not None and self._writer is not None else None,
         }
         seen = hashlib.blake2b(json.dumps(shown, sort_keys=True).encode(), digest_size=12).hexdigest()
         return {**shown, "seen": seen}
@@ -172,31 +172,31 @@ class Page:
     async def act(self, request: web.Request) -> web.Response:
         body = await _read(request, ActRequest)
         number, page = self._admitted(request)
-        frame = self._seats[number].frame()
+        frame = self._phones[number].frame()
         if body.screen is not None and frame is not None and body.screen != (frame.width, frame.height):
             raise Refused(
                 409,
                 f"the screen is {frame.width}x{frame.height} pixels now and was {body.screen[0]}x{body.screen[1]} when "
                 "it was touched: look at it again",
             )
-        with self._holding[number].heard(page):
-            await self._seats[number].act(body.action)
+        with self._locks[number].request(page):
+            await self._phones[number].act(body.action)
         return web.json_response(self._state(number, page))
 
     async def task(self, request: web.Request) -> web.Response:
         body = await _read(request, StartRequest)
         number, page = self._number(request), _page_of(request)
-        holding, seat = self._holding[number], self._seats[number]
+        lock, phone = self._locks[number], self._phones[number]
         if not body.take:
-            holding.admit(page)
-        with holding.heard(page):
+            lock.admit(page)
+        with lock.request(page):
             try:
-                await seat.start(body)
+                await phone.start(body)
             except Refused:
-                if seat.sheet is None:
-                    holding.release()
+                if phone.attempt is None:
+                    lock.release()
                 raise
-            holding.take(page)
+            lock.take(page)
         return web.json_response(self._state(number, page))
 
     async def finish(self, request: web.Request) -> web.Response:
@@ -210,45 +210,45 @@ class Page:
         else:
             assert body.status is not None
             action = p.Terminate(status=body.status)
-        with self._holding[number].heard(page):
-            await self._seats[number].finish(action)
+        with self._locks[number].request(page):
+            await self._phones[number].finish(action)
         return web.json_response(self._state(number, page))
 
     async def keep(self, request: web.Request) -> web.Response:
         body = await _read(request, KeepRequest)
         number, page = self._admitted(request)
-        sheet = self._seats[number].sheet
-        if self._keeper is None:
+        attempt = self._phones[number].attempt
+        if self._writer is None:
             raise Refused(409, "nothing is kept here: the server was started without a folder for it")
-        if sheet is None:
+        if attempt is None:
             raise Refused(409, "no task was played; start one")
-        with self._holding[number].heard(page):
+        with self._locks[number].request(page):
             async with self._keeping:
-                await self._keep(self._keeper, sheet, body)
-            if self._seats[number].sheet is sheet:
-                self._holding[number].release()
+                await self._keep(self._writer, attempt, body)
+            if self._phones[number].attempt is attempt:
+                self._locks[number].release()
         return web.json_response(self._state(number, page))
 
-    async def _keep(self, keeper: Keeper, sheet: Sheet, body: KeepRequest) -> None:
+    async def _keep(self, writer: EpisodeWriter, attempt: HumanAttempt, body: KeepRequest) -> None:
         try:
-            sheet.kept = await keeper.keep(sheet.played(None if body.outcome is None else p.Outcome(body.outcome)))
+            attempt.kept = await writer.keep(attempt.played(None if body.outcome is None else p.Outcome(body.outcome)))
         except CannotKeep as error:
             raise Refused(409, str(error)) from error
 
     async def discard(self, request: web.Request) -> web.Response:
         await _read(request, _Body)
         number, page = self._admitted(request)
-        with self._holding[number].heard(page):
-            await self._seats[number].leave()
-            self._holding[number].release()
+        with self._locks[number].request(page):
+            await self._phones[number].leave()
+            self._locks[number].release()
         return web.json_response(self._state(number, page))
 
     async def take(self, request: web.Request) -> web.Response:
         """The phone as it is, from another page."""
         await _read(request, _Body)
         number, page = self._number(request), _page_of(request)
-        if self._holding[number].holder is not None:
-            self._holding[number].take(page)
+        if self._locks[number].owner is not None:
+            self._locks[number].take(page)
         return web.json_response(self._state(number, page))
 
     # --- whose browser was closed ---
@@ -262,10 +262,10 @@ class Page:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_WATCH)
-            for seat, holding in zip(self._seats, self._holding, strict=True):
-                if holding.gone():
-                    holding.release()
-                    leaving = asyncio.create_task(seat.leave())
+            for phone, lock in zip(self._phones, self._locks, strict=True):
+                if lock.expired():
+                    lock.release()
+                    leaving = asyncio.create_task(phone.leave())
                     self._leaving.add(leaving)
                     leaving.add_done_callback(self._leaving.discard)
 
@@ -273,14 +273,14 @@ class Page:
 
     def _number(self, request: web.Request) -> int:
         number = request.match_info["phone"]
-        if not (number.isascii() and number.isdecimal() and len(number) < 6 and int(number) < len(self._seats)):
-            raise Refused(404, f"no phone {number[:40]!r}; there are 0 to {len(self._seats) - 1}")
+        if not (number.isascii() and number.isdecimal() and len(number) < 6 and int(number) < len(self._phones)):
+            raise Refused(404, f"no phone {number[:40]!r}; there are 0 to {len(self._phones) - 1}")
         return int(number)
 
     def _admitted(self, request: web.Request) -> tuple[int, str]:
         """The phone, and the page that plays on it."""
         number, page = self._number(request), _page_of(request)
-        self._holding[number].admit(page)
+        self._locks[number].admit(page)
         return number, page
 
     @web.middleware

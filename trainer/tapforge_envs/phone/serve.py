@@ -18,8 +18,8 @@ from typing import Final
 
 from aiohttp import web
 
+from ..people.episode import EpisodeWriter
 from ..people.page import Page
-from ..people.played import Keeper
 from ..people.serve import CannotListen, names_of, page_served, refusal_to_show
 from . import server as tapforge
 from .adbd.android import Android
@@ -31,7 +31,7 @@ from .mobileworld import server as mobileworld
 from .mobileworld.devices import TaskNames
 from .mobileworld.messages import DEVICE
 from .mobileworld.server import MobileWorld
-from .seat import SharedPhone
+from .page_phone import SharedPhone
 from .slot import Slot
 
 #: seconds that calls in flight get at the end
@@ -71,11 +71,11 @@ async def serving(
     ports: Ports,
     host: str = "127.0.0.1",
     keys: Path | None = None,
-    keeper: Keeper | None = None,
+    writer: EpisodeWriter | None = None,
     token: str = "",
 ) -> AsyncIterator[Served]:
     """`width`, `height`: pixels. `suites`: the first is that of a phone without a task. `keys`: a file of the keys that
-    adb hosts need; None lets every host in. `keeper`: of episodes that are played on the page; `token`: the page's.
+    adb hosts need; None lets every host in. `writer`: of episodes that are played on the page; `token`: the page's.
     Raises CannotServe."""
     stopping = asyncio.Event()
     slots = [Slot(width, height, suites) for _ in range(count)]
@@ -100,8 +100,8 @@ async def serving(
         if ports.page is not None:
             if why := refusal_to_show(host, token):
                 raise CannotServe(why)
-            seats = [SharedPhone(slot, phones[number], number) for number, slot in enumerate(slots)]
-            app = Page(seats, names_of(host), stopping, keeper, token).application()
+            shown = [SharedPhone(slot, phones[number], number) for number, slot in enumerate(slots)]
+            app = Page(shown, names_of(host), stopping, writer, token).application()
             try:
                 page = await stack.enter_async_context(page_served(app, host, ports.page))
             except CannotListen as error:

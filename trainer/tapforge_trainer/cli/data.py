@@ -48,7 +48,7 @@ def inspect(folder: Path, output: str) -> None:
 )
 def convert(source: str, path: Path, out: Path, options: tuple[str, ...], max_bad: float) -> None:
     """Make a data set of what lies at PATH. SOURCE: recording (a run's folder), aguvis, android-control, gui-odyssey,
-    screenspot, verl, or one of an installed package (tapforge.datasets)."""
+    rico, screenspot, verl, or one of an installed package (tapforge.datasets)."""
     from ..data.convert import convert as converted
     from ..data.sources import read
 

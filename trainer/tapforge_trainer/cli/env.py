@@ -245,8 +245,8 @@ def serve(
     with as_message(), ExitStack() as stack:
         shown = None
         if page is not None:
-            keeper = stack.enter_context(closing(PeopleFolder(record, protocol, [a.url for a in addresses])))
-            shown = PageOptions(page, keeper)
+            writer = stack.enter_context(closing(PeopleFolder(record, protocol, [a.url for a in addresses])))
+            shown = PageOptions(page, writer)
         try:
             code = asyncio.run(serve_bridge(bridge, adb_port, shown))
         except AdbServerError as error:

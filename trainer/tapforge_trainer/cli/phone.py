@@ -87,12 +87,12 @@ def serve(
 
     with as_message():
         address = f"http://{host}:{tapforge or 8000}/slot/0"
-        keeper = None if page is None else PeopleFolder(record, "tapforge", [address])
+        writer = None if page is None else PeopleFolder(record, "tapforge", [address])
 
     async def run() -> None:
         stopping = stop_signal()
         ports = Ports(page, tapforge, mobileworld, adb)
-        async with serving(phones, width, height, suites, ports, host, adb_keys, keeper, token) as served:
+        async with serving(phones, width, height, suites, ports, host, adb_keys, writer, token) as served:
             if as_json:
                 click.echo(json.dumps({"page": served.page, "phones": served.phones}))
             else:
@@ -106,8 +106,8 @@ def serve(
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
     finally:
-        if keeper is not None:
-            keeper.close()
+        if writer is not None:
+            writer.close()
 
 
 def _say(page: str, phones: tuple[dict[str, str], ...]) -> None:

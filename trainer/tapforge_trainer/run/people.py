@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from tapforge_api import SpecError, TrainingRun, load, to_yaml
 from tapforge_api.pool import Protocol
-from tapforge_envs.people.played import CannotKeep, Played, PlayedStep
+from tapforge_envs.people.episode import CannotKeep, HumanEpisode, HumanStep
 from tapforge_envs.protocol import Outcome
 
 from ..data.appending import DataAppender
@@ -38,7 +38,7 @@ _NOT_SAID: Final = Generation((), (), (), (), "stop", 0)
 
 
 class PeopleFolder:
-    """A `people.played.Keeper`. `close` it."""
+    """A `people.episode.EpisodeWriter`. `close` it."""
 
     def __init__(self, folder: Path, protocol: Protocol, phones: Sequence[str]):
         """`phones`: their addresses. Raises ConfigurationError for a folder that holds something else."""
@@ -51,7 +51,7 @@ class PeopleFolder:
         self._order = 0
         self._number = 0
 
-    async def keep(self, played: Played) -> str:
+    async def keep(self, played: HumanEpisode) -> str:
         try:
             return await asyncio.to_thread(self._keep, played)
         except (ConfigurationError, SetupError, RecordingError, DataError, FrameError, OSError) as error:
@@ -60,7 +60,7 @@ class PeopleFolder:
     def close(self) -> None:
         self._open.close()
 
-    def _keep(self, played: Played) -> str:
+    def _keep(self, played: HumanEpisode) -> str:
         recorder, data = self._writers()
         # Unique in the folder, whatever was deleted from it and whatever the clock says.
         self._number = max(self._number + 1, int(1000 * played.ended))
@@ -122,7 +122,7 @@ def _run_of(protocol: Protocol, phones: Sequence[str]) -> TrainingRun:
 # --- as a recording ---------------------------------------------------------------------------------------------------
 
 
-def _record(name: str, played: Played) -> tuple[EpisodeRecord, dict[str, FittedFrame], dict[str, str]]:
+def _record(name: str, played: HumanEpisode) -> tuple[EpisodeRecord, dict[str, FittedFrame], dict[str, str]]:
     """With its frames and UI trees, by name."""
     frames, trees, steps = dict[str, FittedFrame](), dict[str, str](), list[StepRecord]()
     episode = f"{name}.0.0"
@@ -154,7 +154,7 @@ def _record(name: str, played: Played) -> tuple[EpisodeRecord, dict[str, FittedF
 
 
 def _step(
-    episode: str, index: int, step: PlayedStep, frames: dict[str, FittedFrame], trees: dict[str, str]
+    episode: str, index: int, step: HumanStep, frames: dict[str, FittedFrame], trees: dict[str, str]
 ) -> StepRecord:
     seen, action = step.seen, step.action.model_dump(exclude_none=True)
     pixels = decode(seen.frame.data, seen.frame.sha256)
@@ -186,7 +186,7 @@ def _step(
 # --- as data ----------------------------------------------------------------------------------------------------------
 
 
-def _episode(name: str, played: Played, data: DataAppender, folder: str) -> Episode:
+def _episode(name: str, played: HumanEpisode, data: DataAppender, folder: str) -> Episode:
     steps = tuple(
         Step(
             screen=data.screen(step.seen.frame.data),

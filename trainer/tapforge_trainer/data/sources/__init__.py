@@ -15,6 +15,7 @@ from .aguvis import aguvis
 from .android_control import android_control
 from .gui_odyssey import gui_odyssey
 from .recording import recording
+from .rico import rico
 from .screenspot import screenspot
 from .verl import verl
 
@@ -25,6 +26,7 @@ _SOURCES: Final[dict[str, Source]] = {
     "android-control": android_control,
     "gui-odyssey": gui_odyssey,
     "recording": recording,
+    "rico": rico,
     "screenspot": screenspot,
     "verl": verl,
 }

@@ -16,8 +16,8 @@ from typing import Any, Final
 from uuid import uuid4
 
 from .. import protocol as p
-from ..people.played import PlayedStep, Sheet, reason_of
-from ..people.seat import StartRequest
+from ..people.episode import HumanAttempt, HumanStep, reason_of
+from ..people.phone import StartRequest
 from ..protocol import EnvironmentFault, Task
 from ..serving.claims import Refused
 from ..wire import UNSUPPORTED_ACTION, decode_step
@@ -32,12 +32,12 @@ _OWN_STEPS: Final = 50
 
 
 class BridgedPhone:
-    """A `people.seat.Seat`. `listing`: tasks that can be started. `own_goals`: whether a person may type one, which
-    nothing judges."""
+    """A `people.phone.PagePhone`. `listing`: tasks that can be started. `own_goals`: whether a person may type one,
+    which nothing judges."""
 
     def __init__(self, slot: BridgeSlot, listing: Callable[[], Awaitable[Sequence[Task]]], *, own_goals: bool):
         self.name = slot.name
-        self.sheet: Sheet | None = None
+        self.attempt: HumanAttempt | None = None
         self._slot, self._listing, self._own_goals = slot, listing, own_goals
         self._listed: dict[str, Task] = {}
         self._episode = ""
@@ -60,27 +60,27 @@ class BridgedPhone:
         return {"tasks": tasks, "goals": self._own_goals, "note": note}
 
     def state(self) -> dict[str, Any]:
-        sheet, frame = self.sheet, self.frame()
-        ended = None if sheet is None or sheet.reason is None else sheet.reason.value
-        task = None if sheet is None else sheet.task
+        attempt, frame = self.attempt, self.frame()
+        ended = None if attempt is None or attempt.reason is None else attempt.reason.value
+        task = None if attempt is None else attempt.task
         return {
             "width": 0 if frame is None else frame.width,
             "height": 0 if frame is None else frame.height,
-            "app": None if sheet is None or sheet.last is None else sheet.last.app,
+            "app": None if attempt is None or attempt.last is None else attempt.last.app,
             "frame": None if frame is None else frame.sha256,
-            "phase": self._doing or ("idle" if sheet is None else "ended" if ended or sheet.spoilt else "playing"),
+            "phase": self._doing or ("idle" if attempt is None else "ended" if ended or attempt.invalid else "playing"),
             "task": None if task is None else {
                 "suite": task.suite, "template": task.template, "goal": task.goal, "max_steps": task.max_steps
             },
-            "steps": 0 if sheet is None else len(sheet.steps),
+            "steps": 0 if attempt is None else len(attempt.steps),
             "note": self._note,
             "ended": ended,
-            "verdict": None if sheet is None or self._doing else sheet.verdict(),
+            "verdict": None if attempt is None or self._doing else attempt.verdict(),
             "addresses": {},
         }  # fmt: skip
 
     def frame(self) -> p.Frame | None:
-        return None if self.sheet is None or self.sheet.last is None else self.sheet.last.frame
+        return None if self.attempt is None or self.attempt.last is None else self.attempt.last.frame
 
     async def start(self, request: StartRequest) -> None:
         task = self._task(request)
@@ -92,29 +92,29 @@ class BridgedPhone:
             )  # fmt: skip
         with self._does("preparing the phone"):
             self._slot.claims.admit(None)
-            self.sheet = None
+            self.attempt = None
             self._episode, self._index, self._note = f"person-{uuid4().hex}", 0, ""
             result, _ = decode_step(await self._slot.reset(self._episode, task))
         seen = result.observation
         feasible = task.feasible if seen.feasible is None else seen.feasible
         task = task.model_copy(update={"goal": task.goal or seen.goal, "feasible": feasible})
-        self.sheet = Sheet(self.name, task, last=seen)
+        self.attempt = HumanAttempt(self.name, task, last=seen)
 
     async def act(self, action: p.Action) -> None:
-        sheet = self._playing()
+        attempt = self._playing()
         if isinstance(action, p.FINAL_ACTIONS):
             await self.finish(action)
             return
-        if await self._step(sheet, action):
-            await self._ended(sheet, p.Reason.DONE)
+        if await self._step(attempt, action):
+            await self._ended(attempt, p.Reason.DONE)
 
     async def finish(self, action: p.Terminate | p.Answer) -> None:
-        sheet = self._playing()
-        await self._step(sheet, action)
-        await self._ended(sheet, reason_of(action))
+        attempt = self._playing()
+        await self._step(attempt, action)
+        await self._ended(attempt, reason_of(action))
 
     async def leave(self) -> None:
-        episode, self._episode, self.sheet, self._note = self._episode, "", None, ""
+        episode, self._episode, self.attempt, self._note = self._episode, "", None, ""
         if episode and self._slot.episode == episode:
             try:
                 await self._slot.close(episode)
@@ -123,11 +123,11 @@ class BridgedPhone:
 
     # --- what the phone does ---
 
-    async def _step(self, sheet: Sheet, action: p.Action) -> bool:
+    async def _step(self, attempt: HumanAttempt, action: p.Action) -> bool:
         """Whether the phone ended the episode."""
-        assert sheet.last is not None
-        before = sheet.last
-        with self._does(action.type), self._broken(sheet):
+        assert attempt.last is not None
+        before = attempt.last
+        with self._does(action.type), self._broken(attempt):
             try:
                 result, _ = decode_step(await self._slot.step(self._episode, self._index, action))
             except Refused as refused:
@@ -135,20 +135,20 @@ class BridgedPhone:
                     raise _Unsupported(422, str(refused), refused.reason) from refused
                 raise
         self._index, self._note = self._index + 1, result.note
-        sheet.did(PlayedStep(before, action, result.note, result.reward), result.observation)
+        attempt.did(HumanStep(before, action, result.note, result.reward), result.observation)
         return result.done
 
-    async def _ended(self, sheet: Sheet, reason: p.Reason) -> None:
+    async def _ended(self, attempt: HumanAttempt, reason: p.Reason) -> None:
         """Asks for the verdict and gives the phone back."""
-        with self._does("judging"), self._broken(sheet):
-            if sheet.ends(reason):
+        with self._does("judging"), self._broken(attempt):
+            if attempt.ends(reason):
                 try:
-                    sheet.judged(await self._slot.evaluate(self._episode))
+                    attempt.judged(await self._slot.evaluate(self._episode))
                 except Refused as refused:
                     if refused.reason not in _UNJUDGED:
                         raise
-                    sheet.unjudged = str(refused)
-        with self._does("giving the phone back"), self._broken(sheet):
+                    attempt.unjudged = str(refused)
+        with self._does("giving the phone back"), self._broken(attempt):
             if self._slot.episode == self._episode:
                 await self._slot.close(self._episode)
 
@@ -163,7 +163,7 @@ class BridgedPhone:
             self._doing = ""
 
     @contextmanager
-    def _broken(self, sheet: Sheet) -> Iterator[None]:
+    def _broken(self, attempt: HumanAttempt) -> Iterator[None]:
         """What goes wrong ends the episode."""
         try:
             yield
@@ -171,15 +171,15 @@ class BridgedPhone:
             self._note = str(refused)
             raise
         except (Refused, EnvironmentFault) as error:
-            sheet.spoil(f"the phone failed: {error}")
+            attempt.invalidate(f"the phone failed: {error}")
             raise error if isinstance(error, Refused) else Refused(502, str(error)) from error
 
-    def _playing(self) -> Sheet:
-        if self.sheet is None:
+    def _playing(self) -> HumanAttempt:
+        if self.attempt is None:
             raise Refused(409, "no task is running; start one")
-        if self.sheet.reason is not None or self.sheet.spoilt:
+        if self.attempt.reason is not None or self.attempt.invalid:
             raise Refused(409, "the task has ended; start one")
-        return self.sheet
+        return self.attempt
 
     def _task(self, request: StartRequest) -> Task:
         if goal := request.goal.strip():

@@ -8,7 +8,7 @@ from typing import Protocol as Interface
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..protocol import Action, Answer, Frame, Terminate
-from .played import Sheet
+from .episode import HumanAttempt
 
 
 class StartRequest(BaseModel):
@@ -25,14 +25,14 @@ class StartRequest(BaseModel):
     take: bool = Field(False, description="also from another page, or from a program that plays on the phone")
 
 
-class Seat(Interface):
+class PagePhone(Interface):
     """Calls end within the phone's deadlines. Refusals, faults of the phone among them, are
     `serving.claims.Refused`."""
 
     name: str
 
     @property
-    def sheet(self) -> Sheet | None:
+    def attempt(self) -> HumanAttempt | None:
         """None where no task of the page's was started."""
         ...
 

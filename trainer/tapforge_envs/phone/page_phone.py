@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from .. import protocol as p
-from ..people.played import PlayedStep, Sheet, reason_of
-from ..people.seat import StartRequest
+from ..people.episode import HumanAttempt, HumanStep, reason_of
+from ..people.phone import StartRequest
 from ..serving.claims import Refused
 from . import catalog
 from .slot import Slot
@@ -19,11 +19,11 @@ from .tasks import SPLITS, Split
 
 
 class SharedPhone:
-    """A `people.seat.Seat`. `addresses`: protocol -> what a client of it is given."""
+    """A `people.phone.PagePhone`. `addresses`: protocol -> what a client of it is given."""
 
     def __init__(self, slot: Slot, addresses: Mapping[str, str], number: int = 0):
         self.slot, self.name, self._addresses = slot, f"phone {number}", dict(addresses)
-        self._sheet: Sheet | None = None
+        self._attempt: HumanAttempt | None = None
         #: actions of the page since the task was started, and what the last one came to
         self._steps = 0
         self._note = ""
@@ -31,9 +31,9 @@ class SharedPhone:
         self._task: p.Task | None = None
 
     @property
-    def sheet(self) -> Sheet | None:
+    def attempt(self) -> HumanAttempt | None:
         self._follow()
-        return self._sheet
+        return self._attempt
 
     async def catalog(self) -> dict[str, Any]:
         suites = {
@@ -77,7 +77,7 @@ class SharedPhone:
         self.slot.begin(task)
         self._task = None
         self._follow()
-        self._sheet = Sheet(self.name, task, last=self.slot.phone.observe())
+        self._attempt = HumanAttempt(self.name, task, last=self.slot.phone.observe())
 
     async def act(self, action: p.Action) -> None:
         self._follow()
@@ -102,28 +102,28 @@ class SharedPhone:
 
     async def leave(self) -> None:
         """The phone stays as it lies: it is everybody's."""
-        self._sheet = None
+        self._attempt = None
 
     # --- what is written down ---
 
     def _follow(self) -> None:
         """Another client may have started another task."""
         if self.slot.task is not self._task:
-            self._steps, self._note, self._task, self._sheet = 0, "", self.slot.task, None
+            self._steps, self._note, self._task, self._attempt = 0, "", self.slot.task, None
 
     def _seen(self) -> p.Observation:
-        seen, sheet = self.slot.phone.observe(), self.sheet
-        if sheet is not None and sheet.last is not None and sheet.last.frame.sha256 != seen.frame.sha256:
-            sheet.spoil("another client has used the phone in its middle; start the task again")
+        seen, attempt = self.slot.phone.observe(), self.attempt
+        if attempt is not None and attempt.last is not None and attempt.last.frame.sha256 != seen.frame.sha256:
+            attempt.invalidate("another client has used the phone in its middle; start the task again")
         return seen
 
     def _did(self, before: p.Observation, action: p.Action) -> None:
-        if self.sheet is not None:
-            self.sheet.did(PlayedStep(before, action, self._note), self.slot.phone.observe())
+        if self.attempt is not None:
+            self.attempt.did(HumanStep(before, action, self._note), self.slot.phone.observe())
 
     def _judge(self, reason: p.Reason) -> None:
-        if self.sheet is not None and self.sheet.ends(reason):
-            self.sheet.judged(self.slot.phone.evaluate())
+        if self.attempt is not None and self.attempt.ends(reason):
+            self.attempt.judged(self.slot.phone.evaluate())
 
     def _verdict(self) -> dict[str, Any]:
         """As an episode of a run would end, whoever played it."""

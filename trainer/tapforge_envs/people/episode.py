@@ -25,7 +25,7 @@ _MAX_TEXT: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedStep:
+class HumanStep:
     """`seen`: the screen on which `action` was done."""
 
     seen: Observation
@@ -35,12 +35,12 @@ class PlayedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class HumanEpisode:
     """An episode that ended as success or failure; times are unix seconds."""
 
     phone: str
     task: Task
-    steps: tuple[PlayedStep, ...]
+    steps: tuple[HumanStep, ...]
     #: after the last action
     last: Observation
     reason: Reason
@@ -57,22 +57,22 @@ class CannotKeep(Exception):
     """An episode can't be written down; the message says why and what would help."""
 
 
-class Keeper(Interface):
+class EpisodeWriter(Interface):
     """Writes episodes down."""
 
-    async def keep(self, played: Played) -> str:
+    async def keep(self, played: HumanEpisode) -> str:
         """What it is called from now on, in words. Returns when it would survive a power failure. Raises
         CannotKeep."""
         ...
 
 
 @dataclass
-class Sheet:
+class HumanAttempt:
     """One task in a person's hands."""
 
     phone: str
     task: Task
-    steps: list[PlayedStep] = field(default_factory=list)
+    steps: list[HumanStep] = field(default_factory=list)
     last: Observation | None = None
     reason: Reason | None = None
     score: Score | None = None
@@ -80,24 +80,24 @@ class Sheet:
     #: why nothing judged it
     unjudged: str = ""
     #: why it can't be kept
-    spoilt: str = ""
+    invalid: str = ""
     #: what it is called since it was kept
     kept: str = ""
     started: float = field(default_factory=time.time)
     ended: float = 0.0
     _bytes: int = 0
 
-    def did(self, step: PlayedStep, after: Observation) -> None:
+    def did(self, step: HumanStep, after: Observation) -> None:
         self._bytes += len(step.seen.frame.data)
         if len(self.steps) >= MAX_STEPS or self._bytes > MAX_BYTES:
-            self.spoil(f"it has more than {MAX_STEPS:,} steps or {MAX_BYTES >> 20} MiB of screens; discard it")
+            self.invalidate(f"it has more than {MAX_STEPS:,} steps or {MAX_BYTES >> 20} MiB of screens; discard it")
             self.steps.clear()
-        elif not self.spoilt:
+        elif not self.invalid:
             self.steps.append(step)
         self.last = after
 
-    def spoil(self, why: str) -> None:
-        self.spoilt = self.spoilt or why
+    def invalidate(self, why: str) -> None:
+        self.invalid = self.invalid or why
 
     def ends(self, reason: Reason) -> bool:
         """Whether a judge has to be asked."""
@@ -113,19 +113,19 @@ class Sheet:
         task = self.task
         self.outcome = outcome_of(self.reason, feasible=task.feasible, threshold=task.threshold, score=score.value)
 
-    def played(self, said: Outcome | None) -> Played:
+    def played(self, said: Outcome | None) -> HumanEpisode:
         """`said`: by the person, where nothing judged it. Raises CannotKeep."""
         if self.kept:
             raise CannotKeep(f"it is kept already, as {self.kept}")
         if self.reason is None or self.last is None:
             raise CannotKeep("the task isn't over: say Done, Can't be done or the answer first")
-        if self.spoilt:
-            raise CannotKeep(f"it can't be kept: {self.spoilt}")
+        if self.invalid:
+            raise CannotKeep(f"it can't be kept: {self.invalid}")
         decided = self.outcome is None
         outcome = said if decided else self.outcome
         if outcome is None:
             raise CannotKeep("nothing judged it, so say whether it went well")
-        return Played(
+        return HumanEpisode(
             self.phone, self.task, typed_together(self.steps), self.last, self.reason, self.score, outcome, decided,
             self.started, self.ended,
         )  # fmt: skip
@@ -134,10 +134,10 @@ class Sheet:
         """For the page: whether it can be kept, whether the person has to decide, and words."""
         over = self.reason is not None and (self.outcome is not None or bool(self.unjudged))
         return {
-            "can": over and not self.spoilt and not self.kept,
+            "can": over and not self.invalid and not self.kept,
             "decide": over and self.outcome is None,
             "kept": self.kept,
-            "spoilt": self.spoilt,
+            "invalid": self.invalid,
         }
 
     def verdict(self) -> dict[str, Any] | None:
@@ -160,15 +160,15 @@ def reason_of(action: Action) -> Reason:
     return Reason.DECLARED_INFEASIBLE if infeasible else Reason.DONE
 
 
-def typed_together(steps: Sequence[PlayedStep]) -> tuple[PlayedStep, ...]:
+def typed_together(steps: Sequence[HumanStep]) -> tuple[HumanStep, ...]:
     """With each run of typed texts as one text on its first screen."""
-    made: list[PlayedStep] = []
+    made: list[HumanStep] = []
     for step in steps:
         before = made[-1] if made else None
         if before is not None and isinstance(before.action, Type) and isinstance(step.action, Type):
             text = before.action.text + step.action.text
             if len(text) <= _MAX_TEXT:
-                made[-1] = PlayedStep(before.seen, Type(text=text), step.note, before.reward + step.reward)
+                made[-1] = HumanStep(before.seen, Type(text=text), step.note, before.reward + step.reward)
                 continue
         made.append(step)
     return tuple(made)
