@@ -22,7 +22,7 @@ HERE   := $(shell pwd | cksum | cut -d' ' -f1)
 LOCKED := .venv/.locked-$(HERE)
 READY  := .venv/.ready-$(HERE)
 
-.PHONY: help docs reference pictures demo demo-cluster demo-autoscaling demo-queues dev tiny bench-operator test test-long test-models test-versions check-wheel release lint format lock setup clean
+.PHONY: help axe docs reference pictures demo demo-cluster demo-autoscaling demo-queues dev tiny bench-operator test test-long test-models test-versions check-wheel release lint format lock setup clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | expand -t 18
@@ -56,6 +56,9 @@ docs: $(UV) ## the site of docs/ into build/site, which needs no network afterwa
 	@$(UV) run --quiet --no-project --python $(PYTHON) --with-requirements requirements/docs.txt -- \
 	    sphinx-build --quiet --fresh-env --fail-on-warning --jobs auto -c docs . build/site $(ARGS)
 	@echo "docs: build/site/index.html; with search: python3 -m http.server --directory build/site"
+
+axe: $(READY) ## accessibility of the page of runs and of the phones' page, by axe-core in Chromium: needs npm
+	@$(BIN)/python -m e2e.axe $(ARGS)
 
 bench-operator: $(READY) ## the operator on a real control plane: e2e/bench; a part of it: ARGS="--only claims"
 	@$(BIN)/python -m e2e.bench $(ARGS)

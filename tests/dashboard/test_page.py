@@ -64,7 +64,9 @@ async def test_the_page(page: Tab, tmp_path: Path):
     await go(page, "#/run/made/episodes", f"{text('.count')} === '5,080 episodes'")
     assert await page.value("document.querySelectorAll('a.row').length") < 100
     await page.value("document.querySelector('.body').scrollTop = 4000 * 34")
-    await page.until("[...document.querySelectorAll('a.row')].some((row) => row.ariaRowIndex === '4001')")
+    await page.until(
+        "[...document.querySelectorAll('a.row')].some((row) => row.closest('[role=row]').ariaRowIndex === '4001')"
+    )
     await page.value(
         "(() => { const s = [...document.querySelectorAll('select')].find((one) =>"
         " one.options[1].value === 'success' || one.options[2].value === 'success'); s.value = 'failure';"

@@ -26,7 +26,7 @@ export function worth(step) {
 
 function stepCard(run, recording, name, step) {
   return h('li', { class: 'step' },
-    h('a', { href: stepAddress(run, recording, name, step.index) }, h('h3', {}, `Step ${step.index}`, step.app ? h('small', {}, ` ${step.app}`) : ''), screen(run, recording, step, { height: 300 })),
+    h('a', { href: stepAddress(run, recording, name, step.index) }, h('h2', { class: 'name' }, `Step ${step.index}`, step.app ? h('small', {}, ` ${step.app}`) : ''), screen(run, recording, step, { height: 300 })),
     answerWords(step), worth(step), h('pre', { class: 'answer' }, step.text), step.note ? h('p', { class: 'quiet' }, step.note) : null,
     h('p', { class: 'quiet' }, `${step.tokens} tokens · model ${seconds(step.seconds_model)} · phone ${seconds(step.seconds_environment)}`));
 }
@@ -53,7 +53,7 @@ export async function episodeView({ run, parts: [recording, name] }) {
     found.members.length > 1 ? h('nav', { class: 'members', 'aria-label': 'Episodes of the group' }, h('a', { class: 'button', href: group }, 'Group side by side'),
       found.members.map((one, n) => h('a', { href: to(one), class: `member ${one.outcome}`, 'aria-current': n === place ? 'page' : null, title: `${one.name}: ${one.outcome}, ${one.steps} steps` }, one.outcome === 'success' ? '✓' : one.outcome === 'failure' ? '✗' : '?', ` ${one.steps}`))) : null,
     h('ol', { class: 'steps', tabindex: 0, 'aria-label': 'Steps' }, found.steps.map((step) => stepCard(run, recording, name, step)),
-      last ? h('li', { class: 'step' }, h('h3', {}, 'Afterwards'), screen(run, recording, last, { height: 300 })) : null));
+      last ? h('li', { class: 'step' }, h('h2', { class: 'name' }, 'Afterwards'), screen(run, recording, last, { height: 300 })) : null));
   const key = (event) => {
     if (event.key === 'g') location.hash = group;
     if (event.key === 'Enter' && found.steps.length && !event.target.closest('a, button')) location.hash = stepAddress(run, recording, name, 0);

@@ -48,13 +48,13 @@ export async function episodesView({ run, words }) {
   const pages = new Map();
   let total = 0, changes = -1, at = 0, frame = 0;
   const count = h('p', { class: 'count', role: 'status' }), trouble = h('p', { class: 'alarm' });
-  const rows = h('div', { class: 'rows', role: 'rowgroup' }), room = h('div', { class: 'room', role: 'presentation' }, rows);
+  const rows = h('div', { class: 'rows', role: 'presentation' }), room = h('div', { class: 'room', role: 'presentation' }, rows);
   const title = ([name, text, kind]) => {
     const falling = sort === `-${name}`, sorted = falling || sort === name;
     return h('span', { role: 'columnheader', class: kind, 'aria-sort': sorted ? (falling ? 'descending' : 'ascending') : 'none' },
       h('a', { href: address(['run', run, 'episodes'], changed(words, 'sort', sorted && falling ? name : `-${name}`)) }, text, sorted ? (falling ? ' ▾' : ' ▴') : ''));
   };
-  const body = h('div', { class: 'body', tabindex: 0, 'aria-label': 'Episodes', role: 'presentation' }, room);
+  const body = h('div', { class: 'body', tabindex: 0, 'aria-label': 'Episodes', role: 'rowgroup' }, room);
   const table = h('div', { class: 'episodes', role: 'table', 'aria-label': 'Episodes' }, h('div', { class: 'row head', role: 'row' }, COLUMNS.map(title)), body);
 
   const fetchPage = async (page) => {
@@ -73,7 +73,11 @@ export async function episodesView({ run, words }) {
     const key = `${n} ${JSON.stringify(row)}`;
     if (!known.has(key)) {
       if (known.size > 2000) known.clear();
-      known.set(key, h('a', { class: 'row', role: 'row', 'aria-rowindex': n + 1, href: episodeAddress(run, row) }, cells(row).map((cell, k) => h('span', { role: 'cell', class: COLUMNS[k][2] }, cell))));
+      // A link is no row: it is all that its row's one cell holds.
+      const link = h('a', { class: 'row', href: episodeAddress(run, row) },
+        cells(row).map((cell, k) => h('span', { class: COLUMNS[k][2] }, cell)));
+      const cell = h('div', { role: 'cell', 'aria-colspan': COLUMNS.length }, link);
+      known.set(key, h('div', { role: 'row', 'aria-rowindex': n + 1 }, cell));
     }
     return known.get(key);
   };
@@ -87,7 +91,7 @@ export async function episodesView({ run, words }) {
       const row = (pages.get(Math.floor(n / PAGE)) || [])[n % PAGE];
       if (row) nodes.push(rowNode(n, row));
     }
-    for (const node of nodes) node.classList.toggle('at', node.ariaRowIndex === String(at + 1));
+    for (const node of nodes) node.querySelector('a').classList.toggle('at', node.ariaRowIndex === String(at + 1));
     // A row that stays the same element can be clicked while a run goes on.
     if (!nodes.length) put(rows, h('p', { class: 'quiet empty' }, 'No episode is like that.'));
     else if (nodes.length !== rows.children.length || nodes.some((node, n) => rows.children[n] !== node)) put(rows, nodes);

@@ -51,7 +51,7 @@ function templates(data, run) {
   rows.sort((a, b) => ((b.after ?? 0) - (b.before ?? 0)) - ((a.after ?? 0) - (a.before ?? 0)));
   const failures = (name) => address(['run', run, 'episodes'], [['template', name], ['outcome', 'failure'], ['sort', '-started']]);
   return card('Per template', { class: 'templates half' }, h('div', { class: 'scroll' }, h('table', {},
-    h('thead', {}, h('tr', {}, [['Template'], ['Before', 'n'], [''], ['After', 'n'], ['Practice now', 'n'], ['']].map(([t, kind]) => h('th', { scope: 'col', class: kind }, t)))),
+    h('thead', {}, h('tr', {}, [['Template'], ['Before', 'n'], ['Change'], ['After', 'n'], ['Practice now', 'n'], ['Episodes']].map(([t, kind]) => h('th', { scope: 'col', class: kind }, t)))),
     h('tbody', {}, rows.map((row) => h('tr', {},
       h('td', {}, h('a', { href: address(['run', run, 'episodes'], [['template', row.template]]) }, row.template)),
       h('td', { class: 'n' }, percent(row.before)), h('td', {}, dumbbell(row)), h('td', { class: 'n' }, h('b', {}, percent(row.after))),
