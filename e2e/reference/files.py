@@ -15,6 +15,7 @@ from .commands import cli_page
 from .figures import figures_page
 from .protocol import protocol_page
 from .records import events_page, summary_page
+from .rules import rules_page
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -24,6 +25,7 @@ def files() -> dict[str, str]:
         **{f"{kind.lower()}.md": fields_page(kind) for kind in KINDS},
         "cli.md": cli_page(),
         "figures.md": figures_page(),
+        "rules.md": rules_page(),
         "events.md": events_page(),
         "events.schema.json": _json(json_schema("events")),
         "summary.md": summary_page(),

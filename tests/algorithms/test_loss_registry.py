@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from inspect import signature
+from pathlib import Path
 
 import pytest
 import torch
@@ -263,3 +265,13 @@ def test_names_and_options_cost_no_torch():
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def test_the_page_has_every_loss_with_its_options() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text().partition("## The loss")[2]
+    rows = {line.split("|")[1]: line for line in page.partition("###")[0].splitlines() if line.startswith("| `")}
+    for name, kind in BUILT_IN.items():
+        said = " ".join(row for first, row in rows.items() if f"`{name}`" in first)
+        assert said, f"docs/algorithms.md lacks {name}"
+        for option in signature(kind).parameters:
+            assert f"`{option}`" in said, f"{name}: {option}"
