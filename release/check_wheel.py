@@ -36,7 +36,7 @@ TESTS: Final = (
     "tests/doctor/test_findings.py",
     "tests/install/test_installing.py",
     "tests/kube",
-    "tests/loggers",
+    "tests/loggers/test_figures.py",
     "tests/operator_main/test_operator_config.py",
     "tests/phone/test_server.py",
     "tests/storage",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tapforge_api.installing import install_trainer
 from tapforge_trainer.doctor.findings import Facts, Hub, Needs, Torch, as_json, as_text, diagnose, worst
 
 GIB = 2**30
@@ -42,7 +43,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
     "bfloat16 on a CPU without it": (
         {"gpus": 0, "cpu_bf16": False}, {"cuda": False, "gpus": 0, "bf16": True}, "cpu", "warn", "dtype"
     ),
-    "no torch": ({"packages": {"torch": ""}}, {}, "packages", "fail", "trainer-gpu.txt"),
+    "no torch": ({"packages": {"torch": ""}}, {}, "packages", "fail", install_trainer("gpu")),
     "docker's 64 MiB": ({"shm_bytes": 64 * 2**20}, {}, "shm", "fail", "--shm-size"),
     "one GPU and docker's 64 MiB": ({"shm_bytes": 64 * 2**20}, {"gpus": 1}, "shm", "warn", "--shm-size"),
     "memory nearly full": ({"memory_bytes": 101 * GIB}, {}, "memory", "warn", "100.0 GiB"),
