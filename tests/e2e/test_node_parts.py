@@ -98,6 +98,7 @@ def checkout(tmp_path: Path) -> Path:
             copy.mkdir(parents=True)
             (copy / "file.txt").write_text("1")
         else:
+            copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(source.read_bytes())
     return tmp_path
 
