@@ -4,8 +4,8 @@
 
 The same tiny model, recorded steps with screens of 1080x2400 (253 visual tokens), rewards and number of answers, in one
 run: an update of ours, one of TRL's (its multimodal path, its default loss), and so on (`load/offline_step.py`). The
-first update of each kind isn't counted. TRL has its default micro-batch, for each of which it loads the update's rows
-anew (`trl`), and all rows at once, which is the least that it can do (`trl_at_once`).
+first two updates of each kind aren't counted. TRL has its default micro-batch, for each of which it loads the update's
+rows anew (`trl`), and all rows at once, which is the least that it can do (`trl_at_once`).
 
     ratio                    samples per CPU second, ours over TRL's: loader, image processing, rewards and update, on
                              the same recorded answers, which replace TRL's generation; `ratio_wall` the same by time
@@ -49,6 +49,8 @@ from tapforge_trainer.tiny.folder import write_model
 _DRAWN = 20
 #: of a screen as the model sees it, at most
 PIXELS = 256 * 1024
+#: updates of a kind that warm up
+WARM = 2
 #: what `load/offline_step.py` is asked for, and rows of a micro-batch where it has rows
 CONTENDERS = {"ours": ("ours", 0), "trl": ("trl", 8), "trl_at_once": ("trl", 32)}
 
@@ -72,7 +74,7 @@ def beside_trl(updates: int) -> dict[str, Any]:
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
     with tempfile.TemporaryDirectory(dir=os.environ.get("TAPFORGE_WORK")) as place:
         folder = Path(place)
-        rows = 4 * 2 * (updates + 1)  # no screen is seen twice
+        rows = 4 * 2 * (updates + WARM)  # no screen is seen twice
         make(folder / "set", rows, rows)
         write_model(folder / "model", 0)
         for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
@@ -94,13 +96,13 @@ def beside_trl(updates: int) -> dict[str, Any]:
                 contenders[name] = child("load.offline_step", contender, str(folder), str(rows_at_once))
                 next_line(name)
             for kind in kinds:
-                for number in range(updates + 1):
+                for number in range(updates + WARM):
                     for name, process in contenders.items():
                         process.stdin.write(f"{kind}\n")  # type: ignore[union-attr]
                         process.stdin.flush()  # type: ignore[union-attr]
                         figures = next_line(name)
                         print(f"{kind} {number} {name}: {figures}", flush=True)
-                        if number:
+                        if number >= WARM:
                             found.setdefault(kind, {}).setdefault(name, []).append(figures)
             for process in contenders.values():
                 process.stdin.write("\n")  # type: ignore[union-attr]
@@ -156,7 +158,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--screens", type=int, default=2_000)
     parser.add_argument("--every", type=int, default=100, help="of so many steps one prompt is made")
-    parser.add_argument("--updates", type=int, default=3, help="of each kind and contender; one more warms up")
+    parser.add_argument("--updates", type=int, default=3, help="of each kind and contender, without those that warm up")
     parser.add_argument("--out", type=Path, default=Path("bench-results/offline.json"))
     args = parser.parse_args()
     figures: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
