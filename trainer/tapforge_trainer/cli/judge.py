@@ -93,7 +93,7 @@ def train_tiny(output: Path | None, seed: int, episodes: int | None, steps: int 
     import os
 
     from ..model_source.tiny_base import base_folder, judge_cache
-    from ..tiny.judge import EPISODES, EXAM, STEPS, Exam, train_judge
+    from ..tiny.judge import EPISODES, EXAM, FURTHER, STEPS, Exam, train_judge
     from ..tiny.judged_episodes import many
 
     folder = output or judge_cache()
@@ -108,8 +108,11 @@ def train_tiny(output: Path | None, seed: int, episodes: int | None, steps: int 
         processes = len(os.sched_getaffinity(0))
         click.echo("playing episodes of the simulated phone")
         lessons = many(seed, "train", episodes or EPISODES, processes)
+        further = many(seed + 1, "train", FURTHER, processes)
         unseen = many(seed, "test", EXAM, processes)
-        found = train_judge(folder, base_folder(), lessons, unseen, seed=seed, steps=steps or STEPS, report=report)
+        found = train_judge(
+            folder, base_folder(), lessons, further, unseen, seed=seed, steps=steps or STEPS, report=report
+        )
     click.echo(f"on {EXAM:,} held-out episodes: {found}")
     click.echo(f"the tiny judge is in {folder}")
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 EPISODES, STEPS, BATCH = 4000, 320, 32
 #: episodes of the test split by which it is measured
 EXAM: Final = 800
+#: further episodes of the train split, by which it is balanced
+FURTHER: Final = 2000
 LEARNING_RATE: Final = 1e-3
 _WARMUP, _FLOOR = 50, 0.02
 ANSWERS: Final = ("score: 0", "score: 1")
@@ -69,14 +71,16 @@ def train_judge(
     folder: Path,
     base: Path,
     lessons: Sequence[JudgedEpisode],
+    further: Sequence[JudgedEpisode],
     unseen: Sequence[JudgedEpisode],
     *,
     seed: int = 0,
     steps: int = STEPS,
     report: Callable[[int, float, float, Exam | None], None] = lambda step, seconds, loss, exam: None,
 ) -> Exam:
-    """Writes the judge to `folder`, from the tiny base in `base`; on a GPU where torch has one. Returns how it judges
-    `unseen`. `report(step, seconds, loss, exam)` is called every 50 steps, every 250 with a small exam."""
+    """Writes the judge to `folder`, from the tiny base in `base`; on a GPU where torch has one. Balanced on `further`
+    episodes, none of the `lessons`. Returns how it judges `unseen`. `report(step, seconds, loss, exam)` is called every
+    50 steps, every 250 with a small exam."""
     import torch
 
     torch.manual_seed(seed)
@@ -99,6 +103,7 @@ def train_judge(
         if step % 50 == 0:
             small = learner.examined(unseen[:200]) if step % 250 == 0 else None
             report(step, time.monotonic() - begun, sum(losses[-50:]) / 50, small)
+    learner.balance(further)
     # As it is stored and served.
     learner.policy.model.to(torch.bfloat16).save_pretrained(folder)
     learner.policy.model.float()
@@ -197,6 +202,34 @@ class Learner:
         logprob, _ = self.policy(packed, frames)
         owner = torch.from_numpy(data.sample[packed.response]).to(logprob.device)
         return torch.zeros(len(batch), device=logprob.device).index_add_(0, owner, logprob)
+
+    def balance(self, further: Sequence[JudgedEpisode]) -> None:
+        """Moves the row of `score: 1` in the head until as many episodes are called a success as are one, which makes
+        precision and recall equal. Training alone leaves a judge that calls the unsure ones failures."""
+        import torch
+
+        states, kept = list[torch.Tensor](), list[torch.Tensor]()
+        head = self.policy.model.lm_head
+        hook = head.register_forward_pre_hook(lambda module, given: states.append(given[0].detach()))
+        try:
+            with torch.no_grad():
+                for start in range(0, len(further), BATCH):
+                    states.clear()
+                    self.logprobs(batch := further[start : start + BATCH], [True] * len(batch))
+                    kept.append(torch.cat(states).float().reshape(len(batch), -1, states[0].shape[-1])[:, 0])
+        finally:
+            hook.remove()
+        hidden = torch.cat(kept)
+        no, yes = (self.ids_of(answer)[0] for answer in ANSWERS)
+        with torch.no_grad():
+            margins = hidden @ (head.weight[yes] - head.weight[no]).float()
+            solved = sum(one.solved for one in further)
+            ordered = margins.sort(descending=True).values
+            bound = (ordered[max(0, solved - 1)] + ordered[min(solved, len(ordered) - 1)]) / 2
+            # a direction along which all states are 1, as nearly as there is one: the head has no bias
+            square = hidden.T @ hidden + torch.eye(hidden.shape[1], device=hidden.device)
+            along = torch.linalg.solve(square, hidden.sum(dim=0))
+            head.weight[yes] -= (bound * along).to(head.weight.dtype)
 
     def examined(self, unseen: Sequence[JudgedEpisode]) -> Exam:
         import torch
