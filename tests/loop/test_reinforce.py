@@ -377,7 +377,8 @@ async def test_a_measurement_in_between_is_of_one_version_and_training_continues
 
 async def test_a_judge_that_is_away_ends_the_run_with_its_address(tmp_path: Path) -> None:
     judge = "{name: judge, judge: {models: [{url: 'http://127.0.0.1:9/v1', model: m}]}}"
-    rewards = f"rewards={{success: judge, deadlineSeconds: 0.2, streams: [{judge}]}}"
+    # Shorter than the first pause, so that nothing is asked twice, and longer than a refusal takes on a busy machine.
+    rewards = f"rewards={{success: judge, deadlineSeconds: 1.4, streams: [{judge}]}}"
     async with parts(tmp_path, rewards) as context:
         with pytest.raises(RolloutError, match="at the judge; .*127.0.0.1:9"):
             await reinforce(context, Progress())

@@ -186,15 +186,16 @@ class Rewarder:
     async def _insisted(self, ask: Callable[[], Awaitable[Verdict]], usage: Counter[str]) -> Verdict:
         """Raises VerdictMissing when there is none by the deadline."""
         loop = asyncio.get_running_loop()
-        ends, pause = loop.time() + self._spec.deadline_seconds, _FIRST_PAUSE
+        ends, pause, last = loop.time() + self._spec.deadline_seconds, _FIRST_PAUSE, ""
         while True:
             try:
                 async with asyncio.timeout_at(ends):
                     verdict = await ask()
             except TimeoutError as error:
                 why = f"no verdict within {self._spec.deadline_seconds:g} s (spec.rewards.deadlineSeconds)"
-                raise VerdictMissing(why) from error
+                raise VerdictMissing(f"{why}; last: {last}" if last else why) from error
             except VerdictMissing as why_not:
+                last = str(why_not)
                 usage["asked_again"] += 1
                 pause = min(_LONGEST_PAUSE, pause * random.uniform(1.5, 2.0))
                 if why_not.permanent or loop.time() + pause >= ends:
