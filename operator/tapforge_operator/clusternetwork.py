@@ -1,4 +1,4 @@
-"""What the operator is told of a cluster's network: from where KubeRay and Prometheus come to a run's Pods."""
+"""What the operator's flags say of a cluster's network: from where KubeRay and Prometheus come to a run's Pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MONITORING: Final[NamespaceLabels] = {"kubernetes.io/metadata.name": "monitoring
 
 @dataclass(frozen=True, slots=True)
 class RunNetwork:
-    """What the operator was told of a cluster's network."""
+    """What the operator's flags say of a cluster's network."""
 
     #: False: no policies are made; those that are there stay
     closed: bool = True
@@ -30,6 +30,6 @@ def namespace_labels(text: str) -> dict[str, str]:
     for pair in filter(None, text.split(",")):
         key, sign, value = pair.partition("=")
         if not key or not sign:
-            raise ValueError(f"{pair!r} is no label of a namespace: KEY=VALUE, several separated by commas")
+            raise ValueError(f"{pair!r} is not a namespace label: expected KEY=VALUE, several separated by commas")
         found[key] = value
     return found

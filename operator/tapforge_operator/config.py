@@ -34,11 +34,11 @@ class Settings:
     host: str = EVERYWHERE
     broker_port: int = 8443
     health_port: int = 8080
-    #: metrics are for who shows a token that RBAC lets get /metrics
+    #: metrics need a bearer token that RBAC allows to get /metrics
     metrics_token: bool = False
     #: address of the broker for runs' Pods; "": that of its Service
     broker_url: str = ""
-    #: who reaches runs' Pods
+    #: what reaches runs' Pods
     run_network: RunNetwork = field(default_factory=RunNetwork)
     #: host:port at which other replicas reach this one's broker; "": they can't pass callers on to it
     advertised: str = ""
@@ -83,7 +83,7 @@ def claim_quotas(given: Iterable[str], person: int | None = None) -> ClaimQuotas
     for text in given:
         namespace, _, number = text.partition("=")
         if not (namespace == "*" or _LABEL.fullmatch(namespace)) or not number.isdecimal():
-            raise ValueError(f"{text!r} is no quota: NAMESPACE=N with a whole number, or *=N for every other namespace")
+            raise ValueError(f"{text!r} is not a quota: NAMESPACE=N with a whole number, or *=N for every other one")
         if found.setdefault(namespace, int(number)) != int(number):
             raise ValueError(f"{namespace} has two quotas, {found[namespace]} and {int(number)}: name one")
     default = found.pop("*", None)
@@ -97,7 +97,7 @@ def device_rules(given: Iterable[str]) -> DeviceRules:
     for text in given:
         namespace, _, what = text.partition("=")
         if not (namespace == EVERYBODY or _LABEL.fullmatch(namespace)):
-            raise ValueError(f"{text!r} begins with no namespace: NAMESPACE=NETWORK, NAMESPACE=HOST, or *=... for all")
+            raise ValueError(f"{text!r} names no namespace: NAMESPACE=NETWORK, NAMESPACE=HOST, or *=... for all")
         name = what.lower().rstrip(".")
         try:
             networks[namespace].append(ipaddress.ip_network(what))
@@ -120,7 +120,7 @@ def certificate_names(given: Iterable[str]) -> tuple[str, ...]:
             ipaddress.ip_address(name)
         except ValueError:
             if not all(_LABEL.fullmatch(label) for label in name.removeprefix("*.").lower().split(".")):
-                raise ValueError(f"{name!r} is no DNS name and no address") from None
+                raise ValueError(f"{name!r} is neither a DNS name nor an address") from None
     return names
 
 
@@ -128,7 +128,7 @@ def broker_address(given: str) -> str:
     """An address that drivers of runs take, and a certificate can be good for; "" for none. Raises ValueError."""
     if not given:
         return ""
-    wrong = f"{given!r} is no address that drivers of runs take, such as https://broker.example:8443"
+    wrong = f"{given!r} is not an address for runs' drivers; expected, for example, https://broker.example:8443"
     try:
         url = urlsplit(given)
         host = url.hostname if url.port is None or url.port > 0 else None

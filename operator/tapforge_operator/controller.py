@@ -3,7 +3,7 @@
 Promises:
 1. One task per object, so that no two passes of an object overlap. News during a pass cause one more pass, after it.
 2. A pass that fails with an `ApiError` is repeated after 1 s, 2 s, 4 s, ... up to a minute, or when there is news, but
-   not within a second. One object's trouble is no other's.
+   not within a second. One object's trouble delays no other object.
 3. A controller that breaks in any other way, which is a bug, is dropped with all that it remembers. The object rests,
    whatever news there is of it, and then gets a new one: after 10 s, 20 s, 40 s, ... up to five minutes, until a pass
    ends well.
@@ -224,12 +224,12 @@ K = TypeVar("K", bound=Hashable)
 
 
 class InFlight(Generic[K]):
-    """Calls that may take longer than the pass that began them. Nobody begins one a second time.
+    """Calls that may take longer than the pass that began them. None is begun twice while it is in flight.
 
     A pass waits as long as calls of its own end, until no more of them are in flight than may go on into the next one.
     Calls of which none ends for `_STANDSTILL_SECONDS` go on too; the end of what went on is reported (`ended`), and
-    what it raised comes out of the next `end_pass`. For one in the background no pass waits, and its end is no news.
-    No error is lost behind another one: of several the rest is logged, or is raised with it."""
+    what it raised comes out of the next `end_pass`. No pass waits for one in the background, and its end is not
+    reported. No error is lost behind another one: of several the rest is logged, or is raised with it."""
 
     def __init__(self, ended: Callable[[], None]):
         """`ended` is called when a call ends after its pass."""

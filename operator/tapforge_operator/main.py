@@ -56,11 +56,11 @@ log = logging.getLogger("tapforge_operator")
 
 LEASE = "tapforge-operator"
 #: calls to the API server at once for claims. With more of them each takes longer and none more are done: those that
-#: would reach their deadline there are asked about and sent again, so that who is behind has more to do
+#: would reach their deadline there are asked about and sent again, which adds to the server's load
 _CLAIMS_IN_FLIGHT = 128
 #: reviews of callers: they wait behind no claims, whose callers would all wait for them
 _REVIEWS_IN_FLIGHT = 16
-#: that what was told to end may take to do so, seconds
+#: seconds in which a task that is cancelled has to end
 _END_SECONDS = 5.0
 
 
@@ -80,7 +80,7 @@ def _collect_garbage_less_often() -> None:
 
 
 def _identity() -> str:
-    """Two processes on one machine have to differ: who finds its own name in the Lease leads at once."""
+    """Two processes on one machine have to differ: one that finds its own name in the Lease leads at once."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
@@ -100,7 +100,7 @@ def _identity() -> str:
 @click.option(
     "--metrics-token/--no-metrics-token",
     default=False,
-    help="metrics only for who shows a token that RBAC lets get /metrics",
+    help="serve metrics only to bearers of a token that RBAC allows to get /metrics",
 )
 @click.option(
     "--advertise-address",
@@ -110,7 +110,7 @@ def _identity() -> str:
 )
 @click.option("--broker-url", default="", help="the claims' address for runs' Pods; default: that of the Service")
 @click.option(
-    "--run-network/--no-run-network", default=True, help="make a NetworkPolicy for each run: who reaches its Pods"
+    "--run-network/--no-run-network", default=True, help="limit access to runs' Pods by a NetworkPolicy for each run"
 )
 @click.option(
     "--kuberay-namespace",
@@ -142,7 +142,7 @@ def _identity() -> str:
 @click.option(
     "--person-claim-quota",
     type=click.IntRange(0),
-    help="slots that each person who claims by their own name may hold at once, over all pools; default: any number",
+    help="slots that one person, claiming under their own name, may hold at once, over all pools; default: any number",
 )
 @click.option("--connections", type=click.IntRange(1), default=4096, help="of callers to the broker at once")
 @click.option(
@@ -253,7 +253,7 @@ async def run(settings: Settings) -> str:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(credentials.close)
         client = await stack.enter_async_context(Client(credentials, settings.in_flight, watcher=telemetry.api_call))
-        # Claims and reviews of tokens have connections and queues of their own: nobody waits behind a pool's creates.
+        # Claims and reviews of tokens have their own connections and queues: they don't wait behind a pool's creates.
         claims = await stack.enter_async_context(Client(credentials, _CLAIMS_IN_FLIGHT, watcher=telemetry.api_call))
         reviews = await stack.enter_async_context(Client(credentials, _REVIEWS_IN_FLIGHT, watcher=telemetry.api_call))
         # Elections have a pool of their own: a queue of writes must not cost the leadership.

@@ -4,9 +4,9 @@ Promises:
 1. Nothing is granted and nothing is planned before everything was read once after the term was won.
 2. When a term ends, the broker stops answering for claims at once and no pool is touched any more. Nothing of a term is
    left when the next one begins.
-3. A lost term, a broker that broke, an API server that is away or refuses, a change that somebody in here broke on and
-   missed: none of them ends the process. It stands by, and its next term begins with what is written. Kinds that the
-   API server doesn't know (any more) end no term either.
+3. A lost term, a broker that broke, an API server that is away or refuses, a change that an observer in this process
+   failed on and missed: none of them ends the process. It stands by, and its next term begins with what is written.
+   Kinds that the API server doesn't know (any more) end no term either.
 4. No term begins before its keys for claims are those that the Secret holds, and the Secret holds them.
 5. The broker answers also while this process does not lead: it passes callers on to the leader, or says 503, and a
    caller knows that it should try again.
@@ -47,9 +47,9 @@ log = logging.getLogger(__name__)
 
 #: between two checks whether the broker still leads
 _CHECK_SECONDS = 1.0
-#: beside the life of its Lease: that a leader has to write back a Secret which somebody deleted
+#: beside the life of its Lease: that a leader has to write back a Secret which was deleted
 _WRITTEN_BACK_SECONDS = 10.0
-#: a term that lasted so long is no sign that the next one breaks at once
+#: after a term that lasted so long the next one is not expected to break at once
 _CALM_SECONDS = 60.0
 
 
@@ -66,7 +66,7 @@ class Leadership:
         election: Election,
         telemetry: Telemetry,
     ):
-        """`claims_client` writes claims, `reviews_client` asks who wants them."""
+        """`claims_client` writes claims, `reviews_client` has the callers' tokens reviewed."""
         self._settings = settings
         self._client = client
         self._claims_client = claims_client
@@ -84,7 +84,7 @@ class Leadership:
         #: why it does not lead though it could, for people
         self._why = ""
         self.cache = Cache(telemetry, self._requeue)
-        #: of the present term: what somebody who has to hear everything has missed
+        #: of the present term: the failure of an observer that has to receive every change
         self._missed: asyncio.Future[None] | None = None
         self.informers = Informers(self.cache, settings.scope, telemetry, self._miss)
         self._runs = RunQueue(settings, self.cache, client, telemetry, lambda: election.leads, lambda: self._claims)
@@ -94,7 +94,7 @@ class Leadership:
         self.cache.leases_listed.append(self._reliably(self._leases_listed))
 
     def unready(self) -> str:
-        """Why nobody should be sent here; "" when they should."""
+        """Why callers should not be sent here; "" when they should."""
         if self._claims is None:
             return self._why or "the broker does not listen yet"
         if self._election.leads and not self._claims.leading:
@@ -107,7 +107,7 @@ class Leadership:
         if self._election.leads:
             lacks = f"; {self.informers.missing}" if self.informers.missing else ""
             return f"leads in term {self._election.term}{problem}{lacks}"
-        return f"standing by; {self._election.holder or 'nobody'} leads{problem}"
+        return f"standing by; {self._election.holder or 'no replica'} leads{problem}"
 
     async def run(self) -> None:
         """Leads whenever it can, until cancelled."""
@@ -208,7 +208,7 @@ class Leadership:
         )
         stack.push_async_callback(forward.close)
         room = WaitingRoom(limits_of(settings.connections))
-        # What can't be proved because its key was lost is no stranger's.
+        # A claim that can't be proved because its key was lost is not a stranger's.
         app = application(
             claims, auth, lambda i, secret: keys.proved(i, secret) or claims.is_unproved(i), room, forward
         )
@@ -239,15 +239,15 @@ class Leadership:
 
     async def _material(self, names: tuple[str, ...]) -> Material:
         """The certificate and the keys, as soon as the API server gives them: one that is away, or that has just
-        started and refuses everybody for a moment, is waited for; so is a mounted certificate that can be served, and a
-        leader that has the keys which the Secret has lost."""
+        started and refuses every caller for a moment, is waited for; so is a mounted certificate that can be served,
+        and a leader that has the keys which the Secret has lost."""
         pauses, create, deadline = _pauses(), False, 0.0
         while True:
             try:
                 material = await tls.ensure(
                     self._client, self._settings.namespace, names, folder=self._settings.tls_dir, create=create
                 )
-                if not create:  # who made the keys that were there has led
+                if not create:  # the process that made the keys has led
                     self._election.led_before = True
                 return material
             except (ApiError, RuntimeError, tls.Unusable) as error:
@@ -325,8 +325,8 @@ class Leadership:
     # --- what the cache says ------------------------------------------------------------------------------------------
 
     def _miss(self, error: Exception) -> None:
-        """What happened was not understood by everybody who has to know: claims, say, would go on with a hole. So the
-        term ends, and the next one begins with what is written."""
+        """An observer failed on what happened: the claims, for example, would go on without it. So the term ends, and
+        the next one begins with what is written."""
         if self._missed is not None and not self._missed.done():
             self._missed.set_exception(error)
 

@@ -1,4 +1,4 @@
-"""Who may read the metrics, which name the pools and runs of all namespaces.
+"""Access to the metrics, which name the pools and runs of all namespaces.
 
 1. With `--metrics-token` a caller shows a bearer token that the API server knows (TokenReview), and RBAC lets its
    bearer `get` the path /metrics (SubjectAccessReview): the ClusterRole `tapforge-metrics-reader`, or the one that
@@ -30,7 +30,7 @@ class MetricsAccess:
     def __init__(self, api: Api, monotonic: Callable[[], float] = time.monotonic):
         self._api = api
         self._gate = asyncio.Semaphore(_AT_ONCE)
-        #: "" for who may, else why not
+        #: "" for a caller that may read them, else why not
         self._known: AnswerCache[bytes, tuple[int, str]] = AnswerCache(monotonic)
 
     async def refusal(self, request: web.Request) -> web.Response | None:
@@ -43,7 +43,7 @@ class MetricsAccess:
         try:
             status, why = await self._known.get(key, lambda: self._ask(token), lambda found: found[0] == 200, _TRUST)
         except ApiError as error:
-            status, why = self._known.last(key) or (503, f"the API server could not be asked who is calling: {error}")
+            status, why = self._known.last(key) or (503, f"the API server could not check the token: {error}")
         return None if status == 200 else _said(status, why)
 
     async def _ask(self, token: str) -> tuple[int, str]:

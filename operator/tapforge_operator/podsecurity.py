@@ -1,10 +1,10 @@
 """What a Pod of ours may do where its template is silent: nothing. Slots and Ray Pods alike.
 
-1. What the template says stands, field by field: who adds a capability still drops all others.
+1. What the template says stands, field by field: a template that adds a capability still drops all others.
 2. Where it is silent: no service-account token, no service environment, the runtime's default seccomp profile; in each
    container no privilege escalation and no capabilities. A privileged container is left as it is.
 3. With `non_root` a container has to run as another user than root, as the Pod Security level `restricted` asks. Not
-   where the template says that it is root: by its user, or by capabilities, which are of no use to anybody else.
+   where the template says that it is root: by its user, or by capabilities, which are of no use to another user.
 """
 
 from __future__ import annotations

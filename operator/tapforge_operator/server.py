@@ -3,11 +3,11 @@
 1. A port keeps at most `most` connections, and of one address at most `per_address`. From the moment that it is
    accepted a connection counts, and its TLS handshake has begun with it.
 2. Where all places are taken, one is given up for the next connection: by the address that has the most of those that
-   have sent no headers yet or wait for no answer, one without headers first; where nobody has several of them, by the
-   address that has the most that wait for another operator's answer. Of equal ones the oldest goes. An address that
-   has its own limit gives up its own. Who has few connections loses none to who has many.
+   have sent no headers yet or wait for no answer, one without headers first; where no address has several of them, by
+   the address that has the most that wait for another operator's answer. Of equal ones the oldest goes. An address that
+   has its own limit gives up its own. An address with few connections loses none to one with many.
 3. A caller that waits for what it has proved a right to (`keep`) is never given up. Where nothing else is left, the new
-   connection is closed: how many may wait so is for who keeps them to bound, below `most`.
+   connection is closed: the caller of `keep` has to bound how many wait so, below `most`.
 4. A connection whose first headers did not arrive within `HEADERS` seconds of its accept ends; so does one that does
    not read what it is sent for `UNREAD` seconds. After `IDLE` seconds without a request it is closed: later than
    callers close their own.
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 #: every address of the machine, of IPv6 and of IPv4, whichever it has
 EVERYWHERE: Final = "::"
-#: the machine knows no IPv6, or was told to forget it
+#: the machine knows no IPv6, or has it disabled
 _NO_IPV6: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 HEADERS: Final = 10.0
@@ -52,7 +52,7 @@ RESERVED_FILES: Final = 640
 #: more are of no use to a process with one event loop
 _MOST_FILES: Final = 65_536
 #: new connections that are taken before those that are there have their turn. A handshake costs as much as half a
-#: claim, and callers who wait open more of them: a port that took all at once would fall behind further and further
+#: claim, and callers that wait open more of them: a port that took all at once would fall behind further and further
 _AT_ONCE: Final = 4
 _BACKLOG: Final = 1024
 #: what accept says when there are no descriptors, or no memory for one
@@ -102,7 +102,7 @@ class Stage(IntEnum):
     KEPT = 3
 
 
-#: who has the most of the first ones gives up one of them, and of the others only where nobody has any to spare
+#: the address with the most of the first ones gives up one of them; the others only where no address has several
 _GIVEN_UP: Final = ((Stage.SILENT, Stage.IDLE), (Stage.PASSED_ON,))
 
 

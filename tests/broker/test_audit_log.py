@@ -64,7 +64,7 @@ async def test_the_life_of_a_claim_is_two_lines(lines: Lines) -> None:
         ("broken", "it was given back broken"),
         ("silent", "it was not renewed in time"),
         ("deleted", "its Pod is gone"),
-        ("tampered", "its claim annotation was changed by somebody else"),
+        ("tampered", "its claim annotation was changed by another client"),
     ],
 )
 async def test_the_line_of_an_end_says_why(lines: Lines, what: str, why: str) -> None:

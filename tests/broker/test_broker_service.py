@@ -376,7 +376,7 @@ async def test_a_mark_that_somebody_takes_off_ends_the_slot(start):
     await until(lambda: pod_path("phone-0") not in lab.cluster.objects)
     said = await broker.renew(claim)
     assert said[0].state == "lost"
-    assert "changed by somebody else" in said[0].reason
+    assert "changed by another client" in said[0].reason
 
 
 async def test_changes_by_others_between_look_and_claim_only_cost_a_retry(start):

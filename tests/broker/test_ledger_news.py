@@ -60,7 +60,7 @@ def test_a_replayed_mark_is_no_claim():
     desk.see("s0", record=claim.record)
     desk.collect()
     assert isinstance(desk.todo[-1], Remove)
-    assert "changed by somebody else" in desk.ledger.why(after.id)
+    assert "changed by another client" in desk.ledger.why(after.id)
 
 
 def test_a_later_mark_is_another_leaders_claim():

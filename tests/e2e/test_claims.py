@@ -194,7 +194,7 @@ def test_marks_that_somebody_forged_give_nobody_anything(cluster: Cluster, space
     # A mark that is changed under its holder: nobody can say any more whose the slot is.
     pool.annotate(claim.slot, {wellknown.CLAIM: '{"holder":"me"}'})
     pool.wait_gone(claim.slot)
-    assert "changed by somebody else" in who.renew(claim)[0].reason
+    assert "changed by another client" in who.renew(claim)[0].reason
     pool.wait_ready(2)
 
 

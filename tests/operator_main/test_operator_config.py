@@ -19,7 +19,7 @@ def test_names_and_addresses_of_a_certificate() -> None:
 def test_what_no_certificate_can_be_good_for_is_refused(name: str) -> None:
     said = CliRunner().invoke(main, ["--certificate-name", name])
     assert said.exit_code == 2
-    assert f"{name!r} is no DNS name and no address" in said.output.replace("\n", " ")
+    assert f"{name!r} is neither a DNS name nor an address" in said.output.replace("\n", " ")
 
 
 #: http would show the token to the network; the others lead drivers nowhere, or are good for no certificate

@@ -1,13 +1,13 @@
-"""Who is calling, and as which holder it may claim slots of a pool.
+"""The identity of a caller, and as which holder it may claim slots of a pool.
 
 1. A token is good when the API server says so, for our audience. What it said is used again for at most `_TRUST`
    seconds and never beyond the token's own end. What is still used after half of that time is asked again meanwhile, so
-   that a caller who keeps asking never waits for a review; what was refused is not.
+   that a caller that keeps asking never waits for a review; what was refused is not.
 2. A token that is bound to a Pod of a TrainingRun (traced over controllers, each of them read and compared by UID)
    makes the run the holder: all its Pods are one. The run has to be in the pool's namespace and to use that pool, and
    has no more slots and no larger priority there than its spec says.
-3. Everybody else needs the right to create `emulatorpools/claim` of that pool (RBAC).
-4. Whom nobody can check now is refused for now (503), never let through.
+3. Every other caller needs the right to create `emulatorpools/claim` of that pool (RBAC).
+4. A caller that can't be checked now is refused for now (503), never let through.
 
 Times are seconds. Every question has the client's deadline.
 """
@@ -127,7 +127,7 @@ class Auth:
         self._rights: AnswerCache[tuple[Caller, str, str], bool] = AnswerCache(monotonic)
 
     async def holder(self, token: str, namespace: str, pool: str) -> Holder:
-        """As whom the bearer of the token may claim slots of the pool. Raises Denied."""
+        """The holder as which the bearer of the token may claim slots of the pool. Raises Denied."""
         caller = await self.caller(token)
         if caller.run is not None:
             self._check_run(caller.run, namespace, pool)
@@ -138,13 +138,13 @@ class Auth:
             raise Denied(
                 403,
                 "Forbidden",
-                f"{caller.user} may not claim slots of EmulatorPool {pool} in namespace {namespace}: it is no Pod of a "
-                f"TrainingRun, and RBAC gives it no right to create emulatorpools/claim in apiGroup {GROUP}",
+                f"{caller.user} may not claim slots of EmulatorPool {pool} in namespace {namespace}: it is not a "
+                f"Pod of a TrainingRun, and RBAC does not allow it to create emulatorpools/claim in apiGroup {GROUP}",
             )
         return Holder(f"user/{caller.user}", pod=caller.pod)
 
     def knows(self, token: str) -> bool:
-        """Whether the API server said lately that it is somebody's. It may have ended since."""
+        """Whether the API server accepted it lately. It may have ended since."""
         return isinstance(self._callers.last(token_key(token)), Caller)
 
     async def caller(self, token: str) -> Caller:
@@ -169,13 +169,13 @@ class Auth:
         }
         where = path("tokenreviews", group="authentication.k8s.io/v1")
         status = (await self._ask(self._api.create(where, body))).get("status") or {}
-        # An API server that knows no audiences says so by naming none: then the token may be meant for anybody.
+        # An API server that knows no audiences says so by naming none: then the token may be meant for another service.
         if not status.get("authenticated") or self._audience not in (status.get("audiences") or ()):
             said = status.get("error") or f"it is not valid for audience {self._audience}, or it has expired"
             return Denied(401, "Unauthorized", f"the token was not accepted: {said}")
         user = status.get("user") or {}
         if not user.get("username"):
-            return Denied(401, "Unauthorized", "the token was accepted, but the API server named nobody for it")
+            return Denied(401, "Unauthorized", "the token was accepted, but the API server named no user for it")
         extra = user.get("extra") or {}
         pod = await self._own_pod(user["username"], extra)
         return Caller(
@@ -197,7 +197,7 @@ class Auth:
         return found if found is not None and found["metadata"]["uid"] == uids[0] else None
 
     async def _trace(self, pod: Object) -> Run | None:
-        """The run that the Pod works for; None where it is no run's."""
+        """The run that the Pod works for; None where there is none."""
         found, namespace = pod, pod["metadata"]["namespace"]
         for _ in range(_MAX_DEPTH):
             owners = found["metadata"].get("ownerReferences") or ()
@@ -292,7 +292,7 @@ def token_key(token: str) -> bytes:
 
 def _unchecked(error: ApiError) -> Denied:
     log.warning("a caller could not be checked: %s", error)
-    return Denied(503, "CannotAuthenticate", "the API server could not be asked who is calling; try again")
+    return Denied(503, "CannotAuthenticate", "the API server could not be asked to check the caller's token; try again")
 
 
 def _run(namespace: str, found: Object) -> Run:
@@ -357,7 +357,7 @@ class AnswerCache(Generic[K, V]):
         task = self._asking.get(key)
         if task is None:
             task = self._asking[key] = asyncio.ensure_future(self._ask(key, ask, life))
-            # Whoever asked may have gone away by the time that it fails, and who was answered already needs no answer.
+            # Callers may have gone away by the time that it fails, and those that were answered already need no answer.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 

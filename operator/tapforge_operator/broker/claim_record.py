@@ -5,7 +5,7 @@
    restart of the operator.
 3. Secrets and signatures are compared in constant time.
 4. Keys are a list: the first one signs, each of them verifies. So a key is replaced without the loss of a claim.
-5. A record that was signed with a key that is not in the list (the operator's Secret was lost) is told apart from a
+5. A record that was signed with a key that is not in the list (the operator's Secret was lost) is distinguished from a
    forged one: the slot may have a holder that can't be proved. What it says is handed on as `unproved`.
 
 One patch writes a claim on a Pod or takes it off. Each comes in two forms, and either is carried out on what was seen
@@ -13,13 +13,13 @@ or not at all:
 
 - A JSON patch that tests the Pod's UID, its fence and the word of the leader that confirmed its claim, and so what
   claims rest on: every claim writes a larger fence, and only one that is there can be taken off. Whatever else changes
-  meanwhile, a condition in the Pod's status above all, is no conflict: a storm of changing Pods costs a claim no second
-  try. One that does not fit is answered with 422.
+  meanwhile, a condition in the Pod's status above all, does not conflict: a storm of changing Pods costs a claim no
+  second try. One that does not fit is answered with 422.
 - A merge patch with the resourceVersion, for Pods whose labels and annotations are not as the operator wrote them. One
   that does not fit is answered with 409.
 
-Each patch also drops the Pod's notes on who wrote which field, which nobody reads: without them the API server carries
-out a patch of a Pod in less than half of its time, and the Pod is smaller by a third for everybody who watches it.
+Each patch also drops the Pod's `managedFields`, which nothing reads: without them the API server carries out a patch of
+a Pod in less than half of its time, and the Pod is smaller by a third for every client that watches it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class SlotView:
     #: fence of the claim that a later leader than its own told of, and wrote so
     confirmed: str = ""
     record: ClaimRecord | None = None
-    #: what its record says, when that is signed with a key that is not ours: anybody may have written it
+    #: what its record says, when that is signed with a key that is not ours: any client may have written it
     unproved: ClaimRecord | None = None
     #: times that it was claimed (external URLs only)
     transitions: int = 0
@@ -116,7 +116,7 @@ class SlotView:
 
     @property
     def served(self) -> bool:
-        """It was ready once, so somebody may have been given it."""
+        """It was ready once, so it may have been granted."""
         return self.ready or (bool(self.node) and not self.booting)
 
     @property
@@ -144,7 +144,7 @@ MIN_KEY_BYTES: Final = 32
 
 
 def key_name(key: bytes) -> str:
-    """Stands in each record that the key signs; says nothing about the key."""
+    """Is part of each record that the key signs; says nothing about the key."""
     return hmac.digest(key, b"tapforge.dev key name", hashlib.sha256).hex()[:12]
 
 
@@ -206,7 +206,7 @@ class Keys:
             return _NONE
 
     def _understood(self, fields: Any, uid: str) -> Reading:
-        json.dumps(fields, ensure_ascii=False).encode()  # half a character is an error to whoever passes it on
+        json.dumps(fields, ensure_ascii=False).encode()  # half a character is an error to any program that passes it on
         if not isinstance(fields, dict) or not isinstance(signature := fields.pop("signature", None), str):
             return _NONE
         if not isinstance(name := fields.get("key"), str):
@@ -215,7 +215,7 @@ class Keys:
             return Reading(unproved=_record(fields, uid) or _guess(fields, uid))
         if not _same(key.sign(fields, uid), signature):
             return _NONE
-        # One that is ours and can't be read is somebody's claim, so the slot is not free.
+        # One that is ours and can't be read is a claim all the same, so the slot is not free.
         record = _record(fields, uid)
         return Reading(record) if record is not None else Reading(unproved=_guess(fields, uid))
 
@@ -238,7 +238,7 @@ def proves(secret: str, given: str) -> bool:
 
 
 def claim_parts(claim: str) -> tuple[str, int] | None:
-    """Slot UID and fence of a claim's id; None for what is no id of ours."""
+    """Slot UID and fence of a claim's id; None for an id that is not ours."""
     uid, _, fence = claim.rpartition(".")
     if not uid or not fence.isascii() or not fence.isdigit() or len(fence) > 19 or int(fence) > _MAX_FENCE:
         return None
@@ -265,7 +265,7 @@ def _record(fields: dict[str, Any], uid: str) -> ClaimRecord | None:
 
 
 def _guess(fields: dict[str, Any], uid: str) -> ClaimRecord:
-    """Of a record that can't be read: it is somebody's, for as long as a claim can go unrenewed."""
+    """Of a record that can't be read: it counts as a claim for as long as a claim can go unrenewed."""
     fence, holder = fields.get("fence"), fields.get("holder")
     known = fence if _is_fence(fence) else 0
     return ClaimRecord(uid, known, holder if isinstance(holder, str) else "", "", "", 0, _HOLD, _HOLD)
@@ -338,7 +338,7 @@ def _end(slot: Slot) -> str:
 
 
 def read(pod: Mapping[str, Any], keys: Keys) -> SlotView | None:
-    """None for a Pod that is no slot (any more)."""
+    """None for a Pod that is not a slot (any more)."""
     slot = observe(pod)
     return view_of(slot, keys) if slot else None
 

@@ -1,14 +1,14 @@
-"""Slots and their claims, from the record on the slot to the claim's end. Pure. Who gets a slot is decided in
-`ledger.py`, which also states the rules.
+"""Slots and their claims, from the record on the slot to the claim's end. Pure. Which claimant gets a slot is decided
+in `ledger.py`, which also states the rules.
 
 A claim whose record is signed with a key that is not ours (the operator's Secret was lost) is kept, unproved, when this
-ledger meets its slot for the first time: the slot stays its holder's, who renews it without proof, until the holder is
-gone or silent for too long. It displaces no claim that is proved, uses the quota of its slot's namespace, and nobody
-can give it back. It is proved as soon as its key is known again (`reread`).
+ledger meets its slot for the first time: the slot stays its holder's, which renews it without proof, until the holder
+is gone or silent for too long. It displaces no claim that is proved, uses the quota of its slot's namespace, and can't
+be given back. It is proved as soon as its key is known again (`reread`).
 
-Of an external URL, which may be everybody's device, anybody may write such a record before the URL is in a pool. So one
-is believed only as it stood when the term began (`began`): what an earlier leader wrote is older, whenever its pool is
-seen. So is the rest that a Lease tells of. And such a claim is over after `longest_claim`, renewed or not.
+An external URL may name a shared device, and any client may write such a record before the URL is in a pool. So such a
+record is believed only as it stood when the term began (`began`): what an earlier leader wrote is older, whenever its
+pool is seen. So is the rest that a Lease tells of. And such a claim is over after `longest_claim`, renewed or not.
 
 Times are seconds and only go forward.
 """
@@ -45,7 +45,7 @@ from tapforge_operator.broker.types import (
 
 #: ended claims whose end can still be explained, and UIDs that are known to be gone
 _REMEMBERED = 20_000
-_TAMPERED = "its claim annotation was changed by somebody else"
+_TAMPERED = "its claim annotation was changed by another client"
 _EXPIRED = "it was not renewed in time"
 _GIVEN_BACK = "it was given back"
 _KNOWN = "its key is known again"
@@ -64,7 +64,7 @@ class SlotClaims:
         self._cooldowns: list[tuple[float, str]] = []
         self._work: list[Work] = []
         self._events: list[ClaimEvent] = []
-        #: what is no slot any more, and whether it may be one again
+        #: what is not a slot any more, and whether it may be one again
         self._gone: OrderedDict[str, bool] = OrderedDict()
         self._why: OrderedDict[str, str] = OrderedDict()
         self._began = math.inf
@@ -98,7 +98,7 @@ class SlotClaims:
         return sum(not claim.proved for claim in self._live)
 
     def forget(self, uid: str, now: float, why: str = "its Pod is gone", *, back: bool = False) -> None:
-        """The slot is no more. `back`: unless it is seen again, with its label or its owner."""
+        """The slot is gone. `back`: unless it is seen again, with its label or its owner."""
         slot = self._table.get(uid)
         if slot is None:
             return
@@ -114,14 +114,14 @@ class SlotClaims:
             self._table.drop(slot)
 
     def vanished(self, uid: str, order: int, now: float) -> None:
-        """Somebody deleted the Lease of an external URL, at that version. The URL is still there."""
+        """The Lease of an external URL was deleted, at that version. The URL is still there."""
         slot = self._table.get(uid)
         if slot is None or order < slot.view.order or slot.state in (State.GRANTING, State.RELEASING):
             return  # the answer to our own write tells
         self._table.see(slot, _without_lease(slot.view))
         if slot.state is State.HELD:
             pause = self._end_of_use(slot, now)
-            self._end(slot, State.FREE, "its Lease was deleted by somebody else", now)
+            self._end(slot, State.FREE, "its Lease was deleted by another client", now)
             self._cool_down(slot, pause, now)
 
     def missing(self, uid: str, order: int, now: float) -> bool:
@@ -154,7 +154,7 @@ class SlotClaims:
         self._table.wear(pool, after)
 
     def begin_clear(self, work: Clear, now: float) -> bool:
-        """The write begins, and nobody gets the slot before its end. False: a grant has replaced the record instead."""
+        """The write begins, and the slot is not granted before it ends. False: a grant has replaced the record."""
         if not work.replaceable:
             return True
         slot = self._table.get(work.view.uid)
@@ -183,24 +183,24 @@ class SlotClaims:
     # --- holders ------------------------------------------------------------------------------------------------------
 
     def claim(self, claim_id: str) -> Claim | None:
-        """The claim, while somebody holds it."""
+        """The claim, while it has a holder."""
         return self._live.get(claim_id)
 
     def view(self, claim: Claim) -> SlotView | None:
-        """The slot of a claim that somebody holds."""
+        """The slot of a claim that has a holder."""
         return self._table[claim.record.uid].view if self._lives(claim) else None
 
     def why(self, claim_id: str) -> str:
-        """Why nobody holds the claim."""
+        """Why the claim has no holder."""
         slot, _ = self._slot_of(claim_id)
         if claim_id in self._why:
             return self._why[claim_id]
         if slot is None:
             return "no such claim is known, or its slot is gone"
-        return slot.draining or slot.view.ended or "its slot is free or somebody else's"
+        return slot.draining or slot.view.ended or "its slot is free or has another holder"
 
     def ahead(self, claim_id: str) -> SlotView | None:
-        """The slot, when the claim is later than all that is known of it: somebody has to look at the slot."""
+        """The slot, when the claim is later than all that is known of it: the slot has to be read again."""
         slot, fence = self._slot_of(claim_id)
         return slot.view if slot is not None and fence > slot.fence else None
 
@@ -234,7 +234,7 @@ class SlotClaims:
     # --- the pool's side ----------------------------------------------------------------------------------------------
 
     def drain(self, uid: str) -> bool:
-        """True: nobody holds the slot and nobody will get it. False: it is claimed, or is being."""
+        """True: the slot has no holder and is not granted again. False: it is claimed, or is being."""
         slot = self._table.get(uid)
         if slot is None:
             _keep(self._gone, uid, False)
@@ -246,12 +246,12 @@ class SlotClaims:
         return True
 
     def revoke(self, uid: str, reason: str) -> None:
-        """The pool wants the slot back at the end of the episode, and nobody gets it afterwards; "" takes that back."""
+        """The pool wants the slot back at the end of the episode; it is not granted afterwards. "" takes that back."""
         if (slot := self._table.get(uid)) is not None:
             self._table.revoke(slot, reason, yields=False)
 
     def held(self, pool: str) -> Mapping[str, Held]:
-        """Claimed slots of a pool by UID, and those that nobody gets any more while their Pod is still there."""
+        """Claimed slots of a pool by UID, and those that are not granted any more while their Pod is still there."""
         return self._table.held(pool)
 
     def waiting(self, pool: str) -> int:
@@ -325,7 +325,7 @@ class SlotClaims:
         elif view.unproved is not None and (view.lasting or view.served):
             self._adopt_unproved(slot, view.unproved, now)
         elif view.rest:
-            self._cool_down(slot, view.rest, now)  # nobody knows how much of it is over
+            self._cool_down(slot, view.rest, now)  # how much of it is over is unknown
 
     def _check(self, slot: Slot, now: float) -> None:
         """What the newest view means for the slot's claim."""
@@ -336,7 +336,7 @@ class SlotClaims:
             if view.ended:
                 self._end(slot, State.FREE, view.ended, now)
             elif record is not None and record.fence > fence:
-                self._end(slot, State.FREE, "another operator gave the slot to somebody else", now)
+                self._end(slot, State.FREE, "another operator granted the slot to another holder", now)
                 self._adopt(slot, record, now)
             elif not slot.claim.proved and record is not None and record.fence == fence:
                 self._end(slot, State.FREE, _KNOWN, now)
@@ -352,7 +352,7 @@ class SlotClaims:
             self._table.place(slot)
 
     def _adopt(self, slot: Slot, record: ClaimRecord, now: float) -> None:
-        """Somebody else, or this operator in an earlier life, wrote the record."""
+        """Another operator, or this one in an earlier life, wrote the record."""
         claim = Claim(record)
         slot.fence = max(slot.fence, record.fence)
         self._table.take(slot, claim, State.HELD)
@@ -360,13 +360,13 @@ class SlotClaims:
         self._requests.claimed((slot.view.pool, record.holder, record.request), claim)
         sharing = [(o.claim.proved, o.claim.record.fence, o) for o in self._table.sharing(slot) if o.claim is not None]
         for _, _, other in sorted(sharing, key=lambda found: found[:2])[:-1]:
-            # A leader of the past wrote it with its last breath and told nobody, or didn't know that they are one.
+            # A leader of the past wrote it at its end, with no caller answered, or didn't know that they are one.
             if other.state is State.HELD:
                 self._release(other.view.uid, "its device has a later claim, through another pool", now)
 
     def _adopt_unproved(self, slot: Slot, said: ClaimRecord, now: float) -> None:
-        """Anybody may have written it: its holder is believed for its own namespace only, and no claim is longer than
-        one can be."""
+        """Any client may have written it: its holder is believed for its own namespace only, and no claim is longer
+        than one can be."""
         longest = self._timeouts.longest_claim
         namespace = slot.view.namespace
         holder = said.holder if namespace_of(said.holder) == namespace else unproved_holder(namespace, said.holder)
@@ -404,7 +404,7 @@ class SlotClaims:
         clear = Clear(slot.view, claim.record, slot.view.episodes + claim.episodes, failures, pause, replaceable)
         slot.clear = clear
         self._end(slot, State.RELEASING, why, now)
-        if replaceable and not self._table.is_returned(slot):  # nobody would get it
+        if replaceable and not self._table.is_returned(slot):  # it would not be granted
             clear = slot.clear = replace(clear, replaceable=False)
         self._work.append(clear)
 
@@ -431,7 +431,7 @@ class SlotClaims:
         return (max(0.0, slot.claim.believed - now) if slot.claim else 0.0) + self._timeouts.step_deadline
 
     def _left_of_use(self, slot: Slot, now: float) -> float:
-        """Seconds for which a device that leaves its pool goes to nobody through another one."""
+        """Seconds for which a device that leaves its pool is not granted through another one."""
         match slot.state:
             case State.HELD:
                 return self._end_of_use(slot, now)

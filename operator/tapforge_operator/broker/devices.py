@@ -1,6 +1,6 @@
-"""External devices: what is one and the same, who has it, and which namespace may name it. Pure.
+"""External devices: what is one and the same, whether it is in use, and which namespace may name it. Pure.
 
-1. A device is known by the address that callers are told (`told`), in its normal form: however a pool spells it, it has
+1. A device is known by the address that callers receive (`told`), in its normal form: however a pool spells it, it has
    one holder. Names are not resolved: a device that one pool names by its name and another one by its address counts as
    two. A server is one device, but for the phones that a MobileWorld server tells apart by `?device=`.
 2. Without rules every namespace may name any device; with them, only what is listed for it or for `*`.
@@ -47,7 +47,7 @@ def device_of(url: str, protocol: str = "") -> str:
         parts = urlsplit(address if "://" in address else f"//{address}")
         port = parts.port or _PORTS.get(parts.scheme, 0)
         host = _normal(parts.hostname or "")
-    except ValueError:  # a spec of another release may hold what is no URL: it is only like itself
+    except ValueError:  # a spec of another release may hold something other than a URL: it is only like itself
         return url
     if protocol == ADB:
         return f"{ADB}://{host}:{port}"
@@ -83,7 +83,7 @@ def _numbers(host: str) -> ipaddress.IPv4Address | None:
 
 
 class Devices:
-    """Slots by device, and whether somebody has the device through them."""
+    """Slots by device, and whether the device is in use through them."""
 
     def __init__(self) -> None:
         self._slots: dict[str, dict[str, bool]] = {}
@@ -105,7 +105,7 @@ class Devices:
         return any(taken for other, taken in slots.items() if other != uid)
 
     def drop(self, device: str, uid: str) -> None:
-        """Only of a slot through which nobody has it."""
+        """Only of a slot through which it is not in use."""
         slots = self._slots[device]
         del slots[uid]
         if not slots:

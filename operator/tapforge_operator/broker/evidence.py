@@ -3,8 +3,8 @@
 1. Only what the API server says counts, never its silence: a question without an answer is no evidence.
 2. A Pod is gone when there is none of its name with its UID; it has ended by its phase, and stopped when its node said
    so of every container in it; it is cut off when its node is lost.
-3. A Pod that may not be read (any more) says nothing, and neither does what is no name of a Pod: records that can't be
-   proved are anybody's to write.
+3. A Pod that may not be read (any more) says nothing, and neither does what is not the name of a Pod: any client may
+   write records that can't be proved.
 4. Where nodes aren't watched, a lost node is found out by what it leaves of the Pod, twice: the node controller has
    taken its readiness away, which a kubelet does only together with that of its containers (`ContainersReady`); or it
    was to be deleted, and its grace is over. It has to look so for `CUT_OFF_SECONDS` without an answer that it does not
@@ -62,7 +62,7 @@ class Evidence:
         self._since = {pod: since for pod, since in self._since.items() if pod in pods}
 
     async def of(self, pod: str, clock: Callable[[], float]) -> Gone | None:
-        """None: it is there, or nobody can say."""
+        """None: it is there, or that is unknown."""
         if (named := _NAME.fullmatch(pod)) is None:
             return None
         namespace, name, uid = named.groups()
@@ -72,7 +72,7 @@ class Evidence:
             if error.status == 404:
                 return Gone(f"its holder's Pod {namespace}/{name} is gone", stopped=False)
             log.warning("whether Pod %s/%s still holds claims can't be read: %s", namespace, name, error)
-            if error.passing:  # nobody watched
+            if error.passing:  # the Pod was not watched
                 self._since.clear()
             self._since.pop(pod, None)
             return None
@@ -110,6 +110,6 @@ def looks_cut_off(pod: Mapping[str, Any]) -> float | None:
 
 
 def _stopped(status: Mapping[str, Any]) -> bool:
-    """Its node said so: somebody else may have written the phase."""
+    """Its node said so: another client may have written the phase."""
     containers = status.get("containerStatuses") or ()
     return bool(containers) and all("terminated" in (c.get("state") or {}) for c in containers)

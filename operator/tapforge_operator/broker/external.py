@@ -1,8 +1,8 @@
 """A claim of an external URL: it has no Pod, so a `coordination.k8s.io` Lease carries its record. Pure.
 
 1. One Lease for each URL of a pool, named by the pool's UID and the URL, made when the URL is first claimed. It goes
-   with the pool (its owner), or when the URL was taken out of the pool, nobody has it any more and its rest is over.
-2. The slot's UID is made of the same two, not the Lease's: a Lease that somebody deleted doesn't make a new slot.
+   with the pool (its owner), or when the URL was taken out of the pool, it has no holder any more and its rest is over.
+2. The slot's UID is made of the same two, not the Lease's: a Lease that was deleted doesn't make a new slot.
 3. `holderIdentity`, `leaseTransitions` and the times are for people and tools; what counts is the signed record and the
    fence annotation, as on a Pod.
 """
@@ -61,7 +61,7 @@ def urls_of(pool: PoolObject) -> list[Url]:
 
 
 def url_of(lease: Mapping[str, Any]) -> Url | None:
-    """What a Lease is of; None for a Lease of something else. Annotations are anybody's to write, so the name has to
+    """What a Lease is of; None for a Lease of something else. Any client may write annotations, so the name has to
     agree."""
     metadata = lease["metadata"]
     owner = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), None)
@@ -80,7 +80,7 @@ def slot_key(lease: Mapping[str, Any]) -> tuple[str, str] | None:
 
 class Leases:
     """Leases by their namespace and slot, also of URLs that are in no pool's list at present. One in another namespace
-    than its pool's is nobody's: who may write it there may not write to the pool."""
+    than its pool's belongs to no slot: a client that may write it there may not write to the pool."""
 
     def __init__(self, leases: Iterable[Mapping[str, Any]] = ()):
         self._known = {key: lease for lease in leases if (key := slot_key(lease))}
@@ -142,7 +142,7 @@ def with_lease(view: SlotView, lease: Mapping[str, Any], keys: Keys) -> SlotView
         episodes=written_number(annotations.get(wellknown.EPISODES)),
         confirmed=annotations.get(wellknown.CONFIRMED, ""),
         failures=written_number(annotations.get(wellknown.STRIKES)),
-        # Annotations are anybody's to write: nobody keeps a phone away for ever.
+        # Any client may write annotations: none of them withholds a phone for ever.
         rest=float(min(written_number(annotations.get(wellknown.REST)), _LONGEST_REST)),
         record=reading.record,
         unproved=reading.unproved,
@@ -205,5 +205,5 @@ def clear_patch(view: SlotView, work: Clear) -> Object:
 
 
 def delete_options(view: SlotView) -> Object:
-    """Of the Lease as it was seen: should anybody have claimed the URL since, it stays."""
+    """Of the Lease as it was seen: should the URL have been claimed since, it stays."""
     return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"resourceVersion": view.version}}

@@ -2,26 +2,26 @@
 
 1. Every refusal is a Refusal; a 4xx names what was wrong with which value, and what would be right.
 2. What is not proved is looked at in turns (`Turns`), and no further than is needed to prove it (`read_body`).
-3. How many acquires may wait is said in `waiting.py`, how many connections there may be in `server.py`.
+3. `waiting.py` limits how many acquires may wait, `server.py` how many connections there may be.
 4. Only a leader answers; one that stands by passes callers on to it, if it can (`Forward`).
-5. Whoever disconnects while it waits gets nothing, and nothing stays claimed for it.
+5. A caller that disconnects while it waits gets nothing, and nothing stays claimed for it.
 6. Renewals and releases are proved by the claims' secrets alone: no question to the API server.
-7. What nobody foresaw is a Refusal too (500), and is logged once, with the object that it was about.
+7. An unexpected error is a Refusal too (500), and is logged once, with the object that it was about.
 
 Bodies: as much of a request is read as its caller has proved.
 
 1. It has at most `limit` bytes and `READ` seconds to arrive; more is refused before it was read.
 2. A batch of claims that is larger than `HEAD` bytes is read on only when one of the first claims in it is proved by
-   its secret. That is looked for in the first `HEAD` bytes alone, and costs some microseconds: whoever has no claim
-   makes nobody parse thousands of them.
+   its secret. That is looked for in the first `HEAD` bytes alone, and costs some microseconds: a caller that has no
+   claim can't have thousands of them parsed.
 
 Turns: how much of callers that have proved nothing yet is read and checked at once.
 
 1. Of one caller `CHECKED_AT_ONCE` requests are read and checked at once, and `QUEUED` more wait for their turn, at
-   most `TURN_WAIT` seconds. Whoever comes then, or waited that long, is refused; nobody else is kept waiting by it.
+   most `TURN_WAIT` seconds. A request beyond that, or that waited so long, is refused; it delays no other caller.
 2. A request that is refused keeps its place for `PENALTY` seconds, so that wrong ones come at a bounded rate.
 3. A caller is its address. One that another operator passes on is named by it: such names share `FORWARDED_ROOM` times
-   as much room, so that who only pretends to pass somebody on takes no place but those of its own address.
+   as much room, so that a caller that only pretends to pass another one on takes no place but those of its own address.
 
 What is proved (a token that the API server knows, the secret of a claim) has other limits, which are not these.
 
@@ -29,10 +29,10 @@ Standby replicas pass their callers on to the leader, once.
 
 1. A request goes on to the leader as it is (path, body, Authorization), over TLS that is checked against the broker's
    own authority. One that was passed on before is not passed on again: there is one hop, or `NotLeading` (503).
-2. It ends with its caller: who disconnects while it waits is disconnected from the leader as well, which then leaves
-   nothing claimed.
+2. It ends with its caller: one that disconnects while it waits is disconnected from the leader as well, which then
+   leaves nothing claimed.
 3. It has an end: what the caller itself is ready to wait, and `MARGIN` seconds. A leader that can't be reached, that
-   is silent for longer, or that is none any more by the Lease, is 503 too; then nobody knows whether the request was
+   is silent for longer, or that is none any more by the Lease, is 503 too; then it is unknown whether the request was
    carried out, and it may be sent again, as always.
 """
 
@@ -103,7 +103,7 @@ async def read_body(request: web.Request, limit: int = SMALL, proof: Proof | Non
                             403,
                             "Unproved",
                             f"none of the first {_TRIED} claims of this batch has the secret that proves it; of claims "
-                            f"that nobody proves at most {HEAD} bytes are read",
+                            f"without proof at most {HEAD} bytes are read",
                         )
                     proved = True
     except TimeoutError as error:
@@ -147,7 +147,7 @@ class Turns:
         """Waits for the turn of the caller at address `peer`, or of the one that it passes on. Raises Denied."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._place((peer, behind), 1))
-            if behind:  # in this order: who waits in its own line takes no place in the one that it shares
+            if behind:  # in this order: a request waiting in its own line takes no place in the shared one
                 await stack.enter_async_context(self._place((peer,), FORWARDED_ROOM))
             try:
                 yield
@@ -218,8 +218,8 @@ class Forward:
         trust: ssl.SSLContext,
         done: Callable[[bool], None] = lambda answered: None,
     ):
-        """`leader`: host:port of the leader's broker now, "" for nobody knows; `name`: what its certificate is for;
-        `done` is called with whether the leader answered."""
+        """`leader`: host:port of the leader's broker now, "": unknown; `name`: what its certificate is for; `done` is
+        called with whether the leader answered."""
         self._leader = leader
         self._identity = identity
         self._name = name
@@ -438,10 +438,10 @@ async def _refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         return _refusal(error.status, error.reason.replace(" ", ""), error.text or error.reason)
     except ConnectionError:
-        raise  # nobody is there to be answered
+        raise  # there is no caller left to answer
     except Exception:  # whatever it was: callers read reasons
         log.exception("%s %s failed", request.method, request.path, extra=_about(request))
-        text = "this is a fault of the broker, whose log says more; ask again, or tell whoever runs the operator"
+        text = "this is a fault of the broker, whose log says more; try again, or inform the operator's administrator"
         return _refusal(500, "InternalError", text)
 
 

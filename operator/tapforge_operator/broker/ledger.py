@@ -1,7 +1,7 @@
-"""Who holds which slot: a pure state machine without clock or I/O, keyed by the UID of the slot.
+"""The slots and their holders: a pure state machine without clock or I/O, keyed by the UID of the slot.
 
     free -> granting -> held -> releasing -> free        given back clean
-                                releasing -> granting    the same, and somebody waits: one write instead of two
+                                releasing -> granting    the same, and a claimant waits: one write instead of two
             granting -> free                             the record could not be written, and certainly is not there
             granting -> releasing                        the same, and the record that it was to replace is there
                         held -> terminating              given back dirty or broken, expired, or its record changed
@@ -10,24 +10,24 @@
     cooldown: not granted for a while.  terminating: never granted again; the service deletes the Pod.
 
 Rules:
-1. A slot has at most one claim. Nobody hears of a claim before its record is on the slot (`granted`).
+1. A slot has at most one claim. No caller learns of a claim before its record is on the slot (`granted`).
 2. A claim's fence is larger than every earlier one of its slot, in this term and all earlier ones.
 3. A slot that ended, is terminating or draining is never granted again. The UID of a Pod that was deleted never comes
    back.
 4. A verified record on a slot that is new to this ledger is a claim with a whole life before it: the time in which no
-   operator ran ages nobody's claim. Silence alone ends no claim before its `hold`; that its holder is gone does. On a
-   slot that is known, only a record with a larger fence is news (another leader wrote it); an older one is a replay and
+   operator ran ages no claim. Silence alone ends no claim before its `hold`; that its holder is gone does. On a slot
+   that is known, only a record with a larger fence is news (another leader wrote it); an older one is a replay and
    means nothing.
 5. What the API server said earlier (`SlotView.order`) never overrides what it said later.
 6. A request that is repeated gets the claims that it got, not more.
 7. A device that several pools name counts as one: it is granted through one of them at a time, and rests for all.
-8. Slots go to the highest priority, then to who has the fewest, then to who came first; from the fullest node. Who has
-   as many as it may have waits until one of them ends.
+8. Slots go to the highest priority, then to the claimant that has the fewest, then to the one that came first; from the
+   fullest node. A claimant that has as many as it may have waits until one of them ends.
 9. The claimants of a namespace hold no more slots than its quota, over all pools. Claims that an earlier leader granted
    count, and are kept where they are more than that.
 
-Whoever may patch Pods can end a claim: a record that is taken off terminates its slot. Should the operator die in
-between, its successor finds a free slot: that is beyond what can be known.
+Any client that may patch Pods can end a claim: a record that is taken off terminates its slot. Should the operator die
+in between, its successor finds a free slot: that is beyond what can be known.
 
 What has to be done outside is collected for `take_work`. Times are seconds and only go forward.
 """
@@ -79,7 +79,7 @@ class Ledger(SlotClaims):
         events, self._events = self._events, []
         return events
 
-    # --- who wants slots ----------------------------------------------------------------------------------------------
+    # --- claimants that want slots ------------------------------------------------------------------------------------
 
     def enqueue(self, want: Want, now: float) -> int:
         """Returns the ticket that an `Answer` will name; that of the waiter, where the request waits already."""
@@ -91,7 +91,7 @@ class Ledger(SlotClaims):
         if known is not None:
             self._work.append(Answer(self._tickets, tuple(filter(self._lives, known.claims.values())), repeated=True))
             return self._tickets
-        if want.limit:  # what it may not have is no demand
+        if want.limit:  # what it may not have does not count as demand
             room = want.limit - self.held_by(want.pool, want.holder)
             want = replace(want, slots=max(1, min(want.slots, room)))
         waiter = Waiter(self._tickets, want, since=now, rank=self._tickets)
@@ -111,7 +111,7 @@ class Ledger(SlotClaims):
             self._answer(waiter, now)
 
     def withdraw(self, ticket: int, now: float) -> None:
-        """Nobody listens: what was granted is given back. Never after `delivered`."""
+        """The caller is gone: what was granted is given back. Never after `delivered`."""
         waiter = self._waiters.pop(ticket, None)
         if waiter is None:
             return
@@ -131,13 +131,13 @@ class Ledger(SlotClaims):
         return waiter is not None and waiter.open and bool(waiter.pending)
 
     def close(self, pool: str, now: float) -> None:
-        """The pool is gone: whoever waits for it is answered."""
+        """The pool is gone: claimants that wait for it are answered."""
         for waiter in [w for w in self._waiters.values() if w.want.pool == pool]:
             self.conclude(waiter.ticket, now)
         self._table.close(pool)
 
     def assign(self, pool: str, now: float) -> None:
-        """Chooses slots for those who wait, while there are any."""
+        """Chooses slots for claimants that wait, while there are any."""
         table, known = self._table, self._table.pool(pool)
         tally = known.tally
         kept: Counter[Claimant] = Counter()
@@ -163,7 +163,7 @@ class Ledger(SlotClaims):
         return balance(self._table, pool, now - self._timeouts.revoke_after)
 
     def withhold(self, pool: str, uids: Set[str]) -> bool:
-        """These slots of the pool, and no others, are not granted for now; who has one keeps it. True when that is
+        """These slots of the pool, and no others, are not granted for now; a holder of one keeps it. True when that is
         news."""
         return self._table.withhold(pool, uids)
 
@@ -212,7 +212,7 @@ class Ledger(SlotClaims):
         self._settle(claim, now)
 
     def forget(self, uid: str, now: float, why: str = "its Pod is gone", *, back: bool = False) -> None:
-        """The slot is no more."""
+        """The slot is gone."""
         slot = self._table.get(uid)
         granting = slot.claim if slot is not None and slot.state is State.GRANTING else None
         super().forget(uid, now, why, back=back)
@@ -236,8 +236,8 @@ class Ledger(SlotClaims):
         fenced: Callable[[str], bool],
     ) -> set[str]:
         """Nothing in the Pod speaks any more. `stopped`: nothing in it acts any more either, as its node says; without
-        that, who has an external device may still use it until `hold` is over. Returns the pools of claims that ended.
-        """
+        that, the holder of an external device may still use it until `hold` is over. Returns the pools of ended
+        claims."""
         changed = set()
         for claim in self._live.of_pod(pod, now, idle):
             slot = self._table[claim.record.uid]

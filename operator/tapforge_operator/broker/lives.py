@@ -4,7 +4,7 @@
    Pod (`suspects`).
 2. A claim that was not renewed for its `hold` is over (`due`), whatever is known of its holder.
 3. Both are counted by a clock that runs only while the operator does, from the moment in which this ledger met the
-   claim: the time in which no operator ran, and that in which none led, ages nobody.
+   claim: the time in which no operator ran, and that in which none led, ages no claim.
 
 Times are seconds and only go forward.
 """

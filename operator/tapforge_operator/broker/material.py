@@ -4,9 +4,9 @@
    has besides counts too (`merged`). To take something away, all operators have to stop first.
 2. Keys for claims are a list: `hmac.key` signs, it and every `hmac.key.NAME` verify. A release that knows one key reads
    `hmac.key`, and leaves the others where they are.
-3. Authorities are a bundle. The first one signs; the others stay until they end, so that whoever trusts any of them
-   trusts the certificate. A certificate of an authority that callers may not have yet is not taken over from the Secret
-   while the one that is served is good.
+3. Authorities are a bundle. The first one signs; the others stay until they end, so that a client that trusts any of
+   them trusts the certificate. A certificate of an authority that callers may not have yet is not taken over from the
+   Secret while the one that is served is good.
 4. An authority signs nothing on the day it is made while there is an older one that can (`completed`).
 """
 
@@ -77,7 +77,7 @@ def claims_keys(data: Mapping[str, bytes]) -> tuple[bytes, ...]:
     """The keys for claims, that which signs first. One that is too short is none."""
     given = [(name, value) for name, value in sorted(data.items()) if name == KEY or name.startswith(MORE_KEYS)]
     for name in [name for name, value in given if len(value) < MIN_KEY_BYTES]:
-        log.error("the key %s of the Secret has less than %d bytes: it is no key", name, MIN_KEY_BYTES)
+        log.error("the key %s of the Secret has less than %d bytes: it is ignored", name, MIN_KEY_BYTES)
     return tuple(dict.fromkeys(value for _, value in given if len(value) >= MIN_KEY_BYTES))
 
 
@@ -92,7 +92,7 @@ def merged(data: Mapping[str, bytes], held: Material, names: Sequence[str], now:
     ca_keys = [data.get(CA_KEY, b""), data.get(OLD_CA_KEY, b""), *held.ca_keys]
     ca = joined(_still_good(data.get(CA, b""), now), _still_good(held.ca, now))
     able = signers(ca, ca_keys, now)
-    if able:  # who signs stands first
+    if able:  # the signing one comes first
         ca = joined(able[0][0], ca)
     known = _still_good(held.ca, now) or ca
     pairs = [(data.get(CERTIFICATE, b""), data.get(PRIVATE_KEY, b"")), (held.certificate, held.private_key)]

@@ -27,7 +27,7 @@ def claim_message(claim: Claim, secret: str, view: SlotView, pool: PoolObject) -
         url=url_of(view, pool),
         fence=claim.record.fence,
         ttl_seconds=claim.record.ttl,
-        # Who is in a Pod is looked at when it is silent. Nobody can look at what else it does to an external device.
+        # A silent holder's Pod is looked at. What else the holder does to an external device can't be observed.
         hold_seconds=None if claim.record.pod and not view.lasting else claim.ends - claim.renewed_at,
     )
 

@@ -5,8 +5,8 @@
 3. A renewal with a session lists all claims of its process: what it doesn't list is released. The list counts for the
    sessions of claims that it proves, and for no other holder's.
 4. Claims end by a clock that runs only while the operator does. Where the process stood still (the machine was
-   suspended, one core was busy with something else), its holders' renewals are still in its sockets: that time ages
-   nobody's claim. Wall clocks, and their jumps, have no part in it.
+   suspended, one core was busy with something else), its holders' renewals are still in its sockets: that time ages no
+   claim. Wall clocks, and their jumps, have no part in it.
 5. Slots of which this leader may not know the newest (another leader was at work until just now, and the watch is a
    moment behind) are read again before anything is said of their claims.
 """
@@ -87,8 +87,8 @@ class Renewals:
         changed: Callable[[str], None],
     ):
         """`lead`: the ledger, or NotLeading. `fenced`: phones of the pool with that UID check fences. `work` carries
-        out what the ledger asks for, `writing` are the writes on slots that are under way, `changed` is told of pools.
-        """
+        out what the ledger asks for, `writing` are the writes on slots that are under way, `changed` is called with
+        pools."""
         self._keys = keys
         self._writer = writer
         self._clock = clock
@@ -107,7 +107,7 @@ class Renewals:
         for given, claim in zip(ask.claims, found, strict=True):
             if claim is None:
                 answers.append(said(given, "lost", ledger.why(given.id)))
-            elif not claim.proved:  # it says what the slot says, and lets nobody do anything with it
+            elif not claim.proved:  # it says what the slot says, and permits nothing
                 answers.append(said(given, ledger.renew(claim, 0, now)))
             elif not self._proves(claim, given.secret):
                 answers.append(said(given, "lost", WRONG_SECRET))
@@ -173,7 +173,7 @@ class Renewals:
 
     async def _find(self, ledger: Ledger, asked: Sequence[HeldMessage]) -> list[Claim | None]:
         """The claims that are meant. Looks at slots whose claims are later than what is known of them: another leader
-        granted them, and the watch did not tell yet. Only the proof of such a claim makes anybody look."""
+        granted them, and the watch did not tell yet. Only the proof of such a claim causes a read."""
         found = [ledger.claim(given.id) for given in asked]
         behind = [
             view

@@ -1,27 +1,27 @@
-"""Which slot is next, who is next, and who gives slots back for it. Pure.
+"""Which slot is next, which claimant is next, and which ones give slots back for it. Pure.
 
 Packing: the next slot is a free one on the fullest node, so that empty nodes can be drained. A node is as full as it
 has slots of ours that are claimed, whatever their pool. Among equally full nodes the one that became so first is taken,
 on a node the slot that has been free the longest. Every operation is O(pools on the node) or O(different fills), never
 O(slots).
 
-Turns: the next one is who has the highest priority, within it who has the fewest slots, within it who came first. Who
-has as many as it may have waits until one of them ends. Demand that was met in part or not at all is remembered for a
-moment: its caller will ask again at once, and a slot that is its turn's is kept for it meanwhile, instead of going back
-to where it was revoked from.
+Turns: the next claimant is the one with the highest priority, within it the fewest slots, within it the earliest
+request. One that has as many as it may have waits until one of them ends. Demand that was met in part or not at all is
+remembered for a moment: its caller will ask again at once, and a slot that is its turn's is kept for it meanwhile,
+instead of going back to where it was revoked from.
 
 Fair shares:
 1. A higher priority is served whole before a lower one gets anything.
-2. Within a priority everybody gets the same number of slots (max-min fair), or less where less is wanted. What does not
-   divide stays with those who have more now, so that nothing moves for it.
-3. Slots are asked back only where somebody else gets them, never more than are missing after what is free or will soon
-   be, and from the lowest priority and the largest surplus first.
-4. Once moved, nothing moves again: applied to its own outcome, the answer is "nobody".
+2. Within a priority every claimant gets the same number of slots (max-min fair), or less where less is wanted. What
+   does not divide stays with those that have more now, so that nothing moves for it.
+3. Slots are asked back only where another claimant gets them, never more than are missing after what is free or will
+   soon be, and from the lowest priority and the largest surplus first.
+4. Once moved, nothing moves again: applied to its own outcome, no claimant has to give slots back.
 
-Quotas: who has as many slots as the quota of its namespace allows is passed over. What it asks for is no demand: nobody
-is asked to give slots back for it, and no phone boots for it.
+Quotas: a claimant that has as many slots as the quota of its namespace allows is passed over. What it asks for does not
+count as demand: no holder is asked to give slots back for it, and no phone boots for it.
 
-Requests: an acquire that is sent again gets the claims of the first, not more. It is known while somebody waits on it,
+Requests: an acquire that is sent again gets the claims of the first, not more. It is known while a caller waits on it,
 while one of its claims lives, and a while longer. It is found again after a restart, because each claim's record
 carries it.
 """
@@ -156,7 +156,7 @@ def within_reach(claimant: Claimant, wanted: int, held: Mapping[Claimant, int], 
 
 
 def _level(capacity: int, tier: list[Demand]) -> dict[Claimant, int]:
-    """Fills everybody to the same level, as water does."""
+    """Fills all claimants to the same level, as water does."""
     demand = {s.claimant: s.held + s.wanted for s in tier}
     result: dict[Claimant, int] = {}
     left = capacity
@@ -206,9 +206,9 @@ class Share(NamedTuple):
     state: State
     #: whose claim it has
     claimant: Claimant | None
-    #: the claim is asked back for somebody who waits
+    #: the claim is asked back for a claimant that waits
     yields: bool
-    #: the claim is asked back by the pool: the slot serves nobody afterwards
+    #: the claim is asked back by the pool: the slot serves no claim afterwards
     leaves: bool
     booting: bool
     #: it will be free as soon as its record is off
@@ -248,7 +248,7 @@ def _count(counter: Counter[K], key: K, sign: int) -> None:
         del counter[key]
 
 
-# --- who waits --------------------------------------------------------------------------------------------------------
+# --- claimants that wait ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ class Queue:
             if best is None or rank < best[0]:
                 best = rank, claimant, waiters[0]
         if best is None:
-            return None  # for nobody in sight nothing is kept
+            return None  # without a claimant in sight nothing is kept
         for claimant, memory in list(self._memories.items()):
             if memory.until <= now:
                 del self._memories[claimant]
@@ -394,7 +394,7 @@ class Requests:
         self._known[key] = Request(waiter)
 
     def drop(self, key: RequestKey, waiter: Waiter) -> None:
-        """It ended without anybody having heard of a claim: sent again, it begins anew."""
+        """It ended before a claim was reported to any caller: sent again, it begins anew."""
         known = self._known.get(key)
         if known is not None and known.waiter is waiter:
             del self._known[key]

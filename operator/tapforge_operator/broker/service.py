@@ -1,8 +1,8 @@
 """The broker's shell: it waits, writes and answers as the ledger says.
 
-1. Nothing is answered before it is written. A claim is told after its record is on the slot.
-2. Only a leader grants, renews and deletes; when the leadership ends, whoever waits gets `NotLeading`, and nothing more
-   is written. The next leader finds everything on the slots.
+1. Nothing is answered before it is written. A claim is reported after its record is on the slot.
+2. Only a leader grants, renews and deletes; when the leadership ends, callers that wait get `NotLeading`, and nothing
+   more is written. The next leader finds everything on the slots.
 3. A holder that is silent loses its claims when its Pod is found gone, not before (`evidence.py`).
 4. Every wait has an end: the caller's for the first slot, `Siblings` for the writes after it.
 
@@ -46,7 +46,7 @@ from tapforge_operator.kube.leaderelection import NotLeading
 from tapforge_operator.kube.types import PoolObject, Slot
 from tapforge_operator.observability.metrics import Telemetry
 
-#: why nobody gets it any more
+#: why it is not granted any more
 UNLISTED: Final = "its URL is no longer in the pool"
 
 
@@ -110,7 +110,7 @@ class Claims:
         self._leases = external.Leases()
         #: version of the last list of Leases
         self._listed = 0
-        #: pools that somebody waits for
+        #: pools that a caller waits for
         self._hungry: set[str] = set()
 
     # --- leadership ---------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class Claims:
         return list(known.values())
 
     def drain(self, uid: str) -> bool:
-        """True: nobody holds the slot and nobody will get it. False: it is claimed, or nobody knows."""
+        """True: the slot has no holder and is not granted again. False: it is claimed, or that is unknown."""
         return self._ledger.drain(uid) if self._ledger else False
 
     def revoke(self, uid: str, reason: str) -> None:
@@ -288,7 +288,7 @@ class Claims:
             self._serve(pool_uid)
 
     def find_pool(self, namespace: str, name: str) -> PoolObject:
-        """Raises PoolNotFound, and NotLeading: who does not lead knows of no pool."""
+        """Raises PoolNotFound, and NotLeading: a broker that does not lead knows of no pool."""
         self._lead()
         return self._index.find(namespace, name)
 
@@ -311,8 +311,8 @@ class Claims:
             raise
         self._tickets.leave(ticket, future)
         if answer.repeated:
-            # Claims of an earlier leader are told after a write: it may have ended them with its last breath, and what
-            # it sent for the slot as it was then must not be carried out afterwards.
+            # Claims of an earlier leader are reported after a write: it may have ended them with its last breath, and
+            # what it sent for the slot as it was then must not be carried out afterwards.
             views = [v for c in answer.claims if not c.ticket and (v := ledger.view(c)) is not None]
             adopted = [view for view in views if not view.is_confirmed]
             if adopted:
@@ -462,7 +462,7 @@ class Claims:
     def _ended(self, error: BaseException | None) -> None:
         if isinstance(error, NotLeading | None):
             return
-        # A slot that nobody looks after any more must not be granted: to lead no longer is the safe end.
+        # A slot that is not managed any more must not be granted: to lead no longer is the safe end.
         log.critical("the broker stops leading: %s", error, exc_info=error)
         self._ledger = None
         self._tickets.send_away()

@@ -3,11 +3,11 @@ when is the ledger's business.
 
 1. A slot can be granted when it is free, ready, not at its end, neither draining nor withheld by its pool, and not
    worn out by episodes. A slot that was given back clean and whose claim record is still on it can be granted too.
-2. An external URL can be granted only while nobody has its device through another URL, of its pool or another one, and
-   until it has rested there (`devices.py`).
-3. `balance` applies the fair shares of `scheduling.py`: a claim that yields goes back to whoever waits. One that the
-   pool itself revoked (its node is drained, its template is old) serves nobody afterwards, so it counts neither as
-   held nor as coming.
+2. An external URL can be granted only while its device has no holder through another URL, of its pool or another one,
+   and until it has rested there (`devices.py`).
+3. `balance` applies the fair shares of `scheduling.py`: a claim that yields goes back to the claimants that wait. One
+   that the pool itself revoked (its node is drained, its template is old) serves no claim afterwards, so it counts
+   neither as held nor as coming.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tapforge_operator.broker.types import (
 )
 
 _BUSY = (State.GRANTING, State.HELD, State.RELEASING)
-#: nobody else may have the device
+#: the device is not granted to another claimant
 _TAKEN = (*_BUSY, State.COOLDOWN)
 #: a larger fence was not written by us: hardly any room is left above it
 _MAX_FENCE = 2**62
@@ -66,7 +66,7 @@ class Slot:
         self.device = (view.device or device_of(view.address)) if view.lasting else ""
         #: the largest fence that was ever written on it, as far as is known
         self.fence = view.fence
-        #: why nobody gets it any more
+        #: why it is not granted any more
         self.draining = ""
         #: why it is no longer in its pool's list of URLs
         self.retired = ""
@@ -90,17 +90,17 @@ class Pool:
         self.tally = Tally()
         #: slots that were given back and whose record a grant may replace
         self.returned: dict[str, None] = {}
-        #: claimed slots, and those that nobody gets any more while their Pod is still there
+        #: claimed slots, and those that are not granted any more while their Pod is still there
         self.held: dict[str, Held] = {}
         #: slots that changed since `held` was written
         self.changed: set[str] = set()
-        #: claims were asked back for those who wait
+        #: claims were asked back for claimants that wait
         self.asked = False
         #: it was deleted, or not heard of: a Pod may name one that never was. The record goes with its last slot
         self.closed = True
         #: episodes after which a slot is not granted again
         self.worn_after: int | None = None
-        #: UIDs of slots that nobody gets for now: they are to be exchanged
+        #: UIDs of slots that are not granted for now: they are to be exchanged
         self.withheld: Set[str] = frozenset()
 
 
@@ -109,7 +109,7 @@ class Table:
         self._quotas = quotas or ClaimQuotas()
         #: claims that are being granted or held, of all pools, by namespace; only of namespaces with a quota
         self._used: Counter[str] = Counter()
-        #: what was used when that was told last, of namespaces where it has changed since
+        #: what was used when that was reported last, of namespaces where it has changed since
         self._told: dict[str, int] = {}
         self._slots: dict[str, Slot] = {}
         self._pools: dict[str, Pool] = {}
@@ -165,7 +165,7 @@ class Table:
             del self._pools[slot.view.pool]
 
     def close(self, key: str) -> None:
-        """The pool is gone. Only of one that nobody waits for."""
+        """The pool is gone. Only of one that no claimant waits for."""
         pool = self._pools.get(key)
         if pool is not None:
             pool.closed = True
@@ -256,7 +256,7 @@ class Table:
             self._touched.update(other for other, pool in self._pools.items() if pool.queue.waits(account))
 
     def note(self, slot: Slot) -> None:
-        """The slot's episodes changed: the pool's planner is told of it."""
+        """The slot's episodes changed: the pool's planner is notified."""
         self.pool(slot.view.pool).changed.add(slot.view.uid)
 
     @staticmethod
@@ -397,7 +397,7 @@ class Table:
         return touched
 
     def _device(self, slot: Slot) -> Device:
-        """Nobody asks a device how it is but its holder: it counts as ready until claims of it ended badly."""
+        """Only its holder probes a device: it counts as ready until claims of it ended badly."""
         url, claimed = slot.view.address, slot.claim is not None
         if slot.state is State.COOLDOWN:
             why = f"{slot.failures} claims in a row ended badly" if slot.failures else "rests"
@@ -407,7 +407,7 @@ class Table:
         return Device(url, "ready", claimed)
 
 
-# --- slots that are asked back for those who wait ---------------------------------------------------------------------
+# --- slots that are asked back for claimants that wait ----------------------------------------------------------------
 
 
 def balance(table: Table, key: str, demanded_since: float) -> bool:

@@ -2,11 +2,11 @@
 
 1. All is kept in the Secret `tapforge-broker`, and the authorities are published in the ConfigMap `tapforge-broker-ca`.
    They are made when they are missing; several operators that begin at once end with the same ones.
-2. A running operator has all of it in memory. Who leads looks at both objects every few seconds and writes back what
-   somebody took out of them or wrote over; who stands by reads, and writes nothing. What is new in the Secret counts
-   from then on (`material.py`), so a key for claims is replaced by writing another one in front of it.
-3. Certificates are renewed long before they end (`certificates.py`); whoever reads the ConfigMap again trusts the new
-   ones before the old ones end.
+2. A running operator has all of it in memory. The leader reads both objects every few seconds and restores what another
+   client removed or overwrote; one that stands by reads, and writes nothing. What is new in the Secret counts from then
+   on (`material.py`), so a key for claims is replaced by writing another one in front of it.
+3. Certificates are renewed long before they end (`certificates.py`); a client that reads the ConfigMap again trusts the
+   new ones before the old ones end.
 4. A certificate that is mounted (cert-manager's, or a person's) is served instead, and its `ca.crt` published. It is
    taken over only when a caller that trusts that bundle would accept it for every name, and while a replacement is not,
    the earlier one is served on. Connections that are open stay open. The Secret holds the keys for claims then.
@@ -57,7 +57,7 @@ _FLIGHTS: Final = 6
 
 
 class KeysMissing(Exception):
-    """The Secret holds no key for claims, and who leads may have it."""
+    """The Secret holds no key for claims, and the leader may have it."""
 
 
 class Unusable(Exception):
@@ -72,7 +72,7 @@ def mounted(folder: Path, keys: tuple[bytes, ...] = ()) -> Material:
     if (where / KEY).exists():
         raise Unusable(
             f"{folder} has {KEY}: it is the operator's own Secret {SECRET}, which holds the key for claims and "
-            "which nobody else renews; mount a Secret with a certificate of yours"
+            "which no other program renews; mount a Secret with a certificate of yours"
         )
     found = {}
     for name in (CERTIFICATE, PRIVATE_KEY, CA):
@@ -108,7 +108,7 @@ def check(material: Material, names: Sequence[str], folder: Path) -> None:
             _handshake(server, client, name)
         except ssl.SSLCertVerificationError as error:
             raise Unusable(
-                f"{folder / CERTIFICATE} is not accepted by who trusts {folder / CA} and calls {name}: "
+                f"{folder / CERTIFICATE} is rejected by clients that trust {folder / CA} and call {name}: "
                 f"{error.verify_message}; issue it anew for {', '.join(names)} by an authority in {CA}"
             ) from error
         except ssl.SSLError as error:
@@ -179,10 +179,10 @@ async def _ensure(
         if any(data.get(name) != value for name, value in wanted.items()):
             lost = [name for name, value in fields(held, data).items() if name not in data] if held.keys else []
             if not await _store(api, namespace, secret, wanted, lost):
-                continue  # somebody else was faster: what they wrote counts
+                continue  # another client was faster: what it wrote counts
         await _publish(api, namespace, material)
         return material
-    raise RuntimeError(f"Secret {namespace}/{SECRET} changed at each of {_TRIES} attempts to write it; who else does?")
+    raise RuntimeError(f"Secret {namespace}/{SECRET} changed at each of {_TRIES} attempts: another client writes it")
 
 
 async def observe(
@@ -195,7 +195,7 @@ async def observe(
     """What the Secret holds and what this process has, together; nothing is written. Raises ApiError."""
     secret = await _find(api, path("secrets", namespace, SECRET))
     found = merged(decoded(secret), held, dns_names, now())
-    if not found.certificate:  # it can't be served, or is not there: who leads makes one
+    if not found.certificate:  # it can't be served, or is not there: the leader makes one
         found = replace(found, certificate=held.certificate, private_key=held.private_key)
     return found
 
@@ -219,7 +219,7 @@ def load(into: ssl.SSLContext, material: Material) -> None:
 
 
 def _pass(keys: tuple[bytes, ...]) -> None:
-    """Nobody has to know of other keys."""
+    """Other keys are not reported."""
 
 
 class Own:
@@ -367,7 +367,7 @@ async def _find(api: Api, where: str) -> Object | None:
 async def _store(
     api: Api, namespace: str, secret: Object | None, data: Mapping[str, bytes], lost: Sequence[str]
 ) -> bool:
-    """False when somebody else wrote it meanwhile, or may have."""
+    """False when another client wrote it meanwhile, or may have."""
     encoded = {name: base64.b64encode(value).decode() for name, value in data.items()}
     try:
         if secret is None:

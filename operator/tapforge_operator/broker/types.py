@@ -1,4 +1,4 @@
-"""What the ledger is told, what it keeps of a claim, and what it asks its shell to do: plain records.
+"""What the ledger receives, what it keeps of a claim, and what it asks its shell to do: plain records.
 
 Times are seconds of a clock that only runs while the operator does (`renewals.RunningClock`).
 """
@@ -13,10 +13,10 @@ from typing import Final, Literal
 
 from tapforge_operator.broker.claim_record import ClaimRecord, Clear, SlotView
 
-#: "unknown": nobody asked the device yet; "quarantined": it broke too often and is left alone for a while
+#: "unknown": the device was not probed yet; "quarantined": it broke too often and is left alone for a while
 #: "refused": the namespace may not name it
 DeviceState = Literal["ready", "unready", "quarantined", "refused", "unknown"]
-#: who competes for slots: (holder, priority)
+#: a competitor for slots: (holder, priority)
 Claimant = tuple[str, int]
 
 
@@ -32,7 +32,7 @@ class Claim:
     episodes: int = 0
     #: why it was asked back; "" when it was not
     revoked: str = ""
-    #: asked back for somebody who waits: the slot goes on serving. Otherwise nobody gets it afterwards
+    #: asked back for a claimant that waits: the slot goes on serving. Otherwise it is not granted afterwards
     yields: bool = False
     #: its holder knows that it was revoked
     told: bool = False
@@ -115,7 +115,7 @@ class Want:
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """An acquire that is not answered, or whose answer nobody took yet."""
+    """An acquire that is not answered, or whose answer was not taken yet."""
 
     ticket: int
     want: Want
@@ -127,7 +127,7 @@ class Waiter:
     pending: set[str] = field(default_factory=set)
     got: list[Claim] = field(default_factory=list)
     answered: bool = False
-    #: nobody listens any more
+    #: no caller waits for it any more
     withdrawn: bool = False
 
     @property
@@ -168,7 +168,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tell who waits on the ticket what it got; possibly nothing."""
+    """Tell the callers that wait on the ticket what it got; possibly nothing."""
 
     ticket: int
     claims: tuple[Claim, ...]
@@ -191,7 +191,7 @@ class ClaimQuotas:
     by_namespace: Mapping[str, int] = field(default_factory=dict)
     #: of every namespace that has none of its own; None: any number
     default: int | None = None
-    #: of each person who claims by their own name; None: any number
+    #: of one person, claiming under their own name; None: any number
     person: int | None = None
 
     def __bool__(self) -> bool:
@@ -233,13 +233,13 @@ def unproved_holder(namespace: str, said: str) -> str:
 
 
 def run_holder(namespace: str, name: str, uid: str) -> str:
-    """As whom all Pods of a TrainingRun hold slots."""
+    """The holder as which all Pods of a TrainingRun hold slots."""
     return f"run/{namespace}/{name}/{uid}"
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who asks for slots: a run, as `run_holder` has it, or `user/<name>`."""
+    """A claimant of slots: a run, as `run_holder` has it, or `user/<name>`."""
 
     name: str
     #: name of the TrainingRun, "" for a user
@@ -268,7 +268,7 @@ class ServiceTimeouts:
     siblings: float = 1.0
     #: how long a release is waited for; afterwards it goes on behind the answer
     release: float = 5.0
-    #: how long a clean release waits for somebody who takes the slot over: one write instead of two
+    #: how long a clean release waits for a claimant that takes the slot over: one write instead of two
     handover: float = 0.02
     #: how long a slot is read whose claim is later than what is known
     refresh: float = 5.0
@@ -300,7 +300,7 @@ class LedgerTimeouts:
         return min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 30)) if failures > 0 else 0.0
 
 
-# --- what a pool's controller is told ---------------------------------------------------------------------------------
+# --- what a pool's controller receives --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +308,9 @@ class Held:
     """A claim of a slot, as the ledger knows it."""
 
     holder: str
-    #: its time ran out: the slot is nobody's and nobody gets it again
+    #: its time ran out: the slot has no holder and is not granted again
     expired: bool = False
-    #: nobody holds it and nobody gets it again: the pool gave it up, or had asked it back
+    #: it has no holder and is not granted again: the pool gave it up, or had asked it back
     draining: bool = False
     #: why it was asked back; "" when it was not
     revoked: str = ""

@@ -1,13 +1,13 @@
-"""Who may wait for slots: places for acquires, shared fairly among namespaces.
+"""Places for acquires that wait for slots, shared fairly among namespaces.
 
 1. How many acquires may wait at once is limited for one holder, for the holders of a namespace together, and for all
-   (`Limits`). A person, who is of no namespace, counts as one. The connection of one that waits is not given up, so all
-   together have three eighths of the port's: the others are left to who renews and who is new, also where all come from
-   one address, that of another replica, which has half of the port's at most.
+   (`Limits`). A person, being of no namespace, counts as one. The connection of one that waits is not given up, so all
+   together have three eighths of the port's: the others are left to renewals and to new callers, also where all come
+   from one address, that of another replica, which has half of the port's at most.
 2. Where all places are taken, a newcomer gets that of the namespace that has the most of them, if this is more than
    its own has with the newcomer: within it the holder that has the most, and of its acquires the youngest. So no number
    of namespaces keeps another one from waiting.
-3. Who has no place, or loses it, is refused for now (429), and nothing stays claimed for it.
+3. An acquire that has no place, or loses it, is refused for now (429), and nothing stays claimed for it.
 
 One event loop.
 """
@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from tapforge_operator.broker.auth import Denied
 from tapforge_operator.broker.types import account_of
 
-#: more than wait when the API server stands still for a second: who is refused waits longer than who queues
+#: more than wait when the API server stands still for a second: a refused caller waits longer than one that queues
 WAITERS: Final = 256
 NAMESPACE_WAITERS: Final = 1024
 _ADVICE: Final = "ask for several slots at once, or ask again later"

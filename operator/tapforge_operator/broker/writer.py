@@ -115,7 +115,7 @@ class Tickets:
                 future.set_result(answer)
 
     def leave(self, ticket: int, future: asyncio.Future[Answer]) -> bool:
-        """True when nobody else waits on the ticket."""
+        """True when no other call waits on the ticket."""
         futures = self._calls.get(ticket, [])
         if future in futures:
             futures.remove(future)
@@ -130,7 +130,7 @@ class Tickets:
         return None if since is None else time.monotonic() - since
 
     def send_away(self) -> None:
-        """Whoever waits is told to ask another broker."""
+        """Callers that wait have to ask another broker."""
         calls, self._calls, self._since = self._calls, {}, {}
         for future in (f for futures in calls.values() for f in futures if not f.done()):
             future.set_exception(NotLeading())
@@ -157,7 +157,7 @@ class Siblings:
         self._calls[ticket] = end, loop.call_at(until, self._ended, ticket, conclude)
 
     def drop(self, ticket: int) -> None:
-        """The call is answered, or nobody waits for its answer. May be called again."""
+        """The call is answered, or no caller waits for its answer. May be called again."""
         known = self._calls.pop(ticket, None)
         if known is not None:
             known[1].cancel()
@@ -190,8 +190,8 @@ class Writer:
         pools: Callable[[str], str],
         observe_pod: Callable[[Mapping[str, Any]], Slot | None] | None = None,
     ):
-        """`pools`: name of a pool by its UID, "" of one that is gone. `observe_pod` is told of every Pod that an answer
-        shows, and returns the slot that is known then."""
+        """`pools`: name of a pool by its UID, "" of one that is gone. `observe_pod` is called with every Pod that an
+        answer shows, and returns the slot that is known then."""
         self._api = api
         self._keys = keys
         self._leads = leads

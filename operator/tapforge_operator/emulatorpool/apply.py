@@ -2,18 +2,18 @@
 
 Promises:
 1. Every single write asks first whether this process still leads.
-2. A slot is deleted only after the ledger promised that nobody holds it or will get it; a delete names the UID and,
-   unless the slot is beyond use, the version that was decided about.
+2. A slot is deleted only after the ledger promised that it has no holder and is not granted again; a delete names the
+   UID and, unless the slot is beyond use, the version that was decided about.
 3. A create waits for the removals that make room for it (`room_makers`) and for no others. A removal that takes long
    is left behind, and the create with it: the next plan has it again. So there is never a slot too many.
 4. The answer to every write is in the cache before a watch reports it: the next plan doesn't repeat it; nor does it
    repeat what is still in flight.
 5. A create whose fate is unknown is read, never repeated blindly; its name makes a second one a conflict.
 6. After the first refusal (quota, Pod Security, no right) no further create of the plan is begun.
-7. The disruption budget of the pool's claimed slots is made with its first slot, and observed every few minutes: who
-   deletes it finds it again. Nothing of somebody else's is changed; what keeps the budget from being what it should be
-   is said (`Budget.trouble`): the pool works without it, but drains don't wait for its claimed slots. Nobody waits for
-   it.
+7. The disruption budget of the pool's claimed slots is made with its first slot, and observed every few minutes: one
+   that is deleted is created again. Objects of other owners are not changed; what keeps the budget from its wanted
+   state is reported (`Budget.trouble`): the pool works without it, but drains don't wait for its claimed slots. No pass
+   waits for it.
 
 Times are seconds.
 """
@@ -145,7 +145,7 @@ class SlotWrites:
             self.record(Reference("EmulatorPool", pool.namespace, pool.name, pool.uid), planned.events)
 
     def record(self, about: Reference, events: Sequence[Event]) -> None:
-        """Nobody waits for them, and one that can't be written is lost."""
+        """No pass waits for them, and one that can't be written is lost."""
         call: Call = ("events", str(self._in_flight.turn))
         if events and call not in self._in_flight:
             self._in_flight.begin(call, self._record(about, events), background=True)
@@ -157,7 +157,7 @@ class SlotWrites:
 
     def _keep_budget(self, pool: Pool, planned: Plan) -> None:
         slots = pool.spec.template is not None and bool(self._cache.slots.of(pool.uid))
-        # What was wrong with it is asked for again also when no slot is left: somebody may have put it right.
+        # A budget in trouble is checked again also when no slot is left: a person may have corrected it.
         needed = bool(planned.creates) or slots or bool(self._budget.trouble)
         if needed and not pool.deleting and not self._budget.wait and _BUDGET not in self._in_flight:
             self._in_flight.begin(_BUDGET, self._budget.keep(pool))
@@ -338,7 +338,7 @@ def room_makers(planned: Plan) -> Mapping[str, frozenset[str]]:
     than may be.
 
     A removal may fail to be carried out: the slot was claimed since it was planned. A create waits for the removals of
-    its own ordinal, and for one slot that goes; no two creates wait for the same one. What takes long holds up nobody
+    its own ordinal, and for one slot that goes; no two creates wait for the same one. What takes long delays nothing
     else.
 
     A pool that has too many slots is different: the first removals make room for nothing. There each create waits for
@@ -431,7 +431,7 @@ def _is_left_over(there: Object, pool: Pool) -> bool:
 def _trouble(there: Object, wanted: Object, pool: Pool) -> str:
     name, spec = wanted["metadata"]["name"], there.get("spec") or {}
     if not belongs(there["metadata"], pool.uid):
-        return f"the PodDisruptionBudget {name} is somebody else's"
+        return f"the PodDisruptionBudget {name} has another owner"
     if any(spec.get(field) != value for field, value in wanted["spec"].items()):
-        return f"the PodDisruptionBudget {name} was changed by somebody else"
+        return f"the PodDisruptionBudget {name} was changed by another client"
     return ""

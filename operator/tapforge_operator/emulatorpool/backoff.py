@@ -3,7 +3,7 @@
 *Budget.* Within an hour `health.maxReplacementsPercentPerHour` of the desired slots are given up as sick, but five in
 any case: a percentage of a few slots says nothing. The rest waits. A slot is counted once, however often its removal is
 planned. Boots that fail in a row are not counted: the back-off is the tighter bound, and it ends when boots work again.
-What was spent is in the status, a little coarser (`portions`), so that a restart is no new hour.
+What was spent is in the status, a little coarser (`portions`), so that a restart does not begin a new hour.
 
 *Back-off.* Counts only slots of the current template that never became ready, and only in a row: a slot that is ready
 and was created no earlier than the one that failed is proof that boots work. Slots that were created before the last
@@ -12,7 +12,7 @@ failure was seen belong to the same failure, so a whole batch counts once. The n
 
 *Refusals.* A refusal holds all creates of the pool. It is tried again with one slot, after 5 s, then 10, 20, ... up to
 5 minutes; at once when the pool's spec changed. It is over when that one slot exists. A namespace that isn't enabled is
-tried again at least every 30 s: its label is no change of the pool, and the operator can't watch namespaces.
+tried again at least every 30 s: its label is not part of the pool, and the operator can't watch namespaces.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PORTION = 300.0
 NEEDS_A_PERSON = frozenset(
     {"PodSecurity", "NamespaceNotEnabled", "Invalid", "Forbidden", "NameTaken", "DevicesNotEnabled"}
 )
-#: what the pool says to whoever can help
+#: what a person can do about it, as the pool's condition says it
 REMEDY = {
     "QuotaExceeded": "Raise the namespace's quota or make the pool smaller",
     "PodSecurity": "Change the template or kvm.mode, or the namespace's pod-security.kubernetes.io/enforce label",

@@ -110,7 +110,7 @@ class PoolController:
         trouble: ApiError | None = None
         try:
             await self._writes.carry_out(pool, planned)
-        except ApiError as error:  # one slot that can't be written is no reason to say nothing of the others
+        except ApiError as error:  # the status reports the other slots all the same
             trouble = error
         wait = await self._write_status(found, pool.status, planned.status)
         if trouble is not None:
@@ -128,7 +128,7 @@ class PoolController:
 
     def _observe(self, pool: Pool) -> Observed:
         held, waiting = self._claims.held(pool.uid), self._claims.waiting(pool.uid)
-        # Runs use the pools of their own namespace: no phone boots that its quota lets nobody claim.
+        # Runs use the pools of their own namespace: no phone boots that the namespace's quota keeps from being claimed.
         wanted, room = self._cache.wanted(pool.namespace, pool.name), self._claims.quota_room(pool.uid, pool.namespace)
         self._telemetry.claims(self._key, sum(bool(claim.holder) for claim in held.values()), waiting)
         refusals, tails, budget, no_devices = self._writes.take_news()
@@ -152,7 +152,7 @@ class PoolController:
         """Writes the status if it is news. Returns after how long it should be tried again."""
         self._telemetry.pool_state(self._key, slot_counts(status))
         self._telemetry.pool_conditions(self._key, status.conditions)
-        # What differs from the echo was written by somebody else, and is put right.
+        # What differs from the echo was written by another client, and is corrected.
         last = self._written if self._written is not None and observed == self._echo else observed
         if status == last:
             return _RESYNC_SECONDS

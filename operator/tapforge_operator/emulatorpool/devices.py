@@ -2,7 +2,7 @@
 
 1. Without `--devices` the operator neither watches nor writes Leases; a pool of devices says so.
 2. Otherwise the API server is asked from time to time whether it would take such a Lease. Claims alone would find out
-   only when a caller waits, and one whose Lease is refused is told nothing.
+   only when a caller waits, and a caller whose Lease is refused gets no reason.
 
 Times are seconds.
 """

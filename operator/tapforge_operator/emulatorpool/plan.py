@@ -8,11 +8,11 @@
 4.  Of several slots with the same ordinal one stays: a claimed one, else the oldest.
 5.  Slots on cordoned nodes, of an old template, or due by episodes or age are exchanged: old ones that were never ready
     at once, all others rolling, unclaimed first, with at most `maxUnavailable` missing. Not while creates are refused.
-    Nobody gets a slot on a cordoned node or of an old template, until it is exchanged or the reason has passed.
+    A slot on a cordoned node or of an old template is not granted until it is exchanged or the reason has passed.
 6.  Slots that no node has room for are held: they are the autoscaler's signal. Only rules 5 (old template) and 7 end
     them.
 7.  Too many: those without a node, booting, unready go first, then the newest on the emptiest node. Claimed ones are
-    asked back. A slot that was given up once goes, also when the reason has passed: nobody would get it any more.
+    asked back. A slot that was given up once goes, also when the reason has passed: it is never granted again.
 8.  Too few: new ones on the lowest free ordinals, all in parallel up to a bound; fewer while boots fail, one from time
     to time while the API server refuses them.
 9.  Otherwise nothing. A pool that is being deleted is left to the garbage collector; its claims are asked back.
@@ -80,7 +80,7 @@ def plan(pool: Pool, observed: Observed, history: History, now: float) -> Plan:
     _scale_in(draft)
     _drop_the_draining(draft)
     boots = _count_boots(draft)
-    # A refusal of slots that nobody needs any more is of no interest.
+    # A refusal of slots that are no longer needed is dropped.
     refused = history.refused if len(draft.standing) < draft.allowed() else None
     creates = _scale_out(draft, boots, refused, last)
     deletes, retain = _keep_for_a_look(draft)
@@ -326,7 +326,7 @@ def _release_all(draft: Draft) -> Plan:
     return Plan(revoke=draft.revocations, status=draft.history.status, history=draft.history)
 
 
-# --- what the next plan remembers: who had which ordinal, which removals were counted, what failed last ---------------
+# --- what the next plan remembers: slots by ordinal, which removals were counted, what failed last --------------------
 
 
 #: slots that go without a successor

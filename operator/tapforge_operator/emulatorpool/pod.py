@@ -39,8 +39,8 @@ _STARTUP_LOOKS = 31_536_000 // _STARTUP_PERIOD
 
 
 def slot_pods(pool: Pool) -> Callable[[NewSlot], Json]:
-    """Builds the Pods of the pool. They share their spec: nobody changes it. Make another builder when the pool's
-    generation changes."""
+    """Builds the Pods of the pool. They share one spec, which callers must not change. Make another builder when the
+    pool's generation changes."""
     template = pool.spec.template
     if template is None:
         raise ValueError(f"pool {pool.namespace}/{pool.name} has external devices: there are no Pods to make")

@@ -1,9 +1,9 @@
 """How many slots a pool should have, which of them go first when there are too many, and how new ones are called.
 
 * `replicas`: as many as it says.
-* `scaling`: while anybody claims, waits or runs: what is claimed and asked for, and `warmSpares` beyond it; otherwise
-  none; always within minReplicas..maxReplicas. It grows at once and shrinks to the largest size that was needed within
-  the last `idleSeconds`.
+* `scaling`: while there is a claim, a waiting claimant or an active run: what is claimed and asked for, and
+  `warmSpares` beyond it; otherwise none; always within minReplicas..maxReplicas. It grows at once and shrinks to the
+  largest size that was needed within the last `idleSeconds`.
 * `external`: none; the devices exist already.
 
 After a restart the size that was reported last counts as needed until then, so that a new operator throws nothing away.
@@ -25,7 +25,7 @@ from tapforge_operator.labels import slot_name
 
 
 def size(pool: Pool, observed: Observed, claimed: int, present: int, history: History, now: float) -> Size:
-    """`claimed`: slots that somebody holds; `present`: slots that are there."""
+    """`claimed`: slots that have a holder; `present`: slots that are there."""
     if pool.spec.replicas is not None:
         return Size(pool.spec.replicas)
     if pool.spec.scaling is None:
@@ -97,8 +97,8 @@ def _new(pool: Pool, ordinal: int, others: Sequence[Slot], last: Mapping[int, st
     visible = [slot.uid for slot in sorted(others, key=lambda slot: (-slot.created, slot.uid))]
     known = [last[ordinal]] if ordinal in last else []
     for predecessor in [*known, *visible, ""]:
-        # A name that an ending Pod still has would be a conflict for nothing. The newest Pod is nobody's predecessor
-        # yet, so one is always free.
+        # A name that an ending Pod still has would be a conflict for nothing. The newest Pod is not a predecessor yet,
+        # so one is always free.
         name = slot_name(pool.name, pool.uid, ordinal, predecessor)
         if name not in names:
             return NewSlot(name, ordinal, predecessor)

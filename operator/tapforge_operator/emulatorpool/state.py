@@ -5,13 +5,13 @@ status still tells, and nothing else changes. Every record of it bounds itself. 
 the clock was set back: `settled` pulls them to now, so that no wait becomes longer than it was meant.
 
 *Draft.* A slot *stands* while it holds its ordinal: its Pod is neither being deleted nor retained nor given up in this
-plan. It is *protected* while somebody's claim of it has not expired. A Pod that is being deleted holds nothing, claimed
-or not: no one can take a deletion back, and the phone that follows it needs its time to boot.
+plan. It is *protected* while a claim of it has not expired. A Pod that is being deleted holds nothing, claimed or not:
+no one can take a deletion back, and the phone that follows it needs its time to boot.
 
 *Template.* What the user says about a pool's Pods, as one hash: slots with another one are of an old template. Hashed
 are the template as it was written, and those fields beside it that end up in the Pod and may change (kvm,
 readinessPath) where they differ from their defaults. Nothing that the operator adds is hashed, so another release of
-the operator rolls nobody's fleet.
+the operator rolls no fleet.
 
 Times are seconds since the epoch. `uid` is always metadata.uid.
 """
@@ -282,7 +282,7 @@ def _epoch(text: str) -> float | None:
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
-        # A status may have been written by hand; what is no time is no memory.
+        # A status may have been written by hand; what can't be read as a time is ignored.
         return None
 
 
@@ -307,7 +307,7 @@ class Removal:
     reason: Reason
     #: it counts as a failure of the slot
     sick: bool = False
-    #: grace period 0: nobody on its node answers
+    #: grace period 0: its node doesn't answer
     force: bool = False
     #: worth reading the end of its log first
     tail: bool = False
@@ -326,10 +326,10 @@ class Plan:
     retain: tuple[Removal, ...] = ()
     #: claims to ask back at the end of their episode: why, by the Pod's uid
     revoke: Mapping[str, str] = field(default_factory=dict)
-    #: UIDs of slots that nobody gets for now, whether they are claimed or not; all others of the pool may be granted
+    #: UIDs of slots that are not granted for now, claimed or not; all others of the pool may be granted
     withhold: frozenset[str] = frozenset()
     status: EmulatorPoolStatus = field(default_factory=EmulatorPoolStatus)
-    #: to be written as soon as the rest is sent; what becomes of them matters to nobody here
+    #: to be written as soon as the rest is sent; no decision rests on what becomes of them
     events: tuple[Event, ...] = ()
     history: History = field(default_factory=History)
     #: seconds until time alone changes the plan; None: only news do
@@ -423,11 +423,11 @@ class Draft:
         return self.desired + min(self.limits.surge, left)
 
     def free(self) -> list[Slot]:
-        """Standing slots that nobody holds."""
+        """Standing slots without a holder."""
         return [slot for uid, slot in self.standing.items() if uid not in self.protected]
 
     def claimed(self) -> list[Slot]:
-        """Standing slots that somebody holds."""
+        """Standing slots that have a holder."""
         return [self.standing[uid] for uid in self.protected if uid in self.standing]
 
     def give_up(self, slot: Slot, reason: Reason, *, sick: bool = False, force: bool = False) -> None:
@@ -447,12 +447,12 @@ class Draft:
         return sum(map(self.is_revoked, self.claimed()))
 
     def draining(self, slot: Slot) -> bool:
-        """Nobody gets it again."""
+        """It is not granted again."""
         claim = self.observed.held.get(slot.uid)
         return claim is not None and claim.draining
 
     def withheld(self) -> frozenset[str]:
-        """Who got one of these now would be asked to give it back at once, or would play on the old image."""
+        """One that is claimed now would be asked back at once, or its holder would play on the old image."""
         why = (Reason.CORDONED, Reason.OLD_TEMPLATE)
         return frozenset(uid for uid, reason in self.outdated.items() if reason in why)
 

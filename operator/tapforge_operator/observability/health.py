@@ -3,11 +3,11 @@
 | path | answer |
 |---|---|
 | /healthz | 200, or 503 with the reason: the process should be started again |
-| /readyz | 200 with what it is ready for: to lead, or to stand by; or 503 with the reason: nobody should be sent here |
-| /metrics | Prometheus text, rendered once in `FRESH` seconds for all callers; with `access` only who may read it |
+| /readyz | 200 with what it is ready for: to lead, or to stand by; or 503 with the reason: send no callers here |
+| /metrics | Prometheus text, rendered once in `FRESH` seconds for all callers; `access` checks the readers |
 
 A loop that hangs answers nothing at all, which the kubelet takes as a failure too. Nothing here asks the API server: a
-cluster that can't be reached is no reason to be killed, unless it stays silent for longer than `silence` allows.
+process is not killed because the cluster can't be reached, unless it stays silent for longer than `silence` allows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def application(
     role: Callable[[], str] = lambda: "ok",
     access: Access | None = None,
 ) -> web.Application:
-    """`access` None: whoever reaches the port may read the metrics."""
+    """`access` None: any caller that reaches the port may read the metrics."""
     rendered = Rendered(telemetry.render)
 
     async def metrics(request: web.Request) -> web.Response:
@@ -67,7 +67,7 @@ def application(
 
 
 class Rendered:
-    """The metrics as text, the same for all who ask within `FRESH` seconds."""
+    """The metrics as text, the same for all callers within `FRESH` seconds."""
 
     def __init__(self, render: Callable[[], bytes], monotonic: Callable[[], float] = time.monotonic):
         self._render = render

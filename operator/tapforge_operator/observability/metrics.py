@@ -8,7 +8,7 @@ Promises:
    process that stands by knows nothing of pools. What is said of it before or afterwards is dropped, so that a late
    word doesn't bring a deleted pool back.
 3. Whatever the API server says is also noted in `freshness`, of which plans take what is old and what is not.
-4. Nothing here is global and nothing is pushed: whoever serves /metrics calls `render`, from any thread.
+4. Nothing here is global and nothing is pushed: the server of /metrics calls `render`, from any thread.
 
 Everything but `render` belongs to the event loop. Names end in their unit; times are seconds.
 """
@@ -264,7 +264,7 @@ class Telemetry:
         for registry in (self._registry, *[pool.registry for pool in list(self._pools.values())]):
             for family in registry.collect():
                 families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                # When a series began is no figure of its own.
+                # The time at which a series began is not exported.
                 families[family.name].samples.extend(s for s in family.samples if not s.name.endswith("_created"))
         return generate_latest(_Families(families.values()))
 
@@ -372,7 +372,7 @@ class _Run:
 
 
 class RunTelemetry:
-    """What the operator knows of runs: read when somebody asks, from the status of each run.
+    """What the operator knows of runs: read when the metrics are rendered, from the status of each run.
 
     - A run's series begin with its first `observe` and end with `forget`.
     - What drivers report is measured while they run: a driver that fell silent, and one that has ended, are not the
@@ -438,7 +438,7 @@ class RunTelemetry:
         self._runs[uid] = _Run(key, phase_of(status), status, then)
 
     def forget(self, uid: str) -> None:
-        """The run is gone, or somebody else's business."""
+        """The run is gone, or is not ours to report."""
         self._runs.pop(uid, None)
 
     def _age(self, run: _Run) -> float | None:
