@@ -51,7 +51,7 @@ def test_a_rayjob_that_somebody_deleted_counts_as_lost() -> None:
     story.plan(jobs=(job(1, "RUNNING/Running", deleting=True),))
     assert story.phase == "Active" and story.ready == ("False", "Removing")
     story.plan(jobs=())
-    assert story.run.status.lost_clusters == 1 and "deleted by somebody" in story.run.status.attempt.message
+    assert story.run.status.lost_clusters == 1 and "deleted by another client" in story.run.status.attempt.message
 
 
 def test_a_driver_that_stops_without_an_order_counts_as_lost() -> None:

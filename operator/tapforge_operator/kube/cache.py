@@ -8,7 +8,7 @@ Promises:
    version: of an object that was deleted there is none.
 3. A whole list (`replace`) also removes what is not in it any more: a watch that was cut doesn't tell of what vanished
    meanwhile. What was written after the list was read is kept.
-4. Whoever is concerned by a change is told which pool or run it was, nothing else.
+4. The controllers that a change concerns receive the pool or run that it was, nothing else.
 
 Not thread-safe; everything happens in one event loop. Times are seconds.
 """
@@ -173,7 +173,7 @@ class WatchFreshness:
        nothing has any age.
     2. Gaps are measured on a clock that can't be set and goes on while the machine sleeps. A wall clock that is set is
        a gap too: ages are differences between its time and timestamps of the cluster, and would jump with it.
-    3. A new leader begins anew (`reset`): what was reported was reported to somebody else.
+    3. A new leader begins anew (`reset`): what was reported was reported to another process.
 
     `since` is of the epoch, as the wall clock has it now.
     """
@@ -223,7 +223,7 @@ class WatchFreshness:
 
 
 class Telemetry(Protocol):
-    """Where the cache reports, and whom it asks for how long something was followed."""
+    """Where the cache reports, and where it reads for how long something was followed."""
 
     freshness: WatchFreshness
 
@@ -233,12 +233,12 @@ class Telemetry(Protocol):
 class Heads:
     """The Pods that Ray's heads are in. A head that the cluster takes away says so (`disruption` in types.py) for as
     long as it exists, which can be a moment. So of each run the newest head is remembered also after it is gone, until
-    its run is. Labels are anybody's to write: a Pod speaks for runs of its own namespace only.
+    its run is. Any client may write labels: a Pod speaks for runs of its own namespace only.
 
     Where heads could not be listed (`unread`), that none is known says nothing."""
 
     def __init__(self, changed: Callable[[str], None], exists: Callable[[str], bool]):
-        """`changed` is told the UID of a run of whose head there is news, `exists` is asked whether there is a run."""
+        """`changed` is called with the UID of a run whose head changed, `exists` returns whether there is a run."""
         self._changed = changed
         self._exists = exists
         self._heads: dict[tuple[str, str], RayHead] = {}
@@ -334,8 +334,8 @@ class Cache:
         )
 
     def ray_jobs_of(self, namespace: str, run_uid: str) -> tuple[RayJob, ...]:
-        """Owner references are anybody's to write, and don't lead out of a namespace: what names the run in another one
-        is not its RayJob."""
+        """Any client may write owner references, and they don't lead out of a namespace: what names the run in another
+        one is not its RayJob."""
         return tuple(self.ray_jobs.of(f"{namespace}/{run_uid}").values())
 
     def wanted(self, namespace: str, name: str) -> int:
@@ -349,7 +349,7 @@ class Cache:
 
     @property
     def watching_since(self) -> float:
-        """Epoch time from which ages count at the earliest: nobody here can tell how something was before."""
+        """Epoch time from which ages count at the earliest: how something was before is unknown."""
         return self._telemetry.freshness.since
 
     def bad_nodes(self) -> dict[str, Literal["cordoned", "lost"]]:
@@ -392,7 +392,7 @@ class Cache:
         slot = observe(pod)
         known = self.slots.get(uid)
         if slot is None or self._is_foreign(slot, self.pools.get(slot.pool_uid)):
-            # Somebody took its label or its owner away: it is no slot until they are back.
+            # Its label or its owner was taken away: it is not a slot until they are back.
             return self.slots.drop(uid, version) if known else None
         same = known is not None and known.stage == slot.stage
         slot = replace(slot, since=known.since if known and same else self._telemetry.freshness.moment())
@@ -479,7 +479,7 @@ class Cache:
         if answered is None and self._answered is not None and self._silent:  # now the others may be lost
             for uid in {slot.pool_uid for slot in self.slots.all()}:
                 self._requeue(uid)
-        if node is None or _concern(before) == _concern(after):  # a node's heartbeat is no news
+        if node is None or _concern(before) == _concern(after):  # a node's heartbeat changes nothing
             return
         if after is None or not after.silent:
             self._silent.pop(node.uid, None)

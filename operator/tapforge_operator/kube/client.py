@@ -8,7 +8,7 @@ Promises:
    with `unclear`, and the caller looks at the object.
 4. Calls that the API server refused for their credentials (401) are sent again once, where there are others meanwhile.
 5. At most `in_flight` calls are under way at once; the others wait in their order. An eighth of them is not for creates
-   in bulk: a thousand of those hold nobody up.
+   in bulk: a thousand of those delay no other call.
 
 Times are seconds.
 """
@@ -58,12 +58,12 @@ class ApiError(Exception):
 
     @property
     def passing(self) -> bool:
-        """The same call may succeed later without anybody changing anything."""
+        """The same call may succeed later although nothing was changed."""
         return self.status in (0, 429) or self.status >= 500
 
 
 class NotSent(ApiError):
-    """There was nobody to send it to."""
+    """It was not sent: no cluster, no connection or no time left."""
 
     def __init__(self, what: str, message: str):
         super().__init__(what, 0, "NoConnection", message)
@@ -135,7 +135,7 @@ class Client:
             page = await self._call("list", "GET", path, query=query, deadline=deadline, again=True)
             about = page.get("metadata") or {}
             if not isinstance(page.get("items"), list) or "resourceVersion" not in about:
-                raise _nonsense(f"LIST {path}", b"an object that is no list")
+                raise _nonsense(f"LIST {path}", b"an object that is not a list")
             yield page["items"], about["resourceVersion"]
             token = about.get("continue") or ""
             if not token:
@@ -158,7 +158,7 @@ class Client:
             async with self._session.get(
                 self._base + path, params=query, headers=access.headers, timeout=timeout, **_connect(access)
             ) as response:
-                if response.status == 401:  # whoever watches begins again, with others if there are any
+                if response.status == 401:  # the watch begins again, with other credentials if there are any
                     await self._credentials.renewed(access)
                 if response.status >= 300:
                     raise _refusal(
@@ -206,7 +206,7 @@ class Client:
         return await self._call("delete", "DELETE", path, body, deadline=deadline, again=True)
 
     async def text(self, path: str, *, deadline: float | None = None, **params: str) -> str:
-        """An answer that is no JSON: the log of a container."""
+        """An answer that is not JSON: the log of a container."""
         said = await self._once("get", "GET", path, None, "", params, deadline or self._deadline)
         return said.decode("utf-8", "replace")
 

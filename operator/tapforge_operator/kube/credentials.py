@@ -1,4 +1,4 @@
-"""Where the API server is and who we are: in a cluster or from a kubeconfig, read by the official client and renewed.
+"""Address and credentials for the API server: a cluster's or a kubeconfig's, read by the official client and renewed.
 
 Promises:
 1. Credentials that expire are renewed before they do, where their end is known: an exec plugin's `expirationTimestamp`,
@@ -6,16 +6,16 @@ Promises:
    when the API server refuses them.
 2. One read at a time, however many requests wait for it. Credentials that were refused are read again at most once in
    `_REFUSED_SECONDS`; a read that failed is repeated after a pause that doubles.
-3. Reading blocks nobody: kubeconfigs, exec plugins and refreshes of OIDC tokens are the business of a process of its
-   own, which ends, with everything that it started, at the latest after `_READ_SECONDS`.
-4. While credentials are still good, requests go on with them; a read that fails then is a warning. Past their end, who
-   asks waits for the read, `_OVERDUE_SECONDS` at most: servers take tokens for a while longer than these say, and a
-   plugin on a busy machine may need longer than a leader can go without a word. While a read is under way, whether they
-   are good no longer is the API server's to say, and whoever it refuses waits for the read to its own deadline. Once a
-   read has failed past their end, nothing goes out until the next one.
+3. Reading does not block the event loop: kubeconfigs, exec plugins and refreshes of OIDC tokens are the business of a
+   process of its own, which ends, with everything that it started, at the latest after `_READ_SECONDS`.
+4. While credentials are still good, requests go on with them; a read that fails then is a warning. Past their end, a
+   request waits for the read, `_OVERDUE_SECONDS` at most: servers take tokens for a while longer than these say, and a
+   plugin on a busy machine may need longer than a leader can go without a word. While a read is under way, the API
+   server decides whether they are still good, and a request that it refuses waits for the read to its own deadline.
+   Once a read has failed past their end, nothing goes out until the next one.
 5. An error says which credentials these are, what the plugin or the client said, and what can be done.
 
-The service account comes before a kubeconfig. Interactive plugins can't ask anybody. Times are seconds of the epoch.
+The service account comes before a kubeconfig. Interactive plugins can't ask a person. Times are seconds of the epoch.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Credentials:
     async def _ended(self, seconds: float | None = None) -> None:
         """Of the read that is under way, should there be one; no longer than `seconds`."""
         if self._renewal is not None:
-            # What waits may be cancelled by its own deadline; the read is everybody's.
+            # What waits may be cancelled by its own deadline; the read is shared.
             await asyncio.wait({self._renewal}, timeout=seconds)
 
     async def _renew(self, reader: Reader) -> None:
@@ -185,7 +185,7 @@ class Credentials:
             self._failures, self._trouble = 0, ""
             self._files_checked = self._clock()
             self._due = renewal_due(began, access.expires)
-            # What is no newer than before must not be asked for with every request.
+            # Credentials that are no newer than before must not be read with every request.
             self._retry_at = began + 1.0
             if access.same(self._access):
                 # The object stays: it is what tells that nothing has changed.

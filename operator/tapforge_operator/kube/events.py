@@ -1,9 +1,9 @@
 """Events (core/v1): what `kubectl describe` shows below an object of ours.
 
 1. An Event that can't be written is a warning in the log and nothing else: no decision rests on Events.
-2. Each call makes one Event. Whoever reports a state, and not a change of it, reports it again with every call.
+2. Each call makes one Event. A caller that reports a state, and not a change of it, reports it again with every call.
 
-Who writes asks first whether this process leads, as for every write.
+The caller checks first whether this process leads, as for every write.
 """
 
 from __future__ import annotations

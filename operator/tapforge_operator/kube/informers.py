@@ -1,7 +1,7 @@
 """What of the cluster is followed, and how the cache learns of it.
 
 Promises:
-1. `sync` reads everything once, consistently; before it nobody may decide anything.
+1. `sync` reads everything once, consistently; before it no decision may be made.
 2. A `Reflector` follows each kind. None of them keeps anything on objects: no annotation, no label, no finalizer.
 3. The kinds of ours may be missing: their definitions are installed later, or are deleted and come back. Then
    `missing` says so, and they are asked for every few seconds. The watch tells of each object that a deleted definition
@@ -86,7 +86,7 @@ class Telemetry(Protocol):
 
 class Informers:
     def __init__(self, cache: Cache, scope: Scope, telemetry: Telemetry, broken: Broken | None = None):
-        """`broken` is told of what broke on something that a watch told, which nobody has heard then."""
+        """`broken` is called with what an observer raised on an event of a watch: it has missed that event."""
         self._cache = cache
         self._scope = scope
         self._telemetry = telemetry
@@ -112,11 +112,11 @@ class Informers:
             except ApiError as error:
                 if error.status != 403 or not space:
                     raise
-                # Rights go with their namespace. The other namespaces' pools must not wait for somebody to notice.
+                # Rights go with their namespace. The other namespaces' pools must not wait until a person notices.
                 log.error("namespace %s can't be read, what is in it is left as it is: %s", space, error)
 
     async def _read_space(self, client: Client, space: str) -> None:
-        """Pools last: nobody decides about one whose slots may not be seen."""
+        """Pools last: no pool is decided about while its slots may not be seen."""
         cache = self._cache
         if self._scope.devices:
             as_of = await self._read(client, _LEASES, space, cache.observe_lease, cache.leases)
@@ -157,8 +157,8 @@ class Informers:
         raise AssertionError("unreachable")
 
     async def resync(self, client: Client, every: float, silence: float) -> None:
-        """Lists again `every` so many seconds, and after a `silence` of all watches: one of them hears each renewal of
-        the leader's Lease, so nobody is left to tell anything. Until cancelled."""
+        """Lists again `every` so many seconds, and after a `silence` of all watches: one of them receives each renewal
+        of the leader's Lease, so no watch works then. Until cancelled."""
         listed = time.monotonic()
         while True:
             age = self._telemetry.event_age()
@@ -216,7 +216,7 @@ class Informers:
             listed,
             on_event=lambda: self._telemetry.event(kind.plural),
             missing=lambda space, error: self._lacks(kind, index, space, error),
-            absent=(404,),  # an API server that has just started refuses everybody for a moment
+            absent=(404,),  # an API server that has just started refuses every caller for a moment
             broken=self._broken,
             passed_over=lambda: self._telemetry.passed_over(kind.plural),
         )
@@ -304,7 +304,7 @@ def leader_reflector(client: Client, namespace: str, renewed: Callable[[], None]
 def job_reflector(cache: Cache, client: Client, spaces: tuple[str, ...], changed: Callable[[], None]) -> Reflector:
     """RayJobs with labels of ours. KubeRay may not be installed, or be installed later: then the API server knows no
     RayJobs, the cache says so, and it is asked again every few seconds. The same where the operator may not read them,
-    and where the API server fails at it. `changed` is told when they can be read and when they can't any more."""
+    and where the API server fails at it. `changed` is called when they can be read and when they can't any more."""
 
     def listed(space: str, uids: set[str], as_of: str) -> None:
         cache.ray_jobs.replace(uids, as_of, _within(space))

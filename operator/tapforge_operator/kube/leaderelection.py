@@ -1,8 +1,8 @@
-"""Who leads: one `coordination.k8s.io/v1` Lease.
+"""Leader election by one `coordination.k8s.io/v1` Lease.
 
 Promises:
 1. A leader that could not renew for `renew_seconds` (on its own clock, which can't be set and goes on while the machine
-   sleeps, counted from before the renewal was sent) stops leading by itself, before anybody else may begin
+   sleeps, counted from before the renewal was sent) stops leading by itself, before another process may begin
    (`lease_seconds` of seeing no change on *their* clock). No clock of another machine is ever compared.
 2. The term (`leaseTransitions`) grows with every win, also with that of the holder itself: the identity that comes back
    after a crash or an outage begins a new term, and need not wait.
@@ -10,10 +10,10 @@ Promises:
 4. A renewal counts from when it was sent, also when its answer was lost and the Lease shows that it was carried out.
    The next one doesn't wait for the answer of the last.
 5. Whatever the API server answers, `win` goes on trying: an outage, or rights that are missing for a moment while the
-   API server starts, is no reason for a process to end.
-6. A leader writes with its Lease where its broker is reached; who stands by knows that address, and may send callers.
-7. A Lease that somebody deletes ends no term: its leader writes it back, and who knows of that leader, or that there
-   was one (`led_before`), leaves it the time to. Terms grow on beyond every one that this process has seen.
+   API server starts, does not end the process.
+6. A leader writes with its Lease where its broker is reached; a standby knows that address, and may send callers.
+7. A Lease that is deleted ends no term: its leader writes it back, and a process that knows of that leader, or that
+   there was one (`led_before`), leaves it the time to. Terms grow on beyond every one that this process has seen.
 
 Times are seconds.
 """
@@ -44,7 +44,7 @@ _TRIES = 3
 
 
 class NotLeading(Exception):
-    """Somebody else may be leading: nothing more is written."""
+    """Another process may be leading: nothing more is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Election:
         clock: Callable[[], float] = since_boot,
         address: str = "",
     ):
-        """`address`: host:port of this process' broker; "": others can't be told."""
+        """`address`: host:port of this process' broker; "": not published."""
         self._client = client
         self._clock = clock
         self._path = path("leases", namespace, name, group=_GROUP)
@@ -87,14 +87,14 @@ class Election:
         self._name = name
         self.identity = identity
         self.address = address
-        #: who leads instead of this process, and where its broker is, as the Lease said last; "" when that is unknown
+        #: the process that leads instead of this one, and where its broker is, as the Lease said last; "": unknown
         self.holder = self.leader = ""
         self.timing = timing or Timing()
         #: number of the newest term of this process; 0 before the first
         self.term = 0
-        #: somebody has led, as far as is known: where there is no Lease it may have been deleted, and be written back
+        #: a process has led, as far as is known: where there is no Lease it may have been deleted, and be written back
         self.led_before = False
-        #: the largest term that a Lease named, and whom the newest one named
+        #: the largest term that a Lease named, and the holder that the newest one named
         self._highest, self._named = 0, ""
         self._until = 0.0
         self._lease: Object = {}
@@ -109,7 +109,7 @@ class Election:
 
     @property
     def leads(self) -> bool:
-        """True while nobody else can be leading."""
+        """True while no other process can be leading."""
         return self._clock() < self._until
 
     async def win(self) -> int:
@@ -137,7 +137,7 @@ class Election:
             await asyncio.sleep(min(1.0, self.timing.every_seconds))
 
     async def find_leader(self) -> str:
-        """Whom the Lease names, also when that one died; "" when it names nobody, or this process. Raises ApiError."""
+        """The Lease's holder, also when that one died; "" when it has none, or this process. Raises ApiError."""
         self._observe(await self._read())
         return self.holder
 
@@ -191,7 +191,7 @@ class Election:
             self._count(lease)
 
     async def _write_back(self, spec: Object) -> None:
-        """Somebody deleted the Lease."""
+        """The Lease was deleted."""
         if not self.leads:
             return
         body = {"apiVersion": _GROUP, "kind": "Lease", "metadata": self._metadata(), "spec": spec}
@@ -215,7 +215,7 @@ class Election:
         if self._mine(lease):
             self._count(lease)
         elif self.leads:
-            log.error("somebody else leads now: %s", why)
+            log.error("another process leads now: %s", why)
             self._until = 0.0
 
     def _count(self, lease: Object) -> None:
@@ -223,7 +223,7 @@ class Election:
         if _version(lease) > _version(self._lease):
             self._lease = lease
         sent = self._sent.get(lease["spec"].get("renewTime", ""))
-        # What came too late revives nothing: whoever asked meanwhile has stopped for good.
+        # What came too late revives nothing: callers that checked meanwhile have stopped for good.
         if sent is not None and self.leads:
             self._renewed = max(self._renewed, sent)
             self._until = max(self._until, sent + self.timing.renew_seconds)

@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 
 class Unreadable(ValueError):
-    """What an object says can't be understood: its writer's fault, and nobody else's."""
+    """What an object says can't be understood: the fault of its writer alone."""
 
 
 def reading(read: Callable[P, T]) -> Callable[P, T]:
-    """A function that makes a record of an object. What it breaks on is `Unreadable`, so that a mistake of whoever is
-    told of the record is not taken for one of the object's writer."""
+    """A function that makes a record of an object. What it breaks on is `Unreadable`, so that a mistake of the record's
+    reader is not taken for one of the object's writer."""
 
     @wraps(read)
     def understood(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -50,7 +50,7 @@ class Unavailable:
     #: as one word
     reason: str
     message: str
-    #: nobody but a person can help
+    #: only a person can help
     stalls: bool = False
 
 

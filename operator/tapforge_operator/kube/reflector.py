@@ -8,14 +8,14 @@ Promises:
    from refusal to refusal.
 4. Whatever the API server answers, or doesn't, it goes on. Namespaces don't wait for each other. A kind that one of
    them is found to have at last is asked for in the others at once. Of a kind that may be unavailable (`missing`) each
-   list that fails is reported, and nobody waits for it longer than `begin` says.
+   list that fails is reported, and `begin` waits for it no longer than its caller allows.
 5. An object that can't be understood (`Unreadable`) is logged, counted (`passed_over`) and passed over until it
-   changes: anybody may write nonsense into one, and the others are followed nevertheless. Whatever else breaks on what
-   was told is a mistake of this program, and somebody has missed what happened: it is reported (`broken`) and the watch
+   changes: any client may write nonsense into one, and the others are followed nevertheless. Whatever else breaks on an
+   event is a mistake of this program, and an observer has missed what happened: it is reported (`broken`) and the watch
    goes on, or it ends the reflector.
-6. Thousands of objects at once keep nobody up: others get a turn every few of them.
+6. Thousands of objects at once block no other task: others get a turn every few of them.
 
-Without `listed` there is no list: each watch begins with what is there, which is enough where nobody asks what
+Without `listed` there is no list: each watch begins with what is there, which is enough where no observer needs what
 vanished. Times are seconds.
 """
 
@@ -99,8 +99,8 @@ class Reflector:
         is for a kind that the cluster may not know, not let be read, or not answer for (its conversion webhook is
         away): it is called with a namespace and what was answered instead of its list, each time. After an answer of
         `absent` it is asked for again every `_MISSING_SECONDS`, after another one as after any. A watch that says
-        nothing for `silence` is dead. `broken` is told of what breaks `observe` or `listed`; without it `run`
-        ends. `passed_over` is called for each object that can't be understood, whenever it is told."""
+        nothing for `silence` is dead. `broken` is called with what breaks `observe` or `listed`; without it `run` ends.
+        `passed_over` is called for each object that can't be understood, with every event of it."""
         self._client = client
         self._kind = kind
         self._observe = observe if broken is None else _reported(observe, broken)

@@ -70,8 +70,8 @@ class PoolObject:
 
     @property
     def checks_fences(self) -> bool:
-        """A phone of it refuses whoever has an older claim than the newest it has seen. Its process keeps what it has
-        seen, so this is promised of Pods alone: they are never restarted in place, a device may be."""
+        """A phone of it refuses a caller whose claim is older than the newest it has seen. Its process keeps what it
+        has seen, so this is promised of Pods alone: they are never restarted in place, a device may be."""
         return "external" not in self.spec and self.spec.get("protocol", _PROTOCOL) in FENCED_PROTOCOLS
 
 
@@ -234,12 +234,12 @@ class Slot:
     end: str = ""
     #: container beside the emulator that ended with an error: its log tells why the slot is sick. "" for none
     broken: str = ""
-    #: raw value of the claim annotation; "" when there is none. Nobody but broker/claim_record.py reads it
+    #: raw value of the claim annotation; "" when there is none. Only broker/claim_record.py reads it
     claim: str = ""
     fence: int = 0
     episodes: int = 0
     retained: bool = False
-    #: fence of a claim of an earlier leader that was told of; "" on nearly all
+    #: fence of a claim of an earlier leader that was reported; "" on nearly all
     confirmed: str = ""
     #: when this process saw it come to its present `stage`, on its own clock (a moment of `WatchFreshness`)
     since: float = 0.0
@@ -263,7 +263,7 @@ class Slot:
 @reading
 def observe(pod: Mapping[str, Any]) -> Slot | None:
     """The slot that a Pod is, or None for a Pod that is none: without the labels, or without a pool as its controller.
-    Labels are anybody's to write, so the controller's UID decides, and has to agree with them."""
+    Any client may write labels, so the controller's UID decides, and has to agree with them."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     owner = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), None)
@@ -323,8 +323,8 @@ def _end(phase: str, status: Mapping[str, Any], state: Mapping[str, Any]) -> str
 
 
 def written_number(text: str | None) -> int:
-    """A number that the operator wrote; anything else counts as none written. Annotations are anybody's to write, and
-    one of thousands of digits would be an error to Python."""
+    """A number that the operator wrote; anything else counts as none written. Any client may write annotations, and one
+    of thousands of digits would be an error to Python."""
     return int(text) if text and len(text) <= _DIGITS and text.isascii() and text.isdigit() else 0
 
 
@@ -350,7 +350,7 @@ class RayJob:
     run_uid: str
     attempt: int
     deleting: bool = False
-    #: spec.suspend: somebody (a queue) holds it
+    #: spec.suspend: a queue or a person holds it
     suspended: bool = False
     job_status: str = ""
     deployment: str = ""
@@ -464,7 +464,7 @@ class RayHead:
     created: float = 0.0
     #: "" while none was found
     node: str = ""
-    #: why the cluster took it away, as one word, and what was said about it; "" when it did not
+    #: why the cluster took it away, as one word, and as a message; "" when it did not
     disruption: str = ""
     message: str = ""
     gone: bool = False

@@ -89,15 +89,14 @@ class Queues:
         return next(iter(self._workloads.of(f"{namespace}/{job_uid}").values()), None)
 
     def knows(self, namespace: str) -> bool:
-        """Whether what Kueue has of that namespace was read in this term, or the API server said that nobody can."""
+        """Whether what Kueue has of that namespace was read in this term, or the API server said that it can't be."""
         workloads = {(_WORKLOADS.plural, space) for space in ("", namespace)}
         return (_CHECKS.plural, "") in self._answered and not workloads.isdisjoint(self._answered)
 
     # --- following ----------------------------------------------------------------------------------------------------
 
     async def sync(self) -> None:
-        """Lists everything once. A Kueue that does not answer is no reason for runs without queues to wait, but for
-        `SYNC_SECONDS`."""
+        """Lists everything once. A Kueue that does not answer delays runs without queues for `SYNC_SECONDS` at most."""
         await asyncio.gather(*(reflector.begin(SYNC_SECONDS) for reflector in self._reflectors))
 
     async def run(self) -> None:

@@ -104,7 +104,7 @@ class RunWrites:
             self._cache.observe_pool(made)
 
     async def ensure_config(self, run: Run, broker: Broker | None = None) -> None:
-        """What Pods of the run mount, and who reaches them: as it was and as it has to be."""
+        """What Pods of the run mount, and what reaches them: as it was and as it has to be."""
         self.refusal = None
         if templates.lost(run.spec, run.status.resolved, run.templates):
             text = templates.lost_message(labels.config_name(run.name, run.uid))
@@ -260,7 +260,7 @@ class RunWrites:
     async def _find_config(self, where: str) -> Object | None:
         """A ConfigMap, read by a patch that changes nothing. A right to get them would be one to read every ConfigMap
         where runs may be, because RBAC has no patterns for names; of a patch the confinement policy asks whose it is.
-        One that it refuses belongs to nobody that counts here."""
+        One that it refuses has another owner: its metadata are empty here."""
         self._check_leading()
         try:
             return await self._client.patch(where, {})

@@ -95,7 +95,7 @@ class RunQueue:
         leads: Callable[[], bool],
         claims: Callable[[], Claims | None] = lambda: None,
     ):
-        """`claims` says whose the phones are; nobody's while there are none."""
+        """`claims` says which holders the phones have; while it returns None they have none."""
         self._claims = claims
         self._settings = settings
         self._telemetry = telemetry.runs
@@ -117,7 +117,7 @@ class RunQueue:
         kueue = self._kueue = Queues(
             self._client, self._settings.scope.each, self._leads, self._job_changed, self._wake_all
         )
-        # None of these kinds is ours: one that can't be read is trouble of the runs that need it, and of nobody else.
+        # None of these kinds is ours: one that can't be read affects only the runs that need it.
         await asyncio.gather(jobs.begin(SYNC_SECONDS), heads.begin(SYNC_SECONDS), kueue.sync())
         self._watch = asyncio.create_task(_all_of(jobs, heads, kueue), name="the watch of RayJobs")
         self._queue.start()
@@ -458,8 +458,8 @@ class RunController:
         return await self._give_quota_back(message)
 
     async def _give_quota_back(self, message: str) -> float:
-        """Nobody knows which phones a run wants that can't be read: Kueue's quota is held for the default deadline of
-        a pool. Returns for how long nothing is to do."""
+        """Which phones a run wants that can't be read is unknown: Kueue's quota is held for the default deadline of a
+        pool. Returns for how long nothing is to do."""
         jobs, ours, now = self._cache.ray_jobs_of(self.namespace, self._uid), self._kueue.ours, time.time()
         newest = max(jobs, key=lambda job: job.attempt, default=None)
         workload = None if newest is None else self._kueue.of(newest.namespace, newest.uid)

@@ -1,10 +1,10 @@
-"""Who reaches a run's Pods: a NetworkPolicy for each run, where the cluster's network enforces such.
+"""Access to a run's Pods: a NetworkPolicy for each run, where the cluster's network enforces them.
 
 1. Head and workers reach each other on every port: Ray, NCCL and Gloo choose theirs.
 2. The submitter and KubeRay reach Ray's dashboard, by which jobs are started. KubeRay is a Pod that its chart or its
    kustomization labels, in any namespace, unless `kuberay` says in which: neither has a namespace of its own.
 3. Prometheus reaches Ray's metrics.
-4. Nobody else reaches anything. Policies add up: who needs more adds one of their own.
+4. No other traffic is admitted. Policies add up: a user that needs more adds another one.
 5. Where a run's Pods go is not limited: storage, hubs and judges are anywhere.
 """
 

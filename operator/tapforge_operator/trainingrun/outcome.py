@@ -10,21 +10,21 @@
    (`ray_job_outcome`).
 3. KubeRay can take minutes to miss a head. When a driver has been silent for `REPORT_TIMEOUT`, its Pods are read: if
    the head is missing for `HEAD_MISSING_TIMEOUT`, or there and not Ready for `HEAD_UNREADY_TIMEOUT`, the cluster is
-   lost. Only time that was watched counts: while the API server was away, or no operator led, nobody could receive a
-   report or see the head. A head whose node is lost is not waited for.
+   lost. Only time that was watched counts: while the API server was away, or no operator led, reports were not received
+   and heads not seen. A head whose node is lost is not waited for.
 4. A driver that reports runs, though KubeRay may not know of it yet.
 
 `ray_job_outcome` reads a RayJob's status. KubeRay (1.5 to 1.7) has three words for it that don't always agree: the Ray
 job's own status, which can be old; the deployment's, which counts when they differ; and a reason. In order:
 
-1. A terminal job status under Complete counts: SUCCEEDED; FAILED by its exit code; STOPPED, which somebody did by hand.
+1. A terminal job status under Complete counts: SUCCEEDED; FAILED by its exit code; STOPPED, by hand.
 2. Failed means that nothing runs any more. What the driver did is known only when the job status is terminal too:
    SUCCEEDED stays a success (the submitter lost its connection at the end), FAILED is read by its exit code. Any other
    one (RUNNING too, which is then old news) says that the cluster was lost: another attempt may do better.
-3. An exit code of the driver: 2 can't work, 75 stopped when it was told to, other small ones failed. A signal's, or
-   none at all (Ray lost the process that would know), counts as a lost cluster.
+3. An exit code of the driver: 2 can't work, 75 stopped on request, other small ones failed. A signal's, or none at all
+   (Ray lost the process that would know), counts as a lost cluster.
 4. ValidationFailed is terminal, though KubeRay doesn't count it so.
-5. Whoever suspends the RayJob (a queue) holds the attempt; it is neither lost nor over.
+5. A RayJob that is suspended (by a queue, for example) is held; its attempt is neither lost nor over.
 6. Words that are not known here decide nothing: the run goes on waiting, and its status says which they were.
 
 Times are seconds.
@@ -50,14 +50,14 @@ REPORT_TIMEOUT: Final = 30.0
 HEAD_MISSING_TIMEOUT: Final = 10.0
 HEAD_UNREADY_TIMEOUT: Final = 300.0
 
-#: waiting: nothing runs yet. queued: somebody holds it. running: the driver runs. finishing: the driver has ended, and
+#: waiting: nothing runs yet. queued: it is suspended. running: the driver runs. finishing: the driver has ended, and
 #: KubeRay is about to say so. The rest is final for the attempt; of `lost` the run tries again
 Kind = Literal["waiting", "queued", "running", "finishing", "succeeded", "failed", "stopped", "lost"]
 
 FINAL: Final = ("succeeded", "failed", "stopped", "lost")
 
 _EXIT_CODE: Final = re.compile(r"exit code (-?\d+)")
-#: characters of somebody else's message that are worth repeating: its end, where a log ends
+#: characters of another program's message that are worth repeating: its end, where a log ends
 _EXCERPT: Final = 1500
 
 
@@ -92,7 +92,7 @@ def ray_job_outcome(job: RayJob) -> Outcome:
         case "Retrying":
             return Outcome("waiting", "Starting", f"KubeRay starts RayJob {job.name} again")
         case "Waiting":
-            return Outcome("waiting", "Starting", f"RayJob {job.name} waits for somebody to hand in a Ray job by hand")
+            return Outcome("waiting", "Starting", f"RayJob {job.name} waits for a Ray job to be submitted by hand")
     return Outcome("waiting", "Unknown", f"RayJob {job.name} is {job.deployment}, which this operator does not know")
 
 
@@ -118,7 +118,7 @@ def _ended(job: RayJob) -> Outcome:
         case "FAILED":
             return _by_exit_code(job)
         case "STOPPED":
-            return Outcome("failed", "Stopped", f"somebody stopped the Ray job of RayJob {job.name} by hand")
+            return Outcome("failed", "Stopped", f"the Ray job of RayJob {job.name} was stopped by hand")
     return Outcome("lost", "ClusterLost", f"RayJob {job.name} ended without a word of what became of the driver")
 
 
@@ -132,7 +132,7 @@ def _failed(job: RayJob) -> Outcome:
         case _, "SUCCEEDED":
             return Outcome("succeeded", "Complete", "the run is complete")
         case _, "STOPPED":
-            return Outcome("failed", "Stopped", f"somebody stopped the Ray job of RayJob {job.name} by hand")
+            return Outcome("failed", "Stopped", f"the Ray job of RayJob {job.name} was stopped by hand")
         case "SubmissionFailed", "" | "PENDING":
             return Outcome("lost", "SubmissionFailed", f"the driver could not be handed to Ray{detail}")
         case _, "FAILED":
@@ -176,9 +176,9 @@ def attempt_outcome(plan: PlanBuilder) -> Outcome:
         return _by_driver(plan, by_kuberay)
     if job is None or by_kuberay is None:
         name = labels.ray_job_name(plan.run.name, plan.attempt.number)
-        return Outcome("lost", "RayJobDeleted", f"RayJob {name} was deleted by somebody")
+        return Outcome("lost", "RayJobDeleted", f"RayJob {name} was deleted by another client")
     if job.deleting:
-        return Outcome("waiting", "Removing", f"RayJob {job.name} is being deleted by somebody")
+        return Outcome("waiting", "Removing", f"RayJob {job.name} is being deleted by another client")
     if taken and by_kuberay.kind not in FINAL:
         return _held(job)
     if by_kuberay.kind == "running":

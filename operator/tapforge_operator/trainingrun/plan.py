@@ -7,7 +7,7 @@
     gone.
 4.  An attempt is written to the status before its RayJob is created, with the run as it is resolved for all attempts.
     Only the process that wrote it creates the RayJob; another one takes the next number, because it can't know. So no
-    attempt has two RayJobs, whoever crashes when. All are built from the Pod templates of the start (`templates.py`).
+    attempt has two RayJobs, whatever crashes when. All are built from the Pod templates of the start (`templates.py`).
 5.  A RayJob is created once and never written to again: queues and autoscalers edit it.
 6.  What became of an attempt is decided by `outcome.py`.
 7.  A lost cluster is replaced by the next attempt, at most `backoffLimit` times in which the run does not get any
@@ -22,7 +22,7 @@
     than the driver has reported as used. That counts as no failure.
 10. The own pool exists while the run is active. A driver whose machines a queue takes keeps it for its grace.
 11. A run that a queue holds has no demand for phones, unless the queue has reserved quota and waits for them
-    (`kueue.py`). While nobody knows what the queue has decided, nothing is given back.
+    (`kueue.py`). While the queue's decision is unknown, nothing is given back.
 12. That an attempt has no RayJob is known only where RayJobs can be read. While they can't, nothing becomes of an
     attempt whose RayJob was not seen; its status says why.
 """
@@ -107,7 +107,7 @@ def plan_run(run: Run, observed: Observed, history: RunHistory, now: float) -> R
 
 
 def _adopt(plan: PlanBuilder) -> None:
-    """RayJobs that the status doesn't know of: somebody wrote it over, or a write was lost."""
+    """RayJobs that the status doesn't know of: another client overwrote it, or a write was lost."""
     newest = max((job.attempt for job in plan.observed.jobs), default=0)
     if newest > plan.attempt.number:
         status, began = plan.run.status, timestamp(plan.now)

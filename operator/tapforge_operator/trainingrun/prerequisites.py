@@ -52,7 +52,7 @@ def _spec(plan: PlanBuilder) -> Situation | None:
     if run.spec.cluster is None:
         text = "spec.cluster is missing: on a cluster a run has to say which image and machines it runs on"
         return _stalled("ClusterMissing", text)
-    if not run.status.start_time:  # one that has started is as it is: nobody could put its spec right any more
+    if not run.status.start_time:  # one that has started stays as it is: its spec can't be corrected any more
         if wrong := cluster_gpus_error(run.spec):
             return _stalled("GPUsMissing", wrong)
         if wrong := authentication_error(run.spec.cluster):

@@ -4,9 +4,9 @@ on which they report (`add_progress`), under the rules of the claims beside it: 
 Promises:
 1. Of an attempt's reports the newest counts; one that comes late or twice changes nothing and is answered all the same.
 2. A report of an earlier attempt is answered by `superseded`; one of an attempt that isn't known yet is put off.
-3. Who reports a new checkpoint or its end is answered when that stands in the run's status, or put off.
-4. Of a run that is being deleted or is gone nothing is written: its drivers are answered at once, and keep nobody
-   waiting.
+3. A driver that reports a new checkpoint or its end is answered when that is in the run's status, or put off.
+4. Of a run that is being deleted or is gone nothing is written: its drivers are answered at once, and delay no other
+   caller.
 
 Losing them costs nothing: a driver reports every few seconds, and what lasts is in the status.
 """
@@ -32,7 +32,7 @@ _DISMISSED: Final = 1024
 
 
 class TryLater(Exception):
-    """Nobody here can take the report yet; it may be sent again."""
+    """This process can't take the report yet; it may be sent again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class _Known:
     report: Progress | None = None
     #: when it came, seconds since the epoch
     at: float = 0.0
-    #: sequence that stands in the status
+    #: sequence that is in the status
     written: int = -1
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -69,7 +69,7 @@ class Reports:
         return (known.report, known.at) if known is not None else (None, 0.0)
 
     def settle(self, uid: str, attempt: int, orders: Orders, checkpoint: int, written: Progress | None) -> None:
-        """What the next callers are answered, and the report that stands in the status by now."""
+        """What the next callers are answered, and the report that is in the status by now."""
         known = self._runs.get(uid)
         if known is None or known.attempt != attempt:
             if known is not None:

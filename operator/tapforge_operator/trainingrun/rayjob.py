@@ -10,9 +10,9 @@ Always the operator's are `restartPolicy: Never`, the owner, the run's labels, w
 * The driver runs in the head. Only the head gets a token for the broker and the broker's certificates.
 * A worker that is lost is replaced by KubeRay, and the driver starts again in place. A head that is lost is not: its
   successor would know nothing, and the same attempt would run twice. Its RayJob fails, and the next attempt begins.
-* Whoever ends a Ray Pod in order (a queue, a drained node), its driver has `suspendGraceSeconds` for a checkpoint, and
-  the Pods of its ranks wait for that.
-* Who has no token of the Ray cluster starts nothing in it (`tapforge_api.ray_authentication`).
+* When a Ray Pod is ended in order (by a queue, or to drain its node), its driver has `suspendGraceSeconds` for a
+  checkpoint, and the Pods of its ranks wait for that.
+* A caller without a token of the Ray cluster starts nothing in it (`tapforge_api.ray_authentication`).
 * Two more submitters may follow a driver's log when the first one loses its connection.
 """
 
@@ -114,7 +114,7 @@ def pool_spec_hash(run: Run) -> str:
 
 def own_pool(run: Run) -> Json:
     metadata = run_metadata(run, run.name)
-    # It ends with its run, whoever still holds its phones.
+    # It ends with its run, even while its phones have holders.
     metadata["annotations"] = {wellknown.ALLOW_DELETE: "true", wellknown.SPEC: pool_spec_hash(run)}
     return {"apiVersion": API_VERSION, "kind": "EmulatorPool", "metadata": metadata, "spec": _pool_spec(run)}
 
@@ -261,8 +261,8 @@ def _pod(run: Run, number: int, template: RayTemplate, main: str, restricted: bo
     spec["restartPolicy"] = "Never"
     # KubeRay adds its own where a template is silent; one that it finds there would stand.
     _set_environment(own, {MODE: TOKEN_MODE}, without=(TOKEN,))
-    # Images of Ray name their user, and whether that is root can't be told from a name: their Pods may be, where the
-    # namespace lets such Pods in. Where it doesn't, nothing is lost; the trainer's own image has a number.
+    # Images of Ray name their user, and whether that is root can't be inferred from a name: their Pods may be, where
+    # the namespace lets such Pods in. Where it doesn't, nothing is lost; the trainer's own image has a number.
     harden(spec, non_root=restricted)
     if own["securityContext"].get("readOnlyRootFilesystem"):
         _mount(spec, own, {"name": "tapforge-tmp", "emptyDir": {}}, "/tmp")

@@ -142,7 +142,7 @@ class Refusal:
 
     reason: str
     message: str
-    #: nobody but a person can help
+    #: only a person can help
     stalls: bool = False
 
 

@@ -94,8 +94,7 @@ def fits(config: StoredConfig, resolved: str) -> bool:
 
 
 def lost(spec: TrainingRunSpec, resolved: str, templates: str) -> bool:
-    """Whether nobody knows any more which templates the run was started with: neither its ConfigMap nor spec has
-    them."""
+    """Whether it is unknown which templates the run was started with: neither its ConfigMap nor spec has them."""
     if templates or not (start := digest_of(resolved)):
         return False
     return digest(written(spec)) != start
