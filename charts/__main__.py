@@ -3,7 +3,7 @@
 - `manifests` and `crds` are the only definition of what is installed. A template is the text of one of their files
   with its comments, in which single places are exchanged for values.
 - A name that is put in is quoted: a namespace may be called `2024` or `on`, which YAML reads as something else.
-- A place that is exchanged stands in its file exactly once. Where it doesn't, nothing is written and the error says
+- A place that is exchanged occurs in its file exactly once. Where it doesn't, nothing is written and the error says
   which place that is.
 - Written by hand: Chart.yaml, values.yaml, its schema, NOTES.txt, `_helpers.tpl`, and `certificate.yaml`, which is an
   object of cert-manager's and not among the manifests.

@@ -1,10 +1,10 @@
 """What a run and the operator's broker say to each other about phones: JSON over HTTPS.
 
-| call | path | who may |
+| call | path | caller |
 |---|---|---|
 | acquire | POST /v1/namespaces/{namespace}/pools/{pool}/claims | a Pod of a TrainingRun by its token, others by RBAC |
-| renew | POST /v1/claims/renew | who has the claims' secrets |
-| release | POST /v1/claims/release | who has the claims' secrets |
+| renew | POST /v1/claims/renew | the bearer of the claims' secrets |
+| release | POST /v1/claims/release | the bearer of the claims' secrets |
 
 Promises of the broker:
 1. A slot has one holder. A claim is written on the slot before it is answered, and its fence is larger than that of
@@ -14,7 +14,7 @@ Promises of the broker:
    otherwise when it was not renewed for `holdSeconds`. No answer, and a 503, end nothing: a holder in a Pod goes on
    with its phones until a broker says lost or the phone refuses it. A holder whose claim carries `holdSeconds` (it is
    in no Pod that the broker can look at, or has an external device) stops by itself when they are over.
-4. Whoever uses the phone says by which claim: its requests carry the slot's UID and the fence
+4. A client that uses the phone names its claim: its requests carry the slot's UID and the fence
    (`tapforge_envs/wire.py`). A phone that checks them refuses a late holder, and one whose slot's address was reused.
 5. A refusal is a 4xx with a `Refusal` that names what was wrong; 503 means: not now, or not here; ask again.
 
@@ -67,7 +67,7 @@ class Claim(Spec):
     """A slot that is the caller's."""
 
     id: _Id = Field(description="name of the claim: UID of the slot, a dot, fence")
-    secret: _Secret = Field(description="renews and releases the claim; shown to nobody else")
+    secret: _Secret = Field(description="renews and releases the claim; shown to its holder alone")
     slot: Annotated[str, Field(max_length=253)] = Field(description="name of the slot")
     url: Address = Field(description="address of the phone's server: a URL; with protocol adb HOST:PORT")
     fence: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(description="grows with every claim of the slot")
@@ -143,7 +143,7 @@ class Released(Spec):
     """The answer to Release, in the order of the question."""
 
     claims: Annotated[tuple[Renewed, ...], Field(max_length=4096)] = Field(
-        description="lost for each claim: nobody has it any more"
+        description="lost for each claim: it has no holder any more"
     )
 
 

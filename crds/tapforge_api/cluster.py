@@ -5,7 +5,7 @@ Promises:
    adds to them, the rest is the API server's to check. Nothing has to be written: a template without containers gets
    one of the run's image.
 2. The container that Ray runs in is named `ray`, the submitter's `ray-job-submitter`; others may stand beside them.
-3. What KubeRay would refuse later, when nobody looks, is refused here.
+3. What KubeRay would refuse later, unnoticed, is refused here.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ _KINDS: Mapping[str, dict[str, Any]] = {
     },
     "EmulatorPool": {
         "model": EmulatorPool,
-        # not `ep`: that is what kubectl calls Endpoints, and it would warn everybody who asks for those
+        # not `ep`: that is what kubectl calls Endpoints, and it would warn all users that ask for those
         "names": {"plural": "emulatorpools", "singular": "emulatorpool", "shortNames": ["epool"]},
         "subresources": {
             "status": {},

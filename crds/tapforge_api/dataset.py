@@ -11,7 +11,7 @@ from .base import UNIQUE, Fraction, Path, Spec
 
 class StepReward(Spec):
     """What an answer to a recorded step is worth, from 0 to 1, by comparison with the recorded action. An action of
-    another type is worth 0, and so is what is no action."""
+    another type is worth 0, and so is anything that is not an action."""
 
     type: Fraction = Field(
         0.5,

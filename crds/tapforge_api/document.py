@@ -175,7 +175,7 @@ class _Reader:
             key = self.loader.construct_object(key_node) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
                 shown = shorten(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or a mapping"
-                self.problems.append(Problem(f"{shown} as a key is no text; quote it", path, f"line {line}"))
+                self.problems.append(Problem(f"{shown} as a key is not text; quote it", path, f"line {line}"))
             elif key in own:
                 first = own[key][1]
                 self.problems.append(Problem(f"is written twice, first in line {first}", (*path, key), f"line {line}"))

@@ -65,7 +65,7 @@ class Processes(Spec):
 
 
 class Urls(OneOf):
-    """Environment servers that somebody else runs, one phone each."""
+    """Environment servers that run independently of the training, one phone each."""
 
     list: Annotated[tuple[Device, ...], Field(min_length=1, max_length=4096), UNIQUE] | None = Field(
         None,

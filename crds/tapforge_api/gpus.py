@@ -6,8 +6,8 @@
 - A node is a Pod of `spec.cluster`, or the machine itself where there is no cluster.
 - A Pod has the whole GPUs that the limits of Ray's container name (`nvidia.com/gpu`, `amd.com/gpu`), or `num-gpus` of
   its rayStartParams. Those of other containers are not Ray's.
-- Slices and shares of GPUs, and devices by resource claims (DRA), whose number stands in another object, are not
-  counted: a run whose Pods ask for some has to say `num-gpus`.
+- Slices and shares of GPUs, and devices by resource claims (DRA), whose number is in another object, are not counted: a
+  run whose Pods ask for some has to say `num-gpus`.
 - The operator counts once, for all attempts (`counted`): a driver finds the numbers in its file, and no Pod templates.
 """
 
@@ -111,7 +111,7 @@ def unclear_gpus_error(cluster: ClusterSpec) -> str | None:
 
 
 def _num_gpus(pod: Head | Workers) -> dict[str, str]:
-    """As a parameter of `ray start`; none where nobody knows, which only a run on CPUs gets away with."""
+    """As a parameter of `ray start`; none where the number is unknown, which only a run on CPUs can do without."""
     return {} if _unclear(pod) else {_GIVEN: str(_gpus_of(pod))}
 
 
@@ -124,7 +124,7 @@ def _gpus_of(pod: Head | Workers) -> int:
 
 
 def _unclear(pod: Head | Workers) -> str:
-    """What may give the Pod GPUs, but who knows how many; "": there is nothing, or the number is known."""
+    """What may give the Pod GPUs, of an unknown number; "": there is nothing, or the number is known."""
     if _gpus_of(pod) or pod.ray_start_params.get(_GIVEN, "").isdecimal():
         return ""
     asked = [(name, amount) for name, amount in _limits(pod) if amount != "0" and ("gpu" in name or "/mig-" in name)]

@@ -130,7 +130,7 @@ class JudgeSpec(Spec):
     answer_key: bool = Field(
         True,
         description="an answer counts only with a word of its question in it, so that text of a screen or goal that "
-        "the model copies is no score; false: for small models that don't copy the word",
+        "the model copies is not a score; false: for small models that don't copy the word",
     )
     deadline_seconds: Seconds = Field(
         300.0, description="longest wait for a verdict, with all retries; then it is missing"

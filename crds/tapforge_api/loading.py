@@ -1,7 +1,7 @@
 """A file, and what is set on top of it, becomes an object; and an object becomes a file again.
 
 - `load` and `load_pool` collect every problem of a file in one `SpecError`.
-- Values have the types that the API server would accept: `"3"` is no number.
+- Values have the types that the API server would accept: `"3"` is not a number.
 - `dump_set` writes only what was set, with the schema revision, and is read back to an equal object.
 """
 
@@ -131,7 +131,7 @@ def _read(path_or_text: Source) -> tuple[str, str]:
     try:
         return path.read_text(encoding="utf-8"), str(path)
     except UnicodeDecodeError as error:
-        raise SpecError(str(path), [Problem(f"is no UTF-8 text: {error.reason} at byte {error.start}")]) from error
+        raise SpecError(str(path), [Problem(f"is not UTF-8 text: {error.reason} at byte {error.start}")]) from error
     except OSError as error:
         where = "" if path.is_absolute() else f" (looked for in {FilePath.cwd()})"
         raise SpecError(str(path), [Problem(f"can't be read: {error.strerror}{where}")]) from error
@@ -162,14 +162,14 @@ def _validate(model: type[M], data: Mapping[str, Any], source: str, places: Mapp
     if problems:
         raise SpecError(source, problems)
     try:
-        # JSON and strict, as the API server: lists are lists, "3" is no number; names as in YAML only
+        # JSON and strict, as the API server: lists are lists, "3" is not a number; names as in YAML only
         return model.model_validate_json(json.dumps(data, default=str), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         raise SpecError(source, problems_of(error, model, places)) from error
 
 
 def _identity_problems(model: type[M], data: Mapping[str, Any], places: Mapping[Path, str]) -> list[Problem]:
-    """A file of another kind, version or time is told so, not drowned in what it lacks."""
+    """A file of another kind, version or time: that alone is reported, not all that it lacks."""
     problems: list[Problem] = []
     for name, expected in (("apiVersion", API_VERSION), ("kind", model.__name__)):
         if data.get(name) != expected:

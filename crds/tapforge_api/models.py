@@ -60,7 +60,7 @@ class ServedModel(Spec):
 
 
 def own_models(rewards: Iterable[Rewards | None]) -> dict[str, list[JudgeModel]]:
-    """Names of served models that judges of these rewards ask, with who asks."""
+    """Names of served models that judges of these rewards ask, with the judges' models."""
     found: dict[str, list[JudgeModel]] = {}
     for one in rewards:
         for stream in one.streams if one is not None else ():

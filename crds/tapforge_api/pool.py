@@ -3,8 +3,8 @@
 Promises:
 1. Exactly one of `replicas`, `scaling` and `external` says how many slots there are. The first two have Pods made of
    `template`; `external` names devices that exist already.
-2. What a holder of a slot was told (where it is, what it speaks) doesn't change under it: `protocol`, `port`, and Pods
-   or none, stay as long as the pool lives. Everything else may be edited at any time.
+2. What a holder of a slot relies on (its address and protocol) doesn't change under it: `protocol`, `port`, and Pods or
+   none, stay as long as the pool lives. Everything else may be edited at any time.
 3. Nothing privileged happens that isn't written in the spec.
 """
 
@@ -237,8 +237,8 @@ class EmulatorPoolSpec(Spec):
         ),
     )
     changes: ClassVar[tuple[Change, ...]] = (
-        fixed("protocol", "holders of a slot were told what it speaks; make another pool"),
-        fixed("port", "holders of a slot were told where it is; make another pool"),
+        fixed("protocol", "holders of a slot rely on its protocol; make another pool"),
+        fixed("port", "holders of a slot rely on its port; make another pool"),
         Change(
             message="external can't be set or removed later: slots either are Pods or are not; make another pool",
             cel="has(self.external) == has(oldSelf.external)",

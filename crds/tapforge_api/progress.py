@@ -1,14 +1,14 @@
 """What a run's driver and the operator say to each other while the run is under way: JSON over HTTPS.
 
-| call | path | who may |
+| call | path | caller |
 |---|---|---|
 | report | POST /v1/runs/{namespace}/{run}/progress | a Pod of that TrainingRun, by its token |
 
 Promises of the operator:
 1. A report is taken as the newest of its attempt; one of an earlier attempt changes nothing and is answered by the
    order `superseded`.
-2. A report with a checkpoint that is new, or with `final`, is answered only when it stands in the run's status; any
-   other one may get there later, or be overtaken by its successor.
+2. A report with a checkpoint that is new, or with `final`, is answered only when it is in the run's status; any other
+   one may get there later, or be overtaken by its successor.
 3. An order is repeated in every answer until the attempt is over. It never turns back.
 4. A refusal is a 4xx with a `Refusal` (see claims); 503 means: not now, or not here; ask again.
 
@@ -39,7 +39,7 @@ FINAL_SECONDS: Final = 60.0
 EXIT_COMPLETE: Final = 0
 #: it failed; to start the driver again may help
 EXIT_FAILED: Final = 1
-#: what it was told can't work: it will fail the same way until a person changes something
+#: what it is configured to do can't work: it will fail the same way until a person changes something
 EXIT_CONFIGURATION: Final = 2
 #: it was ordered to stop, or what spec.stop gives to judges is spent, and it did after a checkpoint: to start again is
 #: to go on

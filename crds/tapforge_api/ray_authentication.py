@@ -1,4 +1,4 @@
-"""Ray's token authentication: who has no token of a run's Ray cluster starts nothing in it.
+"""Ray's token authentication: a caller without a token of a run's Ray cluster starts nothing in it.
 
 KubeRay makes a token for each Ray cluster and gives it to the Pods of that cluster. A Pod's own environment would come
 before that, so what a template says against it is refused.

@@ -11,7 +11,7 @@ The same of what is stored or sent between releases besides specs. There fields 
 either, and a new word of a closed list counts as `Otherwise` says:
 
 4. Of a status (`read_status`) the known fields count. One that can't be read even so raises `UnreadableStatus`: it is
-   not an empty one, and whoever takes it for that begins anew what was done long ago.
+   not an empty one, and a reader that takes it for that begins anew what was done long ago.
 5. Messages and records (`read_json`, `read_record`) raise ValidationError for what can't be.
 """
 

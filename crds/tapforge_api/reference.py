@@ -1,7 +1,7 @@
 """The API as pages (`docs/reference`) and as JSON schemas, for editors that check and complete files. Pure.
 
 Everything comes from the kinds' CRDs, as in `explain.py`: what an API server takes and what editors accept is the same,
-but for rules between fields, which only CEL says: they stand in the pages.
+but for rules between fields, which only CEL says: they are in the pages.
 """
 
 from __future__ import annotations

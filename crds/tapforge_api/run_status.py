@@ -18,8 +18,8 @@ from .progress import Advance, Checkpoint, Leases
 #: characters of a resolved run; a larger one fits no ConfigMap beside its own status
 MAX_RESOLVED: Final = 400_000
 
-#: Intended: it has a number, and its RayJob may exist. Active: its RayJob exists. Stopping: its driver was told to end.
-#: Removing: its RayJob is being deleted. Over: nothing of it runs. A phase of a later release counts as Intended
+#: Intended: it has a number, and its RayJob may exist. Active: its RayJob exists. Stopping: its driver was asked to
+#: end. Removing: its RayJob is being deleted. Over: nothing of it runs. A phase of a later release counts as Intended
 AttemptPhase = Literal["", "Intended", "Active", "Stopping", "Removing", "Over"]
 
 _Time = Annotated[str, Field(max_length=40)]

@@ -1,4 +1,4 @@
-"""`TrainingRun`: who learns what, how, on which hardware. The same file runs on a laptop and on a cluster.
+"""`TrainingRun`: the model, its tasks, the algorithm and the hardware. The same file runs on a laptop and on a cluster.
 
 On a cluster a run that has started keeps what it was started with: of its spec only the fields in `CHANGEABLE` may be
 edited from then on, because only those can reach a run that is under way.
@@ -230,8 +230,8 @@ def _fixed_after_start(name: str) -> Change:
 
 
 class TrainingRun(Spec):
-    """A model that learns to use phones by online reinforcement learning: who learns what, how, on which hardware. The
-    same file runs on a laptop, by `tapforge run -f FILE`."""
+    """A model that learns to use phones by online reinforcement learning: its tasks, algorithm and hardware. The same
+    file runs on a laptop, by `tapforge run -f FILE`."""
 
     api_version: Literal["tapforge.dev/v1alpha1"] = Field(API_VERSION, description="version of this API")
     kind: Literal["TrainingRun"] = Field("TrainingRun", description="kind of this object")

@@ -77,7 +77,7 @@ def test_what_may_change_and_what_may_not() -> None:
         return from_object(EmulatorPool, {**HEAD, "kind": "EmulatorPool", "spec": spec})
 
     assert [str(p) for p in forbidden_changes(pool(POOLS[0]), pool(POOLS[1]))] == [
-        "spec.protocol: can't be changed: holders of a slot were told what it speaks; make another pool"
+        "spec.protocol: can't be changed: holders of a slot rely on its protocol; make another pool"
     ]
     assert [p.path for p in forbidden_changes(pool(POOLS[0]), pool(POOLS[4]))] == [("spec", "port"), ("spec",)]
     assert not forbidden_changes(pool(POOLS[3]), pool({"external": {"urls": ["http://c"]}}))

@@ -252,7 +252,7 @@ def test_files_that_are_something_else(text: str, expected: str) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe4\n")
-    for name, expected in [("nope.yaml", "No such file"), (".", "Is a directory"), ("latin.yaml", "is no UTF-8 text")]:
+    for name, expected in [("nope.yaml", "No such file"), (".", "Is a directory"), ("latin.yaml", "is not UTF-8 text")]:
         with pytest.raises(SpecError, match=expected):
             load(tmp_path / name)
     with pytest.raises(SpecError, match="can't be read"):
