@@ -2,7 +2,7 @@
 
     python -m e2e.axe [AXE_MIN_JS]
 
-Without a file, `npm pack` fetches axe-core of `VERSION` into a temporary folder; it is no part of the checkout, and
+Without a file, `npm pack` fetches axe-core of `VERSION` into a temporary folder; it is not part of the checkout, and
 pages never load it. Prints each violation with its elements; the exit code is 1 if there are any.
 """
 

@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, nargs="?", default=Path("runs/quickstart"))
     run = parser.parse_args().run.absolute()
     if not (run / "summary.json").is_file():
-        raise SystemExit(f"{run} is no finished run: `make demo` makes one, or name one with ARGS=RUN")
+        raise SystemExit(f"{run} is not a finished run: `make demo` makes one, or name one with ARGS=RUN")
     _TARGET.mkdir(exist_ok=True)
     asyncio.run(made(run))
 

@@ -39,7 +39,7 @@ _began = time.monotonic()
 
 
 class Lab:
-    """One namespace's queue, pools and runs. `say` is told of each change."""
+    """One namespace's queue, pools and runs. `say` is called with each change."""
 
     def __init__(self, cluster: Cluster, space: str, say: Callable[[str], None] = lambda line: None) -> None:
         self.cluster = cluster

@@ -4,6 +4,6 @@ Each scenario is a file with its own fresh cluster, ends by itself, and returns 
 
 - The operator is a process of its own, started as in a cluster, with a user of its own; its CPU and memory are its own.
 - Times are the API server's: its audit log says in microseconds when every write came in and when it was answered, so
-  that nobody who watches takes part in what is measured. Claims and the first grant are timed by who asks.
+  that no observer takes part in what is measured. Claims and the first grant are timed by the caller.
 - Everything shares the machine: API server, etcd, controllers, load and operator. So ratios within one run count.
 """

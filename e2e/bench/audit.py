@@ -1,4 +1,4 @@
-"""What the API server's audit log says about writes: who, what, when it came in and when it was answered.
+"""What the API server's audit log says about writes: user, object, when it came in and when it was answered.
 
 The log is followed while it grows. Reads are not in it. Times are seconds since the epoch, of the API server's clock.
 """

@@ -1,4 +1,4 @@
-"""Two replicas with default flags behind a Service: for how long does nobody renew, and nobody get a slot, while they
+"""Two replicas with default flags behind a Service: for how long is no claim renewed, and no slot granted, while they
 are exchanged, drained and killed?
 
 Holders renew their claims and callers ask for a slot, give it back and ask again, all the while and each for itself;
@@ -85,7 +85,7 @@ def _figures(found: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
 async def _under(
     callers: Sequence[_Caller], trouble: Callable[[Replicas], Awaitable[None]], replicas: Replicas
 ) -> tuple[float, float]:
-    """Longest gaps in renewals and in grants, from before the trouble until everybody was answered after it."""
+    """Longest gaps in renewals and in grants, from before the trouble until every caller was answered after it."""
     await asyncio.sleep(_CALM)
     began = time.monotonic()
     await trouble(replicas)
@@ -93,7 +93,7 @@ async def _under(
     while not all(caller.answers and caller.answers[-1] > over + _CALM for caller in callers):
         if time.monotonic() > over + _SETTLED:
             raise TimeoutError(
-                f"a caller was not answered for {_SETTLED:g} s; it was told last: {[c.said for c in callers]}"
+                f"a caller was not answered for {_SETTLED:g} s; the last answers: {[c.said for c in callers]}"
             )
         await asyncio.sleep(_AGAIN)
     longest = [

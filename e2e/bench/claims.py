@@ -125,7 +125,7 @@ def run(options: Run) -> dict[str, Any]:
 
 
 def raw_load(bed: Testbed, rate: float, seconds: float, **more: float) -> patch_load.Load:
-    """The writes of claims, on the Pods that are there, by nobody who has to know which are free."""
+    """The writes of claims, on the Pods that are there, by a client that need not know which are free."""
     found = [(pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in bed.pods()]
     where = [(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", uid) for name, uid in found]
     return patch_load.Load(job(bed.cluster, "bench-patches", ()), where, rate, seconds, **more)

@@ -4,9 +4,9 @@ The n-th acquire is sent n / rate seconds after the first, by the next caller in
 to be sent after the warm-up:
 
 - `acquired`: of each acquire from the time at which it was meant to be sent until its claim is granted. One that is
-  refused, fails or is answered without a slot is sent again as it was told to (Retry-After, otherwise a second), and
-  counts all the while; one that is never granted counts with the time until its caller gave up. So there are as many of
-  them as there were acquires, whatever happened.
+  refused, fails or is answered without a slot is sent again as the answer asks (Retry-After, otherwise after a second),
+  and counts all the while; one that is never granted counts with the time until its caller gave up. So there are as
+  many of them as there were acquires, whatever happened.
 - `refused`: acquires that were not granted at their first try; `never`: those that never were.
 - `released`: of each release until it was taken; `late`: how late each acquire was sent; `errors`: tries by what became
   of them.

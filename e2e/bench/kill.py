@@ -2,7 +2,7 @@
 identity: how long until it grants?
 
 The time begins when the new process is started and ends when a caller that asks all the while has a claim that is
-right: of a slot that nobody held, written on its Pod with that fence. Then all claims of before the kill are renewed.
+right: of a slot without a holder, written on its Pod with that fence. Then all claims of before the kill are renewed.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def replica_set(name: str, namespace: str) -> Json:
     """A ReplicaSet of the same Pod, as far as one can be: its Pods are restarted in place."""
     pod = equal_pods({**pool(name, namespace, 0), "metadata": _named(name, namespace)}, 1)[0]
     labels = {**pod["metadata"]["labels"], "set": name}
-    # Not one of the operator's, which would otherwise be told of them.
+    # Not one of the operator's, which would otherwise receive their events.
     labels = {key: value for key, value in labels.items() if not key.startswith("tapforge.dev/")}
     return {
         "apiVersion": "apps/v1",

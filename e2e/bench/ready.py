@@ -41,7 +41,7 @@ def run(options: Run) -> dict[str, Any]:
         "ready_slots": slots,
         "turns": len(turns),
         "each": {side: [round(s, 2) for s in took] for side, took in seconds.items()},
-        #: of everybody, from empty to Ready
+        #: of all users, from empty to Ready
         "cluster_writes_per_slot": {side: round(sum(w) / len(w), 2) for side, w in writes.items()},
         "qps": _QPS,
     }
@@ -68,7 +68,7 @@ def _set(bed: Testbed, slots: int) -> tuple[float, int]:
 
 
 def _until_ready(bed: Testbed, mark: int, slots: int, resource: str) -> tuple[float, int]:
-    """Seconds until all were Ready, and everybody's writes meanwhile."""
+    """Seconds until all were Ready, and all users' writes meanwhile."""
     ready = bed.audit.wait(f"{slots} ready Pods", mark, _makes_ready, slots, 120 + slots / 5)
     since = bed.audit.since(mark)
     asked = next(w for w in since if w.resource == resource and w.verb == "patch" and w.user != USER)

@@ -4,7 +4,7 @@ that is deleted. Numbers are those of manifests/base/operator.yaml.
 - The Service is a TCP round-robin over the replicas that are ready, by connection, as kube-proxy's; one that refuses a
   connection costs its caller that connection.
 - A replica is ready when its probe says so, and no more after as many probes as the manifest allows.
-- One that is deleted leaves the Service at once, and is told to end `PRE_STOP` seconds later.
+- One that is deleted leaves the Service at once, and gets SIGTERM `PRE_STOP` seconds later.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Replicas:
 
     @property
     def present(self) -> list[Replica]:
-        """Those that nobody deleted."""
+        """Those that were not deleted."""
         return [replica for replica in self._all if not replica.deleted]
 
     async def add(self) -> Replica:
@@ -175,7 +175,7 @@ class Replicas:
             return None
 
     async def _probe(self) -> None:
-        """Who fails too often leaves the Service until it is well again."""
+        """A replica that fails too often leaves the Service until it is ready again."""
         while True:
             await asyncio.sleep(_PROBE_EVERY)
             for replica in self.present:

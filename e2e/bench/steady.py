@@ -1,6 +1,6 @@
 """A minute in the life of 5,000 ready slots to which nothing happens: what does the operator write?
 
-Counted is every write of the operator's user; its leader Lease is told apart. CPU is the operator's in that minute.
+Counted is every write of the operator's user; its leader Lease is counted apart. CPU is the operator's in that minute.
 """
 
 from __future__ import annotations

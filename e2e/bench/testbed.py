@@ -2,7 +2,7 @@
 
 The operator belongs to the cluster and ends with it, and its ports stay the same when it is started again. It, the load
 and a peer are service accounts with an administrator's rights: with a client certificate, as people have it, the API
-server would spend a tenth of its time on checking who is asking.
+server would spend a tenth of its time on checking callers.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class Testbed:
                 return found
 
     def drop_pods(self, seconds: float = 300.0) -> None:
-        """Deletes all Pods of the namespace at once; whoever would make new ones has to be stopped before."""
+        """Deletes all Pods of the namespace at once; a controller that would make new ones has to be stopped before."""
         where = f"/api/v1/namespaces/{NAMESPACE}/pods"
         deadline = time.monotonic() + seconds
         while True:

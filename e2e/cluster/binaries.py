@@ -128,7 +128,7 @@ _FLAGS = ("-trimpath", "-buildvcs=false")
 _VERSION = "k8s.io/component-base/version"
 _BUILD_SECONDS = 3600
 _SAY_SECONDS = 30
-#: a build that nobody used for this long is removed by the next one
+#: a build that was not used for this long is removed by the next one
 _KEEP_SECONDS = 30 * 24 * 3600
 
 
@@ -277,7 +277,7 @@ def _build(go: str, of: Sources, folder: Path, say: Callable[[str], None]) -> No
         for link in of.links:
             (programs / link).symlink_to(of.program)
         for module, source, name in of.carried:
-            # Copied without their modes: Go's module cache is read-only, also for whoever removes the copy.
+            # Copied without their modes: Go's module cache is read-only, also for a program that removes the copy.
             found = _module_folder(go, of, module) / source
             shutil.copytree(found, new / name, copy_function=shutil.copyfile)
             (new / name).chmod(0o755)

@@ -1,5 +1,5 @@
-"""A cluster's own certificates: one authority, and whoever it vouches for. Elliptic curves, because a cluster is made
-anew for every run; valid from a day before, so that a test may turn clocks back, for a year.
+"""A cluster's own certificates: one authority, and what it signs. Elliptic curves, because a cluster is made anew for
+every run; valid from a day before, so that a test may turn clocks back, for a year.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ class Cluster:
 
     @contextmanager
     def paused(self, component: str) -> Iterator[None]:
-        """It hangs inside the block: connections stay open and nobody answers."""
+        """It hangs inside the block: connections stay open and are not answered."""
         with self._there_is(self._family).paused(component):
             yield
 
@@ -333,7 +333,7 @@ class Cluster:
         self.wait_for("the API server", lambda: self.api.text("GET", "/readyz", seconds=5) == "ok", seconds)
 
     def wait_for(self, what: str, probe: Callable[[], T], seconds: float = PATIENCE) -> T:
-        """What `probe` answers as soon as that is true. An API server that is away or starting is no answer yet."""
+        """What `probe` answers as soon as that is true. An API server that is away or starting has not answered yet."""
         began = time.monotonic()
         deadline, (least, most) = began + seconds, _POLL_SECONDS
         while True:

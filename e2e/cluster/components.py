@@ -2,7 +2,7 @@
 
 What is switched on is what a user's cluster has (RBAC, quotas, Pod Security, service-account tokens with an issuer), so
 that a test meets the refusals that users meet. What is left out is only what costs time: fsync, election of a leader
-among one, ports that nobody asks.
+among one, ports that are not used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KWOK: Final = "kwok"
 #: first address of SERVICES: what `kubernetes.default.svc` resolves to
 SERVICE_ADDRESS: Final = "10.0.0.1"
 SERVICES: Final = "10.0.0.0/16"
-#: addresses of fake pods; nobody answers there
+#: addresses of fake pods; nothing answers there
 FAKE_PODS: Final = "10.64.0.0/10"
 ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
 #: nodes with this label are played by kwok. A label and not an annotation: the watch then tells kwok when it is taken
@@ -42,7 +42,7 @@ class Options:
     real_node: bool = False
     #: seconds without a sign of a node until it counts as lost
     node_grace_seconds: int = 40
-    #: write who asked for what into `audit.log` (Metadata level; no reads)
+    #: write users and their requests into `audit.log` (Metadata level; no reads)
     audit: bool = False
     #: address that the API server listens on; 0.0.0.0 with `advertise` for nodes that have networks of their own
     bind: str = "127.0.0.1"
@@ -102,8 +102,8 @@ def api_server(place: Place, options: Options) -> list[str]:
         "service-account-key-file": place.file("accounts.pub"),
         "service-cluster-ip-range": SERVICES,
         "authorization-mode": "Node,RBAC",
-        # The second one is not on everywhere: who sets blockOwnerDeletion needs the right to update the owner's
-        # finalizers.
+        # The second one is not on everywhere: a client that sets blockOwnerDeletion needs the right to update the
+        # owner's finalizers.
         "enable-admission-plugins": "NodeRestriction,OwnerReferencesPermissionEnforcement",
         "allow-privileged": "true",
         "kubelet-preferred-address-types": "InternalIP",
@@ -112,11 +112,11 @@ def api_server(place: Place, options: Options) -> list[str]:
     if options.advertise:
         flags["advertise-address"] = options.advertise
     else:
-        # A loopback address may not stand in Endpoints.
+        # A loopback address is not allowed in Endpoints.
         flags |= {"advertise-address": "192.0.2.1", "endpoint-reconciler-type": "none"}
     if options.audit:
         flags |= {"audit-policy-file": place.file("audit.yaml"), "audit-log-path": place.file("audit.log")}
-        # One file, however long: who reads it while it grows would miss what is written after a rotation (at 100 MB).
+        # One file, however long: a reader that follows it would miss what is written after a rotation (at 100 MB).
         flags["audit-log-maxsize"] = str(1 << 20)
     return _command(place, options, API_SERVER, flags)
 

@@ -11,7 +11,7 @@ put on a pod that is running; times are counted in whole seconds, because that i
     fake.tapforge.dev/stop-seconds   between being deleted and gone, or "never"
 
 A container that ended is not started again, whatever restartPolicy says. A node whose label is taken away is played no
-more: nobody renews its Lease, and its pods neither change nor go.
+more: its Lease is not renewed, and its pods neither change nor go.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ podIPs:
 """
 
 
-#: containerStatuses is one value for a patch: what stays as it was is said again
+#: containerStatuses is one value for a patch: what stays as it was is repeated
 _SAME_CONTAINER = """- name: {{ .name | Quote }}
   image: {{ .image | Quote }}
   imageID: {{ .imageID | Quote }}

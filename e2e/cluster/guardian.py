@@ -57,7 +57,7 @@ def _remove_cgroups(top: str) -> None:
 
 
 def _alive(group: int) -> bool:
-    """Whether one of the group still runs. Those that have ended may wait for long until somebody asks about them."""
+    """Whether one of the group still runs. Those that have ended may wait for long until their parent collects them."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:

@@ -1,14 +1,14 @@
 """Karpenter beside a cluster, with the provider that makes kwok's nodes, and its kinds in it.
 
 - It is a process of the cluster like others (`karpenter`), with an administrator's rights under a name of its own, so
-  that the audit log tells its evictions from everybody else's.
+  that the audit log tells its evictions from all others.
 - Its nodes carry kwok's label: they become Ready, and their Pods live, as fake.py says.
 - What a cloud would offer is `TYPES`, in one zone, on demand; prices go with the size, so that only what is unused
   makes a node worth taking away. Of an extended resource a node has as many as were asked for when it was made, never
   more: the provider knows no others.
 - A NodePool has to ask for `ON_DEMAND`. Of one that leaves it open Karpenter takes the replacement of a node from spot
-  capacity alone; the provider has none and panics, for that NodeClaim each time again, and Karpenter does nothing for
-  anybody until that NodeClaim is launched.
+  capacity alone; the provider has none and panics, for that NodeClaim each time again, and Karpenter does nothing at
+  all until that NodeClaim is launched.
 """
 
 from __future__ import annotations

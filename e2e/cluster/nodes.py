@@ -115,7 +115,7 @@ class FakeNodes:
 
 @contextmanager
 def _may_be_gone() -> Iterator[None]:
-    """Somebody else may have been faster."""
+    """Another client may have been faster."""
     try:
         yield
     except Refused as error:

@@ -31,7 +31,7 @@ class _Member:
     arguments: tuple[str, ...]
     environment: dict[str, str] | None
     process: subprocess.Popen[bytes]
-    #: somebody ended it on purpose
+    #: it was ended on purpose
     stopped: bool = False
 
 
@@ -98,7 +98,7 @@ class Family:
             process.wait(_STOP_SECONDS)
 
     def may_end(self, name: str) -> None:
-        """By itself, from now on until it is started again: that is no crash."""
+        """By itself, from now on until it is started again: that does not count as a crash."""
         self._member(name).stopped = True
 
     @contextmanager
@@ -142,7 +142,7 @@ class Family:
         self._guardian.stdin.close()
         self._guardian.wait(_STOP_SECONDS)
         for member in self._members.values():
-            member.process.kill()  # should somebody have ended the guardian before
+            member.process.kill()  # should the guardian have been ended before
             member.process.wait(_STOP_SECONDS)
 
     def _member(self, name: str) -> _Member:
@@ -152,11 +152,11 @@ class Family:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on, all different; no other process gets one of them from here
-    as long as this one lives, also while the port's server is not there yet or away.
+    """Ports of the loopback address that no program listens on, all different; no other process gets one of them from
+    here as long as this one lives, also while the port's server is not there yet or away.
 
-    Each is bound here and never listened on: who asks whether it is free hears no, and a server that sets SO_REUSEADDR,
-    as all of ours do, takes it all the same."""
+    Each is bound here and never listened on: a program that checks whether it is free finds it taken, and a server that
+    sets SO_REUSEADDR, as all of ours do, takes it all the same."""
     found: list[int] = []
     for port in random.sample(_PORTS, k=len(_PORTS)):
         place = socket.socket()

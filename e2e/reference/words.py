@@ -34,7 +34,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def plain(text: str) -> str:
-    """On one line; nothing of it Markdown or HTML, but for what stands in backticks."""
+    """On one line; nothing of it Markdown or HTML, but for what is in backticks."""
     parts = " ".join(text.split()).split("`")
     for number, part in enumerate(parts):
         for mark in "\\|<>*_[]" if number % 2 == 0 else "|":

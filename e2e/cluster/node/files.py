@@ -1,4 +1,4 @@
-"""What a real node's programs are told: pure functions of where it lies and what its addresses are.
+"""Configuration of a real node's programs: pure functions of where it lies and what its addresses are.
 
 Nothing leaves its folder but the container's cgroups, which lie below one of its own. Small, quick to start, and
 tolerant of what test machines are: full disks, cgroups of version 1, swap.
@@ -138,7 +138,7 @@ def kubelet(layout: Layout) -> dict[str, Any]:
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "containerRuntimeEndpoint": f"unix://{layout.socket}",
-        # Nobody but this machine reaches it.
+        # Only this machine reaches it.
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "clusterDNS": [str(layout.addresses.node)],
@@ -178,7 +178,7 @@ def proxy(layout: Layout) -> dict[str, Any]:
 
 
 def corefile(layout: Layout) -> str:
-    """The cluster's names; that there are no others is said at once."""
+    """The cluster's names; others are refused at once."""
     return f"""{DOMAIN} in-addr.arpa {{
     bind {layout.addresses.node}
     errors

@@ -4,7 +4,7 @@ A trainer's image holds 7 GB of packages, which take longer to pack, load and un
 is exactly what runs here: the system's programs and libraries, the interpreter, the environment and the checkout.
 
 Either a pod says it all itself (`pod_spec`), or its image's name is enough: `stand_in` makes the cluster add the mounts
-to whoever asks for that image, so that files which name it can be applied as they are.
+to containers of that image, so that files which name it can be applied as they are.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ The plan (JSON) says what happens, in this order:
     write     [[path, text]...]         kernel settings; those that this kernel has not are left out
     run       [{name, arguments, log, after}...]    programs; `after`: the socket that must be there first
 It ends with 1, and with it the node, as soon as one of the programs has ended. One that waited for a socket may end
-with an error in its first minute: it is started again, as an init system does, as whoever listens may not be ready.
+with an error in its first minute: it is started again, as an init system does, as the listener may not be ready.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
   back.
 - Pods reach each other, services, the API server and this machine; this machine reaches pods. There is no way further:
   no outside network.
-- There is no registry: images are loaded from archives, and whoever pulls is refused.
+- There is no registry: images are loaded from archives, and pulls are refused.
 - Network policies are accepted and not enforced.
 """
 
