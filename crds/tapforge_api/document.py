@@ -59,7 +59,7 @@ def _represent_str(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 
 _Dumper.add_representer(str, _represent_str)
 
-# `.inf` and `.nan` are no numbers here, as in JSON
+# `.inf` and `.nan` are not numbers here, as in JSON
 _INT = re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+|0o?[0-7]+|0b[01]+)$")
 _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*\.[0-9]*|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?$")
 _BOOL = re.compile(r"^[yYnN]$")

@@ -28,7 +28,7 @@ _TOP = ("apiVersion", "api_version", "kind", "metadata", "spec", "status")
 
 def apply_override(model: type[BaseModel], data: dict[str, Any], override: str) -> Path | None:
     """Carries out one `path=value` or `path?=value` on `data` in place and returns the path in YAML's names; None where
-    it was said already."""
+    it was set already."""
     raw, equals, text = _split(override)
     raw = raw.removesuffix("?").strip()
     if not equals or not raw:
@@ -76,7 +76,7 @@ def apply_override(model: type[BaseModel], data: dict[str, Any], override: str) 
 
 
 def unless_said(override: str) -> bool:
-    """Whether it gives way to what is said already: `path?=value`."""
+    """Whether it gives way to a value that is set already: `path?=value`."""
     return _split(override)[0].endswith("?")
 
 

@@ -5,7 +5,7 @@ Promises:
    the rest is the API server's to check when the Pod is made.
 2. `PodTemplate.written` is what the user wrote and nothing else: a later release that knows more fields, with defaults,
    gets the same out of the same object. Roll-outs are decided by it.
-3. Refused are only what the operator needs for itself (labels and annotations that say who holds a slot) and what can't
+3. Refused are only what the operator needs for itself (labels and annotations that name a slot's holder) and what can't
    work (two containers on one port, a restart in place, no phone at all).
 """
 

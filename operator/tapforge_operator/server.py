@@ -47,7 +47,7 @@ UNREAD: Final = 30.0
 IDLE: Final = 75.0
 #: of the port of health and metrics: the kubelet's probes and some Prometheuses
 HEALTH_CONNECTIONS: Final = 128
-#: open files that are no connections of callers: to the API server, watches, sockets, modules that are being read
+#: open files that are not connections of callers: to the API server, watches, sockets, modules that are being read
 RESERVED_FILES: Final = 640
 #: more are of no use to a process with one event loop
 _MOST_FILES: Final = 65_536

@@ -47,7 +47,7 @@ class Measured:
 
 
 class _Ready:
-    """When each claim was heard to be Ready."""
+    """When each claim was observed to be Ready."""
 
     def __init__(self) -> None:
         self._events: dict[str, asyncio.Event] = {}

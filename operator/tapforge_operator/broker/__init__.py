@@ -11,6 +11,6 @@ What decides, each importing only what stands below it (`pyproject.toml` holds t
 | `types`, `claim_record` | nothing: the records they hand around, and the record that is written on a slot |
 
 What acts: `http` answers callers, `auth` authenticates them, `service` puts a ledger to work for one term, `writer`
-writes what it decided, `renewals` keeps time, `external` and `pools` know devices that are no Pods, `tls`, `material`
+writes what it decided, `renewals` keeps time, `external` and `pools` know devices that are not Pods, `tls`, `material`
 and `certificates` hold the keys. Nothing here knows the controllers of pools and runs: they call in.
 """

@@ -1,6 +1,6 @@
 """Whether a holder that is silent is still there, by what the API server says of its Pod.
 
-1. Only what the API server says counts, never its silence: a question without an answer is no evidence.
+1. Only what the API server says counts, never its silence: a question without an answer is not evidence.
 2. A Pod is gone when there is none of its name with its UID; it has ended by its phase, and stopped when its node said
    so of every container in it; it is cut off when its node is lost.
 3. A Pod that may not be read (any more) says nothing, and neither does what is not the name of a Pod: any client may

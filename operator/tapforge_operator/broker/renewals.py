@@ -8,7 +8,7 @@
    suspended, one core was busy with something else), its holders' renewals are still in its sockets: that time ages no
    claim. Wall clocks, and their jumps, have no part in it.
 5. Slots of which this leader may not know the newest (another leader was at work until just now, and the watch is a
-   moment behind) are read again before anything is said of their claims.
+   moment behind) are read again before their claims are answered for.
 """
 
 from __future__ import annotations

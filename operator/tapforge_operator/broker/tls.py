@@ -238,7 +238,7 @@ class Own:
         telemetry: Telemetry,
         on_keys: Callable[[tuple[bytes, ...]], None] = _pass,
     ):
-        """`now`: what `into` serves and `trust`, a caller's, trusts. `on_keys` is told of other keys for claims."""
+        """`now`: what `into` serves and `trust`, a caller's, trusts. `on_keys` receives other keys for claims."""
         self._names = names
         self._into = into
         self._trust = trust
@@ -278,7 +278,7 @@ class Mounted:
         telemetry: Telemetry,
         on_keys: Callable[[tuple[bytes, ...]], None] = _pass,
     ):
-        """`now`: what `into` serves and `trust`, a caller's, trusts. `on_keys` is told of other keys for claims."""
+        """`now`: what `into` serves and `trust`, a caller's, trusts. `on_keys` receives other keys for claims."""
         self._telemetry = telemetry
         self._on_keys = on_keys
         self._folder = folder

@@ -91,7 +91,7 @@ def portions(spent: Spent) -> Spent:
 
 
 def proof(slots: Iterable[Slot], template: str) -> float:
-    """Creation of the newest slot of the template that serves: boots of those before it are no failures in a row."""
+    """Creation of the newest slot of the template that serves: failed boots of earlier ones don't count."""
     return max((slot.created for slot in slots if slot.ready and slot.template == template), default=-math.inf)
 
 

@@ -66,7 +66,7 @@ def stuck(slot: Slot) -> bool:
 
 
 def next_turn(slot: Slot, deadlines: Deadlines) -> float | None:
-    """When time alone changes what is said of a slot that is neither ready nor terminal."""
+    """When time alone changes the health of a slot that is neither ready nor terminal."""
     begin = deadlines.begin(slot)
     if slot.ever_ready:
         return begin + deadlines.unready

@@ -4,7 +4,7 @@
     it back, and gets it at the end of the holder's episode.
 2.  Slots whose claim expired go. Unclaimed slots on a lost node go, by force, and block no replacement.
 3.  Slots that ended, did not boot in time or were unready too long go, within the budget of sick slots per hour. The
-    newest `retainFailed` that ended are kept aside instead; they are no slots any more.
+    newest `retainFailed` that ended are kept aside instead; they are not slots any more.
 4.  Of several slots with the same ordinal one stays: a claimed one, else the oldest.
 5.  Slots on cordoned nodes, of an old template, or due by episodes or age are exchanged: old ones that were never ready
     at once, all others rolling, unclaimed first, with at most `maxUnavailable` missing. Not while creates are refused.

@@ -6,7 +6,7 @@ the clock was set back: `settled` pulls them to now, so that no wait becomes lon
 
 *Draft.* A slot *stands* while it holds its ordinal: its Pod is neither being deleted nor retained nor given up in this
 plan. It is *protected* while a claim of it has not expired. A Pod that is being deleted holds nothing, claimed or not:
-no one can take a deletion back, and the phone that follows it needs its time to boot.
+a deletion can't be taken back, and the phone that follows it needs its time to boot.
 
 *Template.* What the user says about a pool's Pods, as one hash: slots with another one are of an old template. Hashed
 are the template as it was written, and those fields beside it that end up in the Pod and may change (kvm,

@@ -55,7 +55,7 @@ _MARGIN_SHARE: Final = 0.2
 
 
 class NoCluster(Exception):
-    """There is no cluster to speak to, or nobody to speak as."""
+    """There is no cluster to connect to, or no identity to connect with."""
 
 
 @dataclass(frozen=True, slots=True)

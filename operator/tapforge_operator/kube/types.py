@@ -56,7 +56,7 @@ class PoolObject:
     uid: str
     resource_version: str
     deleting: bool
-    #: the object itself, without the notes of who wrote which field
+    #: the object itself, without its `managedFields`
     body: Object
 
     @property
@@ -91,7 +91,7 @@ class RunObject:
     ended: bool = False
     #: nothing of it runs: its user suspended it, or a queue holds it
     suspended: bool = False
-    #: the object itself, without the notes of who wrote which field
+    #: the object itself, without its `managedFields`
     body: Object = field(default_factory=dict, repr=False)
 
 

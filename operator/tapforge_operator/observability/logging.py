@@ -24,7 +24,7 @@ _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 AUDIT: Final = "tapforge_operator.audit"
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
-#: libraries whose INFO is of no use to the person who runs the operator
+#: libraries whose INFO is of no use to the operator's administrator
 _CHATTY: Final = ("kopf", "aiohttp", "asyncio", "opentelemetry")
 _REFERENCE: Final = ("kind", "namespace", "name", "uid")
 

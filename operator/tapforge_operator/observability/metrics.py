@@ -5,8 +5,8 @@ Promises:
    reason, a namespace that a flag names, an API verb, a class of answers, a watched kind, and an error's name out of at
    most sixteen. Never a Pod or a message.
 2. A pool's series begin with its first `pool_state` or `reconciled` and end with `forget`, or with the leadership: a
-   process that stands by knows nothing of pools. What is said of it before or afterwards is dropped, so that a late
-   word doesn't bring a deleted pool back.
+   process that stands by knows nothing of pools. Figures of it that come before or afterwards are dropped, so that a
+   late one doesn't bring a deleted pool back.
 3. Whatever the API server says is also noted in `freshness`, of which plans take what is old and what is not.
 4. Nothing here is global and nothing is pushed: the server of /metrics calls `render`, from any thread.
 

@@ -168,7 +168,7 @@ def phones(plan: PlanBuilder, *, later: bool = False) -> Situation | None:
         return _stalled("PoolTooSmall", text)
     if later:
         return None
-    plan.requeue(_REFRESH)  # claims are no events
+    plan.requeue(_REFRESH)  # claims cause no event
     return _busy("WaitingForPhones", text)
 
 

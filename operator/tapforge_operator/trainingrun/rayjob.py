@@ -61,7 +61,7 @@ _SUBMITTER_RETRIES: Final = 2
 #: beyond the grace, seconds: for a driver to clean up and say how it ended; and then for Ray to end
 _FAREWELL: Final = 30
 _RAY_ENDS: Final = 15
-#: how long Ray waits for a driver that it has told to stop; its own 3 s are no time for a checkpoint
+#: how long Ray waits for a driver that it has asked to stop; its own 3 s are too short for a checkpoint
 _RAY_STOP: Final = "RAY_JOB_STOP_WAIT_TIME_S"
 #: how long `ray start` waits at its end for traffic of Ray Serve to go elsewhere, half a minute by itself. A run has
 #: none, and the hook has waited for what there is
