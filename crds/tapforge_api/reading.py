@@ -110,7 +110,7 @@ M = TypeVar("M", EmulatorPool, TrainingRun)
 def _read(model: type[M], data: Mapping[str, Any]) -> tuple[M | None, tuple[Problem, ...], tuple[Problem, ...]]:
     metadata = data.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    # the rest of metadata is the API server's own business, and status what we wrote ourselves
+    # the rest of metadata belongs to the API server, and status what we wrote ourselves
     bare = {
         "apiVersion": API_VERSION,
         "kind": model.__name__,

@@ -1,4 +1,4 @@
-"""What a run keeps on disk of what it played."""
+"""What a run keeps on disk of its episodes."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Write:
 
 
 def read(line: str) -> Write | None:
-    """None for a line that tells of no finished write."""
+    """None for a line that records no finished write."""
     event = json.loads(line)
     about = event.get("objectRef")
     if event.get("stage") != "ResponseComplete" or not about:

@@ -4,7 +4,7 @@ The scheduler is stopped. The two take turns (operator, raw, raw, operator); in 
 While the raw client works no operator runs, so it has the machine for itself. The operator's time begins when the new
 size comes in at the API server and ends when the last Pod's creation was answered; the raw client's begins when its
 first create comes in. Writes are everything that the operator's user wrote but its leader Lease, and CPU what it used,
-until it has heard of all its Pods and is at rest.
+until it has observed all its Pods and is at rest.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ async def _serve(job: Job, port: int, certificate: str, private_key: str) -> Non
             body, kind = await request.read(), request.content_type
             async with calls.patch(request.path, data=body, headers={"Content-Type": kind}) as answer:
                 said, status = await answer.read(), answer.status
-            # An API server that has too much to do says so in plain words.
+            # An overloaded API server says so in plain text.
             if status < 400:
                 orjson.loads(said)
             return web.Response(status=status, body=_ANSWER, content_type="application/json")

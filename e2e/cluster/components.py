@@ -25,7 +25,7 @@ SERVICES: Final = "10.0.0.0/16"
 #: addresses of fake pods; nothing answers there
 FAKE_PODS: Final = "10.64.0.0/10"
 ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
-#: nodes with this label are played by kwok. A label and not an annotation: the watch then tells kwok when it is taken
+#: nodes with this label are played by kwok. A label and not an annotation: the watch then shows kwok when it is taken
 #: away, which is how a node gets lost here
 FAKE_NODE: Final = ("kwok.x-k8s.io/node", "fake")
 

@@ -1,7 +1,7 @@
 """Karpenter beside a cluster, with the provider that makes kwok's nodes, and its kinds in it.
 
 - It is a process of the cluster like others (`karpenter`), with an administrator's rights under a name of its own, so
-  that the audit log tells its evictions from all others.
+  that the audit log distinguishes its evictions from all others.
 - Its nodes carry kwok's label: they become Ready, and their Pods live, as fake.py says.
 - What a cloud would offer is `TYPES`, in one zone, on demand; prices go with the size, so that only what is unused
   makes a node worth taking away. Of an extended resource a node has as many as were asked for when it was made, never

@@ -1,4 +1,4 @@
-"""Processes that end together: when told so, and at the latest when the process that started them ends (guardian.py).
+"""Processes that end together: on request, and at the latest when the process that started them ends (guardian.py).
 
 Each writes what it says into a file of its own. A process is started again under its name with the arguments it had.
 """

@@ -56,7 +56,7 @@ class Settings:
     #: calls to the API server under way at once
     in_flight: int = 64
     timing: Timing = field(default_factory=Timing)
-    #: between two lists that put right what the watches missed
+    #: between two lists that correct what the watches missed
     resync_seconds: float = 600.0
     #: silence of all watches after which the process counts as hung
     silence_seconds: float = 60.0

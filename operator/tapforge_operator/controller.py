@@ -2,11 +2,10 @@
 
 Promises:
 1. One task per object, so that no two passes of an object overlap. News during a pass cause one more pass, after it.
-2. A pass that fails with an `ApiError` is repeated after 1 s, 2 s, 4 s, ... up to a minute, or when there is news, but
-   not within a second. One object's trouble delays no other object.
+2. A pass that fails with an `ApiError` is repeated after 1 s, 2 s, 4 s, ... up to a minute, or when its object changes,
+   but not within a second. One object's trouble delays no other object.
 3. A controller that breaks in any other way, which is a bug, is dropped with all that it remembers. The object rests,
-   whatever news there is of it, and then gets a new one: after 10 s, 20 s, 40 s, ... up to five minutes, until a pass
-   ends well.
+   whatever changes, and then gets a new one: after 10 s, 20 s, 40 s, ... up to five minutes, until a pass ends well.
 4. Nothing runs before `start`, after `stop`, or while this process does not lead.
 5. Calls that outlast a pass (`InFlight`) are known by their key, and end with their controller.
 
@@ -44,9 +43,9 @@ _STANDSTILL_SECONDS: Final = 1.0
 class Requeue:
     """When an object is reconciled again."""
 
-    #: if there is no news until then
+    #: if nothing changes until then
     after: float
-    #: at the earliest, whatever the news: a storm of events costs a pass now and then, not one each
+    #: at the earliest, whatever changes: a storm of events costs a pass now and then, not one each
     pause: float = 0.1
 
 
@@ -64,7 +63,7 @@ class Controller(Protocol):
         """Nothing is written any more afterwards."""
 
 
-#: told of every pass: the object as namespace/name, how long it took, and what it failed with
+#: called with every pass: the object as namespace/name, how long it took, and what it failed with
 Measure = Callable[[str, float, str | None], None]
 
 
@@ -79,8 +78,8 @@ class WorkQueue:
         measure: Measure | None = None,
         forget: Callable[[str], object] | None = None,
     ):
-        """`begin` makes the controller of the object with that UID; None where there is none. `forget` is told
-        of an object, as namespace/name, that went while it rested after a crash: no controller is left to close."""
+        """`begin` makes the controller of the object with that UID; None where there is none. `forget` is called with
+        an object, as namespace/name, that went while it rested after a crash: no controller is left to close."""
         self._kind = kind
         self._begin = begin
         self._leads = leads
@@ -208,7 +207,7 @@ class _Loop:
 
 
 def _all_of(errors: list[BaseException]) -> BaseException:
-    """The one that tells how it goes on: a bug before the end of the leadership, that before what is tried again."""
+    """The one that decides how to go on: a bug before the end of the leadership, that before what is tried again."""
     if len(errors) == 1:
         return errors[0]
     if not all(isinstance(error, ApiError | NotLeading) for error in errors):

@@ -47,11 +47,11 @@ OPERATOR: Final = "tapforge-operator"
 
 #: the claim of a slot as signed JSON (broker/claim_record.py); absent while the slot is free
 CLAIM: Final = "tapforge.dev/claim"
-#: episodes that the slot has played under claims that were given back
+#: episodes that the slot has run under claims that were given back
 EPISODES: Final = "tapforge.dev/episodes"
 #: the largest fence that the slot was ever claimed with
 FENCE: Final = "tapforge.dev/fence"
-#: fence of a claim that another leader told of than the one that wrote it
+#: fence of a claim that another leader reported than the one that wrote it
 CONFIRMED: Final = "tapforge.dev/confirmed"
 #: on the Lease of an external URL: the URL
 URL: Final = "tapforge.dev/url"

@@ -335,7 +335,7 @@ class Leadership:
             try:
                 listener(*args, **kwargs)
             except Exception as error:
-                log.exception("what a watch told was missed")
+                log.exception("an observer failed on an event of a watch and missed it")
                 self._miss(error)
 
         return call

@@ -3,7 +3,7 @@
     python -m e2e.bench.peer.sandbox_load < load.json
 
 The n-th SandboxClaim is created n / rate seconds after the first, again a second later where that failed; one watch
-tells when each is Ready. Prints seconds of each from the time at which it was meant to be sent until its condition
+shows when each is Ready. Prints seconds of each from the time at which it was meant to be sent until its condition
 Ready was seen; one that is not Ready when its time is over counts with that time. `errors`: tries by what became of
 them.
 """

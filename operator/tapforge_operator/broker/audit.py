@@ -1,7 +1,7 @@
 """The audit log: the holder of each claim, its slot, from when until when, and why it ended. One line when a claim is
 granted, one when it ends, on a logger of its own.
 
-1. The line of a grant is written after the claim's record is on the slot and before its caller hears of it.
+1. The line of a grant is written after the claim's record is on the slot and before its caller is answered.
 2. A leader that adopts claims writes no line for them: the leader that granted them did. Their ends are lines like all
    others, of which `granted` is empty.
 3. A claim that ended while no operator led has no line of its end.

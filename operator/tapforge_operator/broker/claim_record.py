@@ -100,9 +100,9 @@ class SlotView:
     #: an external URL: it outlives its claims
     lasting: bool = False
     fence: int = 0
-    #: episodes played under claims that were given back
+    #: episodes run under claims that were given back
     episodes: int = 0
-    #: fence of the claim that a later leader than its own told of, and wrote so
+    #: fence of the claim that a later leader than its own reported, and wrote so
     confirmed: str = ""
     record: ClaimRecord | None = None
     #: what its record says, when that is signed with a key that is not ours: any client may have written it

@@ -8,7 +8,7 @@ be given back. It is proved as soon as its key is known again (`reread`).
 
 An external URL may name a shared device, and any client may write such a record before the URL is in a pool. So such a
 record is believed only as it stood when the term began (`began`): what an earlier leader wrote is older, whenever its
-pool is seen. So is the rest that a Lease tells of. And such a claim is over after `longest_claim`, renewed or not.
+pool is seen. So is the rest that a Lease records. And such a claim is over after `longest_claim`, renewed or not.
 
 Times are seconds and only go forward.
 """
@@ -117,7 +117,7 @@ class SlotClaims:
         """The Lease of an external URL was deleted, at that version. The URL is still there."""
         slot = self._table.get(uid)
         if slot is None or order < slot.view.order or slot.state in (State.GRANTING, State.RELEASING):
-            return  # the answer to our own write tells
+            return  # the answer to our own write decides
         self._table.see(slot, _without_lease(slot.view))
         if slot.state is State.HELD:
             pause = self._end_of_use(slot, now)
@@ -426,7 +426,7 @@ class SlotClaims:
             self._terminate(slot, why)
 
     def _end_of_use(self, slot: Slot, now: float) -> float:
-        """Seconds until the holder of an external URL has surely stopped: it hears that the claim is lost when it
+        """Seconds until the holder of an external URL has surely stopped: it learns that the claim is lost when it
         renews it, or when it no longer can."""
         return (max(0.0, slot.claim.believed - now) if slot.claim else 0.0) + self._timeouts.step_deadline
 

@@ -2,7 +2,7 @@
 
 1. A device is known by the address that callers receive (`told`), in its normal form: however a pool spells it, it has
    one holder. Names are not resolved: a device that one pool names by its name and another one by its address counts as
-   two. A server is one device, but for the phones that a MobileWorld server tells apart by `?device=`.
+   two. A server is one device, but for the phones that a MobileWorld server distinguishes by `?device=`.
 2. Without rules every namespace may name any device; with them, only what is listed for it or for `*`.
 """
 
@@ -89,7 +89,7 @@ class Devices:
         self._slots: dict[str, dict[str, bool]] = {}
 
     def note(self, device: str, uid: str, taken: bool) -> Sequence[str]:
-        """The device is taken through that slot, or not. Returns the other slots that this is news for."""
+        """The device is taken through that slot, or not. Returns the other slots that this changes."""
         slots = self._slots.setdefault(device, {})
         if slots.get(uid, False) is taken:
             slots[uid] = taken

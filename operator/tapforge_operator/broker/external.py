@@ -108,7 +108,7 @@ class Leases:
 
 
 def view_of(url: Url, lease: Mapping[str, Any] | None, keys: Keys) -> SlotView:
-    """The slot as its Lease tells, or without one."""
+    """The slot as its Lease records it, or without one."""
     base = SlotView(
         uid=url.uid,
         pool=url.pool_uid,

@@ -16,8 +16,8 @@ Rules:
    back.
 4. A verified record on a slot that is new to this ledger is a claim with a whole life before it: the time in which no
    operator ran ages no claim. Silence alone ends no claim before its `hold`; that its holder is gone does. On a slot
-   that is known, only a record with a larger fence is news (another leader wrote it); an older one is a replay and
-   means nothing.
+   that is known, only a record with a larger fence counts (another leader wrote it); an older one is a replay and means
+   nothing.
 5. What the API server said earlier (`SlotView.order`) never overrides what it said later.
 6. A request that is repeated gets the claims that it got, not more.
 7. A device that several pools name counts as one: it is granted through one of them at a time, and rests for all.
@@ -163,8 +163,8 @@ class Ledger(SlotClaims):
         return balance(self._table, pool, now - self._timeouts.revoke_after)
 
     def withhold(self, pool: str, uids: Set[str]) -> bool:
-        """These slots of the pool, and no others, are not granted for now; a holder of one keeps it. True when that is
-        news."""
+        """These slots of the pool, and no others, are not granted for now; a holder of one keeps it. True when that
+        changes."""
         return self._table.withhold(pool, uids)
 
     # --- what became of a Grant ---------------------------------------------------------------------------------------

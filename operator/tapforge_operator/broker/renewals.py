@@ -173,7 +173,7 @@ class Renewals:
 
     async def _find(self, ledger: Ledger, asked: Sequence[HeldMessage]) -> list[Claim | None]:
         """The claims that are meant. Looks at slots whose claims are later than what is known of them: another leader
-        granted them, and the watch did not tell yet. Only the proof of such a claim causes a read."""
+        granted them, and the watch did not report them yet. Only the proof of such a claim causes a read."""
         found = [ledger.claim(given.id) for given in asked]
         behind = [
             view

@@ -327,7 +327,7 @@ class Queue:
             if best is None or rank < best[0]:
                 best = rank, claimant, waiters[0]
         if best is None:
-            return None  # without a claimant in sight nothing is kept
+            return None  # nothing is kept without a known claimant
         for claimant, memory in list(self._memories.items()):
             if memory.until <= now:
                 del self._memories[claimant]

@@ -311,7 +311,7 @@ class Claims:
             raise
         self._tickets.leave(ticket, future)
         if answer.repeated:
-            # Claims of an earlier leader are reported after a write: it may have ended them with its last breath, and
+            # Claims of an earlier leader are reported after a write: it may have ended them with its last write, and
             # what it sent for the slot as it was then must not be carried out afterwards.
             views = [v for c in answer.claims if not c.ticket and (v := ledger.view(c)) is not None]
             adopted = [view for view in views if not view.is_confirmed]

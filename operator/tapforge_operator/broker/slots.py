@@ -1,5 +1,5 @@
 """Slots, their claims and what is counted of them. Pure. The moves here keep every count right; which move is allowed
-when is the ledger's business.
+when is decided by the ledger.
 
 1. A slot can be granted when it is free, ready, not at its end, neither draining nor withheld by its pool, and not
    worn out by episodes. A slot that was given back clean and whose claim record is still on it can be granted too.
@@ -96,7 +96,7 @@ class Pool:
         self.changed: set[str] = set()
         #: claims were asked back for claimants that wait
         self.asked = False
-        #: it was deleted, or not heard of: a Pod may name one that never was. The record goes with its last slot
+        #: it was deleted, or not observed: a Pod may name one that never was. The record goes with its last slot
         self.closed = True
         #: episodes after which a slot is not granted again
         self.worn_after: int | None = None
@@ -412,7 +412,7 @@ class Table:
 
 def balance(table: Table, key: str, demanded_since: float) -> bool:
     """Asks for what is missing for demand that is at least as old as `demanded_since`; takes back what is asked for
-    beyond need and was not told yet. True when anything changed. All slots are looked at only when something does."""
+    beyond need and not reported yet. True when anything changed. All slots are read only when something does."""
     pool = table.find_pool(key)
     if pool is None:
         return False

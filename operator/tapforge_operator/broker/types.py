@@ -28,7 +28,7 @@ class Claim:
     ticket: int = 0
     #: when its holder renewed it last, or it began
     renewed_at: float = math.inf
-    #: episodes played under it so far
+    #: episodes run under it so far
     episodes: int = 0
     #: why it was asked back; "" when it was not
     revoked: str = ""
@@ -55,7 +55,7 @@ class Claim:
 
     @property
     def believed(self) -> float:
-        """Its holder believes that it has it, as long as it hears nothing else."""
+        """Its holder believes that it has it, as long as it receives nothing else."""
         return self.renewed_at + max(self.record.ttl, self.record.hold)
 
     @property
@@ -266,7 +266,7 @@ class ServiceTimeouts:
     settle: float = 10.0
     #: how long the slots of a call wait for the others that are being written, since the last one that was
     siblings: float = 1.0
-    #: how long a release is waited for; afterwards it goes on behind the answer
+    #: how long a release is waited for; afterwards it goes on after the answer
     release: float = 5.0
     #: how long a clean release waits for a claimant that takes the slot over: one write instead of two
     handover: float = 0.02
@@ -314,7 +314,7 @@ class Held:
     draining: bool = False
     #: why it was asked back; "" when it was not
     revoked: str = ""
-    #: episodes played under this claim so far
+    #: episodes run under this claim so far
     episodes: int = 0
     priority: int = 0
 

@@ -149,7 +149,7 @@ class PoolController:
         )
 
     async def _write_status(self, pool: PoolObject, observed: EmulatorPoolStatus, status: EmulatorPoolStatus) -> float:
-        """Writes the status if it is news. Returns after how long it should be tried again."""
+        """Writes the status if it changed. Returns after how long it should be tried again."""
         self._telemetry.pool_state(self._key, slot_counts(status))
         self._telemetry.pool_conditions(self._key, status.conditions)
         # What differs from the echo was written by another client, and is corrected.

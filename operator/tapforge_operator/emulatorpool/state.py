@@ -1,7 +1,7 @@
 """What the pool's planner observes, what it remembers and what it answers, and a plan in the making: plain records.
 
 *History* lives in memory and may be lost at any moment: then back-offs start anew, budgets are counted from what the
-status still tells, and nothing else changes. Every record of it bounds itself. Its times may lie in the future after
+status still holds, and nothing else changes. Every record of it bounds itself. Its times may lie in the future after
 the clock was set back: `settled` pulls them to now, so that no wait becomes longer than it was meant.
 
 *Draft.* A slot *stands* while it holds its ordinal: its Pod is neither being deleted nor retained nor given up in this
@@ -332,7 +332,7 @@ class Plan:
     #: to be written as soon as the rest is sent; no decision rests on what becomes of them
     events: tuple[Event, ...] = ()
     history: History = field(default_factory=History)
-    #: seconds until time alone changes the plan; None: only news do
+    #: seconds until time alone changes the plan; None: only a change does
     requeue_after: float | None = None
 
     @property

@@ -240,7 +240,7 @@ def _times(draft: Draft, plan: Plan, boots: BootFailures, spent: Spent) -> Itera
         refused = plan.history.refused
         waits = [backoff.boots_again_at(boots)] if boots.times else []
         waits += [backoff.refusal_ends_at(refused)] if refused else []
-        # When all of them are over, slots that boot now are waited for: the end of a boot is news.
+        # When all of them are over, slots that boot now are waited for: the end of a boot causes a pass.
         if not waits or max(waits) > draft.now:
             yield max([*waits, draft.now])
     if draft.size.shrinks_at is not None:

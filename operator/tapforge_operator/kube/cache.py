@@ -6,7 +6,7 @@ Promises:
 2. What was deleted stays deleted, whatever comes late out of a list or an answer. What merely went out of sight (it
    lost the label that is selected by, which a watch calls deleted too) is known again when it is seen at a later
    version: of an object that was deleted there is none.
-3. A whole list (`replace`) also removes what is not in it any more: a watch that was cut doesn't tell of what vanished
+3. A whole list (`replace`) also removes what is not in it any more: a watch that was cut doesn't report what vanished
    meanwhile. What was written after the list was read is kept.
 4. The controllers that a change concerns receive the pool or run that it was, nothing else.
 
@@ -96,7 +96,7 @@ class Index(Generic[K]):
         return known if known is not None and 0 < then <= version(known.resource_version) else None
 
     def put(self, thing: K) -> bool:
-        """True when it was news."""
+        """True when it was a change."""
         went = self._graves.get(thing.uid)
         if went is not None and not 0 <= went < version(thing.resource_version):
             return False
@@ -165,7 +165,7 @@ _STEP: Final = 5.0
 
 
 class WatchFreshness:
-    """Since when this process has followed the cluster without a gap: it can't tell for how long something was so
+    """Since when this process has followed the cluster without a gap: it can't know for how long something was so
     before.
 
     1. A gap is a time longer than `gap` in which the API server said nothing: it was away, or this process was stopped.
@@ -310,15 +310,15 @@ class Cache:
         )
         #: why RayJobs can't be read, by namespace ("": all of them); none where they can
         self.no_ray_jobs: dict[str, Unavailable] = {}
-        #: told of every slot that is new, changed or gone: (before, after)
+        #: called with every slot that is new, changed or gone: (before, after)
         self.slot_listeners: list[Callable[[Slot | None, Slot | None], None]] = []
-        #: told of Leases of external URLs: the object, and whether it was deleted
+        #: called with Leases of external URLs: the object, and whether it was deleted
         self.lease_listeners: list[Listen] = []
-        #: told of pools that are new, changed or gone: (before, after)
+        #: called with pools that are new, changed or gone: (before, after)
         self.pool_listeners: list[Callable[[PoolObject | None, PoolObject | None], None]] = []
-        #: told the UID of a run that something happened to, or to its RayJobs or its pool
+        #: called with the UID of a run that something happened to, or to its RayJobs or its pool
         self.run_listeners: list[Callable[[str], None]] = []
-        #: told when all such Leases were listed and are in `leases`: namespace ("": all of them), version of the list
+        #: called when all such Leases were listed and are in `leases`: namespace ("": all of them), version of the list
         self.leases_listed: list[Callable[[str, str], None]] = []
         #: when silent nodes were first seen to be so (a moment of `freshness`), by UID
         self._silent: dict[str, float] = {}
@@ -388,7 +388,7 @@ class Cache:
         if deleted:
             return self.slots.drop(uid, version)
         if newer := self.slots.newer(uid, version):
-            return newer  # most of what a watch tells of claimed slots was in the answer to the claim
+            return newer  # most of what a watch reports of claimed slots was in the answer to the claim
         slot = observe(pod)
         known = self.slots.get(uid)
         if slot is None or self._is_foreign(slot, self.pools.get(slot.pool_uid)):

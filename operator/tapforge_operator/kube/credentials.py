@@ -6,11 +6,11 @@ Promises:
    when the API server refuses them.
 2. One read at a time, however many requests wait for it. Credentials that were refused are read again at most once in
    `_REFUSED_SECONDS`; a read that failed is repeated after a pause that doubles.
-3. Reading does not block the event loop: kubeconfigs, exec plugins and refreshes of OIDC tokens are the business of a
-   process of its own, which ends, with everything that it started, at the latest after `_READ_SECONDS`.
+3. Reading does not block the event loop: kubeconfigs, exec plugins and refreshes of OIDC tokens are left to a process
+   of its own, which ends, with everything that it started, at the latest after `_READ_SECONDS`.
 4. While credentials are still good, requests go on with them; a read that fails then is a warning. Past their end, a
    request waits for the read, `_OVERDUE_SECONDS` at most: servers take tokens for a while longer than these say, and a
-   plugin on a busy machine may need longer than a leader can go without a word. While a read is under way, the API
+   plugin on a busy machine may need longer than a leader can go without a renewal. While a read is under way, the API
    server decides whether they are still good, and a request that it refuses waits for the read to its own deadline.
    Once a read has failed past their end, nothing goes out until the next one.
 5. An error says which credentials these are, what the plugin or the client said, and what can be done.
@@ -68,7 +68,7 @@ class Access:
     #: name that the API server's certificate is checked for; None: that of its address
     server_name: str | None = None
     expires: float | None = None
-    #: the files that all this came from, with what tells that they have changed
+    #: the files that all this came from, with what shows that they have changed
     files: Mapping[str, list[int] | None] = field(default_factory=dict)
 
     @classmethod
@@ -188,7 +188,7 @@ class Credentials:
             # Credentials that are no newer than before must not be read with every request.
             self._retry_at = began + 1.0
             if access.same(self._access):
-                # The object stays: it is what tells that nothing has changed.
+                # The object stays: it is what shows that nothing has changed.
                 files = dict(access.files)
                 self._access = self._access if files == self._access.files else replace(self._access, files=files)
                 if self._due is not None and self._clock() >= self._due:

@@ -4,9 +4,9 @@ Promises:
 1. `sync` reads everything once, consistently; before it no decision may be made.
 2. A `Reflector` follows each kind. None of them keeps anything on objects: no annotation, no label, no finalizer.
 3. The kinds of ours may be missing: their definitions are installed later, or are deleted and come back. Then
-   `missing` says so, and they are asked for every few seconds. The watch tells of each object that a deleted definition
+   `missing` says so, and they are asked for every few seconds. The watch reports each object that a deleted definition
    takes with it. Those that it missed are forgotten when the API server has not known the kind for `_GONE_SECONDS`.
-4. What breaks on what a watch tells has missed it. That is reported (`broken`), and the watch goes on.
+4. An observer that fails on an event of a watch has missed it. That is reported (`broken`), and the watch goes on.
 
 Times are seconds.
 """

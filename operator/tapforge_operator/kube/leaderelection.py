@@ -294,14 +294,14 @@ class Election:
                 self._lease = lease
 
     def _metadata(self) -> Object:
-        # The label makes it part of what is watched: a leader hears of its own renewals, so it knows that watches live.
+        # The label makes it part of what is watched: a leader receives its own renewals, so it knows that watches live.
         return {"name": self._name, "labels": {labels.MANAGED_BY: labels.OPERATOR}, "annotations": self._noted()}
 
     def _next(self, lease: Object) -> Object:
         return {"resourceVersion": lease["metadata"]["resourceVersion"], "annotations": self._noted()}
 
     def _noted(self) -> Object:
-        # Also when it is "": the address of an earlier leader must not stand beside another one's name.
+        # Also when it is "": the address of an earlier leader must not be beside another one's name.
         return {labels.BROKER: self.address}
 
     def _spec(self, term: int) -> Object:

@@ -2,7 +2,7 @@
 
 Promises:
 1. Each object that a list or a watch has is reported (`observe`); bookmarks only move the place to begin at.
-2. After a whole list it is reported which objects there are (`listed`): nothing else tells of what vanished meanwhile.
+2. After a whole list it is reported which objects there are (`listed`): nothing else reports what vanished meanwhile.
 3. A watch that ended, or whose connection was lost, begins again where it was. After any refusal everything is listed
    again: at once after the first "410 Gone" (the server remembers some minutes only), else after a pause that doubles
    from refusal to refusal.
@@ -41,16 +41,16 @@ _LONGEST_PAUSE: Final = 15.0
 _MISSING_SECONDS: Final = 15.0
 #: events after which others get a turn, when the next ones are there already
 _TURN: Final = 20
-#: where a watch begins that tells first what is there
+#: where a watch begins that first reports what is there
 _NOW: Final = "0"
 #: that a page of a list may take
 LIST_SECONDS: Final = 60.0
 #: part of the time for a first list in which the server has to answer
 _ANSWERED: Final = 0.75
 
-#: told of an object, and whether it was deleted
+#: called with an object, and whether it was deleted
 Observe = Callable[[Mapping[str, Any], bool], object]
-#: told of what broke
+#: called with what broke
 Broken = Callable[[Exception], object]
 
 
@@ -252,7 +252,7 @@ def _reported(told: Callable[P, object], broken: Broken) -> Callable[P, None]:
         except Unreadable:
             raise
         except Exception as error:
-            log.exception("what a watch told was missed")
+            log.exception("an observer failed on an event of a watch and missed it")
             broken(error)
 
     return report

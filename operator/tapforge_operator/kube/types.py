@@ -179,7 +179,7 @@ def observe_node(node: Object) -> NodeObject:
     metadata, spec = node["metadata"], node.get("spec") or {}
     ready = next((c for c in (node.get("status") or {}).get("conditions") or () if c["type"] == "Ready"), None)
     # The node controller writes Unknown when the kubelet has been silent for its grace period (50 s by default). False
-    # means that the kubelet speaks and complains: its Pods' own conditions tell the rest.
+    # means that the kubelet speaks and complains: its Pods' own conditions say the rest.
     silent = ready is not None and ready.get("status") == "Unknown"
     cordoned = bool(spec.get("unschedulable")) or any(t.get("key") in _LEAVING for t in spec.get("taints") or ())
     return NodeObject(metadata["name"], metadata["uid"], metadata["resourceVersion"], cordoned, silent)
@@ -216,7 +216,7 @@ class Slot:
     #: "" while no node was found
     node: str = ""
     ip: str = ""
-    #: the scheduler found no node with room, or a gate holds the Pod: the autoscaler's and the queue's business
+    #: the scheduler found no node with room, or a gate holds the Pod: left to the autoscaler and the queue
     unschedulable: bool = False
     #: when a node was found
     scheduled: float | None = None
@@ -227,12 +227,12 @@ class Slot:
     ready: bool = False
     #: when `ready` last changed; None when it never did
     turned: float | None = None
-    #: it was ready at least once, as far as the Pod tells
+    #: it was ready at least once, as far as the Pod shows
     ever_ready: bool = False
     deleting: bool = False
     #: why it is Failed or Succeeded, as one word: OOMKilled, Error, Evicted, ...; "" otherwise
     end: str = ""
-    #: container beside the emulator that ended with an error: its log tells why the slot is sick. "" for none
+    #: container beside the emulator that ended with an error: its log says why the slot is sick. "" for none
     broken: str = ""
     #: raw value of the claim annotation; "" when there is none. Only broker/claim_record.py reads it
     claim: str = ""
@@ -250,7 +250,7 @@ class Slot:
 
     @property
     def stage(self) -> tuple[str, float | None]:
-        """What it is waited for in, and what tells this time from an earlier one."""
+        """What it is waited for in, and what distinguishes this time from an earlier one."""
         if self.ready:
             return "ready", None
         if self.ever_ready:
@@ -453,7 +453,7 @@ def observe_ray_pod(pod: Mapping[str, Any]) -> RayPod:
 
 @dataclass(frozen=True, slots=True)
 class RayHead:
-    """The Pod of a Ray cluster's head, as it was last heard of; it may be gone."""
+    """The Pod of a Ray cluster's head, as it was last observed; it may be gone."""
 
     namespace: str
     name: str

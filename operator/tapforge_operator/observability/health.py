@@ -30,8 +30,8 @@ FRESH: Final = 5.0
 
 
 def silence(telemetry: Telemetry, limit_seconds: float) -> Verdict:
-    """Finds fault with watches that have said nothing for so long, once this process leads. One that stands by may hear
-    nothing for days, where the leader's Lease is not in its scope, and lists everything when its turn comes."""
+    """Finds fault with watches that have said nothing for so long, once this process leads. One that stands by may
+    receive nothing for days, where the leader's Lease is not in its scope, and lists everything when its turn comes."""
 
     def verdict() -> str:
         age = telemetry.event_age() if telemetry.leads else 0.0

@@ -4,7 +4,7 @@ A line of JSON has `time` (RFC 3339, UTC, milliseconds), `level`, `logger`, `mes
 name and uid where a record speaks of an object; `exception` with the traceback where there is one. Nothing that a
 message holds can break the line.
 
-Libraries are quiet: their INFO tells of every single event. At DEBUG everything is logged. An ERROR is worth an alert.
+Libraries are quiet: their INFO records every single event. At DEBUG everything is logged. An ERROR is worth an alert.
 
 The audit log (`broker/audit.py`) has lines with fields of its own instead of `message`, at whatever level the others
 begin.

@@ -271,7 +271,7 @@ class Telemetry:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _known(self, pool: str) -> _Pool | None:
-        if pool and "/" not in pool:  # it would be dropped without a word; "" is a pool that its caller knows no more
+        if pool and "/" not in pool:  # it would be dropped silently; "" is a pool that its caller knows no more
             raise ValueError(f"a pool is named by namespace/name, not {pool!r}")
         return self._pools.get(pool)
 
@@ -429,7 +429,7 @@ class RunTelemetry:
             "tapforge_run_progress_age_seconds",
             [self._each(self._age)],
             unit="s",
-            description="since the driver of a run that runs was heard last",
+            description="since the last report of the driver of a run that runs",
         )
 
     def observe(self, uid: str, key: str, status: TrainingRunStatus, silence: float | None) -> None:

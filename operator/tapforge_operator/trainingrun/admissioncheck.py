@@ -57,8 +57,8 @@ class Queues:
         job_changed: Callable[[str], None],
         changed: Callable[[], None],
     ):
-        """`spaces`: namespaces, "" for all of them. `job_changed` is called with the UID of a RayJob whose Workload is
-        news, `changed` when the cluster has got a check of ours or lost it, and when `knows` changes."""
+        """`spaces`: namespaces, "" for all of them. `job_changed` is called with the UID of a RayJob whose Workload
+        changed, `changed` when the cluster has got a check of ours or lost it, and when `knows` changes."""
         self._client = client
         self._leads = leads
         self._workloads: Index[Workload] = Index(_place, lambda _, old, new: self._workload_changed(old, new))
@@ -152,7 +152,7 @@ class Queues:
             # Without the rights an API server says so also where there is no Kueue.
             why = _WHY.get(error.status, error.message)
             # One 403 may be an API server that has just started; a kind that it does not know is gone. Any other
-            # trouble tells nothing of what queues hold.
+            # trouble says nothing of what queues hold.
             again = error.status in _WHY and self._missing.get((kind.plural, space)) == why
             if error.status == 404 or again:
                 self._forget(kind, space)

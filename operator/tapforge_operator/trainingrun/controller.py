@@ -375,7 +375,7 @@ class RunController:
     async def _update_status(
         self, run: Run, run_object: RunObject, status: TrainingRunStatus, report: Progress | None
     ) -> tuple[bool, float]:
-        """Writes the status if it is news. Returns whether it stands there now, and after how long it should be tried
+        """Writes the status if it changed. Returns whether it is there now, and after how long it should be tried
         again: 0 when the run has changed meanwhile."""
         if status == run.status:
             return True, _RESYNC_SECONDS

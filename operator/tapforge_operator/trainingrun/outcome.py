@@ -20,7 +20,7 @@ job's own status, which can be old; the deployment's, which counts when they dif
 1. A terminal job status under Complete counts: SUCCEEDED; FAILED by its exit code; STOPPED, by hand.
 2. Failed means that nothing runs any more. What the driver did is known only when the job status is terminal too:
    SUCCEEDED stays a success (the submitter lost its connection at the end), FAILED is read by its exit code. Any other
-   one (RUNNING too, which is then old news) says that the cluster was lost: another attempt may do better.
+   one (RUNNING too, which is then out of date) says that the cluster was lost: another attempt may do better.
 3. An exit code of the driver: 2 can't work, 75 stopped on request, other small ones failed. A signal's, or none at all
    (Ray lost the process that would know), counts as a lost cluster.
 4. ValidationFailed is terminal, though KubeRay doesn't count it so.
@@ -119,7 +119,7 @@ def _ended(job: RayJob) -> Outcome:
             return _by_exit_code(job)
         case "STOPPED":
             return Outcome("failed", "Stopped", f"the Ray job of RayJob {job.name} was stopped by hand")
-    return Outcome("lost", "ClusterLost", f"RayJob {job.name} ended without a word of what became of the driver")
+    return Outcome("lost", "ClusterLost", f"RayJob {job.name} ended without a report of what became of the driver")
 
 
 def _failed(job: RayJob) -> Outcome:

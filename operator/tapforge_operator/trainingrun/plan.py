@@ -73,7 +73,7 @@ DEADLINE: Final = "DeadlineExceeded"
 DISRUPTED: Final = "Disrupted"
 #: KubeRay's words for a RayJob that a queue holds and whose Ray cluster may still be there
 _SUSPENDING: Final = ("Running", "Suspending")
-#: outcomes of a driver that failed while its Pod was being taken away: the next attempt will tell
+#: outcomes of a driver that failed while its Pod was being taken away: the next attempt will show
 _AT_THE_END: Final = ("DriverFailed", "Stopped")
 #: phases of an attempt that may have a RayJob
 _IN_FLIGHT: Final = ("Intended", "Active", "Stopping", "Removing")
@@ -335,7 +335,7 @@ def _disrupted(plan: PlanBuilder, outcome: Outcome) -> None:
 
 
 def _stop(plan: PlanBuilder, outcome: Outcome, reason: str, message: str) -> None:
-    """In order where a driver can hear it, else at once."""
+    """In order where a driver can receive it, else at once."""
     if outcome.kind in ("waiting", "queued"):
         plan.move("Removing", reason, message)
     else:

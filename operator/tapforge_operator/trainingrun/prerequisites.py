@@ -117,7 +117,7 @@ def _volume(plan: PlanBuilder) -> Situation | None:
 
 
 def _dry_run(plan: PlanBuilder) -> Situation | None:
-    """Before the start, as long as the file can be put right: would its RayJob be accepted?"""
+    """Before the start, as long as the file can be corrected: would its RayJob be accepted?"""
     run, dry_run = plan.run, plan.observed.dry_run
     if run.status.start_time:
         return None
