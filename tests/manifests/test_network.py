@@ -276,7 +276,7 @@ def test_kuberay_and_prometheus_are_where_the_operator_was_told() -> None:
 
 @pytest.mark.parametrize("wrong", ["kuberay", "=b", "a=b,c"])
 def test_labels_of_a_namespace_that_are_none_are_named(wrong: str) -> None:
-    with pytest.raises(ValueError, match="no label of a namespace: KEY=VALUE"):
+    with pytest.raises(ValueError, match="not a namespace label: expected KEY=VALUE"):
         namespace_labels(wrong)
 
 
