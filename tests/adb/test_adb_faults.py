@@ -115,9 +115,9 @@ async def test_a_call(desk: Desk):
     phone = desk.client(daemon)
     await phone.reset(TASK)
     daemon.android.call = True
-    with pytest.raises(EnvironmentFault, match=r"step 0 \(wait\): somebody calls it \(com.android.dialer\)"):
+    with pytest.raises(EnvironmentFault, match=r"step 0 \(wait\): it has an incoming call \(com.android.dialer\)"):
         await phone.step(p.Wait(seconds=0), 0)
-    with pytest.raises(EnvironmentFault, match="reset: it rings: somebody calls it"):
+    with pytest.raises(EnvironmentFault, match="reset: it has an incoming call"):
         await phone.reset(TASK)
 
 

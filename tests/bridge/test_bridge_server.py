@@ -183,7 +183,7 @@ async def test_health_says_what_is_wrong_with_the_phone():
         status, answer = await asked(f"{at(port)}/health", "GET")
         assert (status, answer["status"], answer["behind"]) == (200, "ok", {"protocol": "tapforge", "phone": "phone-0"})
         status, answer = await asked(f"{at(port, 1)}/health", "GET")
-        assert status == 503 and "phone-1: health: nobody answers" in answer["status"]
+        assert status == 503 and "phone-1: health: no server answers" in answer["status"]
         assert (await asked(f"{at(port, 2)}/health", "GET"))[0] == 404
 
 

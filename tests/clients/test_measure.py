@@ -53,7 +53,7 @@ async def test_faults_are_counted_by_their_words_and_the_others_go_on():
 
 
 async def test_without_a_server_or_a_task_nothing_is_measured():
-    with pytest.raises(EnvironmentFault, match="nobody answers"):
+    with pytest.raises(EnvironmentFault, match="no server answers"):
         await measure([PhoneAddress("p", "http://127.0.0.1:1", PATIENT)], None, 1, 1)
 
 
@@ -67,4 +67,4 @@ async def test_the_command_prints_a_table_and_writes_json(tmp_path):
         assert "p50" in done.output and "steps/s" in done.output
         assert json.loads(out.read_text())["calls"]["reset"]["count"] >= 1
         done = await asyncio.to_thread(CliRunner().invoke, cli, ["env", "bench", "http://127.0.0.1:1"])
-        assert done.exit_code == 1 and "nobody answers" in done.output
+        assert done.exit_code == 1 and "no server answers" in done.output

@@ -117,7 +117,7 @@ def test_the_command_says_what_is_wrong(tmp_path):
     for words, said in (
         (["--policy", "/nowhere"], "can't be read"),
         (["--task", '{"suite": 1}'], "--task:1: suite: Input should be a valid string"),
-        (["--task", "wifi", "--protocol", "mobileworld"], "nobody answers"),
+        (["--task", "wifi", "--protocol", "mobileworld"], "no server answers"),
         (["--task", '{"template": "wifi", "goal": "Wi-Fi"}', "--protocol", "adb"], "--task:1: "),
         (["--task", "", "--protocol", "adb"], "--task names no task"),
     ):

@@ -261,7 +261,7 @@ async def test_phones_are_asked_for_their_health_by_the_worker_that_uses_them():
     async with linked(Demonstrator([TASK])) as (players, _, lease, _):
         assert await players.health(lease().phone)
         gone = PhoneAddress("gone", "http://127.0.0.1:1", PATIENT)
-        with pytest.raises(EnvironmentFault, match="nobody answers"):
+        with pytest.raises(EnvironmentFault, match="no server answers"):
             await players.health(gone)
 
 

@@ -50,8 +50,8 @@ async def test_phones_that_were_never_reached_are_not_thrown_away(tmp_path):
         with a_port() as nobody:
             await lab.broker.put(f"http://127.0.0.1:{nobody}/slot/0")
             async with lab.claimed(1) as slots:
-                await until(lambda: "nobody answers" in slots.describe())
-                with pytest.raises(NoSlot, match="nobody answers.*is there a way to its Pods"):
+                await until(lambda: "no server answers" in slots.describe())
+                with pytest.raises(NoSlot, match="no server answers.*is there a way to its Pods"):
                     await slots.acquire(0.05)
                 await until(lambda: len(lab.broker.given) >= 2)
                 assert {g.verdict for g in lab.broker.given} == {"clean"}

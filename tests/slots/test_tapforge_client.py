@@ -270,7 +270,7 @@ def test_nobody_there():
     async def run():
         with a_port() as port:
             async with new_session() as session:
-                with pytest.raises(EnvironmentFault, match="nobody answers") as caught:
+                with pytest.raises(EnvironmentFault, match="no server answers") as caught:
                     await TapforgeClient(f"http://127.0.0.1:{port}/slot/0", session, PATIENT).reset(TASK)
             assert caught.value.reason is Reason.ENV_ERROR
 

@@ -85,7 +85,7 @@ def test_when_all_are_dead_the_start_fails_and_names_each():
             with pytest.raises(SlotError) as caught:
                 await slots.start()
         for number, url in enumerate(urls, start=1):
-            assert f"phones.txt:{number}: {url}: health: nobody answers" in str(caught.value)
+            assert f"phones.txt:{number}: {url}: health: no server answers" in str(caught.value)
 
     asyncio.run(run())
 
@@ -101,7 +101,7 @@ def test_one_dead_server_is_named_and_taken_in_when_it_comes_up(caplog):
             slots = UrlSlots(addresses(server.url(), url), PATIENT, SOON)
             await slots.start()
             try:
-                assert f"phones.txt:2: {url}: health: nobody answers" in caplog.text
+                assert f"phones.txt:2: {url}: health: no server answers" in caplog.text
                 first = await slots.acquire(1)
                 assert first.slot == server.url()
                 async with phones(port=later):

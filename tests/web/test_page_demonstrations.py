@@ -30,7 +30,7 @@ async def test_who_never_errs_wins_and_who_errs_does_not(page: WebEnvironment, n
 
 def test_what_nobody_demonstrates_is_named() -> None:
     seen = Observation(Frame.of(b"", 160, 210), ui_tree='{"tag": "body"}', goal="Click the button.")
-    with pytest.raises(LookupError, match="nobody demonstrates page 'tic-tac-toe'"):
+    with pytest.raises(LookupError, match="page 'tic-tac-toe' has no demonstration"):
         demonstration(task("tic-tac-toe"), seen, False)
     with pytest.raises(LookupError, match="nothing on the page"):
         demonstration(task("click-test"), seen, False)
@@ -62,5 +62,5 @@ def test_who_never_errs_always_succeeds() -> None:
 
 
 def test_a_run_on_pages_without_demonstrations_says_so() -> None:
-    with pytest.raises(TaskError, match=r"spec.warmStart: nobody demonstrates page 'tic-tac-toe'"):
+    with pytest.raises(TaskError, match=r"spec.warmStart: page 'tic-tac-toe' has no demonstration"):
         _play(0.0, 4, ("tic-tac-toe",))

@@ -5,7 +5,7 @@ lines of text. Rules, in order:
 1. Left out with all that is below them: the status bar, toasts, clocks and timers that run (by package, id or role).
 2. Left out of every node: places and sizes, numbers that a session gives (node ids, indices, hashes), the caret and the
    selected text, and the focus, except of a field that text goes into: there it decides what typing does.
-3. All else counts, in document order: a name that nobody here knows splits states rather than merge them.
+3. All else counts, in document order: an unknown name splits states rather than merging them.
 4. A tree with fewer than two nodes that say anything (games, Flutter, a picture viewer) tells no state: None. So does
    one that can't be read, or is longer than `MAX_TREE`.
 """

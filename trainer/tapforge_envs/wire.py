@@ -15,8 +15,8 @@
 - An index that was answered is answered again with the stored bytes; an index from the future gets 409.
 - A request that can't be read gets 400, an unknown suite or template 404, each with {"error": "..."} that names the
   value and the remedy. 5xx means that the phone is sick; with reason `deadline` that it didn't answer in time (the
-  server may be a bridge in front of it), with `lease_lost` that somebody else uses it, with `judge_error` that there is
-  no verdict.
+  server may be a bridge in front of it), with `lease_lost` that another client uses it, with `judge_error` that there
+  is no verdict.
 - An action that the environment doesn't have, or whose value it refuses, gets 422 with reason `unsupported_action`:
   nothing was executed, and the next step has the same index.
 - An answer with status 200 to reset, step or evaluate may say which call it answers, in the header `Tapforge-Answers`:
@@ -27,9 +27,9 @@
 A server that has a token answers 401 but to `/health` without `Authorization: Bearer TOKEN`; clients read theirs from
 the environment variable TAPFORGE_PHONE_TOKEN.
 
-Whoever claimed the phone says so with every request: `Tapforge-Slot` is the UID of the slot that was claimed,
+The holder of a claim says so with every request: `Tapforge-Slot` is the UID of the slot that was claimed,
 `Tapforge-Fence` the fence of the claim. A claim names an address, addresses are reused, and a holder may be late: so
-the phone checks both before it does anything (`/health` is asked by everybody and checks nothing):
+the phone checks both before it does anything (any client may ask `/health`, which checks nothing):
 
 - A fence smaller than the largest one seen for that slot gets 409 with reason `stale_fence`: the phone has a newer
   holder. What was seen is kept by the process; the Pod of a slot is never restarted in place.
@@ -37,7 +37,7 @@ the phone checks both before it does anything (`/health` is asked by everybody a
   Another UID gets 409 with reason `wrong_slot`. A request without the headers (curl, an older client) is taken until
   the first fence was seen, then it gets 409 with reason `no_fence`.
 - Any other phone (a laptop's, a device outside the cluster, which several pools may name) counts fences for each UID by
-  itself, and takes requests without the headers: nobody told it whose it is.
+  itself, and takes requests without the headers: it does not know which slot it is.
 - One header without the other, or a fence that is no number from 0 to 2^63 - 1, gets 400.
 """
 

@@ -169,7 +169,7 @@ async def test_what_is_wrong_with_a_phone_is_told_across_processes(tiny: Tiny, r
         await server.set_faults(0, {"kind": "error", "calls": ["step"]})
         broken = await players.play(request(0), lease(server))
         assert (broken.record.reason, broken.verdict) == (Reason.ENV_ERROR, Verdict.DIRTY)
-        with pytest.raises(EnvironmentFault, match="nobody answers"):
+        with pytest.raises(EnvironmentFault, match="no server answers"):
             await players.health(PhoneAddress("gone", "http://127.0.0.1:1", PATIENT))
 
 

@@ -1,8 +1,8 @@
 """An adb server of the bridge's own, for a container beside an emulator: started and ended with it.
 
 - It listens on one port of 127.0.0.1, never on adb's usual one (5037): that one belongs to the machine's user.
-- What listens on the port already is somebody else's: it is neither used nor ended, but an error.
-- When it ends by itself, whoever waits in `ended` learns it; it is not started again.
+- A process that already listens on the port belongs to another owner: it is neither used nor ended, but an error.
+- When the server ends by itself, it is not started again; the caller sees it by the server's process.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def read_token(text: str, origin: str) -> str:
 
 
 def refusal_to_listen(host: str, token: str) -> str:
-    """Why nobody may listen there; "" when it is fine."""
+    """Why the server may not listen there; "" when it may."""
     try:
         here = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

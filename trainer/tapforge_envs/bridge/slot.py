@@ -2,7 +2,7 @@
 
 Rules, in order of weight:
 1. The phone executes one call at a time. A call that began is never executed a second time, and goes on when its
-   caller's connection breaks: whoever sends it again waits for the same execution and gets the same bytes.
+   caller's connection breaks: a client that sends it again waits for the same execution and gets the same bytes.
 2. A reset of a new episode ends the one before: from then on its calls are refused (409), also those that are being
    executed; the phone is reset when the call in flight has ended and the environment of the old episode is closed.
 3. A fault of the phone ends its episode. Every later call of it, but for closing, is refused with that fault until
@@ -93,7 +93,7 @@ class BridgeSlot:
     ):
         """`name`: of the phone, for errors. `connect`: a client of it for one episode. `probe`: what its health
         check answers, the identity of its server; raises EnvironmentFault when it is sick. `uid`: of the slot that it
-        is; "" where nobody says."""
+        is; "" where it is not known."""
         self.name = name
         self.claims = Claims(uid)
         self._connect = connect
@@ -326,7 +326,7 @@ class BridgeSlot:
             )
 
     def _current(self, running: _Episode) -> None:
-        """Asked again when it is its turn: somebody may have started another episode meanwhile."""
+        """Asked again when it is its turn: another client may have started an episode meanwhile."""
         if self._episode is not running:
             raise Refused(409, f"episode {running.id!r} is over: the phone was reset or closed meanwhile")
 
@@ -342,7 +342,7 @@ class BridgeSlot:
                 del self._past[next(iter(self._past))]
 
     def _execution(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Goes on when nobody waits for it any more."""
+        """Goes on when no caller waits for it any more."""
         execution = asyncio.get_running_loop().create_task(work)
         self._executions.add(execution)
         execution.add_done_callback(self._executed)
@@ -355,7 +355,7 @@ class BridgeSlot:
             log.error("%s: a failure of our own", self.name, exc_info=error)
 
     async def _answer(self, running: _Episode, execution: asyncio.Task[T]) -> T:
-        """What the execution gives, to whoever still holds the phone by then."""
+        """What the execution gives, to a caller that still holds the phone by then."""
         try:
             answer = await asyncio.shield(execution)
         except EnvironmentFault as fault:

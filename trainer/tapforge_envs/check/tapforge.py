@@ -314,7 +314,7 @@ class TapforgeCheck:
         await self.refused("close", "/step", late, 409, "a step after close")
 
     async def claims(self, task: Task) -> None:
-        """Who has the newest claim of the phone is served, nobody with an older one is."""
+        """Requests with the newest claim of the phone are served, requests with an older one are refused."""
         slot = self.uid or _episode()
         newest = max(int(self.claim.get(FENCE_HEADER, 0)), _FENCE)
         self.claim = Fence(slot, newest).headers()

@@ -6,7 +6,7 @@ show one each of the size that the phone has, a verdict from 0 to 1, a second ep
 raw requests, that a request which can't be served is not answered with 200 (`refusals.py`).
 
 Nothing is checked twice on purpose: of these servers none promises that an answered step may be sent again. Each call
-has a deadline. The check plays two short episodes: whoever uses the phone has to be out of the way.
+has a deadline. The check plays two short episodes: no other client may use the phone meanwhile.
 """
 
 from __future__ import annotations

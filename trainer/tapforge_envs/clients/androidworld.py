@@ -6,7 +6,7 @@
 Promises:
 1. Every call ends within its deadline (a step and a reset are several requests with one deadline together) or raises
    `EnvironmentFault`. Nothing is sent twice: a step that timed out is a fault with reason `deadline`.
-2. A reset makes the suite anew from (seed, task_idx): a server that restarts loses its suite, anybody may have made
+2. A reset makes the suite anew from (seed, task_idx): a server that restarts loses its suite, a client may have made
    another one, and an instance that a broken episode left initialized can't be initialized again. The server's goal is
    the goal; a task that names another one is a fault, because what is judged would not be what was asked.
 3. What the server can't do is `UnsupportedAction` before anything is sent. It answers 200 to actions that it drops.

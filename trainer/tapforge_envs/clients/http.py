@@ -26,7 +26,7 @@ _JSON: Final = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds that one call may take. Health is short: it only asks whether somebody is there."""
+    """Seconds that one call may take. Health is short: it only asks whether a server is there."""
 
     health: float = 5.0
     reset: float = 60.0
@@ -60,7 +60,7 @@ def new_session(traces: list[aiohttp.TraceConfig] | None = None) -> aiohttp.Clie
 
 
 class HttpServer:
-    """The server of one phone. The session belongs to somebody else."""
+    """The server of one phone. The session belongs to the caller."""
 
     def __init__(self, base: str, session: aiohttp.ClientSession, slot: str, limit: int = LIMIT):
         """`base`: URL that paths are appended to. `slot`: by which errors name it. `limit`: bytes of an answer."""
@@ -108,7 +108,7 @@ class HttpServer:
         except TimeoutError as error:
             raise self.fault(call, f"no answer within {seconds:g} s", Reason.DEADLINE) from error
         except aiohttp.ClientConnectorError as error:
-            raise self.fault(call, f"nobody answers: {error}") from error
+            raise self.fault(call, f"no server answers: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             what = f"{self.slot}: {call}: connection broke: {type(error).__name__}: {error}"
             raise ConnectionBroke(what) from error

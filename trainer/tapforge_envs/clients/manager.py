@@ -63,7 +63,7 @@ class Worker:
 
 
 class Manager:
-    """One manager process. Belongs to one event loop; the session belongs to somebody else."""
+    """One manager process. Belongs to one event loop; the session belongs to the caller."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Manager:
         self._ended = 0
 
     def close(self) -> None:
-        """No worker is made from now on, for nobody who waits either."""
+        """No worker is made from now on, not even for a caller that waits already."""
         self._closed = True
 
     async def create(self) -> Worker:
@@ -108,7 +108,7 @@ class Manager:
 
     async def terminate(self, worker: Worker) -> None:
         """What still runs afterwards is named in a warning."""
-        why = "nobody waited for the answer"
+        why = "the wait for its answer was cut off"
         try:
             why = await self._end(worker.env_id)
             self._ended += not why

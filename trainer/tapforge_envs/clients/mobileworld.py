@@ -99,7 +99,7 @@ class MobileWorldClient:
         self._device = self._wanted
         self._task = ""
         self._frame: Frame | None = None
-        #: a reading call whose answer nobody waited for
+        #: a reading call that was cut off before its answer came
         self._cut_off = ""
 
     # --- an environment ---
@@ -296,7 +296,7 @@ class MobileWorldClient:
         return answer
 
     async def _act(self, call: str, method: str, path: str, body: Any, seconds: float) -> tuple[int, bytes]:
-        """(status, body) of what changes the phone. It goes on when nobody waits for it any more."""
+        """(status, body) of what changes the phone. It goes on when no caller waits for it any more."""
         memory = self._memory
         memory.call = call
         exchange = self._small.exchange(call, method, path, body=body, seconds=_HELD)
@@ -316,7 +316,7 @@ class MobileWorldClient:
             raise
 
     def _refuse_unfinished(self, call: str) -> None:
-        """Raises EnvironmentFault while the server may still be carrying out what nobody waits for."""
+        """Raises EnvironmentFault while the server may still be carrying out a call that no caller waits for."""
         if (unfinished := self._memory.unfinished) is None:
             return
         given_up = self._memory.call

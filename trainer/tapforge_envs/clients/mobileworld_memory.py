@@ -1,5 +1,5 @@
 """What a process has to know of a MobileWorld phone beyond a lease: a task that is not torn down, a call that
-nobody waits for, and how many snapshots its emulator loaded."""
+no caller waits for, and how many snapshots its emulator loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PhoneMemory:
 
     #: initialised and not torn down
     task: str = ""
-    #: what changes the phone and has not ended, whether somebody waits for it or not
+    #: what changes the phone and has not ended, whether a caller waits for it or not
     unfinished: asyncio.Task[Any] | None = None
     #: in words
     call: str = ""
@@ -25,7 +25,7 @@ class PhoneMemory:
     inits: int = 0
 
     def restarted(self) -> None:
-        """The server is a new process: what the old one was told is gone with it."""
+        """The server is a new process: what was sent to the old one is gone with it."""
         if self.unfinished is not None:
             self.unfinished.cancel()
         self.task, self.unfinished, self.inits = "", None, 0

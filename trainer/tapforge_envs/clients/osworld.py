@@ -27,7 +27,7 @@ from .http import Deadlines
 from .pyautogui_text import DONE, WAIT, program_of
 from .worker import Dialect, TaskFacts, WorkerClient
 
-#: seconds that OSWorld itself waits after an action when nobody says otherwise
+#: seconds that OSWorld itself waits after an action by default
 PAUSE = 2.0
 
 

@@ -1,6 +1,6 @@
 """Where a phone is and what it speaks, as plain data, and the connections of one process to phones.
 
-Whoever plays may be another process than the one that leases phones: it is sent a `PhoneAddress` and opens it.
+The process that plays may be another than the one that leases phones: it is sent a `PhoneAddress` and opens it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Frames as bytes: what is no whole picture, or another one than announced, is refused before anything decodes it.
 
-Only the head and the end of a picture are looked at here, which costs nothing; whoever decodes it checks the rest.
+Only the head and the end of a picture are looked at here, which costs nothing; the decoder checks the rest.
 """
 
 from __future__ import annotations

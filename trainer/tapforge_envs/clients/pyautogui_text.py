@@ -1,6 +1,6 @@
 """PyAutoGUI programs: from an action to the text that OSWorld executes, and from a model's text to actions.
 
-- `program_of` builds text from typed actions only: numbers and quoted literals, never a text as somebody wrote it.
+- `program_of` builds text from typed actions only: numbers and quoted literals, never raw text.
   It fits behind "import pyautogui; import time; pyautogui.FAILSAFE = False; " on one line, where OSWorld puts it.
 - `actions_of` reads a model's text as syntax and executes nothing: calls of a closed list with literal arguments become
   actions; everything else is a ValueError that names it. What is read back from a program is the action it came from.

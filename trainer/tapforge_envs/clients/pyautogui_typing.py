@@ -21,7 +21,7 @@ _TYPED: Final = 1000
 _PASTED: Final = 100
 _PASTE_SECONDS: Final = 0.3
 
-#: xclip stays to serve the clipboard: with our pipes it would hold up whoever waits for their end
+#: xclip stays to serve the clipboard: with our pipes it would hold up the process that waits for their end
 _PASTE: Final = (
     "import subprocess; paste = lambda text: (subprocess.run(['xclip', '-selection', 'clipboard'], "
     "input=text.encode(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=10, check=True), "

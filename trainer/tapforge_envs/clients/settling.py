@@ -32,7 +32,7 @@ from ..protocol import EnvironmentFault, Frame
 Cells = NDArray[np.uint8]
 #: of looks that are all the same picture
 _NO_CELLS: Cells = np.zeros((0, 0), np.uint8)
-#: still, unchanged and moving: the screen has settled; fixed: nobody looked; bound: it may still change
+#: still, unchanged and moving: the screen has settled; fixed: not observed; bound: it may still change
 End = Literal["still", "unchanged", "moving", "fixed", "bound"]
 
 #: of the longer side

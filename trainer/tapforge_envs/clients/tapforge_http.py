@@ -217,8 +217,8 @@ class TapforgeClient:
         raise AssertionError("the last try either returns or raises")
 
     async def _fenced(self, call: str, body: bytes) -> EnvironmentFault:
-        """409: the phone is somebody else's, or runs another episode. Its instance tells whether it restarted or
-        somebody else took it."""
+        """409: the phone has another holder, or runs another episode. Its instance tells whether it restarted or
+        another client took it."""
         if _reason(body) in (STALE_FENCE, WRONG_SLOT, NO_FENCE):
             return self._fault(call, f"refused: {short(body)}", Reason.LEASE_LOST)
         try:
@@ -227,7 +227,7 @@ class TapforgeClient:
             return self._fault(call, f"refused ({short(body)}) and sick: {fault}")
         if instance and self._instance and instance != self._instance:
             return self._fault(call, f"server was replaced ({self._instance!r} -> {instance!r}): the task is lost")
-        return self._fault(call, f"refused: {short(body)}; somebody else uses this phone", Reason.LEASE_LOST)
+        return self._fault(call, f"refused: {short(body)}; another client uses this phone", Reason.LEASE_LOST)
 
     def _json(self, call: str, body: bytes) -> dict[str, Any]:
         try:

@@ -59,7 +59,7 @@ class App:
 class Shell:
     """What a phone does around its apps."""
 
-    #: adds what is nobody's content to a fresh state
+    #: adds the part outside the apps' content to a fresh state
     fresh: Callable[[State, Random], None]
     #: called after an app came to the front
     opened: Callable[[State, str], None]

@@ -3,7 +3,7 @@
 A task says what it wants by a *wish*, which changes a copy of the content as a clean solution would. The content after
 the episode is compared with that: where they differ and the wish had changed something, the task isn't done; where
 they differ and the wish had changed nothing, it is a side effect, named by its place. Lists are compared without order,
-texts without case and surplus blanks. What reading leaves behind (`state["traces"]`) is nobody's concern.
+texts without case and surplus blanks. What reading leaves behind (`state["traces"]`) is ignored.
 """
 
 from __future__ import annotations

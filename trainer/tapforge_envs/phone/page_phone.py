@@ -101,7 +101,7 @@ class SharedPhone:
         self._judge(reason_of(action))
 
     async def leave(self) -> None:
-        """The phone stays as it lies: it is everybody's."""
+        """The phone stays as it lies: it is shared."""
         self._attempt = None
 
     # --- what is written down ---
@@ -126,7 +126,7 @@ class SharedPhone:
             self.attempt.judged(self.slot.phone.evaluate())
 
     def _verdict(self) -> dict[str, Any]:
-        """As an episode of a run would end, whoever played it."""
+        """As an episode of a run would end, whichever client played it."""
         phone, task = self.slot.phone, self.slot.task
         assert task is not None
         score = phone.evaluate()
@@ -143,5 +143,5 @@ class SharedPhone:
 
 
 def _told(task: p.Task) -> dict[str, Any]:
-    """What a person is told about a task; whether it can be done is theirs to find out."""
+    """What a person is shown of a task; whether it can be done is theirs to find out."""
     return {"suite": task.suite, "template": task.template, "goal": task.goal, "max_steps": task.max_steps}

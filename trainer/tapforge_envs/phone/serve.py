@@ -1,7 +1,7 @@
 """Phones at several ports at once: each speaks tapforge's protocol, MobileWorld's and adb, and all are on one page.
 
 - Phone i is one phone whatever it is spoken to in: slot i of the tapforge server, server i of MobileWorld's (with one
-  device), a port of its own for adb, and the i-th on the page. Whoever starts a task ends the one that ran.
+  device), a port of its own for adb, and the i-th on the page. A task that starts ends the one that ran.
 - Everything listens on one address; where others reach it the page needs a token.
 - Nothing is served half: when one port can't be had, none is.
 """

@@ -1,6 +1,6 @@
 """What the standard phone does around its apps: back, gestures, typing, scrolling, and what interrupts.
 
-The part of the state that is nobody's content:
+The part of the state outside the apps' content:
 
     now                   date and time at the start, "2026-03-05T09:41"
     ui.frames             the memory of each page on the back stack of the app in front (`view.blank_frame`)

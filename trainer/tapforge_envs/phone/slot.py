@@ -5,7 +5,7 @@
 - A step that was answered is answered again with the stored bytes and never executed twice.
 - A call of another episode, or a step from the future, is refused; nothing changes by a refused call.
 - The phone is built anew when a task asks for another image than the one that is running.
-- Other protocols may share the phone (`begin`): whoever starts a task ends the episode that ran.
+- Other protocols may share the phone (`begin`): a task that starts ends the episode that ran.
 
 No I/O and no clock here: the server adds both.
 """
@@ -36,7 +36,7 @@ class Episode:
 
 class Slot:
     def __init__(self, width: int, height: int, suites: Sequence[str], uid: str = "", offers: Offers = "exact"):
-        """`uid`: of the slot that it is; "" where nobody says. `offers`: what tells the state."""
+        """`uid`: of the slot that it is; "" where it is not known. `offers`: what tells the state."""
         self.width = width
         self.height = height
         self.suites = tuple(suites)
@@ -53,7 +53,7 @@ class Slot:
         self.episode = None
         self._closed = None
         self._phone = None
-        #: of the phone as it lies there, whoever started it
+        #: of the phone as it lies there, whichever client started it
         self.task: Task | None = None
 
     @property
@@ -86,7 +86,7 @@ class Slot:
         image = catalog.suite(task.suite).image
         if self._phone is None or self._phone.image is not image:
             self._phone = Phone(image, self.width, self.height, self.offers)
-        # Who shares the phone over adb may have turned it.
+        # A client that shares the phone over adb may have turned it.
         self._phone.width, self._phone.height = self.width, self.height
         self._phone.begin(task.seed, rules)
         self.task, self.episode = task, None

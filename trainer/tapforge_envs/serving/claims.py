@@ -28,7 +28,7 @@ class Refused(Exception):
 
 @dataclass
 class Claims:
-    #: UID of the slot that the phone is; "" where nobody says
+    #: UID of the slot that the phone is; "" where it is not known
     uid: str = ""
     #: the largest fence seen, by the slot it was a claim of
     _fences: dict[str, int] = field(default_factory=dict)
@@ -39,11 +39,11 @@ class Claims:
         return self._fences.get(self.uid)
 
     def admit(self, fence: Fence | None) -> None:
-        """Refuses whoever has no claim of this phone (any more). `fence`: of the request's claim, None without one."""
+        """Refuses a request without a claim of this phone, or with an old one. `fence`: of its claim, or None."""
         if fence is None:
             if self.uid and self._fences:
                 raise Refused(
-                    409, "somebody claimed this phone: claim it, and send the claim's slot and fence", NO_FENCE
+                    409, "this phone has been claimed: claim it, and send the claim's slot and fence", NO_FENCE
                 )
             return
         if self.uid and fence.slot != self.uid:

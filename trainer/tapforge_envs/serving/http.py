@@ -1,8 +1,8 @@
 """A server of tapforge's own protocol (`wire.py`) over HTTP: what the simulated phone and the bridge have in common.
 
 - Slot i answers under /slot/i; / is slot 0. Every refusal is {"error": words}, with "reason" where a program needs it.
-- A request is read by whoever may make it: `read` admits its claim before it looks at the body, and nothing is waited
-  for between the admission and its return.
+- A request is read only from a client that may make it: `read` admits its claim before it looks at the body, and
+  waits for nothing between the admission and its return.
 - A body over `MAX_REQUEST` bytes gets 413.
 - `listen` says in one line of JSON, {"port": N, "slots": K}, that the server is ready.
 """
@@ -54,8 +54,8 @@ _Server = TypeVar("_Server")
 
 
 async def read(request: web.Request, claims: Claims, model: type[_Body]) -> _Body:
-    """The request of somebody who may make it. Nothing is waited for between this and what it does: a newer claim
-    can't come in between. Raises Refused: 400 for what can't be read, 409 for whoever has no claim of the phone."""
+    """The request of a client that may make it. Nothing is waited for between this and what it does: a newer claim
+    can't come in between. Raises Refused: 400 for what can't be read, 409 without a claim of the phone."""
     data = await request.read()
     try:
         fence = Fence.of(request.headers)
@@ -94,7 +94,7 @@ async def _refusals(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def by_a_program(request: web.Request) -> None:
-    """Raises Refused for what a page in a browser sends: any site's page could drive the phones of whoever opens it."""
+    """Raises Refused for what a page in a browser sends: any site's page could drive the phones of its visitors."""
     if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
         raise Refused(403, "a page in a browser drives no phone: send the request without Origin and Sec-Fetch-Site")
 

@@ -11,7 +11,7 @@ Rules, the weightiest first:
    fault may be the way from here to the pool, and is no reason to throw its phones away.
 
 `size` counts the claims, `usable` the phones that can be leased or are; the others (sick) are looked at or on their way
-back. What the broker says last is told to whoever waits in vain for a phone.
+back. What the broker says last is reported to a caller that waits in vain for a phone.
 """
 
 from __future__ import annotations

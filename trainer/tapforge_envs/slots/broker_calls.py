@@ -1,7 +1,7 @@
 """The calls to the operator's broker over HTTPS, and where the broker is: three for claims (`tapforge_api.claims`), one
 for a run's report (`tapforge_api.progress`).
 
-What a run in a cluster is told by its surroundings, not by its spec:
+What a run in a cluster reads from its environment, not from its spec:
 
 | environment variable | holds |
 |---|---|
@@ -17,7 +17,7 @@ Promises:
 2. The token is read for each acquire and each report, and the certificates when their file changes: both rotate. The
    token goes to the broker alone: TLS is verified, redirections are not followed, and plain http is for this machine
    only. Renewals and releases prove themselves by the claims' secrets and carry no token.
-3. `BrokerAway` means: the same call may succeed later without anybody changing anything. `BrokerRefused` says what has
+3. `BrokerAway` means: the same call may succeed later without any change. `BrokerRefused` says what has
    to change.
 4. Fields that a newer broker adds to its answers are ignored.
 """

@@ -1,7 +1,7 @@
 """The claim journal: the claims that a process holds, in a file that the process started in its place reads.
 
 A process that ends in order releases its phones. The claims of one that was killed would stand until they expire, and
-its successor would wait for phones that nobody uses.
+its successor would wait for phones that no process uses.
 
 1. The file lists the claims of this process after every change, complete or as before.
 2. Only a later process reads it, and only once the process that wrote it no longer exists. That one may be of

@@ -105,7 +105,7 @@ class ClaimManager:
         self._journal = journal
         #: id -> claim
         self._held: dict[str, HeldClaim] = {}
-        #: id -> claim on its way back: not ours any more, but not yet somebody else's
+        #: id -> claim on its way back: not ours any more, but not yet another holder's
         self._outbox: dict[str, HeldClaim] = {}
         self._alarms: dict[str, asyncio.TimerHandle] = {}
         #: the request that may have been granted without our knowing
@@ -123,7 +123,7 @@ class ClaimManager:
 
     @property
     def size(self) -> int:
-        """Claims that are ours, or were and may not be somebody else's yet."""
+        """Claims that are ours, or were and may not be another holder's yet."""
         return len(self._held) + len(self._outbox)
 
     @property
@@ -162,7 +162,7 @@ class ClaimManager:
             log.warning("phones that could not be given back (%s): %s; their claims end by themselves", why, names)
 
     def give_back(self, claim: HeldClaim) -> None:
-        """With `claim.verdict`. A claim that was lost meanwhile has nobody to go back to."""
+        """With `claim.verdict`. A claim that was lost meanwhile is not given back."""
         if self._held.pop(claim.id, None) is not None:
             self._outbox[claim.id] = claim
             self._outgoing.set()
@@ -198,7 +198,7 @@ class ClaimManager:
         self._owner.left(claim)
 
     async def _reported(self, work: Coroutine[Any, Any, None]) -> None:
-        """None of the tasks ends by itself; whoever waits in vain for a phone is told when one did."""
+        """None of the tasks ends by itself; when one did, callers that wait in vain for a phone get the reason."""
         try:
             await work
         except Exception as error:

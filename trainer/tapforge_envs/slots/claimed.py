@@ -3,7 +3,7 @@
 A broker that is silent, or that says "not here", ends nothing: an outage of the operator or of the API server costs no
 phone. A claim is lost when a leader says so, or when the phone refuses its fence. Only a claim with a `hold` ends by
 itself, so many seconds after the last question that the broker answered was asked, on the holder's own clock: of a
-holder that the broker can't look at, or of an external device, which somebody else gets then.
+holder that the broker can't look at, or of an external device, which another holder gets then.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HeldClaim:
 
     @property
     def shown(self) -> Fence:
-        """What the phone is told with every request."""
+        """What is sent to the phone with every request."""
         return Fence(self.uid, self.fence)
 
     def held(self) -> Held:

@@ -1,9 +1,9 @@
 """Leases over slots that one process has for itself: the shell around `table.py` that waits, probes and times out.
 
 `acquire` serves those who wait in their order; a slot that is returned clean goes to the first of them at once. Time in
-which a slot is leased doesn't count against anybody's deadline: a fleet that is busy is no fleet that is gone. Sick
+which a slot is leased doesn't count against any caller's deadline: a fleet that is busy is not lost. Sick
 slots are nursed each by a task of its own: sleep, probe, until it is healthy or the source is closed. Where all are in
-quarantine and somebody waits, no cooldown outlasts his patience: they are asked several times before his deadline.
+quarantine and a caller waits, no cooldown outlasts its deadline: they are probed several times before that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HURRY_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What somebody who waits for a slot would take."""
+    """What a caller that waits for a slot would take."""
 
     avoid: frozenset[str]
     trial: bool
@@ -48,7 +48,7 @@ class LeasedSlots(ABC):
         self._health = health or self._own_clients.health
         self._backoff = backoff or Backoff()
         self._table = SlotTable(names, self._backoff.strikes)
-        #: wakes those that wait for the end of a cooldown, while somebody waits for a phone and all are in quarantine
+        #: wakes those that wait for the end of a cooldown, while a caller waits for a phone and all are in quarantine
         self._hurry = asyncio.Event()
         self._waiting: dict[asyncio.Future[Lease], _Request] = {}
         self._nurses: dict[str, asyncio.Task[None]] = {}
@@ -98,7 +98,7 @@ class LeasedSlots(ABC):
         if self._closed:
             raise SlotError("the slot source is closed")
         request = _Request(avoid, trial)
-        # A slot is free while others wait only when they don't want it: nobody is overtaken.
+        # A slot is free while others wait only when they don't want it: no caller is overtaken.
         if lease := self._take(request):
             return lease
         loop = asyncio.get_running_loop()

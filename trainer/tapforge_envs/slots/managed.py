@@ -1,15 +1,15 @@
 """Slots behind ZeroGUI's manager (OSWorld, AndroidLab): workers that are made, replaced and ended from here.
 
     http://10.0.0.7:10001?workers=4    a manager; four workers of it are four slots
-    http://10.0.0.7:10010              a worker that somebody else made is one slot, and is never ended from here
+    http://10.0.0.7:10010              a worker that was made elsewhere is one slot, and is never ended from here
 
 Promises:
 1. Every worker that was made is ended when the slots are closed, or named in a warning (`clients/manager.py`); also
    when they are closed in the middle of making one.
 2. A worker is ready when it answers, not after a fixed sleep; then its machine is started. All of it has an end
    (`Patience`).
-3. After an episode that broke, a worker of ours is replaced; of somebody else's the machine is stopped. So a step that
-   still hangs in it can't act in the next episode.
+3. After an episode that broke, a worker of ours is replaced; of one made elsewhere the machine is stopped. So a step
+   that still hangs in it can't act in the next episode.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class ManagedSlots(UrlSlots):
         self._session: aiohttp.ClientSession | None = None
         self._managers: dict[str, Manager] = {}
         self._workers: dict[str, Worker] = {}
-        #: workers of somebody else's on which an episode broke
+        #: workers made elsewhere on which an episode broke
         self._dirty: set[str] = set()
-        #: what makes a slot's worker, and goes on when nobody waits for it any more
+        #: what makes a slot's worker, and goes on when no caller waits for it any more
         self._making: dict[str, asyncio.Task[None]] = {}
 
     def address(self, slot: str) -> PhoneAddress:
@@ -93,7 +93,7 @@ class ManagedSlots(UrlSlots):
         for manager in self._managers.values():
             manager.close()
         try:
-            # Those that nobody makes any more are asked to end at once: the time for closing may be short.
+            # Those that are not being made any more are asked to end at once: the time for closing may be short.
             ended = asyncio.gather(*(self._end(slot) for slot in list(self._workers) if slot not in self._making))
             await asyncio.gather(ended, self._end_making())
         finally:

@@ -6,7 +6,7 @@ meanwhile); all servers end with `close()`, and with this process, however it di
 replacement: `local-0`, `local-1`, ...
 
 Recycling costs no phone a moment: a server that is due gets a successor beside it, one server at a time. Slots that
-nobody uses move there at once, the others at the end of their episodes; then the old server ends.
+no episode uses move there at once, the others at the end of their episodes; then the old server ends.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class ProcessSlots(LeasedSlots):
 
     def _put_back(self, lease: Lease, verdict: Verdict, why: str, pace: float | None = None) -> None:
         self._place[lease.slot][0].episodes += 1
-        self._move(lease.slot)  # before somebody else gets it
+        self._move(lease.slot)  # before another caller gets it
         super()._put_back(lease, verdict, why, pace)
 
     # --- servers ---
@@ -278,7 +278,7 @@ class ProcessSlots(LeasedSlots):
             except TimeoutError:
                 process.kill()
                 await process.wait()
-            finally:  # also when nobody waits for its end any more
+            finally:  # also when no caller waits for its end any more
                 if process.returncode is None:
                     process.kill()
         # The readers end by themselves at end-of-file; a grandchild that holds the pipe open must not hold us.

@@ -68,7 +68,7 @@ class SlotCounts:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot as somebody who looks at the fleet sees it."""
+    """A slot as an observer of the fleet sees it."""
 
     name: str
     state: str

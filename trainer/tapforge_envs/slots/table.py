@@ -1,4 +1,4 @@
-"""Who holds which slot, and how far its phone is trusted: a pure state machine without clock or I/O.
+"""The holder of each slot, and how far its phone is trusted: a pure state machine without clock or I/O.
 
     free -> leased -> free                    returned clean
             leased -> sick                    returned dirty, or the phone died while it was leased
@@ -15,8 +15,8 @@
    breaks) ends in quarantine too, and one that breaks every second episode doesn't.
 2. Quarantine is a circuit breaker: it opens at the limit of strikes. Each failure of a probe or of a trial doubles its
    cooldown (`Backoff`); a trial episode that ends clean closes it.
-3. A phone on probation is granted for one episode, to somebody who can afford to lose it (`trial`), or when no other
-   phone is left. Who can't, and comes from a phone that broke (`avoid`), gets none with strikes while there are others.
+3. A phone on probation is granted for one episode, to a request that can afford to lose it (`trial`), or when no
+   other phone is left. Another one, after a phone that broke (`avoid`), gets none with strikes while there are others.
 4. Of free phones, those without strikes come first, and of equal ones the longest idle: all phones get work, also where
    there are more than episodes.
 """

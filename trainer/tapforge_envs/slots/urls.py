@@ -1,4 +1,4 @@
-"""Phones at addresses that somebody else runs: a list of addresses, or a file with one per line.
+"""Phones that are run elsewhere: a list of addresses, or a file with one per line.
 
 In a file `#` begins a comment; a missing scheme means `http://`. Addresses of protocol adb are serials, HOST:PORT, or
 `auto` for every device that the adb server here has at the start. With protocol mobileworld `?device=SERIAL` names one
@@ -91,7 +91,7 @@ def _addresses(text: str, here: str, protocol: Protocol) -> list[str]:
 
 
 def _workers(text: str, here: str, protocol: Protocol) -> list[str]:
-    """A manager's workers, by number; a worker that somebody else made, as it is."""
+    """A manager's workers, by number; a worker that was made elsewhere, as it is."""
     base, mark, number = text.partition("?workers=")
     if not mark:
         return [_normal(text, here, protocol)]

@@ -69,7 +69,7 @@ class Connection:
             self._waiting.pop(number, None)
 
     def post(self, method: str, params: dict[str, Any], session: str) -> None:
-        """Sends a call whose answer nobody waits for."""
+        """Sends a call without waiting for its answer."""
 
         async def send() -> None:
             if not self.closed.is_set():

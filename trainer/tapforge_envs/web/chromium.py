@@ -181,8 +181,8 @@ class Browser:
                 return
 
     async def close(self) -> None:
-        """Asks it to end: a browser that does so leaves no process of its own behind as a zombie, where nobody reaps
-        orphans. One that doesn't is killed."""
+        """Asks it to end: a browser that does so leaves no process of its own behind as a zombie, where orphans
+        are not reaped. One that doesn't is killed."""
         if hasattr(self, "connection"):
             if self.alive:
                 with suppress(CdpError, TimeoutError):
@@ -214,7 +214,7 @@ class Browser:
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:
-    """The next one, or what there is of one that is too long: a pipe that nobody reads would stop the browser."""
+    """The next one, or what there is of one that is too long: a pipe that is not read would stop the browser."""
     try:
         return await stream.readline()
     except ValueError:

@@ -24,11 +24,11 @@ _Finder = Callable[[str, list[_Node]], list[_Node]]
 
 
 def demonstration(task: Task, seen: Observation, err: bool) -> Tap:
-    """The one action of an episode. `err`: whether it goes wrong. Raises LookupError for a page that nobody
-    demonstrates, or where what the goal names can't be found."""
+    """The one action of an episode. `err`: whether it goes wrong. Raises LookupError for a page without
+    a demonstration, or where what the goal names can't be found."""
     if task.template not in DEMONSTRATED:
         known = ", ".join(sorted(DEMONSTRATED))
-        raise LookupError(f"nobody demonstrates page {task.template!r}; there are demonstrations of {known}")
+        raise LookupError(f"page {task.template!r} has no demonstration; there are demonstrations of {known}")
     goal = task.goal or seen.goal
     found = DEMONSTRATED[task.template](goal, list(_below(json.loads(seen.ui_tree or "{}"))))
     if not found:

@@ -8,7 +8,7 @@ Promises, in order of weight:
 3. A page has no time limit: a slow agent sees what a quick one sees. Steps are bounded by the task.
 4. What the browser does wrong is an `EnvironmentFault` that names the slot and the call; the page is then closed, and
    the next reset begins with a new one. No step is sent twice.
-5. There is no exact state key: a page keeps state in closures that nobody can read. The element tree stands in for it.
+5. There is no exact state key: a page keeps state in closures, out of reach. The element tree is used instead.
 
 Errors of an action that a page doesn't have (home, open_app, ...) are `UnsupportedAction`.
 """
@@ -154,7 +154,7 @@ class WebEnvironment:
         try:
             for method, params in prepared(WIDTH, HEIGHT, self._options.scale, _script()):
                 await self._call(method, params)
-        except BaseException:  # half set up, it is no page for anybody
+        except BaseException:  # a page that is half set up is not used
             self._page = None
             await self._pages.drop(page)
             raise

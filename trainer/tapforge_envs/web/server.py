@@ -74,7 +74,7 @@ def _slot(environment: WebEnvironment, uid: str) -> BridgeSlot:
 
 
 async def _listed() -> Sequence[Task]:
-    """A task of every page, of the first split that has it. First come those that no tap ends: whoever tries the
+    """A task of every page, of the first split that has it. First come those that no tap ends: a client that tries the
     server with taps anywhere, as `env check` does, sees more than one step."""
     templates = sorted(catalog.TEMPLATES.values(), key=lambda template: template.name not in _CALM)
     return [template.task(template.splits()[0], 0) for template in templates]

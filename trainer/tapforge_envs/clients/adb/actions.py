@@ -40,7 +40,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: nobody could wake the phone again, or it would leave adb
+#: the phone could not be woken again, or would leave adb
 _REFUSED_KEYS: Final = _names("POWER SLEEP SOFT_SLEEP WAKEUP TV_POWER STB_POWER AVR_POWER CALL ENDCALL")
 #: names of android.view.KeyEvent without KEYCODE_ that say something on a phone
 KEYS: Final = (
@@ -93,7 +93,7 @@ def command_of(action: p.Action, width: int, height: int) -> str:
 def _key(name: str) -> str:
     key = name.strip().upper().removeprefix("KEYCODE_")
     if key in _REFUSED_KEYS:
-        raise p.UnsupportedAction(f"key {name!r} is not pressed on a phone that nobody attends")
+        raise p.UnsupportedAction(f"key {name!r} is not pressed on an unattended phone")
     if key not in KEYS:
         raise p.UnsupportedAction(f"key: a phone has no key {name!r}")
     return key

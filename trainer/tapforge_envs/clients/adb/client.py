@@ -1,7 +1,7 @@
 """A phone over adb, seen as an `Environment`: any Android phone, emulator or cloud phone from Android 7 on.
 
-Its server is the adb server of this machine (`wire.py`); nothing is installed on the phone but, if somebody wants to
-type other scripts than Latin, ADBKeyboard.
+Its server is the adb server of this machine (`wire.py`); nothing is installed on the phone but, to type
+other scripts than Latin, ADBKeyboard.
 
 Promises:
 1. Every call ends within its deadline (`Deadlines`, seconds) or raises `EnvironmentFault`; nothing is sent twice. adb
@@ -114,7 +114,7 @@ class AdbClient:
         self._override: tuple[int, int] | None = None
         #: how the screen lay when it was seen last
         self._displays = Displays()
-        #: packages that are installed, once somebody asked
+        #: packages that are installed; None: not listed yet
         self._installed: frozenset[str] | None = None
 
     async def health(self) -> str:

@@ -124,7 +124,7 @@ class Device:
         line = f"screencap -p -d {panel}" if panel else "screencap -p"
         output = await self.server.exec_out(self.serial, line, _MAX_FRAME)
         try:
-            # Megabytes that are summed twice: not beside everybody else's steps.
+            # Megabytes that are summed twice: not beside the steps of other phones.
             return await asyncio.to_thread(frame_in, output)
         except ValueError as error:
             # A connection that ended and a command that did look the same.
@@ -162,7 +162,7 @@ class Device:
         if windows.locked:
             raise DeviceError("its lock screen is in front: remove PIN, pattern and password from a phone for training")
         if windows.shows_call and 1 in await self.calls():
-            raise DeviceError(f"somebody calls it ({windows.app}): take out its SIM card, or set doNotDisturb")
+            raise DeviceError(f"it has an incoming call ({windows.app}): take out its SIM card, or set doNotDisturb")
         try:
             black = may_be_black(frame) and await asyncio.to_thread(is_black, frame)
         except ValueError as error:

@@ -2,7 +2,7 @@
 
 With `expect`, what `check` writes has to have a match of it; without, its exit status decides: 0 is success, 1 is
 failure, as of `test` and `grep`. A higher status means that the check itself broke (2: grep has no such file; 126, 127:
-no such command; 128 and more: a signal), which judges nobody. With `answer`, the agent's answer has to have a match of
+no such command; 128 and more: a signal): there is no verdict. With `answer`, the agent's answer has to have a match of
 it as well; a task may have that alone.
 """
 

@@ -1,6 +1,6 @@
 """The input method of a phone: ADBKeyboard types any script, `input text` only ASCII.
 
-1. A broadcast answers `result=0` whether anybody heard it or not. What is believed is the setting
+1. A broadcast answers `result=0` whether an app received it or not. What is believed is the setting
    `default_input_method`, asked after it was set and before every text.
 2. The method that a phone had before is put back at the end of the episode, and at the end of the process for phones
    whose episode broke.

@@ -39,7 +39,7 @@ async def prepare(device: Device, options: Adb, task: Task, keyboard: Keyboard) 
         await device.run("svc power stayon true")
     windows = await _unlocked(device) if options.unlock else (await device.windows())[0]
     if states := await device.calls() - {0}:
-        raise DeviceError("it rings: somebody calls it" if 1 in states else "it is in a call: end it")
+        raise DeviceError("it has an incoming call" if 1 in states else "it is in a call: end it")
     if options.collapse_notifications:
         await device.run("cmd statusbar collapse")
     if options.do_not_disturb:

@@ -2,9 +2,9 @@
 
 - The screen is the phone's own, unless the display is off, the lock screen or a call lies over it, or the app in front
   is marked secure; then the frame is black, as on a phone.
-- Input reaches the apps only when the phone is awake, unlocked and in no call. Nothing is remembered of input that
-  reached nobody.
-- Whoever shares the phone over another protocol (`slot.Slot`) sees the apps, and nothing of what lies over them here.
+- Input reaches the apps only when the phone is awake, unlocked and in no call. Input that reached
+  no app is not remembered.
+- A client that shares the phone over another protocol (`slot.Slot`) sees the apps, and nothing that lies over them.
 
 No I/O here.
 """
@@ -89,7 +89,7 @@ class Android:
     beside: str = ""
     #: the app in front forbids screenshots (FLAG_SECURE)
     secure: bool = False
-    #: somebody calls; the call's screen lies over the apps until the call is ended
+    #: a call comes in; its screen lies over the apps until the call is ended
     call: bool = False
     #: whether ADBKeyboard is installed
     keyboard: bool = True

@@ -3,7 +3,7 @@
 - A connection begins with CNXN; with keys it has to prove one (`keys`), and nothing is opened before.
 - A stream has one write in flight in each direction: the next one is sent when the other side has said OKAY.
 - A stream belongs to one service (`services.py`); it ends with the service, with CLSE, or with the connection.
-- Whoever breaks the protocol loses the connection, and nobody else notices. Bounded are the size of a message (by
+- A host that breaks the protocol loses the connection, and no other notices. Bounded are the size of a message (by
   `messages`), streams of a connection, connections, and the time that a host takes for its part of a handshake, to take
   bytes from the socket and to acknowledge a write.
 - The port is none of 5555 to 5585: an adb server on the same machine would list the phone a second time as an emulator.
@@ -96,7 +96,7 @@ class Stream:
             await self._connection.send(m.WRTE, self.local, self.remote, data[at : at + size])
             try:
                 # Not wait_for: it loses a cancellation that comes together with the OKAY, as the OKAY and CLSE of a
-                # host that went away do, and the stream would go on writing to nobody.
+                # host that went away do, and the stream would go on writing without a reader.
                 async with asyncio.timeout(self._connection.limits.acknowledge):
                     await self._acknowledged.wait()
             except TimeoutError as error:
@@ -275,7 +275,7 @@ class Connection:
             with contextlib.suppress(StreamClosed, OSError):
                 await service(self._android, stream)
         finally:
-            # Whoever closed it has said so already.
+            # The side that closed it has said so already.
             if self._streams.pop(stream.local, None) is not None:
                 with contextlib.suppress(OSError):
                     await self.send(m.CLSE, stream.local, stream.remote)

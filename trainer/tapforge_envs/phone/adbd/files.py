@@ -28,7 +28,7 @@ _FOLDERS: Final = (
 _ALIASES: Final = ("/storage/emulated/0", "/storage/self/primary", "/mnt/sdcard")
 #: tells one start of a phone from all others
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-#: seconds since 1970 of a file that nobody dated: 1 March 2026
+#: seconds since 1970 of a file without a date of its own: 1 March 2026
 _THEN: Final = 1772323200
 
 

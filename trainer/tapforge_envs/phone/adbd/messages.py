@@ -15,7 +15,7 @@ from typing import Final
 MAX_DATA: Final = 256 * 1024
 #: what a host has to take at least
 LEAST_DATA: Final = 4096
-#: from this one on nobody looks at checksums
+#: from this version on checksums are not checked
 VERSION: Final = 0x01000001
 OLD_VERSION: Final = 0x01000000
 

@@ -122,7 +122,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Failed(Exception):
-    """An answer other than 200. `detail` None: an exception that nobody caught, which has no words."""
+    """An answer other than 200. `detail` None: an uncaught exception, which has no words."""
 
     def __init__(self, status: int, detail: Any):
         super().__init__(str(detail))

@@ -5,7 +5,7 @@
 What a client relies on is as there, with the same JSON:
 1. `/health` tells of devices that were asked for before, and of no others: with none it says `ok`. A device that isn't
    plugged in makes every call of it 500 `Device is not healthy`, and `/health` not ok for good.
-2. `/step` answers 200 whatever the phone made of the action, but 500 for an app that nobody knows. Coordinates are
+2. `/step` answers 200 whatever the phone made of the action, but 500 for an unknown app. Coordinates are
    pixels. `status` does nothing, `answer` is
    kept for the judge; the episode goes on after both.
 3. `/task/eval` is a GET with a JSON body and looks at the phone as it is. A task that was not initialised, or torn
@@ -87,7 +87,7 @@ class MobileWorld:
     slots: dict[str, Slot] = field(default_factory=dict)
     motion: Motion | None = None
     devices: dict[str, Device] = field(init=False)
-    #: that somebody asked for, whether they exist or not
+    #: that a client asked for, whether they exist or not
     registered: dict[str, bool] = field(default_factory=dict)
     initialised: set[str] = field(default_factory=set)
     screens: OrderedDict[str, bytes] = field(default_factory=OrderedDict)

@@ -1,4 +1,4 @@
-"""A sentence for a difference. Each change has words of its own, and none has those of another, so that whoever reads
+"""A sentence for a difference. Each change has words of its own, and none has those of another, so that a reader of
 the sentence on the phone where it begins knows the difference.
 
 Changes that have no words (`WordError`) make no task.

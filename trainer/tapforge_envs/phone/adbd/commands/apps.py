@@ -1,6 +1,6 @@
 """`am`, `pm`, `monkey`, `cmd`, `service`: apps, broadcasts and notifications.
 
-A broadcast that nobody receives completes with `result=0` like one that was received: what it did has to be looked up
+A broadcast that no app receives completes with `result=0` like one that was received: what it did has to be looked up
 elsewhere. The broadcasts `tapforge.*` are the simulated phone's own (see the package's docstring) and say what failed.
 """
 

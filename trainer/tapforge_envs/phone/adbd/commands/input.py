@@ -1,6 +1,6 @@
 """`input`, `screencap`, `uiautomator`, `wm`: the screen and what touches it.
 
-Coordinates are pixels of the screen as it is turned now. A touch outside of it reaches nobody, and says nothing.
+Coordinates are pixels of the screen as it is turned now. A touch outside of it reaches no app, and prints nothing.
 """
 
 from __future__ import annotations
