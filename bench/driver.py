@@ -1,4 +1,4 @@
-"""What real screens cost the driver and whoever plays: CPU, memory, stalls of their loops, bytes.
+"""What real screens cost the driver and the rollout workers: CPU, memory, stalls of their loops, bytes.
 
     python bench/driver.py [--phones 64 256] [--seconds 90] [--rate STEPS_PER_SECOND]
 
@@ -12,7 +12,7 @@ it).
 
 A run of one size is a process of its own. Counted is from the first batch on, for `--seconds`: CPU of all threads of
 the driver's process, of the workers' and of the recorder's, divided by the steps that phones have answered in that
-time; `driver_idle_ms_per_second` is what the driver takes with all processes there and nobody playing, mostly Ray's own
+time; `driver_idle_ms_per_second` is what the driver takes while all processes are up and idle, mostly Ray's own
 threads. Each batch is made into the learner's token batch, and the sizes of its frames' objects are asked for, as what
 the learner's node would fetch. `fit_ms` is the CPU of one thread for a frame from the phone's PNG to what is handed on;
 `bare_fit_ms` decodes and resizes the same PNG to the same pixels with the fastest library found (torchvision, torch)
@@ -76,7 +76,7 @@ STALENESS = 3
 HISTORY_IMAGES, MAX_PIXELS, CONTEXT = 3, 1_000_000, 8192
 ENGINE_SECONDS, SIGMA = 0.5, 0.5
 SCREENS = 32
-#: with all processes there and nobody playing
+#: with all processes up and no episode running
 IDLE_SECONDS = 10.0
 #: between two looks at steps and memory, which cost CPU of the driver's process
 LOOK_SECONDS = 5.0

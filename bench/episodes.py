@@ -9,7 +9,7 @@ answers after a fixed time, such that all phones together ask for about `--rate`
 first batch on, until so many steps were answered or so many seconds are over.
 
 `driver_ms_per_step` is the CPU of all threads of the driver's process for a step that a phone answered;
-`growth_mib_per_10000_steps` the slope of the later half of what driver and workers hold that nobody shares with them;
+`growth_mib_per_10000_steps` the slope of the later half of the private memory of driver and workers;
 `descriptors` how many files and sockets each process has open at the first batch, at most, and at the end: a leak grows
 with the steps. Writes bench-results/episodes.json.
 """

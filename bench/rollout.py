@@ -9,7 +9,7 @@ per batch with the same fixed time to learn. Measured is the wall time from the 
 update, for the same number of usable samples.
 
 - Lock-step, as rollout workers of published GUI trainers do it: one episode per slot; all running episodes are asked
-  together, and all their phones step together. Finished slots drop out of the following rounds (nobody waits for them
+  together, and all their phones step together. Finished slots drop out of the following rounds (nothing waits for them
   any more); the next batch begins after the update.
 - Asynchronous: `Scheduler` with a staleness bound of 1. Groups are consumed in issue order, none is dropped for being
   late. It also records everything to disk, which the lock-step side is spared. At the end it has begun episodes of

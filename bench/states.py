@@ -9,7 +9,7 @@ is measured on the same steps, over all pairs of steps of a group:
     false merges    pairs with one key whose exact keys differ, of all pairs with one key; in brackets those whose
                     screens show a difference: the others no key of a screen can tell apart
     false splits    pairs with one exact key whose keys differ, of all pairs with one exact key
-    alone           share of steps that nobody shares a state with
+    alone           share of steps whose state no other step has
     advantages      correlation of GiGPO's step advantages with those of the exact keys
 
 Prints a table per suite and writes bench-results/states.json.

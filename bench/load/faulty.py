@@ -7,7 +7,7 @@ with a line on stdin; they end with stdin.
 
 - The phones are `tapforge_envs.phone`'s, and so are their faults (`faults.py`), but for two things. Each picture is
   unique: the first pixels are drawn anew from phone, episode and step, as a clock would be; so are verdicts, which are
-  numbers from 0 to 1 with all their digits. And a crash takes one phone: its connections are reset, nobody listens at
+  numbers from 0 to 1 with all their digits. And a crash takes one phone: its connections are reset, nothing listens at
   its address for a while, and then another instance does.
 - A sick phone goes from one spell to the next without a pause; each is of one kind and lasts a random time. In a spell
   each call of that kind's calls goes wrong with the kind's probability.
@@ -204,7 +204,7 @@ class FaultyPhone:
 
 
 class Log:
-    """Lines of JSON. A request that nobody answered has no second line, or one with status 0."""
+    """Lines of JSON. An unanswered request has no second line, or one with status 0."""
 
     def __init__(self, path: Path):
         self._file = path.open("w", buffering=1 << 16)

@@ -1,7 +1,7 @@
 """Simulated phones in their own processes, behind real sockets, with a log-normal latency that repeats.
 
 The latency of a call is a function of the episode's name on the wire, the call and the step (`faults.py` of the phone).
-Names here are (task, how often it was begun before), so the same work meets the same latencies whoever schedules it.
+Names here are (task, how often it was begun before), so the same work meets the same latencies under every scheduler.
 """
 
 from __future__ import annotations

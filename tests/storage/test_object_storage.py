@@ -28,7 +28,7 @@ def test_what_is_put_is_read_listed_and_deleted(store: Store, tmp_path: Path) ->
     etag = store.put("a", b"one")
     (tmp_path / "file").write_bytes(b"x" * 100_000)
     store.upload("deep/er/b", tmp_path / "file")
-    with pytest.raises(Conflict, match="deep/er/b has been written by somebody else"):
+    with pytest.raises(Conflict, match="deep/er/b has been written by another process"):
         store.upload("deep/er/b", tmp_path / "file")
     assert store.read("a") == (b"one", etag) and store.etag("a") == etag
     assert [(one.path, one.size) for one in store.list()] == [("a", 3), ("deep/er/b", 100_000)]
@@ -45,7 +45,7 @@ def test_what_is_put_is_read_listed_and_deleted(store: Store, tmp_path: Path) ->
 
 def test_a_conditional_write_happens_only_while_the_object_is_as_it_was_known(store: Store) -> None:
     first = store.put("latest", b"1", if_none_match=True)
-    with pytest.raises(Conflict, match="latest has been written by somebody else"):
+    with pytest.raises(Conflict, match="latest has been written by another process"):
         store.put("latest", b"2", if_none_match=True)
     second = store.put("latest", b"2", if_match=first)
     assert second != first

@@ -129,7 +129,7 @@ def unplayed(attempt: Attempt, slot: str, message: str, verdict: Verdict, reason
 
 
 class Player(Protocol):
-    """Who plays attempts, in this process or another one."""
+    """Plays attempts, in this process or another one."""
 
     async def play(self, request: AttemptRequest, lease: Lease) -> EpisodeResult:
         """Raises only what the run can't go on with."""

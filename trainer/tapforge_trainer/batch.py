@@ -7,7 +7,7 @@ Rules:
 - With `signal` "outcome", a group whose valid episodes all ended alike has no advantages: penalties and discounting
   refine what outcomes tell and are never all there is. (An estimator that compares with the whole batch, or with a
   critic, says in its docstring what holds for it.) With "reward", any difference of rewards counts (as published).
-- An episode that failed at its step limit is a failure, or compared with nobody (`mask_step_limit`); an answer without
+- An episode that failed at its step limit is a failure, or compared with none (`mask_step_limit`); an answer without
   an end is learned from, or not (`mask_answer_limit`).
 - A group with fewer than `min_valid` valid episodes gives no sample and is counted as dropped.
 - A group whose advantages are all exactly 0 is counted as a zero-variance group and, unless asked for, gives no sample:

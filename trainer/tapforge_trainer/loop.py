@@ -279,7 +279,7 @@ class _Rollout:
 
     def save_due(self, settings: Checkpoints) -> bool:
         last = self.context.telemetry.view.saved
-        # Of one that is being written nobody knows yet how long it takes.
+        # How long one takes is not known while it is being written.
         unknown = self.saved is not None and (last is None or last.update != self.saved)
         wrote = math.inf if unknown else last.seconds if last is not None else 0.0
         return checkpoint_due(self.progress.update, time.monotonic() - self.saved_at, wrote, settings)

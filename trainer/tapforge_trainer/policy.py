@@ -10,8 +10,8 @@ Where learner and engines share GPUs (`EngineSettings.colocated`) they take turn
 works, and wake with its next weights; what was asked of them waits. They start one after another, so that an engine
 sees what memory the learner leaves it. After work that failed the engines wake with the weights that there are.
 
-Else learner and engines start side by side; `start` returns when the learner can work, and whoever first needs an
-engine waits for it, so that a warm start runs while the engines are still loading.
+Else learner and engines start side by side; `start` returns when the learner can work, and the first caller that needs
+an engine waits for it, so that a warm start runs while the engines are still loading.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ class Policy:
                         await self._synchronize()
             except EngineDied as error:
                 log.warning("an engine died while it got its weights: %s", error)
-            except Exception as error:  # noqa: BLE001 - whoever waits for an answer gets it, and the run ends
+            except Exception as error:  # noqa: BLE001 - callers that wait for answers get it, and the run ends
                 self._engines.fail(f"the engines, which wait for weights, got none: {error}")
                 return
 

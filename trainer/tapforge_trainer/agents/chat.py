@@ -1,7 +1,7 @@
 """Chat messages -> token ids, by the model's own chat template.
 
 Rules, in order:
-1. Text can't become structure. The template is rendered with words that nobody can guess in place of the texts; only
+1. Text can't become structure. The template is rendered with unguessable words in place of the texts; only
    what the template itself wrote is looked through for special tokens, and the texts are put in as ordinary text.
 2. The ids are those of the whole rendered text: text between two special tokens is encoded as one piece, so words and
    structure meet as they do where transformers renders and encodes (tests compare).

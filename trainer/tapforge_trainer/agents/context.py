@@ -1,4 +1,4 @@
-"""What somebody else's code adds to each prompt: `spec.model.adapter.context` names an entry point of the group
+"""What an installed package adds to each prompt: `spec.model.adapter.context` names an entry point of the group
 `tapforge.contexts`.
 
 An entry point is a pure function (`Context`): equal arguments, equal answer. It sees what the adapter sees, and gives

@@ -165,7 +165,7 @@ class PromptFile:
         return {name: value for name, value in values.items() if name in self._names}
 
     def _finalize(self, value: object) -> object:
-        """Around what variables say stand words that nobody can guess."""
+        """Puts unguessable words around what variables say."""
         if isinstance(value, _Image):
             return self._image
         return f"{self._open}{value}{self._close}"

@@ -129,7 +129,7 @@ def is_built_in(name: str) -> bool:
 
 
 def dialect_of(name: str, model_folder: Path | None) -> Dialect | None:
-    """What a built-in adapter says of its family, for a model in this folder; None: somebody else's adapter, or one
+    """What a built-in adapter says of its family, for a model in this folder; None: a package's own adapter, or one
     that only the model's folder decides. Raises ValueError for a name that there is none of, and for a model of another
     family."""
     found = _BUILT_IN.get(name)

@@ -33,7 +33,7 @@ def _pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
 
 
 class Tokens:
-    """A model's vocabulary. Owns its tokenizer: nobody else may change that object's settings. `sayable`: special
+    """A model's vocabulary. Owns its tokenizer: no other code may change that object's settings. `sayable`: special
     tokens of the family's answers, as far as the vocabulary has them; `stop`: the one that ends an answer; `named`:
     special tokens by the names that chat templates have for them."""
 

@@ -6,7 +6,7 @@
   that the family writes: (x,y), [x,y], <point>x y</point>, <bbox>x1 y1 x2 y2</bbox>, with or without the marks; four
   numbers mean the middle of a box.
 - The action is what the last line that begins with "Action:" says, one call. Text in `content` ends at the last quote,
-  so that a quote that nobody escaped does no harm, unless another call or parameter follows it: that is a failure.
+  so that an unescaped quote does no harm, unless another call or parameter follows it: that is a failure.
 - Reading takes time in proportion to the answer's length.
 - Every earlier answer is a turn of its own, thought included; the oldest screens go.
 - `wait` is 5 s. `finished` without content is success, with content it is the answer, which ends the episode as well.

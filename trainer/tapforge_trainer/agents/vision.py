@@ -136,7 +136,7 @@ class VisionGrid:
 
 
 def tokens_per_frame(context_tokens: int, response_tokens: int, history_images: int) -> int:
-    """Visual tokens that a frame may have where nobody says: as many as let all the frames that a prompt shows take
+    """Visual tokens that a frame may have by default: as many as let all the frames that a prompt shows take
     three quarters of it. Then no screen is left out for want of room, and the system prompt, the goal and the earlier
     answers have the last quarter. Processors of real models allow 16,384 tokens, twice a usual context."""
     return max(1, (context_tokens - response_tokens) * 3 // (4 * max(1, history_images)))

@@ -1,7 +1,7 @@
 """GiGPO: the episode's advantage (as in GRPO) plus `weight` times an advantage of the step itself.
 
 The step's own advantage compares its discounted return to go with those of all steps in the same group that saw the
-same state, across trajectories and across time. A step whose state nobody else saw gets 0, so GiGPO falls back to GRPO
+same state, across trajectories and across time. A step whose state no other saw gets 0, so GiGPO falls back to GRPO
 where state keys are unique; `state_group_size` makes that visible. Where outcomes are known, so does a step whose state
 was only seen on the way to one outcome: discounting would compare nothing but lengths there. Without outcomes and with
 `min_deviation` 0 this is the published formula.

@@ -14,12 +14,12 @@ that stays has 0.71 near the goal, 0.04 at 9 edges from it and nothing beyond 10
 `row_statistics` is the recipe's `cross_steps`: the episode's statistics over one entry per step. The default is one per
 trajectory, as in the port to Relax. `min_deviation` is of the episode's statistics alone: q is in other units.
 
-Conventions: a state from which nobody got to the goal is one edge farther than the farthest from which somebody did,
-so that a group in which nobody succeeded has no graph term. An edge that nothing is compared with has 0. A group of one
+Conventions: a state from which no trajectory got to the goal is one edge farther than the farthest from which one did,
+so that a group in which none succeeded has no graph term. An edge that nothing is compared with has 0. A group of one
 has no episode term (the recipe: the raw return). A step without a state key is a node of its own. Which trajectories
 succeeded is `Steps.goal`, needed whatever the signal is. Where a failure's last step led is `Steps.final_state`; where
 that isn't known, `unknown_end` says what it counts as: `left_out` (default: no edge, and no graph term for that step)
-or `dead_end` (a state that nobody left). Where outcomes gate, a group that ended alike has 0; in a mixed one every
+or `dead_end` (a state that no step left). Where outcomes gate, a group that ended alike has 0; in a mixed one every
 state counts, also one that only failures saw: distances come of what all did.
 """
 

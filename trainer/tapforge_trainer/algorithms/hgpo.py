@@ -3,7 +3,7 @@
 A level's cell holds the steps of a group whose last states, up to some number, are the same, across trajectories and
 time. In each cell the discounted returns to go are compared: a = (G - mean) / (std + epsilon), with the deviation that
 divides by n ("mean": a = G - mean). Finer levels weigh more. There is no term of the whole episode unless `base` is on:
-a step in a state that nobody else saw has 0.
+a step in a state that no other step saw has 0.
 
 `form` says what levels are and how they are added; published numbers come from `code`, the default:
 - `code` (the authors' recipe): levels k = 1 .. history + 1 compare the last k states, the step's own included; a step
@@ -15,10 +15,10 @@ Weights of history 2 and alpha 1 are 2, 3, 4 by code and 1, 2, 3 by paper.
 
 Other options: `drop_zeros` (form code) leaves out levels whose advantage is 0, as the recipe does. It compares floats
 with 0, so that rounding decides there; here what is within 1e-12 of the cell's mean is 0. It is off by default: a step
-that did as well as its cell is told so. `base` (form code) adds a level of weight 1, the episode's return as in `grpo`
+that did as well as its cell counts as 0. `base` (form code) adds a level of weight 1, the episode's return as in `grpo`
 with `row_statistics`. `min_deviation` as in `gigpo`.
 
-Conventions: a step without a state key is compared with nobody. Where outcomes gate, a cell whose steps all ended alike
+Conventions: a step without a state key is compared with none. Where outcomes gate, a cell whose steps all ended alike
 is treated as a cell of one, and a group that ended alike has 0.
 """
 

@@ -19,13 +19,13 @@ from .steps import NO_STATE, Bools, Floats, Ints, Steps
 class StateGraph:
     """One entry per *valid* step."""
 
-    #: node that the step leaves, and that it leads to; a node that nobody leaves has a number too
+    #: node that the step leaves, and that it leads to; a node that no step leaves has a number too
     source: Ints
     target: Ints
     nodes: int
     #: whether it is known where the step leads
     known: Bools
-    #: edges to the goal, by node; a node from which nobody got there has one more than the farthest of its group
+    #: edges to the goal, by node; a node from which no trajectory got there has one more than the farthest of its group
     distance: Ints
 
 

@@ -5,7 +5,7 @@ Invariants of `Steps`:
 - A trajectory id is unique over all groups: all its steps are in one group, and all are valid or none. What is said of
   a trajectory (`success`, `goal`, `final_state`) is the same at each of its steps.
 - The steps of a trajectory stand in time order; they need not be neighbours.
-- `state` -1 means "unlike any other state": such a step is compared with nobody.
+- `state` -1 means "unlike any other state": such a step is compared with no other.
 - Steps of invalid trajectories may be present: they are in no statistic and get advantage 0.
 - With `success`, outcomes decide what has a signal: what is compared with nothing that ended otherwise gets 0, whatever
   its rewards are. Without it, any difference of rewards is a signal.
@@ -62,7 +62,7 @@ class Steps:
     tokens: Ints | None = None
     #: rewards by name, each with one entry per step. Those of a batch, each times its weight, add up to `reward`
     streams: Mapping[str, Floats] | None = None
-    #: the state that the trajectory's last step led to; a number that no step has is a state that nobody left, NO_STATE
+    #: the state that the trajectory's last step led to; a number that no step has is a state that none left, NO_STATE
     #: is one that is not known
     final_state: Ints | None = None
     #: whether the trajectory reached its goal, whatever decides what has a signal; equals `success` where that is given

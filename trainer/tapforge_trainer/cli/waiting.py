@@ -1,4 +1,4 @@
-"""What a command says while nothing else is printed: nobody watches a silent terminal for more than two seconds.
+"""What a command says while nothing else is printed: a terminal is never silent for more than two seconds.
 
 Said on stderr of a terminal only: what another program reads has the results and nothing else.
 """

@@ -1,7 +1,7 @@
 """The preStop hook of a Ray Pod: `tapforge prestop`.
 
 Kubernetes runs the hook, and sends SIGTERM to the container's first process only when the hook has returned. That
-process is `ray start`, which kills everything and notifies nobody (its own wait, for traffic of Ray Serve, is switched
+process is `ray start`, which kills everything without a notice (its own wait, for traffic of Ray Serve, is switched
 off).
 
 - In the driver's Pod the hook sends SIGTERM to the driver, and waits until it has made its checkpoint and exited.

@@ -75,7 +75,7 @@ def _needs(run: TrainingRun, wrong: tuple[str, ...]) -> Needs:
         plan = json.loads(plan_memory(run, MemoryOptions(output="json"))[0])
         host, checkpoint = plan["host_bytes"], plan["checkpoint_bytes"]
         parameters = plan["parameters"]
-    except ConfigurationError:  # a model or a card whose sizes nobody knows yet
+    except ConfigurationError:  # a model or a card whose sizes are not known yet
         pass
     repository = run.spec.model.source.hugging_face
     return Needs(

@@ -73,7 +73,7 @@ class Facts:
     name: str = ""
     #: whether the CPU multiplies matrices of bfloat16; None: it does not say
     cpu_bf16: bool | None = None
-    #: GPUs in /dev, whoever may use them
+    #: GPUs in /dev, whether this user may use them or not
     cards: int = 0
     now: float = 0.0
     torch: Torch | None = None
@@ -287,7 +287,7 @@ def _reached(hub: Hub, name: str) -> Finding:
         remedy = "set HF_ENDPOINT to a mirror, a proxy, or name a downloaded folder in spec.model.source.path.folder"
         return Finding("model", "fail", f"{where} does not answer: {hub.error}", remedy)
     if hub.status in (401, 403):
-        why = "the token may not read it" if hub.token else "HF_TOKEN is not set, and nobody is logged in"
+        why = "the token may not read it" if hub.token else "HF_TOKEN is not set, and no login is stored"
         remedy = "accept the model's terms on its page, and set HF_TOKEN to a token that may read it"
         return Finding("model", "fail", f"{where} refuses {name} ({hub.status}): {why}", remedy)
     if hub.status == 404:

@@ -1,6 +1,6 @@
-"""vLLM engines and who asks them.
+"""vLLM engines and their clients.
 
-    pool.py, client.py, wire.py    the driver's hold on all engines, whoever asks them, and what they say to each other
+    pool.py, client.py, wire.py    the driver's hold on all engines, their clients, and the messages between them
     actor.py, mailboxes.py         one engine as a Ray actor, and its answers until they are collected
     sampler.py, vllm.py            vLLM in that process, driven step by step, and its arguments
     preprocessor.py, prompts.py    requests made ready: frames cut into patches, prompts as vLLM takes them

@@ -190,7 +190,7 @@ class EngineClient:
                 self._unplaced[key] = waiting
 
     def _forget(self, key: str, waiting: _Waiting) -> None:
-        """Nobody waits for this any more."""
+        """Withdraws a request that no caller waits for any more."""
         self._unplaced.pop(key, None)
         engine = waiting.engine
         if engine is not None and engine.waiting.pop(key, None) is not None and not engine.gone:
@@ -230,7 +230,7 @@ class EngineClient:
             loop.call_later(GATHER, self._flush, engine)
         engine.outbox.append(key)
         if engine.collector is None or engine.collector.done():
-            engine.pauses = PauseReading()  # what it was while nobody listened is unknown
+            engine.pauses = PauseReading()  # what it was while no client listened is unknown
             engine.collector = loop.create_task(self._collect(engine), name=f"collect-{engine.index}")
 
     def _flush(self, engine: _Engine) -> None:
@@ -259,7 +259,7 @@ class EngineClient:
         try:
             while engine.waiting and not engine.gone:
                 await self._poll(engine)
-        except Exception as error:  # noqa: BLE001 - a fault of ours: whoever waits gets it, and nobody waits in vain
+        except Exception as error:  # noqa: BLE001 - a fault of ours: each caller that waits gets it
             for waiting in engine.waiting.values():
                 if not waiting.future.done():
                     waiting.future.set_exception(error)

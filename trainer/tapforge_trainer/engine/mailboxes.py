@@ -1,9 +1,9 @@
 """Results of one engine, kept for the clients that asked until they collect them. One event loop; no vLLM, no Ray.
 
-- Every client sees its own results and nobody else's. Of several polls of a client the newest counts: nobody reads the
-  answers of the others any more.
+- Every client sees its own results alone. Of several polls of a client the newest counts: the answers of the
+  others are not read any more.
 - A client that has not polled for `patience` seconds is gone: what it asked for is given back by `expire`, to be
-  aborted, and its results are dropped. Should it come back, it hears of that (None) and asks again.
+  aborted, and its results are dropped. Should it come back, it is notified of that (None) and asks again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Mailboxes:
         return new
 
     def withdraw(self, client: str, keys: Iterable[str]) -> list[str]:
-        """Nobody waits for these any more. Returns the engine's keys of those that have no answer yet."""
+        """The client waits for these no longer. Returns the engine's keys of those that have no answer yet."""
         box = self._boxes.get(client)
         if box is None:
             return []
@@ -109,7 +109,7 @@ class Mailboxes:
         return keys
 
     def pause(self) -> None:
-        """The engine stands still for new weights; whoever polls hears of it at once."""
+        """The engine stands still for new weights; clients that poll are notified at once."""
         self._pauses.pause()
         self._tell()
 

@@ -180,7 +180,7 @@ class Engines:
             await self._all("wake", part, deadline=deadline)
 
     def call(self) -> None:
-        """Whoever waits for `starved` shall give weights, and so wake the engines, though nothing was learned."""
+        """Sets `starved`: its waiter gives weights, and so wakes the engines, though nothing was learned."""
         self._called = self.asleep
         self._publish()
 
@@ -238,7 +238,7 @@ class Engines:
             await self._changed.wait()
 
     def fail(self, why: str) -> None:
-        """No engine answers any more: who waits for one, hears why."""
+        """No engine answers any more: callers that wait for one get the reason."""
         self._failure = self._failure or why
         self._publish()
 
@@ -297,7 +297,7 @@ class Engines:
         self._lose(engine, incarnation, why)
 
     def _lose(self, engine: _Engine, incarnation: int, why: str) -> None:
-        """The engine of this incarnation is dead, whoever noticed it first."""
+        """The engine of this incarnation is dead. Of several reports the first counts."""
         if engine.incarnation != incarnation or self._failure:
             return
         engine.up = False
@@ -380,7 +380,7 @@ class Engines:
 
 
 async def _stage(engine: _Engine) -> str:
-    """Its last word, where it has none now: it may be busy, or dying, which whoever waits for it learns."""
+    """Its last report, where it gives none now: it may be busy, or dying, which its caller finds out."""
     with suppress(Exception):
         async with asyncio.timeout(_STAGE_SECONDS):
             engine.stage = await engine.actor.stage.remote()

@@ -98,7 +98,7 @@ class Sampler:
             self._inputs.run(prepare).add_done_callback(lambda prepared: refused(prepared.exception()))
 
     def abort(self, keys: Sequence[str]) -> None:
-        """Nobody waits for these any more."""
+        """Ends requests that no client waits for any more."""
         self._inputs.run(lambda: self.call(lambda: self._abort(keys)))
 
     @property
@@ -157,7 +157,7 @@ class Sampler:
             self._llm = build(self.settings)
             self._use.watch(self._llm)
             self._llm.set_weight_version("0")
-        except BaseException as error:  # noqa: BLE001 - whoever waits for `ready` gets it
+        except BaseException as error:  # noqa: BLE001 - the waiter for `ready` gets it
             self.ready.set_exception(error)
             self.dead.set_result(f"{DEAD}: {type(error).__name__}: {error}")
             return
@@ -166,7 +166,7 @@ class Sampler:
             while self._turn():
                 pass
             self._death = RuntimeError("the engine was stopped")
-        except BaseException as error:  # noqa: BLE001 - nothing can be sampled any more: everybody who waits hears why
+        except BaseException as error:  # noqa: BLE001 - nothing can be sampled any more: every waiter gets the reason
             self._death = error
             held, self._held = self._held or [], None
             waiting = sorted({*self._unfinished, *(prepared.request.key for prepared in self._queued)})
@@ -188,13 +188,13 @@ class Sampler:
         """Calls first, then one step."""
         idle = self._paused or not self._llm.has_unfinished_requests()
         while idle or not self._calls.empty():
-            call = self._calls.get()  # ends when somebody calls, at the latest by `stop`
+            call = self._calls.get()  # ends with the next call, at the latest by `stop`
             if call is None:
                 return False
             function, done = call
             try:
                 done.set_result(function())
-            except Exception as error:  # noqa: BLE001 - handed to whoever asked
+            except Exception as error:  # noqa: BLE001 - handed to the caller
                 done.set_exception(error)
             idle = False
         if not self._paused and self._llm.has_unfinished_requests():

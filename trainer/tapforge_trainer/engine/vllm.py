@@ -1,4 +1,4 @@
-"""What vLLM is told before and when it starts. Nothing here imports it at module level: the environment comes first.
+"""What vLLM is given before and when it starts. Nothing here imports it at module level: the environment comes first.
 
 - The engine's core runs in the actor's own process (`sampler.py` drives it step by step), on any number of devices;
   with tensor parallelism each device has a worker process beside it.
@@ -168,7 +168,7 @@ def build(settings: EngineSettings) -> Any:
 
 def _keep_pixels() -> None:
     """Workers get the pixels of a frame also when the prefix cache covers it. vLLM leaves them out then, and when new
-    weights preempt such a request, nobody has what its frames are to be computed from again: the engine dies."""
+    weights preempt such a request, no process has what its frames are computed from again: the engine dies."""
     from vllm.v1.core.sched import output
 
     output.strip_covered_mm_data = lambda features, *_, **__: features

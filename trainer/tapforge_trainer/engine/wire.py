@@ -18,7 +18,7 @@ from typing import Any
 
 from ..learner.frame_store import PixelFormat
 
-#: a result's error that begins so is about the engine, which answers nobody any more
+#: a result's error that begins so is about the engine, which answers no client any more
 DEAD = "the engine is dead"
 #: one that begins so is about the weights that sampled it: the client asks again, and is answered with the next ones
 REPEAT = "asked again"

@@ -1,6 +1,6 @@
 """Where the frames of a batch are, without their pixels: what the driver holds and passes on to the learner's ranks.
 
-A `FrameHandle` is an episode's frames by name: a plain mapping (whoever played is in this process), or a Ray ObjectRef
+A `FrameHandle` is an episode's frames by name: a plain mapping (the player is in this process), or a Ray ObjectRef
 of one, which the driver holds and never fetches. What is in no handle, or was lost, is read from the recording.
 """
 

@@ -44,7 +44,7 @@ _READ: Final = (2, FORMAT)
 _STORED: Final = re.compile(r"update-\d{8}-(?P<holder>\d{8}-\d{13})-\d{13}", re.ASCII)
 #: letters of a name up to its update
 _UPDATE: Final = len("update-00000000")
-#: that nobody has it yet
+#: that no holder has it yet
 _NOBODY: Final = ""
 #: of a conditional write that was overtaken
 _TRIES: Final = 5
@@ -54,7 +54,7 @@ Files = Mapping[str, int]
 
 
 class Holder(NamedTuple):
-    """Who writes a run's files: an attempt of a cluster, or 0, and when it was started. The larger one counts."""
+    """The writer of a run's files: an attempt of a cluster, or 0, and when it was started. The larger one counts."""
 
     attempt: int
     #: milliseconds since the epoch
@@ -114,7 +114,7 @@ class CheckpointBackend(Protocol):
 
 
 def place_of(folder: Path, uri: str | None, holder: Holder | None = None) -> CheckpointBackend:
-    """In the store of `uri`, if there is one, else in the folder. `holder`: who writes; None: nobody will."""
+    """In the store of `uri`, if there is one, else in the folder. `holder`: the writer; None: this only reads."""
     return CheckpointFolder(folder) if uri is None else CheckpointStore(uri, holder, folder)
 
 
@@ -255,7 +255,7 @@ def flush(path: Path) -> None:
 
 
 class CheckpointStore:
-    """Below a URI. `holder`: who writes; None: this only reads. `mirror`: a folder of this machine for the driver's
+    """Below a URI. `holder`: the writer; None: this only reads. `mirror`: a folder of this machine for the driver's
     part of each checkpoint that is kept, by which the recording knows what it has to keep; None: there is none."""
 
     def __init__(self, uri: str, holder: Holder | None = None, mirror: Path | None = None):

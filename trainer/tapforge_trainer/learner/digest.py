@@ -77,7 +77,7 @@ def _factors(length: int, axis: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         index = torch.arange(1, length + 1, dtype=torch.int64, device=device)
         factors = _mixed((index + (axis << 40)) * _STEP) | 1
-    if device.type == "cuda":  # whoever finds them here next may be on another stream
+    if device.type == "cuda":  # the next reader of them may be on another stream
         torch.cuda.current_stream(device).synchronize()
     return factors
 

@@ -5,7 +5,7 @@
   to 0.0625, which is most of the difference between a learner and an engine. The engine's head does the same
   (`engine/vllm.py`).
 - Logits exist for a bounded number of positions at a time, in the backward pass too; the softmax is fp32.
-- `install` makes it the forward pass of the head's own module, so that whoever shards that module gathers its weight
+- `install` makes it the forward pass of the head's own module, so that a wrapper that shards it gathers its weight
   once for all pieces.
 
 torch's `linear_cross_entropy` would take a mask as a bias of -inf, but gives no entropy, and neither do liger's chunked

@@ -112,7 +112,7 @@ class PackedPolicy(nn.Module):
         self.model.model.visual, self._features = other.visual, other._features
 
     def forget_features(self) -> None:
-        """For whoever puts other weights into a frozen tower."""
+        """For callers that put other weights into a frozen tower."""
         self._features.clear()
 
     # --- on the host --------------------------------------------------------------------------------------------------

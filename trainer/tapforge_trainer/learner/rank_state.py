@@ -54,7 +54,7 @@ def stage(rank: Rank, target: str) -> dict[str, Any]:
     import torch.distributed.checkpoint as dcp
 
     check_idle(rank, target)
-    if not is_uri(target) and not Path(target).is_dir():  # dcp would make it, and nobody else would see it
+    if not is_uri(target) and not Path(target).is_dir():  # dcp would make it, and no other process would see it
         raise FileNotFoundError(
             f"{target} is the driver's, and a rank on another machine or in another Pod does not see it: they need a "
             "file system that all have (on Kubernetes spec.checkpoints.storage, ReadWriteMany), or spec.checkpoints.uri"

@@ -290,7 +290,7 @@ def pack(weights: Mapping[str, Tensor]) -> bytes:
 
 def reshard(policy: nn.Module) -> None:
     """Only shards are left. After a pass without gradients the root, and what is not freed after its forward pass, is
-    whole: whoever then reads or writes parameters would get or change that copy instead of the shards."""
+    whole: code that then reads or writes parameters would get or change that copy instead of the shards."""
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

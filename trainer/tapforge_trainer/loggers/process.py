@@ -6,7 +6,7 @@ without that is a driver that died. Lines go out: {"logger": name, "error": why}
 - Each logger has a thread and a bounded queue, so that one that hangs delays no other one.
 - `<folder>/loggers/<name>.json` keeps the tracker's id of the run and the last step of each figure. It is written
   before the figures are logged: what a crash cuts off is lost rather than logged twice.
-- Nobody is waited for longer than the deadline that comes with the end.
+- No logger is waited for longer than the deadline that comes with the end.
 """
 
 from __future__ import annotations

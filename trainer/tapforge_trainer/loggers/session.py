@@ -37,7 +37,7 @@ async def logged(
     loop = asyncio.get_running_loop()
 
     def report(text: str) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with suppress(RuntimeError):  # the loop is closed: no receiver is left
             loop.call_soon_threadsafe(telemetry.note, text)
 
     channel = Channel(loggers, name=run.metadata.name, folder=folder, config=settings_of(run), report=report)

@@ -20,7 +20,7 @@ class SwanLabLogger:
         folder = run.folder / "swanlab"
         folder.mkdir(parents=True, exist_ok=True)
         known = run.resume or uuid.uuid4().hex[:12]
-        # What it would find out by itself of the machine, the code and the console is nobody's business here.
+        # Private: what it would find out by itself of the machine, the code and the console.
         probes = ("hardware", "runtime", "requirements", "conda", "git", "monitor")
         quiet = swanlab.Settings(interactive=False, terminal={"proxy_type": "none"}, probe=dict.fromkeys(probes, False))
         self._run = swanlab.init(

@@ -18,7 +18,7 @@ class WandbLogger:
     def start(self, run: RunInfo) -> str:
         import wandb
 
-        # What it would find out by itself of the machine, the code and the console is nobody's business here.
+        # Private: what it would find out by itself of the machine, the code and the console.
         quiet = wandb.Settings(
             console="off",
             disable_git=True,

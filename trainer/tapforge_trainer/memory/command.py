@@ -29,7 +29,7 @@ from .served import served_estimates
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """Of the command line; a figure that nobody gave is None."""
+    """Of the command line; a figure that was not given is None."""
 
     gpu_memory: str | None = None
     config: Path | None = None

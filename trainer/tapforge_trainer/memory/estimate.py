@@ -26,7 +26,7 @@ from .learner import LearnerLoad, Moment, bucket_bytes, moments, resident
 
 #: of a card: for the CUDA context, NCCL, CUDA graphs and fragmentation. Not measured
 RESERVE: Final = 0.1
-#: of a card whose size nobody says
+#: of a card whose size is not given
 DEFAULT_CARD: Final = 80 * GIB
 #: text in a sample beside its frames, at least, tokens: fewer text means more frames in a micro-batch
 _LEAST_TEXT: Final = 256

@@ -1,4 +1,4 @@
-"""An estimate as JSON and for people, and what follows from figures that somebody measured. Pure but for `measured`."""
+"""An estimate as JSON and for people, and what follows from measured figures. Pure but for `measured`."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Rules:
 2. A path of one node is never handed to another one: what travels is a `ModelRef`, which each process resolves by
    itself (`resolve`). One process of a node fetches, the others wait for it; where the cache is a volume that nodes
    share, one process of all of them.
-3. Who only describes the model (driver, rollout workers) fetches no weights.
+3. Processes that only describe the model (driver, rollout workers) fetch no weights.
 4. A folder is returned when it is complete: no shard is missing or cut short, and its weights fit its config.json. One
    whose weights are quantized is refused by name, by its texts before any weights are fetched.
 5. What is there already costs no call over the network.

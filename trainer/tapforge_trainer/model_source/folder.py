@@ -1,4 +1,4 @@
-"""What is wrong with a model folder in Hugging Face's layout, before anybody loads it: read from names, sizes and the
+"""What is wrong with a model folder in Hugging Face's layout, before it is loaded: read from names, sizes and the
 headers of its safetensors files, in milliseconds."""
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _against_config(folder: Path, shapes: dict[str, list[int]]) -> list[str]:
 
 
 def complete(ref: ModelRef) -> ModelRef:
-    """Before anybody fetches gigabytes of something that is no model."""
+    """Checked before gigabytes are fetched of something other than a model."""
     names = {file.name for file in ref.files}
     if lacking := lacking_of(names):
         raise ModelRefused(f"{ref.shown} lacks {', '.join(lacking)}: name a model in Hugging Face's layout")

@@ -33,7 +33,7 @@ class ModelRefused(ModelError):
 
 
 class CredentialsRefused(ModelRefused):
-    """Who asks may not read it: no credentials, wrong ones, or some that have expired."""
+    """The caller may not read it: no credentials, wrong ones, or some that have expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class ModelRef:
     place: str = ""
     #: commit of a repository
     commit: str = ""
-    #: of a repository or a bucket; empty: not known, because nobody could be asked
+    #: of a repository or a bucket; empty: not known, because no server could be asked
     files: tuple[ModelFile, ...] = ()
     #: of the hub; a node that has none of its own uses the driver's
     endpoint: str = ""

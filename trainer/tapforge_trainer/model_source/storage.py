@@ -49,7 +49,7 @@ def fetched(ref: ModelRef, root: Path, weights: bool, seconds: float) -> Path:
         if not _missing(folder, files):
             return folder
         with storage_said(ref):
-            if folder.exists():  # somebody took files out of it
+            if folder.exists():  # files have been taken out of it
                 folder.rename(growing)
             growing.mkdir(exist_ok=True)
             for path in _files(growing):

@@ -4,7 +4,7 @@ Rules, the first that applies decides:
 1. `spec.device`, where it is set.
 2. In a Ray cluster of the operator's: GPUs exactly where Pods of `spec.cluster` ask for some. What happens to be there
    when the driver starts decides nothing: a GPU's Pod may just be being replaced. It is waited for (`missing`).
-3. In a Ray cluster that the run says nothing of (somebody's own; or the run began under a release whose files held no
+3. In a Ray cluster that the run says nothing of (the user's own; or the run began under a release whose files held no
    `spec.cluster`): GPUs where the cluster has some now. How many there will be is not known: they are waited for.
 4. Elsewhere: GPUs where this machine has some and its vLLM can use them.
 

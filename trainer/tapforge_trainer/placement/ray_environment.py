@@ -1,4 +1,4 @@
-"""What a Ray that a run starts on its own machine finds in the environment. Whatever somebody has set stands.
+"""What a Ray that a run starts on its own machine finds in the environment. Variables that are already set are kept.
 
 A local Ray takes work from holders of its token only. Where it finds none it writes one into the home folder, which may
 be read-only; the one from here is in the environment of the run's processes alone.
@@ -17,7 +17,7 @@ _TOKEN: Final = "RAY_AUTH_TOKEN"
 _TOKEN_FILE: Final = "RAY_AUTH_TOKEN_PATH"
 #: where Ray looks when the environment names none
 _USUAL_FILE: Final = Path("~/.ray/auth_token")
-#: Ray's control store may be as late as this, seconds. Ray gives its port 30 s at each start; and whoever has been
+#: Ray's control store may be as late as this, seconds. Ray gives its port 30 s at each start; and a process
 #: without an answer of it for 60 s is ended by Ray on the spot, the driver as well
 _TIMEOUTS: Final = {"RAY_gcs_server_port_wait_time_s": "60", "RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
 
@@ -32,7 +32,7 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def refused(address: str, error: Exception) -> ConnectionError:
-    """Of the Ray cluster that somebody has started at that address: what may be wrong."""
+    """What may be wrong with the Ray cluster at that address, which the run did not start."""
     return ConnectionError(
         f"the Ray cluster that RAY_ADDRESS names ({address}) takes no driver: {error}. Is it there, and are {_MODE} "
         f"and {_TOKEN} here what its nodes were started with?"

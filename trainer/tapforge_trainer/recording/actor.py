@@ -253,7 +253,7 @@ class RemoteRecording:
             if self._flying and self.in_flight + self._waiting[0].bytes > IN_FLIGHT_BYTES:
                 break
             call = self._waiting.popleft()
-            self._flying.append(call)  # first: whoever waits for a call that can't be made hears of it, too
+            self._flying.append(call)  # first: the caller of one that can't be made gets the error, too
             call.answer = getattr(self._actor, call.name).remote(self._folder, *call.args)
             call.args = ()  # the driver's hold on the frames is the scheduler's alone
             await asyncio.sleep(0)
@@ -314,4 +314,4 @@ def _born(process: int) -> str | None:
 def _end_with(driver: int, born: str) -> None:
     while _born(driver) == born:
         time.sleep(WATCH_SECONDS)
-    os._exit(1)  # half an entry at the end is cut off by whoever opens the recording next
+    os._exit(1)  # half an entry at the end is cut off when the recording is opened next

@@ -68,7 +68,7 @@ class FrameWriter:
         return sum(PACKS.size(self._folder, number) for number in PACKS.numbers(self._folder))
 
     def full_packs(self) -> list[int]:
-        """Those that nobody writes into any more, the oldest first."""
+        """Those that are not written into any more, the oldest first."""
         newest = None if self._packs is None else self._packs.number
         return [number for number in PACKS.numbers(self._folder) if number != newest]
 

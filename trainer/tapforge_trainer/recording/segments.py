@@ -1,6 +1,6 @@
 """Append-only files of bounded size, each with an index beside it: what a recording is made of.
 
-    rollout-000001.jsonl   rollout-000001.index     whole: nobody writes into it any more
+    rollout-000001.jsonl   rollout-000001.index     whole: not written into any more
     rollout-000002.jsonl   rollout-000002.index     the newest one: appended to
 
 Promises:
@@ -8,7 +8,7 @@ Promises:
 2. A segment is whole and would survive a power failure before the next one is made. `sync` says the same of the newest
    one, by a single fsync however much was written.
 3. The index is a copy. Its lines are written after the fsync of what they name, and never flushed themselves: torn,
-   behind, ahead of its segment or missing, whoever reads it gets what the segment itself would have said (`entries`),
+   behind, ahead of its segment or missing, its reader gets what the segment itself would have said (`entries`),
    and reads of the segment only what the index lacks.
 4. What an interrupted writer left at the end, half an entry, is cut off when the next one opens the folder. A write
    that fails leaves nothing behind that readers see.

@@ -89,8 +89,8 @@ class Connection:
                 return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else ""
             if not _kubeconfig():
                 raise Refused(
-                    f"there is no kubeconfig at {_places()}: get one from whoever "
-                    "runs the cluster, or name it by KUBECONFIG"
+                    f"there is no kubeconfig at {_places()}: get one from the "
+                    "cluster's administrator, or name it by KUBECONFIG"
                 )
             known, current = _contexts()
             name = self._context or current
@@ -212,7 +212,7 @@ class Connection:
             )
         if code == _FORBIDDEN:
             return ClusterError(
-                f"{message}. Whoever runs the cluster gives the right, with the role `edit` in the namespace", code
+                f"{message}. Ask the cluster's administrator for the role `edit` in the namespace", code
             )
         if code in _BUSY:
             return NotReached(f"{self.where} answers {code} to {method} {path}: {message}", code)
@@ -251,8 +251,8 @@ class Connection:
                     continue
                 if error.status_code == _FORBIDDEN:
                     raise ClusterError(
-                        f"commands in Pod {where} are forbidden (pods/exec). Whoever runs the cluster gives the right, "
-                        "with the role `edit` in the namespace",
+                        f"commands in Pod {where} are forbidden (pods/exec). Ask the cluster's administrator "
+                        "for the role `edit` in the namespace",
                         _FORBIDDEN,
                     ) from error
                 refusal = self._refusal("GET", path, error.status_code, error.resp_body or b"")

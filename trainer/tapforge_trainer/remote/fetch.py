@@ -1,6 +1,6 @@
 """The files of a run, from a Pod that has them (`cluster/files.py`) or from object storage, to a `target.Target`.
 
-1. What came before a connection broke, or before somebody gave up, is not sent again.
+1. What came before a connection broke, or before an earlier fetch was given up, is not sent again.
 2. From a Pod: every file is compared by its SHA-256, and of one that was fetched earlier only what has been appended
    is sent. From object storage: every file is compared by its size, and one that was fetched earlier is fetched again
    unless it is the same object with the same etag.

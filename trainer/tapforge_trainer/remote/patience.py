@@ -1,4 +1,4 @@
-"""How long somebody who waits for a run bears a cluster that doesn't answer, or refuses by now.
+"""How long a command that waits for a run bears a cluster that doesn't answer, or refuses by now.
 
 1. No answer: `_AWAY` seconds, from the first one that was missed.
 2. A refusal: `_REFUSED` seconds. A login that has expired is renewed elsewhere, and an API server that starts knows no

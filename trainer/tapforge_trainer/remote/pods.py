@@ -128,7 +128,7 @@ def reader_job(run: TrainingRun, namespace: str, uid: str) -> Json:
 
 
 def _identity(head: Mapping[str, Any], ray: Mapping[str, Any]) -> Json:
-    """Who wrote the files, unless that was root: root's can be read by others."""
+    """The user who wrote the files, unless that was root: root's can be read by others."""
     given = {**(head.get("securityContext") or {}), **(ray.get("securityContext") or {})}
     groups = [given.get("fsGroup", USER), *given.get("supplementalGroups", ())]
     return {

@@ -1,6 +1,6 @@
 """The Job whose Pod reads a run's volume (`pods.reader_job`), for as long as a block lasts.
 
-1. Nobody waits for a Pod that can't come: a Job that failed or is gone ends the wait at once, and Pods that the API
+1. A Pod that can't come is not waited for: a Job that failed or is gone ends the wait at once, and Pods that the API
    server refuses end it after `_REFUSED` seconds, with what was said.
 2. What was read counts, also where the Job can't be removed: its own deadline and TTL end it.
 """

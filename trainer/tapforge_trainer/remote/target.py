@@ -70,7 +70,7 @@ def checked(paths: Collection[str]) -> None:
 
 @contextmanager
 def opened(folder: Path, uid: str) -> Iterator[Target]:
-    """For the run of that UID, and for nobody else until the block ends. Raises ClusterError, also for what the file
+    """For the run of that UID, and for no other one until the block ends. Raises ClusterError, also for what the file
     system refuses meanwhile."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 1. What is shown comes from the run's status, and where commands may be run in the driver's Pod, from its events: curve,
    groups, gap, throughput. Without them the status alone is shown, and a note says why.
 2. An API server that doesn't answer, or refuses by now, is shown as such, and asked again (`patience`).
-3. Watching changes nothing: whoever stops, the run goes on.
+3. Watching changes nothing: the run goes on when a watch stops.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Long and crash-prone episodes are invalid more often, so leaving them out is a s
 Quarantine: a task is the culprit when the same action breaks two slots, under two conditions.
 - One after the other: the second episode began after the first break was seen. Breaks at the same time on several slots
   are one event (a dead host, a network), and say nothing about the task.
-- Each slot was proven before: its last episode was valid. A phone that breaks at everything accuses nobody.
+- Each slot was proven before: its last episode was valid. A phone that breaks at everything accuses no task.
 
 A task that its environment doesn't have goes into quarantine at once: the phone is well, and every other would say so.
 """

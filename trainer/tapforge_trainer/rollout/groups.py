@@ -51,7 +51,7 @@ class GroupLimits:
     dynamic_sampling: bool = False
     #: refills per update: at most `max_rounds * groups_per_update` groups are dropped for it
     max_rounds: int = 4
-    #: episodes that ran out of steps are compared with nobody, here as in a batch
+    #: episodes that ran out of steps are compared with no other, here as in a batch
     mask_step_limit: bool = False
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class GroupBuffer:
         self._order = order
         #: not yet consumed, in issue order
         self._groups: dict[str, Group] = {}
-        #: (order, member) of places that nobody plays
+        #: (order, member) of places that no attempt plays
         self._pending: list[tuple[int, int, str]] = []
         #: handed out; their update is not over
         self._learning = 0
@@ -246,7 +246,7 @@ class GroupBuffer:
         return self._settle_if_complete(group)
 
     def withdraw(self, attempt: Attempt) -> None:
-        """The attempt never got a slot: its place is open again, as if nobody had asked for it."""
+        """The attempt never got a slot: its place is open again, as if it had never been requested."""
         group = self._groups.get(attempt.group)
         if group is None or group.accepted:
             return

@@ -78,7 +78,7 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class _Abandoned:
-    """An attempt that nobody waits for, and that its worker may still play. `until`: when its lease is over there."""
+    """An attempt that no caller awaits, and that its worker may still play. `until`: when its lease is over there."""
 
     episode: str
     why: str
@@ -212,7 +212,7 @@ class RemotePlayers:
         for _ in range(_PROBES):
             carrier = await self._carrier(worker)
             if carrier is None:
-                raise EnvironmentFault(f"{phone.slot}: nobody can ask it: {self._failure}")
+                raise EnvironmentFault(f"{phone.slot}: no rollout worker can probe it: {self._failure}")
             try:
                 found = await carrier.health(phone, phone.deadlines.health + _PROBE_GRACE)
             except WorkerLost as lost:
@@ -220,7 +220,7 @@ class RemotePlayers:
                 why = str(lost)
             else:
                 return found.raised()
-        raise EnvironmentFault(f"{phone.slot}: nobody could ask it: {why}")
+        raise EnvironmentFault(f"{phone.slot}: no rollout worker could probe it: {why}")
 
     async def close(self) -> None:
         for link in self._links:
@@ -240,7 +240,7 @@ class RemotePlayers:
         try:
             return await carrier.play(attempt.request, self._terms(worker, attempt.lease))
         except WorkerLost as lost:
-            # Nobody else is sent there before the link has found out how it is.
+            # No other attempt is sent there before the link has found out how it is.
             self._doubt(worker, carrier)
             if not lost.dead:
                 left = self._abandon(worker, attempt, str(lost)) - self._clock()
@@ -326,7 +326,7 @@ class RemotePlayers:
                 except WorkerLost as lost:
                     if lost.dead or self._clock() > worker.answered + LINK_SECONDS:
                         await self._again(worker, str(lost))
-        except Exception as error:  # whoever plays hears of it
+        except Exception as error:  # all attempts raise it
             log.exception("the link to rollout worker %d failed", worker.index)
             self._fail(f"rollout worker {worker.index} can't be led any more: {error!r}", error)
 

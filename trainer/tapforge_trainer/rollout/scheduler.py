@@ -5,8 +5,8 @@ Promises:
    order.
 2. What is admitted and consumed when is the buffer's decision (`groups.py`); this file only carries it out.
 3. A batch is handed out after its episodes are on disk.
-4. What the run can't go on with (no phone left, a dead engine, a full disk, no task left) is raised by whoever waits
-   for a result; every wait ends, because every call below has a deadline and drops in a row are bounded.
+4. What the run can't go on with (no phone left, a dead engine, a full disk, no task left) is raised where a caller
+   waits for a result; every wait ends, because every call below has a deadline and drops in a row are bounded.
 """
 
 from __future__ import annotations
@@ -388,7 +388,7 @@ class Scheduler:
         self._changed.set()
 
     def _measure(self) -> None:
-        if self._drained:  # slots that are lent to somebody else meanwhile count neither as busy nor as idle
+        if self._drained:  # slots that are lent to another run meanwhile count neither as busy nor as idle
             self._meter.skip(self._loop.time())
         else:
             self._meter.note(self._loop.time(), self._slots.size, self.running)

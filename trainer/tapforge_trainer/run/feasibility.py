@@ -226,7 +226,7 @@ def _model_odd(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
         )
     if model.prompted is not None and spec.warm_start is None:
         yield from _prompted_otherwise(run, model.name, model.prompted)
-    # The default is nobody's choice, also where an API server wrote it into the file.
+    # The default doesn't count as chosen, also where an API server wrote it into the file.
     chosen = context != type(spec.model).model_fields["context_tokens"].default
     if chosen and model.positions is not None and context > model.positions:
         yield (

@@ -69,7 +69,7 @@ class LocalFiles:
     model: ModelFacts | None = None
 
 
-#: of a run that names none, or whose files nobody has read
+#: of a run that names none, or whose files have not been read
 NO_FILES = LocalFiles()
 
 

@@ -7,7 +7,7 @@ Stop signal
   cancelled where it stands. What is lost then is what was done since the last checkpoint. The shortest grace counts.
 - A request because of a successor (`SUPERSEDED`) aborts at once: another process resumes the run, and this one must not
   write any more.
-- Ctrl-C has no grace; a second one exits at once. SIGTERM has one, however often it is sent: whoever stops a process
+- Ctrl-C has no grace; a second one exits at once. SIGTERM has one, however often it is sent: stopping a process
   group may reach the same process twice.
 
 Failures

@@ -319,7 +319,7 @@ async def _connect(
     *,
     engines: bool,
 ) -> RolloutSetup:
-    """Who plays gets the engines, and what is played is recorded. `started`: when this driver began, monotonic."""
+    """The player gets the engines, and what it plays is recorded. `started`: when this driver began, monotonic."""
     player = rollouts.player
     setup = assembly.rollout_setup_of(run, rollouts.slots, rollouts.agent, player, policy.live_engines)
     if not isinstance(player, RemotePlayers):

@@ -1,14 +1,14 @@
 """Which steps of a group saw the same state. Pure, and independent of the order in which steps are given.
 
 Rules, in order:
-1. A step's state is told by the first that it has: the environment's exact key, the key of its UI tree, the key of its
-   frame. Steps that are told by different ones are different states.
+1. A step's state is given by the first that it has: the environment's exact key, the key of its UI tree, the key of its
+   frame. Steps whose states are given by different ones are different states.
 2. Without an exact key, another app or another window is another state.
 3. Without exact keys, the first steps of all episodes are one state: a group's episodes begin alike, whatever a clock
    or a picture of the day shows.
 4. Frames with the same key are one state. So are two more kinds of neighbours:
    - frames that differ from the first ones only where these differ among themselves, or right beside it: what changed
-     there, changed by itself (the clock of a home screen). Nobody is joined where that is over a tenth of the screen.
+     there, changed by itself (the clock of a home screen). None is joined where that is over a tenth of the screen.
    - frames that are equal without thin upright bars, if all that varies among all of them lies in a box of the size of
      a caret. One that would not fit keeps all of them apart: there are no chains from one field to the next.
 """

@@ -7,7 +7,7 @@
 
 The state after the last step is in no record. By `actions` it follows; by `screen` it is known in two cases: after a
 malformed answer the screen stays, and an episode that is over (a final action, an environment that is done) is in a
-state that nobody leaves. Where a limit cut the episode off, it is UNKNOWN.
+state that no step leaves. Where a limit cut the episode off, it is UNKNOWN.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GroupStates:
 
     #: one per step, episode by episode
     steps: list[int]
-    #: one per episode: the state that its last step led to. One that no step saw is a state that nobody leaves
+    #: one per episode: the state that its last step led to. One that no step saw is a state that no step leaves
     final: list[int]
 
 

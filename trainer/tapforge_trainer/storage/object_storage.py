@@ -5,7 +5,7 @@ Rules:
    cause and the remedy. Calls block: an event loop makes them in a thread.
 2. A write is whole or not there. A conditional one happens only while the object is as the caller knows it (`Conflict`
    otherwise), also when its answer was lost on the way: then the object is read back.
-3. Who reads sees what was written last; nothing is cached here.
+3. A reader sees what was written last; nothing is cached here.
 
 Credentials and endpoints are found by the libraries underneath, as everywhere: AWS_* (AWS_ENDPOINT_URL for servers of
 others), GOOGLE_APPLICATION_CREDENTIALS, a role of the machine or of the Pod's service account; further options of a
@@ -217,7 +217,7 @@ class Store:
                         return found[1]  # it had been written, and the answer was lost
                     if tries_left and code_of(error) == "ConditionalRequestConflict":
                         continue
-                    raise Conflict(f"{self.uri_of(path)} has been written by somebody else meanwhile") from error
+                    raise Conflict(f"{self.uri_of(path)} has been written by another process meanwhile") from error
         raise AssertionError("the last try returns or raises")
 
     def upload(self, path: str, source: Path) -> None:
@@ -231,7 +231,7 @@ class Store:
                     self._call("put_file", str(source), place, mode="create", seconds=_SECONDS + size / _SLOWEST)
             except (OSError, ValueError, RuntimeError) as error:
                 if refused(error):
-                    raise Conflict(f"{self.uri_of(path)} has been written by somebody else") from error
+                    raise Conflict(f"{self.uri_of(path)} has been written by another process") from error
                 raise
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -332,7 +332,7 @@ class Store:
         except StorageError:
             raise
         except Exception as error:  # each library has errors of its own
-            type(self._fs).clear_instance_cache()  # whoever opens it anew looks for credentials anew
+            type(self._fs).clear_instance_cache()  # the next one that opens it looks for credentials anew
             raise explained(error, self.uri_of(path) if path else self.uri) from error
 
 

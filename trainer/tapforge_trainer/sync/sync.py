@@ -13,7 +13,7 @@ Between GPUs the ranks send while the engines receive. Engines that sleep (`Engi
 back what memory they keep for later, engines take that of their weights, weights come, engines take that of their
 caches.
 
-Whoever fails in the middle leaves engines that answer nobody. On CPUs the next full set mends them. Between GPUs a
+A failure in the middle leaves engines that answer no request. On CPUs the next full set mends them. Between GPUs a
 transfer in which a process died, or that didn't end in time, is the end of all ranks and engines (`RanksLost`), also
 where only one engine died in it: they are one group, in which ranks may wait for ever, and engines that got a part of
 the weights take no other set. So is a dead rank anywhere. `policy.py:Policy.restart` starts all of them anew.
@@ -246,7 +246,7 @@ async def verify(
 
 def stale(kept: Mapping[int, Mapping[str, int]]) -> str:
     """What is wrong with caches that have so many entries right after new weights, by engine and cache; "" where they
-    are empty: whoever hits one of those gets what was computed with the weights before."""
+    are empty: a request that hits one of those gets what was computed with the weights before."""
     for index, caches in kept.items():
         for name, entries in caches.items():
             if entries:

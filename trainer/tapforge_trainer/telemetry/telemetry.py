@@ -85,7 +85,7 @@ class ProgressView:
     #: where the last update's time went
     time_spent: str = ""
     seconds_rl: float = 0.0
-    #: seconds to the end, where somebody else has estimated them
+    #: seconds to the end, where another process has estimated them
     left: float | None = None
     curve: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

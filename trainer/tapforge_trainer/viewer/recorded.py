@@ -110,7 +110,7 @@ def _from_any(stores: Sequence[FrameStore]) -> Callable[[str], bytes]:
                 return store.get(sha256)
             except FrameError as error:
                 errors.append(error)
-        # What is broken, else what was left out, else that nobody has it.
+        # What is broken, else what was left out, else that no store has it.
         broken = [why for why in errors if not isinstance(why, FrameMissing)]
         left_out = [why for why in errors if isinstance(why, NotRecorded)]
         for why in (*broken, *left_out):

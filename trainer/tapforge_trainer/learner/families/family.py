@@ -45,7 +45,7 @@ class Family:
     shape: Callable[[ModelConfig], Shape]
     #: of the tokens of a sequence
     positions: Positions = grid_positions
-    #: linear layers of the language model that LoRA adapts where nobody says which
+    #: linear layers of the language model that LoRA adapts by default
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     #: why engines take no adapters alone, so that they are merged; "": they do
     merged_only: str = ""
